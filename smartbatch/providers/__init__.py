@@ -1,4 +1,4 @@
-"""Adapters of the providers' APIs, one folder each; public names are imported on first use."""
+"""Adapters for the providers' APIs, one folder per provider. Public names are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Parts of answers besides the text, common to all APIs: tool calls, log-probabilities, vectors and other
-fields.
+"""Parts of an answer besides the text, common to all APIs: tool calls, log-probabilities, vectors and
+unmodelled fields.
 """
 
 from __future__ import annotations
@@ -24,14 +24,7 @@ from smartbatch.types import Answer, Request, TokenLogprob, ToolCall, Usage, sha
 def tool_call(
     identity: Any, name: Any, arguments: Any, extra: Mapping[str, Any] | None = None
 ) -> ToolCall | None:
-    """Return the call that a provider describes; ``None`` if it has no name.
-
-    Args:
-        identity: its id; :func:`identified` adds ids to calls without one.
-        name: of the tool.
-        arguments: an object, or JSON text. Text that is not a JSON object is kept unchanged.
-        extra: further fields.
-    """
+    """Build a tool call; ``None`` without a name. Arguments that are not a JSON object are kept as text."""
     if not isinstance(name, str) or not name:
         return None
     decoded, raw = arguments, None
@@ -49,9 +42,7 @@ def tool_call(
 
 
 def decoded_arguments(text: str) -> Any:
-    """Return the value of JSON arguments; ``None`` for anything else, including ``NaN``, which JSON files
-    cannot contain.
-    """
+    """Parse JSON arguments; ``None`` if they are invalid or contain ``NaN``, which JSON files cannot hold."""
     try:
         return _DECODER.decode(text) if text.strip() else {}
     except (ValueError, RecursionError):
@@ -71,12 +62,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def identified(calls: Iterable[ToolCall | None], prefix: str | None = None) -> tuple[ToolCall, ...]:
-    """Return the calls of an answer, each with a unique id.
-
-    Args:
-        calls: the calls of the answer; ``None`` is left out.
-        prefix: the id of the answer; new ids, for calls whose id is missing or repeated, begin with it.
-    """
+    """Drop ``None`` and give every call a unique id. New ids begin with ``prefix``."""
     found = [call for call in calls if call is not None]
     given = {call.id for call in found}
     named: dict[str, ToolCall] = {}
@@ -96,7 +82,7 @@ _ID_SIGNS = frozenset(ascii_letters + digits + "_-")
 
 
 def token_logprobs(items: Any) -> tuple[TokenLogprob, ...] | None:
-    """Return log-probabilities from OpenAI's format; ``None`` if there are none."""
+    """Parse log-probabilities in OpenAI's format."""
     if not isinstance(items, list):
         return None
     found = []
@@ -119,12 +105,10 @@ MIN_LOGPROB = -9999.0  # servers write this for a probability of 0, because JSON
 
 
 def unmodelled(data: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Return the non-empty fields of an answer that are not ``known``."""
     return {name: value for name, value in data.items() if name not in known and has_value(value)}
 
 
 def unmodelled_usage(usage: Any, known: frozenset[str]) -> dict[str, Any]:
-    """Return the fields of a usage, and of the details in it, that are neither ``known`` nor 0."""
     found: dict[str, Any] = {}
     if not isinstance(usage, dict):
         return found
@@ -139,12 +123,12 @@ def unmodelled_usage(usage: Any, known: frozenset[str]) -> dict[str, Any]:
 
 
 def has_value(value: Any) -> bool:
-    """Whether a field has a value; ``None`` and empty strings, lists and objects have none."""
+    """False for ``None`` and for empty strings, lists and objects."""
     return bool(value) or isinstance(value, int | float)
 
 
 def gathered(*levels: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the unmodelled fields of all levels of an answer, outermost first; repeats are numbered."""
+    """Merge the unmodelled fields of all levels of an answer, outermost first; number repeated names."""
     whole: dict[str, Any] = {}
     for level in levels:
         for name, value in level.items():
@@ -157,18 +141,14 @@ def gathered(*levels: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class Pieces(list[str]):
-    """A string that arrives in pieces; :func:`joined` puts them together once."""
+    """Pieces of a string, which :func:`joined` joins once all have arrived."""
 
 
 def add_piece(whole: dict[str, Any], piece: Mapping[str, Any], *, growing: bool = False) -> None:
-    """Merge the fields of a stream's event into those of earlier events.
+    """Merge the fields of a stream event into ``whole``, which holds those of earlier events.
 
-    Lists are extended, objects are merged, and other values are replaced.
-
-    Args:
-        whole: fields of earlier events; changed in place.
-        piece: fields of the event.
-        growing: strings are pieces of one string, as in the deltas of a message.
+    Lists are extended, objects are merged and other values are replaced. If ``growing``, strings are
+    pieces of one string, as in the deltas of a message.
     """
     for name, value in piece.items():
         before = whole.get(name)
@@ -190,7 +170,6 @@ def add_piece(whole: dict[str, Any], piece: Mapping[str, Any], *, growing: bool 
 
 
 def joined(value: Any) -> Any:
-    """Return the value gathered by :func:`add_piece`, with its strings put together."""
     if isinstance(value, Pieces):
         return "".join(value)
     return {name: joined(item) for name, item in value.items()} if isinstance(value, dict) else value
@@ -204,16 +183,10 @@ _NUMBERS = frozenset({int, float})
 
 
 def vector(raw: Any, dimensions: int | None) -> array[float]:
-    """Return an embedding as 32-bit floats, without rounding.
+    """Decode an embedding into 32-bit floats without rounding.
 
-    Args:
-        raw: base64 of little-endian 32-bit floats, or a list of numbers, which servers that ignore
-            ``encoding_format`` send.
-        dimensions: the expected length; ``None`` for any.
-
-    Raises:
-        ProviderError: the value has another type or length, or a number that is not finite
-            (``INVALID_RESPONSE``).
+    ``raw`` is base64, or a list of numbers from servers that ignore ``encoding_format``. The number
+    of dimensions is not checked if ``dimensions`` is ``None``.
     """
     if isinstance(raw, str):
         try:
@@ -236,11 +209,7 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
 
 @contextmanager
 def counted(tokens: int | None) -> Iterator[None]:
-    """Add the billed tokens to an error, because an unusable answer has to be paid for as well.
-
-    Args:
-        tokens: tokens of all texts in the call; ``None`` if the answer does not report them.
-    """
+    """Add the billed tokens to an error raised in the block, because an unusable answer is billed too."""
     try:
         yield
     except ProviderError as error:
@@ -249,12 +218,12 @@ def counted(tokens: int | None) -> Iterator[None]:
 
 
 def to_base64(values: array[float]) -> str:
-    """Return 32-bit floats, little-endian, in base64, without any loss."""
+    """Encode a vector as little-endian 32-bit floats, without loss."""
     return base64.b64encode(_little(values).tobytes()).decode()
 
 
 def from_base64(text: str) -> array[float]:
-    """Return the vector that :func:`to_base64` encoded; raise ``ValueError`` for anything else."""
+    """Decode a vector encoded by :func:`to_base64`; raise ``ValueError`` for any other text."""
     return _little(array("f", base64.b64decode(text, validate=True)))
 
 
@@ -266,11 +235,7 @@ def _little(values: array[float]) -> array[float]:
 
 
 def listed(items: Any, size: int) -> list[Any]:
-    """Return the vectors of an answer, still encoded.
-
-    Raises:
-        ProviderError: their number is not ``size`` (``INVALID_RESPONSE``).
-    """
+    """Check the number of vectors in an answer and return them, still encoded."""
     if not isinstance(items, list) or len(items) != size:
         found = len(items) if isinstance(items, list) else "no"
         raise unusable(f"the answer has {found} vectors for {size} texts")
@@ -280,9 +245,8 @@ def listed(items: Any, size: int) -> list[Any]:
 def spread(
     common: Answer, vectors: Sequence[array[float]], requests: Sequence[Request], tokens: int | None
 ) -> list[Answer]:
-    """Return one answer per request of a call: its vector, and the fields ``common`` to all.
-
-    ``tokens`` of the whole call, if reported, are split by the lengths of the prompts.
+    """Build one answer per request of a shared call, whose ``tokens`` are split by the lengths of the
+    prompts.
     """
     if any(len(each) != len(vectors[0]) for each in vectors):
         raise unusable("the vectors of one call have different lengths")

@@ -1,8 +1,9 @@
-"""The interface of every provider: it answers one request, states its capabilities and classifies its errors.
+"""The interface of every provider: it answers requests, states its capabilities and classifies its
+errors.
 
-An adapter imports types and errors only. It never retries, waits for a limit or logs; it makes one call
-within a total deadline and returns an :class:`~smartbatch.types.Answer` or raises. Every exception becomes a
-:class:`~smartbatch.errors.ProviderError` in one place, :meth:`Provider.classify`.
+An adapter imports types and errors only. It makes one call within a total deadline and returns an
+:class:`~smartbatch.types.Answer` or raises; it never retries, logs or waits for a limit.
+:meth:`Provider.classify` converts every exception to a :class:`~smartbatch.errors.ProviderError`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from smartbatch.providers.http.endpoint import HttpNetwork
 
 FLEX = "flex"
-"""The name of the slower tier in both APIs."""
+"""Name of the slower tier in both APIs."""
 
 _NAMES_IT = re.compile(r"\bflex\b|service[_ ]?tier", re.I)
 
@@ -53,41 +54,40 @@ class Capabilities:
 
 
 class AnswerStream(ABC):
-    """An answer that arrives in pieces. One thread iterates it, once; any thread may close it."""
+    """An answer that arrives in pieces. One thread iterates over it, once; any thread may close it."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[str]:
         """Yield pieces of text as they arrive.
 
         Raises:
-            Exception: as :meth:`Provider.generate`; an end without the provider's end mark is an error as
-                well.
+            Exception: as in :meth:`Provider.generate`; also if the stream ends without the provider's end
+                mark.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; an iteration in progress ends soon, with an error. May be called twice."""
+        """Close the connection; an iteration in progress soon fails. May be called twice."""
 
     @property
     @abstractmethod
     def answer(self) -> Answer:
-        """The complete answer with usage and finish reason, once the iteration has ended."""
+        """The complete answer with usage and finish reason, available after the iteration."""
 
 
 @frozen
 class FlexTier:
-    """The cheaper, slower tier of one API: how a request selects it, and how the tier refuses a request.
+    """The cheaper, slower tier of one API.
 
-    Sources: OpenAI's guide to flex processing (``service_tier``; without capacity it answers "429 Resource
-    Unavailable", which is not billed; tokens cost the same as in batches) and Google's page on flex inference
-    (``serviceTier``; without capacity it answers 503 or 429, and never upgrades a request). At both, the tier
-    shares the limits of the model. A model without the tier answers 400.
+    OpenAI selects it with ``service_tier``. Without capacity it answers "429 Resource Unavailable",
+    which is not billed; tokens cost the same as in batches. Google selects it with ``serviceTier``.
+    Without capacity it answers 503 or 429, and it never upgrades a request. In both APIs, the tier
+    shares the limits of the model, and a model without the tier answers 400.
 
     Args:
         field: the parameter that names a tier.
         also: other spellings of that parameter.
-        full: whether an error means that the tier currently has no capacity, and not that the request or a
-            limit is at fault.
+        full: whether an error means that the tier currently has no capacity.
     """
 
     field: str
@@ -95,35 +95,36 @@ class FlexTier:
     full: Callable[[ProviderError], bool]
 
     def is_open_to(self, request: Request) -> bool:
-        """Whether ``request`` may use the tier: it generates an answer and names no tier itself."""
+        """True if ``request`` generates an answer and names no tier itself."""
         if request.embedding is not None or request.call is not None:
             return False
         extra = request.params.extra
         return not extra or not any(name in extra for name in (self.field, *self.also))
 
     def asked_by(self, request: Request) -> Request:
-        """Return ``request`` with the tier selected."""
+        """Select the tier for ``request``."""
         params = request.params
         return evolve(request, params=evolve(params, extra={**(params.extra or {}), self.field: FLEX}))
 
     def declines(self, error: ProviderError) -> bool:
-        """Whether an error means that this model or account does not have the tier."""
+        """True if an error means that the model or the account does not have the tier."""
         return error.kind is ErrorKind.CLIENT_ERROR and _NAMES_IT.search(error.message) is not None
 
 
 class Provider(ABC):
-    """Base class of all adapters, including the user's own.
+    """Base class of all adapters, including user-defined ones.
 
-    Creating a provider opens no thread, lock, socket or connection. Opened resources belong to the process
+    Creating a provider opens no thread, lock, socket or connection. Resources belong to the process
     that opened them.
 
     Attributes:
         name: the prefix in ``provider:model``.
-        scope: identifies the quota: key fingerprint, base URL, organisation, project. Never the key itself.
+        scope: identifies the quota by key fingerprint, base URL, organisation and project; never
+            contains the key.
         capabilities: see :class:`Capabilities`.
-        own_code: True if calls run the user's own code, whose exceptions are kept as the cause of errors.
-        network: opened and closed with the provider, and the first to classify an exception; ``None`` for a
-            provider without a network, or one that handles it itself.
+        own_code: True if calls run user code, whose exceptions are kept as the cause of errors.
+        network: opened and closed with the provider, and the first to classify an exception. ``None``
+            for a provider without a network, or one that manages its own.
     """
 
     name: str
@@ -143,7 +144,7 @@ class Provider(ABC):
             timeout: total seconds for the call, including connection and body.
 
         Raises:
-            Exception: any; :meth:`classify` returns its meaning.
+            Exception: any exception; :meth:`classify` converts it.
         """
 
     def generate_many(
@@ -162,19 +163,20 @@ class Provider(ABC):
     ) -> Sequence[Answer | Exception | None]:
         """Make one call for the vectors of several texts; only used if ``max_texts`` is set.
 
-        All have the same ``embedding``. The adapter places vectors by index and checks their number, their
-        dimensions, and that all numbers are finite.
+        All requests have the same ``embedding``. The adapter orders vectors by index and checks their
+        number, their dimensions, and that all numbers are finite.
 
         Returns:
-            one entry per request, in order, as in :meth:`generate_many`; ``Answer.embedding`` is set.
+            one entry per request, in order, as in :meth:`generate_many`, with ``Answer.embedding`` set.
         """
         raise NotImplementedError(f"{self.name} has no embeddings")
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
         """Start streaming one answer; only used if ``capabilities.streams``.
 
-        ``timeout`` applies to the whole stream. It may return before the request is sent; reading then sends
-        the request and raises the provider's errors, and closing ends the wait for the answer.
+        ``timeout`` applies to the whole stream. The method may return before the request is sent.
+        Iterating then sends the request and raises the provider's errors, and closing interrupts the wait
+        for the answer.
         """
         raise NotImplementedError(f"{self.name} does not stream")
 
@@ -182,22 +184,22 @@ class Provider(ABC):
         """Raise ``InvalidRequest`` for a request that this provider cannot send, before it is queued."""
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
-        """Whether ``model`` certainly accepts a temperature; checked before the client sets one itself."""
+        """Whether ``model`` is known to accept a temperature; checked before the client sets one itself."""
         return False
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
-        """Return the cheaper, slower tier of real-time calls; ``None`` without one.
+        """Return the cheaper, slower tier of real-time calls; ``None`` if there is none.
 
-        Whether a model has it depends on the price table: it is used for models with a price in it.
+        The tier is used only for models that have a price for it.
         """
         return None
 
     def batches(self) -> BatchApi | None:
-        """Return the provider's Batch API, made on first use; ``None`` without one."""
+        """Return the provider's Batch API, created on first use; ``None`` if there is none."""
         return None
 
     def classify(self, error: Exception) -> ProviderError:
-        """Return the meaning of an exception that :meth:`generate` raised."""
+        """Convert an exception that :meth:`generate` raised."""
         if isinstance(error, ProviderError):
             return error
         if self.network is not None and (found := self.network.meaning_of(error)) is not None:
@@ -215,29 +217,27 @@ class Provider(ABC):
             self.network.open(workers)
 
     def ready(self) -> None:
-        """Wait until calls can be made; called after :meth:`open`, with no lock held."""
+        """Wait until calls can be made; called after :meth:`open`, without holding a lock."""
         if self.network is not None:
             self.network.ready()
 
     def close(self) -> None:
-        """Close connections. Calls in progress end soon, with an error. May be called twice."""
+        """Close connections; calls in progress soon fail. May be called twice."""
         if self.network is not None:
             self.network.close()
 
     def abandon(self) -> None:
         """In a forked child, forget inherited resources without touching the parent's sockets or locks.
 
-        For a user's own providers; the library's adapters handle forks themselves.
+        For user-defined providers; the library's adapters handle forks themselves.
         """
 
 
 class MadeStream(AnswerStream):
-    """A stream of pieces from a generator, with its waits and errors, for providers without a network.
+    """A stream made from a generator, for providers without a network.
 
-    Closing takes effect when the generator yields its next piece, because it may be asleep.
-
-    Args:
-        pieces: yields the pieces and returns the complete answer.
+    ``pieces`` yields the text and returns the complete answer. Closing takes effect at the next
+    piece, because the generator may be sleeping.
     """
 
     def __init__(self, pieces: Generator[str, None, Answer]) -> None:
@@ -258,12 +258,10 @@ class MadeStream(AnswerStream):
             self._pieces.close()
 
     def close(self) -> None:
-        """End the iteration at its next piece."""
         self._closed = True
 
     @property
     def answer(self) -> Answer:
-        """The complete answer."""
         if self._answer is None:
             raise RuntimeError("the stream has not been read to its end")
         return self._answer

@@ -1,9 +1,9 @@
 """The interface of every provider's Batch API: files, batches, lists and result lines.
 
-An adapter imports types and errors only. Each method makes one remote call, within a total deadline; it never
-retries, waits, logs or decides. Every exception becomes a :class:`~smartbatch.errors.ProviderError` in
-:meth:`BatchApi.classify`; :attr:`~smartbatch.errors.ProviderError.maybe_billed` tells whether a create may
-have succeeded although no answer arrived.
+An adapter imports types and errors only. Each method makes one remote call within a total
+deadline; it never retries, waits, logs or decides. :meth:`BatchApi.classify` converts every
+exception to a :class:`~smartbatch.errors.ProviderError`, whose ``maybe_billed`` is True if a
+create may have succeeded although no answer arrived.
 """
 
 from __future__ import annotations
@@ -25,64 +25,58 @@ from smartbatch.types import Answer, Kind, Request
 
 @frozen
 class BatchAbilities:
-    """The abilities and limits of a provider's Batch API."""
-
     max_requests: int  # per batch
-    max_bytes: int  # in a batch's input
-    kinds: frozenset[Kind] = frozenset({Kind.GENERATE})  # of requests
-    files: bool = True  # whether the input is uploaded before the create, or sent inline
-    labels: bool = True  # whether a batch shows the mark of its creation, also in the list
-    fence: bool = True  # whether a create that names a deleted input file is refused
-    counts: bool = True  # whether a running batch reports how many requests are done
-    retention: float = 29 * 86_400.0  # seconds after the create during which results are available
+    max_bytes: int  # per batch input
+    kinds: frozenset[Kind] = frozenset({Kind.GENERATE})
+    files: bool = True  # True if the input is uploaded before the create, False if it is sent with the create
+    labels: bool = True  # batches show the mark of their creation, also in the list
+    fence: bool = True  # a create that names a deleted input file is refused
+    counts: bool = True  # a running batch reports how many requests are done
+    retention: float = 29 * 86_400.0  # seconds from the create until results expire
     priced: bool = True  # False if batches never cost anything, so that a missing price is not an error
 
 
 class RemoteState(enum.Enum):
-    """State of a remote batch. An unknown state counts as :attr:`RUNNING`: not finished."""
+    """An unknown state counts as :attr:`RUNNING`."""
 
     RUNNING = "running"
     ENDING = "ending"  # cancelled or finalizing; the outcome is still open
-    COMPLETED = "completed"  # every output is available
-    FAILED = "failed"  # refused at validation, or failed as a whole; any outputs are read
+    COMPLETED = "completed"  # all outputs are available
+    FAILED = "failed"  # refused at validation, or failed as a whole; existing outputs are read
     EXPIRED = "expired"
     CANCELLED = "cancelled"
 
     @property
     def ended(self) -> bool:
-        """Whether the state is final."""
         return self not in (RemoteState.RUNNING, RemoteState.ENDING)
 
 
 @frozen
 class RemoteFile:
-    """An uploaded file."""
-
     id: str
-    name: str  # at the upload
-    size: int | None = None  # bytes, if the provider reports them
+    name: str  # name given at upload
+    size: int | None = None  # bytes, if reported
     ready: bool = True  # False while the provider still processes it
 
 
 @frozen
 class RemoteBatch:
-    """A provider's batch in its last reported state."""
+    """A batch in its last reported state."""
 
-    id: str  # checked against a pattern, so it is safe in URLs, SQL and file names
+    id: str  # matches a pattern that is safe in URLs, SQL and file names
     state: RemoteState
     word: str = ""  # the provider's own name for the state
     created_at: float | None = None  # Unix seconds by the provider's clock
-    mark: str | None = None  # the nonce of its creation, if the provider shows it
-    file_id: str | None = None  # the input file, if the provider shows it
+    mark: str | None = None  # nonce of its creation, if shown
+    file_id: str | None = None  # input file, if shown
     total: int | None = None  # number of requests
     completed: int = 0  # requests answered so far, if reported
     failed: int = 0  # requests failed so far, if reported
-    outputs: tuple[str, ...] = ()  # locations of its results, in a format of the adapter's own
-    error: ProviderError | None = None  # the scrubbed reason why it failed as a whole
+    outputs: tuple[str, ...] = ()  # result locations in the adapter's own format
+    error: ProviderError | None = None  # scrubbed reason, if the batch failed as a whole
 
     @property
     def reason(self) -> str | None:
-        """The text of :attr:`error`."""
         return self.error.message if self.error else None
 
     @property
@@ -96,62 +90,61 @@ class BatchPage:
     """A page of a scope's batches, newest first."""
 
     batches: tuple[RemoteBatch, ...]
-    next: str | None = None  # requests the next page; None on the last
-    server_time: float | None = None  # Unix seconds of the answer's Date header
+    next: str | None = None  # token of the next page; None on the last page
+    server_time: float | None = None  # Unix seconds from the answer's Date header
 
 
 @frozen
 class Creation:
-    """The arguments of one create."""
-
-    mark: str  # the attempt's nonce, sent in a field that the provider returns with the batch
+    mark: str  # nonce of the attempt, sent in a field that the provider returns with the batch
     model: str  # without the provider's prefix
     kind: Kind  # of all its requests
     size: int  # number of requests
-    file_id: str | None = None  # the uploaded input; None for an inline create
-    lines: Path | None = None  # file of the lines that BatchApi.encode made, for an inline create
+    file_id: str | None = None  # uploaded input; None for an inline create
+    lines: Path | None = None  # file with lines from BatchApi.encode, for an inline create
 
 
 class LineOutcome(enum.Enum):
-    """Outcome of one request of a batch."""
-
     OK = "ok"
     FAILED = "failed"  # an error that would recur
     RETRY = "retry"  # an error that may not recur: server errors, overload, time-outs, status 0
-    UNRUN = "unrun"  # never run and not billed: expired, cancelled
+    UNRUN = "unrun"  # never run and not billed: expired or cancelled
 
 
 @frozen
 class Line:
     """One line of a batch's results."""
 
-    wire_id: str  # the id that the request was sent with
+    wire_id: str  # id sent with the request
     outcome: LineOutcome
     answer: Answer | None = None  # for OK
-    error: ProviderError | None = None  # for the others; billed usage is in error.usage
+    error: ProviderError | None = None  # for all other outcomes; billed usage is in error.usage
 
 
 class BatchApi(ABC):
-    """One provider's Batch API. Safe to use from several threads."""
+    """A provider's Batch API. Safe to use from several threads."""
 
     name: str  # the provider's prefix
-    scope: str  # account, server and organisation, as Provider.scope; no other scope can see its batches
+    # account, server and organisation, as in Provider.scope; batches of other scopes are not visible
+    scope: str
     abilities: BatchAbilities
 
     # -- input -----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
-        """Return ``request`` as one line of a batch's input, without a line end; deterministic.
+        """Encode ``request`` as one line of batch input, without a line end.
+
+        Equal arguments give equal bytes.
 
         Args:
             request: with all its parameters.
             model: without the prefix.
-            wire_id: 1 to 64 of ``[a-zA-Z0-9_-]``.
+            wire_id: 1 to 64 characters from ``[a-zA-Z0-9_-]``.
         """
 
     def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
-        """Return the parameters of ``request`` that :meth:`encode` leaves out, each with the reason."""
+        """Return the parameters that :meth:`encode` leaves out of ``request``, with the reasons."""
         return ()
 
     def omitted(self, *, model: str) -> tuple[str, ...]:  # noqa: ARG002
@@ -159,22 +152,22 @@ class BatchApi(ABC):
         return ()
 
     def overhead(self, size: int) -> int:  # noqa: ARG002
-        """Return the number of bytes in a batch of ``size`` requests besides its lines and their ends."""
+        """Return the bytes of a batch of ``size`` requests that are not lines or line ends."""
         return 0
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload ``source`` under ``name``; only used if ``abilities.files``.
 
-        If the client chooses a file's id and the name is taken, the existing file is returned.
+        If the client chooses file ids and the name is taken, the existing file is returned.
         """
         raise NotImplementedError(f"{self.name} takes no files")
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
-        """Return the file uploaded under ``name``; ``None`` if there certainly is none now."""
+        """Return the file uploaded under ``name``; ``None`` if it certainly does not exist."""
         raise NotImplementedError(f"{self.name} takes no files")
 
     def delete_file(self, file_id: str, timeout: float) -> None:
-        """Delete a file; a missing file counts as deleted."""
+        """Delete a file. A missing file counts as deleted."""
         raise NotImplementedError(f"{self.name} takes no files")
 
     # -- batches ---------------------------------------------------------------------------------------------
@@ -184,9 +177,8 @@ class BatchApi(ABC):
         """Create a batch with exactly one HTTP request, on a fresh connection.
 
         Raises:
-            ProviderError: from :meth:`classify`; ``maybe_billed`` is False only if the batch certainly does
-                not exist: nothing was sent, or a well-formed refusal arrived (400, 401, 403, 404, 405, 413,
-                422, 429, 501).
+            ProviderError: ``maybe_billed`` is False only if the batch certainly does not exist: nothing
+                was sent, or a well-formed refusal arrived (400, 401, 403, 404, 405, 413, 422, 429, 501).
         """
 
     @abstractmethod
@@ -199,46 +191,45 @@ class BatchApi(ABC):
 
     @abstractmethod
     def cancel(self, batch_id: str, timeout: float) -> None:
-        """Request cancellation; succeeds if the batch has ended already."""
+        """Request cancellation; succeeds if the batch has already ended."""
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
-        """Delete the provider's data of an ended batch besides files, if any."""
+        """Delete the provider's data about an ended batch, except files."""
 
     def output_files(self, batch: RemoteBatch) -> Sequence[str]:  # noqa: ARG002
-        """Return the ids of the files with results, for the cleanup."""
+        """Return the ids of result files to delete."""
         return ()
 
     # -- results ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
-        """Yield pieces of one of ``batch.outputs``, as they arrive; the caller closes the iterator.
+        """Yield pieces of one of ``batch.outputs`` as they arrive; the caller closes the iterator.
 
-        ``timeout`` applies to the whole download. An early end raises.
+        ``timeout`` applies to the whole download. A truncated download raises.
         """
 
     @abstractmethod
     def read_line(self, line: bytes, kind: Kind) -> Line:
-        """Read one line of results.
+        """Parse one line of results.
 
         Raises:
-            ValueError: it is not a line of results, for example because it is cut off, garbled or without an
-                id.
+            ValueError: the line is truncated, garbled or has no id.
         """
 
     # -- errors ----------------------------------------------------------------------------------------------
 
     def classify(self, error: Exception) -> ProviderError:
-        """Return the meaning of an exception that a method raised."""
+        """Convert an exception that a method raised."""
         if isinstance(error, ProviderError):
             return error
         return ProviderError(f"the batch call failed ({type(error).__name__})", maybe_billed=True)
 
 
 def enqueued_limit(reason: str | None) -> float:
-    """Return the limit of enqueued tokens in an error text, or infinity.
+    """Read the limit of enqueued tokens from an error; infinity if there is none.
 
-    OpenAI: ``Enqueued token limit reached for MODEL … Limit: N enqueued tokens.``
+    OpenAI's text: ``Enqueued token limit reached for MODEL … Limit: N enqueued tokens.``
     """
     found = re.search(r"[Ll]imit:\s*([\d,]+)\s*enqueued", reason or "")
     return float(found.group(1).replace(",", "")) if found else math.inf
@@ -249,29 +240,28 @@ _FINAL = frozenset({ErrorKind.CLIENT_ERROR, ErrorKind.CONTEXT_TOO_LONG, ErrorKin
 
 
 class NotRun(Exception):
-    """A request of a batch was never run; its argument is the error with the reason."""
+    """A batch request was never run. The argument is the error with the reason."""
 
 
 def not_run(ended: Literal["cancelled", "expired"]) -> NotRun:
-    """Return the exception for a request that was not run before its batch ended."""
     how = "was cancelled" if ended == "cancelled" else "expired"
     text = f"the batch {how} before this request was run; it was not billed"
     return NotRun(ProviderError(text, kind=ErrorKind.SERVER_ERROR, code=f"batch_{ended}"))
 
 
 def line_of(line: bytes, id_field: str, read: Callable[[dict[str, Any]], Answer]) -> Line:
-    """Read one line of results, with or without its end.
+    """Parse one line of results, with or without its line end.
 
-    An error's kind determines whether the request is sent again. If the account has no money, nothing was run
-    and the request is valid, so it remains open.
+    The kind of an error determines whether the request is sent again. If the account has no money,
+    nothing was run and the request is valid, so it remains open.
 
     Args:
         line: JSON.
-        id_field: holds the id that the request was sent with.
-        read: returns the answer in the decoded line, or raises a ``ProviderError`` or :class:`NotRun`.
+        id_field: name of the field with the request's id.
+        read: parses the decoded line, or raises a ``ProviderError`` or :class:`NotRun`.
 
     Raises:
-        ValueError: it is not a JSON object with such an id.
+        ValueError: the line is not a JSON object with a valid id.
     """
     try:
         data = decode_answer(line)

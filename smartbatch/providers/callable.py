@@ -1,4 +1,4 @@
-"""A user's own function as a provider: the library queues, limits and retries; the function calls."""
+"""A user's function as a provider: it makes the calls; the library queues, limits and retries them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ OwnManyCall: TypeAlias = Callable[[Sequence[Request], Attempt], Sequence[Any]]
 OwnClassifier: TypeAlias = Callable[[Exception], ErrorKind | ProviderError | None]
 
 MAX_SHARED = 10
-"""Default maximum of requests per shared call, as ``max_batch_size``."""
+"""Default maximum number of requests per shared call."""
 
 _COUNTS = (("input_tokens", "output_tokens"), ("prompt_tokens", "completion_tokens"))
-"""Names of token counts in Anthropic's and OpenAI's responses, and in OpenAI's chat completions."""
+"""Names of token counts in Anthropic's and OpenAI's responses and in OpenAI's chat completions."""
 
 
 class CallableProvider(Provider):
     """Wraps ``fn(request, attempt)``, which may use any client, and is called from several threads.
 
     The function returns a string, an :class:`~smartbatch.types.Answer` (which can have usage and cost) or any
-    other object, which becomes ``Result.parsed``; or one of these with its usage, as ``(value, usage)``: a
+    other object, which becomes ``Result.parsed``. It may also return ``(value, usage)``, where usage is a
     :class:`~smartbatch.types.Usage`, or a provider's own mapping or object with the numbers of input and
-    output tokens. An exception may have an attribute ``usage`` too; the usage of the exceptions it was raised
-    ``from`` is added. The function itself must respect the call's time-out, because a running Python function
-    cannot be stopped from outside.
+    output tokens. An exception may have the attribute ``usage``, to which the usage of the exceptions that it
+    was raised ``from`` is added. The function must respect the call's time-out itself, because a running
+    Python function cannot be stopped from outside.
 
     Args:
         fn: makes one call; ``attempt`` is 0 for the first, ``attempt.timeout`` is the time allowed in
@@ -40,8 +40,8 @@ class CallableProvider(Provider):
             request, in order: an answer as above, an exception if only that request failed, or ``None`` if
             the answer is missing. If given, requests share calls.
         max_shared: maximum requests per call of ``many``.
-        classify: ``classify(error)`` returns the meaning of an exception of ``fn``, or ``None`` for the
-            default.
+        classify: ``classify(error)`` converts an exception of ``fn``, or returns ``None`` for the default
+            conversion.
     """
 
     own_code = True
@@ -72,7 +72,6 @@ class CallableProvider(Provider):
         self._classify = classify
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        """Call the function; its exceptions are passed on."""
         return normalise(self._fn(request, Attempt(attempt, timeout, request.params.temperature)))
 
     def generate_many(
@@ -83,11 +82,6 @@ class CallableProvider(Provider):
         attempt: int,
         timeout: float,
     ) -> Sequence[Answer | Exception | None]:
-        """Call ``many``; a single request is passed to ``fn``.
-
-        Raises:
-            TypeError: it does not return a sequence.
-        """
         if self._many is None:
             return super().generate_many(requests, model=model, attempt=attempt, timeout=timeout)
         temperatures = {request.params.temperature for request in requests}
@@ -102,7 +96,6 @@ class CallableProvider(Provider):
         ]
 
     def classify(self, error: Exception) -> ProviderError:
-        """Return the meaning of an exception; the user's classifier takes precedence."""
         said = self._classify(error) if self._classify else None
         if isinstance(said, ProviderError):
             return said
@@ -112,7 +105,7 @@ class CallableProvider(Provider):
         return verdict
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
-        """The function receives the temperature, and may use it."""
+        """The function receives the temperature and may use it."""
         return True
 
     def __repr__(self) -> str:
@@ -120,11 +113,7 @@ class CallableProvider(Provider):
 
 
 def normalise(value: Any) -> Answer:
-    """Return a function's return value as an :class:`~smartbatch.types.Answer`.
-
-    Raises:
-        TypeError: it is a coroutine, which would never run.
-    """
+    """Convert a function's return value; raise ``TypeError`` for a coroutine, which would never run."""
     if isinstance(value, tuple) and len(value) == 2 and (usage := usage_in(value[1])) is not None:
         return evolve(normalise(value[0]), usage=usage)
     if isinstance(value, Answer):
@@ -138,8 +127,8 @@ def normalise(value: Any) -> Answer:
 
 
 def usage_in(stated: object) -> Usage | None:
-    """Return the usage in a function's return value: a :class:`~smartbatch.types.Usage`, or the numbers of
-    tokens under the names that providers use, in a mapping or as attributes; ``None`` for anything else.
+    """Read token counts from a :class:`~smartbatch.types.Usage`, or from a mapping or object that uses a
+    provider's names.
     """
     if isinstance(stated, Usage):
         return stated
@@ -158,9 +147,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def usage_of(error: BaseException) -> Usage | None:
-    """Return the usage of a failed call of a function: the total of the exception and of each one it was
-    raised ``from``; ``None`` if they have none.
-    """
+    """Add up the usage of an exception and of the exceptions it was raised ``from``."""
     found: dict[int, Usage] = {}
     seen: set[int] = set()
     at: BaseException | None = error
@@ -168,18 +155,14 @@ def usage_of(error: BaseException) -> Usage | None:
         seen.add(id(at))
         stated = getattr(at, "usage", None)
         if (usage := usage_in(stated)) is not None:
-            found[id(stated)] = usage  # an outer exception may have the inner one's usage object
+            found[id(stated)] = usage  # an outer exception may hold the inner one's usage object
         at = at.__cause__
     usages = list(found.values())
     return sum(usages[1:], usages[0]) if usages else None
 
 
 def load_callable(path: str) -> OwnCall:
-    """Import ``package.module:function``.
-
-    Raises:
-        ConfigError: names the part that could not be found.
-    """
+    """Import ``package.module:function``; a ``ConfigError`` names the part that was not found."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"call:{path} must name a module and a function, as in call:my_package.calls:ask")

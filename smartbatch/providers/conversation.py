@@ -1,4 +1,4 @@
-"""Checks of requests that are common to all APIs, and the content of messages as it is sent."""
+"""Request checks that all APIs share, and message content as it is sent."""
 
 from __future__ import annotations
 
@@ -11,21 +11,15 @@ from attrs import evolve
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Generation, Message, Tool, ToolCall
 
-CHOICES = ("auto", "none", "required")  # values of ``tool_choice`` that are not tools
+CHOICES = ("auto", "none", "required")  # ``tool_choice`` values that are not tool names
 INSTRUCTIONS = ("system", "developer")  # roles of instructions to the model
 
 
 def content_of(message: Message) -> str | list[Mapping[str, Any]]:
-    """Return a message's string, or its parts as a list."""
     return message.content if isinstance(message.content, str) else list(message.content)
 
 
 def check_extra(extra: Mapping[str, Any], reserved: Collection[str]) -> None:
-    """Reject fields in ``extra`` that the client sets itself.
-
-    Raises:
-        InvalidRequest: names the field.
-    """
     for field in reserved:
         if field in extra:
             own = "; give model= itself" if field == "model" else "; the client sets it"
@@ -33,16 +27,11 @@ def check_extra(extra: Mapping[str, Any], reserved: Collection[str]) -> None:
 
 
 def check_format(params: Generation, names: Collection[str], within: str | None = None) -> None:
-    """Reject an ``extra`` that sets the answer's format if ``schema`` or ``response_format`` does so.
+    """Reject an ``extra`` that sets the answer's format in addition to ``schema`` or
+    ``response_format``.
 
-    Args:
-        params: of the request.
-        names: fields that set the format.
-        within: the object in the body that has these fields and is merged with the client's own; without it,
-            they are in the body itself.
-
-    Raises:
-        InvalidRequest: the format is set twice.
+    ``names`` are the fields that set the format. They are in the object ``within`` of the body or,
+    without it, in the body itself.
     """
     own = next((name for name in ("schema", "response_format") if getattr(params, name) is not None), None)
     extra = params.extra or {}
@@ -56,7 +45,7 @@ def check_format(params: Generation, names: Collection[str], within: str | None 
 
 
 def check_turns(prompt: str | Sequence[Message]) -> None:
-    """Reject a conversation that consists of instructions only."""
+    """Reject a conversation that contains only instructions."""
     if not isinstance(prompt, str) and all(message.role in INSTRUCTIONS for message in prompt):
         raise InvalidRequest("the conversation needs a user message", field="prompt")
 
@@ -65,16 +54,7 @@ def check_turns(prompt: str | Sequence[Message]) -> None:
 
 
 def check_tools(params: Generation, choice_fields: Collection[str], log_fields: Collection[str] = ()) -> None:
-    """Reject an ``extra`` that repeats ``tool_choice`` or ``logprobs``.
-
-    Args:
-        params: of the request.
-        choice_fields: the fields of the body that hold the choice.
-        log_fields: the fields that request log-probabilities.
-
-    Raises:
-        InvalidRequest: one of them is set twice.
-    """
+    """Reject an ``extra`` that repeats ``tool_choice`` or ``logprobs``."""
     extra = params.extra or {}
     for name, names in (("tool_choice", choice_fields), ("logprobs", log_fields)):
         if getattr(params, name) is not None and any(field in extra for field in names):
@@ -84,12 +64,11 @@ def check_tools(params: Generation, choice_fields: Collection[str], log_fields: 
 
 
 def all_tools(own: Sequence[Any], extra: Mapping[str, Any] | None) -> list[Any]:
-    """Return the tools of a body: those of the request, then the provider's own in ``extra``."""
+    """The request's tools come first, then the provider's own tools in ``extra``."""
     return [*own, *(extra or {}).get("tools", ())]
 
 
 def refuse_strict(tool: Tool, provider: str) -> InvalidRequest:
-    """Return the error for a tool whose parameters a provider cannot enforce."""
     return InvalidRequest(
         f"tools: {provider} cannot enforce the parameters of {tool.name!r} with strict=True: leave strict "
         "out, or write a simpler schema",
@@ -98,20 +77,17 @@ def refuse_strict(tool: Tool, provider: str) -> InvalidRequest:
 
 
 def arguments_sent(call: ToolCall) -> Mapping[str, Any]:
-    """Return a call's arguments as an object; text that is not JSON is wrapped in one, as Anthropic
-    recommends."""
+    """Text that is not JSON is wrapped in an object, as Anthropic recommends."""
     return {"INVALID_JSON": call.arguments_text or ""} if call.arguments is None else call.arguments
 
 
 def arguments_text(call: ToolCall) -> str:
-    """Return a call's arguments as text."""
     return call.arguments_text or "" if call.arguments is None else json.dumps(call.arguments)
 
 
 def own_turns(prompt: Sequence[Message]) -> Iterator[Message]:
-    """Yield the messages of a chat with all calls in ``tool_calls`` and each result in its own message, for
-    APIs without ``tool_use`` and ``tool_result`` parts. Signed or encrypted thoughts of Anthropic's models
-    are left out.
+    """Yield messages with calls in ``tool_calls`` and one message per result, for APIs without ``tool_use``
+    and ``tool_result`` parts. Signed or encrypted thoughts of Anthropic's models are left out.
     """
     for message in prompt:
         if isinstance(message.content, str) or message.role not in ("user", "assistant"):
@@ -134,7 +110,7 @@ def own_turns(prompt: Sequence[Message]) -> Iterator[Message]:
 
 
 def text_of_result(message: Message) -> str | None:
-    """Return the text of a tool result; ``None`` if it has other parts."""
+    """``None`` if the result has parts that are not text."""
     if isinstance(message.content, str):
         return message.content
     texts = [part.get("text") for part in message.content]

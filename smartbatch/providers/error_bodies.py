@@ -1,9 +1,9 @@
-"""The reason in an error body, in any of the common formats of servers, gateways and proxies.
+"""Finds the reason in an error body, in any common format of servers, gateways and proxies.
 
-The formats: ``error`` as an object or a string; ``errors`` as a list or by field; FastAPI's ``detail`` as a
-string or a list; problem details of RFC 9457; flat objects (``message``, ``msg``, ``error_msg`` and others);
-JSON in a string; XML; plain text; and the title of an HTML page. In any other format, the reason is the text
-at any level that most resembles one.
+The formats are ``error`` as an object or a string; ``errors`` as a list or by field; FastAPI's
+``detail`` as a string or a list; problem details of RFC 9457; flat objects (``message``, ``msg``,
+``error_msg`` and others); JSON in a string; XML; plain text; and the title of an HTML page. In
+any other format, the reason is the string that most resembles one, at any level.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_TEXT = 2000  # characters of a reason
 _MAX_PAGE = 64 * 1024  # bytes at the start of a page that are searched for a title
 _MAX_DEPTH = 6
 _MAX_PARTS = 5  # maximum reasons from one list
-_TITLES = ("title", "error")  # fields with a headline, often just ``Bad Request``; it comes first
+_TITLES = ("title", "error")  # fields with a headline, often just ``Bad Request``; shown first
 # fields with the reason itself, the most common first
 _REASONS = (
     "message",
@@ -39,12 +39,12 @@ _REASONS = (
 )
 # fields with further reasons, or the only one
 _INSIDE = ("errors", "invalid-params", "invalid_params", "fault", "base_resp", "data")
-# fields of a listed reason that name a place in the request, such as ``body.seed``
+# fields of a listed reason with a place in the request, such as ``body.seed``
 _PLACES = ("loc", "pointer", "name", "param", "field", "parameter", "path")
 # fields of a flat error that the adapters read; see :func:`with_reason`
 _WORDS = ("type", "code", "param", "metadata")
 _HEADLINE_WORDS = 3  # shorter messages, such as "Provider returned error", are completed by the reason inside
-_MAX_SEARCHED = 500  # values of an error body
+_MAX_SEARCHED = 500  # maximum values searched in an error body
 # names of fields that may hold a reason in an unknown format
 _OF_A_REASON = re.compile(
     r"mess|msg|text|reason|desc|detail|err|cause|fault|problem|expl|info|title|data|raw", re.I
@@ -61,9 +61,7 @@ _NOT_A_REASON = re.compile(
 def with_reason(data: Any, reply: Reply) -> Any:
     """Return an error body whose ``error`` is an object with a ``message``; other fields are kept.
 
-    Args:
-        data: the decoded body; ``None`` if it is not JSON.
-        reply: the answer with the raw body.
+    ``data`` is the decoded body, or ``None`` if the body is not JSON.
     """
     if isinstance(data, list) and data:
         data = data[0]
@@ -80,12 +78,11 @@ def with_reason(data: Any, reply: Reply) -> Any:
 
 
 def reason_of(data: Any) -> str:
-    """Return the reason in a decoded error body; empty without one."""
     return named_reason(data) or _joined(_searched(data))
 
 
 def named_reason(data: Any) -> str:
-    """Return the reason in the usual fields of a decoded body, which may not be an error."""
+    """Search the usual fields only. The body may not be an error."""
     return _joined(_reasons(data, _MAX_DEPTH))
 
 
@@ -94,7 +91,7 @@ def _joined(reasons: Iterable[str]) -> str:
 
 
 def _completed(message: str, error: Mapping[str, Any]) -> str:
-    """Return an error's message; if it is JSON or only a headline, with the reason inside it."""
+    """Complete a message that is JSON or only a headline with the reason inside the error."""
     if message.lstrip()[:1] in ("{", "["):
         return named_reason(message)
     if len(message.split()) > _HEADLINE_WORDS:
@@ -104,7 +101,7 @@ def _completed(message: str, error: Mapping[str, Any]) -> str:
 
 
 def text_of(reply: Reply) -> str:
-    """Return the reason in a body that is not JSON: the title of a page, or the text itself."""
+    """Read the reason from a body that is not JSON: the title of a page, or the text itself."""
     if is_page(reply):
         return page_title(reply)
     text = reply.body[:_MAX_TEXT].decode("utf-8", "replace").strip().rstrip("\ufffd")
@@ -113,13 +110,13 @@ def text_of(reply: Reply) -> str:
 
 
 def is_page(reply: Reply) -> bool:
-    """Whether a body is a web page, or XML."""
+    """True for HTML and XML."""
     return is_html(reply.headers) or reply.body.lstrip()[:1] == b"<"
 
 
 def page_title(reply: Reply) -> str:
-    """Return the title of a page, its first heading, or the message of an XML error; empty without any."""
-    from html import unescape  # imported late: a table of thousands of names, and answers are rarely pages
+    """Falls back to the first heading, then to the message of an XML error."""
+    from html import unescape  # imported late: it loads thousands of names, and answers are rarely pages
 
     page = reply.body[:_MAX_PAGE]
     lower = page.lower()
@@ -134,7 +131,7 @@ def page_title(reply: Reply) -> str:
 
 
 def _reasons(value: Any, depth: int) -> Iterator[str]:
-    """Yield the reasons in a part of an error body, the most general one first."""
+    """Yield the most general reason first."""
     if isinstance(value, str):
         inside = reason_of(_decoded(value)) if depth else ""
         if text := inside or " ".join(value[:_MAX_TEXT].split()):
@@ -149,7 +146,7 @@ def _reasons(value: Any, depth: int) -> Iterator[str]:
 
 
 def _decoded(text: str) -> Any:
-    """Return the JSON value in a string, which gateways send; ``None`` for other text."""
+    """Parse JSON inside a string, which gateways send."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
@@ -159,8 +156,10 @@ def _decoded(text: str) -> Any:
 
 
 def _searched(data: Any) -> list[str]:
-    """Return the texts in an unknown format that resemble a reason, from the highest level that has any.
-    Fields named like a reason take precedence at any level. Single words count as codes and are left out.
+    """Find strings that resemble a reason in an unknown format, at the highest level that has any.
+
+    Fields named like a reason take precedence at any level. Single words are skipped, because they
+    are usually codes.
     """
     named: list[str] = []
     others: list[str] = []

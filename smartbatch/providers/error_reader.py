@@ -1,7 +1,8 @@
-"""All errors in answers are made here: each has the call's id and limits, and no key or piece of a prompt.
+"""Converts every error answer to an error with the call's id and limits, but without keys or prompt
+text.
 
-The APIs differ in the format of an error body and the meaning of its words; every adapter has an
-:class:`ErrorReader` for its own API.
+The APIs differ in the format and wording of error bodies, so every adapter has its own
+:class:`ErrorReader`.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ _OF_A_MODEL = re.compile(r"model|deployment", re.I)
 
 @frozen
 class ServiceAddress:
-    """The base URL of a service, as errors show it, without credentials or a query."""
+    """The base URL of a service as shown in errors, without credentials or a query."""
 
-    base: str = ""  # the base URL; empty if the service has none
-    versioned: bool = False  # whether a base URL of this API ends with a version, such as ``/v1``
+    base: str = ""  # empty if the service has none
+    versioned: bool = False  # base URLs of this API end with a version, such as ``/v1``
 
     @property
     def advice(self) -> str:
-        """The address, and a base URL that may be the right one."""
+        """Show the base URL and suggest one that may be right."""
         if not self.base:
             return "check the base URL"
         base = self.base.rstrip("/")
@@ -64,7 +65,7 @@ class ServiceAddress:
         return f"the base URL {base} {problem}, try base_url={self._usual}"
 
     def seems_wrong(self, status: int, message: str) -> bool:
-        """Whether an error means that the address does not exist, and not a model, file or batch."""
+        """True if the address does not exist; False if a model, file or batch does not."""
         if status not in (200, 400, 404, 405, 501) or _OF_A_MODEL.search(message):
             return False
         if status in (404, 405) and not (message and self._fits):
@@ -83,7 +84,7 @@ class ServiceAddress:
         return base if not base or _VERSION.search(base) else f"{base}/v1"
 
     def after_redirect(self, headers: Mapping[str, str]) -> str:
-        """Return advice for a redirect, which is not followed: the key must not be sent there."""
+        """Redirects are not followed, because the key must not be sent to another address."""
         target = _shown(headers.get("location", ""))
         from_ = f" of {self.base}" if self.base else ""
         to = f" to {target}" if target else ""
@@ -97,7 +98,7 @@ NO_ADDRESS = ServiceAddress()
 
 
 def _shown(location: str) -> str:
-    """Return a redirect's target without credentials, query and fragment."""
+    """Remove credentials, query and fragment from a redirect's target."""
     try:
         parts = urlsplit(location[:500])
         host = parts.hostname or ""
@@ -108,8 +109,8 @@ def _shown(location: str) -> str:
     return scrub(origin + parts.path, limit=120)
 
 
-_ANSWERS = ("choices", "data", "candidates")  # fields with an answer, whatever other fields there are
-_ERRORS = ("error", "errors", "detail")  # fields with an error in a success, unless there is an answer
+_ANSWERS = ("choices", "data", "candidates")  # fields that identify an answer, whatever the other fields
+_ERRORS = ("error", "errors", "detail")  # fields with an error in a success without an answer
 # every answer of the API has at least one of these fields
 _OF_THE_API = frozenset(
     {
@@ -128,16 +129,16 @@ _OF_THE_API = frozenset(
         "promptFeedback",
     }
 )
-_JSEND = ("error", "fail")  # values of a failure's ``status`` in the JSend format
-# HTTP statuses about the account, the model or the request, unless a web page has them
+_JSEND = ("error", "fail")  # ``status`` of a failure in the JSend format
+# statuses that concern the account, the model or the request, unless the body is a web page
 _PAGES = frozenset({403, 404, 405})
 
 
 def error_in(data: Any) -> Mapping[str, Any]:
-    """Return the error in a decoded body, its ``message`` a string; empty without one.
+    """Return the error in a decoded body, with a string as ``message``; empty if there is none.
 
-    Some servers wrap the body in a list, and some send a string instead of the error, or an object instead of
-    its message.
+    Some servers wrap the body in a list, send the error as a string, or send its message as an
+    object.
     """
     if isinstance(data, list) and data:
         data = data[0]
@@ -150,32 +151,30 @@ def error_in(data: Any) -> Mapping[str, Any]:
 
 
 def says_something(error: Any) -> bool:
-    """Whether an error field has content: gateways such as one-api fill it with an object of empty fields."""
+    """False for an object of empty fields, which gateways such as one-api send without an error."""
     return any(error.values()) if isinstance(error, Mapping) else bool(error)
 
 
 @frozen
 class Refusal:
-    """The parts of an error body."""
-
-    kind: ErrorKind  # its meaning
+    kind: ErrorKind
     message: str  # the provider's text, unscrubbed
-    code: str | None  # its code, type or status as a plain word
-    status: int | None = None  # the HTTP status that an error inside a success names
-    wait: float | None = None  # seconds to wait, in the body; used if no header has them
-    limits: LimitReport | None = None  # limits in the body
-    request_id: str | None = None  # id of the call in the body
-    parameters: tuple[str, ...] = ()  # names of parameters that the server rejects
+    code: str | None  # the code, type or status as a plain word
+    status: int | None = None  # HTTP status named by an error inside a success
+    wait: float | None = None  # seconds to wait, from the body; a header takes precedence
+    limits: LimitReport | None = None  # from the body
+    request_id: str | None = None  # call id from the body
+    parameters: tuple[str, ...] = ()  # parameters that the server rejects
 
 
 @frozen
 class ErrorReader:
-    """Makes the errors of one API's answers."""
+    """Creates the errors for one API's answers."""
 
-    # parses an error: the answer, and its decoded body
+    # parses an error from the answer and its decoded body
     understand: Callable[[Reply, Any], Refusal]
-    limits_in: Callable[[Mapping[str, str]], LimitReport | None]  # reads limits from headers
-    # header with the provider's id of the call, if any
+    limits_in: Callable[[Mapping[str, str]], LimitReport | None]
+    # header with the provider's call id, if any
     id_header: str | None = None
     secrets: tuple[str, ...] = ()  # must not appear in an error
     address: ServiceAddress = NO_ADDRESS  # shown in errors that may come from another server
@@ -187,17 +186,17 @@ class ErrorReader:
         *,
         data: Any = None,
     ) -> ProviderError:
-        """Return the meaning of an error answer. In order:
+        """Convert an error answer, in this order:
 
-        1. a redirect is not followed: the key must not be sent there;
-        2. the body's reason is found, whatever its format, and gets its kind from the API's own table;
-        3. the reason is shown without secrets, shortened, and not at all if it repeats a prompt;
-        4. if the address seems wrong, it is shown, with a base URL to try;
-        5. the time to wait is that of a header, or else that of the body;
-        6. work may have been done if the error is in a success, or if a gateway gave up (504).
+        1. Redirects are not followed, because the key must not be sent to another address.
+        2. The reason is read from the body, whatever its format, and classified by the API's own table.
+        3. The reason is shortened and stripped of secrets; it is left out if it repeats a prompt.
+        4. If the base URL seems wrong, the error shows it and suggests another.
+        5. A waiting time in a header takes precedence over one in the body.
+        6. Work may have been done if the error is inside a success, or if a gateway timed out (504).
 
         Args:
-            reply: the answer; for an error inside a stream, its head.
+            reply: the answer; for an error inside a stream, the head of the stream.
             requests: their texts must not appear in the error.
             data: the decoded body, if available, or an error event of a stream.
         """
@@ -236,7 +235,7 @@ class ErrorReader:
         *,
         kind: ErrorKind = ErrorKind.INVALID_RESPONSE,
     ) -> ProviderError:
-        """Return the error for an answer that breaks the API's contract; ``text`` is ours."""
+        """Create the error for an answer that breaks the API's contract. ``text`` is not the provider's."""
         return ProviderError(
             text,
             kind=kind,
@@ -249,23 +248,19 @@ class ErrorReader:
         )
 
     def broken(self, reply: Reply, code: str, text: str) -> ProviderError:
-        """Return the error for an answer that was cut off or garbled in transit."""
+        """Create the error for an answer that was truncated or garbled in transit."""
         return self.unusable(reply, code, text, kind=ErrorKind.NETWORK_ERROR)
 
     def refused(self, reply: Reply, requests: Sequence[Request]) -> ProviderError:
-        """Return the meaning of a refusal of ``requests``. A web page comes from a gateway, not from the
-        provider, so the refusal may not recur with the next call.
+        """Convert a refusal. A web page comes from a gateway, not from the provider, so the next call may
+        succeed.
         """
         if reply.status in _PAGES and is_html(reply.headers):
             return self._page(reply)
         return self.read(reply, requests)
 
     def answer(self, reply: Reply, requests: Sequence[Request] = ()) -> dict[str, Any]:
-        """Return the JSON object of an answer to ``requests``.
-
-        Raises:
-            ProviderError: the answer is a refusal, contains an error, or is not an answer of this API.
-        """
+        """Decode an answer; raise if it is a refusal, an error or not an answer of this API."""
         if not reply.ok:
             raise self.refused(reply, requests)
         data = self.decode(reply)
@@ -277,10 +272,10 @@ class ErrorReader:
         return data
 
     def check(self, data: Mapping[str, Any], reply: Reply, requests: Sequence[Request] = ()) -> None:
-        """Raise the error in a decoded success, if there is one instead of an answer.
+        """Raise the error in a decoded success that has no answer.
 
-        A request that failed after it had begun has its own status. A string in ``data`` is not an answer in
-        any API; next to a JSend status, it is the reason.
+        A request that failed after it started has its own status. A string in ``data`` is not an answer
+        in any API; next to a JSend status, it is the reason.
         """
         instead = any(map(data.get, _ERRORS)) and not any(map(data.get, _ANSWERS))
         is_jsend = data.get("status") in _JSEND and isinstance(data.get("data"), str)
@@ -289,10 +284,10 @@ class ErrorReader:
             raise self.read(reply, requests, data=data)
 
     def decode(self, reply: Reply) -> dict[str, Any]:
-        """Return the JSON object of a success, whatever its fields.
+        """Decode the JSON object in a success, whatever its fields.
 
         Raises:
-            ProviderError: it is a page or another value (``INVALID_RESPONSE``), or incomplete JSON
+            ProviderError: the body is a page or another value (``INVALID_RESPONSE``), or incomplete JSON
                 (``NETWORK_ERROR``).
         """
         body = reply.body
@@ -314,7 +309,6 @@ class ErrorReader:
         return data
 
     def _page(self, reply: Reply) -> ProviderError:
-        """Return the error for a page that another server sent instead of an answer."""
         title = safe_text(page_title(reply), (), *self.secrets)
         status = "" if reply.ok else f" ({reply.status})"
         named = f', titled "{title}"' if title else ""
@@ -322,13 +316,11 @@ class ErrorReader:
         return self.unusable(reply, "html", f"{text}; {self.address.advice}, or sign in to the network")
 
     def request_id(self, reply: Reply) -> str | None:
-        """Return the provider's id of the call, from the headers."""
         return self._plain(short(reply.headers.get(self.id_header), PLAIN_ID)) if self.id_header else None
 
     def _plain(self, word: str | None) -> str | None:
-        """Return a provider's code or id, unless it contains a key."""
+        """Drop a code or id that contains a key."""
         return None if word is None or has_secret(word, *self.secrets) else word
 
     def limits(self, reply: Reply) -> LimitReport | None:
-        """Return the limits in the headers."""
         return self.limits_in(reply.headers)

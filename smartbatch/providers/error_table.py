@@ -1,7 +1,7 @@
-"""The meaning of error answers: one table for OpenAI and compatible servers.
+"""Classifies error answers of OpenAI and compatible servers in one table.
 
-Source: OpenAI's error guide and OpenAPI document, and the texts of the compatible servers (vLLM, llama.cpp,
-Ollama, Azure, Groq) as of 2026. Compatible servers send codes as numbers, strings or null.
+Sources: OpenAI's error guide and OpenAPI document, and the error texts of vLLM, llama.cpp,
+Ollama, Azure and Groq as of 2026. Compatible servers send codes as numbers, strings or null.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _STATUSES = {
     425: ErrorKind.SERVER_ERROR,
     429: ErrorKind.RATE_LIMIT,
     498: ErrorKind.SERVER_ERROR,  # Groq: flex capacity exceeded
-    499: ErrorKind.SERVER_ERROR,  # Groq: cancelled by the server's side
+    499: ErrorKind.SERVER_ERROR,  # Groq: cancelled by the server
     501: ErrorKind.CLIENT_ERROR,
     505: ErrorKind.CLIENT_ERROR,
 }
@@ -74,12 +74,12 @@ _BAD_KEY = re.compile(r"api key not valid|(?:incorrect|invalid) api key", re.I)
 
 
 def kind_of_code(code: object, type_: object, message: str) -> ErrorKind | None:
-    """Return the meaning that an error's code, type or text alone shows; ``None`` if they show none."""
+    """Classify an error by its code, type or text alone; ``None`` if they are inconclusive."""
     named = _CODES.get(code) if isinstance(code, str) else None
     if named is None and isinstance(type_, str) and type_ != "invalid_request_error":
         named = _CODES.get(type_)
     if named in (None, ErrorKind.CLIENT_ERROR, ErrorKind.RATE_LIMIT):
-        # Types are coarse and texts are more specific. Money and length first: they are never retried.
+        # Texts are more specific than types. Money and length come first, because they are never retried.
         if _NO_MONEY.search(message):
             return ErrorKind.NO_MONEY
         if _TOO_LONG.search(message):
@@ -90,17 +90,10 @@ def kind_of_code(code: object, type_: object, message: str) -> ErrorKind | None:
 def kind_of_status(
     status: int, code: object = None, type_: object = None, message: str | None = None
 ) -> ErrorKind:
-    """Return the meaning of an error answer; a 200 may contain an error as well.
-
-    Args:
-        status: the HTTP status.
-        code: ``error.code``.
-        type_: ``error.type``.
-        message: ``error.message``, unscrubbed; it is only searched.
-    """
+    """Classify an error answer, which may be a 200. ``message`` is unscrubbed and only searched."""
     message = message or ""
     named = kind_of_code(code, type_, message)
-    # 1. A success: the kind of its code, or of the HTTP status that the code is.
+    # 1. A success: classified by its code, or by the HTTP status that the code is.
     if status < 300:
         number = _http_number(code)
         if named is not None or number is None:
@@ -109,11 +102,11 @@ def kind_of_status(
     # 2. A redirect, which is not followed.
     if status < 400:
         return ErrorKind.INVALID_RESPONSE
-    # 3. No credit, a context that is too long and a rejected key, whatever the status.
+    # 3. Whatever the status: no credit, a context that is too long, or a rejected key.
     if named in (ErrorKind.NO_MONEY, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.AUTH_ERROR):
         return named
-    # 4. Statuses with another meaning: a request above the limit per minute, for which waiting does not help;
-    # a rate limit; a rejected key; a prompt that a filter rejected.
+    # 4. Statuses with another meaning: a request above the limit per minute, which waiting does not help; a
+    # rate limit; a rejected key; a prompt rejected by a filter.
     if status == 429 and _NEVER_FITS.search(message):
         return ErrorKind.CLIENT_ERROR
     if status == 503 and (named is ErrorKind.RATE_LIMIT or _SLOW_DOWN.search(message)):
@@ -175,21 +168,18 @@ _LIMIT_CODES: Mapping[str, Measure] = {
 
 
 class BatchRefused(ProviderError):
-    """A batch was refused, with the lines that are wrong, or the limit that it exceeds."""
+    """A batch was refused because of invalid lines or an exceeded limit."""
 
-    # reasons by positions in the input (from 0) or by the ids of requests; not checked against the batch
+    # reasons by position in the input (from 0) or by request id; not checked against the batch
     lines: Mapping[int | str, ProviderError] = {}
     exceeds: Measure | None = None  # the limit exceeded by the batch
 
 
 def explained(error: ProviderError, refusal: Any, secrets: Sequence[str | None] = ()) -> ProviderError:
-    """Return ``error`` as a :class:`BatchRefused` if it names lines or a limit, otherwise unchanged.
+    """Convert ``error`` to a :class:`BatchRefused` if it names lines or a limit.
 
-    Args:
-        error: the refusal of an upload or a create, or the failure of a batch that was never run.
-        refusal: the decoded body of the refusal, or the errors of the batch; if it is neither an object nor a
-            list, the text of ``error`` is read.
-        secrets: must not appear in an error.
+    ``refusal`` is the decoded body of the refusal, or the errors of the batch. If it is neither an
+    object nor a list, the text of ``error`` is parsed instead.
     """
     if error.status not in _REFUSED or error.kind in _NOT_OF_A_LINE:
         return error
@@ -199,7 +189,7 @@ def explained(error: ProviderError, refusal: Any, secrets: Sequence[str | None] 
         reason = _reason(problem, error, secrets)
         for place in _places(problem):
             lines.setdefault(place, reason)
-        if reason.kind in _NOT_OF_A_LINE:  # the problem is the account, not the first line that was read
+        if reason.kind in _NOT_OF_A_LINE:  # the problem is the account, not the line that was read first
             return error
     exceeds = None if lines else _exceeded(error, problems)
     if not lines and exceeds is None:
@@ -209,7 +199,7 @@ def explained(error: ProviderError, refusal: Any, secrets: Sequence[str | None] 
 
 
 def _problems(refusal: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the problems that a refusal lists, each with ``message``; or else the refusal itself."""
+    """Yield the problems that a refusal lists, or the refusal itself."""
     if isinstance(refusal, list):
         found = refusal
     else:
@@ -223,7 +213,7 @@ def _problems(refusal: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _listed(error: Mapping[str, Any]) -> list[Any]:
-    """Return the problems listed in an error by OpenAI, FastAPI or Google."""
+    """Read the problem list of OpenAI, FastAPI or Google."""
     errors = error.get("errors")
     listed = fields(errors).get("data") if isinstance(errors, dict) else errors
     if not isinstance(listed, list):
@@ -262,11 +252,11 @@ def _reason(problem: Mapping[str, Any], error: ProviderError, secrets: Sequence[
 
 
 def _places(problem: Mapping[str, Any]) -> Iterator[int | str]:
-    """Yield the positions of lines and the ids of requests that a problem is about."""
-    # 1. It is about a property of all lines, such as the model: yield nothing.
+    """Yield the line positions and request ids that a problem concerns."""
+    # 1. A property of all lines, such as the model, is wrong: yield nothing.
     if short(problem.get("code"), PLAIN_WORD) in _ALL_LINES or _OF_THE_BATCH.fullmatch(problem["param"]):
         return
-    # 2. It has the number of a line, or the id of a request.
+    # 2. The problem has a line number or a request id.
     if (line := whole(problem.get("line", problem.get("line_number")))) is not None:
         yield line - 1
         return
@@ -274,7 +264,7 @@ def _places(problem: Mapping[str, Any]) -> Iterator[int | str]:
     if isinstance(named, str) and _WIRE_ID.fullmatch(named):
         yield named
         return
-    # 3. Its path, or else its text, contains one of these.
+    # 3. The problem's path, or else its text, contains one of them.
     for text in (problem["param"], _QUOTED.sub("", problem["message"])):
         numbers = [int(number) - 1 for found in _LINES.findall(text) for number in re.findall(r"\d+", found)]
         places = [*_WIRE_ID.findall(text), *(int(found) for found in _PATH.findall(text)), *numbers]

@@ -1,4 +1,4 @@
-"""Strings, numbers and times from a provider: which may be kept, and which must not appear in errors."""
+"""Validates strings, numbers and times from a provider, and keeps keys and prompts out of errors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.types import Request, Usage
 
 PLAIN_WORD = re.compile(r"[\w.:/-]{1,64}", re.ASCII)  # an error code or a finish reason
-PLAIN_ID = re.compile(r"[\w.:=+/-]{1,128}", re.ASCII)  # the id of a call or the name of a model
+PLAIN_ID = re.compile(r"[\w.:=+/-]{1,128}", re.ASCII)  # call id or model name
 
 _MAX_TOKENS = 10**9
 _DIGITS = re.compile(r"[0-9]{1,12}")
 _MAX_DATE = 64  # characters
-_ECHO = 20  # characters: a common run of this length counts as a piece of the prompt
+_ECHO = 20  # characters; a shared run of this length counts as part of the prompt
 
 
 def unusable(
@@ -31,12 +31,14 @@ def unusable(
     status: int | None = None,
     usage: Usage | None = None,
 ) -> ProviderError:
-    """Return the error for an answer that breaks the API's contract and may be billed; ``text`` is ours."""
+    """Create the error for an answer that breaks the API's contract and may be billed."""
     return ProviderError(text, kind=kind, status=status, code=code, maybe_billed=True, usage=usage)
 
 
 def safe_text(message: str, requests: Sequence[Request], *secrets: str | None) -> str:
-    """Return a provider's text for display: without keys, shortened, and left out if it repeats a prompt."""
+    """Prepare a provider's text for display: remove keys, shorten it, and leave it out if it repeats a
+    prompt.
+    """
     if not message:
         return ""
     text = scrub(message[:2000], *secrets, limit=200)
@@ -44,13 +46,12 @@ def safe_text(message: str, requests: Sequence[Request], *secrets: str | None) -
 
 
 def repeats(text: str, requests: Sequence[Request]) -> bool:
-    """Whether a provider's text contains a long piece of a prompt, so that its words may be the user's."""
+    """True if a provider's text contains a long piece of a prompt."""
     return echoes(text, (prompt for prompt in texts(requests) if len(prompt) >= _ECHO))
 
 
 def without_echo(error: ProviderError, request: Request) -> ProviderError:
-    """Return the already scrubbed error of a line of a batch's results without pieces of its request's
-    prompt."""
+    """Remove prompt text from the scrubbed error of a batch line."""
     if not echoes(error.message, texts((request,))):
         return error
     shown = copy.copy(error)
@@ -63,7 +64,6 @@ def without_echo(error: ProviderError, request: Request) -> ProviderError:
 
 
 def texts(requests: Sequence[Request]) -> Iterator[str]:
-    """Yield every text of the requests."""
     for request in requests:
         if request.params.system:
             yield request.params.system
@@ -80,7 +80,7 @@ def texts(requests: Sequence[Request]) -> Iterator[str]:
 
 
 def echoes(text: str, prompts: Iterator[str]) -> bool:
-    """Whether ``text`` repeats 20 characters of a prompt, or a whole shorter one; runs of blanks count as
+    """True if ``text`` repeats 20 characters of a prompt, or all of a shorter one. Runs of blanks count as
     one.
     """
     text = " ".join(text.split())
@@ -90,7 +90,7 @@ def echoes(text: str, prompts: Iterator[str]) -> bool:
             if len(prompt) >= 4 and prompt in text:
                 return True
             continue
-        # Any common run of 20 contains a block of 10 at a multiple of 10: search for those first.
+        # Any common run of 20 contains a block of 10 at a multiple of 10, so these are searched for first.
         for start in range(0, len(text) - 9, 10):
             if text[start : start + 10] in prompt and any(
                 text[at : at + _ECHO] in prompt
@@ -112,56 +112,51 @@ def well_formed(text: str) -> str:
 
 
 class WellFormedText:
-    """A string that arrives in pieces, without lone surrogates; a pair may be split between two pieces."""
+    """A string that arrives in pieces, without lone surrogates. A pair may be split between two pieces."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-16-le")("replace")
         self._parts: list[str] = []
 
     def take(self, piece: str, *, last: bool = False) -> str:
-        """Return the usable part of ``piece``; half a pair waits for the other half."""
+        """Return the usable part of ``piece``; half of a pair is held back until the other half arrives."""
         piece = self._decoder.decode(piece.encode("utf-16-le", "surrogatepass"), last)
         self._parts.append(piece)
         return piece
 
     @property
     def whole(self) -> str:
-        """All pieces so far."""
         return "".join(self._parts)
 
 
 def count(value: Any) -> int | None:
-    """Return a number of tokens; ``None`` for anything else."""
     return value if type(value) is int and 0 <= value <= _MAX_TOKENS else None
 
 
 def detail(found: Any, name: str) -> int:
-    """Return a number of tokens in the details of a usage; 0 without one."""
     return count(fields(found).get(name)) or 0
 
 
 def whole(value: Any) -> int | None:
-    """Return a count that may be a string, as 64-bit numbers are in JSON."""
+    """JSON may represent 64-bit numbers as strings."""
     return count(int(value)) if isinstance(value, str) and _DIGITS.fullmatch(value) else count(value)
 
 
 def fields(value: Any) -> Mapping[str, Any]:
-    """Return a value if it is an object; otherwise an empty mapping."""
     return value if type(value) is dict or isinstance(value, Mapping) else {}  # the faster check first
 
 
 def short(value: Any, form: re.Pattern[str]) -> str | None:
-    """Return the value if it is a string of this form."""
     return value if isinstance(value, str) and form.fullmatch(value) else None
 
 
 def plain(value: Any) -> str:
-    """Return a string, or a number as a string; empty for anything else, which may be nested too deeply."""
+    """Convert a string or number; empty for anything else, which may be deeply nested."""
     return str(value) if isinstance(value, (str, int, float)) else ""
 
 
 def finish_word(reason: Any, known: Mapping[str, str]) -> str:
-    """Return our name for a provider's finish reason; names that are not ``known`` are returned unchanged."""
+    """Translate a provider's finish reason; unknown names are returned unchanged."""
     if reason is None:
         return "stop"
     word = short(reason, PLAIN_WORD) or "unknown"
@@ -169,11 +164,11 @@ def finish_word(reason: Any, known: Mapping[str, str]) -> str:
 
 
 def http_date(text: str | None) -> float | None:
-    """Return the time of an HTTP date (RFC 9110, 5.6.7); ``None`` for anything else."""
+    """Parse an HTTP date (RFC 9110, 5.6.7)."""
     return _http_date(text) if text and len(text) <= _MAX_DATE else None
 
 
-@lru_cache(maxsize=64)  # all answers within a second have the same
+@lru_cache(maxsize=64)  # answers within one second have the same date
 def _http_date(text: str) -> float | None:
     try:
         return _utc(parsedate_to_datetime(text))
@@ -182,11 +177,11 @@ def _http_date(text: str) -> float | None:
 
 
 def unix_seconds(text: Any) -> float | None:
-    """Return the time of an RFC 3339 string; ``None`` for anything else."""
+    """Parse an RFC 3339 time."""
     return _unix_seconds(text) if isinstance(text, str) and 0 < len(text) <= _MAX_DATE else None
 
 
-@lru_cache(maxsize=64)  # all answers within a second name the same
+@lru_cache(maxsize=64)  # answers within one second have the same time
 def _unix_seconds(text: str) -> float | None:
     try:
         return _utc(datetime.fromisoformat(text))
@@ -195,5 +190,5 @@ def _unix_seconds(text: str) -> float | None:
 
 
 def _utc(moment: datetime) -> float:
-    # HTTP dates have no zone, and -0000 is parsed without one: both are UTC
+    # HTTP dates have no zone, and -0000 is parsed as none; both mean UTC
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 from smartbatch.providers.foreign_text import http_date, unix_seconds
 from smartbatch.types import LimitReport
 
-# maximum wait in seconds that a server may request: longer ones seen in practice were mistakes
+# maximum wait in seconds; longer ones seen in practice were mistakes
 RETRY_AFTER_CEILING = 600.0
 
 _NUMBER = re.compile(
     r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:e[+-]?\d++)?|[+-]?inf(?:inity)?", re.ASCII | re.IGNORECASE
 )
-# "ms" before "m", or 250ms would read as 250 minutes and a stray s. Both characters for micro are in use.
+# "ms" before "m"; otherwise 250ms would be read as 250 minutes. Both micro signs are in use.
 _PART = re.compile(r"(?<!\d)(\d++(?:\.\d*+)?|\.\d++)(ms|us|µs|μs|ns|h|m|s)", re.ASCII)
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 _MAX_VALUE = 64  # characters
 
 
 def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
-    """Return the seconds that a server asks us to wait, up to the maximum; ``None`` if it names none.
+    """Return the seconds that a server asks clients to wait, up to the maximum; ``None`` if it names none.
+
+    ``retry-after-ms`` (milliseconds) takes precedence over ``retry-after``, which contains seconds, an
+    HTTP date (RFC 9110, 10.2.3), or a duration such as ``30s``, which some servers send.
 
     Args:
-        headers: of the answer, names in lower case. ``retry-after-ms`` (milliseconds) takes precedence over
-            ``retry-after``: seconds, whole or fractional, an HTTP date (RFC 9110, 10.2.3), or a duration such
-            as ``30s``, which some servers send. A date is compared with the answer's own ``date``, by the
-            server's clock.
+        headers: of the answer, with lower-case names. A date is compared with the answer's own ``date``.
         wall: Unix seconds now, for answers without a date.
     """
     answered = http_date(headers.get("date"))
@@ -49,9 +49,9 @@ def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
 
 
 def parse_duration(text: str | None) -> float | None:
-    """Return the seconds of a Go duration such as ``6m0s``, ``250ms`` or ``1h2m3.5s``.
+    """Parse a Go duration such as ``6m0s``, ``250ms`` or ``1h2m3.5s``.
 
-    A bare number is seconds. ``None`` for anything else, including negative ones.
+    A bare number is seconds. ``None`` for anything else, including negative durations.
     """
     bare = _number(text)
     if bare is not None:
@@ -74,12 +74,12 @@ def _go_duration(text: str) -> float | None:
 
 
 def read_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
-    """Return the limits in OpenAI's ``x-ratelimit-*`` headers; ``None`` without any. A missing limit does not
-    mean unlimited.
+    """Read OpenAI's ``x-ratelimit-*`` headers; ``None`` without any. A missing limit does not mean
+    unlimited.
 
     Args:
-        headers: of the answer, names in lower case. Resets are durations; some servers send Unix times, in
-            seconds, milliseconds, microseconds or nanoseconds.
+        headers: of the answer, with lower-case names. Resets are durations; some servers send Unix times
+            in seconds, milliseconds, microseconds or nanoseconds.
         wall: Unix seconds now, for answers without a date.
     """
     now = _server_time(headers, wall)
@@ -90,8 +90,6 @@ def read_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
 
 
 class _Figures(NamedTuple):
-    """The figures for one limit."""
-
     limit: int | None = None
     remaining: int | None = None
     reset: float | None = None
@@ -116,8 +114,9 @@ _HEADERS = {
         "project-tokens": ("project-tokens",),
     }.items()
 }
-"""The headers of each limit, from the provider itself and through a gateway. The names used by Cerebras and
-Mistral contain the minute; their headers for longer periods are not read."""
+"""Headers of each limit, from the provider itself and through a gateway. The names used by Cerebras and
+Mistral contain the minute; their headers for longer periods are not read.
+"""
 
 
 def _report(rounded_to: float = 0.0, **figures: _Figures) -> LimitReport | None:
@@ -129,7 +128,7 @@ def _report(rounded_to: float = 0.0, **figures: _Figures) -> LimitReport | None:
 
 
 def _figures(headers: Mapping[str, str], what: str, now: float) -> _Figures:
-    """Read one limit's headers; gateways such as LiteLLM pass the provider's own on with a prefix."""
+    """Gateways such as LiteLLM pass on the provider's headers with a prefix."""
     for names in _HEADERS[what]:
         limit_text, remaining_text, reset_text = map(headers.get, names)
         if limit_text is remaining_text is reset_text is None:
@@ -142,7 +141,7 @@ def _figures(headers: Mapping[str, str], what: str, now: float) -> _Figures:
 
 
 def _tighter(one: _Figures, other: _Figures) -> _Figures:
-    """Return the figures that satisfy both limits, such as the organisation's and the project's."""
+    """Combine two limits that both apply, such as the organisation's and the project's."""
     limits = [figure.limit for figure in (one, other) if figure.limit is not None]
     left = [figure.remaining for figure in (one, other) if figure.remaining is not None]
     limit, remaining = min(limits, default=None), min(left, default=None)
@@ -153,11 +152,11 @@ def _tighter(one: _Figures, other: _Figures) -> _Figures:
 
 
 def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
-    """Return the limits in Anthropic's ``anthropic-ratelimit-*`` headers; ``None`` if there are none.
+    """Read Anthropic's ``anthropic-ratelimit-*`` headers; ``None`` without any.
 
     Args:
-        headers: of the answer, names in lower case. Resets are times (RFC 3339), so the server's own ``date``
-            is used if its clock differs from ours by more than its precision.
+        headers: of the answer, with lower-case names. Resets are RFC 3339 times, so the server's own
+            ``date`` is used if its clock differs from ``wall`` by more than its precision.
         wall: Unix seconds now.
     """
     found = {}
@@ -168,7 +167,7 @@ def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitRepor
         if not (limit is remaining is reset is None):
             found[what] = _Figures(_count(limit), _count(remaining), _moment(reset, now))
     if found["tokens"].limit in (found["input"].limit, found["output"].limit):
-        # "tokens" repeats the tightest limit; as a limit of input and output together it would be halved
+        # "tokens" repeats the tightest limit; it must not be read as a limit of input and output together
         found["tokens"] = _UNSAID
     has_reset = any(each.reset is not None for each in found.values())
     return _report(_STAMPS_ROUNDED_TO if has_reset else 0.0, **found)
@@ -183,7 +182,7 @@ _ANTHROPIC = {
         ("output", "output-tokens"),
     )
 }
-# Unix seconds of 2017 and 2286: a number between them, in any unit, is a time and not a duration
+# Unix seconds of 2017 and 2286; a number between them, in any unit, is a time and not a duration
 _EARLIEST, _LATEST = 1.5e9, 1e10
 _STAMP_UNITS = (1.0, 1e3, 1e6, 1e9)  # per second
 _STAMPS_ROUNDED_TO = 1.0  # seconds
@@ -197,12 +196,12 @@ def _number(text: str | None) -> float | None:
 @lru_cache(maxsize=1024)  # limits rarely change, and remainders recur
 def _float(text: str) -> float | None:
     text = text.strip()
-    # float() alone would also take "nan", "1_000" and digits of other scripts
+    # float() alone would also accept "nan", "1_000" and digits of other scripts
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def _until(number: float, now: float) -> float:
-    """Return the seconds that a number means: itself, or the time from ``now`` if it is a Unix time."""
+    """A Unix time is converted to seconds from ``now``; any other number is already in seconds."""
     for unit in _STAMP_UNITS:
         if _EARLIEST <= number / unit <= _LATEST:
             return number / unit - now
@@ -220,6 +219,6 @@ def _server_time(headers: Mapping[str, str], wall: float) -> float:
 
 
 def _moment(text: str | None, now: float) -> float | None:
-    """Return the seconds from now to an RFC 3339 time, 0 for one in the past."""
+    """Parse an RFC 3339 time into seconds from now; 0 for the past."""
     moment = unix_seconds(text and text.strip())
     return None if moment is None else max(0.0, moment - now)

@@ -58,15 +58,15 @@ class MockProvider(Provider):
         throughput: time between the words of a stream; needs ``sleep``.
         sleep: waits, such as ``time.sleep`` or a virtual clock's ``sleep``.
         rate_limit_on: numbers of the calls, from 1, that are refused with a rate limit.
-        retry_after: the waiting time in such a refusal; ``None`` for none.
+        retry_after: the waiting time in such a refusal, if any.
         fail_on: call number → :class:`~smartbatch.errors.ErrorKind` or the exception to raise.
         fail_after: words that a stream of such a call yields before it fails.
         streams: whether answers can be streamed, word by word.
-        max_shared: maximum requests per call; above 1 requests share calls.
+        max_shared: maximum requests per call; above 1, requests share calls.
         name: the prefix in ``provider:model``.
 
     Attributes:
-        calls: every call, in the order of their starts.
+        calls: all calls, in the order in which they started.
         max_in_flight: maximum number of concurrent calls so far.
         opened, closed: how many times the client opened and closed it.
     """
@@ -109,20 +109,11 @@ class MockProvider(Provider):
         self._lock = PerProcess(threading.Lock)
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
-        """Answer from the script.
-
-        Raises:
-            Exception: from the script or ``fail_on``.
-        """
         with self._call((request,), model, attempt, timeout) as number:
             self._fail(number)
             return self._sure_answer(request, model)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
-        """Answer from the script, word by word.
-
-        Reading it raises the exceptions of the script or of ``fail_on``.
-        """
         return MadeStream(self._speak(request, model, attempt, timeout))
 
     def _speak(
@@ -146,21 +137,18 @@ class MockProvider(Provider):
     def generate_many(
         self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float
     ) -> Sequence[Answer | Exception | None]:
-        """Answer several in one call; a scripted exception only fails its own request."""
+        """A scripted exception fails only its own request."""
         with self._call(tuple(requests), model, attempt, timeout) as number:
             self._fail(number)
             return [self._answer(request, model) for request in requests]
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
-        """It accepts every parameter."""
         return True
 
     def open(self, workers: int) -> None:  # noqa: ARG002
-        """Count the opening."""
         self.opened += 1
 
     def close(self) -> None:
-        """Count the closing."""
         self.closed += 1
 
     def abandon(self) -> None:

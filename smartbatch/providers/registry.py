@@ -1,4 +1,4 @@
-"""Providers by the prefix in ``provider:model``, imported on first use, and the models that clients use."""
+"""Providers by the prefix in ``provider:model``, imported on first use, and the models of clients."""
 
 from __future__ import annotations
 
@@ -87,11 +87,7 @@ def register(prefix: str, factory: Factory) -> None:
 
 
 def option_types(prefix: str) -> Mapping[str, Any]:
-    """Return the types of the options of a prefix's models, by name; empty for a registered factory.
-
-    Args:
-        prefix: as returned by :func:`parse_model`.
-    """
+    """Return the option types of a prefix's models, by name; empty for a registered factory."""
     factory = _factories[prefix]
     if not isinstance(factory, _Adapter):
         return {}
@@ -123,14 +119,14 @@ def _called(model: str, _clock: Clock) -> _Arguments:
 
 @frozen
 class _Adapter:
-    """The factory of one of the library's classes, which is imported on first use."""
+    """The factory of one of the library's provider classes, which is imported on first use."""
 
     module: str
     name: str
     arguments: Callable[[str, Clock], _Arguments] = _named
 
     def __call__(self, model: str, clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
-        """Return a provider; the error for an unknown option suggests the nearest."""
+        """The error for an unknown option suggests the nearest one."""
         kind = self.kind()
         name, first, own = self.arguments(model, clock)
         try:
@@ -159,11 +155,9 @@ _factories: dict[str, Factory] = {
 
 @frozen
 class Variables:
-    """The environment variables of an adapter."""
-
-    keys: tuple[str, ...]  # of its key, any of them
+    keys: tuple[str, ...]  # of the key; any one suffices
     address: str  # of its base URL
-    usual: str  # the default base URL
+    usual: str  # default base URL
 
 
 # by prefix; other providers have none
@@ -181,14 +175,10 @@ VARIABLES: Mapping[str, Variables] = {
 
 
 def example(prefix: str, *, allow_http: bool = True) -> Provider:
-    """Return a provider of a prefix whose abilities can be read; it needs no key.
+    """Create a provider without a key, to read its abilities.
 
-    Args:
-        prefix: a known one.
-        allow_http: False if a plain ``http`` address is an error, as with a key.
-
-    Raises:
-        ConfigError: the environment has an unusable address.
+    ``allow_http`` is False if a plain ``http`` address is an error, as it is with a key. An unusable
+    address in the environment raises ``ConfigError``.
     """
     name = "json:dumps" if prefix == "call" else "any"
     options: dict[str, Any] = {}
@@ -203,7 +193,7 @@ ModelChoice = str | Provider | Callable[[Request, int], Any]
 
 @frozen(eq=False, repr=False)
 class OpenedModel:
-    """A provider and the name of one of its models, without the provider's prefix."""
+    """A provider and one of its models, named without the provider's prefix."""
 
     provider: Provider
     name: str
@@ -214,19 +204,17 @@ class OpenedModel:
         return f"{self.provider.name}:{self.name}"
 
     def of(self, request: Request) -> OpenedModel:
-        """Return the model that a request names, else this one."""
+        """Return the model that a request names, or this one."""
         return self if request.model is None else evolve(self, name=request.model)
 
     def named(self, model: str) -> str | None:
-        """Return the name to use in requests for another model of the same provider; ``None`` if it is this
-        model.
+        """Return the name to use in requests for another model of the same provider; ``None`` for this model.
 
-        Args:
-            model: with the provider's prefix or without; a name may contain a colon itself, as in
-                ``llama3:8b``.
+        ``model`` may have the provider's prefix; a name may itself contain a colon, as in ``llama3:8b``.
 
         Raises:
-            InvalidRequest: it belongs to another provider, or has options, which belong to the client.
+            InvalidRequest: the model belongs to another provider, or has options, which belong to the
+                client.
         """
         prefix, colon, name = model.partition(":")
         given, own = prefix.strip().lower(), self.provider.name
@@ -247,15 +235,10 @@ class OpenedModel:
         return None if name == self.name else name
 
     def is_same(self, provider: Provider, name: str) -> bool:
-        """Whether this is the model ``name`` of this very provider object."""
+        """Compares providers by identity."""
         return provider is self.provider and name == self.name
 
     def check(self, request: Request) -> None:
-        """Reject a request that the provider cannot process, before it is queued.
-
-        Raises:
-            InvalidRequest: names the field.
-        """
         if request.embedding is not None and not self.provider.capabilities.max_texts:
             raise InvalidRequest(f"{self.provider.name} has no embeddings", field="embedding")
         mode, modes = request.params.schema_mode, self.provider.capabilities.schema_modes
@@ -270,7 +253,7 @@ class OpenedModel:
 def open_model(
     model: ModelChoice, provider: Provider | None, options: Mapping[str, Any] | None, clock: Clock
 ) -> OpenedModel:
-    """Return the provider of ``model``, and the provider's own name of the model.
+    """Return the provider of ``model``, and the provider's own name for the model.
 
     Args:
         model: see :data:`ModelChoice`.

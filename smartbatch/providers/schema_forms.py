@@ -1,10 +1,9 @@
-"""JSON schemas in the dialects of the APIs that enforce them.
+"""Rewrites JSON schemas in the dialects of the APIs that enforce them.
 
-An API accepts only a part of JSON Schema. A schema is rewritten to use that part only: references are
-followed, ``allOf`` is merged, ``oneOf`` becomes ``anyOf``, and a keyword that the dialect lacks moves into
-the description, which the model reads. The rewritten schema may allow answers that the original rejects,
-because every answer is checked against the original; it never excludes a kind of answer that the original
-allows.
+An API accepts only a part of JSON Schema. References are followed, ``allOf`` is merged, ``oneOf``
+becomes ``anyOf``, and unsupported keywords move into the description, which the model reads. The
+rewritten schema may allow answers that the original rejects, because every answer is checked against
+the original. It never excludes a kind of answer that the original allows.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from attrs import frozen
 
 T = TypeVar("T")
 
-# keywords with schemas by user-defined names, which may be keywords themselves
+# keywords that map user-defined names, which may be keywords themselves, to schemas
 BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 VALUES = ("enum", "const", "default", "examples")  # keywords with data, not schemas
 _IGNORED = frozenset({"$schema", "$comment", "$defs", "definitions", "discriminator", "deprecated"}) | {
@@ -33,27 +32,26 @@ _PROMPT = "Answer with one JSON value that follows this JSON schema, and with no
 
 
 class NotExpressible(ValueError):
-    """A dialect cannot express a schema without excluding answers that the schema allows; the text says
-    why."""
+    """A dialect cannot express a schema without excluding answers that it allows. The text says why."""
 
 
 @frozen
 class Dialect:
     """The part of JSON Schema that an API accepts."""
 
-    keywords: frozenset[str]  # that limit strings, numbers and arrays
+    keywords: frozenset[str]  # limits of strings, numbers and arrays
     formats: frozenset[str]  # supported values of format
-    open_objects: bool = False  # objects may have unnamed properties, and values any type
-    all_required: bool = False  # every property is required; an optional one becomes nullable
+    open_objects: bool = False  # objects may have unnamed properties, and values may have any type
+    all_required: bool = False  # every property is required; optional properties become nullable
     tuples: bool = False  # prefixItems is supported
-    # types of the values in enum; const is supported if bool is one of them
+    # types of enum values; const is supported if bool is one of them
     constants: tuple[type, ...] = (str, int, float, bool, type(None))
     # "any", "optional" (only below optional properties) or "none"
     recursion: str = "any"
 
 
 def in_dialect(schema: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
-    """Return ``schema`` as a dialect writes it, with its references below ``$defs``.
+    """Rewrite ``schema`` in a dialect, with its references below ``$defs``.
 
     Raises:
         NotExpressible: the dialect cannot express it.
@@ -62,7 +60,7 @@ def in_dialect(schema: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
 
 
 def once_per_schema(write: Callable[[dict[str, Any]], T]) -> Callable[[Mapping[str, Any]], T]:
-    """Return ``write`` with a cache, because all requests of a client usually have the same schema."""
+    """Cache the results of ``write``, because the requests of a client usually share one schema."""
 
     @lru_cache(maxsize=256)
     def written(text: str) -> T:
@@ -72,12 +70,12 @@ def once_per_schema(write: Callable[[dict[str, Any]], T]) -> Callable[[Mapping[s
 
 
 def instruction(schema: Mapping[str, Any]) -> str:
-    """Return an instruction to answer in the form of a schema, for an API that cannot enforce it."""
+    """Describe a schema in the prompt, for an API that cannot enforce it."""
     return _PROMPT + json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the schemas directly within a schema; data has none."""
+    """Yield the schemas directly within a schema, but no data."""
     for key, value in schema.items():
         if key in BY_NAME and isinstance(value, Mapping):
             yield from value.values()
@@ -86,7 +84,6 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def references(schema: Any) -> Iterator[str]:
-    """Yield the targets of all references in a schema."""
     if isinstance(schema, Mapping):
         if isinstance(target := schema.get("$ref"), str):
             yield target
@@ -95,14 +92,14 @@ def references(schema: Any) -> Iterator[str]:
 
 
 class _DialectWriter:
-    """Writes one schema in a dialect; referenced parts become definitions, so it may be recursive."""
+    """Writes one schema in a dialect. Referenced parts become definitions, so the schema may be recursive."""
 
     def __init__(self, root: Mapping[str, Any], dialect: Dialect) -> None:
         self._root = root
         self._dialect = dialect
         self._names: dict[str, str] = {}
         self._definitions: dict[str, Any] = {}
-        self._open: list[str] = []  # targets that are being written
+        self._open: list[str] = []  # targets being written
 
     def whole(self) -> dict[str, Any]:
         form = self._form(self._root)
@@ -127,7 +124,6 @@ class _DialectWriter:
             del self._open[depth:]
 
     def _whole_form(self, schema: dict[str, Any], notes: dict[str, Any]) -> dict[str, Any]:
-        """Return a merged schema in the dialect."""
         # 1. A reference.
         if "$ref" in schema:
             return self._described({"$ref": self._reference(schema["$ref"])}, schema, notes)
@@ -171,7 +167,7 @@ class _DialectWriter:
     def _takes(self, key: str, value: Any) -> bool:
         if key == "format":
             return value in self._dialect.formats
-        if key == "pattern":  # no API supports lookarounds or backreferences
+        if key == "pattern":  # no API supports lookaround or backreferences
             return isinstance(value, str) and "(?" not in value.replace("(?:", "") and not _refers_back(value)
         if key == "minItems" and "maxItems" not in self._dialect.keywords:
             return value in (0, 1)
@@ -237,7 +233,7 @@ class _DialectWriter:
     # -- what is left over -----------------------------------------------------------------------------------
 
     def _left_over(self, schema: Mapping[str, Any], taken: Iterable[str]) -> dict[str, Any]:
-        """Return the keywords that the dialect lacks and that the model should know about."""
+        """Return the keywords that the dialect lacks and the model should know."""
         skipped = {*taken, *_CHOICES, *_IGNORED, "title", "description", "$ref"}
         left = {key: value for key, value in schema.items() if key not in skipped}
         if left.get("default", 1) is None:
@@ -247,7 +243,7 @@ class _DialectWriter:
     def _described(
         self, form: dict[str, Any], schema: Mapping[str, Any], notes: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return a schema with its title and its description, extended by ``notes``."""
+        """Add the title and the description, extended by ``notes``."""
         text = str(schema.get("description") or "")
         if notes:
             words = ", ".join(f"{key}: {_written(value)}" for key, value in notes.items())
@@ -271,7 +267,7 @@ class _DialectWriter:
             if name == "_" * len(name):
                 raise NotExpressible(f"its definition {base!r} has a name that the dialect does not take")
             self._names[target] = name
-            self._definitions[name] = {}  # first, as it may refer to itself
+            self._definitions[name] = {}  # added first, because the definition may refer to itself
             self._open.append(target)
             self._definitions[name] = self._form(schema)
             self._open.pop()
@@ -301,7 +297,7 @@ class _MergedSchema:
         self._root = root
         self._open = open_targets
         self.schema: dict[str, Any] = {}
-        self.notes: dict[str, Any] = {}  # keywords of parts that contradict each other
+        self.notes: dict[str, Any] = {}  # contradictory keywords of the parts
         self.inlined: list[str] = []  # targets of the references that were replaced
 
     def add(self, schema: Mapping[str, Any]) -> None:
@@ -331,7 +327,6 @@ class _MergedSchema:
         self.add(_target(self._root, target))
 
     def _combine(self, own: Mapping[str, Any]) -> None:
-        """Merge the keywords of a part with those of the other parts."""
         if own and isinstance(target := self.schema.pop("$ref", None), str):
             self._follow(target)
         for key, value in own.items():
@@ -361,7 +356,7 @@ def _target(root: Mapping[str, Any], target: str) -> Mapping[str, Any]:
 
 
 def _reached(name: str, direct: Mapping[str, set[str]]) -> set[str]:
-    """Return the definitions that one definition leads to, through any number of references."""
+    """Return the definitions that a definition refers to, directly or through others."""
     reached: set[str] = set()
     further = [name]
     while further:
@@ -374,11 +369,7 @@ def _reached(name: str, direct: Mapping[str, set[str]]) -> set[str]:
 
 
 def _made_optional(form: dict[str, Any], back: set[str]) -> bool:
-    """Make properties that contain one of the references ``back`` optional.
-
-    Returns:
-        False if one of these references is outside all properties.
-    """
+    """Make properties with a reference in ``back`` optional; False if one is outside all properties."""
     if form.get("$ref") in back:
         return False
     properties = form.get("properties", {})

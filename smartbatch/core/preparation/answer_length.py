@@ -1,7 +1,7 @@
 """The expected length of an answer before any has been observed, for free text or a JSON schema.
 
-The result is a range of output tokens that covers 90 of 100 answers, and their mean. It is assumed that
-models write JSON somewhere between compact and indented.
+A length is a range of output tokens that covers 90 of 100 answers, and their mean. JSON is assumed
+to be formatted between compact and indented.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from attrs import frozen
 from smartbatch.core.preparation.tokens import OUTPUT_TOKENS
 from smartbatch.types import Generation
 
-CHARS_PER_TOKEN = 3.5  # of JSON, whose punctuation takes more tokens than prose
-INDENTATION_FACTOR = 1.8  # factor by which JSON grows with one indented line per value
-MAX_DEPTH = 4  # levels to which a recursive schema is followed
-MAX_KNOWN_SCHEMAS = 256  # schemas remembered by identity: the requests of a list share one object
+CHARS_PER_TOKEN = 3.5  # for JSON, whose punctuation takes more tokens than prose
+INDENTATION_FACTOR = 1.8  # growth of JSON with one indented line per value
+MAX_DEPTH = 4  # levels of a recursive schema that are followed
+MAX_KNOWN_SCHEMAS = 256  # schemas remembered by identity; the requests of a list share one object
 
 
 @frozen
 class Length:
-    """A number of output tokens: 90 of 100 answers are between ``low`` and ``high``."""
+    """Output tokens. 90 of 100 answers are between ``low`` and ``high``."""
 
     low: float
     expected: float
     high: float
 
     def times(self, least: float, usual: float, most: float) -> Length:
-        """Return the length of a varying number of independent values: ``least`` to ``most``."""
+        """The length of ``least`` to ``most`` independent values."""
         few, many = math.sqrt(least), math.sqrt(most)
         return Length(
             least * self.expected - few * (self.expected - self.low),
@@ -45,7 +45,7 @@ TEXT_LENGTH = Length(1.0, float(OUTPUT_TOKENS), 2.8 * OUTPUT_TOKENS)  # free tex
 NO_LENGTH = Length(0.0, 0.0, 0.0)
 ANY_LENGTH = Length(1.0, 40.0, 450.0)  # a value of unknown type
 STRING_LENGTH = Length(2.0, 16.0, 150.0)  # a string without an enum: a name, or one or several sentences
-# tokens of reasoning that may precede an answer; whether a model reasons is known from its first answer
+# tokens of reasoning before an answer; whether a model reasons is known from its first answer
 REASONING_TOKENS = 256.0
 _FRAME = Length(0.5, 2.0, 2.5)  # the brackets of an object or an array
 _FORMATS = {
@@ -110,7 +110,7 @@ def _string(schema: Mapping[str, Any]) -> Length:
     if usual is not None:
         return Length(usual / 2, usual, 2 * usual)
     least = _count(schema.get("minLength"), 0) / CHARS_PER_TOKEN
-    most = _count(schema.get("maxLength"), math.inf)  # in some scripts, a character takes a token
+    most = _count(schema.get("maxLength"), math.inf)  # in some scripts, each character takes a token
     low, high = max(STRING_LENGTH.low, least), max(STRING_LENGTH.high, 2 * least)
     high = max(2.0, min(high, most + 2))
     low = min(low, high)
@@ -160,8 +160,9 @@ def _any(options: Sequence[Length]) -> Length:
 
 
 def _sum(parts: Iterable[Length]) -> Length:
-    """Return the total length of independent parts, whose deviations above the expected length add up as
-    squares. In the shortest answer, each part may be missing or empty."""
+    """The total length of independent parts. Deviations above the expected length add up as squares. In the
+    shortest answer, every part may be missing or empty.
+    """
     low = expected = above = 0.0
     for part in parts:
         low += part.low
@@ -190,18 +191,18 @@ def _count(value: object, default: float) -> float:
 class AnswerShape:
     """The expected answers of one kind of request."""
 
-    # Equal for requests with comparable answers; for free text, these have the same system text,
-    # ``max_tokens`` and tools.
+    # equal for requests with comparable answers; for free text, those with the same system text,
+    # ``max_tokens`` and tools
     key: str
     length: Length  # of one answer, without reasoning
-    by_schema: bool = False  # from a schema
+    by_schema: bool = False  # derived from a schema
 
 
-FREE_TEXT = AnswerShape("", TEXT_LENGTH)  # free text, for requests without any limit
+FREE_TEXT = AnswerShape("", TEXT_LENGTH)  # for requests without any limit
 
 
 class AnswerShapes:
-    """Finds the shapes of requests. Thread-safe: entries are replaced as a whole."""
+    """Finds the shapes of requests. Thread-safe, because entries are replaced as a whole."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, AnswerShape]] = {}
@@ -241,7 +242,6 @@ def _digest(text: str) -> str:
 
 
 def _own_schema(response_format: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the schema in a provider's own ``response_format``."""
     outer = response_format.get("json_schema")
     schema = outer.get("schema") if isinstance(outer, Mapping) else None
     return schema if isinstance(schema, Mapping) else None

@@ -1,9 +1,9 @@
-"""Chat messages and tools from callers, checked and converted to one form.
+"""Checks chat messages and tools from callers and converts them to one form.
 
-Tool calls and their results are accepted in OpenAI's form (``tool_calls``, the role ``tool``), in Anthropic's
-(parts ``tool_use`` and ``tool_result``), and as :class:`~smartbatch.types.Message`. Parts are left unchanged,
-so a chat goes back to its own provider as it was; adapters translate them for others. Errors name the message
-or tool.
+Tool calls and their results are accepted in OpenAI's form (``tool_calls``, the role ``tool``), in
+Anthropic's (parts ``tool_use`` and ``tool_result``), and as :class:`~smartbatch.types.Message`.
+Parts are left unchanged, so a chat returns to its own provider as it was; adapters translate parts
+for other providers. Errors name the message or tool.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def refuse(field: str, problem: str) -> NoReturn:
 
 
 def checked_text(text: Any, field: str) -> str:
-    """Return a text that is not blank and that UTF-8 can encode."""
+    """Reject text that is blank or that UTF-8 cannot encode."""
     if not isinstance(text, str):
         refuse(field, f"must be a string, not {type(text).__name__}")
     if not text or text.isspace():
@@ -37,7 +37,7 @@ def checked_text(text: Any, field: str) -> str:
 
 
 def encodable(text: str, field: str) -> str:
-    """Return a text, possibly empty, that UTF-8 can encode."""
+    """Reject text that UTF-8 cannot encode."""
     if (position := surrogate_at(text)) is not None:
         refuse(field, f"has a lone surrogate at position {position}, which UTF-8 cannot encode: replace it")
     return text
@@ -55,15 +55,16 @@ def copied_object(value: Any, field: str) -> dict[str, Any]:
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
-# values of unknown fields that carry no information, as in the dump of an answer
+# values that carry no information, as in the unknown fields of a dumped answer
 _EMPTY_VALUES: tuple[Any, ...] = (None, [], {}, "")
 
 
 def checked_messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
-    """Return the messages of a chat, copied and checked.
+    """Copy and check the messages of a chat.
 
     Raises:
-        InvalidRequest: no provider accepts a message, a tool result has no call, or a call has no result.
+        InvalidRequest: no provider accepts a message, a tool result has no call, or a call has no
+            result.
     """
     messages = tuple(_message(message, f"prompt[{place}]") for place, message in enumerate(prompt))
     if any(
@@ -130,8 +131,7 @@ def _check_keys(message: Mapping[Any, Any], field: str) -> None:
 
 
 def _role_shown(role: Any) -> str:
-    """Return the wrong role for an error, but only if it looks like one: longer text may be a misplaced
-    prompt."""
+    """Longer text is not shown, because it may be a misplaced prompt."""
     return f", not {role!r}" if isinstance(role, str) and len(role) <= 12 and role.isidentifier() else ""
 
 
@@ -160,7 +160,6 @@ def _calls(calls: Any, field: str) -> tuple[ToolCall, ...]:
 
 
 def _call(call: Any, field: str) -> ToolCall:
-    """Return a call given in OpenAI's form or as :class:`ToolCall`."""
     identity: Any
     name: Any
     arguments: Any
@@ -200,7 +199,7 @@ def _call(call: Any, field: str) -> ToolCall:
 
 
 def _decoded(text: str) -> tuple[Any, str | None]:
-    """Return arguments as an object, or as text if they are not one: models may write anything."""
+    """Arguments that are not an object are kept as text, because models may write anything."""
     try:
         value = snapshot(json.loads(text)) if text.strip() else {}
     except (ValueError, RecursionError, NotJson):
@@ -239,7 +238,6 @@ def _without_result(open_calls: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _results(message: Message, field: str) -> Iterator[tuple[str, str]]:
-    """Yield the call id of each result in a message, and its field."""
     if message.role == "tool":
         yield str(message.tool_call_id), f"{field}.tool_call_id"
     elif message.role == "user":
@@ -249,7 +247,6 @@ def _results(message: Message, field: str) -> Iterator[tuple[str, str]]:
 
 
 def _calls_in(message: Message, field: str) -> Iterator[tuple[str, str]]:
-    """Yield the id of each call in a message, and its field."""
     for place, call in enumerate(message.tool_calls):
         yield call.id, f"{field}.tool_calls[{place}].id"
     if message.role == "assistant":
@@ -277,11 +274,7 @@ _TOOL_KEYS = ("name", "description", "parameters", "input_schema", "strict")
 
 
 def checked_tools(value: Any, field: str) -> tuple[Tool, ...]:
-    """Return tools in one form, with different names.
-
-    Raises:
-        InvalidRequest: names the tool by its position.
-    """
+    """Convert tools to one form. Their names must differ."""
     if isinstance(value, (str, bytes, Mapping, Tool)) or not isinstance(value, Sequence):
         refuse(field, f"must be a list of tools, not {type(value).__name__}")
     if len(value) > MAX_TOOLS:
@@ -322,8 +315,7 @@ def _tool(value: Any, field: str) -> Tool:
 
 
 def _described(value: Mapping[str, Any], field: str) -> Tool:
-    """Return a tool given as a dictionary: a plain one, or in the form of OpenAI (nested or flat) or
-    Anthropic."""
+    """Accepts a plain dictionary, OpenAI's form (nested or flat) and Anthropic's."""
     if value.get("type", "function") not in ("function", "custom") or value.get("custom"):
         refuse(
             field,
@@ -366,8 +358,7 @@ def _parameters(value: Any, field: str) -> dict[str, Any]:
 
 
 def _of_callable(function: Callable[..., Any], field: str) -> Tool:
-    """Return the tool of a function or class: its name, the first paragraph of its docstring, and the schema
-    of its arguments."""
+    """Use the name, the first paragraph of the docstring, and a schema of the arguments."""
     name = getattr(function, "__name__", None)
     if name is None:
         refuse(field, f"is a {type(function).__name__} without a name: pass Tool(name, parameters=…) instead")
@@ -408,8 +399,7 @@ def _schema_of_arguments(function: Callable[..., Any], field: str) -> dict[str, 
 
 
 def checked_choice(value: Any, field: str) -> str:
-    """Return ``auto``, ``none``, ``required`` or the name of a tool; the forms of OpenAI and Anthropic are
-    accepted too."""
+    """Accepts ``auto``, ``none``, ``required`` or a tool's name, and the forms of OpenAI and Anthropic."""
     if isinstance(value, Mapping):
         function = value.get("function")
         named = function.get("name") if isinstance(function, Mapping) else value.get("name")

@@ -1,8 +1,8 @@
 """JSON schemas of types, and objects of those types made from JSON.
 
-Pydantic handles its models, dataclasses, TypedDicts and plain types. cattrs handles types that contain attrs
-classes or, before Python 3.12, TypedDicts of :mod:`typing`; pydantic still handles everything else in them.
-An answer is checked by the type itself: whatever the type accepts is accepted.
+Pydantic handles its models, dataclasses, TypedDicts and plain types. cattrs handles types that
+contain attrs classes or, before Python 3.12, TypedDicts of :mod:`typing`; pydantic still handles all
+other parts of these types. The type itself checks an answer: whatever the type accepts is accepted.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ from smartbatch.errors import InvalidRequest
 
 
 class PydanticType:
-    """A type validated by pydantic; called with decoded JSON, it returns an object.
-
-    Raises:
-        Exception: pydantic's own error, for a type that it does not support or that JSON cannot express.
-    """
+    """A type validated by pydantic. Called with decoded JSON, it returns an object."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
@@ -48,17 +44,18 @@ class PydanticType:
         return PydanticType, (self._kind,)
 
     def __call__(self, value: Any) -> Any:
-        written = json.dumps(value)  # JSON has its own rules: a strict type accepts a date as a string
+        # JSON has its own rules; for example, a strict type accepts a date as a string.
+        written = json.dumps(value)
         try:
             return self._adapter.validate_json(written)
         except imported("pydantic").ValidationError as error:
             raise self._misfit(error) from None
-        except Exception as error:  # from a validator of the user
+        except Exception as error:  # from a user's validator
             raise unbuilt(error) from None
 
     def _misfit(self, error: Any) -> Misfit:
         flaws = error.errors(include_url=False, include_context=False)
-        # A name that is not a property of the schema may be a key of the answer.
+        # A name that the schema does not have may be a key of the answer.
         place = [part for part in flaws[0]["loc"] if part in self._names]
         flaw_texts = "; ".join(
             f"at {'.'.join(map(str, flaw['loc'])) or 'the top'}: {flaw['msg'][:500]}, not {_shown(flaw)}"
@@ -68,7 +65,7 @@ class PydanticType:
 
 
 def _shown(flaw: Mapping[str, Any]) -> str:
-    """Return an excerpt of the value that the model wrote."""
+    """Quote the value that the model wrote, shortened."""
     return json.dumps(flaw["input"], ensure_ascii=False, default=repr)[:200]
 
 
@@ -78,7 +75,7 @@ def pydantic_type(kind: Any) -> PydanticType:
 
 
 def unbuilt(error: Exception) -> Misfit:
-    """Return the flaw for an exception raised by the user's class."""
+    """Convert an exception raised by the user's class."""
     name = type(error).__name__
     problem = f"the answer follows the schema, but no object could be made of it: {name}"
     return Misfit(problem, f"{name}: {error}"[:1000])
@@ -86,7 +83,7 @@ def unbuilt(error: Exception) -> Misfit:
 
 @cache
 def schema_generator() -> Any:
-    """Return pydantic's JSON schema generator, without titles that only repeat names."""
+    """Pydantic's JSON schema generator, without titles that only repeat names."""
     return type(
         "Generator",
         (imported("pydantic.json_schema").GenerateJsonSchema,),
@@ -98,7 +95,7 @@ def schema_generator() -> Any:
 
 
 def with_object_root(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema with a root that is not a reference; pydantic makes one for a recursive class."""
+    """Replace a root that is a reference, which pydantic makes for recursive classes."""
     name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
     if name in schema.get("$defs", {}):
         rest = {key: value for key, value in schema.items() if key != "$ref"}
@@ -117,7 +114,7 @@ _MAPPINGS = (dict, Mapping)
 
 
 def is_for_cattrs(kind: Any) -> bool:
-    """Whether a type contains a class that pydantic does not support."""
+    """True if a type contains a class that pydantic does not support."""
     return _is_for_cattrs(kind, set())
 
 
@@ -131,29 +128,25 @@ def _is_for_cattrs(kind: Any, seen: set[int]) -> bool:
     if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind):
         try:
             parts += typing.get_type_hints(kind).values()
-        except NameError:  # pydantic reports which
+        except NameError:  # pydantic reports the missing name
             return False
     return any(_is_for_cattrs(part, seen) for part in parts)
 
 
 def _is_old_dictionary(kind: Any) -> bool:
-    """Whether a type is a TypedDict that pydantic rejects because it does not record which inherited keys are
-    required."""
+    """Pydantic rejects a TypedDict that does not record which inherited keys are required."""
     is_old = not hasattr(typing, "TypeAliasType")  # before Python 3.12
     return is_old and type(kind).__module__ == "typing" and typing.is_typeddict(kind)
 
 
 class AttrsType:
-    """A type structured by cattrs; called with decoded JSON, it returns an object.
-
-    Raises:
-        InvalidRequest: it has a part that JSON cannot express; the message names the field.
-    """
+    """A type structured by cattrs. Called with decoded JSON, it returns an object."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
         self.schema = _TypeWriter(kind).whole()
-        self._structure = _converter().get_structure_hook(kind)  # rejects unions that cannot be told apart
+        # Rejects unions whose members cannot be distinguished.
+        self._structure = _converter().get_structure_hook(kind)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AttrsType, (self._kind,)
@@ -166,7 +159,7 @@ class AttrsType:
 
 
 def _misfit(error: Exception) -> Misfit:
-    """Return the flaw for an error from cattrs, with the path of the first problem."""
+    """Report the first problem and its path."""
     flaws = list(islice(_flaws(error, ()), MAX_FLAWS))
     place, first = flaws[0]
     flaw_texts = "; ".join(
@@ -214,7 +207,9 @@ def _is_union(kind: Any) -> bool:
 
 
 class _Union:
-    """A union that contains classes: the class with the most properties of the answer is tried first."""
+    """A union that contains classes. The class that shares the most properties with the answer is tried
+    first.
+    """
 
     def __init__(self, kind: Any, converter: Any) -> None:
         self._converter = converter
@@ -242,9 +237,10 @@ def _shared_names(kind: Any, value: Any) -> int:
 
 
 class _TypeWriter:
-    """Writes the schema of one type; its classes become definitions, so they may be recursive.
+    """Writes the schema of one type. Its classes become definitions, so they may be recursive.
 
-    Parts handled by pydantic are written last and all at once, because pydantic names its own definitions.
+    Parts handled by pydantic are written together at the end, because pydantic names its own
+    definitions.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -314,7 +310,7 @@ class _TypeWriter:
 
     def _class(self, kind: Any, path: str) -> dict[str, Any]:
         if kind not in self._classes:
-            written = self._classes[kind] = {}  # before its fields, which may have the same class
+            written = self._classes[kind] = {}  # added before its fields, which may use the same class
             fields = _fields(kind, path)
             written["type"] = "object"
             written["properties"] = {
@@ -328,7 +324,7 @@ class _TypeWriter:
 
 
 def _fields(kind: Any, path: str) -> list[tuple[str, Any, bool]]:
-    """Return the name and type of each field of a class, and whether it is required."""
+    """Return the name and type of each field, and whether it is required."""
     bare = get_origin(kind) or kind
     try:
         if attrs.has(bare):
@@ -378,7 +374,7 @@ _NOT_SCHEMA_TYPES = (
 class BuiltSchema(dict[str, Any]):
     """A JSON schema with the function that builds objects from answers.
 
-    It is sent to the provider like any other dictionary; the answer reader calls ``build``.
+    It is sent to the provider like any other dictionary. Only the answer reader uses ``build``.
     """
 
     build: Build
@@ -395,11 +391,11 @@ def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
     """Return the JSON schema of ``kind`` and a function that makes an object from an answer.
 
     Args:
-        kind: a JSON schema, or a type: an attrs class, a pydantic model, a dataclass, a TypedDict, or a type
-            such as ``list[int]`` or ``Literal["a", "b"]``.
+        kind: a JSON schema, or a type: an attrs class, a pydantic model, a dataclass, a TypedDict, or a
+            type such as ``list[int]`` or ``Literal["a", "b"]``.
 
     Raises:
-        InvalidRequest: ``kind`` is neither, or a type that JSON cannot express; the message says why.
+        InvalidRequest: ``kind`` is neither a schema nor a type, or JSON cannot express the type.
     """
     if isinstance(kind, BuiltSchema):
         return kind, kind.build
@@ -409,10 +405,10 @@ def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
         raise _refusal("must be a JSON schema (a dict) or a type, such as a class, list[int] or a Literal")
     try:
         known = _types.get(kind)
-    except TypeError:  # annotated with something mutable
+    except TypeError:  # annotated with a mutable value
         return _made(kind)
     if known is None:
-        with one_at_a_time():  # neither library is known to allow this in several threads
+        with one_at_a_time():  # neither library is known to be thread-safe for this
             known = _types.get(kind) or _made(kind)
             if len(_types) >= MAX_KNOWN_TYPES:
                 del _types[next(iter(_types))]
@@ -420,7 +416,7 @@ def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
     return known
 
 
-# the same function for the same type, because fingerprints compare it
+# one function per type, because fingerprints compare it
 _types: dict[Any, tuple[dict[str, Any], Build]] = {}
 
 

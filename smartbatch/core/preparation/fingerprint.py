@@ -1,4 +1,4 @@
-"""A key made from everything that is sent for a request: requests with equal keys may share an answer."""
+"""A key made from everything that is sent for a request. Requests with equal keys may share an answer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from smartbatch.chats import message_form
 from smartbatch.core.preparation.class_schemas import BuiltSchema
 from smartbatch.types import Embedding, Generation, Request
 
-VERSION = 1  # raised when the form of the key changes, so that stored keys of the old form match nothing
+VERSION = 1  # incremented when the form of the key changes, so that stored keys no longer match
 
-# canonical JSON of parameters shared by many requests, by identity; dropped together with them
+# canonical JSON of parameters shared by many requests, by identity; dropped together with the parameters
 _written: dict[int, tuple[weakref.ref[Generation], bytes]] = {}
 
 
 def fingerprint(request: Request, model: str, scope: str) -> bytes:
-    """Return the key of ``request``: 32 bytes, equal only if the provider would receive the same request.
+    """Return a key of 32 bytes, equal only if the provider would receive the same request.
 
-    Requests with different isolation keys have different keys. The key of a request with its own callable
-    differs from those of all other living requests; any other key is the same in every process. Each answer
-    of ``n`` has its own key, unless ``deduplicate`` is True. Neither the order of dictionary keys nor the
+    Requests with different isolation keys have different keys. A request with its own callable shares
+    its key with no other living request; any other key is the same in every process. Each answer of
+    ``n`` has its own key, unless ``deduplicate`` is True. Neither the order of dictionary keys nor the
     class behind a schema makes a difference.
 
     Args:
@@ -53,24 +53,21 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
 
 
 def shares_answer(request: Request, default: bool | None) -> bool:
-    """Whether a request shares one answer with equal requests.
-
-    Args:
-        default: the setting ``deduplicate``.
-    """
-    # 1. Never with its own callable.
+    """True if a request shares one answer with equal requests. ``default`` is the setting ``deduplicate``."""
+    # 1. A request with its own callable never shares.
     if request.call is not None:
         return False
-    # 2. As the request says, or else the client.
+    # 2. The request's own setting takes precedence over the client's.
     chosen = default if request.deduplicate is None else request.deduplicate
     if chosen is not None:
         return chosen
-    # 3. Not if it is one of several answers to a prompt, or asks for variety with a temperature above 0.
+    # 3. One of several answers to a prompt does not share, and neither does a request for variety: a
+    # temperature above 0.
     return request.sample is None and not _temperature(request.params)
 
 
 def _temperature(params: Generation) -> Any:
-    """Return the requested temperature, also from ``extra``, where Gemini has it one level down."""
+    """``extra`` counts too. Gemini nests the temperature one level down."""
     if params.temperature is not None or params.extra is None:
         return params.temperature
     levels = (params.extra, *(value for value in params.extra.values() if isinstance(value, Mapping)))
@@ -78,19 +75,17 @@ def _temperature(params: Generation) -> Any:
 
 
 def object_key(key: bytes, request: Request) -> bytes:
-    """Return a key for requests that may share not only the answer but also the object made from it.
+    """Return a key for requests that may share the object made from the answer as well as the answer.
 
-    It is valid in this process, as long as one of the requests exists.
-
-    Args:
-        key: the :func:`fingerprint` of ``request``.
+    It is valid in this process, as long as one of the requests exists. ``key`` is the
+    :func:`fingerprint`.
     """
     schema = request.params.schema
     return key + b"build:%d" % id(schema.build) if isinstance(schema, BuiltSchema) else key
 
 
 def remember(params: Generation) -> None:
-    """Keep the canonical JSON of ``params`` for all requests with this very object. Thread-safe."""
+    """Keep the canonical JSON of ``params`` for all requests with this object. Thread-safe."""
     number = id(params)
     forget = _written.pop  # bound here: at interpreter exit, the name may be gone before the object
     _written[number] = weakref.ref(params, lambda _: forget(number, None)), _write(params)
@@ -118,5 +113,5 @@ def _vector(asked: Embedding) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    # every part is JSON, which has an unambiguous end, so different sequences of parts always differ
+    # Every part is JSON, which has an unambiguous end, so different parts always give different keys.
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -1,8 +1,8 @@
-"""JSON values: checked copies of what callers pass, and the value in a model's answer.
+"""Checked copies of JSON values from callers, and the JSON value in a model's answer.
 
-A copy is safe from later changes by the caller. A value that can be copied is also accepted by
-``json.dumps(…, allow_nan=False)`` and UTF-8. In answers, nothing is guessed that could change the meaning: if
-there are several different values, none is chosen, and a truncated answer is never completed.
+Later changes by the caller do not affect a copy, and ``json.dumps(…, allow_nan=False)`` and UTF-8
+accept it. In answers, nothing is guessed that could change the meaning: if there are several
+different values, none is chosen, and a truncated answer is never completed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from typing import Any, NoReturn
 from smartbatch._fork import imported
 
 MAX_DEPTH = 200  # levels; Python's own JSON reader fails at about 1,000, and APIs allow far fewer in a schema
-MAX_INTEGER_BITS = 14_000  # less than the 4,300 digits that Python can print
+MAX_INTEGER_BITS = 14_000  # below the 4,300 digits that Python can print
 
 
 class NotJson(ValueError):
-    """The value cannot be expressed in JSON."""
-
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path} {reason}")
         self.path = path  # place in the value, such as ``["properties"]["x"]``
@@ -30,7 +28,7 @@ class NotJson(ValueError):
 
 
 def surrogate_at(text: str) -> int | None:
-    """Return the position of the first lone surrogate, which UTF-8 cannot encode, or ``None``."""
+    """Return the position of the first lone surrogate, which UTF-8 cannot encode."""
     if text.isascii():
         return None
     try:
@@ -88,29 +86,31 @@ def _key(key: Any, path: str) -> str:
     return key
 
 
-# characters of an answer in which JSON is searched for; a longer answer has to be JSON as a whole
+# maximum characters in which JSON is searched for; a longer answer must be JSON as a whole
 MAX_SEARCHED_CHARACTERS = 2_000_000
 MAX_REPAIRED_CHARACTERS = 5_000
 """Maximum characters of a broken answer that is repaired. The time of json-repair grows with the square of
-stray quotes and brackets: a third of a second at this size, minutes for 200,000 characters."""
+stray quotes and brackets: a third of a second at this size, minutes for 200,000 characters.
+"""
 
 
 class JsonNotFound(ValueError):
     """The text contains no JSON value, or several.
 
-    The message repeats nothing of the text. A repair sends it to the model: rewording it changes requests.
+    The message repeats nothing of the text. A repair sends it to the model, so rewording it changes
+    requests.
     """
 
 
 class NumberTooLarge(JsonNotFound):
-    """A number is beyond the range of floating-point numbers and would be read as infinity."""
+    """A number is outside the range of floating-point numbers and would be read as infinity."""
 
     def __init__(self) -> None:
         super().__init__("it has a number beyond the range of floating-point numbers, such as 1e999")
 
 
 class NotANumber(JsonNotFound):
-    """``NaN`` or ``Infinity`` is in the place of a value; a repair would turn it into a string."""
+    """``NaN`` or ``Infinity`` replaces a value. A repair would turn it into a string."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"it has {name} in the place of a value, which is no JSON")
@@ -153,12 +153,12 @@ def recover_json(text: str) -> Any:
             failure = error
     with suppress(JsonNotFound):
         value = _recovered(text)
-        if mark in json.dumps(value, ensure_ascii=False):  # the mark is part of the answer
+        if mark in json.dumps(value, ensure_ascii=False):  # the end mark is part of the answer
             return value
     raise failure
 
 
-# the end of reasoning, as local models and gateways write it
+# end marks of reasoning, from local models and gateways
 _ENDS_OF_THOUGHTS = (
     *("</think>", "</thinking>", "</thought>", "</thoughts>", "</reasoning>", "</reflection>"),
     *("</seed:think>", "[/THINK]", "◁/think▷", "<|channel|>final<|message|>", "<|end_of_thought|>"),
@@ -194,8 +194,8 @@ def _recovered(text: str) -> Any:
 def _fenced(text: str) -> Iterator[str]:
     """Yield the contents of the fenced blocks in ``text``.
 
-    A fence on a separate line ends a block, because JSON strings may contain fences; if there is none, the
-    next fence ends it. A block without an end counts only if it follows others.
+    A fence on a separate line ends a block, because JSON strings may contain fences. Without one, the
+    next fence ends the block. An unclosed block counts only if it follows others.
     """
     several = False
     start = text.find("```")
@@ -215,8 +215,7 @@ def _fenced(text: str) -> Iterator[str]:
 
 
 def _content_of_fence(text: str, fence: int) -> int | None:
-    """Return where the content of a block begins: on the next line, if the fence's line only names a
-    language."""
+    """Content begins on the next line if the fence's line only names a language."""
     end = text.find("\n", fence + 3, fence + 3 + _MAX_FENCE_CHARACTERS)
     if end < 0:
         return None
@@ -225,8 +224,7 @@ def _content_of_fence(text: str, fence: int) -> int | None:
 
 
 def _closing_fence(text: str, begin: int) -> int:
-    """Return the position of the fence that ends the block with content from ``begin``; -1 if there is
-    none."""
+    """Return the position of the closing fence, or -1."""
     fence = begin - 1
     for before, after in pairwise(text[fence:].split("```")):
         fence += len(before)
@@ -239,16 +237,14 @@ def _closing_fence(text: str, begin: int) -> int:
 
 
 def past(text: str, start: int, belongs: Callable[[str], bool]) -> int:
-    """Return the position of the first character from ``start`` for which ``belongs`` is false."""
+    """Return the first position from ``start`` whose character does not satisfy ``belongs``."""
     while start < len(text) and belongs(text[start]):
         start += 1
     return start
 
 
-_MAX_FENCE_CHARACTERS = 64  # characters after an opening fence within which its line ends
-_MAX_BRACKETS = (
-    20  # opening brackets at which a value is searched for, so that a malicious text does not take long
-)
+_MAX_FENCE_CHARACTERS = 64  # maximum characters between an opening fence and the end of its line
+_MAX_BRACKETS = 20  # opening brackets that are tried, which limits the time for a malicious text
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -278,8 +274,7 @@ def _documents(text: str) -> Iterator[Any]:
     """Yield the objects, and the lists of objects or lists, in ``text``.
 
     Raises:
-        JsonNotFound: they are followed by a broken object that begins with one of their names, or one is
-            nested too deeply.
+        JsonNotFound: one is nested too deeply, or a broken object with the same first name follows.
     """
     position, names = 0, set[str]()
     for _ in range(_MAX_BRACKETS):
@@ -309,8 +304,9 @@ def _opening(text: str, start: int) -> int:
 
 
 def _first_name(text: str, start: int) -> str | None:
-    """Return the first name in the object that begins at ``start``, which may be broken. (A remark such as
-    ``{x: y}`` looks like an object, but has another name.)"""
+    """Return the first name in an object that may be broken. A remark such as ``{x: y}`` looks like an
+    object, but has another name.
+    """
     at = past(text, start + 1, str.isspace)
     quote = text[at : at + 1] if text.startswith(("'", '"'), at) else ""
     at += len(quote)
@@ -350,7 +346,7 @@ def _mended(text: str) -> Any:
 
 
 def _closes(text: str) -> bool:
-    """Whether the brackets outside double quotes close in order, the first one at the very end."""
+    """True if the brackets outside double quotes close in order, the first one at the very end."""
     opened: list[str] = []
     quoted = escaped = False
     for at, sign in enumerate(text):

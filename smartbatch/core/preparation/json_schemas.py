@@ -1,10 +1,10 @@
-"""JSON schemas given as dictionaries: whether they can be used, and whether a value follows one.
+"""Checks that a schema given as a dictionary can be used, and that values follow it.
 
-Some keywords replace those of ``jsonschema``, because an answer must be checked exactly and in bounded time.
-Patterns run in the linear-time engine that pydantic uses: the engine of :mod:`re` backtracks, so some
-patterns take hours for thirty letters and hold the interpreter lock meanwhile. ``jsonschema`` also compares
-elements pairwise, checks a part of an answer once for each path to it (in a tree of unions, paths double with
-each level), and divides numbers as binary fractions, in which 19.99 is not a multiple of 0.01.
+Some keywords of ``jsonschema`` are replaced, because an answer must be checked exactly and in
+bounded time. Patterns run in pydantic's linear-time engine, because :mod:`re` backtracks and some
+patterns would hold the interpreter lock for hours. ``jsonschema`` also compares elements pairwise,
+checks a part of an answer once per path to it (paths double with each level of a tree of unions),
+and divides numbers as binary fractions, in which 19.99 is not a multiple of 0.01.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class PatternError(ValueError):
 
 @lru_cache(maxsize=256)
 def compiled(pattern: str) -> Callable[[str], bool]:
-    """Return a function that reports whether ``pattern`` matches anywhere in a text.
+    """Return a function that searches for ``pattern`` in a text.
 
     Raises:
-        PatternError: it is not a pattern, needs backtracking (look-around, back references), or is too large.
+        PatternError: the pattern is invalid, needs backtracking (look-around, back references), or is
+            too large.
     """
     core = imported("pydantic_core")
     schema = core.core_schema.str_schema(pattern=pattern, regex_engine="rust-regex")
@@ -42,7 +43,7 @@ def compiled(pattern: str) -> Callable[[str], bool]:
     return found_in
 
 
-MAX_COMPARED_PARTS = 1_000  # of a value, for the keywords about unevaluated parts
+MAX_COMPARED_PARTS = 1_000  # parts of a value, for the keywords about unevaluated parts
 
 MAX_FLAWS = 3  # reported per answer
 
@@ -50,22 +51,21 @@ MAX_FLAWS = 3  # reported per answer
 class KnownFlaws:
     """The flaws found by the references of a schema in the parts of one answer.
 
-    It takes the place of the format checker, because a validator passes that on to the validators it creates;
-    formats are not checked.
+    It replaces the format checker, because a validator passes that on to the validators it creates.
+    Formats are not checked.
     """
 
     def __init__(self) -> None:
         self.found: dict[tuple[int, int], list[Any]] = {}
 
     def check(self, value: Any, format: str) -> None:
-        """Accept any value."""
+        """Accept any value; formats are not checked."""
 
 
 def bounded(kind: Any, *, remembers: bool) -> Any:
-    """Return the validator class ``kind`` with the keywords below.
+    """Replace keywords of the validator class ``kind``.
 
-    Args:
-        remembers: reuse the result of a reference, because it does not depend on the path to it.
+    With ``remembers``, the result of a reference is reused on other paths to the same part.
     """
     own = {name: keyword for name, keyword in _BOUNDED_KEYWORDS.items() if name in kind.VALIDATORS}
     for name in ("unevaluatedItems", "unevaluatedProperties"):
@@ -77,8 +77,9 @@ def bounded(kind: Any, *, remembers: bool) -> Any:
 
 
 def _found(pattern: str, text: str) -> bool:
-    """Whether a pattern matches. A pattern that the engine rejects counts as a match: the class it belongs to
-    checks it, and a plain schema with such a pattern is rejected before anything is sent."""
+    """A pattern that the engine rejects counts as a match. The class that defines it checks it, and a plain
+    schema with such a pattern is rejected before anything is sent.
+    """
     try:
         return compiled(pattern)(text)
     except PatternError:
@@ -126,7 +127,7 @@ def _unique_items(validator: Any, unique: Any, value: Any, _schema: Any) -> Iter
 
 
 def _limited(name: str, keyword: Any) -> Any:
-    """Return a keyword for values of at most :data:`MAX_COMPARED_PARTS` parts; larger values fail it.
+    """Apply a keyword to values of at most :data:`MAX_COMPARED_PARTS` parts; larger values fail it.
 
     ``keyword`` looks up each part in a list, and matches the patterns of ``patternProperties`` itself.
     """
@@ -141,7 +142,7 @@ def _limited(name: str, keyword: Any) -> Any:
 
 
 def _once(keyword: Any) -> Any:
-    """Return a keyword that follows a reference once per part of an answer and then reuses the result."""
+    """Follow a reference once per part of an answer, and then reuse the result."""
 
     def once(validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Any]:
         known: KnownFlaws = validator.format_checker
@@ -178,12 +179,12 @@ def _is_multiple(value: float, step: float) -> bool:
 
 
 def _written(number: float) -> Fraction:
-    """Return the number that its JSON text represents: a tenth for 0.1, not the nearest binary fraction."""
+    """Read a number as written in JSON: 0.1 is a tenth, not the nearest binary fraction."""
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
 def _form(value: Any) -> str:
-    """Return a text that only equal JSON values share: 1 and 1.0 are equal, 1 and true are not."""
+    """Return a string that only equal JSON values share: 1 and 1.0 are equal, 1 and true are not."""
     return json.dumps(_plain(value), sort_keys=True)
 
 
@@ -196,14 +197,12 @@ def _plain(value: Any) -> Any:
 
 
 class Misfit(Exception):
-    """A value does not follow its schema."""
-
     def __init__(self, message: str, advice: str, place: Sequence[str] = (), reason: str = "") -> None:
         super().__init__(message, advice, place, reason)
         self.message = message  # for errors; names the place and repeats nothing of the value
         self.advice = advice  # for the model that wrote it; may quote the value
-        self.place = place  # property names that lead to it
-        self.reason = reason  # what is wrong there, in one word
+        self.place = place  # property names that lead to the flaw
+        self.reason = reason  # the flaw in one word
 
 
 def broken(place: Sequence[str], reason: str, advice: str) -> Misfit:
@@ -212,11 +211,11 @@ def broken(place: Sequence[str], reason: str, advice: str) -> Misfit:
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Check that answers can be checked against ``schema``.
+    """Reject a schema against which answers cannot be checked.
 
     Raises:
-        ValueError: it is not a JSON schema, has a pattern that cannot be checked, or refers to something it
-            does not contain, such as another document: none is ever fetched.
+        ValueError: it is not a JSON schema, has a pattern that cannot be checked, or refers to something
+            that it does not contain. Other documents are never fetched.
     """
     text = json.dumps(schema)
     _validator(text)
@@ -234,7 +233,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 class PlainSchema:
-    """A JSON schema, given as JSON text; called with decoded JSON, it returns the value unchanged."""
+    """A JSON schema given as JSON text. Called with decoded JSON, it returns the value unchanged."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -243,10 +242,10 @@ class PlainSchema:
         return PlainSchema, (self._text,)
 
     def __call__(self, value: Any) -> Any:
-        """Return ``value``.
+        """Check and return ``value``.
 
-        If this process has a type with exactly this schema, the type checks the value, because it may accept
-        more: a job stores only the schema of a type.
+        If this process has a type with exactly this schema, the type checks the value instead, because it
+        may accept more. A job stores only the schema of a type.
 
         Raises:
             Misfit: the value does not follow the schema.
@@ -257,7 +256,7 @@ class PlainSchema:
         validator = _validator(self._text).evolve(format_checker=KnownFlaws())
         flaws = list(islice(validator.iter_errors(value), MAX_FLAWS))
         if flaws:
-            # An error may name a place in the schema, but not in the answer, whose keys are private.
+            # Errors may name a place in the schema, but not in the answer, whose keys are private.
             where = "/".join(str(part) for part in flaws[0].absolute_schema_path)
             advice = "; ".join(f"at {flaw.json_path}: {flaw.message[:500]}" for flaw in flaws)
             raise Misfit(f"the answer breaks the schema at {where}", f"{advice}.")
@@ -268,7 +267,7 @@ _judges: WeakValueDictionary[str, Callable[[Any], Any]] = WeakValueDictionary()
 
 
 def judged_by(schema: Mapping[str, Any], judge: Callable[[Any], Any]) -> None:
-    """Have ``judge`` check the answers to ``schema`` as long as ``judge`` exists."""
+    """Let ``judge`` check the answers to ``schema`` as long as ``judge`` exists."""
     _judges[json.dumps(schema)] = judge
 
 
@@ -278,7 +277,7 @@ def plain_schema(text: str) -> PlainSchema:
 
 
 def _has(schema: Any, reference: str) -> bool:
-    """Whether a JSON pointer in fragment form (RFC 6901) leads to a part of a schema."""
+    """True if a JSON pointer in fragment form (RFC 6901) leads to a part of a schema."""
     for name in reference[2:].split("/"):
         name = name.replace("~1", "/").replace("~0", "~")
         if isinstance(schema, list) and name.isascii() and name.isdigit() and int(name) < len(schema):
@@ -310,20 +309,21 @@ def _validator(schema: str) -> Any:
         if not reference.startswith("#"):
             raise ValueError(f"refers to {reference[:80]!r}; only references within the schema are followed")
     by_the_way = '"$dynamicRef": ' in schema or '"$recursiveRef": ' in schema
-    # our own registry, because the default one fetches foreign references over the network
+    # a separate registry, because the default one fetches foreign references over the network
     return bounded(kind, remembers=not by_the_way)(
         _without_dialects(decoded), registry=imported("jsonschema_specifications").REGISTRY
     )
 
 
 _DATA_KEYWORDS = ("enum", "const", "default", "examples")  # keywords whose values are data, not schemas
-# keywords whose values map names to schemas; the names are not keywords
+# keywords that map names to schemas; the names are not keywords
 _NAMED_SCHEMA_KEYWORDS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 
 
 def _without_dialects(schema: Any) -> Any:
-    """Return the schema without the names of dialects in its parts. For a part with a name, ``jsonschema``
-    would use the validator of that dialect, whose keywords are not bounded."""
+    """Remove the names of dialects from the parts of a schema. For a part with such a name, ``jsonschema``
+    would use that dialect's validator, whose keywords are not bounded.
+    """
     if isinstance(schema, list):
         return [_without_dialects(item) for item in schema]
     if not isinstance(schema, Mapping):

@@ -23,8 +23,9 @@ from smartbatch.tables.row_prompts import (
 from smartbatch.types import Answer, Generation, Kind, Message, OnMissing, Prompt, Prompts, Request
 
 Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
-"""A hook that runs before a request is queued: it returns the request, a changed one or a local answer, or
-raises an error to reject the request."""
+"""A hook that runs before a request is queued. It returns the request, a changed request or a local answer,
+or raises an error to reject the request.
+"""
 
 # names of the generation parameters, as opposed to the fields of a request
 GENERATION = frozenset(fields_dict(Generation))
@@ -35,18 +36,18 @@ _T = TypeVar("_T")
 
 @frozen(eq=False, repr=False)
 class RequestPreparer:
-    """Prepares the requests of one client: single requests, lists and jobs alike."""
+    """Prepares the requests of one client: single requests, lists and jobs."""
 
-    _defaults: Generation  # the client's generation parameters, checked
+    _defaults: Generation  # the client's generation parameters, already checked
     _hooks: Sequence[Preprocess]  # run on each request, in order
     _request_timeout: float | None  # seconds, for requests without a timeout of their own
     check: Callable[[Request], None]  # raises ``InvalidRequest`` if the provider cannot handle it
-    _deduplicate: bool | None = None  # the setting
+    _deduplicate: bool | None = None  # setting of the client
     # returns the model name to store in a request; see ``providers.registry.OpenedModel.named``
     _named: Callable[[str], str | None] | None = None
 
     def request(self, prompt: Prompt, params: Mapping[str, Any]) -> Request:
-        """Return one checked request, which may ask for several answers; see :meth:`samples`."""
+        """Return one checked request, which may require several answers; see :meth:`samples`."""
         return self._with_model(validation.normalise(prompt, self._defaults, **params))
 
     def _with_model(self, request: Request) -> Request:
@@ -55,20 +56,21 @@ class RequestPreparer:
         return evolve(request, model=self._named(request.model))
 
     def samples(self, request: Request) -> tuple[Request, ...]:
-        """Return one request per answer that ``request`` asks for, each with its own id. The answers are
-        independent unless ``deduplicate`` is True."""
+        """Return one request per answer, each with its own id. The answers are independent unless
+        ``deduplicate`` is True.
+        """
         n = request.params.n
         if n is None:
             return (request,)
         once = evolve(request, params=evolve(request.params, n=None))
         if n == 1:
             return (once,)
-        if request.deduplicate is None:  # set in each of them, because they may be sent separately
+        if request.deduplicate is None:  # set in each request, because they may be sent separately
             once = evolve(once, deduplicate=self._deduplicate or None)
         return tuple(evolve(once, id=_numbered(once.id, number), sample=number) for number in range(n))
 
     def requests(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterable[Request]:
-        """Return the checked requests of a list: at once for a sequence, lazily for anything else.
+        """Return the checked requests of a list: immediately for a sequence, lazily for anything else.
 
         Raises:
             InvalidRequest: names the row.
@@ -82,11 +84,11 @@ class RequestPreparer:
         return requests
 
     def admitted(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterator[Request]:
-        """Yield the requests of a list, checking each as it is read and leaving out skipped rows.
+        """Yield the requests of a list. Each is checked when it is read; skipped rows are left out.
 
         Raises:
             InvalidRequest: a row is invalid (raised when it is read), or a parameter would have no effect
-                (raised at once).
+                (raised immediately).
         """
         if params.get("embedding") is not None:
             validation.refuse_for_vectors(params)
@@ -116,12 +118,12 @@ class RequestPreparer:
         return read()
 
     def answers_each(self, params: Mapping[str, Any]) -> int:
-        """Return the number of answers per prompt, for prompts that do not set it themselves."""
+        """The answers per prompt, for prompts that do not set ``n``."""
         n = self._defaults.n if params.get("n") is None else params["n"]
         return n if isinstance(n, int) else 1
 
     def defaults_of(self, params: Mapping[str, Any]) -> Generation:
-        """Return the generation parameters of sent requests: the client's, overridden by ``params``."""
+        """The client's parameters, overridden by ``params``."""
         return _once(self._defaults_with(params))
 
     def _defaults_with(self, params: Mapping[str, Any]) -> Generation:
@@ -129,14 +131,14 @@ class RequestPreparer:
         return validation.admit_defaults(evolve(self._defaults, **own)) if own else self._defaults
 
     def preprocessed(self, request: Request) -> Request | Answer:
-        """Run the hooks, then set the default timeout; an answer completes the request without a call."""
+        """Run the hooks, then set the default timeout."""
         prepared = self.hooked(request)
         if isinstance(prepared, Request) and prepared.timeout is None and self._request_timeout is not None:
             prepared = evolve(prepared, timeout=self._request_timeout)
         return prepared
 
     def hooked(self, request: Request) -> Request | Answer:
-        """Run the hooks; an answer completes the request without a call."""
+        """Run the hooks. An answer completes the request without a call."""
         asked = request
         for hook in self._hooks:
             verdict = hook(request)
@@ -201,12 +203,11 @@ def kind_of(request: Request) -> Kind:
 
 
 def row_of(position: int, request: Request) -> int:
-    """Return the row that a request belongs to, given its position in the list of requests."""
     return position if request.row is None else request.row
 
 
 def row_named(row: int, act: Callable[[], _T]) -> _T:
-    """Return the value of ``act()``; an ``InvalidRequest`` that it raises names the row, counted from 0."""
+    """Add the row, counted from 0, to an ``InvalidRequest`` that ``act`` raises."""
     try:
         return act()
     except InvalidRequest as error:
@@ -216,10 +217,10 @@ def row_named(row: int, act: Callable[[], _T]) -> _T:
         raise InvalidRequest(text, field=error.field, row=row) from error
 
 
-# attributes of DataFrames, Arrow tables and datasets that a single column does not have
+# attributes of DataFrames, Arrow tables and datasets that a single column lacks
 _TABLE_ATTRIBUTES = ("__dataframe__", "columns", "column_names")
 
-_MAX_SHOWN_ROWS = 10  # row numbers listed in one error
+_MAX_SHOWN_ROWS = 10  # maximum row numbers listed in one error
 _MISSING_HINT = "on_missing='skip' skips such rows, on_missing='empty' leaves the fields empty"
 
 
@@ -230,18 +231,18 @@ def prompt_list(
     column: str | None = None,
     on_missing: OnMissing | None = None,
 ) -> Iterable[Any]:
-    """Return prompts in a form that can be read one by one: a sequence if their number is known.
+    """Return prompts that can be read one by one: a sequence if their number is known.
 
-    Ordered collections, such as a table column or an array, are read completely; iterators, generators and
-    anything else without a length stay lazy. A table in parts is read part by part.
+    Ordered collections, such as a table column or an array, are read completely. Iterators, generators
+    and anything else without a length stay lazy. A table in parts is read part by part.
 
     Args:
         prompts: also a table or rows (mappings), if ``template`` or ``column`` is given.
         template: text with ``{column}`` placeholders, filled from each row.
         column: the column that contains the prompts.
-        on_missing: what to do with a row in which a field that the prompt needs is absent, null or blank:
-            ``"error"`` (the default) rejects the row, ``"skip"`` replaces it by a :class:`SkippedRow`,
-            ``"empty"`` leaves the field empty.
+        on_missing: what to do with a row in which a field that the prompt needs is absent, null or
+            blank: ``"error"`` (the default) rejects the row, ``"skip"`` replaces it by a
+            :class:`SkippedRow`, ``"empty"`` leaves the field empty.
 
     Raises:
         InvalidRequest: ``prompts`` cannot be read prompt by prompt, such as a single string.
@@ -286,7 +287,7 @@ class _TablePrompts:
                 raise self._refusal(number, f"{error.message}; {_MISSING_HINT}") from error
 
     def all_prompts(self, rows: Iterable[Any]) -> list[Any]:
-        """Return the prompts of all rows; if rows are rejected, the error says how many lack a field."""
+        """If rows are rejected, the error states how many lack a field."""
         made: list[Any] = []
         lacking: dict[int, MissingFields] = {}
         absent = set(self.rows.fields)
@@ -327,7 +328,7 @@ class _TablePrompts:
 
 
 def _rows_of(kind: TableKind, table: Any, maker: _TablePrompts) -> Iterator[dict[str, Any]]:
-    """Return the rows of a table, with the needed columns only."""
+    """Only the needed columns are read."""
     names = kind.columns(table)
     for name in maker.rows.fields:
         if (found := names.count(name)) != 1:
@@ -341,14 +342,13 @@ def _rows_of(kind: TableKind, table: Any, maker: _TablePrompts) -> Iterator[dict
 
 
 def _unchunked(rows: Iterable[Any], maker: _TablePrompts) -> Iterator[Any]:
-    """Yield rows; if they are parts of a table, such as batches of a large file, yield the rows of each."""
+    """Yield rows. Parts of a table, such as batches of a large file, are split into their rows."""
     for row in rows:
         kind = None if isinstance(row, Mapping) else kind_of_table(row)
         yield from (row,) if kind is None else _rows_of(kind, row, maker)
 
 
 def _in_order(prompts: Any) -> Iterable[Any]:
-    """Return prompts or rows in a form that can be read one by one."""
     if isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes | bytearray):
         return prompts
     kind = type(prompts).__name__
@@ -386,7 +386,7 @@ def _is_table(value: object) -> bool:
 
 
 def _has(value: Any, name: str) -> bool:
-    """Whether a value has an attribute, without evaluating properties of a lazy table."""
+    """Does not evaluate properties of a lazy table."""
     return hasattr(type(value), name) or name in getattr(value, "__dict__", ())
 
 

@@ -1,4 +1,4 @@
-"""Structured answers: the object in an answer or the reason for its absence, and the request for a repair."""
+"""Builds the object in a structured answer, or finds the reason why there is none, and requests repairs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from smartbatch.types import WRAPPED, Answer, Generation, Message, Request
 
 
 def without_nulls(schema: Mapping[str, Any], value: Any) -> Any:
-    """Return ``value`` without the nulls that stand for "left out".
+    """Remove the nulls that stand for omitted properties.
 
-    Some APIs require every property, so an optional one becomes nullable there, and models write ``null`` to
-    leave it out. If the schema does not allow that null, the property is dropped, and its default applies.
+    Some APIs require every property, so optional properties become nullable, and models write ``null``
+    to omit one. If the schema does not allow that null, the property is dropped, and its default
+    applies.
     """
     return _Cleaning(schema).cleaned([schema], value) if _has_null(value) else value
 
@@ -35,7 +36,7 @@ class _Cleaning:
         self._root = root
 
     def cleaned(self, schemas: Iterable[Any], value: Any) -> Any:
-        """Return a part of an answer that follows one of ``schemas``, without such nulls."""
+        """Clean a part of an answer that follows one of ``schemas``."""
         leaves = list(self._leaves(schemas, set()))
         if isinstance(value, list):
             return [
@@ -77,7 +78,7 @@ class _Cleaning:
         return found
 
     def _may_be(self, schema: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-        """Whether properties with fixed values match: they distinguish the branches of a union."""
+        """Compare properties that have fixed values, which distinguish the branches of a union."""
         for name, part in schema["properties"].items():
             if name in value:
                 fixed = [values for leaf in self._leaves([part], set()) if (values := _fixed(leaf))]
@@ -113,43 +114,42 @@ def _items(schema: Mapping[str, Any], position: int) -> Iterator[Any]:
 
 REPAIR_TEMPERATURES = (0.0, 0.25, 0.5)
 """Temperatures of successive repairs, whatever the request's own: first for the most likely answer, then for
-some variety. Further repairs use the last one."""
+some variety. Further repairs use the last one.
+"""
 MAX_READINGS = 3  # attempts to read an answer if smartbatch itself fails
 MAX_QUOTED_CHARACTERS = 20_000  # maximum length of a bad answer that is sent back to the model
 
 
 @frozen
 class Problem:
-    """Why an answer does not fit."""
-
     message: str  # for errors; names the place in the schema but repeats nothing of the answer
     advice: str  # for the model that wrote the answer; may quote it
     final: bool = False  # a repair will not help
-    ours: bool = False  # an error of smartbatch itself, which says nothing about the answer
+    ours: bool = False  # an error of smartbatch itself
 
     def error(self, times: str = "", **details: Any) -> UnusableAnswer:
-        """Return the error of a result, with ``details`` as its attributes."""
+        """Create the error of a result; ``details`` become its attributes."""
         kind = AnswerUnread if self.ours else ValidationFailed
         return kind(f"{self.message}{times}", **details)
 
 
 @frozen
 class Parsed:
-    """The object made from an answer that fits."""
+    """The object made from a valid answer."""
 
     value: Any
 
 
 def read_answer(params: Generation, text: str | None, finish_reason: str) -> Parsed | Problem:
-    """Return the object in an answer, or why there is none; never raises.
+    """Return the object in an answer, or the problem with it; never raises.
 
-    An error of smartbatch itself says nothing about the answer, so the answer is read again, up to
-    :data:`MAX_READINGS` times, and then kept as text with the error.
+    If smartbatch itself fails, the answer is read again, up to :data:`MAX_READINGS` times, and then kept
+    as text with the error.
     """
     for _ in range(MAX_READINGS):
         try:
             return _read(params, text, finish_reason)
-        except Exception as error:  # ours: exceptions of the user's classes are handled as flaws
+        except Exception as error:  # exceptions of the user's classes are handled as flaws; this one is not
             failure = type(error).__name__
     problem = (
         f"smartbatch itself failed to read the answer ({failure}), which is kept as text; "
@@ -159,7 +159,7 @@ def read_answer(params: Generation, text: str | None, finish_reason: str) -> Par
 
 
 def _read(params: Generation, text: str | None, finish_reason: str) -> Parsed | Problem:
-    # 1. The model calls tools: no object yet; the answer follows once it has their results.
+    # 1. The model calls tools: there is no object until it has their results.
     if finish_reason == "tool_calls":
         return Parsed(None)
     # 2. A schema: the checked object.
@@ -168,7 +168,7 @@ def _read(params: Generation, text: str | None, finish_reason: str) -> Parsed | 
     # 3. Neither a schema nor a response format: no object.
     if params.response_format is None:
         return Parsed(None)
-    # 4. The provider's own ``response_format``: the JSON value, if any, which is not checked.
+    # 4. The provider's own ``response_format``: the JSON value, if any, without a check.
     try:
         return Parsed(recover_json(text or ""))
     except JsonNotFound:
@@ -178,8 +178,8 @@ def _read(params: Generation, text: str | None, finish_reason: str) -> Parsed | 
 def own_object(params: Generation, answer: Answer, value: Any) -> Any:
     """Return an object for another caller of ``answer``, so that callers do not share ``value``.
 
-    It is a copy of ``value`` or, if that cannot be copied, another object made from the text. If none can be
-    made, as for an object from the user's own function, it is ``value`` itself.
+    It is a copy of ``value`` or, if that cannot be copied, another object made from the text. If neither
+    is possible, as for an object from the user's own function, it is ``value`` itself.
     """
     try:
         return copy.deepcopy(value)
@@ -192,10 +192,10 @@ def own_object(params: Generation, answer: Answer, value: Any) -> Any:
 def check_answer(
     schema: Mapping[str, Any], build: Callable[[Any], Any], text: str | None, finish_reason: str
 ) -> Parsed | Problem:
-    """Return the object in an answer to a request with a schema, or why there is none.
+    """Check an answer to a request with a schema.
 
-    A value that an API wraps in an object is unwrapped, and a ``null`` that stands for an omitted property is
-    dropped.
+    A value that an API wraps in an object is unwrapped, and a ``null`` that stands for an omitted
+    property is dropped.
     """
     # 1. The answer is incomplete: a repair does not help.
     if (final := _FINAL_PROBLEMS.get(finish_reason)) is not None:
@@ -215,8 +215,9 @@ def check_answer(
 
 
 def _forms(schema: Mapping[str, Any], value: Any) -> Iterator[Any]:
-    """Yield the possible readings of an answer: without its wrapper and with it, each also without optional
-    nulls."""
+    """Yield the possible readings of an answer: first without its wrapper, then with it, each also without
+    optional nulls.
+    """
     is_object = schema.get("type") == "object" or "properties" in schema
     wrapped = not is_object and isinstance(value, dict) and set(value) == {WRAPPED}
     for form in (value[WRAPPED], value) if wrapped else (value,):
@@ -242,10 +243,9 @@ def repair_request(
     *,
     takes_temperature: bool = False,
 ) -> Request:
-    """Return the request for a repair, with the bad answer and its problem.
+    """Create the request for a repair, with the bad answer and its problem.
 
-    Args:
-        takes_temperature: the provider accepts a temperature with this model.
+    ``takes_temperature`` means that the provider accepts a temperature with this model.
     """
     prompt = request.prompt
     asked = (Message("user", prompt),) if isinstance(prompt, str) else prompt

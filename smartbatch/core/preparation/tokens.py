@@ -1,8 +1,9 @@
-"""The tokens of a request, estimated from its characters and corrected by what was billed.
+"""Estimates the tokens of a request from its characters, and corrects the estimate by billed tokens.
 
-No provider's tokenizer works offline without a vocabulary file. Limits and forecasts need a figure that is
-right on average: :func:`estimate_request` estimates, and :class:`Calibration` learns the model's ratio.
-Budgets need a figure that is never too low: :func:`most_of_request`, raised if more was billed.
+No provider's tokenizer works offline without a vocabulary file. Limits and forecasts need a figure
+that is right on average: :func:`estimate_request`, with the model's ratio that :class:`Calibration`
+learns. Budgets need a figure that is never too low: :func:`most_of_request`, raised if more was
+billed.
 """
 
 from __future__ import annotations
@@ -43,25 +44,22 @@ _SMALLEST_TOKEN = re.compile(rb"[A-Za-z][a-z]?|[^ A-Za-z]| (?= )")  # matches at
 
 
 def longest_output(max_tokens: int | None, limit: int | None = None) -> int:
-    """Return the maximum output tokens a call can be billed for.
+    """Return the maximum output tokens that can be billed for a call.
 
-    Args:
-        max_tokens: the parameter of the request.
-        limit: the provider's limit for requests without ``max_tokens``; ``None`` if unknown.
+    ``limit`` is the provider's limit for requests without ``max_tokens``.
     """
     return next(most for most in (max_tokens, limit, MAX_ANSWER_TOKENS) if most is not None)
 
 
 def estimate(text: str) -> int:
-    """Return the estimated tokens of ``text``: 0 for an empty text, otherwise at least 1."""
+    """Estimate the tokens of a text: 0 for an empty text, otherwise at least 1."""
     if text.isascii():
         return (len(text) + 3) // 4
     return math.ceil(_weigh(text))
 
 
 def _weigh(text: str) -> float:
-    """Weigh the characters of each class. The lengths of three encodings give their numbers, far faster than
-    a loop over the characters."""
+    """The lengths of three encodings give the number of characters in each class, far faster than a loop."""
     chars = len(text)
     ascii_chars = len(text.encode("ascii", "ignore"))
     four = len(text.encode("utf-16-le", "surrogatepass")) // 2 - chars
@@ -77,15 +75,16 @@ def _weigh(text: str) -> float:
 def most_tokens(text: str) -> int:
     """Return the maximum tokens that a tokenizer makes of ``text``: about twice the estimate for English.
 
-    A token has at least two letters of a word, and includes the space before the word. Every other byte, such
-    as a digit, a punctuation mark, another space or part of another script, may be a token of its own.
+    A token has at least two letters of a word, and includes the space before the word. Every other byte,
+    such as a digit, a punctuation mark, another space or part of another script, may be a token of its
+    own.
     """
     return len(_SMALLEST_TOKEN.findall(text.encode("utf-8", "surrogatepass")))
 
 
 @frozen
 class _CountingRule:
-    """How the parts of a request are counted. All fields but ``text`` and ``forms`` are tokens."""
+    """How the parts of a request are counted. Numbers are tokens, except for ``forms``."""
 
     text: Callable[[str], int]  # returns the tokens of a text
     frame: int  # around the answer
@@ -125,7 +124,6 @@ class _CountingRule:
         return self.message + tokens
 
     def _part(self, part: Mapping[str, Any]) -> int:
-        """Return the tokens of a part: its text, the JSON of a call, the content of a result, or media."""
         for name in ("text", "input", "thinking"):
             if name in part:
                 return self.text(part[name]) if isinstance(part[name], str) else self._json(part[name])
@@ -161,40 +159,41 @@ _TEXT_COUNTS = _CountingRule(estimate, frame=0, message=0, tool=0, media=0, tool
 
 
 def estimate_request(request: Request) -> int:
-    """Return the estimated input tokens of ``request``: prompt, system text, schema and message frames."""
+    """Estimate the input tokens of a request: prompt, system text, schema and message frames."""
     return _EXPECTED_COUNTS.request(request)
 
 
 def estimate_texts(request: Request) -> int:
-    """Return the estimated tokens of the texts of ``request`` alone: some providers bill neither message
-    frames nor schemas."""
+    """Estimate the texts alone. Some providers bill neither message frames nor schemas."""
     return _TEXT_COUNTS.request(request)
 
 
 def most_of_request(request: Request) -> int:
-    """Return the maximum input tokens of ``request``, including the instructions that providers may add for
-    messages, schemas and tools."""
+    """Return the maximum input tokens, including instructions that providers may add for messages, schemas
+    and tools.
+    """
     return _MAXIMUM_COUNTS.request(request)
 
 
 class Calibration:
-    """What the answers of one model have shown about its tokens.
+    """Learns about the tokens of one model from its answers.
 
-    Thread-safe without a lock: the state is an immutable value that is replaced. If several answers are
-    observed at the same moment, some may be lost, which hardly changes an average.
+    Thread-safe without a lock, because the state is an immutable value that is replaced. If several
+    answers are observed at the same moment, some may be lost, which hardly changes an average.
 
-    The input ratio is the mean of the first :data:`SETTLED` requests, and then an exponential moving average.
-    Output lengths are kept for the latest :data:`REMEMBERED` answers. Their mean is kept per shape: that of
-    the answers since the lengths last changed, for example because another list began.
+    The input ratio is the mean of the first :data:`SETTLED` requests, and then an exponential moving
+    average. Output lengths are kept for the latest :data:`REMEMBERED` answers. Each shape has the mean
+    length of its answers since the lengths last changed, for example because another list began.
 
     Args:
-        outputs_for: the calibration of the model, if this one is for the model's packed prompts. It learns
-            the lengths of the same answers, but nothing about their input, which is counted differently.
+        outputs_for: the calibration of the model, if this one is for the model's packed prompts. It
+            learns the lengths of the same answers, but nothing about their input, which is counted
+            differently.
     """
 
     SETTLED = 20  # requests after which each has weight 1/20 in the ratio, and the output quantile is trusted
     REMEMBERED = 256  # answers: enough for a 95 % quantile that is based on a dozen of them
-    QUANTILE = 0.95  # reserved quantile: one answer in twenty exceeds it, and is reconciled afterwards
+    QUANTILE = 0.95  # quantile to reserve: one answer in twenty exceeds it, and is reconciled afterwards
     LATEST = 10  # answers whose mean replaces the previous one if it differs
     CHANGED = 1.5  # factor by which it must differ; smaller differences average out soon
     # limits of the ratio: a value outside them comes from a wrong count, not from another tokenizer
@@ -228,7 +227,7 @@ class Calibration:
         return math.ceil(request_estimate * self.ratio)
 
     def output(self, max_tokens: int | None) -> int:
-        """Return the output tokens to reserve: 95 % of answers are shorter; never above ``max_tokens``."""
+        """The output tokens to reserve: 95 % of answers are shorter. Never above ``max_tokens``."""
         known = self._known
         if known.seen >= self.SETTLED:
             expected = known.output(self.QUANTILE)
@@ -239,7 +238,7 @@ class Calibration:
         return expected if max_tokens is None else min(expected, max_tokens)
 
     def most(self, request: Request) -> tuple[int, int]:
-        """Return the input and output tokens to reserve for ``request`` in a budget."""
+        """The input and output tokens to reserve for ``request`` in a budget."""
         made = 0 if request.embedding is not None else self.most_output(request.params.max_tokens)
         return self.most_input(request), made
 
@@ -247,7 +246,7 @@ class Calibration:
         """Return the maximum input tokens of ``request``, from its text and from answers billed above their
         estimates.
 
-        Underestimated texts result in a constant factor, and tokens that a server adds to each request in a
+        Underestimated texts cause a constant factor; tokens that a server adds to each request cause a
         constant difference. The smaller of the two bounds still covers every observed answer.
         """
         most, known = most_of_request(request), self._known
@@ -257,23 +256,20 @@ class Calibration:
         return max(most, math.ceil(min(estimated * known.factor, estimated + known.excess)))
 
     def most_output(self, max_tokens: int | None) -> int:
-        """Return the output tokens to reserve in a budget: ``max_tokens``, which no answer exceeds.
+        """The output tokens to reserve in a budget: ``max_tokens``, which no answer exceeds.
 
-        Without it, twice the 95 % quantile is reserved, and a longer answer is charged afterwards.
+        Without ``max_tokens``, twice the 95 % quantile is reserved, and a longer answer is charged
+        afterwards.
         """
         return 2 * self.output(None) if max_tokens is None else max_tokens
 
     def answers(self, shape: str) -> tuple[int, float]:
-        """Return the number of answers of one shape since their lengths last changed, and their mean.
-
-        Args:
-            shape: the kind of request, see :class:`~smartbatch.core.preparation.answer_length.AnswerShape`.
-        """
+        """Return the number of answers of one shape since their lengths last changed, and their mean."""
         known = self._shapes.get(shape)
         return (0, 0.0) if known is None else (known.alike, known.mean)
 
     def observe(self, request_estimate: int, usage: Usage, shape: str = "") -> None:
-        """Learn from an answered request and its estimate; ignored without the provider's own counts."""
+        """Learn from an answered request; ignored without the provider's own counts."""
         if request_estimate <= 0 or usage.input_tokens <= 0 or usage.estimated:
             return
         self._known = self._known.after(request_estimate, usage.input_tokens, usage.output_tokens)
@@ -282,7 +278,7 @@ class Calibration:
             self._outputs_for.observe_output(usage.output_tokens, shape)
 
     def observe_output(self, tokens: int, shape: str = "") -> None:
-        """Learn the length of one answer, and nothing about its input."""
+        """Learn the length of one answer, but nothing about its input."""
         known = self._known
         self._known = known.after(known.estimated, known.billed, tokens)
         self._learn_shape(shape, tokens)
@@ -294,7 +290,7 @@ class Calibration:
         self._shapes[shape] = (known or _LatestLengths()).after(tokens)
 
     def levels(self, shape: str) -> tuple[float, ...]:
-        """Return the earlier mean lengths of answers of one shape, if they differed from the present one."""
+        """Return the earlier mean lengths of a shape that differ from the present one."""
         known = self._shapes.get(shape) or _LatestLengths()
         return tuple(mean for mean, last in known.levels if known.seen - last < MEAN_KEPT_ANSWERS)
 
@@ -320,10 +316,10 @@ class Calibration:
         self._shape_bases = {shape: figures[0] for shape, figures in state["shapes"].items()}
 
     def restore(self, state: Any) -> bool:
-        """Continue from the :meth:`state` of another process, if it includes answers unknown here.
+        """Add the answers in another process's :meth:`state`; False if the state was not used.
 
-        Answers observed here since the last exchange are added to it. Return whether it was used; a state of
-        another form is ignored.
+        A state is used if it includes answers that this process has not seen. Answers observed since the
+        last exchange are kept. A state of another form is ignored.
         """
         found = _read(state, self.REMEMBERED)
         if found is None or found.seen <= self._base:
@@ -344,7 +340,7 @@ class Calibration:
 
 
 def _read_shapes(state: Any) -> dict[str, _LatestLengths]:
-    """Return the stored shapes of answers, ignoring anything of another form."""
+    """Anything of another form is ignored."""
     found = {}
     for shape, figures in state.items() if isinstance(state, dict) else ():
         sound = isinstance(figures, list) and len(figures) > 3
@@ -358,7 +354,7 @@ def _read_shapes(state: Any) -> dict[str, _LatestLengths]:
 
 
 def _read(state: Any, most: int) -> _KnownTokens | None:
-    """Return a stored state; ``None`` for anything of another form."""
+    """``None`` for anything of another form."""
     if not isinstance(state, dict):
         return None
     seen, outputs = state.get("seen"), state.get("outputs")
@@ -417,7 +413,6 @@ class _KnownTokens:
         return latest, tuple(ranked)
 
     def output(self, q: float) -> int:
-        """Return the ``q`` quantile of output tokens."""
         return self.ranked[int(q * (len(self.ranked) - 1))] if self.ranked else 0
 
 
@@ -426,7 +421,7 @@ class _LatestLengths:
     """The lengths of ``seen`` answers of one shape."""
 
     seen: int = 0
-    alike: int = 0  # latest answers in the mean
+    alike: int = 0  # latest answers that the mean covers
     mean: float = 0.0  # output tokens
     latest: tuple[int, ...] = ()  # output tokens
     # earlier means that differ, each with the number of answers when it was last seen
@@ -438,8 +433,7 @@ class _LatestLengths:
         return _LatestLengths(self.seen + 1, alike, mean, latest, levels)
 
     def _levels_with(self, mean: float) -> tuple[tuple[float, int], ...]:
-        """Return the earlier means plus ``mean``. Old ones and those close to ``mean`` are left out, so that
-        there are never many."""
+        """Old means and those close to ``mean`` are left out, so that there are never many."""
         held = [
             (level, last)
             for level, last in self.levels
@@ -451,8 +445,8 @@ class _LatestLengths:
     def _with(self, output: int, newest: Sequence[int]) -> tuple[int, float, tuple[tuple[float, int], ...]]:
         """Return the number of answers that count from now on, their mean, and the earlier means that differ.
 
-        If the mean of the newest answers differs by more than a factor and by more than chance explains, only
-        those count. Otherwise the answer is averaged in.
+        Only the newest answers count if their mean differs by more than a factor and by more than chance
+        explains. Otherwise the answer is averaged in.
         """
         if self.alike >= len(newest) == Calibration.LATEST:
             mean = sum(newest) / len(newest)
@@ -466,10 +460,12 @@ class _LatestLengths:
 
 
 def _differ(before: Sequence[int], newest: Sequence[int]) -> bool:
-    """Whether two lists of lengths differ by more than chance explains. Their logarithms are compared,
-    because lengths vary by factors."""
+    """True if two lists of lengths differ by more than chance explains.
+
+    Their logarithms are compared, because lengths vary by factors.
+    """
     then, now = ([math.log(max(1, each)) for each in lengths] for lengths in (before, newest))
     spread = pstdev(now)
-    if len(before) >= len(newest):  # fewer may belong to a list that is finished
+    if len(before) >= len(newest):  # fewer may belong to a list that has finished
         spread = max(spread, pstdev(then))
     return abs(fmean(now) - fmean(then)) > CHANCE_STANDARD_ERRORS * spread / math.sqrt(len(newest))

@@ -1,7 +1,7 @@
-"""Checks of the requests and parameters that callers pass; errors name the field and the allowed range.
+"""Checks the requests and parameters that callers pass. Errors name the field and the allowed range.
 
-A bad request raises at once and never reaches a provider. No error repeats the prompt. Everything that the
-caller could change later is copied here.
+An invalid request raises immediately and never reaches a provider. No error repeats the prompt.
+Everything that the caller could change later is copied.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_DIMENSIONS = 65_536  # far above any model's; the provider checks its own li
 MAX_ALTERNATIVES = 20  # alternatives per token: the limit of OpenAI and Gemini
 MAX_WAIT_SECONDS = 3600.0
 MAX_TIMEOUT_SECONDS = 30 * 86_400.0
-# names that other libraries use, and ours
+# names used by other libraries, and those of smartbatch
 FOREIGN_NAMES = {
     "max_completion_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
@@ -54,21 +54,21 @@ FOREIGN_NAMES = {
 }
 
 FieldCheck: TypeAlias = Callable[[Any, str], Any]
-"""Takes value and field; returns the value in one form or raises ``InvalidRequest``."""
+"""Takes a value and its field; returns the value in one form or raises ``InvalidRequest``."""
 
-_NO_DEFAULTS = Request().params  # parameters of a request that sets none: one object for all of them
+_NO_DEFAULTS = Request().params  # shared by all requests that set no parameters
 remember(_NO_DEFAULTS)
 
 
 def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any) -> Request:
-    """Return ``prompt`` as a request, checked and with every parameter filled in.
+    """Return ``prompt`` as a checked request with every parameter filled in.
 
     Args:
-        prompt: a text, a sequence of messages, or a request.
+        prompt: a string, a sequence of messages, or a request.
         defaults: the client's parameters, checked by :func:`admit_defaults`; used where the request has
             ``None``.
-        overrides: fields of :class:`Generation` or :class:`Request` by name; they override the request's own,
-            except for its ``embedding``, whose options win. ``None`` means "not given".
+        overrides: fields of :class:`Generation` or :class:`Request` by name; they override the request's
+            own, except for its ``embedding``, whose options take precedence. ``None`` means "not given".
 
     Raises:
         InvalidRequest: no provider would accept the request; the error has the ``field``.
@@ -94,7 +94,7 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
         if level:
             params = _merge(params, level)
     checked = {name: _FIELDS[name](value, name) for name, value in fields.items()}
-    if "call" not in checked or prompt != "":  # 3. The caller's own callable needs no prompt.
+    if "call" not in checked or prompt != "":  # 3. A request with its own callable needs no prompt.
         prompt = _prompt(prompt)
     # 4. A vector: generation parameters are rejected, and the client's are ignored.
     if "embedding" in checked:
@@ -109,7 +109,7 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
 
 
 def _own_over(own: Embedding, shared: Embedding) -> Embedding:
-    """Return a request's own options for its vector, completed by those of the call."""
+    """Complete a request's own options for its vector with those of the call."""
     return Embedding(
         shared.task_type if own.task_type is None else own.task_type,
         shared.dimensions if own.dimensions is None else own.dimensions,
@@ -117,7 +117,7 @@ def _own_over(own: Embedding, shared: Embedding) -> Embedding:
 
 
 def check_prompt(prompt: Any, embedding: Embedding | None) -> None:
-    """Raise the errors of :func:`normalise` for a bad prompt, without making a request from a string."""
+    """Raise the errors of :func:`normalise` for an invalid prompt, without making a request from a string."""
     if type(prompt) is not str:
         normalise(prompt, embedding=embedding)
     elif not prompt or prompt.isspace() or not prompt.isascii():
@@ -125,18 +125,14 @@ def check_prompt(prompt: Any, embedding: Embedding | None) -> None:
 
 
 def admit_defaults(defaults: Generation) -> Generation:
-    """Return a checked copy of the client's parameters, for many requests.
-
-    Raises:
-        InvalidRequest: like :func:`normalise`.
-    """
+    """Return a checked copy of the client's parameters, for many requests."""
     params = _merge(_NO_DEFAULTS, _set_fields(defaults))
     remember(params)
     return params
 
 
 def refuse_for_vectors(params: Mapping[str, Any]) -> None:
-    """Reject generation parameters of a request for a vector, where they would have no effect.
+    """Reject generation parameters in a request for a vector, where they have no effect.
 
     The client's generation parameters are ignored for vectors.
     """
@@ -158,18 +154,14 @@ def _separate(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def check_params(names: Iterable[str], known: Collection[str]) -> None:
-    """Check the keywords of a call.
-
-    Raises:
-        InvalidRequest: one is not ``known``; the message says where it belongs, or suggests the nearest name.
-    """
+    """Reject unknown keywords. The message says where a keyword belongs, or suggests the nearest name."""
     for name in names:
         if name not in known:
             _refuse(name, f"is not a parameter here{_hint(name, known)}")
 
 
 def _hint(name: str, known: Collection[str]) -> str:
-    """Return what to write in place of an unknown keyword; every hint is valid."""
+    """Suggest a replacement for an unknown keyword; every suggestion is valid."""
     setting = NEAR_SETTINGS.get(name, name)
     if FOREIGN_NAMES.get(name) in known:
         return f"; did you mean {FOREIGN_NAMES[name]}?"
@@ -196,7 +188,7 @@ _ELSEWHERE: Final = {
 
 
 def _merge(below: Generation, level: Mapping[str, Any]) -> Generation:
-    """Return ``below`` overridden by the parameters of ``level``; only those are checked."""
+    """Override ``below`` with the parameters of ``level``; only the latter are checked."""
     if "schema" in level and "response_format" in level:
         _refuse("schema", "and response_format exclude each other: leave one out")
     checked = {name: _GENERATION[name](value, name) for name, value in level.items()}
@@ -235,8 +227,7 @@ def _prompt(prompt: Any) -> str | tuple[Message, ...]:
 
 
 def _schema(value: Any, field: str) -> BuiltSchema:
-    """Return a checked copy of a JSON schema, or the schema of a class, with the function that builds
-    objects."""
+    """Return a checked copy of a JSON schema, or the schema of a class."""
     if isinstance(value, BuiltSchema):
         return value
     if not isinstance(value, Mapping):
@@ -254,7 +245,7 @@ def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> 
     def check(value: Any, field: str) -> float:
         real = isinstance(value, Real) and value is not True and value is not False
         if real and low <= value <= high and not (above and value == low):  # rejects NaN too
-            return float(value) + 0.0  # minus zero becomes zero: one form for each number
+            return float(value) + 0.0  # minus zero becomes zero, so that each number has one form
         bounds = f"above {low:g} and up to {high:g}" if above else f"from {low:g} to {high:g}"
         _refuse(field, f"must be a number {bounds}{unit}, not {_shown(value)}")
 
@@ -284,7 +275,7 @@ def _integer(low: int, high: int) -> FieldCheck:
 
 
 def _shown(value: Any) -> str:
-    """Return a number as text, but only the type of anything else, which may be a misplaced prompt."""
+    """Only the type is shown for anything but a number, because it may be a misplaced prompt."""
     if isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < SEED_LIMIT * 2):
         return repr(value)
     return f"of type {type(value).__name__}" if not isinstance(value, int) else "such a large number"
@@ -295,7 +286,7 @@ _alternatives = _integer(0, MAX_ALTERNATIVES)
 
 
 def _logprobs(value: Any, field: str) -> int | bool:
-    """Return True for the log-probability of each token alone, or the number of alternatives."""
+    """True requests the log-probability of each token without alternatives."""
     return value if isinstance(value, bool) else _alternatives(value, field) or True
 
 

@@ -1,7 +1,7 @@
 """Answers of Anthropic's Messages API, complete and streamed.
 
-The SDK does not check a successful body, so it is checked here: a missing field is ``None``, and a field of
-the wrong type is an ``INVALID_RESPONSE``.
+The SDK does not validate successful answers, so this module does. A missing field is ``None``; a
+field of the wrong type is an ``INVALID_RESPONSE``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FINISH = {
     "model_context_window_exceeded": "length",
     "tool_use": "tool_calls",
 }
-_INSIDE = Reply(200, {}, b"")  # a line of a batch has no headers and no status
+_INSIDE = Reply(200, {}, b"")  # batch lines have no headers and no status
 
 
 _KNOWN = frozenset({"id", "type", "role", "content", "model", "stop_reason", "usage"})
@@ -57,16 +57,6 @@ _PLAIN_BLOCK = frozenset({"type", "text", "citations"})
 
 
 def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str, str], ...] = ()) -> Answer:
-    """Return the answer in a message.
-
-    Args:
-        data: the decoded body of ``reply``.
-        reply: the answer that contains it.
-        dropped: parameters of the request that were not sent.
-
-    Raises:
-        ProviderError: the body is not a message (``INVALID_RESPONSE``).
-    """
     usage = usage_of(data.get("usage"))
     content = data.get("content")
     if data.get("type") != "message" or not isinstance(content, list):
@@ -104,9 +94,8 @@ def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str
 
 
 def usage_of(usage: Mapping[str, Any] | Any) -> Usage | None:
-    """Return the billed tokens; ``None`` if they are missing or implausible.
-
-    Anthropic counts input in three parts: new, written to the cache, and read from it.
+    """Read the billed tokens; ``None`` if they are missing or implausible. Anthropic counts new input, cache
+    writes and cache reads separately.
     """
     if not isinstance(usage, Mapping):
         return None
@@ -128,12 +117,6 @@ def usage_of(usage: Mapping[str, Any] | Any) -> Usage | None:
 
 
 def read_result(line: bytes, errors: ErrorReader) -> Line:
-    """Return the outcome in one line of a batch's results.
-
-    Raises:
-        ValueError: the line is not a result.
-    """
-
     def read(data: dict[str, Any]) -> Answer:
         result = data.get("result")
         if not isinstance(result, dict):
@@ -145,7 +128,7 @@ def read_result(line: bytes, errors: ErrorReader) -> Line:
             case {"type": "errored", "error": dict(found)}:
                 whole = found if isinstance(found.get("error"), dict) else {"type": "error", "error": found}
                 error = errors.read(_INSIDE, data=whole)
-                error.status, error.maybe_billed = None, False  # an error in a line is never billed
+                error.status, error.maybe_billed = None, False  # errors in batch lines are never billed
                 raise error
             case {"type": "canceled"}:
                 raise not_run("cancelled")
@@ -208,7 +191,7 @@ class MessageReader(EventReader):
         return _text(delta) if kind == "text_delta" else ""
 
     def _count(self, usage: Any) -> None:
-        """Update the counters, which are cumulative; a later event repeats only some of them."""
+        """Update the cumulative counters; later events repeat only some of them."""
         if isinstance(usage, Mapping):
             self._counted.update({name: value for name, value in usage.items() if value is not None})
             self.usage = usage_of(self._counted)
@@ -220,7 +203,7 @@ def _text(block: Mapping[str, Any]) -> str:
 
 
 def _whole(block: dict[str, Any]) -> dict[str, Any]:
-    # the input arrives as pieces of JSON; if it was cut off, it stays a string
+    # the input arrives as pieces of JSON; truncated input stays a string
     if pieces := block.pop("partial_json", None):
         decoded = decoded_arguments(pieces)
         block["input"] = pieces if decoded is None else decoded

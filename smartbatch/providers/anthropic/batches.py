@@ -1,10 +1,10 @@
 """Anthropic's Message Batches, through the vendor's SDK.
 
-A batch is created with all its requests in one body; there is no input file, name or label. The SDK's own
-methods are not used: ``results()`` first looks the batch up again, typed models drop unknown fields, and
-``create()`` needs every request in memory. Its lowest-level call is used instead, as for messages.
+A batch is created with all its requests in one body; it has no input file, name or label. Calls
+use the SDK's lowest-level method, because ``results()`` fetches the batch again, typed models
+drop unknown fields, and ``create()`` needs every request in memory.
 
-Source: Anthropic's API reference of Message Batches (November 2026).
+Source: Anthropic's API reference for Message Batches (November 2026).
 """
 
 from __future__ import annotations
@@ -47,18 +47,16 @@ _RESULTS = re.compile(r"/[A-Za-z0-9_~/-]{1,512}", re.ASCII)
 
 
 class AnthropicBatches(BatchApi):
-    """See :class:`~smartbatch.providers.batch_api.BatchApi`; made by ``AnthropicProvider.batches()``.
+    """The Batch API of an ``AnthropicProvider``.
 
-    Args:
-        sdk: returns this process's SDK client, over a transport for batches.
-        leads_to: returns whether an origin is that of the base URL.
-        message: returns the body of a request for a model, and the parameters it leaves out.
+    ``leads_to`` checks whether an origin is that of the base URL. ``message`` builds the body of a
+    request and lists the parameters that it leaves out.
     """
 
     name = "anthropic"
     abilities = BatchAbilities(
         max_requests=100_000,
-        max_bytes=256_000_000,  # documented as 256 MB, which is taken as the smaller of the two meanings
+        max_bytes=256_000_000,  # documented as 256 MB; the smaller of the two possible meanings
         files=False,
         labels=False,
         fence=False,
@@ -83,19 +81,16 @@ class AnthropicBatches(BatchApi):
         self._calls = BatchCalls(errors, _is_own, self._read)
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
-        """Return ``request`` as the body of a message with its id; parameters as in real time."""
         return encode_json({"custom_id": wire_id, "params": self._message(request, model)[0]})
 
     def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:
-        """Return the sampling parameters that the API version does not take."""
         return self._message(request, model)[1]
 
     def overhead(self, size: int) -> int:  # noqa: ARG002
-        """Return the bytes around the lines; a comma replaces every line end but the last."""
+        """A comma replaces every line end but the last."""
         return len(_BEFORE) + len(_AFTER)
 
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:
-        """Create a batch of the spooled lines, which are read from disk while they are sent."""
         if creation.lines is None:
             raise ProviderError("a batch without its input cannot be created", kind=ErrorKind.CLIENT_ERROR)
         body = SpooledBody(creation.lines, before=_BEFORE, after=_AFTER, between=b",")
@@ -112,11 +107,9 @@ class AnthropicBatches(BatchApi):
             raise
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
-        """Return the batch; ``None`` for the API's own 404."""
         return self._calls.found(self._sdk().ask("get", _path(batch_id), timeout))
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
-        """Return up to 100 batches; ``after`` is the last id of the previous page."""
         params = {"limit": str(_PAGE), **({"after_id": check_id(after)} if after is not None else {})}
         reply = self._sdk().ask("get", _ROOT, timeout, params=params)
         data, found = self._calls.listed(reply, "data")
@@ -125,16 +118,14 @@ class AnthropicBatches(BatchApi):
         return page_of(reply, batches, batches[-1].id if more else None)
 
     def cancel(self, batch_id: str, timeout: float) -> None:
-        """Request cancellation; after a refusal the batch is checked, because it may have ended."""
+        """After a refusal, fetch the batch, because it may already have ended."""
         reply = self._sdk().ask("post", f"{_path(batch_id)}/cancel", timeout)
         self._calls.cancelled(reply, lambda: self.get(batch_id, timeout))
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
-        """Delete an ended batch with its results; a missing batch counts as deleted."""
         self._calls.gone(self._sdk().ask("delete", _path(batch_id), timeout))
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield the results as they arrive, from this API's own server only."""
         if not self._is_results(output):
             raise unusable("the results are at an address of another server", "id", status=200)
         sdk = self._sdk()
@@ -142,7 +133,6 @@ class AnthropicBatches(BatchApi):
         yield from self._calls.results(begin, sdk.url_of(output), timeout)
 
     def read_line(self, line: bytes, kind: Kind) -> Line:  # noqa: ARG002
-        """Read one line of results."""
         return read_result(line, self._errors)
 
     def _read(self, data: Any) -> RemoteBatch:
@@ -154,8 +144,8 @@ class AnthropicBatches(BatchApi):
         batch_id, state = check_id(data.get("id")), _state(word, counts)
         outputs: tuple[str, ...] = ()
         if state.ended:
-            # A gateway may pass on the address of the service behind it, where the key must not be sent; then
-            # the documented path is used.
+            # A gateway may pass on the address of the service behind it. The key must not be sent there, so
+            # the documented path is used instead.
             url = data.get("results_url")
             is_own = isinstance(url, str) and "://" in url and self._is_results(url)
             outputs = (str(url) if is_own else f"{_path(batch_id)}/results",)
@@ -199,7 +189,7 @@ def _state(word: str, counts: Mapping[str, int]) -> RemoteState:
         return RemoteState.ENDING
     if word != "ended":
         return RemoteState.RUNNING
-    # An ended batch has a result for every request, so it is complete unless none of them was run.
+    # An ended batch has a result for every request. It is complete unless none of them was run.
     total = sum(counts.values())
     if total and counts["canceled"] == total:
         return RemoteState.CANCELLED
@@ -209,7 +199,7 @@ def _state(word: str, counts: Mapping[str, int]) -> RemoteState:
 
 
 def _prompts_of(lines: Path) -> Iterator[str]:
-    """Yield every text of the prompts in a spooled input; nothing if the file cannot be read."""
+    """Yields nothing if the file cannot be read."""
     try:
         with open(lines, "rb") as file:
             for line in file:  # bytes are split at b"\n" only

@@ -1,9 +1,8 @@
 """Request bodies of Anthropic's Messages API as plain dictionaries, and its dialect of JSON Schema.
 
-Source of the fields: the types of the ``anthropic`` SDK 2.11 and Anthropic's API reference of October 2026.
-Source of the dialect: Anthropic's guide on structured outputs, "JSON Schema limitations", of November 2026,
-and ``anthropic.transform_schema`` of its SDK, which moves the same keywords into the description but closes
-every object, even one that stands for a dictionary.
+Sources: the types of the ``anthropic`` SDK 2.11, Anthropic's API reference (October 2026) and its
+guide "JSON Schema limitations" (November 2026). ``anthropic.transform_schema`` moves the same
+keywords into the description, but it also closes objects that stand for dictionaries.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ MAX_UNIONS = 16  # schemas with several types per request
 
 @once_per_schema
 def sent_schema(schema: dict[str, Any]) -> Mapping[str, Any] | None:
-    """Return a schema in the API's dialect; ``None`` if the API cannot enforce it."""
+    """``None`` if the API cannot enforce the schema."""
     try:
         form = in_dialect(schema, DIALECT)
     except NotExpressible:
@@ -64,7 +63,7 @@ def _parts(form: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _parts(part)
 
 
-VERSION = "2026-10-21"  # the API version this adapter is written for; it takes no sampling parameters
+VERSION = "2026-10-21"  # version used by this adapter; takes no sampling parameters
 # the previous version, which takes sampling parameters for models that still support them
 OLD_VERSION = "2023-06-01"
 
@@ -74,7 +73,7 @@ _RESERVED = ("model", "messages", "stream")
 def message_body(
     request: Request, model: str, version: str, default_max_tokens: int
 ) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-    """Return the body of ``POST /v1/messages``, and the parameters left out of it with the reasons.
+    """Build the body of ``POST /v1/messages``, and list the omitted parameters with the reasons.
 
     ``default_max_tokens`` applies to requests without ``max_tokens``, which the API requires.
     """
@@ -104,11 +103,6 @@ def message_body(
 
 
 def check_request(request: Request, version: str) -> None:
-    """Reject requests that the API cannot take, or whose answers would have another shape.
-
-    Raises:
-        InvalidRequest: names the field.
-    """
     params = request.params
     if params.response_format is not None:
         raise InvalidRequest("Anthropic has no response_format; use schema", field="response_format")
@@ -127,7 +121,7 @@ def check_request(request: Request, version: str) -> None:
 
 
 def _add_sampling(body: dict[str, Any], params: Generation, version: str) -> tuple[tuple[str, str], ...]:
-    """Add the sampling parameters that the version takes; return the others with the reasons."""
+    """Add the sampling parameters that the version accepts; return the others with the reasons."""
     dropped = []
     for name in ("temperature", "top_p"):
         value = getattr(params, name)
@@ -149,7 +143,7 @@ def _add_sampling(body: dict[str, Any], params: Generation, version: str) -> tup
 
 
 def _conversation(request: Request) -> tuple[str | list[Any], list[dict[str, Any]]]:
-    """Return the instructions, which the API takes outside the messages only, and the messages."""
+    """Separate the instructions, which the API accepts only outside the messages."""
     params, prompt = request.params, request.prompt
     instructions: list[Any] = [] if params.system is None else [params.system]
     messages: list[dict[str, Any]] = []
@@ -162,7 +156,7 @@ def _conversation(request: Request) -> tuple[str | list[Any], list[dict[str, Any
         instructions.append(instruction(params.schema))
     if all(isinstance(text, str) for text in instructions):
         return "\n\n".join(text for text in instructions if text), messages
-    blocks: list[Any] = []  # an instruction in parts may carry cache marks
+    blocks: list[Any] = []  # instructions in parts may carry cache marks
     for text in instructions:
         if not isinstance(text, str):
             blocks += text
@@ -184,7 +178,7 @@ def _add_turn(messages: list[dict[str, Any]], message: Message) -> None:
         content = [*content, *map(_call, message.tool_calls)]
     before: Any = messages[-1]["content"] if messages else None
     has_results = isinstance(before, list) and any(part.get("type") == "tool_result" for part in before)
-    if role == "user" and has_results:  # tool results and the user's next words are one message
+    if role == "user" and has_results:  # tool results and the user's next text form one message
         before += [{"type": "text", "text": content}] if isinstance(content, str) else content
     else:
         messages.append({"role": role, "content": content})
@@ -197,8 +191,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {**block, "input": arguments_sent(call), **more}
 
 
-_CALL_FIELDS = ("caller", "cache_control")  # fields of an earlier call that are returned with it
-_NO_ID = re.compile(r"[^a-zA-Z0-9_-]")  # ids of other providers may contain such characters
+_CALL_FIELDS = ("caller", "cache_control")  # fields returned with an earlier call
+_NO_ID = re.compile(r"[^a-zA-Z0-9_-]")  # ids from other providers may contain these characters
 
 
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}

@@ -1,6 +1,7 @@
-"""Meaning of Anthropic's errors: type and code first, then the text, then the status.
+"""Classifies Anthropic's errors by type and code, then by text, then by status.
 
-Source: Anthropic's error reference; ``_exceptions.py`` and ``_error_classes.py`` of the ``anthropic`` SDK.
+Sources: Anthropic's error reference; ``_exceptions.py`` and ``_error_classes.py`` in the
+``anthropic`` SDK.
 """
 
 from __future__ import annotations
@@ -42,19 +43,12 @@ _TOO_LONG = re.compile(
 
 
 def kind_of(status: int, type_: object, code: object, message: str) -> ErrorKind:
-    """Return the kind of an error.
-
-    Args:
-        status: the HTTP status; 200 for an error inside a stream.
-        type_: the error's type.
-        code: its ``details.error_code``.
-        message: its unscrubbed text.
-    """
+    """``status`` is 200 for an error inside a stream, and ``code`` is the error's ``details.error_code``."""
     named = _TYPES.get(type_) if isinstance(type_, str) else None
     if isinstance(code, str) and _SPENT_CODE.search(code):
         return ErrorKind.NO_MONEY
     if status in (200, 400, 403, 429) and code != "ramp_limit_exceeded" and _SPENT_TEXT.search(message):
-        return ErrorKind.NO_MONEY  # a spend limit on a workspace is a 400
+        return ErrorKind.NO_MONEY  # a workspace that reached its spend limit returns 400
     if status in (200, 400, 413) and _TOO_LONG.search(message):
         return ErrorKind.CONTEXT_TOO_LONG
     if status < 300:

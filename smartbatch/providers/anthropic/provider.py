@@ -50,19 +50,19 @@ class AnthropicProvider(Provider):
     Args:
         api_key: ``ANTHROPIC_API_KEY`` by default. Optional for servers other than Anthropic's.
         auth_token: ``ANTHROPIC_AUTH_TOKEN`` by default; used if there is no key.
-        base_url: without the version, such as ``https://api.anthropic.com``; ``ANTHROPIC_BASE_URL`` by
-            default.
-        api_version: ``2026-10-21`` takes no sampling parameters: they are dropped and listed in
-            ``Answer.dropped``. ``2023-06-01`` sends them, for models that still take them.
+        base_url: ``ANTHROPIC_BASE_URL`` by default; without the version, such as
+            ``https://api.anthropic.com``.
+        api_version: ``2026-10-21`` accepts no sampling parameters; they are dropped and listed in
+            ``Answer.dropped``. ``2023-06-01`` sends them, for models that still accept them.
         default_max_tokens: sent for requests without ``max_tokens``, which the API requires.
-        headers: further headers, which are treated as secrets. If ``x-api-key`` is one of them, no
-            ``Authorization`` is sent, for gateways that only know that header.
+        headers: further headers, treated as secrets. If ``x-api-key`` is one of them, no ``Authorization``
+            is sent, for gateways that accept only that header.
         connect_timeout: maximum time until an address accepts the connection.
         max_body: maximum bytes of a decoded answer.
-        allow_http: send the key over plain ``http`` to another machine.
+        allow_http: whether the key may be sent over plain ``http`` to another machine.
 
     Raises:
-        ConfigError: a key is missing or a setting is invalid; names it and the variable to set.
+        ConfigError: a key is missing or a setting is invalid; the message names it and the variable to set.
     """
 
     name = "anthropic"
@@ -133,13 +133,11 @@ class AnthropicProvider(Provider):
         self._checked: Generation | None = None
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        """See :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`."""
         body, dropped = self._message(request, model)
         reply = self._sdk.get().post(_PATH, encode_json(body), timeout)
         return read_message(self._errors.answer(reply, (request,)), reply, dropped)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        """Stream one answer; reading it sends the request, and raises like :meth:`generate`."""
         body, dropped = self._message(request, model)
         content = encode_json({**body, "stream": True})
 
@@ -151,7 +149,6 @@ class AnthropicProvider(Provider):
         )
 
     def check(self, request: Request, *, model: str) -> None:
-        """See :meth:`Provider.check <smartbatch.providers.base.Provider.check>`."""
         if not PLAIN_ID.fullmatch(model):
             raise InvalidRequest("the model's name is empty or has invalid characters", field="model")
         if request.params is not self._checked or not isinstance(request.prompt, str):
@@ -159,7 +156,6 @@ class AnthropicProvider(Provider):
             self._checked = request.params
 
     def batches(self) -> BatchApi:
-        """Return the Message Batches API; it has its own connections."""
         self.network.open_batches()
         return self._batches
 
@@ -173,7 +169,7 @@ class AnthropicProvider(Provider):
 
 
 def _credentials(api_key: str | None, auth_token: str | None) -> tuple[str | None, str | None]:
-    """Return key and token: arguments take precedence over the environment, the key over the token."""
+    """Arguments take precedence over the environment, and the key takes precedence over the token."""
     if api_key is not None and auth_token is not None:
         raise ConfigError("api_key and auth_token are alternatives; pass one of them")
     key = setting(api_key, "ANTHROPIC_API_KEY") if auth_token is None else None

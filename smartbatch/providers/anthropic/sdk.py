@@ -1,6 +1,6 @@
 """The ``anthropic`` SDK, limited to one request per call, over this library's transport.
 
-Its lowest-level call is used, which signs requests and parses nothing. Importing this module imports the SDK.
+Its lowest-level call signs requests and parses nothing. Importing this module imports the SDK.
 """
 
 from __future__ import annotations
@@ -18,15 +18,11 @@ from smartbatch.providers.http.transport import Transport
 
 
 class AnthropicSdk(SdkCalls):
-    """Calls through ``anthropic``.
+    """Makes calls through ``anthropic``.
 
-    Args:
-        transport: sends the requests.
-        url: the base URL, without the version.
-        key: the API key.
-        token: used if there is no key.
-        headers: sent with every request, including the API version.
-        authorization: whether the SDK may send an ``Authorization`` header.
+    ``url`` has no version. ``token`` is used if there is no key. ``headers`` are sent with every
+    request and include the API version. If ``authorization`` is False, the SDK sends no
+    ``Authorization`` header.
     """
 
     def __init__(
@@ -42,7 +38,7 @@ class AnthropicSdk(SdkCalls):
         super().__init__(transport)
         self._url = url.rstrip("/")
         _keep_prompts_out_of_logs()
-        # One of them must be set, or the SDK looks for credentials elsewhere.
+        # One of them must be set; otherwise the SDK looks for credentials elsewhere.
         secret: dict[str, Any] = {"auth_token": token} if token and not key else {"api_key": key or "none"}
         sent: dict[str, Any] = (
             dict(headers) if authorization else {**headers, "Authorization": anthropic.Omit()}
@@ -58,11 +54,11 @@ class AnthropicSdk(SdkCalls):
         )
 
     def url_of(self, path: str) -> str:
-        """Return the full address of a path; an address is returned unchanged."""
+        """Complete URLs are returned unchanged."""
         return path if "://" in path else self._url + path
 
     def send(self, method: str, path: str, timeout: float, *, body: bytes = b"", **more: Any) -> object:
-        """Make one request; ``more`` may hold ``headers`` and ``params``."""
+        """``more`` may contain ``headers`` and ``params``."""
         content: dict[str, Any] = {"content": body} if method == "post" else {}
         options = {"timeout": timeout, **more}
         return getattr(self.client, method)(path, cast_to=httpx2.Response, options=options, **content)
@@ -73,7 +69,7 @@ def _not_a_body(record: logging.LogRecord) -> bool:
 
 
 def _keep_prompts_out_of_logs() -> None:
-    """At level DEBUG the SDK logs complete requests, so that level is enabled by ``ANTHROPIC_LOG`` only."""
+    """The SDK logs complete requests at level DEBUG, so only ``ANTHROPIC_LOG`` can enable that level."""
     logger = logging.getLogger("anthropic._base_client")
     if not os.environ.get("ANTHROPIC_LOG") and _not_a_body not in logger.filters:
         logger.addFilter(_not_a_body)

@@ -1,4 +1,4 @@
-"""Answers of the Gemini API, complete and streamed. Zero counters are omitted, so every field is optional."""
+"""Answers of the Gemini API, complete and streamed. It omits zero counters, so every field is optional."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob
 _FINISH = {
     "STOP": "stop",
     "MAX_TOKENS": "length",
-    "CONTINUATION": "length",  # the answer is incomplete, and no call is made to continue it
+    "CONTINUATION": "length",  # the answer is incomplete; no call is made to continue it
     "SAFETY": "content_filter",
     "RECITATION": "content_filter",
     "BLOCKLIST": "content_filter",
@@ -52,14 +52,14 @@ _FINISH = {
     "IMAGE_RECITATION": "content_filter",
 }
 
-_UNSAID = "_UNSPECIFIED"  # the suffix of an enumeration's "no value"
+_UNSAID = "_UNSPECIFIED"  # suffix of an enumeration's "no value"
 
 
 class Gathered:
-    """An answer put together from the body of a call, or from the chunks of a stream."""
+    """An answer assembled from a response body or from the chunks of a stream."""
 
     def __init__(self) -> None:
-        self.ended = False  # whether a finish reason, or the reason why the prompt was blocked, has arrived
+        self.ended = False  # a finish reason, or the reason for blocking the prompt, has arrived
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._parts: list[Mapping[str, Any]] = []
@@ -73,7 +73,7 @@ class Gathered:
         self._tier: str | None = None
 
     def add(self, data: Mapping[str, Any]) -> str:
-        """Add a body or a chunk and return its text; one without the expected shape is an error."""
+        """Add a body or a chunk and return its text."""
         self._model = short(data.get("modelVersion"), PLAIN_ID) or self._model
         self._identity = short(data.get("responseId"), PLAIN_ID) or self._identity
         metadata = data.get("usageMetadata")
@@ -97,11 +97,10 @@ class Gathered:
 
     @property
     def answer(self) -> Answer:
-        """The answer so far."""
         finish = "tool_calls" if self._calls and self._finish == "stop" else self._finish
         extra = dict(self._extra)
         if not all(map(_is_plain, self._parts)):
-            # The parts are returned unchanged in later turns, without the calls and with texts put together.
+            # Later turns return these parts unchanged, without calls and with joined texts.
             blocks: list[Mapping[str, Any]] = []
             others = (part for part in self._parts if "functionCall" not in part)
             for plain, group in groupby(others, _is_plain):
@@ -167,12 +166,10 @@ def _is_plain(part: Mapping[str, Any]) -> bool:
 
 
 def _is_text_only(counts: Any) -> bool:
-    """Whether counts by modality are about text only."""
     return isinstance(counts, list) and all(fields(each).get("modality") == "TEXT" for each in counts)
 
 
 def _logprobs(result: Any) -> list[TokenLogprob]:
-    """Return the log-probabilities of the tokens, each with the most likely alternatives at its position."""
     chosen, top = fields(result).get("chosenCandidates"), fields(result).get("topCandidates")
     if not isinstance(chosen, list):
         return []
@@ -189,11 +186,7 @@ def _logprobs(result: Any) -> list[TokenLogprob]:
 
 
 def read_answer(data: Mapping[str, Any]) -> Answer:
-    """Return the answer of ``:generateContent``; for a blocked prompt, an empty text with ``content_filter``.
-
-    Raises:
-        ProviderError: there is neither a candidate nor a reason for its absence (``INVALID_RESPONSE``).
-    """
+    """Read an answer of ``:generateContent``; a blocked prompt has an empty text and ``content_filter``."""
     gathered = Gathered()
     gathered.add(data)
     if not data.get("candidates") and not gathered.ended:
@@ -202,11 +195,7 @@ def read_answer(data: Mapping[str, Any]) -> Answer:
 
 
 def read_embeddings(data: Mapping[str, Any], requests: Sequence[Request]) -> list[Answer]:
-    """Return one answer per request; the API returns vectors in the order of the requests, without an index.
-
-    Raises:
-        ProviderError: the vectors are not as requested (``INVALID_RESPONSE``).
-    """
+    """The API returns vectors in the order of the requests, without an index."""
     wanted = requests[0].embedding
     dimensions = wanted.dimensions if wanted is not None else None
     common = Answer(
@@ -224,7 +213,7 @@ def read_embeddings(data: Mapping[str, Any], requests: Sequence[Request]) -> lis
 
 
 def usage_of(found: Any) -> Usage | None:
-    """Return the billed tokens; ``None`` if they are missing or implausible. Thoughts count as output."""
+    """Read the billed tokens; ``None`` if they are missing or implausible. Thoughts count as output."""
     if not isinstance(found, dict) or not found:
         return None
     prompt, cached, made, thought, tools = (
@@ -250,12 +239,6 @@ def _shapeless(usage: Usage | None) -> ProviderError:
 
 
 def read_result(line: bytes, kind: Kind, errors: ErrorReader) -> Line:
-    """Return the outcome in one line of a batch's results.
-
-    Raises:
-        ValueError: the line is not a result.
-    """
-
     def read(data: dict[str, Any]) -> Answer:
         if (found := data.get("error")) is not None:
             code, text = rpc_code(found), fields(found).get("message")
@@ -290,7 +273,7 @@ def _read_vector(response: Mapping[str, Any]) -> Answer:
 
 
 class ChunkReader(EventReader):
-    """Reads the chunks of ``:streamGenerateContent``; only a finish reason completes the answer."""
+    """Reads the chunks of ``:streamGenerateContent``. Only a finish reason completes the answer."""
 
     to_the_end = True
 

@@ -1,13 +1,13 @@
 """The Gemini API's batches and files, through the ``google-genai`` SDK.
 
-The input is always a file, uploaded under a name chosen here, so that a second upload finds the first. The
-SDK's own upload method is not used, because it resends parts of the file after a pause and reads only the
-last response. Inline requests are not used, because a second submission could not be detected, answers arrive
-in a different order, and their keys are not always returned. Batches are read without the SDK's typed models,
-which drop counts, the reason for a failure and results under ``response``, and cannot read error details.
+The input is always a file uploaded under a name chosen here, so a second upload finds the first.
+Inline requests are not used: duplicate submissions could not be detected, answers arrive in a
+different order, and their keys are not always returned. The SDK's upload method resends parts
+after a pause and reads only the last response. Its typed models drop counts, failure reasons and
+results under ``response``. Neither is used.
 
-Sources: Google's guides and references for the Batch API and the Files API (November 2026), and the requests
-that ``google-genai`` 3.4 sends.
+Sources: Google's guides and references for the Batch API and the Files API (November 2026), and
+the requests that ``google-genai`` 3.4 sends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _PAGE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 _METHODS = {Kind.GENERATE: "batchGenerateContent", Kind.EMBED: "asyncBatchEmbedContent"}
-# states without the prefix ``BATCH_STATE_`` or ``JOB_STATE_``; a batch in any other state is running
+# states without the prefix ``BATCH_STATE_`` or ``JOB_STATE_``; any other state counts as running
 _STATES = {
     "SUCCEEDED": RemoteState.COMPLETED,
     "PARTIALLY_SUCCEEDED": RemoteState.COMPLETED,
@@ -68,17 +68,12 @@ _MAX_DISPLAY_NAME = 512  # characters
 
 
 class GeminiBatches(BatchApi):
-    """See :class:`~smartbatch.providers.batch_api.BatchApi`; made by ``GeminiProvider.batches()``.
-
-    ``sdk`` returns this process's SDK client, which uses a transport for batches.
-    """
-
     name = "gemini"
     abilities = BatchAbilities(
-        max_requests=100_000,  # not documented; the limit of other providers
+        max_requests=100_000,  # undocumented; the limit of other providers
         max_bytes=2_000_000_000,
         kinds=frozenset({Kind.GENERATE, Kind.EMBED}),
-        # Files are kept for 48 hours; nothing documents a longer time for results.
+        # Files are kept for 48 hours; no longer time is documented for results.
         retention=48 * 3600.0,
     )
 
@@ -89,19 +84,18 @@ class GeminiBatches(BatchApi):
         self._calls = BatchCalls(errors, _is_own, self._read, _refine)
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
-        """Return a line with the key and the request, which is encoded as in real time."""
         if request.embedding is not None:
             body = embed_body([request], model)["requests"][0]
-            del body["model"]  # a batch has one model, which is part of its path
+            del body["model"]  # a batch has one model, in its path
         else:
             body = generate_body(request)
         return encode_json({"key": wire_id, "request": body})
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
-        """Upload ``source``; see :meth:`BatchApi.upload <smartbatch.providers.batch_api.BatchApi.upload>`.
+        """Upload ``source`` in two calls within ``timeout``, neither of which is repeated.
 
-        It takes two calls within ``timeout``, and neither is repeated. An error between them leaves a file
-        that the service never shows; a second upload starts from the beginning.
+        An error between them leaves a file that the service never shows; a second upload starts from the
+        beginning.
         """
         deadline = time.monotonic() + timeout
         content = SpooledBody(source)
@@ -126,7 +120,7 @@ class GeminiBatches(BatchApi):
         address = reply.headers.get("x-goog-upload-url")
         if address is None or not _ADDRESS.fullmatch(address):
             raise unusable("the service did not return an upload address", status=200)
-        # 2. Send the file while reading it from disk; the response must confirm that all of it arrived.
+        # 2. Send the file while reading it from disk; the answer must confirm that all of it arrived.
         headers = {"X-Goog-Upload-Command": "upload, finalize", "X-Goog-Upload-Offset": "0"}
         reply = self._sdk().ask("post", address, _left(deadline), headers=headers, spooled=content)
         if self._calls.checked(reply).headers.get("x-goog-upload-status") != "final":
@@ -135,11 +129,10 @@ class GeminiBatches(BatchApi):
         return _read_file(self._calls.decoded(reply).get("file"), name)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
-        """Return the file with that name; its id is derived from the name, so one call is enough."""
+        """The id is derived from the name, so one call is enough."""
         return self._look(file_id_of(name), name, timeout)
 
     def delete_file(self, file_id: str, timeout: float) -> None:
-        """Delete a file; a missing file counts as deleted."""
         reply = self._sdk().ask("delete", _check_file(file_id), timeout)
         try:
             self._calls.checked(reply)
@@ -148,7 +141,7 @@ class GeminiBatches(BatchApi):
                 raise
 
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:
-        """Create a batch of an uploaded file, with the mark as its display name."""
+        """The batch's display name is the mark."""
         path = f"{resource(creation.model)}:{_METHODS[creation.kind]}"
         body = {
             "batch": {
@@ -160,11 +153,9 @@ class GeminiBatches(BatchApi):
         return self._calls.created(self._sdk().ask("post", path, timeout, body=body, headers=headers))
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
-        """Return the batch; ``None`` for the API's own 404."""
         return self._calls.found(self._sdk().ask("get", _path(batch_id), timeout))
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
-        """Return up to 100 batches; ``after`` is the page token."""
         path = f"batches?pageSize={_PAGE}"
         if after is not None:
             path += f"&pageToken={quote(after, safe='')}"
@@ -177,20 +168,17 @@ class GeminiBatches(BatchApi):
         return page_of(reply, batches, token or None)
 
     def cancel(self, batch_id: str, timeout: float) -> None:
-        """Request cancellation; after a refusal the batch is checked, because it may have ended."""
+        """After a refusal, fetch the batch, because it may already have ended."""
         reply = self._sdk().ask("post", f"{_path(batch_id)}:cancel", timeout)
         self._calls.cancelled(reply, lambda: self.get(batch_id, timeout))
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
-        """Delete the batch's record; a missing batch counts as deleted."""
         self._calls.gone(self._sdk().ask("delete", _path(batch_id), timeout))
 
     def output_files(self, batch: RemoteBatch) -> Sequence[str]:
-        """Return the files with results."""
         return batch.outputs
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield a file of results as it arrives."""
         sdk = self._sdk()
         yield from self._calls.results(
             lambda url, left: sdk.begin(url.removeprefix(sdk.url_of("")), left, "application/binary"),
@@ -199,7 +187,6 @@ class GeminiBatches(BatchApi):
         )
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
-        """Read one line of results."""
         return read_result(line, kind, self._errors)
 
     def _look(self, file_id: str, name: str, timeout: float) -> RemoteFile | None:
@@ -212,7 +199,7 @@ class GeminiBatches(BatchApi):
             raise
 
     def _read(self, data: Any) -> RemoteBatch:
-        """Return the batch that an operation is about; counts are strings, and zeros are omitted."""
+        """Counts are strings, and zeros are omitted."""
         if not isinstance(data, dict):
             raise unusable("the provider returned an invalid batch", status=200)
         metadata = fields(data.get("metadata"))
@@ -233,7 +220,7 @@ class GeminiBatches(BatchApi):
         if state is RemoteState.COMPLETED and not outputs:
             state = RemoteState.ENDING  # the results are listed a little later
         if state is not RemoteState.FAILED:
-            failure = None  # the state of a cancelled or expired batch says the same
+            failure = None  # the state of a cancelled or expired batch already says so
         counts, config = fields(metadata.get("batchStats")), fields(metadata.get("inputConfig"))
         input_file = config.get("fileName") or config.get("file_name") or None
         mark = short(metadata.get("displayName"), _MARK)
@@ -262,16 +249,16 @@ def _is_own(reply: Reply) -> bool:
 
 def _refine(error: ProviderError) -> None:
     mark_over_quota(error)
-    # a missing file is a 403 as well, and the key is valid
+    # a missing file is a 403 as well, although the key is valid
     if error.status == 403 and _is_no_file(error):
         error.kind, error.code = ErrorKind.CLIENT_ERROR, "no_such_file"
 
 
 def file_id_of(name: str) -> str:
-    """Return the id of the file that is uploaded under ``name``.
+    """Derive the id of the file uploaded under ``name``.
 
-    Ids have at most 40 lower-case letters, digits and dashes, so the name is represented by 176 bits of its
-    hash: lower-casing it could give two names the same id.
+    Ids have at most 40 lower-case letters, digits and dashes. A hash of 176 bits represents the name,
+    because lower-casing could give two names the same id.
     """
     digest = hashlib.sha256(name.encode()).digest()[:22]
     return f"files/sb-{base64.b32encode(digest).decode().rstrip('=').lower()}"

@@ -1,8 +1,8 @@
 """Request bodies of the Gemini API as plain dictionaries, and its dialect of JSON Schema.
 
-Source of the fields: Google's reference of ``models.generateContent`` and ``models.batchEmbedContents``, and
-the requests of the ``google-genai`` SDK 3.4. The API accepts names in camel case and in snake case. Source of
-the dialect: the reference of ``GenerationConfig.responseJsonSchema`` of November 2026.
+Sources: Google's reference for ``models.generateContent``, ``models.batchEmbedContents`` and
+``GenerationConfig.responseJsonSchema`` (November 2026), and the requests of the ``google-genai``
+SDK 3.4. The API accepts names in camel case and in snake case.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DIALECT = Dialect(
 
 @once_per_schema
 def sent_schema(schema: dict[str, Any]) -> Mapping[str, Any] | None:
-    """Return a schema in the API's dialect; ``None`` if the API cannot enforce it."""
+    """``None`` if the API cannot enforce the schema."""
     try:
         return in_dialect(schema, DIALECT)
     except NotExpressible:
@@ -70,12 +70,11 @@ _FORMATS = (
 
 
 def resource(model: str) -> str:
-    """Return a model's name as used in API paths: ``models/gemini-3.8-flash``."""
+    """Add the prefix used in API paths, as in ``models/gemini-3.8-flash``."""
     return model if "/" in model else f"models/{model}"
 
 
 def generate_body(request: Request) -> dict[str, Any]:
-    """Return the body of ``:generateContent`` and ``:streamGenerateContent`` for a checked request."""
     params = request.params
     system: list[Mapping[str, Any]] = [] if params.system is None else [{"text": params.system}]
     contents: list[dict[str, Any]] = []
@@ -118,7 +117,7 @@ def generate_body(request: Request) -> dict[str, Any]:
     choice = params.tool_choice
     calling: dict[str, Any] = {}
     if any(tool.strict for tool in params.tools or ()) and choice in (None, "auto"):
-        calling["mode"] = "VALIDATED"  # leaves the choice to the model and enforces the parameters
+        calling["mode"] = "VALIDATED"  # lets the model choose and enforces the parameters
     elif choice in _MODES:
         calling["mode"] = _MODES[choice]
     elif choice is not None:
@@ -129,7 +128,7 @@ def generate_body(request: Request) -> dict[str, Any]:
 
 
 def _add_result(contents: list[dict[str, Any]], message: Message, names: Mapping[str, str]) -> None:
-    """Add a tool result; the results of one turn belong in one content, in the order of their calls."""
+    """The results of one turn form one content, in the order of their calls."""
     text = text_of_result(message) or ""
     try:
         value = json.loads(text)
@@ -146,10 +145,7 @@ def _add_result(contents: list[dict[str, Any]], message: Message, names: Mapping
 
 
 def embed_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
-    """Return the body of ``:batchEmbedContents``, with one content per text.
-
-    Several texts in one content would return one vector for all of them.
-    """
+    """Send one content per text: several texts in one content would return a single vector."""
     wanted = requests[0].embedding
     options: dict[str, Any] = {}
     if wanted is not None and wanted.task_type is not None:
@@ -166,11 +162,6 @@ def embed_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
 
 
 def check_request(request: Request, model: str) -> None:
-    """Reject requests that the API does not accept, or whose answers would have a different form.
-
-    Raises:
-        InvalidRequest: names the field.
-    """
     if not _MODEL.fullmatch(model):
         raise InvalidRequest(
             "a model name may contain only letters, digits, '.', '_', '-', '@' and a leading models/",

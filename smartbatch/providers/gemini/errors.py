@@ -1,7 +1,8 @@
-"""Meaning of the Gemini API's errors.
+"""Classifies the Gemini API's errors.
 
-Sources: Google's troubleshooting guide and rate limit pages, ``google.rpc`` error details, and error bodies
-of the live service in public reports. There are no limit headers: only the details of a refusal name limits.
+Sources: Google's troubleshooting guide and rate limit pages, ``google.rpc`` error details, and
+error bodies of the live service in public reports. There are no limit headers; only the details
+of a refusal name limits.
 """
 
 from __future__ import annotations
@@ -57,17 +58,15 @@ _ENQUEUED = re.compile(r"enqueued", re.I)
 
 @frozen
 class _Error:
-    """The parts of an error body."""
-
     message: str
     status: str | None
-    reasons: tuple[str, ...]  # of ErrorInfo
-    violations: tuple[tuple[str, str | None], ...]  # quota ids, with their limits if they are named
-    wait: float | None  # seconds of RetryInfo
+    reasons: tuple[str, ...]  # from ErrorInfo
+    violations: tuple[tuple[str, str | None], ...]  # quota ids, with limits if they are named
+    wait: float | None  # seconds, from RetryInfo
     code: int | None  # the HTTP status it names
 
     def quotas(self, word: str) -> list[tuple[str, str | None]]:
-        """Return the violated quotas that have this word in their name."""
+        """Return the violated quotas whose names contain ``word``."""
         return [(name, value) for name, value in self.violations if word in name]
 
 
@@ -108,15 +107,14 @@ def _kind(status: int, found: _Error) -> ErrorKind:
     if status in (400, 413, 500) and _TOO_LONG.search(found.message):
         return ErrorKind.CONTEXT_TOO_LONG
     if status == 400 and _PLACE.search(found.message):
-        return ErrorKind.AUTH_ERROR  # the API is not available here, whatever the request
+        return ErrorKind.AUTH_ERROR  # the API is not available in this location, for any request
     if status == 504:  # DEADLINE_EXCEEDED: the prompt took longer than the time allowed
         return ErrorKind.TIMEOUT
     return kind_of_status(status)
 
 
 def _used_up(found: _Error) -> Refusal | None:
-    """Return the meaning of a 429 that a short wait does not resolve; the delay of seconds that it names is
-    misleading."""
+    """Classify a 429 that a short wait does not resolve. The delay of seconds that it names is misleading."""
     if day := found.quotas("PerDay"):
         name, value = day[0]
         amount = f" of {value}" if value is not None else ""
@@ -161,7 +159,7 @@ def _dicts(found: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _seconds(delay: Any) -> float | None:
-    """Return the seconds of a protobuf duration: ``"41s"``, ``"0.847655010s"``, or an object."""
+    """Parse a protobuf duration: ``"41s"``, ``"0.847655010s"`` or an object."""
     if isinstance(delay, str):
         return parse_duration(delay)
     try:
@@ -174,29 +172,25 @@ ERRORS = ErrorReader(_understand, lambda headers: None)  # noqa: ARG005 - no hea
 
 
 def status_error(found: Any, errors: ErrorReader) -> ProviderError:
-    """Return the meaning of a ``google.rpc.Status``; an unknown code is a server error.
-
-    A refusal because too many tokens are enqueued has the code ``token_limit_exceeded``.
-    """
+    """Convert a ``google.rpc.Status``. An unknown code is a server error."""
     found = found if isinstance(found, dict) else {}
     code = rpc_code(found)
     status, word = _CODES.get(code, (code if 400 <= code <= 599 else 500, "UNKNOWN"))
     data = {"error": {**found, "code": status, "status": word}}
     error = errors.read(Reply(status, {}, b""), data=data)
-    # The status is not that of an HTTP answer, and a failed request is not billed.
+    # The status is not an HTTP status, and a failed request is not billed.
     error.status, error.maybe_billed = None, False
     mark_over_quota(error)
     return error
 
 
 def mark_over_quota(error: ProviderError) -> None:
-    """Give a refusal its own code if the quota of enqueued tokens is full."""
+    """Set the code ``token_limit_exceeded`` if the quota of enqueued tokens is full."""
     if error.kind in (ErrorKind.RATE_LIMIT, ErrorKind.NO_MONEY) and _ENQUEUED.search(error.message):
         error.kind, error.code = ErrorKind.RATE_LIMIT, "token_limit_exceeded"
 
 
 def rpc_code(found: Any) -> int:
-    """Return the code of a ``google.rpc.Status``; 0 without one."""
     code = found.get("code") if isinstance(found, Mapping) else None
     return code if type(code) is int else 0
 
@@ -204,7 +198,7 @@ def rpc_code(found: Any) -> int:
 def _gemini_full(error: ProviderError) -> bool:
     if error.status == 503:
         return True
-    # a refusal because of a quota names the quota, or a time to wait
+    # a refusal because of a quota names the quota or a time to wait
     unnamed = error.limits is None and error.retry_after is None
     return error.status == 429 and error.kind is ErrorKind.RATE_LIMIT and unnamed
 

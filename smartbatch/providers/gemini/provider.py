@@ -1,11 +1,11 @@
-"""Google's Gemini API through the ``google-genai`` SDK, over our own pool of connections.
+"""Google's Gemini API through the ``google-genai`` SDK, over this library's connection pool.
 
-The SDK builds the requests, signs them and names their addresses. Its network is replaced by ours (see
-:mod:`smartbatch.providers.http.sdk_bridge`): its own has no time-out by default, keeps twenty connections for
-five seconds, and applies time-outs to each read. Its typed models are not used either: they cost more than
-the call itself, drop unknown fields, make further calls to continue an answer, and merge a list of strings
-into one vector. So the adapter builds the body and reads the answer itself, and every call is exactly one
-request.
+The SDK signs requests and provides their addresses. Its network is replaced (see
+:mod:`smartbatch.providers.http.sdk_bridge`), because it has no time-out by default, keeps twenty
+connections for five seconds, and applies time-outs to each read. Its typed models are not used:
+they take more CPU than the call itself, drop unknown fields, make further calls to continue an
+answer, and merge a list of strings into one vector. The adapter builds bodies and reads answers
+itself, so every call is exactly one request.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ class GeminiProvider(Provider):
     The key is sent in a header only and never appears in a string or a ``repr``; a provider cannot be
     pickled.
 
-    Vectors are exact. Those of ``gemini-embedding-001`` have unit length only at their full 3,072 dimensions:
+    Vectors are exact. Those of ``gemini-embedding-001`` have unit length only at their full 3,072 dimensions;
     normalise shorter ones before comparing them by dot product.
 
     Args:
         api_key: ``GOOGLE_API_KEY``, or else ``GEMINI_API_KEY``, by default.
-        base_url: without the version; ``GOOGLE_GEMINI_BASE_URL`` by default.
+        base_url: ``GOOGLE_GEMINI_BASE_URL`` by default; without the version.
         api_version: ``GOOGLE_GENAI_API_VERSION`` by default, or else ``v1``.
-        headers: further headers, which are treated as secrets.
+        headers: further headers, treated as secrets.
         connect_timeout: maximum time until an address accepts the connection.
         max_body: maximum bytes of a decoded answer.
         flex: whether the server supports ``serviceTier: flex``; by default only Google's own does. The tier
-            is used for models with a price in it, which the bundled table does not list: set one under
+            is used only for models that have a price for it. The bundled table has none, so set one under
             ``prices``.
-        allow_http: send the key over plain ``http`` to another machine.
+        allow_http: whether the key may be sent over plain ``http`` to another machine.
 
     Raises:
-        ConfigError: a key is missing or a setting is invalid; names it and the variable to set.
+        ConfigError: a key is missing or a setting is invalid; the message names it and the variable to set.
     """
 
     name = "gemini"
@@ -131,7 +131,6 @@ class GeminiProvider(Provider):
         self._batches = GeminiBatches(self.scope, self._errors, batch_sdk.get)
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        """See :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`."""
         path = f"{resource(model)}:generateContent"
         return read_answer(self._ask(path, generate_body(request), (request,), timeout))
 
@@ -143,12 +142,10 @@ class GeminiProvider(Provider):
         attempt: int,  # noqa: ARG002
         timeout: float,
     ) -> list[Answer]:
-        """Make one call for the vectors of several texts, one content per text, in their order."""
         path = f"{resource(model)}:batchEmbedContents"
         return read_embeddings(self._ask(path, embed_body(requests, model), requests, timeout), requests)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        """Stream one answer; reading it sends the request, and raises like :meth:`generate`."""
         path = f"{resource(model)}:streamGenerateContent?alt=sse"
         body = generate_body(request)
         return EventStream(
@@ -159,19 +156,15 @@ class GeminiProvider(Provider):
         )
 
     def check(self, request: Request, *, model: str) -> None:
-        """See :meth:`Provider.check <smartbatch.providers.base.Provider.check>`."""
         check_request(request, model)
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
-        """Return the tier ``serviceTier: flex`` for Google's own server, or if it is configured."""
         return FLEX_TIER if self._flex else None
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
-        """All models take a temperature."""
         return True
 
     def batches(self) -> BatchApi:
-        """Return the Batch API; it has its own connections."""
         self.network.open_batches()
         return self._batches
 
@@ -184,7 +177,7 @@ class GeminiProvider(Provider):
         self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
     ) -> dict[str, Any]:
         reply = self._sdk.get().post(path, encode_json(body), timeout)
-        if reply.status != 200:  # this API sends no other success
+        if reply.status != 200:  # this API has no other success status
             raise self._errors.refused(reply, requests)
         return self._errors.answer(reply, requests)
 

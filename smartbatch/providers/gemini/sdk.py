@@ -1,9 +1,9 @@
-"""The ``google-genai`` SDK, limited to one request per call. Importing this module imports the SDK, which
-takes about a second.
+"""The ``google-genai`` SDK, limited to one request per call. Importing this module takes about a
+second.
 
-Its raw path (``_build_request`` and ``_request_once``) is used: the same addresses, headers and key as its
-typed methods, at about a third of their CPU. Those names are private, so the version is bounded and a test
-checks them.
+The private methods ``_build_request`` and ``_request_once`` are used. They produce the same
+addresses, headers and key as the typed methods, at about a third of the CPU. The version is
+therefore bounded, and a test checks the names.
 """
 
 from __future__ import annotations
@@ -21,19 +21,13 @@ from smartbatch.errors import ConfigError
 from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client
 from smartbatch.providers.http.transport import Transport
 
-# private names of the SDK; an SDK without them is refused
+# private names of the SDK; an SDK without them is rejected
 _CLIENT, _BUILD, _ONCE = "_api_client", "_build_request", "_request_once"
 
 _MAX_SECONDS = 3600.0  # the SDK's own time-out; every call sets another
 
 
 class GeminiSdk(SdkCalls):
-    """Calls through ``google-genai``.
-
-    Raises:
-        ConfigError: the installed SDK cannot be used.
-    """
-
     def __init__(
         self, transport: Transport, key: str, base_url: str, version: str, headers: Mapping[str, str]
     ) -> None:
@@ -49,7 +43,7 @@ class GeminiSdk(SdkCalls):
             timeout=int(_MAX_SECONDS * 1000),
             retry_options=types.HttpRetryOptions(attempts=1),
             httpx_client=network,
-            # Set so that the SDK does not make its own, whose TLS contexts take 0.1 s.
+            # Set so that the SDK does not create its own, whose TLS contexts take 0.1 s.
             httpx_async_client=httpx2.AsyncClient(transport=_NoNetwork(), trust_env=False),
             async_client_args={"ssl": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)},
         )
@@ -65,7 +59,6 @@ class GeminiSdk(SdkCalls):
         self._client = client
 
     def url_of(self, path: str) -> str:
-        """Return the full address of a path below the API's version."""
         return f"{self._base_url}/{self._version}/{path}"
 
     def send(self, method: str, path: str, timeout: float, **more: Any) -> object:
@@ -73,12 +66,11 @@ class GeminiSdk(SdkCalls):
 
         Args:
             method: such as ``get``.
-            path: below the API's version; ``{api_version}`` in it puts the version elsewhere. An address from
-                the service is called unchanged if it is on the base URL's server; otherwise its path is
-                called there, because behind a gateway the address is that of the service itself. The key is
-                sent with a ``get`` only.
-            timeout: total seconds, also sent to the service as ``X-Server-Timeout``.
-            more: ``body``, a mapping or encoded JSON, and ``headers``.
+            path: below the API's version, which ``{api_version}`` moves; or a complete URL from the service.
+                A URL on another server is replaced by its path on the base URL's server, because a gateway
+                may pass on the URL of the service behind it. Only a ``get`` of a URL sends the key.
+            timeout: total seconds, also sent as ``X-Server-Timeout``.
+            more: ``body`` (a mapping or encoded JSON) and ``headers``.
         """
         headers = more.get("headers", {})
         if "://" in path:
@@ -99,4 +91,4 @@ class GeminiSdk(SdkCalls):
 
 
 class _NoNetwork(httpx2.AsyncBaseTransport):
-    """The network of the SDK's asynchronous half, which is unused."""
+    """Replaces the network of the SDK's asynchronous half, which is unused."""

@@ -1,1 +1,1 @@
-"""HTTP for all adapters: one transport with deadline and caps, the bridge under the SDKs, batches."""
+"""HTTP for all adapters: a transport with deadlines and size limits, bridges for SDKs, and batch calls."""

@@ -1,4 +1,4 @@
-"""Parts common to Batch APIs over HTTP: judging answers, checking ids, and downloads."""
+"""Code shared by Batch APIs over HTTP: checks of answers and ids, and downloads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from smartbatch.providers.foreign_text import http_date, unusable
 from smartbatch.providers.http.replies import LiveReply, Reply, is_html
 from smartbatch.providers.http.transport import Transport
 
-MAX_DOWNLOAD = 16 * 1024**3  # maximum bytes of a file of results, far more than 100,000 long answers have
+MAX_DOWNLOAD = 16 * 1024**3  # maximum bytes of a result file, far more than 100,000 long answers
 
 # statuses of a provider's own error that prove that nothing was created
 DEFINITE = frozenset({400, 401, 403, 404, 405, 413, 422, 429, 501})
@@ -36,12 +36,10 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 @frozen
 class BatchCalls:
-    """Judges the answers of a Batch API."""
-
-    errors: ErrorReader  # makes the errors of refusals
-    # whether a refusal is the provider's own error, not a gateway's
+    errors: ErrorReader
+    # True if a refusal is the provider's own error, not a gateway's
     is_own: Callable[[Reply], bool]
-    read: Callable[[Any], RemoteBatch]  # returns the batch in a decoded answer
+    read: Callable[[Any], RemoteBatch]  # parses the batch in a decoded answer
     # changes an error that has another meaning in a Batch API
     refine: Callable[[ProviderError], None] = lambda error: None  # noqa: ARG005
 
@@ -49,10 +47,10 @@ class BatchCalls:
         """Return a successful answer.
 
         Raises:
-            ProviderError: the answer is not a success. ``maybe_billed`` is False only if the refusal proves
-                that nothing was done: it is the provider's own, with a status in :data:`DEFINITE`, or the
-                request was too large (413).
-            BatchRefused: it names the lines that are wrong, or the limit that is exceeded.
+            ProviderError: the answer is not a success. ``maybe_billed`` is False only if the refusal
+                proves that nothing was done: it is the provider's own, with a status in :data:`DEFINITE`,
+                or the request was too large (413).
+            BatchRefused: the error names invalid lines or an exceeded limit.
         """
         if reply.ok:
             return reply
@@ -62,11 +60,10 @@ class BatchCalls:
         raise explained(error, reply.json(), self.errors.secrets)
 
     def decoded(self, reply: Reply) -> dict[str, Any]:
-        """Return the JSON object of a success; raises like :meth:`checked`."""
         return self.errors.decode(self.checked(reply))
 
     def created(self, reply: Reply) -> RemoteBatch:
-        """Return the batch in the answer to a create; an unreadable answer is not a refusal."""
+        """Read the answer to a create. An unreadable answer is not a refusal."""
         self.checked(reply)
         try:
             return self.read(self.errors.decode(reply))
@@ -75,11 +72,11 @@ class BatchCalls:
             raise
 
     def found(self, reply: Reply) -> RemoteBatch | None:
-        """Return the requested batch; ``None`` only for the provider's own 404."""
+        """``None`` only for the provider's own 404."""
         return None if self.gone(reply) else self.read(self.errors.decode(reply))
 
     def listed(self, reply: Reply, field: str, *, may_lack: bool = False) -> tuple[dict[str, Any], list[Any]]:
-        """Return the answer to a list and its entries; a missing list is empty if it ``may_lack``."""
+        """Return the answer to a list and its entries. With ``may_lack``, a missing list is empty."""
         data = self.decoded(reply)
         found = data.get(field, [] if may_lack else None)
         if not isinstance(found, list):
@@ -87,18 +84,14 @@ class BatchCalls:
         return data, found
 
     def gone(self, reply: Reply) -> bool:
-        """Whether an answer is the provider's own 404; any other refusal is raised."""
+        """True for the provider's own 404; any other refusal is raised."""
         if reply.status == 404 and self.is_own(reply):
             return True
         self.checked(reply)
         return False
 
     def cancelled(self, reply: Reply, look: Callable[[], RemoteBatch | None]) -> None:
-        """Judge the answer to a cancel.
-
-        A batch that has ended refuses it, so a refusal is raised only if the batch that ``look`` returns has
-        not ended.
-        """
+        """Accept a refused cancel only if the batch returned by ``look`` has ended."""
         try:
             self.checked(reply)
         except ProviderError as error:
@@ -109,13 +102,11 @@ class BatchCalls:
                 raise
 
     def results(self, begin: Callable[[str, float], LiveReply], url: str, timeout: float) -> Iterator[bytes]:
-        """Yield a file of results as it arrives, also from behind redirects, and close it.
+        """Yield a result file as it arrives, following redirects, and close it.
 
-        A web page is an error: it would count as results without a readable line. A body that is cut, stalls,
-        is too large, or is only a part is an error as well.
-
-        Args:
-            begin, url, timeout: as in :func:`followed`.
+        A web page is an error, because it would count as results without a readable line. Bodies that are
+        truncated, stall, are too large or contain only a part are errors too. The arguments are those of
+        :func:`followed`.
         """
         with followed(begin, url, timeout) as live:
             if live.status != 200:
@@ -129,15 +120,12 @@ class BatchCalls:
 
 
 def page_of(reply: Reply, batches: Iterable[RemoteBatch], following: str | None) -> BatchPage:
-    """Return a page with the time of the server's answer."""
     return BatchPage(tuple(batches), following, http_date(reply.headers.get("date")))
 
 
 def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the provider's") -> str:
-    """Return a provider's id if it is safe in URLs and file names.
-
-    Raises:
-        ProviderError: it is not (``INVALID_RESPONSE``); the text names ``what`` and does not repeat the id.
+    """Return an id that is safe in URLs and file names. The error for any other id names ``what`` and does
+    not repeat the id.
     """
     if isinstance(value, str) and form.fullmatch(value):
         return value
@@ -150,19 +138,13 @@ def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the 
 
 @contextlib.contextmanager
 def followed(begin: Callable[[str, float], LiveReply], url: str, timeout: float) -> Iterator[LiveReply]:
-    """Yield the answer to a download, after its redirects; it is closed afterwards.
+    """Follow the redirects of a download and yield the answer, which is closed afterwards.
 
-    Services keep results in separate storage and answer with its address. The key is sent to the base URL's
-    server only: another server is called without our headers, because the address itself is the permission. A
-    download that starts with TLS never continues without it.
+    Services keep results in separate storage and answer with its address. The key is sent to the base
+    URL's server only. Another server is called without the provider's headers, because the address
+    itself grants access. A download that starts with TLS never continues without it.
 
-    Args:
-        begin: calls the base URL's server, with the key: takes an address and seconds.
-        url: of the download, on that server.
-        timeout: total seconds.
-
-    Raises:
-        ProviderError: a redirect leads nowhere, or away from TLS, or there are too many.
+    ``begin`` calls an address on the base URL's server with the key, within the given seconds.
     """
     deadline, own = time.monotonic() + timeout, _parsed(url)
     with contextlib.ExitStack() as opened:

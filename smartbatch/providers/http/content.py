@@ -1,4 +1,4 @@
-"""The content of requests and answers: JSON within bounds, and files that are read while they are sent.
+"""JSON within limits, and files that are read while they are sent.
 
 JSON is read and written by ``orjson`` if it is installed (the extra ``fast``).
 """
@@ -22,23 +22,23 @@ except ImportError:
     _dumps = _loads = None
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
-MAX_DEPTH = 200  # maximum levels of an answer, which is copied, compared and written recursively
+MAX_DEPTH = 200  # maximum depth of an answer, which is copied, compared and written recursively
 _MAX_VALUES = 4_000_000
 _BYTES_PER_VALUE = 16
-"""Maximum values of an answer; more if each has this many bytes, as the numbers of vectors do. Small values
-take up to 80 times their size in memory."""
+"""An answer may exceed the maximum number of values only if each value has this many bytes, as in vectors.
+Small values take up to 80 times their size in memory."""
 
 
 class TooComplex(RecursionError):
-    """An answer with too many levels or values; the text names which."""
+    """An answer has too many levels or values."""
 
 
 def decode_json(text: bytes) -> Any:
-    """Return the value of JSON text.
+    """Parse JSON text.
 
-    Text that ``orjson`` rejects is read by the standard library, which takes NaN, infinity, lone surrogates,
-    byte order marks and UTF-16. ``orjson`` turns integers beyond 64 bits, which no field of an answer has,
-    into floats.
+    The standard library parses what ``orjson`` rejects: NaN, infinity, lone surrogates, byte order
+    marks and UTF-16. ``orjson`` converts integers beyond 64 bits to floats; no field of an answer has
+    such integers.
 
     Raises:
         ValueError: it is not JSON.
@@ -53,14 +53,14 @@ def decode_json(text: bytes) -> Any:
 
 
 def decode_answer(text: bytes) -> Any:
-    """Return the value of a server's JSON text, like :func:`decode_json`, within limits.
+    """Parse a server's JSON text, like :func:`decode_json`, within limits.
 
     Raises:
         ValueError: it is not JSON.
         RecursionError: it is nested deeper than :data:`MAX_DEPTH` levels, or has too many values.
     """
     opened = text.count(b"[") + text.count(b"{")
-    if len(text) > _MAX_VALUES:  # fewer bytes have fewer values
+    if len(text) > _MAX_VALUES:  # fewer bytes cannot have more values
         values = opened + text.count(b",") + text.count(b":")
         if values > max(_MAX_VALUES, len(text) // _BYTES_PER_VALUE):
             raise TooComplex("has too many values")
@@ -89,13 +89,12 @@ def _check_depth(value: Any) -> None:
 
 
 def encode_json(body: Mapping[str, Any]) -> bytes:
-    """Return a body as compact JSON in ASCII, the same bytes every time; no server takes U+2028 or another
-    separator in a string for the end of a line.
+    """Encode a body as compact JSON in ASCII; equal bodies give equal bytes.
 
-    The standard library writes what ``orjson`` rejects (integers beyond 64 bits, deep nesting, lone
-    surrogates), bodies that are not ASCII, which ``orjson`` does not escape, and bodies with a ``null``,
-    which ``orjson`` also writes for numbers that are not finite. The exponents of floats are the one
-    difference (``1e-7`` for ``1e-07``).
+    ASCII prevents servers from reading U+2028 or another separator in a string as a line end. The
+    standard library writes what ``orjson`` cannot: integers beyond 64 bits, deep nesting, lone
+    surrogates, text that is not ASCII, and bodies with a ``null``, which ``orjson`` also writes for
+    numbers that are not finite. Only exponents of floats differ (``1e-7`` instead of ``1e-07``).
 
     Raises:
         ValueError: a number is not finite.
@@ -116,15 +115,15 @@ _PIECE = 65536
 
 
 class SpooledBody:
-    r"""The lines of a file, each with its end, as a body of exactly :func:`len` bytes, read while it is sent.
+    """The lines of a file as a body of known length, read while it is sent.
 
-    An unreadable file is an error with the code ``source``, here and while the body is sent.
+    An unreadable file raises an error with the code ``source``, even after sending has begun.
 
     Args:
-        source: a file of lines, each ended by ``\n``; unchanged until the body is sent.
+        source: lines that each end with a line feed; must not change until the body is sent.
         before, after: bytes around the lines.
-        between: one byte that replaces every line end but the last, which is left out; by default the file is
-            sent unchanged.
+        between: one byte that replaces every line end but the last, which is dropped. By default, the
+            file is sent unchanged.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class SpooledBody:
         return len(self._before) + self.file_size + len(self._after)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the body in pieces; a file that has become shorter is an error."""
+        """Yield the body in pieces. A file that has become shorter is an error."""
         if self._before:
             yield self._before
         left = self.file_size
@@ -161,12 +160,12 @@ class SpooledBody:
 
 
 def upload_form(fields: Mapping[str, str], source: Path, filename: str) -> tuple[SpooledBody, str]:
-    """Return a ``multipart/form-data`` body with plain fields and one file, and its content type."""
-    from urllib3.filepost import encode_multipart_formdata  # the embedded provider sends nothing
+    """Return the body and its content type."""
+    from urllib3.filepost import encode_multipart_formdata  # the embedded provider does not need it
 
     file = ("file", (filename, b"", "application/octet-stream"))
     form, content_type = encode_multipart_formdata([*fields.items(), file])
-    end = form.rindex(b"\r\n--")  # the file's bytes belong before it
+    end = form.rindex(b"\r\n--")  # the file's bytes are inserted before it
     return SpooledBody(source, before=form[:end], after=form[end:]), content_type
 
 

@@ -1,5 +1,5 @@
-"""The endpoint of a provider: base URL, headers, secrets and scope, checked before anything is sent; and its
-two transports, opened and closed together.
+"""A provider's endpoint: base URL, headers, secrets and scope, checked before anything is sent, and its
+transports.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FRAMING = ("host", "content-length", "content-type", "transfer-encoding", "conn
 
 
 def setting(value: str | None, *variables: str) -> str | None:
-    """Return the argument, or else the first environment variable that is set and not blank."""
+    """Return the argument, or else the first environment variable that is not blank."""
     if value is not None and not isinstance(value, str):
         raise ConfigError(
             f"the argument for {' or '.join(variables)} must be a string, not {type(value).__name__}"
@@ -42,12 +42,9 @@ def setting(value: str | None, *variables: str) -> str | None:
 def checked_url(
     value: str | None, variable: str, default: str, *, carries_secret: bool, allow_http: bool
 ) -> Url:
-    """Return the base URL from ``base_url=``, the environment variable or the default.
+    """Check the base URL from ``base_url=``, the environment variable or the default.
 
-    A key is sent over plain ``http`` to this machine only, unless the user allows it.
-
-    Raises:
-        ConfigError: the URL is not usable, or the key would be sent unencrypted.
+    A key is sent over plain ``http`` only to this machine, unless the user allows other servers.
     """
     address = setting(value, variable) or default
     source = f"base_url= or {variable}"
@@ -78,10 +75,8 @@ def checked_url(
 
 
 def own_headers(headers: Mapping[str, str] | None, reserved: Collection[str] = ()) -> dict[str, str]:
-    """Return a user's headers; ``reserved`` are lower-case names that the client sets itself.
-
-    Raises:
-        ConfigError: a header is not allowed; the message names the header, never its value.
+    """Check a user's headers. ``reserved`` are lower-case names that the client sets itself. Errors never
+    show values.
     """
     if not isinstance(headers or {}, Mapping):
         raise ConfigError(f"headers must be a dictionary, not {type(headers).__name__}")
@@ -100,19 +95,19 @@ def own_headers(headers: Mapping[str, str] | None, reserved: Collection[str] = (
 
 
 def scope_of(prefix: str, url: Url, *identity: Any) -> str:
-    """Return the name of a quota: prefix, host and a fingerprint of the account's identity."""
+    """Identify a quota by prefix, host and a fingerprint of the account."""
     digest = hashlib.sha256(json.dumps([url.url, *identity]).encode()).hexdigest()[:12]
     return f"{prefix}:{url.netloc}:{digest}"
 
 
 def secrets_of(*values: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the strings among ``values`` that are long enough to be removed from messages of others."""
+    """Return the strings that are long enough to be removed from foreign messages."""
     flat = [text for value in values for text in ([value] if isinstance(value, str) else value or ()) if text]
     return tuple(text for text in flat if len(text) >= 8)
 
 
 def not_pickled(provider: object) -> NoReturn:  # noqa: ARG001
-    """Refuse to pickle a provider; this is the ``__reduce__`` of every provider with a key."""
+    """The ``__reduce__`` of every provider with a key."""
     raise TypeError(
         "a provider holds connections and a key and cannot be pickled; create it where it is used"
     )
@@ -129,7 +124,7 @@ _T = TypeVar("_T")
 
 
 class HttpNetwork:
-    """The two transports to a provider's service, with a URL and headers that have been checked."""
+    """The two transports to a provider's service. URL and headers have already been checked."""
 
     def __init__(
         self,
@@ -141,36 +136,32 @@ class HttpNetwork:
     ) -> None:
         self._sdk: PerProcess[Any] | None = None
         self._importing: threading.Thread | None = None
-        # reuses its connections, and sends the headers with every request
+        # reuses connections, and sends the headers with every request
         self.realtime = Transport(url, headers, connect_timeout=connect_timeout, max_body=max_body)
         # uses each connection for one call; for files and batches
         self.batches = Transport(url, connect_timeout=connect_timeout, max_body=max_body, reuse=False)
 
     def through(self, make: Callable[[Transport], _T]) -> tuple[PerProcess[_T], PerProcess[_T]]:
-        """Return the SDK over each transport, created on first use; :meth:`open` starts the real-time one."""
+        """Create the SDK over each transport on first use. :meth:`open` starts the real-time one."""
         self._sdk = realtime = PerProcess(lambda: make(self.realtime))
         return realtime, PerProcess(lambda: make(self.batches))
 
     def open(self, workers: int) -> None:
-        """Make room for ``workers`` concurrent calls; connections are made when first needed.
+        """Make room for ``workers`` concurrent calls; connections are made on demand.
 
-        Importing an SDK takes up to a second, so it starts on a separate thread. A fork waits for it: the
-        child would otherwise inherit a half-imported module whose lock is never released.
+        Importing an SDK takes up to a second, so it starts on a separate thread. A fork waits for it;
+        otherwise the child would inherit a half-imported module whose lock is never released.
         """
         self.realtime.open(workers)
         if self._sdk is None or self._sdk.peek() is not None or self._importing is not None:
             return
         self._importing = threading.Thread(target=self._import, name="smartbatch-import", daemon=True)
         around_fork(self)
-        with suppress(RuntimeError):  # no thread is available; the SDK is imported when needed
+        with suppress(RuntimeError):  # no thread is available; the SDK is imported on demand
             self._importing.start()
 
     def ready(self) -> None:
-        """Wait until calls can be made.
-
-        Raises:
-            Exception: importing or creating the SDK failed.
-        """
+        """Wait until calls can be made; raise if importing or creating the SDK failed."""
         if self._sdk is not None:
             self._sdk.get()
 
@@ -184,10 +175,10 @@ class HttpNetwork:
             self._import()
 
     def after_fork_in_parent(self) -> None:
-        """Do nothing; called by :mod:`smartbatch._fork`."""
+        """Called by :mod:`smartbatch._fork`."""
 
     def after_fork(self) -> None:
-        """In a forked child, forget the parent's thread; called by :mod:`smartbatch._fork`."""
+        """Forget the parent's thread; called by :mod:`smartbatch._fork` in the child."""
         self._importing = None
 
     def open_batches(self) -> None:
@@ -195,12 +186,12 @@ class HttpNetwork:
         self.batches.open(DEFAULT_WORKERS)
 
     def close(self) -> None:
-        """Close all connections; calls in progress fail at once with ``NETWORK_ERROR``, code ``closed``."""
+        """Close all connections; calls in progress fail with ``NETWORK_ERROR``, code ``closed``."""
         self.realtime.close()
         self.batches.close()
 
     def meaning_of(self, error: Exception) -> ProviderError | None:
-        """Return the meaning of a network exception; ``None`` for any other."""
+        """Convert a network exception; ``None`` for any other."""
         if isinstance(error, (HTTPError, OSError)):  # how far the call got is unknown
             return failure(error, "receive", self.realtime.place, late=isinstance(error, TimeoutError))
         if "httpx2" not in sys.modules:  # no SDK is imported

@@ -1,4 +1,4 @@
-"""Streamed answers over HTTP: the parts that the streams of all APIs share."""
+"""Streaming over HTTP, as far as it is the same for all APIs."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from smartbatch.providers.http.replies import LiveReply, Reply
 from smartbatch.providers.http.transport import Cutoff
 from smartbatch.types import Answer, Request, Usage
 
-EVENTS = "text/event-stream"  # the content type of a stream
+EVENTS = "text/event-stream"  # content type of a stream
 
 
 class EventReader(ABC):
-    """Reads the events of one API; one per stream."""
+    """Reads the events of one stream."""
 
-    # True if the API has no end mark, or may omit it: then the body is read to its end, and :attr:`ended`
-    # says whether it is complete
+    # True if the API may omit its end mark. The body is then read to its end, and :attr:`ended` shows whether
+    # it is complete.
     to_the_end = False
     ended = False  # the end mark, or another proof that the answer is complete, has arrived
-    usage: Usage | None = None  # tokens billed so far, if the service reports them
-    # parameters of the request that were not sent, with the reasons
+    usage: Usage | None = None  # tokens billed so far, if reported
+    # parameters that were not sent, with the reasons
     dropped: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, errors: ErrorReader) -> None:
-        self.errors = errors  # makes the errors of the API's answers
+        self.errors = errors
 
     def is_end_mark(self, data: bytes) -> bool:  # noqa: ARG002
-        """Whether an event is an end mark that is not JSON."""
+        """For end marks that are not JSON."""
         return False
 
     @abstractmethod
     def take(self, data: Mapping[str, Any], name: str, head: Reply) -> str:
-        """Add an event; return the text in it."""
+        """Add an event and return its text."""
 
     @abstractmethod
     def finish(self, text: str, head: Reply) -> Answer:
-        """Return the answer; ``text`` is the text already yielded."""
+        """Create the answer; ``text`` has already been yielded."""
 
     def whole(self, data: Mapping[str, Any], reply: Reply) -> Answer:  # noqa: ARG002
-        """Return the answer in a body that is not a stream, if the API's servers may send one."""
+        """Read an answer that is not a stream, if the API's servers may send one."""
         raise self.errors.unusable(reply, "shape", "the answer is not a stream of events; check the base URL")
 
 
@@ -56,12 +56,12 @@ class EventStream(AnswerStream):
     """One streamed answer.
 
     Args:
-        begin: sends the request within the given seconds; its second argument lets another thread end the
-            wait for the head of the answer.
+        begin: sends the request within the given seconds; its second argument lets another thread
+            interrupt the wait for the head of the answer.
         reader: reads the API's events.
         request: its texts must not appear in an error.
         timeout: total seconds from now to the last byte.
-        meaning: returns the meaning of a stream's error for its request.
+        meaning: converts an error of the stream for its request.
     """
 
     def __init__(
@@ -85,15 +85,17 @@ class EventStream(AnswerStream):
         self._answer: Answer | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield pieces of text as they arrive. In order:
+        """Yield pieces of text as they arrive, in this order:
 
-        1. the request is sent;
-        2. a refusal is an error, and a complete answer is yielded in one piece;
-        3. events are read up to the end mark; without it the answer was cut, whatever the connection reports;
-        4. the rest of the body is read, so that the connection can be reused.
+        1. The request is sent.
+        2. A refusal is raised, and a complete answer is yielded in one piece.
+        3. Events are read up to the end mark. Without it the answer was truncated, whatever the
+           connection reports.
+        4. The rest of the body is read, so that the connection can be reused.
 
         Raises:
-            ProviderError: as for a complete answer; with the usage and the call's id, if they have arrived.
+            ProviderError: as for a complete answer, with the usage and the call's id if they have
+                arrived.
         """
         live = self._open()
         head = Reply(live.status, live.headers, b"")
@@ -120,7 +122,7 @@ class EventStream(AnswerStream):
             live.close()
 
     def close(self) -> None:
-        """Close the connection, or end the wait for it; an iteration in progress fails."""
+        """Close the connection or interrupt the wait for it; an iteration in progress fails."""
         with self._lock:
             live = self._live
             if live is None:
@@ -130,7 +132,6 @@ class EventStream(AnswerStream):
 
     @property
     def answer(self) -> Answer:
-        """The complete answer, once the iteration has ended; ``RuntimeError`` before."""
         if self._answer is None:
             raise RuntimeError("the stream has not been read to its end")
         return self._answer
@@ -145,13 +146,13 @@ class EventStream(AnswerStream):
         return live
 
     def _pieces(self, live: LiveReply, head: Reply) -> Iterator[str]:
-        """Yield the text of each event; an error among them is raised. The stream ends, in order:
+        """Yield the text of each event and raise any error among them. The stream ends in one of two ways:
 
-        1. With its end mark, or the event that ends the answer, unless the API sends more after it.
-        2. With the body: an error, unless the answer had ended.
+        1. With its end mark or the event that ends the answer, unless the API sends more after it.
+        2. With the body, which is an error unless the answer has ended.
 
-        Then the rest of an incomplete character is yielded, and the text of an answer that arrived all at
-        once.
+        At the end, the rest of an incomplete character is yielded, and the text of an answer that arrived
+        in one piece.
         """
         reader = self._reader
         text = WellFormedText()
@@ -170,7 +171,7 @@ class EventStream(AnswerStream):
             yield piece
         self._answer = reader.finish(text.whole, head)
         if not text.whole and self._answer.text:
-            yield self._answer.text  # a server that sends the text with the last event
+            yield self._answer.text  # a server that sends all text with the last event
 
     def _decoded(self, name: str, event: bytes, head: Reply) -> dict[str, Any]:
         try:
@@ -202,12 +203,11 @@ MAX_EVENT = 16 * 1024 * 1024  # maximum bytes per event, far more than the APIs 
 
 
 def events(pieces: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the events in a body that arrives in pieces of any size, each as its name (or an empty string)
-    and its ``data`` lines, joined by line feeds; one without its blank line is not an event.
+    """Split a body into events. An event has a name, which may be empty, and its ``data`` lines joined
+    by line feeds.
 
-    Raises:
-        ProviderError: an event is larger than :data:`MAX_EVENT`.
-        Exception: whatever ``pieces`` raises.
+    An event without its blank line is dropped. An event larger than :data:`MAX_EVENT` raises a
+    ``ProviderError``.
     """
     name, size = b"", 0
     data: list[bytes] = []
@@ -229,7 +229,7 @@ def events(pieces: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    rest = bytearray()  # of a line that has not ended yet
+    rest = bytearray()  # start of an unfinished line
     for piece in pieces:
         first, *others = piece.split(b"\n")
         rest += first

@@ -1,4 +1,4 @@
-"""Connections that end every read and write at one deadline, their pool, and the meaning of their errors."""
+"""Connections that apply one deadline to all reads and writes, their pool, and their errors."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", 
 
 
 def failure(error: Exception, step: Step, place: str, *, late: bool, closed: bool = False) -> ProviderError:
-    """Return the meaning of an exception of ``urllib3``, ``http.client``, ``ssl`` or the system.
+    """Convert an exception of ``urllib3``, ``http.client``, ``ssl`` or the operating system.
 
     Args:
         error: the exception.
-        step: the progress of the call; from ``receive`` on it may have been executed, and billed.
-        place: host and port, for the text.
-        late: the call's total deadline has passed.
+        step: the progress of the call; from ``receive`` on, it may have been executed and billed.
+        place: host and port.
+        late: the call's deadline has passed.
         closed: the provider was closed during the call.
     """
     kind, code, text = _meaning(error, step, place)
@@ -51,9 +51,7 @@ def failure(error: Exception, step: Step, place: str, *, late: bool, closed: boo
 
 
 def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, str]:
-    """Return kind, code and text by the error's class; most classes derive from ``OSError``, so specific ones
-    are checked first.
-    """
+    """Return kind, code and text. Specific classes come first, because most derive from ``OSError``."""
     network = ErrorKind.NETWORK_ERROR
     if isinstance(error, EmptyPoolError):
         return network, "pool", "no connection was free in time; open() the provider for more workers"
@@ -85,20 +83,21 @@ def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, 
         return network, "proxy", "the proxy did not open a tunnel"
     if isinstance(error, (http.client.HTTPException, HTTPError)):
         return ErrorKind.INVALID_RESPONSE, "not_http", f"{place} does not answer in HTTP; check the base URL"
-    if isinstance(error, (OSError, ValueError)):  # ValueError: read on a socket closed by another thread
+    if isinstance(error, (OSError, ValueError)):  # ValueError: read from a socket that another thread closed
         return network, "cut", f"the connection to {place} broke ({type(error).__name__})"
     return ErrorKind.UNKNOWN, "unknown", f"the call to {place} failed ({type(error).__name__})"
 
 
 IDLE_SECONDS = 60.0
-"""Idle connections are closed after this time: servers, gateways and address translation drop them about
-then, some silently, which only a failed call would reveal."""
+"""Servers, gateways and address translation drop idle connections after about this time. Some do so silently,
+which only a failed call would reveal.
+"""
 
 _NEARLY = 0.01
 _NEARLY_OF = 1 / 500
-"""Tolerance of a time-out: this many seconds or this fraction of the remaining time, whichever is more (1.2 s
-of ten minutes). A new time-out includes half of it, so that the next call, which may take as long, can keep
-it."""
+"""A time-out may be wrong by this many seconds or this fraction of the remaining time, whichever is more (1.2
+s of ten minutes). A new time-out includes half of this tolerance, so that the next call can keep it.
+"""
 
 _PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
@@ -109,18 +108,14 @@ _KEEP_ALIVE = [
     *((socket.IPPROTO_TCP, getattr(socket, name), n) for name, n in _PROBES if hasattr(socket, name)),
 ]
 
-_STALE_LOOKUP = 30.0  # seconds after which a hanging lookup is no longer shared: the resolver may work again
+_STALE_LOOKUP = 30.0  # seconds after which a hanging lookup is no longer shared; the resolver may work again
 
-# lookups in progress, by process (a forked child has none of the parent's threads), host and port
+# lookups in progress by process, host and port; a forked child has none of the parent's threads
 _lookups: dict[tuple[tuple[int, bool], str, int | None], _Lookup] = {}
 
 
 def seconds_left(deadline: float) -> float:
-    """Return the seconds until ``deadline``, in monotonic time.
-
-    Raises:
-        TimeoutError: it has passed.
-    """
+    """Return the seconds until ``deadline`` (monotonic time); raise ``TimeoutError`` if it has passed."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         raise TimeoutError("the call's deadline is over")
@@ -130,14 +125,14 @@ def seconds_left(deadline: float) -> float:
 if TYPE_CHECKING:
     _Plain: TypeAlias = socket.socket
     _Tls: TypeAlias = ssl.SSLSocket
-else:  # green threads have other socket classes, which may not be in place yet
+else:  # green threads have their own socket classes, which may not be installed yet
     _Plain = _Tls = object
 
 
 class PlainSocket(_Plain):
-    """A socket that ends every read and write at one common deadline (monotonic seconds).
+    """A socket that applies one deadline (monotonic seconds) to all reads and writes.
 
-    It is combined with the socket class in use when a connection is made, see :func:`_over`.
+    :func:`_over` combines it with the socket class in use when a connection is made.
     """
 
     deadline = 0.0
@@ -156,7 +151,7 @@ class PlainSocket(_Plain):
 
 
 class _TlsSocket(_Tls):
-    """The same over TLS, which reads with ``read`` and writes with ``send``."""
+    """The TLS variant, which reads with ``read`` and writes with ``send``."""
 
     deadline = 0.0
 
@@ -174,10 +169,10 @@ class _TlsSocket(_Tls):
 
 
 def _arm(sock: Any) -> None:
-    """Let the next read or write of a socket end at its deadline, or slightly later.
+    """Set the time-out of a socket's next read or write to its deadline, or slightly later.
 
-    A time-out that is nearly right is kept: setting one is a system call, for which the interpreter's lock is
-    released.
+    A time-out that is nearly right is kept, because setting one is a system call that releases the
+    interpreter lock.
     """
     left = seconds_left(sock.deadline)
     nearly = max(_NEARLY, left * _NEARLY_OF)
@@ -188,24 +183,24 @@ def _arm(sock: Any) -> None:
 
 @lru_cache(maxsize=8)
 def _over(deadline: Any, base: Any) -> Any:
-    """Return the socket class ``base`` with the reads and writes of ``deadline``."""
+    """Combine the socket class ``base`` with the reads and writes of ``deadline``."""
     return type(deadline.__name__, (deadline, base), {})
 
 
 class Connection(HTTPConnection):
-    """A connection that dials within the deadline of the call that holds it."""
+    """A connection that is established within the deadline of the call that uses it."""
 
-    pool: ConnectionPool  # it returns there
+    pool: ConnectionPool  # receives the connection after the call
     deadline = 0.0  # of the call, monotonic seconds
     idle_since = 0.0  # when it was returned, by the pool's clock
     step: Step = "connect"  # progress of the call
     dialling: socket.socket | None = None  # socket of the address being tried
-    is_cut = False  # whether another thread ended the call
+    is_cut = False  # another thread ended the call
     _watch: tuple[socket.socket, Callable[[int], object]] | None = None
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection is usable: the server has neither closed it nor sent unrequested data."""
+        """False if the server closed the connection or sent unrequested data."""
         sock = self.sock
         if sock is None:
             return False
@@ -218,16 +213,16 @@ class Connection(HTTPConnection):
         return not self._watch[1](0)
 
     def cut(self) -> None:
-        """End the call that another thread makes on this connection; it fails soon."""
+        """End the call that another thread makes on this connection."""
         self.is_cut = True
         for sock in (self.sock, self.dialling):
             if sock is not None:
                 with contextlib.suppress(OSError):
-                    # Not SSLSocket.shutdown, which frees the TLS object that the reader uses.
+                    # Not SSLSocket.shutdown: it frees the TLS object that the reader uses.
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def dial(self) -> None:
-        """Connect, through the proxy's tunnel if there is one, within the call's deadline."""
+        """Connect within the call's deadline, through the proxy's tunnel if there is one."""
         pool = self.pool
         self.timeout = min(pool.connect_timeout, seconds_left(self.deadline))
         if pool.proxy is not None and pool.scheme == "https":
@@ -238,14 +233,13 @@ class Connection(HTTPConnection):
             raise ConnectionAbortedError("closed while connecting")
 
     def give_back(self, *, reusable: bool) -> None:
-        """Return it to the pool; one that is not ``reusable`` is closed."""
         self.pool.put(self, reusable=reusable)
 
     def meaning_of(self, error: Exception, *, ended: bool = False) -> ProviderError:
-        """Return the meaning of a network exception; ``ended``: the caller itself cut the call."""
+        """Convert a network exception. ``ended`` means that the caller itself ended the call."""
         late = time.monotonic() >= self.deadline
         found = failure(error, self.step, self.pool.place, late=late, closed=ended or self.pool.closed)
-        if not self.pool.reuse:  # from the first byte on the outcome is unknown
+        if not self.pool.reuse:  # from the first byte on, the outcome is unknown
             found.maybe_billed = self.step != "connect"
         return found
 
@@ -269,21 +263,21 @@ class Connection(HTTPConnection):
 
 
 class _TlsConnection(Connection, HTTPSConnection):
-    """The same, over TLS."""
+    pass
 
 
 class ConnectionPool(HTTPConnectionPool):
-    """A limited number of connections to one server; ``urllib3`` owns the queue, TLS and proxies.
+    """A limited number of connections to one server. ``urllib3`` owns the queue, TLS and proxies.
 
     ``close`` closes idle connections only; those in use are closed when they are returned.
     """
 
     ConnectionCls = Connection
-    place: str  # host and port, for texts
-    connect_timeout: float  # maximum seconds for one address to answer
-    reuse: bool  # keep a connection for the next call, see :class:`Transport`
+    place: str  # host and port, for error texts
+    connect_timeout: float  # maximum seconds until an address answers
+    reuse: bool  # keep connections for further calls; see :class:`Transport`
     now: Callable[[], float]  # monotonic seconds, for the age of idle connections
-    closed = False  # whether calls in flight were cut off
+    closed = False  # calls in progress were ended
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -291,11 +285,7 @@ class ConnectionPool(HTTPConnectionPool):
         self._next_sweep = 0.0
 
     def take(self, timeout: float) -> Connection:
-        """Return a connection for a call of at most ``timeout`` seconds.
-
-        Raises:
-            ProviderError: none is free in time, or the pool is closed.
-        """
+        """Take a connection for a call of at most ``timeout`` seconds; fails if none becomes free in time."""
         deadline = time.monotonic() + timeout
         self._sweep()
         try:
@@ -311,7 +301,6 @@ class ConnectionPool(HTTPConnectionPool):
         return connection
 
     def put(self, connection: Connection, *, reusable: bool) -> None:
-        """Take a connection back; one that is not ``reusable`` is closed."""
         if reusable and self.reuse:
             connection.idle_since = self.now()
         else:
@@ -319,7 +308,7 @@ class ConnectionPool(HTTPConnectionPool):
         self._put_conn(connection)
 
     def cut(self) -> None:
-        """Close idle connections and cut those in use, so that their calls end at once."""
+        """Close idle connections and end the calls on those in use."""
         self.closed = True
         for connection in list(self._used):  # a copy: a call may be adding itself
             connection.cut()
@@ -333,15 +322,16 @@ class ConnectionPool(HTTPConnectionPool):
                 if descriptor >= 0:
                     os.close(descriptor)
         if self.pool is not None:
-            # The pool's finaliser empties this queue at exit; a thread of the parent may hold its lock.
+            # The pool's finaliser empties this queue at exit, but a thread of the parent may hold the queue's
+            # lock.
             self.pool.__init__()  # type: ignore[misc]
 
     def _is_stale(self, connection: Connection) -> bool:
         return self.now() - connection.idle_since >= IDLE_SECONDS
 
     def _sweep(self) -> None:
-        """Close unused connections about once a minute: the connection returned last is taken first, so
-        others may never be checked.
+        """Close unused connections about once a minute. Connections returned last are taken first, so others
+        may never be checked otherwise.
         """
         if self.now() < self._next_sweep or self.pool is None:
             return
@@ -369,9 +359,8 @@ def open_pool(
     reuse: bool,
     now: Callable[[], float],
 ) -> ConnectionPool:
-    """Return a pool of at most ``workers`` connections; reading the certificates for TLS takes some 30 ms.
-
-    ``proxy`` is from :func:`find_proxy <smartbatch.providers.http.transport.find_proxy>`.
+    """``proxy`` comes from :func:`find_proxy <smartbatch.providers.http.transport.find_proxy>`. Reading the
+    certificates for TLS takes about 30 ms.
     """
     settings: dict[str, Any] = {
         "maxsize": workers,
@@ -380,7 +369,7 @@ def open_pool(
         "socket_options": _KEEP_ALIVE,
     }
     if url.scheme == "https":
-        # The system's certificates, or those that SSL_CERT_FILE or SSL_CERT_DIR name.
+        # The system's certificates, or those in SSL_CERT_FILE or SSL_CERT_DIR.
         settings["ssl_context"] = context = ssl.create_default_context()
         native: Any = context.sslsocket_class
         context.sslsocket_class = _over(_TlsSocket, native)
@@ -397,13 +386,10 @@ def open_pool(
 
 
 def _resolve(host: str, port: int | None, deadline: float) -> list[Any]:
-    """Return ``socket.getaddrinfo`` for a stream to ``host``.
+    """Resolve ``host`` with ``socket.getaddrinfo``; fails if the deadline passes.
 
-    A name is resolved on a thread, which may outlast the call. Calls for the same name share the lookup, so a
+    The lookup runs on a thread that may outlast the call. Calls for the same name share the lookup, so a
     hanging resolver occupies one thread, not one per call.
-
-    Raises:
-        OSError: the name cannot be resolved, or not in time.
     """
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host)

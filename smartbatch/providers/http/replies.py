@@ -1,4 +1,4 @@
-"""HTTP answers: complete or as they arrive, decoded, with a maximum decoded size."""
+"""HTTP answers, complete or as they arrive, decoded within a maximum size."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from smartbatch.providers.http.pool import Connection
     from smartbatch.providers.http.response import IncomingResponse
 
-MAX_BODY = 64 * 1024 * 1024  # maximum bytes of a decoded answer, which stops a gzip bomb or an endless body
+MAX_BODY = 64 * 1024 * 1024  # maximum bytes of a decoded answer; stops gzip bombs and endless bodies
 
 _PIECE = 65536
-_FED = 4096  # compressed bytes at a time: the rest is copied after each member, which may be tiny
-_MEMBER = b"\x1f"  # the first byte of a gzip member; the second may not have arrived yet
+_FED = 4096  # compressed bytes per step; the rest is copied after each gzip member, which may be tiny
+_MEMBER = b"\x1f"  # first byte of a gzip member; the second may not have arrived yet
 
 
 @frozen
 class Reply:
-    """An HTTP answer: headers by lower-case name, and the decoded body."""
+    """An HTTP answer with its decoded body. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -38,11 +38,9 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """Whether the status is a success."""
         return 200 <= self.status < 300
 
     def json(self) -> Any:
-        """Return the body's JSON value; ``None`` if it is not JSON."""
         try:
             return decode_answer(self.body)
         except (ValueError, RecursionError):
@@ -54,25 +52,24 @@ def _is_plain(headers: Mapping[str, str]) -> bool:
 
 
 def is_html(headers: Mapping[str, str]) -> bool:
-    """Whether a body is a web page, which comes from a server between us and the provider."""
+    """Web pages come from a server between the client and the provider."""
     return headers.get("content-type", "").lower().startswith("text/html")
 
 
 def decoded(pieces: Iterable[bytes], headers: Mapping[str, str], cap: int) -> Iterator[bytes]:
-    """Yield a body decoded as it arrives, in pieces of at most 64 kB if it is compressed; some are empty.
+    """Decode a body as it arrives. Compressed bodies are yielded in pieces of at most 64 kB; pieces may be
+    empty.
 
-    At most ``cap`` bytes and a piece are held or decoded, compressed or not. An empty body is empty even if
-    it is declared as compressed.
-
-    Raises:
-        ProviderError: the body is broken, cut or too large, or has an unknown encoding.
+    At most ``cap`` bytes and one piece are held or decoded. An empty body may be declared as compressed.
+    A body that is broken, truncated or too large, or has an unknown encoding, raises a
+    ``ProviderError``.
     """
     capped = _capped(pieces, cap)
     return capped if _is_plain(headers) else _capped(_inflated(capped, _encoding(headers)), cap)
 
 
 def joined(pieces: Iterable[bytes]) -> bytes:
-    """Return the pieces of a body joined; a list of tiny pieces would take far more memory."""
+    """Join the pieces of a body without a list, which takes far more memory if the pieces are tiny."""
     whole = BytesIO()
     whole.writelines(pieces)
     return whole.getvalue()
@@ -97,7 +94,7 @@ def _encoding(headers: Mapping[str, str]) -> str:
 
 
 def _inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """Yield the inflated bytes; for gzip, those of all members, without any data after them."""
+    """Yield the inflated bytes of all gzip members, without any data after them."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise _encoded_otherwise()
     decoder = _decoder()
@@ -151,7 +148,7 @@ class LiveReply:
         self._released = False
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the bytes as they arrive; a compressed body is refused, because its pieces would delay each
+        """Yield bytes as they arrive. A compressed body is rejected, because its pieces would delay each
         other.
         """
         if not _is_plain(self.headers):
@@ -160,10 +157,10 @@ class LiveReply:
         return self.pieces()
 
     def pieces(self, cap: int | None = None) -> Iterator[bytes]:
-        """Yield the decoded bytes as they arrive; ``cap`` replaces the transport's.
+        """Yield decoded bytes as they arrive; ``cap`` replaces the transport's maximum.
 
         Raises:
-            ProviderError: the body is cut, stalls beyond the deadline, is too large or is closed.
+            ProviderError: the body is truncated, stalls beyond the deadline, is too large or is closed.
         """
         try:
             yield from decoded(iter(self._next_piece, b""), self.headers, cap or self._cap)
@@ -172,8 +169,9 @@ class LiveReply:
             raise
 
     def whole(self) -> Reply:
-        """Return the complete answer; if the body of a refusal is unreadable, it is left empty, because the
-        status suffices."""
+        """Read the complete answer. If the body of a refusal is unreadable, it is left empty, because the
+        status suffices.
+        """
         try:
             body = joined(self.pieces())
         except ProviderError as error:
@@ -183,7 +181,7 @@ class LiveReply:
         return Reply(self.status, self.headers, body)
 
     def close(self) -> None:
-        """Return the connection; a read in progress in another thread ends at once. May be called twice."""
+        """Return the connection; a read in another thread ends immediately. May be called twice."""
         with self._lock:
             if self._released:
                 return
@@ -199,7 +197,7 @@ class LiveReply:
 
     def drain(self) -> None:
         """Read the expected last bytes for at most a quarter of a second, so that the connection can be
-        reused; otherwise it is closed.
+        reused; otherwise close it.
         """
         sock: Any = self._connection.sock
         if sock is not None:
@@ -211,13 +209,14 @@ class LiveReply:
 
     def _next_piece(self) -> bytes:
         """Return the bytes that have arrived; empty at the end of the body."""
-        # 1. Closed before the read: an error. Released at the end of the body: that end again.
+        # 1. Closed before the read: an error. Already read to its end: return nothing.
         if not self._begin_read():
             return b""
         problem: ProviderError | None = None
         piece = b""
         try:
-            # 2. The read, outside the lock, so that close() can cut it; a body that is too short is an error.
+            # 2. Read outside the lock, so that close() can interrupt it. A body that is too short is an
+            # error.
             piece = self._response.piece()
         except Exception as error:
             problem = self._meaning_of(error)
@@ -227,7 +226,7 @@ class LiveReply:
             closed = self._closed
         if problem is None and closed:
             problem = self._meaning_of(ConnectionAbortedError())
-        # 4. At the end, or after an error, the connection is returned.
+        # 4. At the end or after an error, return the connection.
         if problem is not None or not piece:
             self._release(reusable=problem is None and self._response.reusable)
         if problem is not None:
@@ -253,7 +252,7 @@ class LiveReply:
 
 
 def read_whole(connection: Connection, response: IncomingResponse, *, cap: int) -> Reply:
-    """Return the complete answer and its connection; the fast path if no other thread holds the call."""
+    """Read the complete answer and return its connection. A fast path if no other thread holds the call."""
     headers, body, whole = response.headers, b"", False
     try:
         size = response.length
@@ -272,5 +271,4 @@ def read_whole(connection: Connection, response: IncomingResponse, *, cap: int) 
 
 
 def _is_clear_from_status(status: int, error: ProviderError) -> bool:
-    """Whether the status alone explains a refusal whose body could not be read because of ``error``."""
     return status >= 300 and error.code != "closed"

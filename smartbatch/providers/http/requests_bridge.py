@@ -1,11 +1,9 @@
 """``requests`` for files and batches, over this library's transport.
 
-``requests`` prepares a request (address, query, JSON, headers). Its own network has a time-out per read, no
-maximum size of bodies and no protection against forks; so the session's adapter sends prepared requests
-through :class:`~smartbatch.providers.http.transport.Transport`, as
-:mod:`smartbatch.providers.http.sdk_bridge` does for the SDKs.
-
-Importing this module imports ``requests``; adapters import it when their Batch API is first used.
+``requests`` prepares requests. Its own network has a time-out per read, no maximum size of bodies
+and no protection against forks. The session's adapter therefore sends prepared requests through
+:class:`~smartbatch.providers.http.transport.Transport`. Importing this module imports ``requests``;
+adapters import it when their Batch API is first used.
 """
 
 from __future__ import annotations
@@ -25,13 +23,9 @@ from smartbatch.providers.http.transport import Transport
 class RequestsSession:
     """A session whose requests all use one transport, each exactly once.
 
-    Of the environment only the transport's variables are used, no redirect is followed and no cookie is kept:
-    ``requests`` receives only the status of an answer.
-
-    Args:
-        transport: sends the requests.
-        url: the base URL, with the version.
-        headers: sent with every request; already checked.
+    Only the transport's environment variables have an effect. Redirects are not followed and cookies are
+    not kept, because ``requests`` receives only the status of an answer. ``url`` includes the version.
+    ``headers`` are already checked and are sent with every request.
     """
 
     def __init__(self, transport: Transport, url: str, headers: Mapping[str, str]) -> None:
@@ -43,19 +37,17 @@ class RequestsSession:
             self._session.mount(scheme, _TransportAdapter(transport))
 
     def ask(self, method: str, path: str, timeout: float, **more: Any) -> Reply:
-        """Make one request within ``timeout`` seconds in total; return the complete answer, whatever its
-        status.
+        """Make one request within ``timeout`` seconds in total.
 
         ``more`` are arguments of ``requests``, such as ``params``, ``json``, ``data`` and ``headers``.
         """
         return self.begin(method, path, timeout, **more).whole()
 
     def url_of(self, path: str) -> str:
-        """Return the full address of a path below the base URL."""
         return path if "://" in path else self._url + path
 
     def begin(self, method: str, path: str, timeout: float, **more: Any) -> LiveReply:
-        """Return the answer once its head has arrived; ``path`` may be an address on the server."""
+        """Return the answer once its head has arrived. ``path`` may be a complete URL on the server."""
         response = self._session.request(
             method, self.url_of(path), timeout=timeout, stream=True, allow_redirects=False, **more
         )
@@ -76,7 +68,7 @@ class _TransportAdapter(BaseAdapter):
         cert: Any = None,  # noqa: ARG002
         proxies: Any = None,  # noqa: ARG002
     ) -> Response:
-        """Send a request; the transport has its own TLS and proxies."""
+        """The transport has its own TLS and proxies, so the other arguments have no effect."""
         texts = ((name, str(value)) for name, value in request.headers.items())
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in texts]
         head = self._transport.head_for(request.method or "", parse_url(request.url or ""), headers)
@@ -86,4 +78,4 @@ class _TransportAdapter(BaseAdapter):
         return response
 
     def close(self) -> None:
-        """Do nothing; the transport's owner closes it."""
+        """The transport's owner closes the transport."""

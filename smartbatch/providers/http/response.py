@@ -1,7 +1,8 @@
 """The answer to one request: its head, parsed as far as needed, and its body as it arrives.
 
-``http.client`` passes each head to the parser for e-mails, which takes more CPU than the rest of a call. Its
-exceptions are used here: it still makes the tunnels of proxies, and the errors have one table.
+``http.client`` passes each head to the e-mail parser, which takes more CPU than the rest of a call.
+Its exceptions are still used, because it makes the tunnels of proxies and all errors share one
+table.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from functools import lru_cache
 from http.client import BadStatusLine, HTTPException, IncompleteRead, LineTooLong, RemoteDisconnected
 from typing import Any
 
-MAX_HEAD = 65536  # maximum bytes of a head, interim answers, chunk extensions and trailers together
+MAX_HEAD = 65536  # maximum bytes of the head, interim answers, chunk extensions and trailers together
 MAX_LINES = 100  # maximum header lines, as in ``http.client``
 
 _USUAL = 8192  # characters of a head; lines of longer heads are not cached
-_FIRST = 8192  # bytes read at once until the head is complete: usually the complete answer
-_PIECE = 65536  # bytes of a body read at once
+_FIRST = 8192  # bytes per read until the head is complete; usually the whole answer
+_PIECE = 65536  # bytes per read of a body
 _GROWTH = 1 << 20  # bytes by which a body's buffer grows; the announced length may never arrive
 
 _STATUS = re.compile(r"HTTP/1\.(\d)[ \t]+([1-9]\d\d)(?:[ \t\r]|$)", re.ASCII)
@@ -30,10 +31,10 @@ class IncomingResponse:
     """One answer on a socket. One thread reads it, once.
 
     Attributes:
-        status: of the answer.
-        headers: by lower-case name; of repeated names the last.
+        status: HTTP status.
+        headers: by lower-case name; the last of repeated headers wins.
         length: remaining bytes of the body; ``None`` if unknown.
-        reusable: whether the connection can serve another call once the body is read.
+        reusable: the connection can serve another call once the body is read.
 
     Args:
         sock: of the connection; the request has been written.
@@ -63,7 +64,7 @@ class IncomingResponse:
         self._chunk: int | None = None  # remaining bytes of the current chunk; None before the first
 
     def whole(self, length: int) -> bytes:
-        """Return the body, whose :attr:`length` is known; it is read into one buffer."""
+        """Read a body of known :attr:`length` into one buffer."""
         rest = self._rest
         if len(rest) < length:
             rest = self._filled(rest, length)
@@ -76,10 +77,10 @@ class IncomingResponse:
         Raises:
             IncompleteRead: the connection ended before the body.
         """
-        # 1. A chunked body: the rest of the chunk, or the next chunk.
+        # 1. Chunked body: the rest of the chunk, or the next chunk.
         if self._chunked:
             return self._chunk_piece()
-        # 2. A body of known length: up to that length. 3. Any other: up to the end of the connection.
+        # 2. Known length: up to that length. 3. Otherwise: up to the end of the connection.
         if self.length == 0:
             return b""
         piece = self._some(_PIECE if self.length is None else min(_PIECE, self.length))
@@ -95,7 +96,7 @@ class IncomingResponse:
     # -- the head --------------------------------------------------------------------------------------------
 
     def _head(self) -> str:
-        """Return the head of an answer, without the empty line; further bytes stay in the buffer."""
+        """Read the head of an answer without the empty line; further bytes stay in the buffer."""
         data = self._rest or self._received(_FIRST)
         found = _end_of_head(data)
         if found is None:
@@ -108,7 +109,9 @@ class IncomingResponse:
         return data[:end].decode("latin-1")
 
     def _long_head(self, start: bytes) -> tuple[bytes, tuple[int, int]]:
-        """Return a head that arrives in several parts, the bytes after it, and the position of its end."""
+        """Read a head that arrives in several parts; return it with the bytes after it and the position of
+        its end.
+        """
         data = bytearray(start)
         while True:
             if not data.startswith(b"HTTP/1."[: len(data)]):
@@ -125,7 +128,7 @@ class IncomingResponse:
                 return bytes(data), found
 
     def _framed(self) -> bool:
-        """Find the end of the body; False if only the end of the connection proves it."""
+        """Determine how the body ends; False if only the end of the connection shows it."""
         headers = self.headers
         coding = headers.get("transfer-encoding", "identity").strip().lower()
         if coding != "identity":
@@ -178,7 +181,7 @@ class IncomingResponse:
         return piece
 
     def _trailers(self) -> None:
-        """Read past the trailers of the last chunk; some servers omit even the empty line."""
+        """Skip the trailers of the last chunk. Some servers omit even the empty line."""
         self._chunked = False
         try:
             while line := self._line():
@@ -208,7 +211,7 @@ class IncomingResponse:
         return piece
 
     def _ended(self, surplus: bytes) -> None:
-        """Note the end of the body; a connection with unrequested bytes is not used for another call."""
+        """Record the end of the body. A connection with unrequested bytes is not reused."""
         self._rest = b""
         self.length = 0
         if surplus:
@@ -220,8 +223,9 @@ class IncomingResponse:
 
 
 def _end_of_head(data: bytes | bytearray, start: int = 0) -> tuple[int, int] | None:
-    """Return the end of a head's last line and the beginning of the body; ``None`` if the head is
-    incomplete."""
+    """Return the end of the head's last line and the beginning of the body; ``None`` if the head is
+    incomplete.
+    """
     at = data.find(b"\n\r\n", start)
     bare = data.find(b"\n\n", start, at + 1 if at >= 0 else None)
     if bare >= 0:
@@ -234,12 +238,12 @@ def _end_of_head(data: bytes | bytearray, start: int = 0) -> tuple[int, int] | N
 
 
 def _fields(head: str) -> tuple[dict[str, str], bool]:
-    """Return the header fields; False if a line of the head is not one, which is left out.
+    """Parse the header fields. The flag is False if an invalid line was left out.
 
-    A value continued on the next line, as was once allowed, is joined with a blank.
+    A value continued on the next line, an obsolete form, is joined with a blank.
     """
     lines = head.split("\r\n")[1:]
-    if head.count("\n") != len(lines) or "\n " in head or "\n\t" in head:  # bare line ends, or folds
+    if head.count("\n") != len(lines) or "\n " in head or "\n\t" in head:  # bare line ends or folded lines
         lines = _FOLD.sub(" ", head).replace("\r\n", "\n").split("\n")[1:]
     if len(lines) > MAX_LINES:
         raise HTTPException("got more than 100 headers")
@@ -256,13 +260,12 @@ def _fields(head: str) -> tuple[dict[str, str], bool]:
 
 @lru_cache(maxsize=512)  # most of a server's header lines never change
 def _field(line: str) -> tuple[str, str] | None:
-    """Return the lower-case name and the value of a header line; ``None`` if it is not one."""
     found = _FIELD.fullmatch(line)
     return None if found is None else (found[1].lower(), found[2].strip(" \t"))
 
 
 def _keeps(headers: dict[str, str], *, old: bool) -> bool:
-    """Whether the server keeps the connection, as HTTP/1.1 servers do by default and ``old`` ones do not."""
+    """HTTP/1.1 servers keep connections by default; ``old`` servers do not."""
     value = headers.get("connection")
     if old:
         kept = f"{value} {headers.get('proxy-connection')}".lower()

@@ -1,10 +1,8 @@
 """The network under the vendors' SDKs: their ``httpx2`` client uses this library's transport.
 
-An SDK builds requests and signs them. Its own network has time-outs per read, follows redirects, and has no
-maximum size of bodies and no protection against forks. Answers do not pass through it either: it receives
-their status only.
-
-Importing this module imports ``httpx2``; adapters import it when their SDK is first needed.
+An SDK builds and signs requests. Its own network has time-outs per read, follows redirects, and has
+no maximum size of bodies and no protection against forks. The SDK receives only the status of an
+answer. Importing this module imports ``httpx2``; adapters import it when their SDK is first needed.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _current: ContextVar[_SdkCall | None] = ContextVar("smartbatch_sdk_call", defaul
 
 
 def http_client(transport: Transport) -> httpx2.Client:
-    """Return a client for an SDK that sends all requests through ``transport``.
+    """Create a client for an SDK that sends all requests through ``transport``.
 
     The *read* time-out of a call is used as its total seconds.
     """
@@ -54,16 +52,11 @@ def http_client(transport: Transport) -> httpx2.Client:
 
 
 class SdkCalls(ABC):
-    """One SDK client over one transport, for all threads of a process. Its retries are off.
+    """One SDK client over one transport, without retries, for all threads of a process.
 
-    Args:
-        transport: sends the SDK's requests.
-
-    ``more`` of each call are ``body``, in the SDK's form, ``headers``, and other arguments of the SDK.
-
-    Raises:
-        ProviderError: of the network. The SDK's own error contains the key and the prompt, so it is neither
-            passed on nor chained.
+    ``more`` may contain ``body`` in the SDK's form, ``headers``, and other arguments of the SDK. Network
+    errors are raised as ``ProviderError``. The SDK's own error contains the key and the prompt, so it is
+    neither passed on nor chained.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -73,13 +66,13 @@ class SdkCalls(ABC):
 
     @abstractmethod
     def send(self, method: str, path: str, timeout: float, **more: Any) -> object:
-        """Let the SDK make one request; its return value is ignored."""
+        """Make one request through the SDK; the return value is ignored."""
 
     def post(self, path: str, body: bytes, timeout: float) -> Reply:
-        """Post encoded JSON in real time; return the complete answer, whatever its status.
+        """Post encoded JSON in real time.
 
-        The SDK builds the head of a path once per whole second of a time-out, which is one of its headers.
-        Building it takes several times the CPU of the call.
+        The SDK builds the head of a path once per whole second of a time-out, which is one of the headers.
+        Building a head takes several times the CPU of a call.
         """
         key = path, math.ceil(timeout)
         head = self._heads.get(key)
@@ -99,11 +92,7 @@ class SdkCalls(ABC):
     def ask(
         self, method: str, path: str, timeout: float, *, spooled: SpooledBody | None = None, **more: Any
     ) -> Reply:
-        """Make one request within ``timeout`` seconds in total; return the complete answer, whatever its
-        status.
-
-        ``spooled`` is sent instead of the SDK's body.
-        """
+        """Make one request within ``timeout`` seconds in total. ``spooled`` replaces the SDK's body."""
         return cast(
             Reply, _through(partial(self.send, method, path, timeout, **more), _SdkCall(body=spooled))
         )
@@ -111,9 +100,9 @@ class SdkCalls(ABC):
     def begin(
         self, path: str, timeout: float, accept: str, *, cutoff: Cutoff | None = None, **more: Any
     ) -> LiveReply:
-        """Return the answer once its head has arrived; ``accept`` is the content type of its body.
+        """Return the answer once its head has arrived. A request with a body is a POST.
 
-        A request with a body is a POST. ``cutoff`` can end the call until the head has arrived.
+        ``accept`` is the content type of the answer. ``cutoff`` can end the call until the head has arrived.
         """
         method = "post" if "body" in more else "get"
         send = partial(self.send, method, path, timeout, headers={"Accept": accept}, **more)
@@ -130,16 +119,18 @@ def _through(send: Callable[[], object], call: _SdkCall) -> Reply | LiveReply:
             raise
     finally:
         _current.reset(token)
-    if isinstance(call.ended, ProviderError):  # raised here, or the SDK's error would be its context
+    # Raised outside the SDK's handlers, so that the SDK's error is not its context.
+    if isinstance(call.ended, ProviderError):
         raise call.ended
     assert call.ended is not None
     return call.ended
 
 
 def meaning_of(error: Exception) -> ProviderError | None:
-    """Return the meaning of an exception of ``httpx2``; ``None`` for any other.
+    """Convert an exception of ``httpx2``; ``None`` for any other.
 
-    None is expected, since the transport is ours; they do not show the progress of the call.
+    None is expected, because the transport does not raise them. They do not show the progress of the
+    call.
     """
     if isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.UnsupportedProtocol):
         late = isinstance(error, httpx2.TimeoutException)
@@ -168,7 +159,7 @@ class _Bridge(httpx2.BaseTransport):
         if timeout is None:
             raise TypeError("a request without a time-out")
         url = request.url
-        # The transport checks the address; the SDK may not choose another server.
+        # The transport checks the address, so the SDK cannot choose another server.
         address = Url(url.scheme, None, url.host, url.port, url.raw_path.decode("ascii"))
         head = call.head = self._transport.head_for(request.method, address, request.headers.raw)
         if call.only_head:

@@ -1,11 +1,11 @@
-"""One request over a pooled ``urllib3`` connection, within a total deadline and a maximum size of the decoded
-body.
+"""One request over a pooled ``urllib3`` connection, within a total deadline and a maximum size of the
+decoded body.
 
-``urllib3`` owns the pool, connecting, TLS and proxies. The request is written in one piece and the answer is
-read by :mod:`smartbatch.providers.http.response`: with its retries, redirects and wrapped bodies ``urlopen``
-takes twice the CPU, and none of them is needed here. A read time-out restarts with every byte, so a call to a
-server that sends a byte now and then would never end; the sockets used here know the deadline of the whole
-call.
+``urllib3`` owns the pool, connecting, TLS and proxies. The request is written in one piece and
+:mod:`smartbatch.providers.http.response` reads the answer, because ``urlopen`` takes twice the CPU
+for retries, redirects and wrapped bodies that are not needed. A read time-out restarts with every
+byte, so a server that sends a byte now and then could keep a call open forever; the sockets used
+here apply the deadline of the whole call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from smartbatch.providers.http.replies import MAX_BODY, LiveReply, Reply, read_w
 from smartbatch.providers.http.response import IncomingResponse
 from smartbatch.types import Duration
 
-DEFAULT_WORKERS = 64  # connections of a transport that was not opened for a number of workers
+DEFAULT_WORKERS = 64  # connections of a transport on which open() was not called
 
 Body = bytes | SpooledBody
 
@@ -40,18 +40,18 @@ _OURS = (b"host", b"content-length", b"transfer-encoding", b"connection", b"acce
 class Transport:
     """Requests to one base URL; safe from any number of threads.
 
-    Nothing is created before the first call. Pool and connections belong to the process that made them: a
-    forked child makes its own and does not disturb its parent's.
+    Nothing is created before the first call. Pool and connections belong to the process that created them; a
+    forked child creates its own and does not disturb those of its parent.
 
     Args:
-        base_url: ``http`` or ``https`` URL, already checked; its path precedes that of every call.
+        base_url: a checked ``http`` or ``https`` URL; its path precedes that of every call.
         headers: sent by :meth:`post`, already checked.
-        connect_timeout: maximum time for one address to answer.
+        connect_timeout: maximum seconds until an address answers.
         max_body: maximum bytes of a decoded answer.
-        reuse: False for files and batches. Then a connection serves one call: a kept one may be dead
-            unnoticed, and a create must not discover that. Once a byte of a request is written, its outcome
-            counts as unknown: ``maybe_billed`` of its error is True.
-        now: monotonic seconds, for the age of idle connections.
+        reuse: False for files and batches, where each connection serves one call. A kept connection may
+            be dead, and a create must not be the call that discovers it. Once a byte of a request is
+            written, its outcome counts as unknown, so ``maybe_billed`` of its error is True.
+        now: returns monotonic seconds, for the age of idle connections.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Transport:
         self._pool = PerProcess(self._make_pool)
 
     def open(self, workers: int) -> None:
-        """Make room for ``workers`` concurrent calls; connections are made when needed.
+        """Make room for ``workers`` concurrent calls; connections are made on demand.
 
         If there is room already, no lock is taken.
         """
@@ -98,38 +98,35 @@ class Transport:
                     outgrown.close()
 
     def close(self) -> None:
-        """Close idle connections and cut those in use, so that their calls end at once. Idempotent."""
+        """Close idle connections and end the calls on those in use. May be called twice."""
         self._closed = True
         pool = self._pool.take()
         if pool is not None:
             pool.cut()
 
     def after_fork(self) -> None:
-        """In a forked child, forget the parent's connections; called by :mod:`smartbatch._fork`."""
+        """Forget the parent's connections; called by :mod:`smartbatch._fork` in the child."""
         inherited = self._pool.inherited()
         if inherited is not None:
             inherited.forget()
 
     def post(self, path: str, body: bytes, timeout: float) -> Reply:
-        """Send encoded JSON to a path below the base URL; return the complete answer, whatever its status.
-
-        ``timeout`` is the total seconds, from now to the last byte.
-        """
+        """Send encoded JSON to a path below the base URL, within ``timeout`` seconds in total."""
         return self.send(self.head(path), body, timeout)
 
     def begin(self, head: bytes, body: Body, timeout: float, cutoff: Cutoff | None = None) -> LiveReply:
-        """Send a request and return once the answer's head has arrived; its body is read piece by piece.
+        """Send a request and return once the answer's head has arrived; the body is read piece by piece.
 
-        The deadline applies from now to the last byte of the body. In order:
+        The deadline covers everything up to the last byte of the body. The steps:
 
-        1. a connection of the pool, with a wait up to the deadline;
-        2. unless it is kept from an earlier call: name, dial and TLS, each within the deadline;
-        3. the request is written; if that fails, the answer is still read: a server that refuses early gives
-           a reason;
-        4. the head of the answer; then :class:`LiveReply` holds the connection.
+        1. Take a connection from the pool, waiting up to the deadline.
+        2. If the connection is new, resolve the name, connect and start TLS, each within the deadline.
+        3. Write the request. If that fails, the answer is still read, because a server that refuses early
+           gives a reason.
+        4. Read the head of the answer; then :class:`LiveReply` holds the connection.
 
-        An error on the way returns the connection and is turned into its meaning, which depends on the
-        progress of the call: only from the third step on it may have been executed.
+        After an error the connection is returned. The error's meaning depends on the progress of the call,
+        which may have been executed only from the third step on.
 
         Args:
             head: request line and headers, up to ``Content-Length: ``; see :meth:`head_of`.
@@ -140,7 +137,6 @@ class Transport:
         return LiveReply(*self._answered(head, body, timeout, cutoff), cap=self._max_body)
 
     def send(self, head: bytes, body: Body, timeout: float) -> Reply:
-        """Like :meth:`begin`, with the complete answer."""
         return read_whole(*self._answered(head, body, timeout, None), cap=self._max_body)
 
     def _answered(
@@ -158,20 +154,19 @@ class Transport:
             if cutoff is not None:
                 cutoff.let_go()
             ended = cutoff is not None and cutoff.used
-            meaning = None  # our own errors and Ctrl-C are passed on
+            meaning = None  # errors of this library and Ctrl-C are passed on
             if isinstance(error, Exception) and not isinstance(error, ProviderError):
                 meaning = connection.meaning_of(error, ended=ended)
             connection.give_back(reusable=False)
             if meaning is None:
                 raise
-            # Only the system's own errors are chained: the others contain data from the server.
+            # Only system errors are chained, because the others contain data from the server.
             raise meaning from (error if isinstance(error, OSError) else None)
         if cutoff is not None:
             cutoff.let_go()
         return connection, response
 
     def head(self, path: str) -> bytes:
-        """Return the head of a POST of JSON to ``path``; cached per path."""
         head = self._heads.get(path)
         if head is None:
             target = (self._url.path or "").rstrip("/") + path
@@ -180,8 +175,8 @@ class Transport:
         return head
 
     def head_of(self, method: str, target: str, lines: bytes) -> bytes:
-        """Return a head; ``target`` includes the base URL's path, ``lines`` are checked header lines besides
-        host, length and encoding.
+        """``target`` includes the base URL's path. ``lines`` are checked headers besides host, length and
+        encoding.
         """
         proxy, proxy_headers = self._proxy
         proxied = b""
@@ -192,11 +187,11 @@ class Transport:
         return b"%b%b%bContent-Length: " % (first.encode("latin-1"), lines, proxied)
 
     def head_for(self, method: str, url: Url, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """Return the head of a request that a library has prepared, without the headers that this transport
-        sets itself.
+        """Build the head of a library's request, without the headers that the transport sets.
 
         Raises:
-            ProviderError: it would go to another server than the base URL's, or a header has a line break.
+            ProviderError: the request would go to another server than the base URL's, or a header has a line
+                break.
         """
         if not self.leads_to(url.scheme or "", url.host or "", url.port):
             raise ProviderError(
@@ -209,7 +204,7 @@ class Transport:
         return self.head_of(method, url.request_uri, lines)
 
     def leads_to(self, scheme: str, host: str, port: int | None) -> bool:
-        """Whether this is the origin of the transport's base URL."""
+        """True for the origin of the transport's base URL."""
         own, usual = self._url, {"http": 80, "https": 443}
         mine = (own.scheme, (own.host or "").strip("[]"), own.port or usual.get(own.scheme or ""))
         return mine == (scheme, host.strip("[]"), port or usual.get(scheme))
@@ -248,9 +243,10 @@ def _exchange(connection: Connection, head: bytes, body: Body) -> IncomingRespon
 
 
 def _send(connection: Connection, sock: PlainSocket, head: bytes, body: Body) -> OSError | None:
-    """Write a request: in one piece or, if its body is on disk, while it is read.
+    """Write a request in one piece or, if its body is on disk, while the body is read.
 
-    Returns the error if the connection breaks while writing: the server may have refused early and said why.
+    Returns the error if the connection breaks while writing: the server may have refused early and given
+    a reason.
     """
     connection.step = "send"
     try:
@@ -271,29 +267,28 @@ def _encoded(headers: Mapping[str, str]) -> bytes:
 
 
 class Cutoff:
-    """Lets any thread end a call that has no answer yet; later the answer itself is closed."""
+    """Lets any thread end a call that has no answer yet."""
 
     def __init__(self) -> None:
-        self.used = False  # whether the call was ended
+        self.used = False  # the call was ended
         self._lock = threading.Lock()
         self._connection: Connection | None = None
 
     def cut(self) -> None:
-        """End the call. A call that has not begun will not begin; one with its head is unaffected."""
+        """End the call, or prevent it from starting. A call whose head has arrived is not affected."""
         with self._lock:
             self.used = True
             if self._connection is not None:
                 self._connection.cut()
 
     def watch(self, connection: Connection) -> None:
-        """Note the connection that the call uses from now on."""
         with self._lock:
             self._connection = connection
             if self.used:
                 raise ConnectionAbortedError("ended before the call began")
 
     def let_go(self) -> None:
-        """Forget the connection, which other calls may use from now on."""
+        """Forget the connection, which may now serve other calls."""
         with self._lock:
             if self._connection is not None:
                 self._connection.is_cut = False
@@ -303,8 +298,8 @@ class Cutoff:
 def find_proxy(url: Url) -> tuple[str | None, dict[str, str]]:
     """Return the environment's proxy for ``url``, without credentials, and the headers it needs.
 
-    ``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are used, the last one with hosts and with
-    ``host:port``; loopback never uses a proxy.
+    ``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` are used; ``NO_PROXY`` may contain
+    hosts and ``host:port``. Loopback addresses never use a proxy.
 
     Raises:
         ConfigError: the proxy is not reached over plain HTTP.
@@ -327,7 +322,6 @@ def find_proxy(url: Url) -> tuple[str | None, dict[str, str]]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is ``localhost`` or another address of this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -1,1 +1,1 @@
-"""OpenAI's API, and every server that implements it."""
+"""OpenAI's API and all compatible servers."""

@@ -1,7 +1,7 @@
 """Answers of OpenAI's generation and embeddings APIs, and of compatible servers.
 
-Every field is optional: compatible servers leave out usage, details, refusals, even the model. A missing
-field is ``None``; a field of the wrong type is an ``INVALID_RESPONSE``.
+Every field is optional, because compatible servers omit usage, details, refusals and even the model.
+A missing field is ``None``; a field of the wrong type is an ``INVALID_RESPONSE``.
 """
 
 from __future__ import annotations
@@ -81,11 +81,6 @@ _BROKEN_OFF = ("abort", "error", "insufficient_system_resource")
 
 
 def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
-    """Return the answer of ``/chat/completions``.
-
-    Raises:
-        ProviderError: it has no message (``INVALID_RESPONSE``), and as :func:`check_choice`.
-    """
     usage = usage_of(data.get("usage"))
     try:
         choice = data["choices"][0]
@@ -149,7 +144,6 @@ def _call(item: Mapping[str, Any]) -> ToolCall | None:
 
 
 def _custom_call(identity: Any, name: Any, text: Any, extra: Mapping[str, Any]) -> ToolCall | None:
-    """Return the call of a custom tool, whose input is a string."""
     call = tool_call(identity, name, None, {"type": "custom", **extra})
     return call and evolve(call, arguments=None, arguments_text=text if isinstance(text, str) else "")
 
@@ -167,11 +161,7 @@ def _reasoning(message: Mapping[str, Any], content: Any) -> str | None:
 
 
 def check_choice(choice: Mapping[str, Any], reply: Reply, usage: Usage | None) -> None:
-    """Raise the error that ended a choice in a 200; its text so far is not an answer.
-
-    Raises:
-        ProviderError: the choice has an error, or a finish reason of an interrupted answer.
-    """
+    """Raise the error that ended a choice in a 200. The text up to that point is not an answer."""
     reason = choice.get("finish_reason")
     code = reason if reason in _BROKEN_OFF else None
     if code or says_something(choice.get("error")):
@@ -179,11 +169,6 @@ def check_choice(choice: Mapping[str, Any], reply: Reply, usage: Usage | None) -
 
 
 def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
-    """Return the answer of ``/responses``.
-
-    Raises:
-        ProviderError: the response failed, is unfinished or has no output.
-    """
     usage = usage_of(data.get("usage"))
     status = data.get("status")
     if status in ("failed", "cancelled"):
@@ -213,7 +198,7 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
     calls = [item for item in items if item.get("type") in _CALL_ITEMS]
     if others := [item for item in items if item.get("type") not in ("message", *_CALL_ITEMS)]:
         rest.append({"output": others})
-    if any(item.get("encrypted_content") for item in others):  # without it, the items could not be sent again
+    if any(item.get("encrypted_content") for item in others):  # otherwise the items could not be sent again
         kept = [item for item in items if item.get("type") in ("message", "reasoning")]
         rest.append({MESSAGE_BLOCKS: kept})
     return _answer(
@@ -242,7 +227,7 @@ def _response_call(item: Mapping[str, Any]) -> ToolCall | None:
 
 
 def _summary(items: list[dict[str, Any]]) -> str | None:
-    """Return the reasoning in a response: its text if the server sends it, else its summary."""
+    """Return the reasoning in a response, or its summary if the server does not send the text."""
     reasoning = (item for item in items if item.get("type") == "reasoning")
     found = (text_of(item.get("content")) or text_of(item.get("summary")) for item in reasoning)
     return well_formed("\n\n".join(filter(None, found))) or None
@@ -288,14 +273,10 @@ def _unfinished(name: str, error: Mapping[str, Any], reply: Reply, usage: Usage 
 
 
 def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Request]) -> list[Answer]:
-    """Return one answer per request, placed by the ``index`` of each vector; if there are no indices, in the
-    order of the vectors.
+    """Return one answer per request. Vectors are placed by ``index``, or in their order if there are no
+    indices.
 
-    The provider counts the tokens of the whole call; they are split over its texts by their lengths.
-
-    Raises:
-        ProviderError: indices are repeated, unknown or missing, or vectors are not as requested
-            (``INVALID_RESPONSE``).
+    The provider counts the tokens of the whole call; they are split by the lengths of the texts.
     """
     wanted = requests[0].embedding
     common = Answer(
@@ -305,7 +286,7 @@ def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Re
         dropped=dropped_of(wanted),
     )
     usage = fields(data.get("usage"))
-    total = count(usage.get("prompt_tokens", usage.get("total_tokens")))  # Voyage reports the total only
+    total = count(usage.get("prompt_tokens", usage.get("total_tokens")))  # Voyage reports only the total
     with counted(total):
         vectors = _by_index(data.get("data"), len(requests), wanted.dimensions if wanted else None)
         return spread(common, vectors, requests, total)
@@ -327,11 +308,10 @@ def _by_index(items: Any, size: int, dimensions: int | None) -> list[array[float
 
 
 def usage_of(usage: Any) -> Usage | None:
-    """Return the billed tokens of either API; ``None`` if they are missing or implausible, so that an
-    estimate is used.
+    """Read the billed tokens of either API; ``None`` if they are missing or implausible.
 
-    xAI and Gemini's layer count the reasoning in the total only: the part of the total that no other count
-    explains counts as output.
+    xAI and Gemini's compatibility layer count reasoning only in the total. The part of the total that no
+    other count explains is therefore counted as output.
     """
     if not isinstance(usage, dict):
         return None
@@ -352,8 +332,7 @@ def usage_of(usage: Any) -> Usage | None:
 
 
 def text_of(content: Any) -> str | None:
-    """Return the text of a message or of a piece of one; ``None`` for a value that is neither a string nor a
-    list.
+    """``None`` if the content is neither a string nor a list.
 
     Compatible servers may send parts, and a message that calls tools has no text.
     """
@@ -365,17 +344,17 @@ def text_of(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-_TEXT = Request()  # a line has one text; the caller checks whether the vector fits the request
+_TEXT = Request()  # a line has one text; the caller checks that the vector fits the request
 
 
 def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
-    """Return the outcome in a line of a batch's output or error file (OpenAI's Batch guide, November 2026).
+    """Parse a line of a batch's output or error file (OpenAI's Batch guide, November 2026).
 
     Args:
         line: of the file.
         kind: of the request.
         api: ``chat`` or ``responses``.
-        errors: makes the errors.
+        errors: creates the errors.
 
     Raises:
         ValueError: the line is not a result.
@@ -387,7 +366,7 @@ def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
             raise _unanswered(data.get("error"), errors.secrets)
         if not isinstance(response, dict):
             raise ValueError("the line's response is not an object")
-        # some servers leave out the status, or the body around the answer
+        # some servers omit the status, or the body around the answer
         body = response.get("body") if "body" in response else response
         status = response.get("status_code", 200)
         if type(status) is not int or not (status == 0 or 100 <= status <= 599):
@@ -412,7 +391,7 @@ def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
 
 
 def _unanswered(error: Any, secrets: tuple[str, ...]) -> ProviderError | NotRun:
-    """Return the meaning of a request without an answer: not run, unless its code names another reason."""
+    """A request without an answer was not run, unless its code names another reason."""
     found = error_in({"error": error})
     code, message = short(found.get("code"), PLAIN_WORD), found.get("message", "")
     kind = kind_of_code(found.get("code"), found.get("type"), message)

@@ -1,7 +1,7 @@
-"""Batch API of OpenAI and of compatible servers: an uploaded file, one create, a list, files of results.
+"""Batch API of OpenAI and compatible servers: an uploaded file, one create, a list and result files.
 
-Source: OpenAI's OpenAPI document 2.3.0 and Batch guide of November 2026: 50,000 requests and 200 MB per
-batch, results for 30 days, no idempotent create, no filter in the list.
+Source: OpenAI's OpenAPI document 2.3.0 and Batch guide (November 2026): 50,000 requests and 200 MB
+per batch, results for 30 days, no idempotent create, no filter in the list.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FILES = 10_000
 _MAX_PAGES = 1000  # of a list of files
 _JSON = {"Content-Type": "application/json"}
 _SUFFIX = ".jsonl"  # required in the names of batch inputs
-_QUOTA = "token_limit_exceeded"  # there are too many tokens in unfinished batches
+_QUOTA = "token_limit_exceeded"  # too many tokens are in unfinished batches
 
 # LiteLLM's ids are base64 strings of some 400 characters; no id has a slash or starts with a period
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+~-]{0,1023}")
@@ -79,7 +79,7 @@ _STATES = {
     "cancelled": RemoteState.CANCELLED,
     "canceled": RemoteState.CANCELLED,
 }
-_UNREADY = ("pending", "queued", "running", "processing")  # Azure checks a file before it is usable
+_UNREADY = ("pending", "queued", "running", "processing")  # Azure checks a file before it can be used
 
 
 class OpenAIBatches(BatchApi):
@@ -87,13 +87,13 @@ class OpenAIBatches(BatchApi):
 
     Args:
         session: returns this process's session, over a transport for batches.
-        errors: makes the errors.
+        errors: creates the errors.
         scope: as in :class:`~smartbatch.providers.batch_api.BatchApi`.
-        api: ``chat`` or ``responses``, the API of generations.
-        body: returns the body of a call, as in real time.
-        parameters: the parameters that the server takes.
-        window: OpenAI takes ``24h`` only, other servers also ``1h`` or ``7d``.
-        purpose: of an uploaded input file; Together needs ``batch-api``.
+        api: ``chat`` or ``responses``, used for generations.
+        body: builds the body of a call, as in real time.
+        parameters: the parameters that the server accepts.
+        window: OpenAI accepts only ``24h``, other servers also ``1h`` or ``7d``.
+        purpose: of an uploaded input file; Together requires ``batch-api``.
     """
 
     name = "openai"
@@ -126,7 +126,6 @@ class OpenAIBatches(BatchApi):
     # -- input -----------------------------------------------------------------------------------------------
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
-        """See :meth:`BatchApi.encode <smartbatch.providers.batch_api.BatchApi.encode>`."""
         line = {
             "custom_id": wire_id,
             "method": "POST",
@@ -136,7 +135,6 @@ class OpenAIBatches(BatchApi):
         return encode_json(line)
 
     def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:
-        """Return the parameters that are not sent, as in real time."""
         if request.embedding is not None:
             return dropped_of(request.embedding)
         if request.params.seed is None:
@@ -144,19 +142,17 @@ class OpenAIBatches(BatchApi):
         return self._parameters.dropped(request, self._body((request,), model))
 
     def omitted(self, *, model: str) -> tuple[str, ...]:
-        """See :meth:`BatchApi.omitted <smartbatch.providers.batch_api.BatchApi.omitted>`."""
         return self._parameters.omitted(model)
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
-        """Upload the input, which is read from disk while it is sent.
+        """Upload the input while reading it from disk.
 
-        After any error from the first byte on, the file may exist, so the caller looks for it by name.
-        The errors:
+        After any error in sending, the file may exist, so the caller looks for it by name. The errors:
 
-        1. the input cannot be read (code ``source``);
-        2. the server refuses, or no answer arrives;
-        3. the answer describes a file without an id, or one that could not be processed;
-        4. the provider reports another number of bytes than were sent, so the file is not used.
+        1. The input cannot be read (code ``source``).
+        2. The server refuses, or no answer arrives.
+        3. The answer has no file id, or the file could not be processed.
+        4. The provider reports another size than was sent, so the file is not used.
         """
         body, content_type = upload_form({"purpose": self._purpose}, source, name + _SUFFIX)
         reply = self._session().ask(
@@ -169,7 +165,7 @@ class OpenAIBatches(BatchApi):
         return RemoteFile(file.id, name, file.size, file.ready)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
-        """Search the account's batch inputs, newest first, to the end of the list."""
+        """Search the account's batch inputs from the newest to the oldest."""
         query = {"purpose": self._purpose, "limit": str(_FILES), "order": "desc"}
         deadline = time.monotonic() + timeout
         for _ in range(_MAX_PAGES):
@@ -185,7 +181,6 @@ class OpenAIBatches(BatchApi):
         raise _endless()
 
     def delete_file(self, file_id: str, timeout: float) -> None:
-        """Delete a file; it also counts as deleted if the provider itself reports it missing."""
         reply = self._session().ask("DELETE", f"/files/{_quoted(file_id)}", timeout)
         if self._calls.gone(reply) or not reply.body.strip():
             return
@@ -196,7 +191,6 @@ class OpenAIBatches(BatchApi):
     # -- batches ---------------------------------------------------------------------------------------------
 
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:
-        """Create a batch; see :meth:`BatchApi.create <smartbatch.providers.batch_api.BatchApi.create>`."""
         if creation.file_id is None:
             raise InvalidRequest("an OpenAI batch needs an uploaded file", field="file_id")
         wanted = {
@@ -216,16 +210,15 @@ class OpenAIBatches(BatchApi):
             raise meaning from None
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
-        """Return a batch; ``None`` only if the provider itself reports it missing."""
         batch = self._calls.found(self._session().ask("GET", f"/batches/{_quoted(batch_id)}", timeout))
         if batch is None:
             return None
         error = None if batch.error is None else self._parameters.learn(batch.error)
-        # LiteLLM may return the id of the service behind it, which it does not recognise later.
+        # LiteLLM may return the id of the service behind it, which it later does not recognise.
         return evolve(batch, id=batch_id, error=error)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
-        """Return up to 100 batches; unreadable ones without our mark are left out."""
+        """Unreadable batches are skipped unless they have a mark of this library."""
         query = {"limit": str(_PAGE), **({"after": after} if after else {})}
         reply = self._session().ask("GET", "/batches", timeout, params=query)
         data, listed = self._listed(reply)
@@ -239,28 +232,23 @@ class OpenAIBatches(BatchApi):
         return page_of(reply, batches, _next(data, listed, after))
 
     def cancel(self, batch_id: str, timeout: float) -> None:
-        """Request cancellation; a 400 or 409 means that the batch has ended."""
+        """A 400 or 409 means that the batch has ended."""
         reply = self._session().ask("POST", f"/batches/{_quoted(batch_id)}/cancel", timeout, headers=_JSON)
         if reply.status not in (400, 409) or not _is_refusal(reply):
             self._calls.checked(reply)
 
     def output_files(self, batch: RemoteBatch) -> Sequence[str]:
-        """Return the files of results and errors."""
         return batch.outputs
 
     # -- results ---------------------------------------------------------------------------------------------
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield a file of results in pieces of at most 64 kB."""
         session = self._session()
         url = session.url_of(f"/files/{_quoted(output)}/content")
         yield from self._calls.results(lambda url, left: session.begin("GET", url, left), url, timeout)
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
-        """See :meth:`BatchApi.read_line <smartbatch.providers.batch_api.BatchApi.read_line>`.
-
-        A request that was rejected for a parameter was not run; the next batch omits the parameter.
-        """
+        """A request rejected because of a parameter was not run; the next batch omits the parameter."""
         found = read_line(line, kind, self._api, self._errors)
         if found.error is None or (meaning := self._parameters.learn(found.error)) is found.error:
             return found
@@ -276,7 +264,7 @@ class OpenAIBatches(BatchApi):
         return data, [each for each in listed if isinstance(each, dict)]
 
     def _read(self, data: Mapping[str, Any]) -> RemoteBatch:
-        """Return a batch; without usable ids it is an error."""
+        """Convert a decoded batch; unusable ids are an error."""
         inner = fields(data.get("job"))
         if inner and "id" not in data:
             data = inner  # the answer of Together's create
@@ -308,7 +296,7 @@ def _quoted(remote_id: str) -> str:
 
 
 def _is_refusal(reply: Reply) -> bool:
-    """Whether an error answer is the provider's own; a gateway's page says nothing about a batch."""
+    """False for a gateway's page, which shows nothing about a batch."""
     data = reply.json()
     return bool(error_in(data)) or fields(data).get("object") == "error"
 
@@ -316,8 +304,8 @@ def _is_refusal(reply: Reply) -> bool:
 def _next(data: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], after: str | None) -> str | None:
     """Return the parameter of the next page; ``None`` on the last.
 
-    If a server does not report whether there are more pages, pages are requested until one has nothing new: a
-    batch missing from the list must really not exist.
+    If a server does not report whether there are more pages, pages are requested until one has nothing
+    new, because a batch counts as missing only after the whole list was read.
     """
     more = data.get("has_more")
     if not listed or more is False:
@@ -335,7 +323,7 @@ def _endless() -> ProviderError:
 
 
 def _plain_id(value: Any) -> str | None:
-    """Return an id that is safe in a URL; ``None`` without one. An unsafe id is an error."""
+    """``None`` without an id. An id that is unsafe in a URL is an error."""
     return None if value is None or value == "" else check_id(value, _ID)
 
 
@@ -367,7 +355,7 @@ def _over_quota(code: str | None, message: str) -> bool:
 
 
 def _failure(errors: Any, secrets: Sequence[str]) -> ProviderError:
-    """Return the reason why a batch failed as a whole, from the first of its errors."""
+    """Create the error of a batch that failed as a whole, from the first of its errors."""
     listed = errors.get("data") if isinstance(errors, dict) else errors
     found = [error_in({"error": each}) for each in (listed if isinstance(listed, list) else [listed])]
     first = found[0] if found else error_in({"error": listed})
@@ -392,7 +380,7 @@ def _failure(errors: Any, secrets: Sequence[str]) -> ProviderError:
 
 
 def _moment(value: Any) -> float | None:
-    """Return Unix seconds from a number, or from a time as Together writes it (RFC 3339)."""
+    """Accepts Unix seconds, and RFC 3339 times, which Together sends."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value) if 0 <= value <= 1e11 else None
     return unix_seconds(value)

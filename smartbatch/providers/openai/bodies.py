@@ -26,7 +26,7 @@ from smartbatch.providers.openai.schema_modes import add_schema, check_tool_mode
 from smartbatch.types import Embedding, Generation, Message, Request, Tool, ToolCall
 
 MAX_TEXTS = 2048  # inputs per call (OpenAI API reference, embeddings)
-# tokens per call: the API takes 300,000; ours are estimated, so a third is left as a margin
+# tokens per call: the API accepts 300,000; a third is left as a margin because the count is an estimate
 MAX_TEXT_TOKENS = 200_000
 MAX_STOPS = 4
 _RESERVED = ("model", "messages", "input", "stream", "stream_options", "background")
@@ -40,13 +40,10 @@ def chat_body(
     *,
     reasoning: bool = False,
 ) -> dict[str, Any]:
-    """Return the body of ``POST /chat/completions``.
+    """Build the body of ``POST /chat/completions``.
 
-    Args:
-        request: a generation.
-        model: without the prefix.
-        parameters: the parameters that the server accepts.
-        reasoning: whether the server accepts the reasoning of earlier turns.
+    ``parameters`` are those that the server accepts. ``reasoning`` is True if the server accepts the
+    reasoning of earlier turns.
     """
     params = request.params
     messages: list[dict[str, Any]] = []
@@ -85,7 +82,7 @@ def chat_body(
 
 
 def response_body(request: Request, model: str, parameters: ServerParameters) -> dict[str, Any]:
-    """Return the body of ``POST /responses``; the provider stores nothing unless ``extra`` enables it."""
+    """Build the body of ``POST /responses``. The provider stores nothing unless ``extra`` enables it."""
     params = request.params
     prompt = request.prompt
     body: dict[str, Any] = {
@@ -126,8 +123,7 @@ def response_body(request: Request, model: str, parameters: ServerParameters) ->
 def embeddings_body(
     requests: Sequence[Request], model: str, encoding_format: str | None = "base64"
 ) -> dict[str, Any]:
-    """Return the body for the vectors of ``requests``; it requests base64, which takes an eighth of the CPU
-    to parse."""
+    """Base64 takes an eighth of the CPU to parse."""
     body: dict[str, Any] = {"model": model, "input": [request.prompt for request in requests]}
     if encoding_format is not None:
         body["encoding_format"] = encoding_format
@@ -138,18 +134,12 @@ def embeddings_body(
 
 
 def dropped_of(embedding: Embedding | None) -> tuple[tuple[str, str], ...]:
-    """Return the constraints of an embedding that are not sent, each with the reason."""
     if embedding is None or embedding.task_type is None:
         return ()
     return (("task_type", "OpenAI's embeddings know no task types"),)
 
 
 def check_params(params: Generation, api: str) -> None:
-    """Reject parameters that cannot be sent, or that would change the shape of the answer.
-
-    Raises:
-        InvalidRequest: names the field.
-    """
     if params.stop is not None and len(params.stop) > MAX_STOPS:
         raise InvalidRequest(f"stop has {len(params.stop)} strings; the maximum is {MAX_STOPS}", field="stop")
     if api == "responses":
@@ -213,8 +203,9 @@ _CALL_FIELDS = ("extra_content",)
 
 
 def _input_items(message: Message) -> Iterator[Mapping[str, Any]]:
-    """Yield a message as items of the responses API: text parts name their direction, and calls and results
-    are separate items.
+    """Yield a message as items of the responses API.
+
+    Text parts name their direction, and calls and results are separate items.
     """
     if message.role == "tool":
         text = text_of_result(message)
@@ -228,7 +219,7 @@ def _input_items(message: Message) -> Iterator[Mapping[str, Any]]:
         kind = _PART_TYPES.get(message.role, "output_text")
         parts: list[Mapping[str, Any]] = []
         for part in message.content:
-            if part.get("type") == "reasoning":  # an item of an earlier answer, returned unchanged
+            if part.get("type") == "reasoning":  # an item of an earlier answer, sent unchanged
                 yield part
             elif part.get("type") == "message":
                 parts += part.get("content") or ()

@@ -1,7 +1,7 @@
-"""Errors of OpenAI's APIs and of compatible servers, and the parameters that such servers reject.
+"""Errors of OpenAI's APIs and compatible servers, and the parameters that such servers reject.
 
-Compatible servers lack some parameters. A rejection that names one is not billed; the parameter is omitted
-from then on, and the request is sent again at once.
+A rejection that names a parameter is not billed. The parameter is omitted from then on, and the
+request is sent again immediately.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from smartbatch.types import Generation, LimitReport, Request
 EncodingFormat: TypeAlias = Literal["base64", "float", "omit"]
 MaxTokensField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 
-# the two names of the output limit
+# both names of the output limit
 _MAX_TOKENS: Final = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
 
 _NAMES: Final = {
@@ -40,8 +40,9 @@ _FORMS: Final = {
     ),
     "json_object": re.compile(r"json_?object|json[_ ]mode|response[_ ]?formats?|text\.format", re.I),
 }
-"""Output formats for a schema. A rejection may name the format, or the field alone, meaning the format that
-was sent."""
+"""Output formats for a schema. A rejection may name the format, or only the field; the latter means the
+format that was sent.
+"""
 # further words for an unknown format, which the server treats as an invalid value
 _FORM_VALUE = re.compile(
     r"must be|should be|one of|not (?:a )?valid|invalid|expected|\bonly\b|variant|enabled", re.I
@@ -52,9 +53,9 @@ _FLAWED_SCHEMA = re.compile(
     r"\$ref|json_schema\.\w|word .?json",
     re.I,
 )
-# parameters whose value the caller never sets: any error about them is a rejection
+# parameters whose value the caller never sets; any error about them is a rejection
 _OWN_VALUES: Final = ("encoding_format", "stream_options")
-# the effect of omitting a parameter, and the option that sends it anyway
+# effect of omitting a parameter, and the option that sends it anyway
 _OPTIONS: Final = {
     "encoding_format": 'vectors arrive as numbers; provider_options={"encoding_format": "base64"} sends it',
     "stream_options": "the usage of streamed answers is estimated unless the server reports it; "
@@ -89,7 +90,7 @@ _VALUE = re.compile(
     r"minimum|\brange\b|integer|negative|positive",
     re.I,
 )
-# the end of a message, which names other parameters that the server does know
+# end of a message that lists parameters the server knows
 _ALTERNATIVES = re.compile(
     r"(?:(?:^|[.;,:] |please )(?:use|try)|did you mean|\bone of|(?<!not a )\b"
     r"(?:valid|supported|allowed|accepted|known) (?:parameter|field|option|key|argument|propert)\w*)\b.*",
@@ -103,11 +104,8 @@ def refused_parameters(
 ) -> tuple[str, ...]:
     """Return the parameters that an error rejects by name; rejecting only a value does not count.
 
-    Args:
-        status: HTTP status.
-        message: the server's reason, unscrubbed.
-        param: its ``param``, if any.
-        code: its code or type.
+    ``message`` is the server's unscrubbed reason, ``param`` is its ``param`` field, and ``code`` is its
+    code or type.
     """
     if status not in (400, 422, 501):
         return ()
@@ -125,10 +123,10 @@ class ServerParameters:
     """The parameters that one server accepts. Thread-safe.
 
     Args:
-        encoding_format: of embeddings; ``omit`` never sends it, ``None`` sends ``base64`` until it is
+        encoding_format: of embeddings; ``omit`` never sends one; ``None`` sends ``base64`` until it is
             rejected.
-        stream_usage: whether to request the usage of streamed chats; ``None`` does until it is rejected.
-        send_seed: whether to send a request's seed; ``None`` does until it is rejected.
+        stream_usage: whether to request the usage of streamed chats; ``None``: until it is rejected.
+        send_seed: whether to send a request's seed; ``None``: until it is rejected.
         max_tokens_field: the name of the output limit; ``None`` starts with ``usual_field``.
         usual_field: ``max_tokens`` or ``max_completion_tokens``.
 
@@ -161,31 +159,26 @@ class ServerParameters:
         self._refused: set[tuple[str, str | None]] = set()
 
     def sends(self, name: str, model: str | None) -> bool:
-        """Whether requests for a model contain a parameter."""
         forced = self._forced.get(name)
         return not self._is_refused(name, model) if forced is None else forced
 
     def max_tokens_field(self, model: str) -> str:
-        """Return the name of the output limit."""
         usual = self._usual_field
         return usual if self.sends(usual, model) else _MAX_TOKENS[usual]
 
     def schema_mode(self, params: Generation, model: str) -> str:
-        """Return how the schema of a request is sent."""
         if params.schema_mode not in (None, "auto"):
             return str(params.schema_mode)
         return next((form for form in _FORMS if not self._is_refused(form, model)), "prompt")
 
     def encoding_format(self, model: str) -> str | None:
-        """Return the encoding to request for vectors; ``None`` leaves it to the server."""
+        """``None`` lets the server choose."""
         return (self._encoding_format or "base64") if self.sends("encoding_format", model) else None
 
     def omitted(self, model: str) -> tuple[str, ...]:
-        """Return the parameters that requests for a model lack because the server rejected them."""
         return tuple(name for name in (*_NAMES, *_FORMS) if self._is_refused(name, model))
 
     def dropped(self, request: Request, body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-        """Return the parameters that a request sets but its ``body`` lacks, each with the reason."""
         if request.params.seed is None or "seed" in body:
             return ()
         return (("seed", "send_seed is False" if "seed" in self._forced else _reason("seed")),)
@@ -196,23 +189,23 @@ class ServerParameters:
         body: Mapping[str, Any] | None = None,
         requests: Sequence[Request] = (),
     ) -> ProviderError:
-        """Remember the parameters that an error rejects, and return its meaning for the request.
+        """Remember the parameters that an error rejects, and convert the error for the request.
 
-        Parameters that options or ``extra`` force are the user's own, so their error is returned unchanged.
-        The same applies if the server rejects both names of the output limit.
+        Parameters that options or ``extra`` force are the user's choice, so their error is returned
+        unchanged. The same applies if the server rejects both names of the output limit.
 
         Args:
             error: of a call.
-            body: of the call; ``None`` for a line of a batch, whose body is no longer available.
+            body: of the call; ``None`` for a batch line, whose body is no longer available.
             requests: of the call; the first one's ``extra`` is in the body.
 
         Returns:
-            a :class:`.ParameterRejected` if the next call omits the rejected parameter, or else ``error``.
+            a :class:`.ParameterRejected` if the next call omits the rejected parameter, otherwise ``error``.
         """
         if not error.refused_parameters:
             return error
         if body is None:
-            # it is not known which format was sent: the one named in the error, or else any
+            # it is unknown which format was sent: the one named in the error, or else any
             forms = [form for form in _FORMS if form in error.message.lower()][:1]
             sent = {*_NAMES, *(forms or _FORMS)}
         else:
@@ -269,7 +262,7 @@ def _understand(reply: Reply, data: Any) -> Refusal:
 def _wait(error: Mapping[str, Any], message: str, reply: Reply) -> float | None:
     if found := _TRY_AGAIN.search(message):
         return parse_duration(found[1])
-    # OpenRouter puts the upstream's headers into the body
+    # OpenRouter includes the upstream's headers in the body
     inside = {
         name.lower(): value
         for name, value in fields(fields(error.get("metadata")).get("headers")).items()
@@ -292,7 +285,7 @@ _NO_ROOM = re.compile(r"resource[_ ]unavailable|\bflex\b|capacity", re.I)
 
 
 def _openai_full(error: ProviderError) -> bool:
-    # a 429 for a limit of the user has the code rate_limit_exceeded, or mentions money
+    # a 429 for the user's own limit has the code rate_limit_exceeded, or mentions money
     if error.status != 429 or error.kind is not ErrorKind.RATE_LIMIT:
         return False
     return error.code == "resource_unavailable" or (

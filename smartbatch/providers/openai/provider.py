@@ -1,4 +1,4 @@
-"""Provider for OpenAI and compatible servers, over a pool of kept-alive connections."""
+"""OpenAI and compatible servers, over a pool of persistent connections."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _OUR_HEADERS = {
 }
 _MODEL = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 
-_REASONS = re.compile(r"(?:.*/)?(?:o\d|gpt-5)")  # names of models that reject a temperature
+_REASONS = re.compile(r"(?:.*/)?(?:o\d|gpt-5)")  # models that reject a temperature
 
 
 class OpenAIProvider(Provider):
@@ -69,29 +69,29 @@ class OpenAIProvider(Provider):
 
     Args:
         api_key: ``OPENAI_API_KEY`` by default. Optional for servers other than OpenAI's.
-        base_url: with the version, such as ``https://api.openai.com/v1``; ``OPENAI_BASE_URL`` by default.
+        base_url: ``OPENAI_BASE_URL`` by default; with the version, such as ``https://api.openai.com/v1``.
         organization: ``OPENAI_ORG_ID`` by default.
         project: ``OPENAI_PROJECT_ID`` by default.
         api: ``chat`` for ``/chat/completions``, ``responses`` for ``/responses``.
-        headers: further headers, such as ``{"api-key": …}``, which are treated as secrets.
+        headers: further headers, such as ``{"api-key": …}``, treated as secrets.
         connect_timeout: maximum time until an address accepts the connection.
         max_body: maximum bytes of a decoded answer.
         max_tokens_field: the name of ``max_tokens`` in a chat body; by default ``max_completion_tokens`` at
             OpenAI and Azure, ``max_tokens`` elsewhere, and the other one as soon as the server rejects it.
-        batch_window: the time allowed for a batch; OpenAI takes ``24h``, others also ``1h`` and ``7d``.
-        batch_purpose: the purpose of a batch's input file; Together needs ``batch-api``.
-        stream_usage: whether to send ``stream_options`` with streamed chats, for their usage. ``None`` sends
-            it until the server rejects it.
-        encoding_format: of embeddings: ``base64``, ``float``, or ``omit`` to leave it to the server. ``None``
-            sends ``base64`` until the server rejects it.
+        batch_window: the time allowed for a batch; OpenAI accepts only ``24h``, others ``1h`` or ``7d`` too.
+        batch_purpose: the purpose of a batch's input file; Together requires ``batch-api``.
+        stream_usage: whether to send ``stream_options`` with streamed chats, to receive their usage. ``None``
+            sends it until the server rejects it.
+        encoding_format: of embeddings: ``base64``, ``float``, or ``omit`` to leave the choice to the server.
+            ``None`` sends ``base64`` until the server rejects it.
         send_seed: whether to send a request's ``seed``. ``None`` sends it until the server rejects it;
-            results list a seed that was not sent.
+            results show that a seed was not sent.
         flex: whether the server supports ``service_tier: flex``; by default only OpenAI's own does. The tier
-            is used for models with a price in it.
-        allow_http: send the key over plain ``http`` to another machine.
+            is used only for models that have a price for it.
+        allow_http: whether the key may be sent over plain ``http`` to another machine.
 
     Raises:
-        ConfigError: a key is missing or a setting is invalid; names it and the variable to set.
+        ConfigError: a key is missing or a setting is invalid; the message names it and the variable to set.
     """
 
     name = "openai"
@@ -172,7 +172,6 @@ class OpenAIProvider(Provider):
         self._checked: Generation | None = None
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        """See :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`."""
         body = self._body((request,), model)
         data, reply = self._ask(self._path, body, (request,), timeout)
         answer = read_chat(data, reply) if self._api == "chat" else read_response(data, reply)
@@ -180,7 +179,6 @@ class OpenAIProvider(Provider):
         return evolve(answer, dropped=dropped) if dropped else answer
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        """Stream one answer; reading it sends the request, and raises like :meth:`generate`."""
         body = {**self._body((request,), model), "stream": True}
         if self._api == "chat" and self._parameters.sends("stream_options", model):
             body["stream_options"] = {"include_usage": True}
@@ -210,7 +208,6 @@ class OpenAIProvider(Provider):
         attempt: int,  # noqa: ARG002
         timeout: float,
     ) -> list[Answer]:
-        """Make one call for the vectors of several texts; they are placed by their index."""
         data, reply = self._ask("/embeddings", self._body(requests, model), requests, timeout)
         return read_embeddings(data, reply, requests)
 
@@ -224,12 +221,10 @@ class OpenAIProvider(Provider):
             raise self._parameters.learn(error, body, requests) from None
 
     def batches(self) -> BatchApi:
-        """Return the Batch API; it has its own connections."""
         self.network.open_batches()
         return self._batches
 
     def check(self, request: Request, *, model: str) -> None:
-        """See :meth:`Provider.check <smartbatch.providers.base.Provider.check>`."""
         if not _MODEL.fullmatch(model):
             raise InvalidRequest("the model's name is empty or has control characters", field="model")
         if request.params is not self._checked:
@@ -237,11 +232,9 @@ class OpenAIProvider(Provider):
             self._checked = request.params
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
-        """Return the tier ``service_tier: flex`` for OpenAI's own server, or if it is configured."""
         return FLEX_TIER if self._flex else None
 
     def takes_temperature(self, model: str) -> bool:
-        """All models accept a temperature, except reasoning models."""
         return _REASONS.match(model) is None
 
     def __repr__(self) -> str:
@@ -267,6 +260,6 @@ def _headers(
         headers["OpenAI-Organization"] = organization
     if project:
         headers["OpenAI-Project"] = project
-    for name, value in own.items():  # they replace ours, regardless of case
+    for name, value in own.items():  # they replace the defaults, regardless of case
         headers[name] = value
     return own_headers(dict(headers))

@@ -1,8 +1,8 @@
-"""How a schema reaches a server: natively, in JSON mode, in the prompt alone, or as the only tool to call.
+"""Sends a schema natively, in JSON mode, in the prompt alone, or as the only tool to call.
 
-Strict mode is used if it can express the schema. Whatever the mode, the client validates the answer.
+Strict mode is used if it can express the schema. The client validates the answer in every mode.
 
-Source: OpenAI's guide on structured outputs, "Supported schemas", of November 2026.
+Source: OpenAI's guide on structured outputs, "Supported schemas" (November 2026).
 """
 
 from __future__ import annotations
@@ -34,21 +34,20 @@ STRICT = Dialect(
 MAX_PROPERTIES = 5_000
 MAX_LEVELS = 10
 MAX_CHOICES = 1_000
-MAX_CHARACTERS = 120_000  # in all names of properties and definitions and all values of choices together
+MAX_CHARACTERS = 120_000  # in all names of properties and definitions and all enum values together
 
 
 @frozen
 class SentSchema:
-    """A schema as it is sent; its root is an object."""
+    """A schema as it is sent. Its root is an object."""
 
     strict: bool  # whether the API enforces it
-    schema: Mapping[str, Any]  # another root becomes the property WRAPPED
+    schema: Mapping[str, Any]  # any other root becomes the property WRAPPED
 
 
 @once_per_schema
 def sent_schema(schema: dict[str, Any]) -> SentSchema:
-    """Return a schema in the form for strict mode if that mode can express it; otherwise return it
-    unchanged."""
+    """Rewrite a schema for strict mode if that mode can express it; otherwise return it unchanged."""
     try:
         form = in_dialect(schema, STRICT)
         root = form
@@ -79,7 +78,7 @@ def _is_object(schema: Mapping[str, Any]) -> bool:
 
 
 def _moved(schema: Any) -> Any:
-    """Return a schema for use as a property, with its references starting from the new root."""
+    """Rewrite a schema for use as a property: its references start from the new root."""
     if isinstance(schema, list):
         return [_moved(part) for part in schema]
     if not isinstance(schema, Mapping):
@@ -125,7 +124,7 @@ _INSTRUCTION = (
 
 
 def add_schema(body: dict[str, Any], schema: Mapping[str, Any], mode: str) -> None:
-    """Put a schema into the body of a chat or a response.
+    """Add the schema to the body of a chat or a response.
 
     Args:
         body: has ``messages``, or the ``input`` of a response; changed in place.
@@ -160,18 +159,14 @@ def add_schema(body: dict[str, Any], schema: Mapping[str, Any], mode: str) -> No
 
 
 def form_of(body: Mapping[str, Any]) -> str | None:
-    """Return the output format that a body requests; ``None`` if it leaves the format to the model."""
+    """Return the output format that a body requests; ``None`` if the model chooses the format."""
     form = body["response_format"] if "response_format" in body else (body.get("text") or {}).get("format")
     kind = form.get("type") if isinstance(form, Mapping) else None
     return kind if isinstance(kind, str) else None
 
 
 def check_tool_mode(params: Generation) -> None:
-    """Reject tools together with the mode that uses a tool itself.
-
-    Raises:
-        InvalidRequest: names the field.
-    """
+    """Reject tools in the mode that uses a tool itself."""
     tools = params.tools or (params.extra or {}).get("tools")
     if params.schema is not None and params.schema_mode == "tool" and tools:
         raise InvalidRequest(
@@ -181,7 +176,7 @@ def check_tool_mode(params: Generation) -> None:
 
 
 def read_tool_answer(answer: Answer) -> Answer:
-    """Return an answer that calls only :data:`ANSWER_TOOL` with the arguments as its text."""
+    """If an answer calls only :data:`ANSWER_TOOL`, use the arguments as its text."""
     if len(answer.tool_calls) != 1 or answer.tool_calls[0].name != ANSWER_TOOL:
         return answer
     call = answer.tool_calls[0]

@@ -1,8 +1,10 @@
-"""Streamed answers of OpenAI's two generation APIs, and of compatible servers.
+"""Streamed answers of OpenAI's two generation APIs and of compatible servers.
 
-Source: OpenAI's OpenAPI document 2.3.0. A chat ends with ``[DONE]`` or, at servers that do not send it, with
-the body after a finish reason; a response ends with one of three events that contain it. Any other end means
-that the stream was cut.
+A chat ends with ``[DONE]`` or, at servers that do not send it, with the body after a finish reason.
+A response ends with one of three events that contain it. Any other end means that the stream was
+truncated.
+
+Source: OpenAI's OpenAPI document 2.3.0.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from smartbatch.types import Answer
 
 
 class ChatReader(EventReader):
-    """Reads the chunks of a chat completion, and ``[DONE]``, which Perplexity omits."""
+    """Reads the chunks of a chat completion up to ``[DONE]``, which Perplexity omits."""
 
     to_the_end = True  # the usage comes after the finish reason
 
@@ -59,7 +61,7 @@ class ChatReader(EventReader):
             self.usage, self._body["usage"] = usage, data["usage"]
         choices = data.get("choices")
         if not isinstance(choices, list) or not choices:
-            return ""  # the chunk with the usage, or a proxy's keep-alive
+            return ""  # the usage chunk, or a proxy's keep-alive
         choice = choices[0]
         if not isinstance(choice, dict):
             raise self.errors.unusable(head, "shape", "a chunk of the stream has no choices[0]")
@@ -80,7 +82,7 @@ class ChatReader(EventReader):
         return content + refusal
 
     def _take_rest(self, delta: Mapping[str, Any]) -> None:
-        """Add the parts of a delta besides text: calls, reasoning and unmodelled fields."""
+        """Add calls, reasoning and unmodelled fields, but not the text."""
         calls = delta.get("tool_calls")
         for item in calls if isinstance(calls, list) else ():
             if isinstance(item, dict):
@@ -92,7 +94,7 @@ class ChatReader(EventReader):
         add_piece(self._message, {**pieces, **unmodelled(delta, KNOWN_IN_MESSAGE)}, growing=True)
 
     def _take_call(self, item: dict[str, Any]) -> None:
-        # Some servers send no index, or the same one for calls with different ids.
+        # Some servers send no index, or the same index for calls with different ids.
         identity, index = item.get("id"), item.get("index")
         call = self._open.get(index if isinstance(index, int) else None)
         if call is None or (identity and call.get("id") not in (None, identity)):

@@ -1,8 +1,8 @@
-"""The embedded provider's Batch API: the emulator's batch backend, shared by the processes that use one
-folder.
+"""Batch API of the embedded provider: the emulator's batch backend, shared by the processes that use
+one folder.
 
-The folder is ``$SMARTBATCH_SIM_DIR``, or ``smartbatch-sim-UID`` in the system's folder for temporary files. A
-create names an uploaded file, as OpenAI's does, and is refused once the file is deleted.
+The folder is ``$SMARTBATCH_SIM_DIR``, or ``smartbatch-sim-UID`` in the system's temporary folder. As
+with OpenAI, a create names an uploaded file and is refused once the file is deleted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from smartbatch.providers.http.content import encode_json
 from smartbatch.types import Answer, Generation, Kind, Request, Tool, Usage
 
 _PAGE = 100
-# parameters of a request that affect a simulated answer
+# request parameters that affect a simulated answer
 _PARAMS = ("system", "max_tokens", "stop", "response_format", "schema", "tools", "tool_choice", "logprobs")
 
 
@@ -51,8 +51,8 @@ class SimBatches(BatchApi):
     Args:
         scope: as in :class:`~smartbatch.providers.batch_api.BatchApi`.
         settings: of the emulator, with the times of batches.
-        answer_to: ``answer_to(request, model, wire_id)`` returns the answer, or the name of a fault.
-        error_of: returns the error of a fault.
+        answer_to: returns the answer to ``(request, model, wire_id)``, or the name of a fault.
+        error_of: creates the error for a fault.
         wall: Unix seconds.
     """
 
@@ -78,7 +78,6 @@ class SimBatches(BatchApi):
     # -- input -----------------------------------------------------------------------------------------------
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
-        """See :meth:`BatchApi.encode <smartbatch.providers.batch_api.BatchApi.encode>`."""
         prompt = request.prompt
         asked: Any = prompt if isinstance(prompt, str) else [message_form(message) for message in prompt]
         given = {name: getattr(request.params, name) for name in _PARAMS}
@@ -88,16 +87,14 @@ class SimBatches(BatchApi):
         return encode_json({"custom_id": wire_id, "model": model, "prompt": asked, **params})
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:  # noqa: ARG002
-        """Copy ``source`` into the folder."""
         return self._file(self._backend.get().upload(name, source, self._wall()).id, name)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:  # noqa: ARG002
-        """Return the newest file with that name."""
         files = self._backend.get().files(self._wall())
         return next((self._file(file.id, name) for file in files if file.name == name), None)
 
     def delete_file(self, file_id: str, timeout: float) -> None:  # noqa: ARG002
-        """Delete a file; a batch made from it keeps its lines."""
+        """A batch created from the file keeps its lines."""
         self._backend.get().delete_file(file_id, self._wall())
 
     def _file(self, file_id: str, name: str) -> RemoteFile:
@@ -106,7 +103,6 @@ class SimBatches(BatchApi):
     # -- batches ---------------------------------------------------------------------------------------------
 
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:  # noqa: ARG002
-        """Create a batch; see :meth:`BatchApi.create <smartbatch.providers.batch_api.BatchApi.create>`."""
         try:
             batch = self._backend.get().create(
                 creation.file_id or "", creation.mark, creation.size, self._wall()
@@ -116,12 +112,10 @@ class SimBatches(BatchApi):
         return _shown(batch)
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:  # noqa: ARG002
-        """Return the batch in its current state."""
         found = self._backend.get().batch(batch_id, self._wall())
         return None if found is None else _shown(found)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:  # noqa: ARG002
-        """Return up to 100 batches."""
         found = self._backend.get().batches(self._wall())
         begin = next((at for at, batch in enumerate(found, 1) if batch.id == after), 0)
         shown = [_shown(batch) for batch in found[begin : begin + _PAGE]]
@@ -129,17 +123,15 @@ class SimBatches(BatchApi):
         return BatchPage(tuple(shown), more, self._wall())
 
     def cancel(self, batch_id: str, timeout: float) -> None:  # noqa: ARG002
-        """End a batch now; results so far are kept."""
+        """The results so far are kept."""
         self._backend.get().cancel(batch_id, self._wall())
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:  # noqa: ARG002
-        """Delete a batch and its results."""
         self._backend.get().delete(batch_id, self._wall())
 
     # -- results ---------------------------------------------------------------------------------------------
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
-        """Make the results and yield them line by line."""
         try:
             lines = self._backend.get().outputs(batch.id, self._wall())
         except BatchBackendError as error:
@@ -147,7 +139,6 @@ class SimBatches(BatchApi):
         yield from map(_line_bytes, lines)
 
     def read_line(self, line: bytes, kind: Kind) -> Line:  # noqa: ARG002
-        """See :meth:`BatchApi.read_line <smartbatch.providers.batch_api.BatchApi.read_line>`."""
         return line_of(line, "custom_id", self._read)
 
     def _read(self, data: dict[str, Any]) -> Answer:
@@ -164,7 +155,7 @@ class SimBatches(BatchApi):
         raise unusable("the line is neither an answer nor an error", status=200)
 
     def _entry(self, line: bytes) -> Entry:
-        """Return the request in a line of an input; running it makes the body of a line of results."""
+        """Parse a line of an input. Running the entry gives the body of a result line."""
         data = json.loads(line)
 
         def run(_identity: str) -> ModelOutput:
@@ -182,9 +173,7 @@ class SimBatches(BatchApi):
     # -- errors ----------------------------------------------------------------------------------------------
 
     def classify(self, error: Exception) -> ProviderError:
-        """Return the meaning of an exception; errors of the folder are network errors, so nothing was
-        created.
-        """
+        """Errors of the folder are network errors, so nothing was created."""
         if isinstance(error, OSError):
             where = f"the simulation's folder {sim_folder()} cannot be used ({error.strerror})"
             return ProviderError(where, kind=ErrorKind.NETWORK_ERROR, code="folder")
@@ -192,10 +181,10 @@ class SimBatches(BatchApi):
 
 
 def sim_folder() -> Path:
-    """Return the folder of the simulated remote side, readable by its owner only.
+    """Return the folder of the simulated remote side, which only its owner can read.
 
     Raises:
-        ConfigError: it belongs to another user, or cannot be created.
+        ConfigError: the folder belongs to another user, or cannot be created.
     """
     named = os.environ.get("SMARTBATCH_SIM_DIR", "").strip()
     folder = Path(named) if named else Path(tempfile.gettempdir()) / f"smartbatch-sim-{os.getuid()}"

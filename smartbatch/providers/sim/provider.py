@@ -1,6 +1,7 @@
 """The embedded provider: the emulator's answers, limits, faults and batches without a key or a network.
 
-Every answer is a function of its request and the seed, and every fault of seed, prompt and attempt.
+An answer depends only on its request and the seed. A fault depends on the seed, the prompt and the
+attempt.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from smartbatch.types import Answer, Duration, Message, Request, ToolCall, Usage
 
 _EMULATED = {"500": "500", "503": "503", "429": "429", "timeout": "hang", "network": "reset"}
 FAULTS = tuple(_EMULATED)
-"""The kinds of faults; a single rate is split evenly between them."""
+"""Kinds of faults. A single rate is split evenly between them."""
 _VALIDATED = 0.1
 """Fraction of a batch's turnaround spent on validation."""
 
 
 class SimProvider(Provider):
-    """Answers any prompt as the emulator does: with a digest of the prompt, or a value that fits the schema.
+    """Answers any prompt as the emulator does, with a digest of the prompt or a value that fits the schema.
 
     Args:
-        sleep: waits for the simulated latency, in seconds; a clock's ``sleep``.
-        now: monotonic seconds; a clock's ``now``.
+        sleep: waits for the given seconds of simulated latency; a clock's ``sleep``.
+        now: returns monotonic seconds; a clock's ``now``.
         latency: median time of a call.
         latency_sigma: spread of a lognormal latency; 0 for equal latencies.
         per_token: additional time per token of the answer.
-        rpm: requests per minute, with a full bucket at the first call. ``None`` for no limit.
+        rpm: requests per minute, starting with a full bucket. ``None`` for no limit.
         tpm: tokens per minute, prompt and answer together; a larger call waits for a full bucket.
         faults: share of calls that fail, 0 to 1, or a share for each of :data:`FAULTS`.
         seed: changes latencies, faults and answers.
-        wall: Unix seconds, the time of batches; a clock's ``wall``.
+        wall: returns Unix seconds, used for batches; a clock's ``wall``.
         batch_seconds: time from the create of a batch to its end. Limits and latencies do not affect batches.
     """
 
@@ -94,11 +95,6 @@ class SimProvider(Provider):
         self.scope = f"sim:{hashlib.sha256(repr(account).encode()).hexdigest()[:12]}"
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
-        """Answer after the simulated latency, or fail according to the settings.
-
-        Raises:
-            ProviderError: a fault, a limit, or a latency above ``timeout``.
-        """
         answer, index, fault = self._admit(request, model, attempt)
         self._spend(self._plan.latency(index, _tokens(answer)), timeout)
         if fault is not None:
@@ -106,15 +102,10 @@ class SimProvider(Provider):
         return answer
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
-        """Answer word by word: the first after the latency, the others with the delay of ``per_token``.
-
-        Faults of the connection occur half-way, others before the first word. Reading it raises like
-        :meth:`generate`.
-        """
+        """Connection faults occur half-way; other faults occur before the first word."""
         return MadeStream(self._speak(request, model, attempt, timeout))
 
     def batches(self) -> BatchApi:
-        """Return the Batch API, whose data outlive this process."""
         from smartbatch.providers.sim.batches import SimBatches
 
         return SimBatches(
@@ -122,8 +113,7 @@ class SimProvider(Provider):
         )
 
     def _answer_in_batch(self, request: Request, model: str, wire_id: str) -> Answer | str:
-        """Return the answer to a line, or its fault, which depends on the line's id, so that a new line has a
-        new fault."""
+        """The fault depends on the line's id, so a request sent again may succeed."""
         fault = self._plan.fault(_index(wire_id, 0))
         if fault is not None:
             return fault
@@ -151,7 +141,7 @@ class SimProvider(Provider):
         return answer
 
     def _admit(self, request: Request, model: str, attempt: int) -> tuple[Answer, int, str | None]:
-        """Return the future answer, the index of its latency and fault, and the fault."""
+        """Return the answer, the index of its latency and fault, and the fault."""
         asked = _parsed(request, model)
         try:
             answer = self._answer(asked)
@@ -192,12 +182,11 @@ class SimProvider(Provider):
 
 
 def prompt_text(request: Request) -> str:
-    """Return the text of the last user message, or of the last message without one."""
+    """Return the text of the last user message, or of the last message if there is none."""
     return measure_prompt("", _messages(request.prompt))[0]
 
 
 def _messages(prompt: str | tuple[Message, ...]) -> list[tuple[str, str]]:
-    """Return the roles and texts of a prompt; other parts of messages are left out."""
     if isinstance(prompt, str):
         return [("user", prompt)]
     return [
@@ -231,7 +220,7 @@ def _parsed(request: Request, model: str) -> GenerationRequest:
 
 
 def _schema_of(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the schema in a ``response_format``: empty for any object, ``None`` for plain text."""
+    """Return the schema in a ``response_format``; empty for any object, ``None`` for plain text."""
     if form is None or form.get("type") not in ("json_object", "json_schema"):
         return None
     inner = form.get("json_schema")
@@ -244,7 +233,7 @@ def _tokens(answer: Answer) -> int:
 
 
 def _index(text: str, attempt: int) -> int:
-    """Return the number from which the emulator draws a latency and a fault, by prompt and attempt."""
+    """Derive the index by which the emulator chooses a latency and a fault."""
     return int.from_bytes(hashlib.sha256(f"{attempt}\0{text}".encode()).digest()[:8], "big")
 
 
@@ -286,11 +275,11 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "faults": ("faults", _rates),
     "seed": ("seed", int),
 }
-"""The argument that each option sets, and the parser of its value."""
+"""For each option: the argument that it sets, and the parser of its value."""
 
 
 def parse_options(text: str) -> dict[str, Any]:
-    """Return the settings in ``latency=0.2&sigma=0.5&faults=0.02&rpm=600&tpm=90000&per_token=0.01&seed=3``.
+    """Parse settings such as ``latency=0.2&sigma=0.5&faults=0.02&rpm=600&tpm=90000&per_token=0.01&seed=3``.
 
     ``faults`` may also be a share per kind, as in ``faults=503:0.1,429:0.05``.
 
