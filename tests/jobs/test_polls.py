@@ -12,7 +12,7 @@ from attrs import evolve
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 from smartbatch.jobs.steps import poll as polls
-from smartbatch.jobs.steps.poll import poll
+from smartbatch.jobs.steps.poll import poll_batch
 from smartbatch.jobs.steps.refusals import repeats_a_prompt
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Generation, Request
@@ -125,7 +125,7 @@ def test_a_batch_that_the_provider_does_not_know(
     wall: float, sent: dict[str, Any], given: dict[str, Any], done: list[Any]
 ) -> None:
     step: Any = Step(wall, **given)
-    assert poll(step, shard(**sent)) is step
+    assert poll_batch(step, shard(**sent)) is step
     assert step.done == done
 
 
@@ -152,7 +152,7 @@ def test_a_batch_is_cancelled_if_it_is_late_or_not_needed(
     age: float, given: dict[str, Any], note: str | None
 ) -> None:
     step: Any = Step(SENT + age, **given)
-    assert poll(step, shard()) is step
+    assert poll_batch(step, shard()) is step
     assert (step.done == CANCELLED, step.note if note else None) == (note is not None, note)
 
 
@@ -166,7 +166,7 @@ def test_a_refused_cancel_is_repeated_while_the_batch_exists(
     refusal = ProviderError("no", kind=ErrorKind.CLIENT_ERROR, status=status)
     running = SimpleNamespace(state=RemoteState.RUNNING)
     step: Any = Step(SENT, job__cancel_requested=True, refusal=refusal, batch=running if known else None)
-    assert poll(step, shard()) is step
+    assert poll_batch(step, shard()) is step
     assert step.done == done
 
 
@@ -189,12 +189,14 @@ def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(
     known = evolve(SEEN, cancel_sent_at=None if asked is None else SENT + asked)
     facts = {"word": "running", "completed": 3, "failed": None, "outputs": ()}
     step: Any = Step(SENT + age, batch=SimpleNamespace(state=RemoteState.RUNNING, **facts))
-    assert poll(step, shard(remote=known, cancelled=asked is not None)) is step
+    assert poll_batch(step, shard(remote=known, cancelled=asked is not None)) is step
     assert step.done == [("later", pause, {"tries": 0}), ("told", 0)]
     assert (step.note is not None) == late
     step.done.clear()
     assert (
-        poll(step, shard(remote=evolve(known, status="running", completed=3), cancelled=asked is not None))
+        poll_batch(
+            step, shard(remote=evolve(known, status="running", completed=3), cancelled=asked is not None)
+        )
         is step
     )
     assert len(step.done) == 1  # nothing new is told

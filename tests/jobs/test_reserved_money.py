@@ -65,7 +65,8 @@ def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: SqlSt
     assert bill(store, job.id) == JobBill(0.0, False, None)
     store.shards.ingest(lease, shard, [result(0)], at=1.0)
     assert bill(store, job.id) == JobBill(0.5, False, 6.0)
-    store.shards.settle(lease, shard, at=2.0, reserved=2.0)  # something else was billed, too, and is lost
+    # something else was billed, too, and is lost
+    store.shards.settle(lease, shard, at=2.0, reserved=2.0)
     assert bill(store, job.id) == JobBill(0.5, True, 2.0)
     store.jobs.forget(job.id)
     assert bill(store, job.id) == JobBill(0.0, True, None)

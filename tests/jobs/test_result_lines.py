@@ -13,7 +13,7 @@ from attrs import asdict
 from smartbatch.jobs.records import ItemSize, NewResult
 from smartbatch.jobs.shard_records import wire_id
 from smartbatch.jobs.steps.collect import PEEK_BYTES, ResultTotals, nonces_in
-from smartbatch.jobs.steps.result_lines import OddLines, ends_in_a_line, nonces_of, pages_of, read_lines
+from smartbatch.jobs.steps.result_lines import OddLines, ends_inside_line, nonces_of, pages_of, read_lines
 from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.store.database import fitting
 from smartbatch.jobs.wiring import StepLimits
@@ -69,8 +69,9 @@ def test_each_request_has_its_first_line(
 
 
 def test_a_cut_download_is_told_by_its_last_line() -> None:
-    assert [ends_in_a_line(STEP, data) for data in (b"", b"a\n", b"a\n \n ", b"a\nb", b" x\n")] == [False] * 5
-    assert ends_in_a_line(STEP, b"a\n\xff")
+    for data in (b"", b"a\n", b"a\n \n ", b"a\nb", b" x\n"):
+        assert not ends_inside_line(STEP, data)
+    assert ends_inside_line(STEP, b"a\n\xff")
 
 
 def test_whose_lines_are_is_told_by_their_ids() -> None:
@@ -132,9 +133,9 @@ def test_what_a_batch_cost_is_the_sum_of_what_was_run() -> None:
     assert totals.price == "at a cost of $0"
     page = [billed(0, "succeeded", 0.5), billed(1, "unrun", 0.0), billed(2, "failed", 0.25)]
     nothing = ResultTotals()
-    nothing.add(page[1:2], set(), {1})
+    nothing.add_page(page[1:2], set(), {1})
     assert (nothing.doubled, nothing.twice) == (0, 0.0)
-    totals.add([*page, billed(3, "failed", 0.0, 0), billed(4, "succeeded", 1.0, 0)], {3}, {4})
+    totals.add_page([*page, billed(3, "failed", 0.0, 0), billed(4, "succeeded", 1.0, 0)], {3}, {4})
     counts: dict[str, object] = {
         "billed": 3,
         "used": 0,
@@ -147,7 +148,7 @@ def test_what_a_batch_cost_is_the_sum_of_what_was_run() -> None:
     counts["unknown"] = []
     assert asdict(totals) == {**counts, "size": 0, "unended": False, "cut": False, "uncertain": False}
     assert totals.price == "at a cost of $1.75"
-    totals.add([billed(5, "succeeded", None), billed(6, "again", 0.5)], {6})
+    totals.add_page([billed(5, "succeeded", None), billed(6, "again", 0.5)], {6})
     assert (totals.billed, totals.used, totals.unused, totals.usd, totals.wasted) == (5, 1, 2, None, None)
     assert totals.price == "at an unknown cost"
 

@@ -99,7 +99,7 @@ def test_a_batch_must_be_absent_for_the_settle_time(
 ) -> None:
     step: Any = Step(after)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=listed))
-    recover.search(step, sought)
+    recover.search_batch(step, sought)
     assert step.done == done
 
 
@@ -124,7 +124,7 @@ def test_a_file_is_deleted_once_a_batch_of_it_would_be_seen(
     step: Any = Step(after, fence=True)
     step.settle_time = settle
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
-    recover.search(step, sought)
+    recover.search_batch(step, sought)
     assert step.done == done
 
 
@@ -132,7 +132,7 @@ def test_a_fence_notes_the_time_of_both_clocks(monkeypatch: pytest.MonkeyPatch) 
     step: Any = Step(500.0, fence=True)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=9_200.0))
     step.api.delete_file = lambda *_: setattr(step, "wall", SINCE + 503.0)
-    recover.search(step, shard(searched_since=9_000.0))
+    recover.search_batch(step, shard(searched_since=9_000.0))
     assert step.done == [("fenced", {"fenced_at": SINCE + 503.0, "due_at": SINCE + 623.0, "told": 9_203.0})]
 
 
@@ -158,7 +158,7 @@ def test_a_job_that_is_to_be_held_waits_for_a_person_or_26_hours(
 ) -> None:
     step: Any = Step(after, hold=True, state=state)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
-    recover.search(step, sought)
+    recover.search_batch(step, sought)
     assert step.done == done
     assert held is None or step.remote.held_job is held
 
@@ -172,7 +172,7 @@ def test_it_is_searched_for_soon_at_first_and_when_the_time_is_over(
 ) -> None:
     step: Any = Step(1_800.0 - rest)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
-    recover.search(step, shard(tries=tries))
+    recover.search_batch(step, shard(tries=tries))
     assert least <= step.pause <= most
 
 
@@ -194,7 +194,7 @@ def test_the_oldest_labelled_batch_is_adopted(
     monkeypatch.setattr(recover.orphans, "cancel_duplicates", cancel)
     found = [listed("5"), listed("4", mark="m"), listed("3", created_at=7.0), listed("2", created_at=7.0)]
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(None, found))
-    recover.search(step, shard())
+    recover.search_batch(step, shard())
     assert step.done == [["5", "3"], "adopted 2"]
 
 
@@ -271,7 +271,7 @@ def test_without_labels_a_batch_of_the_size_is_a_candidate(
     adopted(step, monkeypatch)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
     monkeypatch.setattr(recover, "unclaimed", lambda *_: [listed(name) for name in found])
-    recover.search(step, shard())
+    recover.search_batch(step, shard())
     assert step.done == done
 
 
@@ -283,7 +283,7 @@ def test_the_provider_s_time_of_the_first_search_stays(
 ) -> None:
     step: Any = Step(1.0)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=at))
-    recover.search(step, shard(searched_since=known))
+    recover.search_batch(step, shard(searched_since=known))
     assert step.remote.searched_since == kept
 
 

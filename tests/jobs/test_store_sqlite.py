@@ -251,11 +251,11 @@ def test_an_opened_store_asks_the_system_what_it_stands_on(
 ) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 0 0:1 / {tmp_path} rw - nfs4 server:/ rw\n")
-    monkeypatch.setattr(sqlite_module, "_MOUNTS", str(mounts))
+    monkeypatch.setattr(sqlite_module, "_MOUNTS_FILE", str(mounts))
     with pytest.raises(StoreError, match="nfs4"):
         open_store(str(tmp_path / "deep" / "jobs.db"))
     assert not (tmp_path / "deep").exists()
-    monkeypatch.setattr(sqlite_module, "_MOUNTS", str(tmp_path / "missing"))  # a system without the list
+    monkeypatch.setattr(sqlite_module, "_MOUNTS_FILE", str(tmp_path / "missing"))  # a system without the list
     open_store(str(tmp_path / "deep" / "jobs.db")).close()
 
 

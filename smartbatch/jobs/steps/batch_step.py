@@ -22,14 +22,14 @@ _S = ShardState
 _STEPS: Mapping[ShardState, Callable[[Step, ShardRow], ShardRow]] = {
     _S.PLANNED: create.begin,
     _S.UPLOADING: create.resume_upload,
-    _S.READY: create.submit,
+    _S.READY: create.send_create,
     _S.SUBMITTING: recover.mark_uncertain,
-    _S.UNCERTAIN: recover.search,
+    _S.UNCERTAIN: recover.search_batch,
     _S.PROVISIONAL: recover.verify,
-    _S.FENCED: recover.search,
-    _S.SUBMITTED: poll.poll,
-    _S.ENDED: collect.fetch,
-    _S.INGESTING: reconcile.settle,
+    _S.FENCED: recover.search_batch,
+    _S.SUBMITTED: poll.poll_batch,
+    _S.ENDED: collect.download_results,
+    _S.INGESTING: reconcile.reconcile_shard,
     _S.DEAD: orphans.watch_dead_shard,
     _S.SETTLED: orphans.clean_up,
 }
@@ -80,10 +80,10 @@ def _step(step: Step) -> StepResult:
     # 4. the shard was not sent and is not needed, because it takes too long, the job was cancelled, or an
     # orphan has answered all of its requests: discard it
     if due.state in UNSENT_SHARDS and poll.is_overdue(own, due):
-        own.discard(due, poll.OVERDUE, to=ItemState.REALTIME)
+        own.discard(due, poll.OVERDUE_NOTE, to=ItemState.REALTIME)
         return StepResult(step.wall, has_realtime(step.runtime, step.job))
     if due.state in UNSENT_SHARDS and (step.job.cancel_requested or step.store.shards.is_answered(due)):
-        own.discard(due, "the job was cancelled" if step.job.cancel_requested else poll.ANSWERED)
+        own.discard(due, "the job was cancelled" if step.job.cancel_requested else poll.ANSWERED_NOTE)
         return StepResult(step.wall, realtime)
     # 5. otherwise run the function for its state; after a provider error, retry later
     try:
@@ -120,7 +120,7 @@ def rescue_late_job(step: Step, deadline: float, shards: Sequence[ShardRow]) -> 
     # more, then abandon it
     for shard in pending:
         if step.wall >= poll.abandon_at(step, shard):
-            poll.poll(step.for_model(shard.model), shard)
+            poll.poll_batch(step.for_model(shard.model), shard)
             return step.wall
     decision = _decision(step, deadline, pending)
     # 3. a shard with an uncertain create endangers the deadline and cannot be withdrawn: report it

@@ -27,7 +27,7 @@ from smartbatch.jobs.steps.result_lines import (
     OddLines,
     ResultLine,
     ResultReader,
-    ends_in_a_line,
+    ends_inside_line,
     nonces_of,
     pages_of,
     read_lines,
@@ -44,7 +44,7 @@ MAX_BUFFERED_BYTES = 4 << 20
 PEEK_BYTES = 1 << 20  # bytes of each output that are read to identify its shard
 
 
-def fetch(step: Step, shard: ShardRow) -> ShardRow:
+def download_results(step: Step, shard: ShardRow) -> ShardRow:
     assert shard.batch_id is not None
     try:
         # the URLs of the results may have changed
@@ -79,7 +79,7 @@ def _not_fetched(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     return step.retry_later(shard, error)
 
 
-def fetch_cut_again(step: Step, shard: ShardRow, size: int) -> ShardRow:
+def download_cut_again(step: Step, shard: ShardRow, size: int) -> ShardRow:
     """Download truncated results again later; ``size`` is the number of bytes received."""
     times = shard.remote.results_cut + 1
     if times >= CUTS_BEFORE_INCIDENT:
@@ -125,7 +125,7 @@ def ingest(step: Step, shard: ShardRow) -> ResultTotals | None:
         except FileNotFoundError:  # another process took over the job, read the files and deleted them
             step.reschedule(shard, 0.0)
             return None
-    fetch(step, shard)  # the files are on another machine, deleted, or incomplete
+    download_results(step, shard)  # the files are on another machine, deleted, or incomplete
     return None
 
 
@@ -157,7 +157,7 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
     reader = ResultReader(step, shard.submitted_at, sends_again=all_refused)
     _report_odd_lines(step, shard, odd, reader)
     _report_mismatch(step, shard, check)
-    empty = not odd.seen and (bool(paths) or ended_by_itself(shard))  # a cancelled batch may have no file
+    empty = not odd.seen and (bool(paths) or ran_to_completion(shard))  # a cancelled batch may have no file
     totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, uncertain=odd.broken or empty)
     calibration = step.runtime.wiring.calibration(step.job)
     shape = SHAPES.of(decode_params(step.job.params).params)
@@ -165,10 +165,10 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
     lines = iter(read) if size <= MAX_BUFFERED_BYTES else read_lines(step, shard, paths, OddLines())
     for page in pages_of(lines, measures):
         items = step.store.shards.items_at(shard.id, [line.position for line in page])
-        results = reader.results(items, page)
+        results = reader.results_of_page(items, page)
         stored = step.store.shards.ingest(step.lease, shard, results, at=step.wall)
         final = frozenset(stored.final)
-        totals.add(results, final, frozenset(stored.doubled))
+        totals.add_page(results, final, frozenset(stored.doubled))
         for line in page:  # calibrate token estimates with the newly stored answers
             item, answer = items.get(line.position), line.line.answer
             if item is not None and item.ix in final and answer is not None and answer.usage is not None:
@@ -225,7 +225,7 @@ def nonces_in(step: Step, shard: ShardRow, batch: RemoteBatch) -> set[str | None
         with closing(received(step, batch, output)) as pieces:
             first = b"".join(_first(pieces, PEEK_BYTES))
         found |= nonces_of(step, [first])
-        cut |= len(first) < PEEK_BYTES and ends_in_a_line(step, first)
+        cut |= len(first) < PEEK_BYTES and ends_inside_line(step, first)
     if cut and shard.nonce not in found:
         raise _was_cut()
     return found
@@ -251,7 +251,7 @@ class ResultTotals:
     def price(self) -> str:
         return "at an unknown cost" if self.usd is None else f"at a cost of {money(self.usd)}"
 
-    def add(
+    def add_page(
         self, results: list[NewResult], final: Collection[int], doubled: Collection[int] = frozenset()
     ) -> None:
         """Add a page of results.
@@ -329,7 +329,7 @@ def download_whole(step: Step, shard: ShardRow, batch: RemoteBatch) -> list[Path
     for path in paths:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - MAX_LINE_BYTES))
-            if ends_in_a_line(step, file.read()):
+            if ends_inside_line(step, file.read()):
                 raise _was_cut()
     return paths
 
@@ -356,6 +356,6 @@ def _paths(step: Step, shard: ShardRow, remote: RemoteBatch | RemoteProgress) ->
     return [step.spool_path(shard, f"out{number}") for number in range(len(remote.outputs))]
 
 
-def ended_by_itself(shard: ShardRow) -> bool:
+def ran_to_completion(shard: ShardRow) -> bool:
     """Neither cancelled nor expired, so every request was processed."""
     return shard.remote.state is RemoteState.COMPLETED

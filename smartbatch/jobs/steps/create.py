@@ -245,7 +245,7 @@ def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
         return _send_file(step, step.reschedule(shard, 0.0, remote=remote, file_id=None))
     # 3. the file has a different size: the provider stored a partial upload. Its name, like its nonce, must
     # not be reused, so the shard ends and its items go into a new one
-    size = _spool(step, shard).stat().st_size
+    size = _input_file(step, shard).stat().st_size
     if found.size is not None and found.size != size:
         shard = step.reschedule(shard, 0.0, file_id=found.id)  # cleaned up together with the shard
         return step.discard(shard, "its uploaded input file is incomplete")
@@ -261,7 +261,7 @@ def _input_name(shard: ShardRow) -> str:
 
 
 def _send_file(step: Step, shard: ShardRow) -> ShardRow:
-    source = _spool(step, shard)
+    source = _input_file(step, shard)
     try:
         file = step.api.upload(_input_name(shard), source, step.limits.transfer_timeout)
     except Exception as error:
@@ -271,7 +271,7 @@ def _send_file(step: Step, shard: ShardRow) -> ShardRow:
     return step.advance(shard, ShardState.READY, file_id=file.id)
 
 
-def _spool(step: Step, shard: ShardRow) -> Path:
+def _input_file(step: Step, shard: ShardRow) -> Path:
     """Return the file with the shard's lines. If it is missing, it is written again with the same bytes.
 
     Raises:
@@ -290,7 +290,7 @@ def _spool(step: Step, shard: ShardRow) -> Path:
 # -- the create ----------------------------------------------------------------------------------------------
 
 
-def submit(step: Step, shard: ShardRow) -> ShardRow:
+def send_create(step: Step, shard: ShardRow) -> ShardRow:
     # 1. it exceeds a limit that was discovered since it was cut: cut it again
     if refusals.exceeds_limits(step, shard):
         return step.discard(shard, refusals.OVER_LIMIT_NOTE)
@@ -302,9 +302,9 @@ def submit(step: Step, shard: ShardRow) -> ShardRow:
     if step.api.abilities.files and shard.file_id is None:
         return step.advance(shard, ShardState.UPLOADING)
     # 4. batches have no labels, and the outcome of another create of the account is unknown: wait
-    if (wait := _turn(step, shard)) > 0:
+    if (wait := _seconds_until_turn(step, shard)) > 0:
         return step.reschedule(shard, wait, note=_TURN_NOTE)
-    source = None if step.api.abilities.files else _spool(step, shard)
+    source = None if step.api.abilities.files else _input_file(step, shard)
     try:
         page = step.api.page(None, step.limits.call_timeout)
     # 5. the list of batches, which provides the watermark, cannot be read: create nothing
@@ -324,7 +324,7 @@ def submit(step: Step, shard: ShardRow) -> ShardRow:
     )
     # 6. another shard stored its intent first: wait for this shard's turn
     if intended is None:
-        return step.reschedule(shard, max(_turn(step, shard), 1.0), note=_TURN_NOTE)
+        return step.reschedule(shard, max(_seconds_until_turn(step, shard), 1.0), note=_TURN_NOTE)
     step.report_change(shard, intended)
     # 7. the process was suspended while it stored the intent, so another process may own the job now. Nothing
     # was sent, and the shard is READY again. The wall clock is checked too, since monotonic clocks may stop
@@ -363,7 +363,7 @@ def adopt(step: Step, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> 
     )
 
 
-def _turn(step: Step, shard: ShardRow) -> float:
+def _seconds_until_turn(step: Step, shard: ShardRow) -> float:
     """Return the seconds to wait before the shard may be created; 0 if it may be created now.
 
     If batches have no labels, an account has only one create in progress at a time. Resolving a lost response
@@ -429,12 +429,12 @@ def _is_about_file(error: ProviderError) -> bool:
 
 
 def _input_is_gone(step: Step, shard: ShardRow) -> bool:
-    if shard.file_id is None or refusals.tries_of(step, shard) + 1 >= step.limits.max_tries:
+    if shard.file_id is None or refusals.max_tries_of(step, shard) + 1 >= step.limits.max_tries:
         return False
     try:
         return step.api.find_file(_input_name(shard), step.limits.call_timeout) is None
     except Exception as error:  # the original refusal applies
-        step.ignored("search for an input file", error)
+        step.log_ignored("search for an input file", error)
         return False
 
 
@@ -473,7 +473,7 @@ def _refused(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
         step.hold(error)
         return step.reschedule(shard, 0.0, note=error.message)
     # 3. the refusal names wrong lines or an exceeded limit, which can be handled; otherwise it is final
-    return refusals.sort_out(step, shard, error) or step.give_up(shard, error, error.message)
+    return refusals.handle_known_refusal(step, shard, error) or step.give_up(shard, error, error.message)
 
 
 def _do_without(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:

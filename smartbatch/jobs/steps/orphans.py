@@ -272,7 +272,7 @@ def search_duplicates_once(step: Step, shard: ShardRow, batch: RemoteBatch) -> R
             else:
                 found = unclaimed(step, shard, others)
     except ProviderError as error:
-        step.ignored("list of batches", error)
+        step.log_ignored("list of batches", error)
         return known
     return evolve(known, checked_for_duplicates=True, suspected_duplicates=[other.id for other in found])
 
@@ -323,7 +323,7 @@ def _report_cost(step: Step, shard: ShardRow, duplicate: RemoteBatch) -> float:
     totals = collect.ResultTotals()
     for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.shards.measures(shard.id)):
         items = step.store.shards.items_at(shard.id, [line.position for line in page])
-        totals.add(reader.results(items, page), frozenset())
+        totals.add_page(reader.results_of_page(items, page), frozenset())
     step.clear_files(shard)
     if totals.billed:
         step.incident(

@@ -25,8 +25,8 @@ _LATE_NOTE = (
     "still {word} after more than 24 h, and waiting; cancel the job to keep the results so far (jobs with "
     "batch_fallback='individual' send the rest in real time after their timeout)"
 )
-OVERDUE = "the batch takes too long"
-ANSWERED = "its requests were answered by a batch that was written off but turned out to exist"
+OVERDUE_NOTE = "the batch takes too long"
+ANSWERED_NOTE = "its requests were answered by a batch that was written off but turned out to exist"
 STUCK_CANCEL_SECONDS = 15 * 60.0  # at all three providers, a cancelled batch ends sooner
 MIN_CANCEL_SECONDS = 10.0  # minimum time between a cancel and abandoning its batch, even if the job is late
 CANCEL_POLL_SECONDS = 1.0  # from a cancel to the next poll; later pauses grow with the time since the cancel
@@ -38,13 +38,13 @@ _UNREACHED = frozenset({ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT})
 _VISIBILITY_POLLS = 4  # minimum number of polls before a missing batch is reported
 
 
-def poll(step: Step, shard: ShardRow) -> ShardRow:
+def poll_batch(step: Step, shard: ShardRow) -> ShardRow:
     assert shard.batch_id is not None
     overdue = step.wall >= abandon_at(step, shard)
     # 1. the job was cancelled, the batch takes too long, or an orphan has answered all of its requests:
     # cancel it
     if not (overdue or shard.cancelled) and (reason := _reason_to_cancel(step, shard)):
-        return cancel(step, shard, reason, rescues=reason == OVERDUE)
+        return cancel(step, shard, reason, rescues=reason == OVERDUE_NOTE)
     try:
         with step.provider_calls():
             batch = step.api.get(shard.batch_id, step.limits.call_timeout)
@@ -57,7 +57,7 @@ def poll(step: Step, shard: ShardRow) -> ShardRow:
     # would not reach it either
     if overdue and (batch is None or not batch.state.ended):
         if batch is not None and not shard.cancelled and step.policy.deadline is None:
-            shard = cancel(step, shard, OVERDUE)
+            shard = cancel(step, shard, OVERDUE_NOTE)
             if shard.cancelled or shard.state is not ShardState.SUBMITTED:
                 return shard
         return abandon(step, shard)
@@ -77,7 +77,7 @@ def poll(step: Step, shard: ShardRow) -> ShardRow:
         pause = min(pause, max(CANCEL_POLL_SECONDS, step.wall - remote.cancel_sent_at))
     moved = step.reschedule(shard, pause, tries=0, note=note, remote=remote)
     if remote != shard.remote:
-        step.runtime.tell_progress(step.job, running=_processed(step))
+        step.runtime.tell_progress(step.job, running=_processed_not_stored(step))
     return moved
 
 
@@ -92,7 +92,7 @@ def _progress(known: RemoteProgress, batch: RemoteBatch) -> RemoteProgress:
     )
 
 
-def _processed(step: Step) -> int:
+def _processed_not_stored(step: Step) -> int:
     """Return the number of requests that were processed but whose results are not stored yet."""
     shards = step.store.shards.of_job(step.job.id, states=[ShardState.SUBMITTED, ShardState.ENDED])
     return sum(shard.remote.done or 0 for shard in shards)
@@ -130,7 +130,7 @@ def _not_cancelled(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
         batch = step.api.get(shard.batch_id, step.limits.call_timeout)
     # 1. the batch cannot be polled either: try the cancel again later
     except Exception as raised:
-        step.ignored("poll of a batch", raised)
+        step.log_ignored("poll of a batch", raised)
         return step.retry_later(shard, error)
     # 2. the provider does not know the batch
     if batch is None and error.status == 404:
@@ -160,9 +160,9 @@ def _reason_to_cancel(step: Step, shard: ShardRow) -> str | None:
     if step.job.cancel_requested:
         return "the job was cancelled"
     if is_overdue(step, shard) and not is_being_cancelled(shard):
-        return OVERDUE
+        return OVERDUE_NOTE
     if step.store.shards.is_answered(shard):
-        return ANSWERED
+        return ANSWERED_NOTE
     return None
 
 
@@ -244,8 +244,8 @@ def _failed(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     reason = batch.reason or "the provider failed the batch as a whole"
     error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
     # 1. some of its lines are wrong, or it exceeds a limit
-    if (sorted_out := refusals.sort_out(step, shard, error)) is not None:
-        return sorted_out
+    if (handled := refusals.handle_known_refusal(step, shard, error)) is not None:
+        return handled
     if refusals.repeats_a_prompt(step, shard, f"{reason} {error.message}"):
         reason = "the provider failed the batch as a whole (text omitted because it repeats a prompt)"
         error = ProviderError(reason, kind=error.kind, code=error.code)
@@ -260,7 +260,7 @@ def _failed(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
         return step.discard(shard, reason, tried=False)
     # 4. the items have not been refused too often: they go into a new shard
     allowed = step.limits.max_tries if error.kind is ErrorKind.SERVER_ERROR else MAX_REFUSED_BATCHES
-    if refusals.tries_of(step, shard) + 1 < allowed:
+    if refusals.max_tries_of(step, shard) + 1 < allowed:
         return step.discard(shard, reason, tried=True)
     # 5. otherwise the refusal is final
     return step.give_up(shard, error, reason, tried=True)

@@ -24,7 +24,7 @@ from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Result, Route, Usage
 
 
-def settle(step: Step, shard: ShardRow) -> ShardRow:
+def reconcile_shard(step: Step, shard: ShardRow) -> ShardRow:
     """Read the results, and settle the shard unless they have to be downloaded again."""
     read = collect.ingest(step, shard)
     if read is None:
@@ -41,15 +41,15 @@ def settle(step: Step, shard: ShardRow) -> ShardRow:
         )
     # 2. the results were cut off, which proves nothing: download them again while the provider stores them
     if missing and _was_cut(step, shard, read):
-        return collect.fetch_cut_again(step, shard, read.size)
+        return collect.download_cut_again(step, shard, read.size)
     # 3. items have no line although they may have been processed: download the results again, because they
     # may be incomplete. Pauses grow while more results arrive or the files appear broken. A second download
     # of the same size without new results confirms that the lines are missing
     may_have_run = bool(missing) and _may_have_run(shard, rest, read.billed)
-    has_results = collect.ended_by_itself(shard) or bool(shard.remote.outputs)
+    has_results = collect.ran_to_completion(shard) or bool(shard.remote.outputs)
     pause = None if _is_confirmed(shard, read) else step.reread_pause(shard.remote.results_refetched)
     if may_have_run and pause is not None:
-        return _fetch_again(step, shard, pause, read.size, len(missing))
+        return _download_again(step, shard, pause, read.size, len(missing))
     # 4. items still have no line: record an incident, since they may be paid for twice, unless the batch
     # never had results
     if may_have_run and has_results:
@@ -88,7 +88,7 @@ def _paid_twice(step: Step, shard: ShardRow, read: collect.ResultTotals) -> floa
     return shard.reserved if read.twice is None else read.twice
 
 
-def _fetch_again(step: Step, shard: ShardRow, pause: float, size: int, missing: int) -> ShardRow:
+def _download_again(step: Step, shard: ShardRow, pause: float, size: int, missing: int) -> ShardRow:
     """Download incomplete results again later; ``size`` is the number of bytes received."""
     rereads = shard.remote.results_refetched + 1
     again = step.reschedule(
@@ -165,7 +165,7 @@ def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bo
     if shard.remote.results_gone:
         return False
     # 2. the batch ended on its own: all were processed
-    if collect.ended_by_itself(shard) and not shard.cancelled:
+    if collect.ran_to_completion(shard) and not shard.cancelled:
         return True
     # 3. it expired or was cancelled. Some providers omit the lines of requests that were not processed, some
     # write them, and some count them as failed. Items are therefore missing only if other items are reported
@@ -236,7 +236,7 @@ def _classified(
                 found.opened.append(item.ix)
                 continue
         unknown = item.verdict is None and (may_have_run or shard.remote.results_gone)
-        end = partial(_end, step, item, unknown=unknown)
+        end = partial(_final_result, step, item, unknown=unknown)
         # 2. the results are gone, and the item has no line: it fails as lost
         if shard.remote.results_gone and item.verdict is None:
             found.finals.append(end("failed", lost))
@@ -265,7 +265,7 @@ def _classified(
     return found
 
 
-def _end(
+def _final_result(
     step: Step, item: UnsettledItem, outcome: str, error: SmartbatchError, *, unknown: bool
 ) -> NewResult:
     """Return the final result of an item without an answer; its earlier tries contain the cost of its line.
@@ -289,7 +289,7 @@ def _end(
 
 
 def _exhausted(shard: ShardRow, item: UnsettledItem) -> ProviderError:
-    what = "had no result in" if collect.ended_by_itself(shard) else "was not processed in"
+    what = "had no result in" if collect.ran_to_completion(shard) else "was not processed in"
     return ProviderError(
         f"the request {what} {item.tries + 1} batches (the last one: {shard.remote.status or 'ended'}); "
         "submit it again, or send it in real time",

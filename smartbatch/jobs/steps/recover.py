@@ -61,7 +61,7 @@ def mark_uncertain(step: Step, shard: ShardRow) -> ShardRow:
     )
 
 
-def search(step: Step, shard: ShardRow) -> ShardRow:
+def search_batch(step: Step, shard: ShardRow) -> ShardRow:
     # 1. the list cannot be read: conclude nothing, and read it again later
     with step.provider_calls():
         newer = newer_than_intent(step, shard)
@@ -77,7 +77,7 @@ def search(step: Step, shard: ShardRow) -> ShardRow:
             orphans.cancel_duplicates(step, shard, [batch for batch in mine if batch.id != oldest.id])
         return adopt(step, shard, oldest, "found in the list")
     # 4. it has not been absent for long enough: search again
-    if (rest := _rest(step, shard, newer.at)) > 0:
+    if (rest := _remaining_absence(step, shard, newer.at)) > 0:
         return _search_again(step, shard, rest, newer.at)
     # 5. if deleting the input file makes a late create fail, delete it (the fence); a batch created before
     # that will be in the list afterwards
@@ -147,7 +147,7 @@ def _search_unlabelled(step: Step, shard: ShardRow, newer: NewerBatches) -> Shar
         reason, remote = "a batch of its size appeared", _dated(shard, newer.at)
         return step.advance(shard, ShardState.PROVISIONAL, reason, candidate=oldest.id, remote=remote)
     # 3. there has been none for long enough: put the items into a new shard; otherwise search again
-    rest = _rest(step, shard, newer.at)
+    rest = _remaining_absence(step, shard, newer.at)
     return _search_again(step, shard, rest, newer.at) if rest > 0 else _send_again(step, shard)
 
 
@@ -175,7 +175,11 @@ def _send_again(step: Step, shard: ShardRow) -> ShardRow:
 
 def _search_again(step: Step, shard: ShardRow, rest: float, listed: float | None) -> ShardRow:
     remote = _dated(shard, listed)
-    if _holds(step, shard) and not remote.held_job and _waited(step, shard, listed) > step.limits.visibility:
+    if (
+        _waits_for_person(step, shard)
+        and not remote.held_job
+        and _search_seconds(step, shard, listed) > step.limits.visibility
+    ):
         step.store.jobs.note(step.lease, HELD_NOTE, hold=True)
         remote = evolve(remote, held_job=True)
     pause = min(max(1.0, rest), _search_pause(step, shard))  # the provider's clock reports whole seconds
@@ -195,16 +199,16 @@ def _dated(shard: ShardRow, listed: float | None) -> RemoteProgress:
 # -- how long a batch must be absent -------------------------------------------------------------------------
 
 
-def _rest(step: Step, shard: ShardRow, listed: float | None) -> float:
+def _remaining_absence(step: Step, shard: ShardRow, listed: float | None) -> float:
     """Return the seconds for which a batch must still be absent before its shard is acted on."""
-    waited = _waited(step, shard, listed)
+    waited = _search_seconds(step, shard, listed)
     if shard.state is not ShardState.FENCED:
-        return _until(step, shard) - waited
+        return _required_absence(step, shard) - waited
     fenced = _elapsed(step, shard.fenced_at, shard.remote.fenced_since, listed)
     return max(step.limits.visibility - fenced, step.settle_time - waited)
 
 
-def _waited(step: Step, shard: ShardRow, listed: float | None) -> float:
+def _search_seconds(step: Step, shard: ShardRow, listed: float | None) -> float:
     """Return the seconds since the search for the shard's batch began.
 
     ``listed`` is the time by the provider's clock when its list was read.
@@ -236,16 +240,16 @@ def _can_fence(step: Step, shard: ShardRow) -> bool:
     return step.api.abilities.fence and shard.file_id is not None
 
 
-def _until(step: Step, shard: ShardRow) -> float:
+def _required_absence(step: Step, shard: ShardRow) -> float:
     # 1. the job is held because of the batch: until any existing batch must have ended
-    if _holds(step, shard):
+    if _waits_for_person(step, shard):
         return step.limits.orphan_watch
     settle = step.settle_time
     # 2. otherwise for the settle time; with a fence, at most until an existing batch must be listed
     return min(settle, step.limits.visibility) if _can_fence(step, shard) else settle
 
 
-def _holds(step: Step, shard: ShardRow) -> bool:
+def _waits_for_person(step: Step, shard: ShardRow) -> bool:
     """Whether the job's policy is to wait for a person, and nobody has resumed it since."""
     if step.policy.on_unknown != "hold" or shard.state is ShardState.FENCED:
         return False

@@ -33,10 +33,10 @@ from smartbatch.types import Result, Route
 
 OVER_LIMIT_NOTE = "exceeds a limit of the server; its requests are sent again in smaller batches"
 MIN_PROMPT_CHARS = 8  # shorter prompts are not searched for, since any error may contain a single word
-_LEFT_OUT = "(text omitted because it repeats a prompt)"
+_OMITTED_TEXT = "(text omitted because it repeats a prompt)"
 
 
-def sort_out(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | None:
+def handle_known_refusal(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | None:
     """Handle a refusal that explains itself; return ``None`` for any other refusal."""
     # 1. the server rejects a parameter, which is omitted from now on: all requests are sent again without it
     if isinstance(error, ParameterRejected):
@@ -114,7 +114,7 @@ def _failed(step: Step, shard: ShardRow, lines: dict[int, ProviderError]) -> lis
     return results
 
 
-def tries_of(step: Step, shard: ShardRow) -> int:
+def max_tries_of(step: Step, shard: ShardRow) -> int:
     return max((item.tries for item in step.store.shards.unsettled(shard.id)), default=0)
 
 
@@ -163,7 +163,7 @@ REFUSALS_ALONE = 3
 QUOTA_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded"})
 """Error codes of OpenAI and Azure for too many enqueued tokens. Gemini reports RESOURCE_EXHAUSTED at the
 create, which is an ordinary refusal."""
-_STORE = "enqueued:store"
+_STORE_NAME_FACT = "enqueued:store"
 _ENQUEUED = (
     ShardState.SUBMITTING,
     ShardState.UNCERTAIN,
@@ -197,7 +197,7 @@ def max_shard_requests(step: Step, otherwise: int) -> int:
 
 def quota_wait(step: Step, shard: ShardRow) -> float:
     """Return the seconds until the quota is checked again; 0 if the shard may be created now."""
-    ours = sum(_ours(step, shard))
+    ours = sum(_other_enqueued(step, shard))
     if ours and ours + shard.tokens > enqueued_token_limit(step):
         return step.limits.poll_interval
     # if the system clock was set back, minutes must not turn into hours
@@ -208,7 +208,7 @@ def quota_wait(step: Step, shard: ShardRow) -> float:
 def publish_enqueued(step: Step, shard: ShardRow, *, ended: bool) -> None:
     """Publish the enqueued tokens to processes with other stores, without those of an ended batch."""
     if step.runtime.wiring.exchange_enqueued is not None:
-        _exchange(step, sum(_ours(step, shard)) + (0 if ended else shard.tokens), 0)
+        _exchange(step, sum(_other_enqueued(step, shard)) + (0 if ended else shard.tokens), 0)
 
 
 def _exchange(step: Step, enqueued: int, more: int) -> bool:
@@ -233,9 +233,9 @@ def _exchange(step: Step, enqueued: int, more: int) -> bool:
 
 def _store_name(step: Step) -> str:
     facts = step.store.facts
-    if facts.recall(_STORE) is None:  # random: no other store on any machine has the same name
-        facts.remember(_STORE, f"{step.runtime.rng.getrandbits(128):032x}")
-    return str(facts.recall(_STORE))
+    if facts.recall(_STORE_NAME_FACT) is None:  # random: no other store on any machine has the same name
+        facts.remember(_STORE_NAME_FACT, f"{step.runtime.rng.getrandbits(128):032x}")
+    return str(facts.recall(_STORE_NAME_FACT))
 
 
 def quota_refused(step: Step, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
@@ -258,7 +258,7 @@ def quota_refused(step: Step, shard: ShardRow, error: ProviderError | None, reas
     too_large = shard.tokens > enqueued_token_limit(step, named)
     # 2. it was refused several times while this store had no other batch enqueued: it would be refused again,
     # so halve the size of the model's shards
-    if not too_large and shard.size > 1 and refusals >= REFUSALS_ALONE and not _ours(step, shard):
+    if not too_large and shard.size > 1 and refusals >= REFUSALS_ALONE and not _other_enqueued(step, shard):
         too_large, refusals, most = True, 0, max(1, shard.size // 2)
     # 3. otherwise others use the quota: the shard will be accepted later
     limit = named if math.isfinite(named) else known.limit
@@ -276,7 +276,7 @@ def quota_admitted(step: Step) -> None:
     _remember_quota(step, _EnqueuedQuota(known.limit, most=grown))
 
 
-def _ours(step: Step, shard: ShardRow) -> list[int]:
+def _other_enqueued(step: Step, shard: ShardRow) -> list[int]:
     return [
         other.tokens
         for other in step.store.shards.in_scope(shard.scope, states=_ENQUEUED)
@@ -312,9 +312,9 @@ def redacted(step: Step, shard: ShardRow, failure: Exception) -> ProviderError:
         return error
     quiet = copy.copy(error)
     before = error.message.partition(": ")[0]
-    quiet.message = f"the call was refused {_LEFT_OUT}"
+    quiet.message = f"the call was refused {_OMITTED_TEXT}"
     if before != error.message and not repeats_a_prompt(step, shard, before):
-        quiet.message = f"{before}: {_LEFT_OUT}"
+        quiet.message = f"{before}: {_OMITTED_TEXT}"
     quiet.args = (quiet.message,)
     return quiet
 

@@ -132,17 +132,17 @@ def read_lines(step: Step, shard: ShardRow, paths: Iterable[Path], odd: OddLines
                 odd.seen[position] = digest
                 yield ResultLine(position, line, digest, len(raw))
             odd.broken |= not readable
-            if _is_unended(file):
+            if _lacks_final_newline(file):
                 odd.unended = True
                 odd.cut |= not readable
 
 
-def _is_unended(file: IO[bytes]) -> bool:
+def _lacks_final_newline(file: IO[bytes]) -> bool:
     file.seek(max(0, file.tell() - _TAIL_BYTES))
     return bool(file.read().rpartition(b"\n")[2].strip())
 
 
-def ends_in_a_line(step: Step, data: bytes) -> bool:
+def ends_inside_line(step: Step, data: bytes) -> bool:
     """Whether the text after the last newline cannot be parsed."""
     tail = data.rpartition(b"\n")[2].strip()
     if not tail:
@@ -208,7 +208,7 @@ class ResultReader:
         # rejected parameters and reasons, each with one item that was refused because of it
         self.rejected: dict[tuple[str, str], StoredItem] = {}
 
-    def results(self, items: Mapping[int, StoredItem], page: Iterable[ResultLine]) -> list[NewResult]:
+    def results_of_page(self, items: Mapping[int, StoredItem], page: Iterable[ResultLine]) -> list[NewResult]:
         """``items`` are given by position in the shard."""
         self.dropped.clear()
         return [
@@ -252,7 +252,7 @@ class ResultReader:
             "",
             usage=usage,
             cost=cost,
-            unconfirmed_cost=self._most(item) if cost is None and usage.estimated else 0.0,
+            unconfirmed_cost=self._max_cost(item) if cost is None and usage.estimated else 0.0,
             latency=self._latency,
             queued=self._queued,
             attempts=1,
@@ -283,7 +283,7 @@ class ResultReader:
             "",
             usage=usage,
             cost=None if lost else self.cost(usage) if usage.total_tokens else 0.0,
-            unconfirmed_cost=self._most(item) if lost else 0.0,
+            unconfirmed_cost=self._max_cost(item) if lost else 0.0,
             latency=self._latency,
             queued=self._queued,
             attempts=0 if outcome == "unrun" else 1,
@@ -300,7 +300,7 @@ class ResultReader:
         found = NewResult(item.ix, outcome, encode_result(result), digest, usage, cost, realtime, Route.BATCH)
         return evolve(found, defects=result.defects)
 
-    def _most(self, item: StoredItem) -> float:
+    def _max_cost(self, item: StoredItem) -> float:
         if self._ceiling is None:
             self._ceiling = CostCeiling.of(self._step.runtime, self._step.job)
         return self._ceiling.in_batch(item.payload)

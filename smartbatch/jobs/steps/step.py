@@ -231,7 +231,7 @@ class Step:
         except Exception as error:
             raise self.api.classify(error) from error
 
-    def ignored(self, call: str, error: Exception) -> None:
+    def log_ignored(self, call: str, error: Exception) -> None:
         """Log a failed remote call that is not essential."""
         kind = self.api.classify(error).kind.value
         logs.warn("job_call_ignored", job_id=self.job.id, call=call, kind=kind)

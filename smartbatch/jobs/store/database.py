@@ -37,13 +37,13 @@ Row = tuple[Any, ...]
 _T = TypeVar("_T")
 POSITION_BITS = 32  # bits of an item's number that contain its position in the job
 PAGE_BYTES = 8 << 20  # read at a time, which limits memory even for long prompts and answers
-_MASK = (1 << POSITION_BITS) - 1
+_POSITION_MASK = (1 << POSITION_BITS) - 1
 DAMAGES: Final = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """Errors that parsing damaged records can raise."""
 _Record = TypeVar("_Record", JobPolicy, RemoteProgress)
 
 
-REMEMBER = """INSERT INTO fact (name, value) VALUES (?, ?)
+REMEMBER_FACT = """INSERT INTO fact (name, value) VALUES (?, ?)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value"""
 
 
@@ -149,7 +149,7 @@ def first_of(job: int) -> int:
 
 
 def position(no: int) -> int:
-    return no & _MASK
+    return no & _POSITION_MASK
 
 
 def encoded(text: str | None) -> bytes | None:
@@ -172,7 +172,7 @@ def fitting(sizes: Iterable[int]) -> int:
     return count
 
 
-def bare(value: Any) -> str:
+def ascii_json(value: Any) -> str:
     """Return compact JSON in ASCII, which a text column of any database accepts."""
     return json.dumps(value, separators=(",", ":"))
 
@@ -197,7 +197,7 @@ def _little(positions: array[int]) -> array[int]:
 def record_text(record: JobPolicy | RemoteProgress) -> str:
     """Return a record as JSON with all fields by name and the record's version."""
     fields = asdict(record, recurse=False, value_serializer=_plain)
-    return bare({"version": record.version, **fields})
+    return ascii_json({"version": record.version, **fields})
 
 
 def _plain(_: object, __: object, value: Any) -> Any:

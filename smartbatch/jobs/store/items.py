@@ -29,13 +29,13 @@ _T = TypeVar("_T")
 PAGE_DROPPED = 10_000  # unsent items of a cancelled job that are ended per transaction
 # pages are closed ranges of numbers: with an open range, PostgreSQL without statistics would read all rows. A
 # follower has no body: its leader's body and earlier tries are used
-_RESULTS = """SELECT {columns} FROM result r JOIN payload p ON p.no = r.no
+_SELECT_RESULTS = """SELECT {columns} FROM result r JOIN payload p ON p.no = r.no
     LEFT JOIN follower f ON f.no = r.no LEFT JOIN result l ON l.no = f.leader
     LEFT JOIN earlier_tries e ON e.no = coalesce(f.leader, r.no)
     WHERE {order} >= ? AND {order} < ? ORDER BY {order}"""
-_SIZES = "{order}, length(coalesce(l.body, r.body)) + length(p.body) + coalesce(length(e.body), 0)"
-_WHOLE = """r.no, p.user_id, r.outcome, coalesce(l.body, r.body), p.body, r.cost, r.seq, f.no IS NOT NULL,
-    e.cost, e.usage, e.body"""
+_SIZE_COLUMNS = "{order}, length(coalesce(l.body, r.body)) + length(p.body) + coalesce(length(e.body), 0)"
+_RESULT_COLUMNS = """r.no, p.user_id, r.outcome, coalesce(l.body, r.body), p.body, r.cost, r.seq,
+    f.no IS NOT NULL, e.cost, e.usage, e.body"""
 
 
 @frozen
@@ -205,7 +205,8 @@ class ItemTable:
     def _whole(self, order: str, first: int, end: int) -> list[ResultRow]:
         """Return the results of a range of numbers, or only the first ones if they are large."""
         sizes, whole = (
-            _RESULTS.replace("{columns}", columns).replace("{order}", order) for columns in (_SIZES, _WHOLE)
+            _SELECT_RESULTS.replace("{columns}", columns).replace("{order}", order)
+            for columns in (_SIZE_COLUMNS, _RESULT_COLUMNS)
         )
         found = self.db.rows(sizes, first, end)
         fit = fitting(size for _, size in found)

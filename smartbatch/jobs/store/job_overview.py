@@ -44,16 +44,16 @@ class JobFilter:
     name: str | None = None  # an id or a key
 
 
-_ELSEWHERE = {"key": "user_key", "params": "substr(digest, 1, 0)"}
+_COLUMN_SOURCES = {"key": "user_key", "params": "substr(digest, 1, 0)"}
 """Columns with other names. Parameters are left empty, because they may be long."""
-_COLUMNS = ", ".join(_ELSEWHERE.get(name, name) for name in fields_dict(JobRow))
-_ACCOUNTS = """WITH RECURSIVE account(scope) AS (
+_COLUMNS = ", ".join(_COLUMN_SOURCES.get(name, name) for name in fields_dict(JobRow))
+_WITH_ACCOUNTS = """WITH RECURSIVE account(scope) AS (
         SELECT min(scope) FROM shard
         UNION ALL SELECT (SELECT min(scope) FROM shard WHERE scope > account.scope)
         FROM account WHERE account.scope IS NOT NULL)"""
 """The accounts of the store, found with one index lookup each."""
 
-_FAILED = """SELECT r.no, p.user_id, r.outcome, coalesce(l.body, r.body)
+_SELECT_FAILED = """SELECT r.no, p.user_id, r.outcome, coalesce(l.body, r.body)
     FROM result r JOIN payload p ON p.no = r.no
     LEFT JOIN follower f ON f.no = r.no LEFT JOIN result l ON l.no = f.leader
     WHERE r.outcome <> 'succeeded' AND r.outcome <> ? AND r.no >= ? AND r.no < ? ORDER BY r.no LIMIT ?"""
@@ -130,7 +130,7 @@ class JobOverview:
     def unknown_creations(self, *, limit: int) -> list[ShardRow]:
         """Return shards whose batch may or may not exist at the provider."""
         rows = self.db.rows(
-            f"""{_ACCOUNTS} SELECT {SHARD_COLUMNS} FROM shard
+            f"""{_WITH_ACCOUNTS} SELECT {SHARD_COLUMNS} FROM shard
             WHERE scope IN (SELECT scope FROM account WHERE scope IS NOT NULL)
             AND state IN ({{uncertain}}, {{provisional}}, {{fenced}}) LIMIT ?""",
             limit,
@@ -149,7 +149,7 @@ class JobOverview:
         if not job.failed + (job.cancelled if cancelled else 0):
             return []
         without = "" if cancelled else "cancelled"
-        rows = self.db.rows(_FAILED, without, first_of(job.no) + first, first_of(job.no + 1), limit)
+        rows = self.db.rows(_SELECT_FAILED, without, first_of(job.no) + first, first_of(job.no + 1), limit)
         return [
             FailedRequest(position(no), decoded(user_id), outcome, body)
             for no, user_id, outcome, body in rows

@@ -24,11 +24,11 @@ from smartbatch.jobs.store import outcomes, summaries
 from smartbatch.jobs.store.database import (
     DAMAGES,
     PAGE_BYTES,
-    REMEMBER,
+    REMEMBER_FACT,
     Database,
     Reader,
     Transaction,
-    bare,
+    ascii_json,
     damaged,
     decoded,
     encoded,
@@ -48,14 +48,16 @@ size needs little memory and blocks other writers only briefly.
 MAX_JOINED_ITEMS = 1_000  # per job; named items share jobs, since each job has a lease and a thread
 PAGE_NAMES = 500  # names looked up per query
 Digest = Callable[[], bytes] | None  # returns the job's digest once all items have been read
-_NAMED = "named-item "  # prefix of the facts that store the places of named items
+_NAMED_ITEM_PREFIX = "named-item "  # prefix of the facts that store the places of named items
 _BY_ID = JOBS + "WHERE j.id = ?"
 _BY_KEY = JOBS + "WHERE j.user_key = ?"
-_JOINABLE = """SELECT no, total, seq FROM job
+_SELECT_JOINABLE = """SELECT no, total, seq FROM job
     WHERE id = ? AND state = {active} AND cancel_requested = 0 AND total < ?{for_update}"""
-_EXTENDABLE = "SELECT no, total FROM job WHERE id = ? AND digest = ? AND cancel_requested = 0{for_update}"
-_EXTEND = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END, finished_at = NULL,
-    total = total + ?, digest = ?, policy = ? WHERE no = ?"""
+_SELECT_EXTENDABLE = (
+    "SELECT no, total FROM job WHERE id = ? AND digest = ? AND cancel_requested = 0{for_update}"
+)
+_EXTEND_JOB = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END,
+    finished_at = NULL, total = total + ?, digest = ?, policy = ? WHERE no = ?"""
 
 
 @frozen
@@ -142,7 +144,7 @@ class JobTable:
 
         def work(tx: Transaction) -> tuple[JobRow | None, list[NamedPlace]]:
             tx.lock("accept")
-            joined = None if join is None else tx.row(_JOINABLE, join, MAX_JOINED_ITEMS)
+            joined = None if join is None else tx.row(_SELECT_JOINABLE, join, MAX_JOINED_ITEMS)
             no, start, seq = joined or (0, 0, 0)
             job_id = job.id if joined is None or join is None else join
             places: list[NamedPlace] = []
@@ -183,12 +185,12 @@ class JobTable:
         """
 
         def work(tx: Transaction) -> JobRow | None:
-            found = tx.row(_EXTENDABLE, job.id, job.digest)
+            found = tx.row(_SELECT_EXTENDABLE, job.id, job.digest)
             if found is None:
                 return None
             no, start = found
             _store_items(tx, no, job.id, start, items)
-            tx.change(_EXTEND, len(items), digest, record_text(policy), no)
+            tx.change(_EXTEND_JOB, len(items), digest, record_text(policy), no)
             followers: dict[int, list[int]] = {}
             for ix, item in enumerate(items, start):
                 if item.leader is not None:
@@ -224,7 +226,11 @@ class JobTable:
 
         def work(tx: Transaction) -> None:
             for name, place in places.items():
-                tx.change(forget, encoded(_NAMED + name), bare([place.job_id, place.ix, place.digest]))
+                tx.change(
+                    forget,
+                    encoded(_NAMED_ITEM_PREFIX + name),
+                    ascii_json([place.job_id, place.ix, place.digest]),
+                )
 
         self.db.write(work)
 
@@ -309,12 +315,14 @@ def _named_places(reader: Reader, names: Sequence[str]) -> dict[str, NamedPlace]
     found: dict[str, tuple[str, int, str]] = {}
     marks = ", ".join("?" * len(names))
     facts = f"SELECT name, value FROM fact WHERE name IN ({marks})"
-    for key, value in reader.rows(facts, *(encoded(_NAMED + name) for name in names)) if names else ():
+    for key, value in (
+        reader.rows(facts, *(encoded(_NAMED_ITEM_PREFIX + name) for name in names)) if names else ()
+    ):
         try:
             job_id, ix, digest = json.loads(value)
         except DAMAGES:
             raise damaged("name of a request") from None
-        found[(decoded(key) or "").removeprefix(_NAMED)] = job_id, ix, digest
+        found[(decoded(key) or "").removeprefix(_NAMED_ITEM_PREFIX)] = job_id, ix, digest
     ids = list({job_id for job_id, _, _ in found.values()})
     jobs: dict[str, int] = dict(reader.rows("SELECT id, no FROM job WHERE id IN {texts}", ids)) if ids else {}
     numbers = [number(jobs[job_id], ix) for job_id, ix, _ in found.values() if job_id in jobs]
@@ -362,8 +370,8 @@ def _store_items(tx: Transaction, job: int, job_id: str, start: int, page: Seque
     )
     for ix, item in enumerate(page, start):
         if item.name is not None:
-            fact = bare([job_id, ix, item.name.digest])
-            tx.change(REMEMBER, encoded(_NAMED + item.name.text), fact)
+            fact = ascii_json([job_id, ix, item.name.digest])
+            tx.change(REMEMBER_FACT, encoded(_NAMED_ITEM_PREFIX + item.name.text), fact)
 
 
 def _state(item: NewItem) -> ItemState:
@@ -413,7 +421,7 @@ def _store_job(tx: Transaction, no: int, owner: str, job: JobRow, digest: Digest
         job.scope,
         job.model,
         job.kind,
-        bare(dict(job.metadata)),
+        ascii_json(dict(job.metadata)),
         record_text(job.policy),
         job.digest if digest is None else digest(),
         job.created_at,

@@ -27,7 +27,7 @@ from smartbatch.jobs.store.schema import JOBS, job_row
 Counted: TypeAlias = Callable[[str, StoredCounts], object]
 """Called with a job's id and its new counts."""
 
-_CLAIMABLE = (
+_SELECT_CLAIMABLE = (
     JOBS
     + """WHERE (j.owner IS NULL OR j.owner <> ?) AND (j.state <> {done} OR EXISTS (
     SELECT 1 FROM shard s WHERE s.job = j.no AND s.cleaned_up = 0
@@ -37,7 +37,7 @@ _CLAIMABLE = (
 )
 JOB_OF_LEASE = "SELECT no FROM job WHERE id = ? AND epoch = ? AND owner = ?{for_update}"
 _POLL_NOW = "UPDATE shard SET due_at = 0 WHERE job = ? AND state = {submitted} AND tries = 0"
-RENEW = "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND owner = ?"
+RENEW_LEASE = "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND owner = ?"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -64,7 +64,7 @@ class LeaseTable:
         now = self._db.now()
         held: dict[str | None, bool] = {}
         found: list[JobRow] = []
-        for row in self._db.rows(_CLAIMABLE, self._owner.id or ""):
+        for row in self._db.rows(_SELECT_CLAIMABLE, self._owner.id or ""):
             job, lease_until = job_row(row), row[-1]
             if lease_until > now and job.owner not in held:
                 held[job.owner] = self._owner.sees_alive(job.owner)
@@ -119,7 +119,9 @@ class LeaseTable:
         # in a fixed order, so that two processes never wait for each other
         order = sorted(leases, key=lambda lease: lease.job_id)
         return self._db.write(
-            lambda tx: [lease for lease in order if tx.change(RENEW, until, lease.job_id, lease.epoch, me)]
+            lambda tx: [
+                lease for lease in order if tx.change(RENEW_LEASE, until, lease.job_id, lease.epoch, me)
+            ]
         )
 
     def release(self, lease: JobLease) -> None:

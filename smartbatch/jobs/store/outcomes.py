@@ -30,7 +30,7 @@ from smartbatch.jobs.store.database import (
     Reader,
     Row,
     Transaction,
-    bare,
+    ascii_json,
     encoded,
     first_of,
     number,
@@ -45,17 +45,17 @@ MAX_NAMED_ROWS = 64  # rows listed in an incident; a client usually has fewer in
 PAGE_FOLLOWERS = 10_000  # followers ended by one statement
 ItemAt = tuple[int, int | None]  # state and shard of an item, as numbers
 _COUNTED = ("succeeded", "failed", "cancelled", "cost", "realtime_cost", "unpriced", *DEFECTS)
-_TINY = 1e-9  # USD of rounding error allowed in sums of floats: less than the price of a token
+_TINY_USD = 1e-9  # USD of rounding error allowed in sums of floats: less than the price of a token
 
 # -- counts and money ----------------------------------------------------------------------------------------
 
-_COUNT = """UPDATE job SET seq = seq + ?,
+_ADD_COUNTS = """UPDATE job SET seq = seq + ?,
     succeeded = succeeded + ?, failed = failed + ?, cancelled = cancelled + ?,
     cost = cost + ?, realtime_cost = realtime_cost + ?, unpriced = unpriced + ?,
     truncated = truncated + ?, empty = empty + ?, refused = refused + ?,
     input_tokens = input_tokens + ?, output_tokens = output_tokens + ?
     WHERE no = ? RETURNING seq, model"""
-_FINISH = """UPDATE job SET state = {done}, finished_at = ?, note = NULL
+_FINISH_JOB = """UPDATE job SET state = {done}, finished_at = ?, note = NULL
     WHERE no = ? AND state <> {done} AND succeeded + failed + cancelled >= total"""
 PAGE_DELETED = 10_000  # rows deleted in one transaction
 JOB_NUMBER = "SELECT no FROM job WHERE id = ?"
@@ -71,7 +71,7 @@ def reserve(tx: Transaction, job: int, usd: float) -> None:
         return
     [(policy, cost, reserved)] = tx.rows("SELECT policy, cost, reserved FROM job WHERE no = ?", job)
     budget = record_of(JobPolicy, policy).budget
-    if usd > 0 and budget is not None and cost + reserved + usd > budget + _TINY:
+    if usd > 0 and budget is not None and cost + reserved + usd > budget + _TINY_USD:
         raise OverJobBudget(
             f"{money(usd)} more could be spent, and {money(max(0.0, budget - cost - reserved))} are "
             f"left of the job's budget of {budget:g} USD; nothing was written"
@@ -95,7 +95,7 @@ def count(
 ) -> int:
     """Add final results to the job's counts; the last one finishes the job. Return the first ``seq``."""
     last = _add(tx, job, results, at, deduplicated=deduplicated)
-    if tx.change(_FINISH, at, job):
+    if tx.change(_FINISH_JOB, at, job):
         summaries.measure(tx, job, at)
     return first_of(job) + last - len(results) + 1
 
@@ -124,7 +124,7 @@ def remember(tx: Transaction, billed: Mapping[int, NewResult]) -> None:
     for no, result in billed.items():
         tried = EarlierTries(result.cost, result.usage, result.body if result.outcome == "again" else None)
         tried = known[no] + tried if no in known else tried
-        new.append((no, tried.cost, bare(astuple(tried.usage)), tried.refused))
+        new.append((no, tried.cost, ascii_json(astuple(tried.usage)), tried.refused))
     tx.insert("earlier_tries", ("no", "cost", "usage", "body"), new)
 
 
@@ -150,7 +150,7 @@ def _add(
     sums = [sum(getattr(counts, name) for counts in by_route.values()) for name in _COUNTED]
     usage = sum((counts.usage for counts in by_route.values()), Usage())
     finals = sum(result.final for result in results)
-    [(last, model)] = tx.rows(_COUNT, finals, *sums, usage.input_tokens, usage.output_tokens, job)
+    [(last, model)] = tx.rows(_ADD_COUNTS, finals, *sums, usage.input_tokens, usage.output_tokens, job)
     for counts in by_route.values():
         counts.model = model
     tx.counted += by_route.values()
@@ -161,7 +161,7 @@ def _add(
 # -- results and verdicts ------------------------------------------------------------------------------------
 
 
-_DIGESTS = "SELECT no, digest FROM result WHERE no IN {numbers}"
+_SELECT_DIGESTS = "SELECT no, digest FROM result WHERE no IN {numbers}"
 _END_ITEMS = "UPDATE item SET state = {final} WHERE no IN {numbers}"
 _END_ALIKE = """INSERT INTO result (no, seq, outcome, digest, cost, body)
     SELECT no, ? + row_number() OVER (ORDER BY no), ?, ?, CAST(? AS DOUBLE PRECISION), ?
@@ -191,7 +191,7 @@ def store_results(
     """
     ended = [number(job, ix) for ix, (state, _) in items.items() if state == ItemState.FINAL.value]
     finals = [result for result in results if result.final]
-    new, doubled = _first_said(job, finals, tx.rows(_DIGESTS, ended) if ended else [])
+    new, doubled = _first_results(job, finals, tx.rows(_SELECT_DIGESTS, ended) if ended else [])
     if new:
         first = count(tx, job, list(new.values()), at)
         rows = (
@@ -213,14 +213,14 @@ def store_verdicts(
         return []
     nos = list({number(job, verdict.ix) for verdict in verdicts})
     known = tx.rows("SELECT no, digest FROM verdict WHERE no IN {numbers}", nos)
-    new, doubled = _first_said(job, verdicts, known + tx.rows(_DIGESTS, nos))
+    new, doubled = _first_results(job, verdicts, known + tx.rows(_SELECT_DIGESTS, nos))
     rows = ((no, verdict.outcome, verdict.digest, verdict.body) for no, verdict in new.items())
     tx.insert("verdict", ("no", "outcome", "digest", "body"), rows)
     charge(tx, job, list(new.values()), at)
     return [ix for ix in doubled if ix not in final]
 
 
-def _first_said(
+def _first_results(
     job: int, results: Iterable[NewResult], known: Iterable[Row]
 ) -> tuple[dict[int, NewResult], list[int]]:
     """Return the first result of each item by number, and the items that have a different, earlier result.
@@ -344,7 +344,7 @@ def _named(ixs: Sequence[int]) -> str:
 def add_incident(tx: Transaction, incident: IncidentRow) -> bool:
     """Store an incident; return false if one with the same kind, shard and detail exists."""
     identity = (incident.kind, incident.job_id, incident.shard_id, incident.detail)
-    digest = hashlib.blake2b(bare(identity).encode(), digest_size=16).digest()
+    digest = hashlib.blake2b(ascii_json(identity).encode(), digest_size=16).digest()
     values = (digest, *identity[:3], encoded(incident.detail), incident.money, incident.at)
     new = """INSERT INTO incident (digest, kind, job_id, shard_id, detail, money, at)
         VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING"""

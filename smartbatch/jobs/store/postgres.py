@@ -38,7 +38,7 @@ _TYPES = {
     "real": "DOUBLE PRECISION",
     "bytes": "BYTEA",
 }
-_SESSION = """
+_SESSION_SETTINGS = """
 SET search_path TO {schema};
 SET client_min_messages TO warning;
 SET lock_timeout TO {patience};
@@ -46,7 +46,7 @@ SET idle_in_transaction_session_timeout TO {patience};
 SELECT set_config('synchronous_commit', 'on', false)
     WHERE current_setting('synchronous_commit') IN ('off', 'local')"""
 """A process that freezes during a write must not hold its row locks for long. Times are in milliseconds."""
-_WORDS = STATES | {
+_DIALECT_WORDS = STATES | {
     "numbers": "(SELECT unnest(?::bigint[]))",
     "texts": "(SELECT unnest(?::text[]))",
     "for_update": " FOR UPDATE",
@@ -60,7 +60,7 @@ _abandoned: list[Session] = []
 
 @functools.cache
 def _spelled(statement: str) -> bytes:
-    return statement.format_map(_WORDS).replace("?", "%s").encode()
+    return statement.format_map(_DIALECT_WORDS).replace("?", "%s").encode()
 
 
 def _rows(session: Session, statement: str, values: Sequence[Any]) -> list[Row]:
@@ -155,7 +155,7 @@ class PostgresDatabase(Database):
             ) from None
         try:
             patience = int(self._patience * 1000)
-            session.execute(_SESSION.format(schema=self.address.schema, patience=patience).encode())
+            session.execute(_SESSION_SETTINGS.format(schema=self.address.schema, patience=patience).encode())
             self._sessions.add(session)
             self._cut_if_given_up()
         except BaseException as error:  # including Ctrl-C, whose traceback would keep the session open

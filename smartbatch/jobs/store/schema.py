@@ -33,7 +33,7 @@ from smartbatch.jobs.store.database import (
     Reader,
     Row,
     Transaction,
-    bare,
+    ascii_json,
     damaged,
     decoded,
     encoded,
@@ -44,7 +44,7 @@ from smartbatch.jobs.store.database import (
 from smartbatch.types import Usage
 
 _T = TypeVar("_T", bound=AttrsInstance)
-VERSION = 1  # version of the tables below, recorded in each store
+SCHEMA_VERSION = 1  # version of the tables below, recorded in each store
 
 TABLES = (
     # jobs being stored or deleted, whose items belong to no row of the table job
@@ -271,7 +271,7 @@ def create_tables(database: Database, types: Mapping[str, str]) -> None:
             return
         for statement in TABLES:
             tx.change(statement.format_map({**types, **STATES}).replace("{", "{{").replace("}", "}}"))
-        tx.change("INSERT INTO schema_version VALUES (?)", VERSION)
+        tx.change("INSERT INTO schema_version VALUES (?)", SCHEMA_VERSION)
 
     database.write(work)
 
@@ -283,10 +283,10 @@ def has_tables(reader: Reader, place: str) -> bool:
         StoreError: it has another version of them.
     """
     found = reader.row("SELECT version FROM schema_version")
-    if found is not None and found[0] != VERSION:
+    if found is not None and found[0] != SCHEMA_VERSION:
         raise StoreError(
-            f"the store {place} has version {found[0]}, but this smartbatch uses version {VERSION}; use the "
-            "release that wrote it, or use another store"
+            f"the store {place} has version {found[0]}, but this smartbatch uses version "
+            f"{SCHEMA_VERSION}; use the release that wrote it, or use another store"
         )
     return found is not None
 
@@ -347,7 +347,7 @@ stored_item = maker(StoredItem, ix=position, user_id=decoded)
 _FIXED = ("id", "job_id", "no", "nonce", "scope", "model", "state", "size", "tokens")
 SHARD_CHANGES: dict[str, Callable[[Any], Any]] = {
     **{name: lambda value: value for name in fields_dict(ShardRow) if name not in _FIXED},
-    "foreign_batches": bare,
+    "foreign_batches": ascii_json,
     "remote": record_text,
     "cancelled": int,
     "cleaned_up": int,

@@ -40,7 +40,7 @@ from smartbatch.jobs.store.schema import SHARD_CHANGES, SHARD_COLUMNS, shard_row
 
 _OWN_METHODS = {ShardState.SETTLED: "settle", ShardState.DEAD: "discard or fail"}
 _SHARDS = f"SELECT {SHARD_COLUMNS} FROM shard "
-_UNRESOLVED = """SELECT count(*) FROM shard WHERE scope = ? AND id <> ?
+_COUNT_UNRESOLVED = """SELECT count(*) FROM shard WHERE scope = ? AND id <> ?
     AND state IN ({submitting}, {uncertain}, {provisional})"""
 _BATCHES_OWN = """SELECT batch_id, CASE WHEN state = {provisional} THEN candidate END
     FROM shard WHERE scope = ? AND (batch_id IN {texts} OR candidate IN {texts})"""
@@ -126,7 +126,7 @@ class ShardTable:
 
     def is_answered(self, shard: ShardRow) -> bool:
         """Whether all items of an open shard have results, for example from an orphan."""
-        return not _left(self.db, shard, limit=1)
+        return not _items_left(self.db, shard, limit=1)
 
     # -- states ----------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class ShardTable:
             raise ValueError(f"only a ready shard can be submitted, but this one is {shard.state.value}")
         if exclusive:
             tx.lock(f"scope {shard.scope}")
-            if tx.rows(_UNRESOLVED, shard.scope, shard.id) != [(0,)]:
+            if tx.rows(_COUNT_UNRESOLVED, shard.scope, shard.id) != [(0,)]:
                 return None
         return _move(tx, job, shard, ShardState.SUBMITTING, changes)
 
@@ -253,7 +253,7 @@ class ShardTable:
             members = outcomes.item_states(tx, job, [result.ix for result in ended])
             _check_members(tx, shard, members, ended)
             outcomes.store_results(tx, job, members, ended, at)
-        _free(tx, shard, items, _left(tx, shard), tried=tried)
+        _free(tx, shard, items, _items_left(tx, shard), tried=tried)
         return discarded
 
     @leased
@@ -263,7 +263,7 @@ class ShardTable:
         """End a shard as ``DEAD``, and its items without a result as failed with ``body``."""
         changes = {"note": note, "died_at": at, "reserved": 0.0}
         failed = _move(tx, job, shard, ShardState.DEAD, changes)
-        outcomes.end_alike(tx, job, _left(tx, shard), NewResult(-1, "failed", body, cost=0.0), at)
+        outcomes.end_alike(tx, job, _items_left(tx, shard), NewResult(-1, "failed", body, cost=0.0), at)
         return failed
 
     # -- results ---------------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ class ShardTable:
             items = outcomes.item_states(tx, job, sorted(ends))
             _check_members(tx, shard, items, finals)
             outcomes.store_results(tx, job, items, finals, at)
-        if left := _left(tx, shard):
+        if left := _items_left(tx, shard):
             raise ValueError(
                 f"{len(left)} items of shard {shard.id} are not assigned: row {position(left[0])}, …"
             )
@@ -392,7 +392,7 @@ def _free(tx: Transaction, shard: ShardRow, to: ItemState, numbers: list[int], *
     tx.change(free, to.value, int(tried), numbers, shard.no)
 
 
-def _left(reader: Reader, shard: ShardRow, *, limit: int | None = None) -> list[int]:
+def _items_left(reader: Reader, shard: ShardRow, *, limit: int | None = None) -> list[int]:
     """Return the numbers of the items that are still in a shard, or of the first ``limit`` of them."""
     job, ixs = positions(reader, shard.id)
     span = number(job, min(ixs)), number(job, max(ixs))

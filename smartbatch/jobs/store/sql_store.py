@@ -30,7 +30,15 @@ from smartbatch._fork import on_fork
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow
 from smartbatch.jobs.store import outcomes
-from smartbatch.jobs.store.database import DAMAGES, REMEMBER, Database, Transaction, bare, damaged, encoded
+from smartbatch.jobs.store.database import (
+    DAMAGES,
+    REMEMBER_FACT,
+    Database,
+    Transaction,
+    ascii_json,
+    damaged,
+    encoded,
+)
 from smartbatch.jobs.store.items import ItemTable
 from smartbatch.jobs.store.job_actions import ControlTable, JobActions
 from smartbatch.jobs.store.job_overview import JobOverview
@@ -275,7 +283,7 @@ class FactTable:
 
     def remember(self, key: str, value: Any) -> None:
         """Store a small JSON-serializable value, such as a discovered limit."""
-        self.db.change(REMEMBER, encoded(key), bare(value))
+        self.db.change(REMEMBER_FACT, encoded(key), ascii_json(value))
 
     def recall(self, key: str) -> Any:
         """Return a stored value or ``None``; raise ``StoreError`` if it is damaged."""

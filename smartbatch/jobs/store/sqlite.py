@@ -44,7 +44,7 @@ _TYPES = {
     "real": "REAL",
     "bytes": "BLOB",
 }
-_WORDS = STATES | {
+_DIALECT_WORDS = STATES | {
     "numbers": "(SELECT value FROM json_each(?))",
     "texts": "(SELECT value FROM json_each(?))",
     "for_update": "",
@@ -59,17 +59,17 @@ NETWORK_FILE_SYSTEMS = re.compile(
 )
 """File systems without locks and shared memory across machines, which the log of SQLite needs
 (sqlite.org/wal.html: "all processes using a database must be on the same host computer")."""
-GONE = (
+FILE_REPLACED_ERROR = (
     "the store's file {path} was deleted or replaced while it was in use: nothing was written, and nothing is"
     " sent; restore the file together with its -wal file, or restart with another store"
 )
-_MOUNTS = "/proc/self/mountinfo"
+_MOUNTS_FILE = "/proc/self/mountinfo"
 _ESCAPED = re.compile(r"\\([0-7]{3})")  # escaped characters in the list of mounts, such as spaces
 
 
 @functools.cache
 def _spelled(statement: str) -> str:
-    return statement.format_map(_WORDS)
+    return statement.format_map(_DIALECT_WORDS)
 
 
 def _execute(connection: sqlite3.Connection, statement: str, values: Iterable[Any]) -> sqlite3.Cursor:
@@ -239,7 +239,7 @@ class SqliteDatabase(Database):
         log = self._log if self._connections.has_writer else None
         known = ((self.place, self._file), (f"{self.place}-wal", log))
         if any(inode is not None and self._inode(path) != inode for path, inode in known):
-            raise StoreError(GONE.format(path=self.place))
+            raise StoreError(FILE_REPLACED_ERROR.format(path=self.place))
 
     def _inode(self, path: str) -> tuple[int, int] | None:
         try:
@@ -354,7 +354,7 @@ def file_system(folder: str, mounts: Iterable[str]) -> str | None:
 
 def _mounts() -> list[str]:
     try:
-        with open(_MOUNTS, encoding="utf-8", errors="replace") as lines:
+        with open(_MOUNTS_FILE, encoding="utf-8", errors="replace") as lines:
             return lines.readlines()
     except OSError:
         return []

@@ -35,19 +35,21 @@ MAX_GROUPS = 500  # stored groups of errors; older ones are deleted
 MAX_GROUPS_PER_WRITE = 20  # further errors of one transaction are counted as one group per kind
 TRIM_INTERVAL = 20  # jobs between two deletions of old rows
 MAX_TRIMMED_GROUPS = 1_000  # groups deleted per transaction
-HOUR = 3600.0
+HOUR_SECONDS = 3600.0
 MAX_SPENDING_HOURS = 14 * 24  # period for which spending is stored
 SPENDING_PARTS = 8  # rows over which the spending of an hour, model and route is spread
 MAX_SPENDING_ROWS = 20_000  # rows read at a time
 
-_DECISIONS = """SELECT d.no, d.at, d.model, j.id, d.route, d.requests, d.deadline, d.p50, d.p95, d.cost,
-    d.individual_p50, d.individual_cost, d.batch_p50, d.batch_cost,
+_SELECT_DECISIONS = """SELECT d.no, d.at, d.model, j.id, d.route, d.requests, d.deadline, d.p50, d.p95,
+    d.cost, d.individual_p50, d.individual_cost, d.batch_p50, d.batch_cost,
     d.seconds, d.paid, d.paid_individual, d.paid_batch, {body}
     FROM decision d LEFT JOIN job j ON j.no = d.job """
 _NEW_DECISION = """INSERT INTO decision (job, at, model, route, requests, deadline, p50, p95, cost,
     individual_p50, individual_cost, batch_p50, batch_cost, body)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-_MEASURE = "UPDATE decision SET seconds = ?, paid = ?, paid_individual = ?, paid_batch = ? WHERE no = ?"
+_MEASURE_DECISION = (
+    "UPDATE decision SET seconds = ?, paid = ?, paid_individual = ?, paid_batch = ? WHERE no = ?"
+)
 _MEASURE_JOB = """UPDATE decision SET seconds = CASE WHEN ? > at THEN ? - at ELSE 0 END,
     paid = (SELECT cost FROM job WHERE no = ? AND unpriced = 0),
     paid_individual = (SELECT realtime_cost FROM job WHERE no = ? AND unpriced = 0),
@@ -55,8 +57,8 @@ _MEASURE_JOB = """UPDATE decision SET seconds = CASE WHEN ? > at THEN ? - at ELS
     WHERE job = ? AND seconds IS NULL AND EXISTS (SELECT 1 FROM job WHERE no = ? AND succeeded > 0)"""
 _TRIM_DECISIONS = """DELETE FROM decision WHERE job IS NULL AND no <= (
     SELECT no FROM decision WHERE job IS NULL ORDER BY no DESC LIMIT 1 OFFSET ?)"""
-_SPEND = """INSERT INTO spending (hour, model, route, part, requests, failed, usd, realtime_usd, unpriced,
-    input_tokens, output_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+_ADD_SPENDING_ROW = """INSERT INTO spending (hour, model, route, part, requests, failed, usd, realtime_usd,
+    unpriced, input_tokens, output_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (hour, model, route, part) DO UPDATE SET requests = spending.requests + excluded.requests,
     failed = spending.failed + excluded.failed, usd = spending.usd + excluded.usd,
     realtime_usd = spending.realtime_usd + excluded.realtime_usd,
@@ -65,22 +67,22 @@ _SPEND = """INSERT INTO spending (hour, model, route, part, requests, failed, us
     output_tokens = spending.output_tokens + excluded.output_tokens"""
 _TRIM_SPENDING = """DELETE FROM spending WHERE (hour, model, route, part) IN (
     SELECT hour, model, route, part FROM spending WHERE hour < ? {skip_locked})"""
-_SPENDING = """SELECT model, route, sum(requests), sum(failed), sum(usd), sum(realtime_usd), sum(unpriced),
-    sum(input_tokens), sum(output_tokens), hour FROM spending WHERE hour >= ?
+_SELECT_SPENDING = """SELECT model, route, sum(requests), sum(failed), sum(usd), sum(realtime_usd),
+    sum(unpriced), sum(input_tokens), sum(output_tokens), hour FROM spending WHERE hour >= ?
     GROUP BY hour, model, route ORDER BY hour, model, route LIMIT ?"""
-_FAIL = """INSERT INTO error_group (digest, kind, message, count, first_at, last_at, model, item, request_id)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+_ADD_FAILURES = """INSERT INTO error_group (digest, kind, message, count, first_at, last_at, model, item,
+    request_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (digest) DO UPDATE SET count = error_group.count + excluded.count,
     last_at = excluded.last_at, model = excluded.model, item = excluded.item,
     request_id = excluded.request_id"""
 _TRIM_GROUPS = """DELETE FROM error_group WHERE digest IN (
     SELECT digest FROM error_group ORDER BY last_at DESC LIMIT ? OFFSET ? {skip_locked})"""
-_GROUPS = """SELECT e.kind, e.message, e.count, e.first_at, e.last_at, e.model, e.item, e.request_id, j.id,
-    p.user_id FROM error_group e LEFT JOIN payload p ON p.no = e.item
+_SELECT_GROUPS = """SELECT e.kind, e.message, e.count, e.first_at, e.last_at, e.model, e.item, e.request_id,
+    j.id, p.user_id FROM error_group e LEFT JOIN payload p ON p.no = e.item
     LEFT JOIN job j ON j.no = e.item >> 32 ORDER BY e.last_at DESC LIMIT ?"""
 
 _SUMS = ("requests", "failed", "unpriced", "input_tokens", "output_tokens")
-_spending = maker(Spending, hour=lambda hours: hours * HOUR, **dict.fromkeys(_SUMS, int))
+_spending = maker(Spending, hour=lambda hours: hours * HOUR_SECONDS, **dict.fromkeys(_SUMS, int))
 
 
 @frozen
@@ -91,11 +93,11 @@ class SummaryTable:
 
     def decision(self, job_id: str) -> StoredDecision | None:
         """Return the route decision of a job; ``None`` if its route was not chosen."""
-        found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE j.id = ?", job_id)
+        found = self.db.row(_SELECT_DECISIONS.replace("{body}", "d.body") + "WHERE j.id = ?", job_id)
         return None if found is None else _stored_decision(found)
 
     def numbered(self, no: int) -> StoredDecision | None:
-        found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE d.no = ?", no)
+        found = self.db.row(_SELECT_DECISIONS.replace("{body}", "d.body") + "WHERE d.no = ?", no)
         return None if found is None else _stored_decision(found)
 
     def of_deleted_jobs(self, beginning: str) -> list[tuple[str, StoredDecision]]:
@@ -108,7 +110,7 @@ class SummaryTable:
 
     def decisions(self, *, before: int | None = None, limit: int) -> list[StoredDecision]:
         """Return decisions with a number below ``before``, newest first, without their details."""
-        page = _DECISIONS.replace("{body}", "NULL")
+        page = _SELECT_DECISIONS.replace("{body}", "NULL")
         if before is None:
             rows = self.db.rows(f"{page}ORDER BY d.no DESC LIMIT ?", limit)
         else:
@@ -119,11 +121,11 @@ class SummaryTable:
 
     def error_groups(self, *, limit: int = MAX_GROUPS) -> list[ErrorGroup]:
         """Return groups of errors, most recent first."""
-        return [_error_group(row) for row in self.db.rows(_GROUPS, limit)]
+        return [_error_group(row) for row in self.db.rows(_SELECT_GROUPS, limit)]
 
     def spending(self, since: float) -> list[Spending]:
         """Return spending by hour, model and route, oldest first, from the hour that contains ``since``."""
-        return [_spending(row) for row in self.db.rows(_SPENDING, _hour(since), MAX_SPENDING_ROWS)]
+        return [_spending(row) for row in self.db.rows(_SELECT_SPENDING, _hour(since), MAX_SPENDING_ROWS)]
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -223,7 +225,7 @@ def add_failures(tx: Transaction, failures: Iterable[Failures], at: float) -> No
         message, request_id = encoded(group.message), encoded(group.request_id)
         model = _text(group.model)
         values = (_text(group.kind), message, group.count, at, at, model, group.item, request_id)
-        tx.at_commit(_FAIL, digest, *values)
+        tx.at_commit(_ADD_FAILURES, digest, *values)
 
 
 def trim(tx: Transaction, at: float) -> None:
@@ -238,7 +240,7 @@ def _write_decision(tx: Transaction, one: ListDecision) -> int | None:
         [(no,)] = tx.rows(f"{_NEW_DECISION} RETURNING no", *_columns(None, one.decision, one.model, one.at))
     if measured is not None:
         values = (measured.seconds, measured.cost, measured.individual_cost, measured.batch_cost)
-        tx.change(_MEASURE, *values, no)
+        tx.change(_MEASURE_DECISION, *values, no)
     return no
 
 
@@ -303,7 +305,7 @@ def _error_group(row: Row) -> ErrorGroup:
 def _add_spending(tx: Transaction, spent: Iterable[Spending], at: float, part: int) -> None:
     for each in spent:
         model, route, *counts, _ = astuple(each)
-        tx.at_commit(_SPEND, _hour(at), _text(model), route, part % SPENDING_PARTS, *counts)
+        tx.at_commit(_ADD_SPENDING_ROW, _hour(at), _text(model), route, part % SPENDING_PARTS, *counts)
 
 
 def _text(value: str) -> str:
@@ -317,4 +319,4 @@ def _known(value: float) -> float:
 
 
 def _hour(at: float) -> int:
-    return int(at // HOUR)
+    return int(at // HOUR_SECONDS)

@@ -29,7 +29,7 @@ def break_rule(name: str | None) -> None:
     match name:
         case "no fence, settle 0":
             recover._can_fence = lambda step, shard: False
-            recover._until = lambda step, shard: 0.0
+            recover._required_absence = lambda step, shard: 0.0
         case "create repeated":
             apis: tuple[Any, ...] = (OpenAIBatches, AnthropicBatches, GeminiBatches)
             for api in apis:
@@ -38,7 +38,7 @@ def break_rule(name: str | None) -> None:
             recover._elapsed = lambda step, since, recorded, listed: step.wall - (since or step.wall)
         case "no epochs":
             leases.JOB_OF_LEASE = _for_anybody(leases.JOB_OF_LEASE)
-            leases.RENEW = _for_anybody(leases.RENEW)
+            leases.RENEW_LEASE = _for_anybody(leases.RENEW_LEASE)
         case None:
             pass
         case _:

@@ -67,11 +67,11 @@ class Mutant:
 
 
 def _submit(*changes: tuple[str, str]) -> Change:
-    return create.submit, changes
+    return create.send_create, changes
 
 
 def _without_intent() -> tuple[tuple[str, str], ...]:
-    source = inspect.getsource(create.submit)
+    source = inspect.getsource(create.send_create)
     begin, end = source.index("    if intended is None:"), source.index("    creation = Creation(")
     return ((source[begin:end], ""), (_INTEND, _LATE))
 
@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         5,
         "no time to settle",
-        ((recover._until, (("step.settle_time", "0.0"),)),),
+        ((recover._required_absence, (("step.settle_time", "0.0"),)),),
         flavour="anthropic",
     ),
     Mutant(
@@ -173,7 +173,7 @@ MUTANTS = (
                     ("zip(paths, batch.outputs", "zip(paths, batch.outputs[:1]"),
                 ),
             ),
-            (collect.fetch, (("outputs=batch.outputs,", "outputs=batch.outputs[:1],"),)),
+            (collect.download_results, (("outputs=batch.outputs,", "outputs=batch.outputs[:1],"),)),
         ),
     ),
     Mutant(
