@@ -143,7 +143,7 @@ STALE_HALF_LIVES = 0.02  # half-lives after which a forecast is refitted without
 TINY_WEIGHT = 1e-300  # keeps every weight above 0
 _HALF = -math.log(2)
 _PRIOR_POINTS = 50  # points of a lognormal prior
-_GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are spread evenly over 0..1
+_GOLDEN_RATIO = 0.6180339887498949  # the fractional parts of its multiples are spread evenly over 0..1
 
 
 class Times(Protocol):
@@ -472,7 +472,7 @@ def _imputed_level(level: float, seconds: float) -> float:
     The middle of that range would leave out the longest times. The level is derived from ``seconds``, so
     equal observations always give equal forecasts.
     """
-    return level + (1 - level) * ((0.5 + seconds * _GOLDEN) % 1.0)
+    return level + (1 - level) * ((0.5 + seconds * _GOLDEN_RATIO) % 1.0)
 
 
 # OpenAI and Anthropic batches expire after this time; Gemini batches are due by then and expire after 48 h

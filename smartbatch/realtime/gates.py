@@ -153,7 +153,7 @@ class Gates:
         changes: list[Change] = [] if permit.cooldown is None else [permit.cooldown]
         succeeded = ending is Ending.SUCCESS
         # 2. Charge the known cost to the budget. Amounts that may have been billed in addition stay reserved.
-        self.payer(demand.own_budget).settle(permit.hold, used.cost, used.unconfirmed)
+        self.payer(demand.own_budget).reconcile(permit.hold, used.cost, used.unconfirmed)
         # 3. Report the provider's success or failure to the throttle and the breaker.
         health = _HEALTH.get(ending, Outcome.IGNORED)
         judged = health is not Outcome.IGNORED and lane.breaker.state is BreakerState.CLOSED

@@ -34,8 +34,7 @@ from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import CallOptions, ResultFuture, Submission
-from smartbatch.sharing.budget_share import BudgetShare
-from smartbatch.sharing.limit_leases import SharedLeases, leases_of, shared_leases
+from smartbatch.sharing.limit_leases import BudgetShare, SharedLeases, leases_of, shared_leases
 from smartbatch.types import Answer, Request, Result, Route
 
 _T = TypeVar("_T")

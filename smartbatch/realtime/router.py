@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from smartbatch.core.batching.request_batch import Batch, BatchState
-from smartbatch.core.limits.circuit_breaker import FOLLOWED, BreakerState, Transition
+from smartbatch.core.limits.circuit_breaker import FOLLOWED_OUTAGE, BreakerState, Transition
 from smartbatch.core.limits.cooldown import Cooldown, PackingHealth
 from smartbatch.core.limits.failures import (
     caused_by_one,
@@ -454,7 +454,11 @@ class ResponseRouter:
             return
         assert isinstance(change, Transition)
         lease = lane.quota.quota.lease
-        if lease is not None and change.reason != FOLLOWED and lane.breaker.stopped(effects.now) is None:
+        if (
+            lease is not None
+            and change.reason != FOLLOWED_OUTAGE
+            and lane.breaker.stopped(effects.now) is None
+        ):
             if change.after is BreakerState.CLOSED:
                 lease.report_outage(begins=False)
             elif change.before is BreakerState.CLOSED:

@@ -9,9 +9,9 @@ from smartbatch._database import require_psycopg
 from smartbatch._files import resolved_file, state_folder
 from smartbatch.errors import ConfigError
 from smartbatch.setting import revealed
-from smartbatch.sharing.back_end import VERSION, BackEnd
+from smartbatch.sharing.back_end import RECORD_VERSION, BackEnd
 
-_ADDRESSES = (
+_ADDRESS_FORMS = (
     "sqlite:///FILE, redis://HOST, unix:///SOCKET (of Redis), postgresql://HOST/DATABASE, auto or off"
 )
 
@@ -24,7 +24,7 @@ def full_address(address: str) -> str:
     """
     if address != "auto":
         return revealed(address)
-    return f"sqlite:///{os.path.join(state_folder(), f'limits-{VERSION}.db')}"
+    return f"sqlite:///{os.path.join(state_folder(), f'limits-{RECORD_VERSION}.db')}"
 
 
 def check_address(address: str, now: Callable[[], float]) -> None:
@@ -65,4 +65,4 @@ def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
         from smartbatch.sharing.postgres_back_end import PostgresBackEnd
 
         return PostgresBackEnd(address)
-    raise ConfigError(f"shared: the address is invalid; use one of {_ADDRESSES}")
+    raise ConfigError(f"shared: the address is invalid; use one of {_ADDRESS_FORMS}")

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 RecordUpdate: TypeAlias = Callable[[str | None, float], tuple[str, _T]]
 
-VERSION = 1
+RECORD_VERSION = 1
 """Version of the records and of the sharing rule. Processes with different versions share no limits."""
 
 TIMEOUT_SECONDS = 2.0
@@ -155,12 +155,12 @@ def check_version(found: str, place: str, other: str) -> None:
     """Check the version of the records; ``other`` names an alternative for processes with another version.
 
     Raises:
-        Incompatible: the version is not :data:`VERSION`.
+        Incompatible: the version is not :data:`RECORD_VERSION`.
     """
-    if found != str(VERSION):
+    if found != str(RECORD_VERSION):
         raise Incompatible(
             f"the limits at {place} are stored in version {found} of their format, and this process "
-            f"uses version {VERSION}: install the same smartbatch everywhere, or use another {other}"
+            f"uses version {RECORD_VERSION}: install the same smartbatch everywhere, or use another {other}"
         )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import secrets
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -16,6 +18,7 @@ from attrs import define
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import identity
+from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, SharedLimitsLost, SharedLimitsRestored
@@ -28,6 +31,7 @@ from smartbatch.sharing.back_end import BackEnd, BackEndBusy, BackEndUnavailable
 from smartbatch.sharing.publication import Look, Publication
 
 _T = TypeVar("_T")
+_client_numbers = itertools.count(1)
 
 LEAVE_SECONDS = 0.5
 """Maximum seconds for which a stopping client waits until its leases are returned."""
@@ -36,7 +40,7 @@ FIRST_WAIT_SECONDS = 10.0
 """Maximum seconds for which a process waits for its first exchange while others keep the back end busy,
 because it does not know which part of a limit is safe to use."""
 
-_RETRY, _MAX_RETRY, _RETRY_INCOMPATIBLE = 0.5, 5.0, 60.0
+_RETRY_SECONDS, _MAX_RETRY_SECONDS, _INCOMPATIBLE_RETRY_SECONDS = 0.5, 5.0, 60.0
 """Seconds until an unavailable back end is tried again, initially and at most, and until a back end used in
 another version is tried again, because the other processes may have been upgraded."""
 
@@ -88,7 +92,7 @@ class _Joined:
     share: Share
     lost_at: float = -math.inf  # when the back end became unavailable
     again_at: float = -math.inf  # earliest next attempt
-    retry: float = _RETRY  # seconds until the next attempt after a failure
+    retry: float = _RETRY_SECONDS  # seconds until the next attempt after a failure
     is_leaving: bool = False
     has_met: bool = False  # an exchange has succeeded
 
@@ -318,9 +322,9 @@ class SharedLeases:
     def _lose(self, joined: _Joined, error: SmartbatchError) -> None:
         self._is_unavailable = True
         share, now = joined.share, self._clock.now()
-        joined.again_at, joined.retry = now + joined.retry, min(2.0 * joined.retry, _MAX_RETRY)
+        joined.again_at, joined.retry = now + joined.retry, min(2.0 * joined.retry, _MAX_RETRY_SECONDS)
         if isinstance(error, Incompatible):
-            joined.again_at = now + _RETRY_INCOMPATIBLE
+            joined.again_at = now + _INCOMPATIBLE_RETRY_SECONDS
         processes = share.lose(now, str(error) if isinstance(error, Incompatible) else "")
         if processes is not None:
             joined.lost_at = now
@@ -338,7 +342,7 @@ class SharedLeases:
 
     def _restore(self, joined: _Joined) -> None:
         self._is_unavailable = False
-        joined.again_at, joined.retry = -math.inf, _RETRY
+        joined.again_at, joined.retry = -math.inf, _RETRY_SECONDS
         if joined.lost_at > -math.inf:
             now, share = self._clock.now(), joined.share
             seconds, joined.lost_at = now - joined.lost_at, -math.inf
@@ -349,7 +353,7 @@ class SharedLeases:
             )
 
 
-RETRY_SECONDS = 60.0
+ENQUEUED_RETRY_SECONDS = 60.0
 """Seconds until an unavailable back end is tried again. An attempt may take seconds, and jobs continue
 without it."""
 
@@ -375,9 +379,85 @@ class EnqueuedTokens:
                 return back_end.exchange(key, asked)
         except Exception as error:
             # the limit still holds, because the provider itself refuses too many tokens
-            self._unavailable_until = self._clock.now() + RETRY_SECONDS
+            self._unavailable_until = self._clock.now() + ENQUEUED_RETRY_SECONDS
             logs.warn("enqueued_tokens_not_shared", error=type(error).__name__)
             return None
+
+
+class BudgetOwner(Protocol):
+    """The client of a budget share."""
+
+    budget: Budget
+
+    def guard_budget(self, work: Callable[[], _T]) -> _T:
+        """Run ``work`` while no other thread reserves or reconciles money."""
+        ...
+
+    def look_again(self) -> None:
+        """Check again whether waiting requests can be sent."""
+        ...
+
+    def tell(self, event: Event) -> None:
+        """Announce an event to all listeners."""
+        ...
+
+
+class BudgetShare:
+    """A budget, as a :class:`~smartbatch.sharing.limit_leases.Share`.
+
+    Args:
+        name: the name of the budget, the same for all clients that share it.
+        limit: USD that all of them may spend together.
+        owner: the client; only a weak reference is kept.
+    """
+
+    model = "budget"
+
+    def __init__(self, leases: SharedLeases, name: str, limit: float, owner: BudgetOwner) -> None:
+        self.scope = name
+        self.leases = leases
+        self._owner = weakref.ref(owner)
+        member = f"{leases.member}:{next(_client_numbers)}"  # each client of a process has its own lease
+        self._lease = owner.budget.share(limit, member, leases.wake)
+
+    @property
+    def is_used(self) -> bool:
+        return self._owner() is not None
+
+    @property
+    def waits(self) -> bool:
+        return self._guarded(self._lease.waits)
+
+    def due(self, now: float) -> float:
+        return math.inf if self._owner() is None else self._guarded(lambda: self._lease.due(now))
+
+    def ask(self, now: float, *, leaving: bool) -> LeaseAsk:
+        return self._guarded(lambda: self._lease.ask(now, leaving=leaving))
+
+    def adopt(self, grant: LeaseGrant, now: float) -> None:
+        self._guarded(lambda: self._lease.adopt(grant, now))
+
+    def lose(self, now: float, incompatible: str) -> int | None:
+        begins = self._guarded(lambda: self._lease.lose(now, incompatible))
+        grant = self._lease.grant
+        return None if not begins else 0 if grant is None else grant.members
+
+    def wake(self) -> None:
+        owner = self._owner()
+        if owner is not None:
+            owner.look_again()
+
+    def tell(self, event: Event) -> None:
+        owner = self._owner()
+        if owner is not None:
+            owner.tell(event)
+
+    def end(self) -> None:
+        """Keep the lease, because jobs may have reserved part of it."""
+
+    def _guarded(self, work: Callable[[], _T]) -> _T:
+        owner = self._owner()
+        return work() if owner is None else owner.guard_budget(work)
 
 
 # By process, because a forked child makes separate leases.

@@ -20,8 +20,8 @@ from smartbatch._database import SCHEMA_LOCK, Address
 from smartbatch.errors import scrub
 from smartbatch.observe.participants import KEPT_SECONDS
 from smartbatch.sharing.back_end import (
+    RECORD_VERSION,
     TIMEOUT_SECONDS,
-    VERSION,
     BackEnd,
     BackEndBusy,
     BackEndUnavailable,
@@ -36,7 +36,7 @@ EXTRA_SECONDS = 0.5
 """Seconds beyond :data:`TIMEOUT_SECONDS` for which a session waits for an answer, so that the server can
 first report a lock held by others."""
 
-_TABLES = """
+_TABLES_SQL = """
 CREATE TABLE IF NOT EXISTS {schema}.shared_facts (name text PRIMARY KEY, value text NOT NULL);
 CREATE TABLE IF NOT EXISTS {schema}.shared_limits (key text PRIMARY KEY, record text);
 CREATE TABLE IF NOT EXISTS {schema}.shared_participants (
@@ -44,22 +44,22 @@ CREATE TABLE IF NOT EXISTS {schema}.shared_participants (
 CREATE TABLE IF NOT EXISTS {schema}.shared_sums (name text PRIMARY KEY, value float8 NOT NULL);
 """
 
-_NOW = "extract(epoch FROM clock_timestamp())::float8"
+_NOW_SQL = "extract(epoch FROM clock_timestamp())::float8"
 
 _STATEMENTS = {
     # the time is read after the row has been locked
-    "lock record": f"SELECT record, {_NOW}"
+    "lock record": f"SELECT record, {_NOW_SQL}"
     " FROM (SELECT record FROM {schema}.shared_limits WHERE key = %s FOR UPDATE) AS locked",
     "new record": "INSERT INTO {schema}.shared_limits VALUES (%s, NULL) ON CONFLICT DO NOTHING",
     "write record": "UPDATE {schema}.shared_limits SET record = %s WHERE key = %s",
     "last publication": "SELECT record FROM {schema}.shared_participants"
-    f" WHERE member = %s AND seen >= {_NOW} - %s FOR UPDATE",
+    f" WHERE member = %s AND seen >= {_NOW_SQL} - %s FOR UPDATE",
     "add to sums": "INSERT INTO {schema}.shared_sums AS total SELECT * FROM unnest(%s::text[], %s::float8[])"
     " ON CONFLICT (name) DO UPDATE SET value = total.value + excluded.value",
-    "publish": f"INSERT INTO {{schema}}.shared_participants VALUES (%s, {_NOW}, %s)"
+    "publish": f"INSERT INTO {{schema}}.shared_participants VALUES (%s, {_NOW_SQL}, %s)"
     " ON CONFLICT (member) DO UPDATE SET seen = excluded.seen, record = excluded.record",
-    "remove old": f"DELETE FROM {{schema}}.shared_participants WHERE seen < {_NOW} - %s",
-    "all published": f"SELECT age, record FROM (SELECT {_NOW} - seen AS age, record"
+    "remove old": f"DELETE FROM {{schema}}.shared_participants WHERE seen < {_NOW_SQL} - %s",
+    "all published": f"SELECT age, record FROM (SELECT {_NOW_SQL} - seen AS age, record"
     " FROM {schema}.shared_participants) AS published WHERE age <= %s ORDER BY age",
     "all sums": "SELECT name, value FROM {schema}.shared_sums",
 }
@@ -155,8 +155,8 @@ class PostgresBackEnd(BackEnd):
         known = session.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
         if known is None:
             session.execute(f"CREATE SCHEMA {schema}".encode())
-        session.execute(_TABLES.format(schema=schema).encode())
-        for fact in (("version", str(VERSION)), ("salt", secrets.token_hex(16))):
+        session.execute(_TABLES_SQL.format(schema=schema).encode())
+        for fact in (("version", str(RECORD_VERSION)), ("salt", secrets.token_hex(16))):
             session.execute(f"INSERT INTO {schema}.shared_facts VALUES (%s, %s)".encode(), fact)
 
     def update(self, key: str, decide: RecordUpdate[_T], *, is_durable: bool) -> _T:

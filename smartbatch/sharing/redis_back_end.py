@@ -12,8 +12,8 @@ from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
 from smartbatch.observe.participants import KEPT_SECONDS
 from smartbatch.sharing.back_end import (
+    RECORD_VERSION,
     TIMEOUT_SECONDS,
-    VERSION,
     BackEnd,
     BackEndBusy,
     BackEndUnavailable,
@@ -51,11 +51,11 @@ _OPTIONS: dict[str, Any] = {
     "retry": Retry(NoBackoff(), 0),  # an exchange whose answer was lost may have taken effect
 }
 
-_PREFIX = "smartbatch:"
-_FACTS = f"{_PREFIX}shared"
+_KEY_PREFIX = "smartbatch:"
+_FACTS_KEY = f"{_KEY_PREFIX}shared"
 """Version and salt, joined by a colon."""
-_PUBLISHED = f"{_PREFIX}{{published}}:"
-_SEEN, _SUMS = f"{_PUBLISHED}seen", f"{_PUBLISHED}sums"
+_PUBLISHED = f"{_KEY_PREFIX}{{published}}:"
+_SEEN_KEY, _SUMS_KEY = f"{_PUBLISHED}seen", f"{_PUBLISHED}sums"
 """When each process last published, and the totals. Each record has its own key."""
 
 
@@ -102,9 +102,9 @@ class RedisBackEnd(BackEnd):
         return [connection.read_response() for _ in commands]
 
     def prepare(self) -> bytes:
-        facts = f"{VERSION}:{secrets.token_hex(16)}"
+        facts = f"{RECORD_VERSION}:{secrets.token_hex(16)}"
         try:
-            _, self._facts = self._replies(("SET", _FACTS, facts, "NX"), ("GET", _FACTS))
+            _, self._facts = self._replies(("SET", _FACTS_KEY, facts, "NX"), ("GET", _FACTS_KEY))
         except redis.RedisError as error:
             raise self._unavailable(error) from None
         version, _, salt = self._facts.decode().partition(":")
@@ -112,7 +112,7 @@ class RedisBackEnd(BackEnd):
         return bytes.fromhex(salt)
 
     def update(self, key: str, decide: RecordUpdate[_T], *, is_durable: bool) -> _T:
-        record = f"{_PREFIX}{{{key}}}"
+        record = f"{_KEY_PREFIX}{{{key}}}"
 
         def step(found: Any, now: float) -> tuple[list[_Command], _T]:
             facts, stored = found
@@ -121,7 +121,7 @@ class RedisBackEnd(BackEnd):
             text, decided = decide(None if stored is None else stored.decode(), now)
             return [("SET", record, text, *(() if is_durable else ("EX", UNUSED_SECONDS)))], decided
 
-        keys = (_FACTS, record)
+        keys = (_FACTS_KEY, record)
         return self._transact(keys, ("MGET", *keys), step)
 
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
@@ -130,11 +130,11 @@ class RedisBackEnd(BackEnd):
         def step(last: Any, now: float) -> tuple[list[_Command], None]:
             more = self._gains(record, None if last is None else last.decode(), before)
             return [
-                *(("HINCRBYFLOAT", _SUMS, name, gain) for name, gain in more.items()),
+                *(("HINCRBYFLOAT", _SUMS_KEY, name, gain) for name, gain in more.items()),
                 ("SET", own, record),
                 ("EXPIRE", own, int(KEPT_SECONDS)),
-                ("ZADD", _SEEN, now, member),
-                ("ZREMRANGEBYSCORE", _SEEN, "-inf", now - KEPT_SECONDS),
+                ("ZADD", _SEEN_KEY, now, member),
+                ("ZREMRANGEBYSCORE", _SEEN_KEY, "-inf", now - KEPT_SECONDS),
             ], None
 
         self._transact((own,), ("GET", own), step)
@@ -166,11 +166,11 @@ class RedisBackEnd(BackEnd):
         try:
             with redis.Redis.from_url(self._address, **_OPTIONS) as server:
                 seconds, microseconds = server.time()
-                seen = server.zrevrange(_SEEN, 0, -1, withscores=True)
+                seen = server.zrevrange(_SEEN_KEY, 0, -1, withscores=True)
                 texts = (
                     server.mget([f"{_PUBLISHED}of:{member.decode()}" for member, _ in seen]) if seen else []
                 )
-                sums = server.hgetall(_SUMS)
+                sums = server.hgetall(_SUMS_KEY)
         except redis.RedisError as error:
             raise self._unavailable(error) from None
         now = seconds + microseconds / 1e6

@@ -16,8 +16,8 @@ from smartbatch.core.limits.shared_limit import CLOCK_STEP_SECONDS
 from smartbatch.errors import StoreError
 from smartbatch.observe.participants import KEPT_SECONDS
 from smartbatch.sharing.back_end import (
+    RECORD_VERSION,
     TIMEOUT_SECONDS,
-    VERSION,
     BackEnd,
     BackEndBusy,
     BackEndUnavailable,
@@ -36,7 +36,7 @@ HOST_SECONDS = 600.0
 """Seconds without use after which a machine no longer counts as using the file. Each container has its own
 host name."""
 
-_TABLES = """
+_TABLES_SQL = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS records (key TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS participants (
@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS sums (name TEXT PRIMARY KEY, value REAL NOT NULL) WIT
 """
 
 
-_FACTS = 4
+_FACT_ROWS = 4
 """Number of rows in ``facts``: version, salt, host, and when the host was last seen."""
 
 
@@ -83,7 +83,7 @@ class SqliteBackEnd(BackEnd):
     def _prepared(self, connection: sqlite3.Connection) -> bytes:
         """Return the salt. If the file is complete, it is only read, so no writer has to wait."""
         found = _facts_in(connection)
-        if len(found) < _FACTS:
+        if len(found) < _FACT_ROWS:
             found = self._filled(connection)
         check_version(found["version"], self.place, "file")
         self._recorded_at = float(found["host_seen"])
@@ -107,9 +107,9 @@ class SqliteBackEnd(BackEnd):
             )
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.executescript(_TABLES)
+        connection.executescript(_TABLES_SQL)
         facts = {
-            "version": str(VERSION),
+            "version": str(RECORD_VERSION),
             "salt": secrets.token_hex(16),
             "host": self._host,
             "host_seen": repr(RealClock.wall()),

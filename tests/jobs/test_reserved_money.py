@@ -209,7 +209,7 @@ def test_a_budget_reserves_before_it_pays_and_releases_what_is_left(bench: Bench
     assert refused == {3: 3.0, 4: 3.0}
     assert seen(store, job) == (0.0, 9.0)
     for cost in (1.0, 2.0):
-        budget.calls.settle(budget.calls.reserve(3.0), cost)
+        budget.calls.reconcile(budget.calls.reserve(3.0), cost)
     budget.store([result(0, cost=1.0), result(1, cost=2.0)], at=1.0)
     assert seen(store, job) == (3.0, 6.0)
     assert budget.reserve(items[3:]) == {4: 3.0}
@@ -223,7 +223,7 @@ def test_a_try_that_was_billed_and_whose_answer_is_of_no_use_stays_paid(bench: B
     store, job, lease, budget = realtime_budget(bench, 10.0, 1)
     items = store.items.claim_realtime(lease, 1)
     assert budget.reserve(items) == {}
-    budget.calls.settle(budget.calls.reserve(3.0), 2.0)
+    budget.calls.reconcile(budget.calls.reserve(3.0), 2.0)
     assert budget.calls.short(3.0) is not None
     assert budget.fell_short(0)
     budget.store([result(0, "unrun", cost=None)], at=1.0)  # its cost is unknown

@@ -116,7 +116,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99), cost=st.sampled_from([0.0, COST / 4]))
     def settle_call(self, which: int, cost: float) -> None:
         hold = self.holds.pop(which % len(self.holds))
-        self.budget.settle(hold, min(cost, hold.usd))
+        self.budget.reconcile(hold, min(cost, hold.usd))
 
     @rule()
     def look_for_money(self) -> None:

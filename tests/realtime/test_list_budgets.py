@@ -204,7 +204,7 @@ def test_no_order_of_calls_exceeds_a_budget_or_the_one_it_is_within(
             open_calls.append((own_budget, own_budget.reserve(cost), cost * share))
         if len(open_calls) > 3:
             payer, hold, actual = open_calls.pop(0)
-            payer.settle(hold, actual)
+            payer.reconcile(hold, actual)
         for limit, budget in zip([outer, *inner], [whole, *own_budgets], strict=True):
             assert budget.spent + budget.reserved <= limit + 1e-6
     for payer, hold, _ in open_calls:

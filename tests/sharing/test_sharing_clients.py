@@ -234,7 +234,7 @@ def test_a_file_of_another_version_is_not_shared(
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with monkeypatch.context() as later:
         for module in ("back_end", "sqlite_back_end"):
-            later.setattr(f"smartbatch.sharing.{module}.VERSION", 99)
+            later.setattr(f"smartbatch.sharing.{module}.RECORD_VERSION", 99)
         Neighbour(address, provider, clock)
     seen: list[Event] = []
     client = client_of(provider, shared=address, observers=[seen.append])
@@ -251,7 +251,7 @@ def test_with_stop_a_file_of_another_version_fails_requests(
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with monkeypatch.context() as later:
         for module in ("back_end", "sqlite_back_end"):
-            later.setattr(f"smartbatch.sharing.{module}.VERSION", 99)
+            later.setattr(f"smartbatch.sharing.{module}.RECORD_VERSION", 99)
         Neighbour(address, provider, clock)
     client = client_of(provider, shared=address, shared_lost="stop")
     error = client.submit("one").exception()
@@ -553,7 +553,7 @@ def test_money_of_another_version_is_not_waited_for(
 ) -> None:
     with monkeypatch.context() as later:
         for module in ("back_end", "sqlite_back_end"):
-            later.setattr(f"smartbatch.sharing.{module}.VERSION", 99)
+            later.setattr(f"smartbatch.sharing.{module}.RECORD_VERSION", 99)
         open_back_end(address, clock.now).prepare()
     client = spender(clock, client_of, address, 1.0)
     error = client.submit("one").exception(120.0)

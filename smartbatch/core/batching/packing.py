@@ -23,7 +23,7 @@ from smartbatch.core.preparation.json_recovery import past
 from smartbatch.core.preparation.tokens import estimate, most_tokens
 from smartbatch.types import Request, Usage, shares
 
-ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"  # base 32: each letter is 5 random bits
+ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"  # base 32: each letter is 5 random bits
 ID_LETTERS = 8
 CHECK_LETTERS = 6  # 2^30 words: one word occurs in 10,000 letters of other text about once in 100,000 packs
 
@@ -82,7 +82,7 @@ class Packed:
 
 
 def random_word(rng: RandomSource) -> str:
-    return "".join(ALPHABET[int(rng.random() * len(ALPHABET))] for _ in range(ID_LETTERS))
+    return "".join(ID_ALPHABET[int(rng.random() * len(ID_ALPHABET))] for _ in range(ID_LETTERS))
 
 
 def batch_key(request: Request) -> Hashable | None:

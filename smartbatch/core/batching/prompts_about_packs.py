@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-_SUSPICIOUS = r"""
+_SUSPICIOUS_PATTERN = r"""
     ["'\\]\s*(?:answers?|check|id|prompt)\s*\\?["']\s*:                     # keys of the form above
     | \b(?:ignore|disregard|forget|override|skip)\b[^.\n]{0,40}
       \b(?:instructions?|rules?|prompts?|others?|requests?|items?|everything|above|previous|system)\b
@@ -28,4 +28,4 @@ def suspicious(prompt: str) -> bool:
 
 @cache
 def _suspicious_words() -> re.Pattern[str]:
-    return re.compile(_SUSPICIOUS, re.IGNORECASE | re.VERBOSE)
+    return re.compile(_SUSPICIOUS_PATTERN, re.IGNORECASE | re.VERBOSE)

@@ -166,16 +166,16 @@ class BatchAccumulator:
     An idle lane adds no latency; a busy lane fills its calls while others are in flight.
     """
 
-    GAP, GAP_SHARE = 0.004, 0.1
+    GAP_SECONDS, GAP_SHARE = 0.004, 0.1
     """Seconds without a new request, or share of a call's latency if longer, after which no further request
     is expected. Threads that are woken together submit within about 0.1 ms of each other, or after another
     thread has held the interpreter."""
     # seconds, or share of a call's latency, that callers of a finished call have to submit again
-    MOMENT, MOMENT_SHARE = 0.02, 0.25
-    SHARE = 0.4
+    RETURN_SECONDS, RETURN_SHARE = 0.02, 0.25
+    BUSY_WAIT_SHARE = 0.4
     """Share of a call's latency that requests wait for others while a larger call is in flight. The delay
     moves each call closer to the larger one until both coincide."""
-    PATIENCE = 0.75
+    PATIENCE_SHARE = 0.75
     """Share of a call's latency that requests wait for another call of at least the same size. Its callers
     then share one call with them from then on."""
 
@@ -207,21 +207,21 @@ class BatchAccumulator:
             return due
         # 6. A call finishes soon, and waiting for it costs no more than one call of its size: when it
         #    finishes, because its callers return together with these.
-        longest = min(due, waiting.opened + self.PATIENCE * latency)
+        longest = min(due, waiting.opened + self.PATIENCE_SHARE * latency)
         if any(end <= longest and (end - now) * count <= latency * size for end, size in waiting.calls):
             return longest
         # 7. No call in flight is larger: as in case 4. Otherwise when the oldest has waited two fifths of a
         #    call's latency, which brings callers together that submit at different times.
         if count >= max(size for _, size in waiting.calls):
             return self._when_back(now, waiting, longest)
-        return min(due, waiting.opened + self.SHARE * latency)
+        return min(due, waiting.opened + self.BUSY_WAIT_SHARE * latency)
 
     def _when_back(self, now: float, waiting: Waiting, due: float) -> float:
         """Return when the callers of the last finished call are back or have had enough time."""
         if waiting.count >= waiting.expected:
             return now
-        gap = max(self.GAP, self.GAP_SHARE * waiting.latency)
-        moment = max(self.MOMENT, self.MOMENT_SHARE * waiting.latency)
+        gap = max(self.GAP_SECONDS, self.GAP_SHARE * waiting.latency)
+        moment = max(self.RETURN_SECONDS, self.RETURN_SHARE * waiting.latency)
         return min(waiting.newest + gap, waiting.last_finished + moment, due)
 
 

@@ -29,34 +29,34 @@ _FIRST_CALLS_KNOWN, _FIRST_CALLS_AGAIN = 4, 2
 """Calls in flight at first if the limit is known but its burst is not, and after a pause if no call was
 admitted."""
 
-_DOUBLES_IN_S, _DOUBLES_SLOWLY_IN_S = 0.05, 1.0
+_DOUBLING_SECONDS, _SLOW_DOUBLING_SECONDS = 0.05, 1.0
 """Seconds after which calls in flight double without an answer: at first contact, and for known limits or
 after refusals."""
 
 _UNLIMITED_WINDOW = 4096.0
 """A window of this many calls has no effect, because there are at most 1,024 workers."""
 
-_PROVING_ROW, _PROVING_SHARE, _RECENT_CALLS = 4, 0.25, 32
+_PROVING_CALLS, _PROVING_SHARE, _RECENT_CALLS = 4, 0.25, 32
 """Four refused calls in a row, or a quarter of the last 32, prove a limit. If 4 % of calls are refused at
 random, four in a row occur once in 400,000 calls."""
 
-_GAP_S, _MAX_GAP_S = 1.0, 16.0
+_GAP_SECONDS, _MAX_GAP_SECONDS = 1.0, 16.0
 """Seconds before a call beyond the cap is tried; the delay doubles whenever that call is refused."""
 
-_PASSES_IN = 4.0
+_PASSED_FACTOR = 4.0
 """A call counts as admitted if it is not refused within this many times the duration of a refusal. Waiting
 for the answer would take too long."""
 
-_NO_CAP_S = 60.0
+_NO_CAP_SECONDS = 60.0
 """Seconds after a cap proved wrong before another cap is assumed."""
 
 SPACED_SHARE = 0.988
 """Share of a known rate at which calls are spaced, which leaves 1.2 ms per 100 ms for irregular arrivals."""
 
-_PEACE_S = 600.0
+_PEACE_SECONDS = 600.0
 """Seconds at the known rate without a refusal before bursts are tried again."""
 
-_CRUISE_S, _CRUISE_CALLS = 3.5, 35.0
+_CRUISE_SECONDS, _CRUISE_CALLS = 3.5, 35.0
 """Minimum seconds and calls of a cruise: a probe ends with a refusal, and at most 2 % of calls should be
 refused."""
 
@@ -67,7 +67,7 @@ _PROBE_GAINS, _SEARCH_GAIN = (1.1, 1.05), 1.5
 """First step of a probe as a multiple of the measured rate, alternating; BBR's 1.25 would cause more than 2 %
 refusals. The rate measured at first contact may be far too low, so the first search uses a larger step."""
 
-_STEP_CALLS, _MIN_STEP_S, _MAX_STEP_S = 2.0, 1.0, 3.0
+_STEP_CALLS, _MIN_STEP_SECONDS, _MAX_STEP_SECONDS = 2.0, 1.0, 3.0
 """A probe step passes once two calls beyond the measured rate were admitted. It lasts at least a second,
 because a limit may be counted per second. Each step doubles the excess."""
 
@@ -75,13 +75,13 @@ _FEW_CALLS, _ENOUGH_CALLS = 3, 16
 """Fewer admitted calls than the first number only show that the rate is too high; fewer than the second are
 too few to measure random refusals."""
 
-_REPORTED_IN_S = 0.5
+_REPORTED_SECONDS = 0.5
 """Seconds until earlier calls of other processes have been reported."""
 
 _NOISE_WEIGHT, _MAX_NOISE = 0.3, 0.06
 """Weight of the last cruise in the share of random refusals, and the maximum of that share."""
 
-_NOISE_TIMES, _NOISE_CALLS, _SPARED_CALLS = 2.0, 40.0, 2
+_NOISE_FACTOR, _NOISE_CALLS, _SPARED_CALLS = 2.0, 40.0, 2
 """While probing, the limit is met when more than twice the random share of the calls, and of 40 more, is
 refused; while cruising, when two more calls than that are refused."""
 
@@ -122,7 +122,7 @@ class _CallsInFlight:
     _extra: Reservation | None = None
     _extra_at: float = math.inf  # when the next call beyond the cap may be sent
     _passes_in: float = 0.0
-    _gap: float = _GAP_S
+    _gap: float = _GAP_SECONDS
     _step: int = 1
 
     def unlimit(self) -> None:
@@ -137,8 +137,8 @@ class _CallsInFlight:
     def assume(self, cap: int, now: float, refused_in: float) -> None:
         self.unlimit()
         self.most, self.cap, self.is_checked = float(cap), cap, False
-        self._gap, self._step, self._extra_at = _GAP_S, 1, now + _GAP_S
-        self._passes_in = max(_PASSES_IN * refused_in, _DOUBLES_IN_S)
+        self._gap, self._step, self._extra_at = _GAP_SECONDS, 1, now + _GAP_SECONDS
+        self._passes_in = max(_PASSED_FACTOR * refused_in, _DOUBLING_SECONDS)
 
     def look(self, now: float, in_flight: int) -> float:
         if self._extra is not None and now >= self._extra.started + self._passes_in:
@@ -181,7 +181,7 @@ class _CallsInFlight:
         if is_extra or 0 < self.cap < self.most <= call.held[0]:
             self.most -= 0.0 if is_extra else 1.0
             self._extra, self._extra_at, self._step = None, now + self._gap, 1
-            self._gap = min(2.0 * self._gap, _MAX_GAP_S)
+            self._gap = min(2.0 * self._gap, _MAX_GAP_SECONDS)
         return is_extra
 
     @property
@@ -190,9 +190,9 @@ class _CallsInFlight:
 
     def _widen(self, now: float) -> None:
         """Raise the cap after a call beyond it was admitted, by more each time."""
-        self._extra, self._extra_at = None, now + _GAP_S
+        self._extra, self._extra_at = None, now + _GAP_SECONDS
         if self._step > 1:
-            self._gap = _GAP_S
+            self._gap = _GAP_SECONDS
         self.most += self._step
         self._step *= 2
         if self.most > _UNLIMITED_WINDOW:
@@ -218,8 +218,8 @@ class _PacedCalls:
     def begin_cycle(self, rate: float, delivery: _Delivery, now: float) -> None:
         self.rate, self.delivery = min(max(rate, _MIN_RATE), self._ceiling), delivery
         self._cycles += 1
-        self._cruise = max(_CRUISE_S, _CRUISE_CALLS / self.rate)
-        self.reports_count_from = now + _REPORTED_IN_S
+        self._cruise = max(_CRUISE_SECONDS, _CRUISE_CALLS / self.rate)
+        self.reports_count_from = now + _REPORTED_SECONDS
         self._clock, self._clock_at = 0.0, now  # seconds of use; idle time proves nothing
         self._probe_from = math.inf
         self._gain, self._passed = 1.0, 0.0
@@ -237,7 +237,7 @@ class _PacedCalls:
         if self.bucket.rate >= ceiling:
             self.rate = min(self.rate, ceiling)
             self._send_at(ceiling, now)
-            has_effect = now - self.delivery.since < _PEACE_S
+            has_effect = now - self.delivery.since < _PEACE_SECONDS
         else:
             if self._probes and self._clock >= self._cruise:
                 self._probe(call)
@@ -255,7 +255,7 @@ class _PacedCalls:
             self._step_at, self._step_surplus = self._clock, 0.0
             return
         passes = surplus >= self._step_surplus + _STEP_CALLS
-        if self._clock < self._step_at + (_MIN_STEP_S if passes else _MAX_STEP_S):
+        if self._clock < self._step_at + (_MIN_STEP_SECONDS if passes else _MAX_STEP_SECONDS):
             return
         if passes:
             self._passed = self.rate * self._gain
@@ -268,7 +268,7 @@ class _PacedCalls:
         refused, first = self.delivery.refused - _SPARED_CALLS, float(self.delivery.order)
         if self._is_probed(order) and self._cruise:
             refused, first = self.delivery.refused - self._cruise_refused, self._probe_from
-        return refused > _NOISE_TIMES * self.noise * (order - first + _NOISE_CALLS)
+        return refused > _NOISE_FACTOR * self.noise * (order - first + _NOISE_CALLS)
 
     def meet(self, order: int, at: float, sent: int, now: float) -> None:
         """Measure the rate when the call sent at ``at`` meets the limit, and start the next cycle.
@@ -281,7 +281,7 @@ class _PacedCalls:
             rate = max(rate, self.rate / 2.0)
         if self._is_probed(order):
             calls = self._probe_from - self.delivery.order
-            usual = self._cruise_refused <= _NOISE_TIMES * self.noise * calls
+            usual = self._cruise_refused <= _NOISE_FACTOR * self.noise * calls
             rate = max(rate, self._passed, self.rate if usual and self._cruise else 0.0)
             if calls >= _ENOUGH_CALLS:
                 share = min(self._cruise_refused / calls, _MAX_NOISE)
@@ -328,9 +328,9 @@ class AdaptiveLimit:
 
     def begin(self, *, is_known: bool) -> None:
         if is_known:
-            self._in_flight.open_from(_FIRST_CALLS_KNOWN, math.inf, _DOUBLES_SLOWLY_IN_S)
+            self._in_flight.open_from(_FIRST_CALLS_KNOWN, math.inf, _SLOW_DOUBLING_SECONDS)
         else:
-            self._in_flight.open_from(FIRST_CALLS, math.inf, _DOUBLES_IN_S)
+            self._in_flight.open_from(FIRST_CALLS, math.inf, _DOUBLING_SECONDS)
 
     def open(self) -> None:
         """End slow start."""
@@ -370,7 +370,7 @@ class AdaptiveLimit:
         self._in_flight.accepted(call, now)
         self._in_flight.is_checked |= call.order > self._changed
         if self._in_flight.is_exceeded:
-            self._no_cap_until = now + _NO_CAP_S
+            self._no_cap_until = now + _NO_CAP_SECONDS
 
     def ended(self, call: Reservation) -> None:
         self._in_flight.ended(call)
@@ -378,7 +378,7 @@ class AdaptiveLimit:
     def dropped(self, call: Reservation, now: float) -> None:
         self._in_flight.ended(call)
         if self._paced is not None:
-            self._paced.bucket.settle(now, 1.0)
+            self._paced.bucket.return_surplus(now, 1.0)
 
     def refused(self, call: Reservation, now: float) -> Evidence:
         """Handle a refusal that no known limit explains. The caller pauses all calls if it proves a limit."""
@@ -394,9 +394,9 @@ class AdaptiveLimit:
             delivery.refused += 1
         # 3. The second refusal below a cap that no call has confirmed, or more refusals than random ones:
         #    there is no cap.
-        at_random = _SPARED_CALLS + _NOISE_TIMES * _MAX_NOISE * (call.order - self._changed)
+        at_random = _SPARED_CALLS + _NOISE_FACTOR * _MAX_NOISE * (call.order - self._changed)
         if self._in_flight.cap and len(self._refusals) > (at_random if self._in_flight.is_checked else 1):
-            self._no_cap_until = now + _NO_CAP_S
+            self._no_cap_until = now + _NO_CAP_SECONDS
             return Evidence.PROOF
         # 4. Proof of a limit: assume a cap if possible, otherwise a rate.
         if self._is_proof(call):
@@ -408,7 +408,7 @@ class AdaptiveLimit:
             return Evidence.KNOWN
         # 6. It may be random. Slow start continues, more slowly.
         if self._in_flight.is_opening:
-            self._in_flight.open_from(call.held[0] - 1.0, now, _DOUBLES_SLOWLY_IN_S)
+            self._in_flight.open_from(call.held[0] - 1.0, now, _SLOW_DOUBLING_SECONDS)
         return Evidence.ALONE
 
     def _since(self, call: Reservation) -> int:
@@ -428,7 +428,7 @@ class AdaptiveLimit:
             first -= 1
         while last + 1 in orders:
             last += 1
-        return last - first + 1 >= _PROVING_ROW
+        return last - first + 1 >= _PROVING_CALLS
 
     def _assume_cap(self, call: Reservation, now: float) -> bool:
         """Assume a cap below the calls in flight that were refused; return False if a cap cannot explain the
@@ -459,7 +459,7 @@ class AdaptiveLimit:
             self._paced = _PacedCalls(rate, met, until, search=True)
         # 4. No call was admitted: start slowly after the pause.
         else:
-            self._in_flight.open_from(_FIRST_CALLS_AGAIN, until, _DOUBLES_SLOWLY_IN_S)
+            self._in_flight.open_from(_FIRST_CALLS_AGAIN, until, _SLOW_DOUBLING_SECONDS)
         self._delivery = None
         self._change()
 
@@ -490,12 +490,14 @@ class AdaptiveLimit:
         """Set the number of processes, count the calls of the others, and set whether this process probes."""
         self._members = members
         if members > 1 and self._in_flight.is_opening and not self._sent:
-            self._in_flight.open_from(FIRST_CALLS // members, math.inf, _DOUBLES_IN_S)
+            self._in_flight.open_from(FIRST_CALLS // members, math.inf, _DOUBLING_SECONDS)
         if self._paced is None:
             return
         if now < self._paced.reports_count_from:  # most of these calls were sent before the cycle began
             refused = 0.0
-            accepted = 0.0 if self._paced.is_searching else min(accepted, _REPORTED_IN_S * self._paced.rate)
+            accepted = (
+                0.0 if self._paced.is_searching else min(accepted, _REPORTED_SECONDS * self._paced.rate)
+            )
         delivery = self._paced.delivery
         delivery.order -= int(accepted + refused)
         delivery.refused += int(refused)

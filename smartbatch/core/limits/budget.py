@@ -14,7 +14,7 @@ from attrs import define
 
 from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant, MemberLimits, QuotaKind, Totals, first
 
-_NANO = 1_000_000_000
+_USD_NANOS = 1_000_000_000
 """Amounts are whole billionths of a USD: sums of floats drift, and a token costs about 10⁻⁸ USD."""
 
 
@@ -29,7 +29,7 @@ class SpendReservation:
 
     @property
     def usd(self) -> float:
-        return self.nano / _NANO
+        return self.nano / _USD_NANOS
 
 
 class Budget:
@@ -52,27 +52,27 @@ class Budget:
 
     def __init__(self, limit: float | None = None, outer: Budget | None = None) -> None:
         self._outer = outer
-        self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _NANO)
+        self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _USD_NANOS)
         self._spent = self._unconfirmed = self._reserved = self._lasting = 0
         self.lease: BudgetLease | None = None  # the limit is the amount leased so far
 
     @property
     def spent(self) -> float:
-        return self._spent / _NANO
+        return self._spent / _USD_NANOS
 
     @property
     def unconfirmed(self) -> float:
         """USD beyond :attr:`spent` that calls with unknown bills may have cost."""
-        return self._unconfirmed / _NANO
+        return self._unconfirmed / _USD_NANOS
 
     @property
     def reserved(self) -> float:
-        return self._reserved / _NANO
+        return self._reserved / _USD_NANOS
 
     @property
     def left(self) -> float | None:
         """USD neither spent, unconfirmed nor reserved; ``None`` without a limit."""
-        return None if self._limit is None else max(0, self._limit - self._used - self._reserved) / _NANO
+        return None if self._limit is None else max(0, self._limit - self._used - self._reserved) / _USD_NANOS
 
     @property
     def room(self) -> float | None:
@@ -80,7 +80,7 @@ class Budget:
         if self._limit is None:
             return None
         unleased = 0.0 if self.lease is None else self.lease.unleased
-        return max(0.0, (self._limit - self._used - self._reserved) / _NANO + unleased)
+        return max(0.0, (self._limit - self._used - self._reserved) / _USD_NANOS + unleased)
 
     def obtainable(self, cost: float) -> float:
         """Return the available part of ``cost``: all of it if it fits, or if more may be leased."""
@@ -123,8 +123,8 @@ class Budget:
             limit,
             member,
             wake,
-            held=lambda: (self._limit - self._used) / _NANO if self._limit is not None else 0.0,
-            reserved=lambda: self._reserved / _NANO,
+            held=lambda: (self._limit - self._used) / _USD_NANOS if self._limit is not None else 0.0,
+            reserved=lambda: self._reserved / _USD_NANOS,
             widen=self.widen,
         )
         return self.lease
@@ -132,7 +132,7 @@ class Budget:
     def widen(self, more: float) -> None:
         """Raise the limit by ``more`` USD. It may be lowered only while nothing is reserved."""
         if self._limit is not None:
-            self._limit += round(more * _NANO)
+            self._limit += round(more * _USD_NANOS)
 
     def reserve(self, cost: float, *, lasting: bool = False) -> SpendReservation:
         """Reserve ``cost`` USD after :meth:`fits` returned True in the same critical section.
@@ -151,22 +151,22 @@ class Budget:
             self._lasting += nano
         return made
 
-    def settle(self, reservation: SpendReservation, actual: float, unconfirmed: float = 0.0) -> None:
+    def reconcile(self, reservation: SpendReservation, actual: float, unconfirmed: float = 0.0) -> None:
         """Reconcile a reservation with the known ``actual`` cost; keep ``unconfirmed`` USD reserved.
 
         Raises:
             RuntimeError: the reservation is already closed.
         """
-        nano, unknown = round(_checked(actual, "actual cost") * _NANO), _up(unconfirmed)
+        nano, unknown = round(_checked(actual, "actual cost") * _USD_NANOS), _up(unconfirmed)
         self._close(reservation)
         if self._outer is not None and reservation.outer is not None:
-            self._outer.settle(reservation.outer, actual, unconfirmed)
+            self._outer.reconcile(reservation.outer, actual, unconfirmed)
         self._spent += nano
         self._unconfirmed += unknown
 
     def spend(self, reservation: SpendReservation, actual: float) -> None:
         """Spend ``actual`` USD from the reservation, and keep the rest reserved."""
-        nano = round(_checked(actual, "actual cost") * _NANO)
+        nano = round(_checked(actual, "actual cost") * _USD_NANOS)
         part = min(nano, reservation.nano)
         reservation.nano -= part
         self._reserved -= part
@@ -190,7 +190,7 @@ class Budget:
             self._outer.resize(reservation.outer, cost)
 
     def release(self, reservation: SpendReservation) -> None:
-        self.settle(reservation, 0.0)
+        self.reconcile(reservation, 0.0)
 
     @property
     def _used(self) -> int:
@@ -214,7 +214,7 @@ def _checked(usd: float, what: str) -> float:
 def _up(cost: float) -> int:
     if cost == 0:
         return 0
-    nano = _checked(cost, "cost") * _NANO
+    nano = _checked(cost, "cost") * _USD_NANOS
     whole = round(nano)  # a float may be slightly above the whole number it stands for
     return whole if math.isclose(nano, whole, rel_tol=1e-14, abs_tol=1e-6) else math.ceil(nano)
 
@@ -289,7 +289,7 @@ class BudgetLease:
     @property
     def last_unleased(self) -> float:
         """USD that no client had leased at the last exchange; the whole limit before the first one."""
-        return self._limit if self.grant is None else math.floor(self.grant.left[0] * _NANO) / _NANO
+        return self._limit if self.grant is None else math.floor(self.grant.left[0] * _USD_NANOS) / _USD_NANOS
 
     def waits(self) -> bool:
         """Whether a call waits for an exchange, or unused money has to be returned."""
@@ -324,13 +324,13 @@ class BudgetLease:
         if leaving or (in_vain if self._lacking else now - self._used_at >= _IDLE_SECONDS):
             returned = max(0.0, held - reserved)
             self._widen(-returned)
-            self._given += round(returned * _NANO)
+            self._given += round(returned * _USD_NANOS)
         kept = held - returned
         free = kept - reserved
         least = max(0.0, self._lacking - free)
         ahead = _AHEAD_SECONDS * self._demand - free
         is_idle = self.grant is not None and not self._lacking and kept == 0.0
-        wanted = least if returned or is_idle or ahead * _NANO < 1.0 else max(least, ahead)
+        wanted = least if returned or is_idle or ahead * _USD_NANOS < 1.0 else max(least, ahead)
         if self._lacking and self._lacking_since == -math.inf:
             self._lacking_since = now
         self._asked_at = now
@@ -342,16 +342,18 @@ class BudgetLease:
             kept=first(kept),
             least=first(least),
             wanted=first(wanted),
-            totals=Totals(number=self._number, drawn=self._drawn / _NANO, given=self._given / _NANO),
+            totals=Totals(
+                number=self._number, drawn=self._drawn / _USD_NANOS, given=self._given / _USD_NANOS
+            ),
             leaving=int(leaving),
         )
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
         self.grant, self.lost, self.incompatible = grant, False, ""
-        more = math.floor(grant.granted[0] * _NANO + 0.1)  # sums of floats may be too low by 10⁻¹⁰
+        more = math.floor(grant.granted[0] * _USD_NANOS + 0.1)  # sums of floats may be too low by 10⁻¹⁰
         if more:
             self._drawn += more
-            self._widen(more / _NANO)
+            self._widen(more / _USD_NANOS)
         lacking, self._lacking = self._lacking, 0.0
         self._hopeless, self._again_at = math.inf, now
         if not grant.wait:

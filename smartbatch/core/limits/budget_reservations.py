@@ -226,7 +226,7 @@ class JobReservations:
         if still is not None:
             still = max(0.0, still - reservation.lost)
         if ended:
-            self.budget.settle(reservation.held, more, still or 0.0)
+            self.budget.reconcile(reservation.held, more, still or 0.0)
             del self._jobs[job_id]
             return
         self.budget.spend(reservation.held, more)

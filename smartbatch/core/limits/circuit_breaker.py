@@ -36,7 +36,7 @@ class Outcome(enum.Enum):
 
 _CLOSED, _OPEN, _HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
-LEGAL: Final[Mapping[tuple[BreakerState, BreakerState], str]] = {
+LEGAL_CHANGES: Final[Mapping[tuple[BreakerState, BreakerState], str]] = {
     (_CLOSED, _OPEN): "no call succeeds, or a permanent error",
     (_OPEN, _HALF_OPEN): "the pause is over and a probe was taken",
     (_HALF_OPEN, _CLOSED): "a probe succeeded",
@@ -88,12 +88,12 @@ _STEADY_SECONDS = 60.0
 """Seconds of an outage during which probes keep that rate; later the interval grows with the outage."""
 
 
-FOLLOWED = "another process found it failing"
+FOLLOWED_OUTAGE = "another process found it failing"
 
 
 @define(eq=False)
 class CircuitBreaker:
-    """Opens when no call succeeds; see :data:`LEGAL` for its states.
+    """Opens when no call succeeds; see :data:`LEGAL_CHANGES` for its states.
 
     The outcome of a call admitted before a change of state is ignored, so that calls in flight when the
     breaker opens cannot open it again.
@@ -253,7 +253,7 @@ class CircuitBreaker:
     def follow(self, now: float, rng: RandomSource, *, outage: bool) -> bool:
         """Follow the state that another process reported; return whether the breaker opened."""
         if outage and self.state is _CLOSED:
-            self._changes.append(self.open(FOLLOWED, now, rng))
+            self._changes.append(self.open(FOLLOWED_OUTAGE, now, rng))
             self._unverified = True
             return True
         if not outage and self.state is _OPEN and self._error is None:  # it works again: probe now

@@ -21,15 +21,15 @@ from smartbatch.errors import (
 )
 from smartbatch.types import Result
 
-_UNAVAILABLE: Final = frozenset({502, 503, 504, 529})
+_UNAVAILABLE_STATUSES: Final = frozenset({502, 503, 504, 529})
 """HTTP statuses that describe the provider's state. A 500 may be caused by the request."""
 
 _UNHEALTHY: Final = frozenset({ErrorKind.SERVER_ERROR, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR})
 _CAUSED_BY_ONE: Final = frozenset(
     {ErrorKind.CLIENT_ERROR, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.INVALID_RESPONSE, ErrorKind.UNKNOWN}
 )
-_PERMANENT: Final = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
-_UNKNOWN_MODEL: Final = frozenset({404, 410})
+_PERMANENT_KINDS: Final = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
+_UNKNOWN_MODEL_STATUSES: Final = frozenset({404, 410})
 """HTTP statuses of a call to an unknown model or URL."""
 
 
@@ -45,9 +45,9 @@ def is_page(error: ProviderError) -> bool:
 
 def is_for_all(error: ProviderError) -> bool:
     """Whether the next request would fail in the same way, because of the key, the account or the model."""
-    return error.kind in _PERMANENT or (
+    return error.kind in _PERMANENT_KINDS or (
         error.kind is ErrorKind.CLIENT_ERROR
-        and (error.status in _UNKNOWN_MODEL or error.code == "model_not_found")
+        and (error.status in _UNKNOWN_MODEL_STATUSES or error.code == "model_not_found")
     )
 
 
@@ -72,7 +72,7 @@ def is_unavailable(error: ProviderError, *, answered: bool, passed: bool) -> boo
     if is_page(error):  # 2. a web page was returned, but calls to the model have succeeded before
         return passed
     # 3. the HTTP status describes the provider's state
-    return error.kind is ErrorKind.SERVER_ERROR and error.status in _UNAVAILABLE
+    return error.kind is ErrorKind.SERVER_ERROR and error.status in _UNAVAILABLE_STATUSES
 
 
 def caused_by_one(outcomes: Sequence[object]) -> ProviderError | None:
@@ -176,7 +176,7 @@ def pattern_of(message: str) -> str:
 
 STOPPING_FAILURES: Final = 20
 """Number of completed requests that must all fail in the same way for a list to stop."""
-_REPEATING: Final = _PERMANENT | {ErrorKind.CLIENT_ERROR}
+_REPEATING_KINDS: Final = _PERMANENT_KINDS | {ErrorKind.CLIENT_ERROR}
 """Kinds of errors that the other requests of a list will meet too if the first ones all did."""
 _REASONS: Final = {
     401: "the API key was rejected (401)",
@@ -207,7 +207,7 @@ class EqualFailures:
         error = result.error
         if self._decided or isinstance(error, RequestCancelled | ClientClosed):
             return False
-        if not isinstance(error, ProviderError) or error.kind not in _REPEATING:
+        if not isinstance(error, ProviderError) or error.kind not in _REPEATING_KINDS:
             self._decided = True  # an answer, or an error that the next request may not meet
             return False
         if self._first is None or (_is_refusal(self._first) and self._first.kind is error.kind):

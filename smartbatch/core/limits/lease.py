@@ -14,7 +14,7 @@ from operator import add, sub
 from attrs import define, frozen
 
 from smartbatch.core.limits.shared_limit import (
-    DIMENSIONS,
+    DIMENSION_COUNT,
     Findings,
     LeaseAsk,
     LeaseGrant,
@@ -115,9 +115,9 @@ class LimitLease:
         self._own_outage: bool | None = None  # not yet reported
         self._on_lost = on_lost
         self._incompatible = ""
-        self._held = [0.0] * DIMENSIONS
-        self._used = [0.0] * DIMENSIONS  # since the last exchange
-        self._demand = [0.0] * DIMENSIONS  # units per second
+        self._held = [0.0] * DIMENSION_COUNT
+        self._used = [0.0] * DIMENSION_COUNT  # since the last exchange
+        self._demand = [0.0] * DIMENSION_COUNT  # units per second
         self._limited: tuple[int, ...] = ()
         self._found: tuple[int, ...] = ()  # limits that became known in the last exchange
         self._until = -math.inf
@@ -188,14 +188,14 @@ class LimitLease:
             first.next_at = max(first.next_at, now - max(_CATCH_UP_SHARE, _CATCH_UP_SHARE * step)) + step
             first.left -= 1.0
 
-    def settle(self, now: float, surplus: Amounts) -> None:
+    def return_surplus(self, now: float, surplus: Amounts) -> None:
         """Return the unneeded amount of each dimension, or take more if it is negative."""
         self._used = list(map(sub, self._used, surplus))
         if not self.lost or self._on_lost == "stop":  # otherwise calls take nothing from the lease
             for d in self._limited:
                 self._held[d] += surplus[d]
         for d, bucket in self._safe.items():
-            bucket.settle(now, surplus[d])
+            bucket.return_surplus(now, surplus[d])
 
     def owe(self, under_way: Amounts) -> None:
         """Charge calls in flight to the limits that became known in the last exchange."""
@@ -267,14 +267,14 @@ class LimitLease:
         """
         seconds = max(now - self._asked_at, _MIN_INTERVAL_SECONDS) if self._asked_at > -math.inf else 1.0
         active = (now - self._used_at < _IDLE_SECONDS or self._lacking is not None) and not leaving
-        kept, returned = [0.0] * DIMENSIONS, [0.0] * DIMENSIONS
-        for d in range(DIMENSIONS):
+        kept, returned = [0.0] * DIMENSION_COUNT, [0.0] * DIMENSION_COUNT
+        for d in range(DIMENSION_COUNT):
             self._demand[d] = max(self._used[d] / seconds, _KEPT_DEMAND_SHARE * self._demand[d])
             self._used[d] = 0.0
             keeps = active and self._held[d] > 0.0 and now <= self._until
             (kept if keeps else returned)[d] = self._held[d]
         self._held = list(kept)
-        least, wanted = self._wanted(kept) if active else ([0.0] * DIMENSIONS, [0.0] * DIMENSIONS)
+        least, wanted = self._wanted(kept) if active else ([0.0] * DIMENSION_COUNT, [0.0] * DIMENSION_COUNT)
         cooled = max(0.0, facts.cool_until - now) if facts.cool_until > self._cool_until else 0.0
         self._cool_until = max(self._cool_until, facts.cool_until)
         self._reported_spaced = facts.spaced
@@ -295,8 +295,8 @@ class LimitLease:
             ),
             remaining=Remaining(
                 at_most=list(facts.at_most),
-                at_least=list(facts.remaining) if then is not None else [0.0] * DIMENSIONS,
-                then=then or [0.0] * DIMENSIONS,
+                at_least=list(facts.remaining) if then is not None else [0.0] * DIMENSION_COUNT,
+                then=then or [0.0] * DIMENSION_COUNT,
             ),
             kept=kept,
             returned=returned,
@@ -324,8 +324,8 @@ class LimitLease:
         lacking = self._lacking
         costs, more = (self._usual, _AHEAD_SECONDS) if lacking is None else (lacking, 2.0 * _AHEAD_SECONDS)
         waiting = 1 if lacking is None else self.waiting
-        least, wanted = [0.0] * DIMENSIONS, [0.0] * DIMENSIONS
-        for d in range(DIMENSIONS):
+        least, wanted = [0.0] * DIMENSION_COUNT, [0.0] * DIMENSION_COUNT
+        for d in range(DIMENSION_COUNT):
             needed = max(0.0, costs[d] - kept[d])
             least[d] = needed if lacking is not None else 0.0
             wanted[d] = max(needed, waiting * costs[d] - kept[d], more * self._demand[d] - kept[d])
@@ -338,12 +338,12 @@ class LimitLease:
             more = grant.accepted - self.grant.accepted, grant.refused - self.grant.refused
             self.others = more if min(more) >= 0.0 else self.others
         self.grant, self.joined, self.lost, self._safe = grant, True, False, {}
-        limited = tuple(d for d in range(DIMENSIONS) if grant.caps[d] > 0.0)
+        limited = tuple(d for d in range(DIMENSION_COUNT) if grant.caps[d] > 0.0)
         self._found = tuple(d for d in limited if d not in self._limited)
         self._limited = limited
         self._until = self._asked_at + VALID_SECONDS
         self._recent = [*self._recent[-_REMEMBERED_EXCHANGES:], (now, grant.then)]
-        for d in range(DIMENSIONS):
+        for d in range(DIMENSION_COUNT):
             self._held[d] += grant.granted[d]
         self._again_at = now + min(grant.wait, _MAX_WAIT_SECONDS)
         self._more_at = now + (_REPLENISH_SECONDS if any(grant.granted) or grant.slots else _IDLE_SECONDS)

@@ -37,7 +37,7 @@ stayed within the remainder reported by the provider."""
 _NAMING_ANSWERS = 8
 """Answers after which a provider that reports limits would have done so."""
 
-_MINUTE = 60.0
+_MINUTE_SECONDS = 60.0
 
 
 class Quota:
@@ -154,7 +154,7 @@ class Quota:
         self._reported.drop(now, reservation)
         self._configured.drop(now, reservation.tokens)
         if self.lease is not None:
-            self.lease.settle(now, reservation.leased)
+            self.lease.return_surplus(now, reservation.leased)
 
     def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
         """Follow the limits that the answer to an ended call reported. Configured limits remain upper
@@ -213,10 +213,10 @@ class Quota:
         """End a refused call, which used only a request. If the provider charges more, the next report shows
         it."""
         self._end(call)
-        self._configured.settle(now, call.tokens)
+        self._configured.return_surplus(now, call.tokens)
         self._reported.drop(now, call)
         if self.lease is not None:
-            self.lease.settle(now, (0.0, *call.leased[1:]))
+            self.lease.return_surplus(now, (0.0, *call.leased[1:]))
             self.lease.hurry()
         self._traffic.refused_at = now
         self._traffic.refused += 1
@@ -237,7 +237,7 @@ class Quota:
         at_most, remaining = limits.at_most, limits.remaining
         learned = [cap or unnamed for cap in limits.caps]
         if self._adaptive.rate > 0.0:
-            learned[0] = max(learned[0], _MINUTE * rates[0]) if rates[0] else learned[0]
+            learned[0] = max(learned[0], _MINUTE_SECONDS * rates[0]) if rates[0] else learned[0]
             at_most, remaining = (NO_BOUND, *at_most[1:4]), (0.0, *remaining[1:4])
         caps = [max(0.0, cap) for cap in learned]
         for d, bucket in enumerate((self._configured.requests, self._configured.tokens)):
@@ -298,11 +298,11 @@ class Quota:
     ) -> None:
         if actual is None:
             return
-        self._configured.settle(now, reservation.tokens - actual)
+        self._configured.return_surplus(now, reservation.tokens - actual)
         if self.lease is not None:
-            self.lease.settle(now, surplus_of(reservation, actual, output))
+            self.lease.return_surplus(now, surplus_of(reservation, actual, output))
         if self._reported:
-            self._reported.settle(now, reservation, actual, output)
+            self._reported.correct(now, reservation, actual, output)
 
     def _space_even(self, now: float) -> None:
         """Space the calls because the provider's bucket is small.

@@ -19,24 +19,24 @@ from typing import NamedTuple
 
 from smartbatch.core.limits.token_bucket import Bucket, spaced_capacity, used_capacity, used_rate
 
-_MINUTE = 60.0
+_MINUTE_SECONDS = 60.0
 _MAX_MINUTE_SECONDS = 66.0
 """A limit per minute refills within 60 s. One that takes longer than this, which allows 10 % for clock
 differences, is counted over a longer period, such as the requests per day of some tiers, and refills at
 the reset."""
 
-_HOUR, _DAY = 3600.0, 25 * 3600.0
+_HOUR_SECONDS, _DAY_SECONDS = 3600.0, 25 * 3600.0
 """Seconds that a call waits at most: an hour, or 25 hours for a limit per day. A longer reset is a mistake.
 """
 
 _MAX_UNITS = 1e15
 """Servers without a limit report larger numbers, whose squares would exceed the range of floats."""
 
-_SMALLER_CAPACITY = 0.9
+_SMALLER_CAPACITY_SHARE = 0.9
 """If a reset implies less than this share of the limit, it reveals the server's true capacity; above, it is
 rounding."""
 
-_SAME_END = 0.25
+_SAME_END_SHARE = 0.25
 """Share of the refill by which two resets may differ and still name the same moment, the end of a window."""
 
 _ROUNDED_TO = 1000.0
@@ -51,7 +51,7 @@ _REMEMBERED_CALLS = 8.0
 """The ratio is measured over the last half to one limit's worth of calls, or over this multiple of the amount
 in flight, so that late charges do not look like missing ones."""
 
-_CHARGED_MORE = 1.15
+_CHARGED_MORE_RATIO = 1.15
 """Above this ratio, a call takes the amount that the server charges; below it, reports correct the level in
 time."""
 
@@ -64,7 +64,7 @@ _MIN_CLAIM = 0.05
 """A single refusal may mean that the level was estimated slightly too high. A client that is refused again
 within ten seconds shares the limit, and reduces its claim to 0.7 of it."""
 
-_RECLAIM, _RECLAIM_SCALE = 0.01, 8.0
+_RECLAIMED_SHARE, _RECLAIM_SCALE_SECONDS = 0.01, 8.0
 """After ``t`` seconds, 1 % of the limit per second, times ``1 + (t / 8 s)²``, is claimed again."""
 
 
@@ -80,7 +80,7 @@ def believed_reset(reset: float | None) -> float | None:
     number."""
     if reset is None or not reset >= 0.0:
         return None
-    return reset if reset <= _DAY else _HOUR
+    return reset if reset <= _DAY_SECONDS else _HOUR_SECONDS
 
 
 def believed_count(count: float | None) -> float | None:
@@ -125,14 +125,14 @@ class ReportedBucket:
         self._charged_more = self._per_call = False
         self._ratio_error = self._per_call_error = 0.0
         self.bucket = Bucket(used_capacity(limit), used_rate(limit), now, level=0.0)
-        self._capacity, self._rate = limit, limit / _MINUTE
+        self._capacity, self._rate = limit, limit / _MINUTE_SECONDS
         self._charged_at_end = charged_at_end
         self._claimed_share = 1.0  # share of the refill
         self._gave_way_at = -math.inf
         self._reported_at = now
         self._counted_from = 0  # order of the first call included in the level
         self._follows_server = False
-        self._longest_wait = _HOUR
+        self._longest_wait = _HOUR_SECONDS
         self._rounding = min(_ROUNDED_TO / 2.0, _ROUNDING_SHARE * limit) if rounded else 0.0
         self._last_order = -1
         self._last_reading: tuple[float, SentAround] | None = None
@@ -154,7 +154,7 @@ class ReportedBucket:
     def take(self, now: float, cost: float) -> None:
         self.bucket.take(now, self.needed(cost) if self._charged_more else cost)
 
-    def settle(self, now: float, order: int, expected: float, actual: float) -> None:
+    def correct(self, now: float, order: int, expected: float, actual: float) -> None:
         """Correct the amount taken by call number ``order`` to the amount used, 0 if it was never admitted.
 
         Nothing is returned if the server charges more than that.
@@ -164,7 +164,7 @@ class ReportedBucket:
         taken = self.needed(expected)
         if self._charged_more and actual > 0.0:
             actual = max(actual, taken)
-        self.bucket.settle(now, taken - actual)
+        self.bucket.return_surplus(now, taken - actual)
 
     def lacks(self, reading: LimitReading, cost: float) -> bool:
         """Whether ``reading`` explains why a call that needs ``cost`` was refused."""
@@ -208,13 +208,13 @@ class ReportedBucket:
         Unless many units were used, the delay may be less than the rounding of a reset.
         """
         used = self.remaining - remaining
-        if used >= 1.0 and abs(ends - self.ends) + rounded_to < _SAME_END * used / self._rate:
+        if used >= 1.0 and abs(ends - self.ends) + rounded_to < _SAME_END_SHARE * used / self._rate:
             self.is_window = True
         self.ends = ends
 
     def _adopt_limit(self, limit: float, now: float) -> None:
         self.limit = self._capacity = limit
-        self._rate = limit / _MINUTE
+        self._rate = limit / _MINUTE_SECONDS
         self.learned_at = now
         self._last_reading = None
         self._charged = self._expected = self._calls = 0.0
@@ -249,9 +249,9 @@ class ReportedBucket:
     def _resize(self, reading: LimitReading, now: float) -> None:
         """Set the server's capacity and rate if the reset shows that they differ from the limit."""
         assert reading.remaining is not None
-        rate, size = self.limit / _MINUTE, self.limit
+        rate, size = self.limit / _MINUTE_SECONDS, self.limit
         if reading.reset is not None:
-            self._longest_wait = _DAY if reading.reset > _HOUR else _HOUR
+            self._longest_wait = _DAY_SECONDS if reading.reset > _HOUR_SECONDS else _HOUR_SECONDS
             used = self.limit - reading.remaining
             # 1. The limit is counted over a longer period, so it refills more slowly.
             if reading.reset > _MAX_MINUTE_SECONDS and used > 0.0:
@@ -259,7 +259,7 @@ class ReportedBucket:
             # 2. The full bucket is well below the limit, so that is its capacity.
             else:
                 full = reading.remaining + rate * reading.reset
-                if full < _SMALLER_CAPACITY * self.limit:
+                if full < _SMALLER_CAPACITY_SHARE * self.limit:
                     size = max(full, 1.0)
         if size != self._capacity or rate != self._rate or self._claimed_share < 1.0:
             self._capacity, self._rate = size, rate
@@ -270,14 +270,14 @@ class ReportedBucket:
 
     def _reclaim(self, now: float) -> None:
         """Claim more again; the claim grows faster the longer no refusal occurs."""
-        more = _RECLAIM * (1.0 + ((now - self._gave_way_at) / _RECLAIM_SCALE) ** 2)
+        more = _RECLAIMED_SHARE * (1.0 + ((now - self._gave_way_at) / _RECLAIM_SCALE_SECONDS) ** 2)
         # A thread that read the clock before another one must not lower the claim.
         passed = min(max(0.0, now - self._reported_at), 1.0)
         self._claimed_share = min(1.0, self._claimed_share + more * passed)
 
     def _shape(self, now: float) -> None:
         self.bucket.reshape(
-            now, used_capacity(self._capacity), self._claimed_share * used_rate(self._rate * _MINUTE)
+            now, used_capacity(self._capacity), self._claimed_share * used_rate(self._rate * _MINUTE_SECONDS)
         )
 
     def _measure_charges(self, remaining: float, trace: SentAround) -> None:
@@ -308,7 +308,7 @@ class ReportedBucket:
         prior = _PRIOR_SHARE * self.limit
         self._charge_ratio = min(max(0.0, self._charged + prior) / (self._expected + prior), _MAX_RATIO)
         self._charge_per_call = max(0.0, self._charged / self._calls) if self._calls else 0.0
-        self._charged_more = self._charge_ratio > _CHARGED_MORE
+        self._charged_more = self._charge_ratio > _CHARGED_MORE_RATIO
         self._per_call = self._per_call_error < self._ratio_error
 
     def _correct_level(self, remaining: float, trace: SentAround, now: float) -> None:

@@ -26,7 +26,7 @@ from smartbatch.types import LimitReport
 _REQUESTS, _TOKENS, _INPUT, _OUTPUT = range(4)
 _NAMES = ("requests", "tokens", "input", "output")
 
-_MINUTE = 60.0
+_MINUTE_SECONDS = 60.0
 _MAX_IMPLYING_SECONDS = 50.0
 """A reset implies the limit only if it is shorter than this many seconds."""
 
@@ -90,7 +90,7 @@ class Traffic:
         seconds = self._by_second
         if not seconds or now >= seconds[-1][0] + 1.0:
             seconds.append((now, self.accepted))
-            while seconds[0][0] < now - _MINUTE:
+            while seconds[0][0] < now - _MINUTE_SECONDS:
                 seconds.popleft()
 
     @property
@@ -187,7 +187,7 @@ class ReportedLimits:
     @property
     def requests_per_second(self) -> float | None:
         bucket = self._buckets.get(_REQUESTS)
-        return None if bucket is None else bucket.limit / _MINUTE
+        return None if bucket is None else bucket.limit / _MINUTE_SECONDS
 
     @property
     def is_even(self) -> bool:
@@ -289,7 +289,7 @@ class ReportedLimits:
         if _REQUESTS in self._buckets:
             self._check = EnforcementCheck(math.inf, over=True)
 
-    def settle(self, now: float, call: Reservation, tokens: float, output: float | None) -> None:
+    def correct(self, now: float, call: Reservation, tokens: float, output: float | None) -> None:
         """Correct the amounts a call took to the tokens it used; ``None`` means the expected share of
         output."""
         if output is None:
@@ -297,13 +297,13 @@ class ReportedLimits:
         expected, used = costs_of(call.tokens, call.output), costs_of(tokens, output)
         for dimension, bucket in self._buckets.items():
             if dimension != _REQUESTS:
-                bucket.settle(now, call.order, expected[dimension], used[dimension])
+                bucket.correct(now, call.order, expected[dimension], used[dimension])
 
     def drop(self, now: float, call: Reservation) -> None:
         """Return everything taken by a call that was never sent, or was refused."""
         costs = costs_of(call.tokens, call.output)
         for dimension, bucket in self._buckets.items():
-            bucket.settle(now, call.order, costs[dimension], 0.0)
+            bucket.correct(now, call.order, costs[dimension], 0.0)
 
     def learn(
         self,
@@ -441,7 +441,7 @@ def _implied_limit(reading: LimitReading) -> float | None:
     """Return the limit per minute of a bucket that holds a minute's worth and is full after the reset."""
     if not reading.remaining or not reading.reset or reading.reset > _MAX_IMPLYING_SECONDS:
         return None
-    return reading.remaining / (1.0 - reading.reset / _MINUTE)
+    return reading.remaining / (1.0 - reading.reset / _MINUTE_SECONDS)
 
 
 def _about_equal(limit: float, known: float) -> bool:

@@ -105,7 +105,7 @@ _NEVER_KINDS: Final = frozenset(
 # each further try may be billed as well
 _ONCE_KINDS: Final = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN})
 
-_ROUNDING = 1e-9
+_ROUNDING_TRIES = 1e-9
 _BREAKER_SHARE = 15.0 / 16.0
 """Share of a request's tries after which as many consecutive failures as open the circuit breaker have
 occurred."""
@@ -179,7 +179,7 @@ def _used_up(count: RetryCount, weight: float, tries: float, *, partial: bool) -
     fails before the breaker would open.
     """
     by_now = count.whole + weight * (count.partial + 1) if partial else math.inf
-    return count.counted + weight >= tries - _ROUNDING and by_now >= _BREAKER_SHARE * tries - weight
+    return count.counted + weight >= tries - _ROUNDING_TRIES and by_now >= _BREAKER_SHARE * tries - weight
 
 
 def _own_delay(policy: RetryPolicy, failures: int, rng: RandomSource, seen: Circumstances) -> float:

@@ -12,7 +12,7 @@ import math
 
 from attrs import define, field, frozen
 
-DIMENSIONS = 4
+DIMENSION_COUNT = 4
 """Requests, tokens, input tokens and output tokens, in this order; a budget uses only the first, in USD."""
 
 NO_BOUND = 1e15
@@ -21,11 +21,11 @@ NO_BOUND = 1e15
 
 def first(amount: float) -> list[float]:
     """Return an amount of the first dimension and none of the others."""
-    return [amount, *[0.0] * (DIMENSIONS - 1)]
+    return [amount, *[0.0] * (DIMENSION_COUNT - 1)]
 
 
 def nothing() -> list[float]:
-    return [0.0] * DIMENSIONS
+    return [0.0] * DIMENSION_COUNT
 
 
 class QuotaKind(enum.Enum):
@@ -55,7 +55,7 @@ class MemberLimits:
 class Remaining:
     """The amounts left according to the provider, by dimension."""
 
-    at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSIONS)  # minus the amount used since
+    at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSION_COUNT)  # minus the amount used since
     at_least: list[float] = field(factory=nothing)  # reported after the exchange that returned ``then``
     then: list[float] = field(factory=nothing)  # see :class:`LeaseGrant`
 
@@ -134,13 +134,13 @@ keep running."""
 PRECEDENCE_SECONDS = 2.0
 """Seconds for which a process that got too little takes precedence over later ones; it asks again sooner."""
 
-SLICES = 4.0
+SLICES_PER_PROCESS = 4.0
 """A slice is at most the limit divided by the number of processes and by this."""
 
 ADVANCE_SECONDS = 1.0
 """Seconds of refill granted in advance to a process that is alone, because its own buckets limit it."""
 
-MONEY_SLICES = 2.0
+MONEY_SLICES_PER_PROCESS = 2.0
 """A slice of money is at most the remainder divided by the number of processes and by this."""
 
 ACCOUNT_SECONDS, EMPTY_ACCOUNT_SECONDS = 7 * 86_400.0, 60.0
@@ -245,7 +245,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
         back = nothing()  # units leased by dead processes stay taken
     # 2. Limits refill, and the process returns units; the remainder reported by the provider is an upper
     #    bound.
-    for d in range(DIMENSIONS):
+    for d in range(DIMENSION_COUNT):
         _refill(record, ask, d, elapsed * record.rates[d] + back[d])
         if record.caps[d] > 0.0:
             given = _given_back(ask, d, account, forgotten=mine is None)
@@ -431,7 +431,7 @@ def _lease(
                 elif least <= record.levels[d]:
                     ahead[d] += least
     wait = max(0.0, record.cool_until - now)
-    for d in range(DIMENSIONS):
+    for d in range(DIMENSION_COUNT):
         if record.caps[d] > 0.0:
             # a call above the whole limit is sent when the bucket is full; a call above a budget is never
             # sent
@@ -446,11 +446,11 @@ def _lease(
     if wait > 0.0:
         return nothing(), 0.0, 0.0, wait
     granted = nothing()
-    for d in range(DIMENSIONS):
+    for d in range(DIMENSION_COUNT):
         if record.caps[d] > 0.0:
-            most = record.caps[d] / (SLICES * count)
+            most = record.caps[d] / (SLICES_PER_PROCESS * count)
             if is_money:
-                most = record.levels[d] / (MONEY_SLICES * count)
+                most = record.levels[d] / (MONEY_SLICES_PER_PROCESS * count)
             left = record.levels[d] - ahead[d] + alone * record.rates[d]
             amount = max(ask.least[d], min(ask.wanted[d], most, left))
             if d == 0 and not is_money:

@@ -58,7 +58,7 @@ class Bucket:
             self.look(now, 0.0)
         self.level -= cost
 
-    def settle(self, now: float, surplus: float) -> None:
+    def return_surplus(self, now: float, surplus: float) -> None:
         """Return ``surplus`` units that were taken but not used, or take more if it is negative."""
         if now > self.at:
             self.look(now, 0.0)
@@ -144,11 +144,11 @@ class ConfiguredLimits:
         if self.tokens is not None:
             self.tokens.take(now, tokens)
 
-    def settle(self, now: float, surplus: float) -> None:
+    def return_surplus(self, now: float, surplus: float) -> None:
         if self.tokens is not None:
-            self.tokens.settle(now, surplus)
+            self.tokens.return_surplus(now, surplus)
 
     def drop(self, now: float, tokens: float) -> None:
-        self.settle(now, tokens)
+        self.return_surplus(now, tokens)
         if self.requests is not None:
-            self.requests.settle(now, 1.0)
+            self.requests.return_surplus(now, 1.0)

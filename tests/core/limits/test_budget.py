@@ -27,7 +27,7 @@ def test_spent_and_reserved_never_pass_the_limit(limit: float, steps: list[tuple
                 held.append((budget.reserve(cost), cost))
         elif held and step == "settle":
             reservation, reserved = held.pop()
-            budget.settle(reservation, share * reserved)
+            budget.reconcile(reservation, share * reserved)
         elif held:
             budget.release(held.pop()[0])
         assert budget.spent + budget.reserved <= limit + 1e-12
@@ -40,7 +40,7 @@ def test_spent_and_reserved_never_pass_the_limit(limit: float, steps: list[tuple
 def test_a_million_small_costs_add_up_exactly() -> None:
     budget = Budget(100.0)
     for _ in range(100_000):
-        budget.settle(budget.reserve(0.000_001), 0.000_000_1)
+        budget.reconcile(budget.reserve(0.000_001), 0.000_000_1)
     assert budget.spent == 0.01
 
 
@@ -51,7 +51,7 @@ def test_roundings_never_favour_spending() -> None:
 
 def test_a_call_dearer_than_its_reservation_is_booked_in_full() -> None:
     budget = Budget(1.0)
-    budget.settle(budget.reserve(0.5), 0.75)
+    budget.reconcile(budget.reserve(0.5), 0.75)
     assert (budget.spent, budget.left) == (0.75, 0.25)
     assert not budget.fits(0.3)
 
@@ -61,7 +61,7 @@ def test_a_call_waits_for_money_under_way_and_is_hopeless_without() -> None:
     reservation = budget.reserve(0.9)
     assert not budget.fits(0.5)
     assert budget.short(0.5) is None
-    budget.settle(reservation, 0.8)
+    budget.reconcile(reservation, 0.8)
     assert budget.short(0.5) is not None
     with pytest.raises(RuntimeError):
         budget.reserve(0.5)
@@ -70,7 +70,7 @@ def test_a_call_waits_for_money_under_way_and_is_hopeless_without() -> None:
 def test_only_money_of_calls_in_flight_is_waited_for() -> None:
     outer = Budget(9.0)
     budget = Budget(10.0, outer)
-    budget.settle(budget.reserve(1.0), 1.0)
+    budget.reconcile(budget.reserve(1.0), 1.0)
     lasting, call = budget.reserve(2.0, lasting=True), budget.reserve(3.0)
     assert [budget.must_wait(cost) for cost in (4.0, 4.1, 7.0, 7.1)] == [False, True, True, False]
     assert not budget.fits(4.0)
@@ -83,7 +83,7 @@ def test_only_money_of_calls_in_flight_is_waited_for() -> None:
 
 def test_without_a_limit_everything_fits_and_is_still_counted() -> None:
     budget = Budget()
-    budget.settle(budget.reserve(1e6), 2.5)
+    budget.reconcile(budget.reserve(1e6), 2.5)
     assert (budget.spent, budget.left, budget.short(1e9)) == (2.5, None, None)
 
 
@@ -92,7 +92,7 @@ def test_a_reservation_ends_once() -> None:
     reservation = budget.reserve(0.5)
     budget.release(reservation)
     with pytest.raises(RuntimeError):
-        budget.settle(reservation, 0.1)
+        budget.reconcile(reservation, 0.1)
     assert (budget.spent, budget.reserved) == (0.0, 0.0)
 
 
@@ -105,7 +105,7 @@ def test_amounts_that_are_no_money_are_refused(bad: float) -> None:
         budget.reserve(bad)
     reservation = budget.reserve(0.5)
     with pytest.raises(ValueError):
-        budget.settle(reservation, bad)
+        budget.reconcile(reservation, bad)
     assert budget.reserved == 0.5
 
 
@@ -120,7 +120,7 @@ def test_lasting_reservations_are_not_waited_for() -> None:
     assert (budget.spent, budget.reserved, budget.left) == (1.5, 6.5, 2.0)
     budget.spend(job, 3.0)  # more than was held back
     assert (budget.spent, budget.reserved) == (4.5, 4.0)
-    budget.settle(job, 0.0)
+    budget.reconcile(job, 0.0)
     budget.release(call)
     assert (budget.spent, budget.reserved, budget.left) == (4.5, 0.0, 5.5)
 
@@ -294,7 +294,7 @@ def test_failures_neither_make_money_nor_eat_it(seed: int) -> None:
                 one.calls.append(one.budget.reserve(cost))
         elif act < 0.5 and one.calls:
             call = one.calls.pop()
-            one.budget.settle(call, rng.uniform(0.0, call.nano / 1e9))
+            one.budget.reconcile(call, rng.uniform(0.0, call.nano / 1e9))
         elif act < 0.95:
             exchanged(record, one, now, rng.choice(["made", "made", "never", "late", "answer lost"]))
             while one.late and rng.random() < 0.7:
@@ -307,7 +307,7 @@ def test_failures_neither_make_money_nor_eat_it(seed: int) -> None:
         assert held + record.levels[0] <= LIMIT + 1e-6, f"seed={seed}"
     for one in living:
         for call in one.calls:
-            one.budget.settle(call, 0.0)
+            one.budget.reconcile(call, 0.0)
         exchanged(record, one, now, "made", leaving=True)
     spent = math.fsum(one.budget.spent for one in living)
     for one in dead:  # where no account is left, nothing of it was in doubt
@@ -323,7 +323,7 @@ def test_a_higher_budget_counts_beside_an_idle_lower_one() -> None:
     exchanged(record, before, 0.0, "made")
     assert not before.budget.fits(LIMIT)
     exchanged(record, before, 1.0, "made")
-    before.budget.settle(before.budget.reserve(LIMIT), LIMIT)
+    before.budget.reconcile(before.budget.reserve(LIMIT), LIMIT)
     for now in (2.0, 3.0, 8.0):
         exchanged(record, before, now, "made")
     exchanged(record, after, 9.0, "made")

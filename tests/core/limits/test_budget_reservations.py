@@ -80,7 +80,7 @@ def test_a_job_with_all_its_results_keeps_no_more_than_it_can_still_cost() -> No
 
 def test_a_job_reserves_at_most_what_is_left() -> None:
     budget, reservations = begun(10.0, 8.0)
-    budget.settle(budget.reserve(2.0), 4.0)  # another call that cost more than it reserved
+    budget.reconcile(budget.reserve(2.0), 4.0)  # another call that cost more than it reserved
     reservations.charge("job-1", 3.0, ended=False, still=5.0)
     assert stand(budget) == (7.0, 3.0)
 

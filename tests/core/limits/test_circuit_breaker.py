@@ -11,7 +11,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from smartbatch.core.limits.circuit_breaker import LEGAL, BreakerPermit, BreakerState, CircuitBreaker, Outcome
+from smartbatch.core.limits.circuit_breaker import (
+    LEGAL_CHANGES,
+    BreakerPermit,
+    BreakerState,
+    CircuitBreaker,
+    Outcome,
+)
 from tests.levels import sampled
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
@@ -290,13 +296,13 @@ class Anything(RuleBasedStateMachine):
         change = self.breaker.end(permit, self.now, outcome, Top())
         assert (change is not None) == (before is not self.breaker.state)
         if change is not None:
-            assert (change.before, change.after) in LEGAL
+            assert (change.before, change.after) in LEGAL_CHANGES
             assert change.before is sent_in, "a call has a say only in the state it was sent in"
             assert outcome is (OK if change.after is CLOSED else FAIL)
 
     @invariant()
     def looks_are_honest(self) -> None:
-        assert all((change.before, change.after) in LEGAL for change in self.breaker.changes())
+        assert all((change.before, change.after) in LEGAL_CHANGES for change in self.breaker.changes())
         at = self.breaker.look(self.now)
         assert self.now <= at <= self.now + 5.0, "a call may go within five seconds, whatever happened"
         assert (at == self.now) or self.breaker.state is not CLOSED

@@ -71,7 +71,7 @@ def test_refunds_never_mint(steps: list[tuple[float, float, float]]) -> None:
     for gap, cost, surplus in steps:
         bucket.take(now, cost)
         now += gap
-        bucket.settle(now, min(surplus, cost))
+        bucket.return_surplus(now, min(surplus, cost))
         explained += gap * 2.0 - cost + min(surplus, cost)
         assert bucket.level <= min(20.0, explained + 1e-6)
         explained = min(explained, 20.0)

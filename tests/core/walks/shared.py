@@ -188,7 +188,7 @@ def leases(rng: random.Random, record: Record) -> None:
         if at <= now and rng.random() < 0.8:
             one.take(now, costs)
             if rng.random() < 0.7:
-                one.settle(now, _each(costs, lambda cost: rng.choice((0.0, -8.0, 0.5 * cost))))
+                one.return_surplus(now, _each(costs, lambda cost: rng.choice((0.0, -8.0, 0.5 * cost))))
                 accepted[n] += 1
         event = rng.random()
         if event < 0.03:
@@ -354,7 +354,7 @@ def spending(rng: random.Random, record: Record) -> None:
             held.append((one, one.reserve(cost, lasting=rng.random() < 0.3)))
         elif held:
             budget, reservation = held.pop(rng.randrange(len(held)))
-            budget.settle(reservation, reservation.usd * rng.choice((0.0, 0.5, 1.0, 1.25)))
+            budget.reconcile(reservation, reservation.usd * rng.choice((0.0, 0.5, 1.0, 1.25)))
         record.note("due", after=one.lease.due(now) - now)
         if one.lease.due(now) <= now:
             ask = one.lease.ask(now)
