@@ -49,7 +49,7 @@ from smartbatch.providers.registry import OpenedModel, open_model, parse_model
 from smartbatch.realtime.engine import CallbackThread, stored_future
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
-from smartbatch.realtime.ticket import CallOptions, ResultFuture, of_the_parent
+from smartbatch.realtime.ticket import CallOptions, ResultFuture, wrong_process_error
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.awaited_places import AnswerFutures, AwaitedPlaces
 from smartbatch.routing.history import ForecastHistory, process_memory
@@ -215,7 +215,7 @@ class RunningState:
             places=AwaitedPlaces(clock, lambda: self.jobs, reading),
             routing=self.routing,
         )
-        self.submit = self.stored.defer if config.deferrable == "batch" else realtime.submit
+        self.submit = self.stored.defer if config.deferrable == "batch" else realtime.submit_request
         self._subscribe()
         on_fork(self)
         on_exit(self)
@@ -429,7 +429,7 @@ class RunningState:
 
     def after_fork(self) -> None:
         """In a forked child, fail the copies of the parent's futures. The child has its own state."""
-        error = of_the_parent()
+        error = wrong_process_error()
         self.realtime.abandon(error)
         self.stored.abandon(error)
         if self._jobs is not None:
@@ -530,7 +530,7 @@ def ask_item(realtime: Realtime, item: RealtimeItem) -> ResultFuture:
         flex=item.flex,
         keeps_going=item.keeps_going,
     )
-    return under(item.traceparent, lambda: realtime.ask(item.request, options))
+    return under(item.traceparent, lambda: realtime.enqueue(item.request, options))
 
 
 def _learn(running: weakref.ref[RunningState]) -> None:

@@ -196,7 +196,7 @@ class Changes:
 class ItemWaiter(Protocol):
     """Waits for the result of an item, like a future."""
 
-    def settle(self, result: Result) -> None:
+    def complete(self, result: Result) -> None:
         """Take the stored result, or a result with the error that ended the wait."""
         ...
 
@@ -279,7 +279,7 @@ class Watcher:
             groups, self._groups, self._callbacks = self._groups, [], []
         for group in groups:
             while (future := group.take()) is not None:
-                future.settle(Result("", error=error))
+                future.complete(Result("", error=error))
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child, end the copies of the parent's futures."""
@@ -318,7 +318,7 @@ class Watcher:
                 self._settling = group.waiting.get(row.ix)  # first: a forked child finds it in one of the two
                 future = group.waiting.pop(row.ix, None)
                 if future is not None:
-                    future.settle(self._read(group, row))
+                    future.complete(self._read(group, row))
                 self._settling = None
             if not page:
                 return
@@ -350,7 +350,7 @@ class Watcher:
         # 2. the watch ends: the remaining futures fail
         for group in groups:
             while (future := group.take()) is not None:
-                future.settle(Result("", error=ending))
+                future.complete(Result("", error=ending))
         # 3. something has been added in the meantime: process it too
         with self._monitor:
             if self._groups or self._callbacks:

@@ -64,7 +64,7 @@ class Admission:
     def shares(self, request: Request) -> bool:
         return self._hooks.shareable and shares_answer(request, self._deduplicate)
 
-    def recalled(self, request: Request, key: bytes | None) -> Result | None:
+    def cached_result(self, request: Request, key: bytes | None) -> Result | None:
         """Return the cached result if it fits the schema.
 
         If an internal error prevents reading a cached answer, the result is failed, because sending the
@@ -78,18 +78,18 @@ class Admission:
             return None
         verdict = read_answer(request.params, answer.text, answer.finish_reason)
         if isinstance(verdict, Parsed):
-            return self.settled(request, evolve(answer, value=verdict.value), Route.CACHED)
+            return self.result_without_call(request, evolve(answer, value=verdict.value), Route.CACHED)
         if not verdict.ours:
             return None
         error = verdict.error(text=answer.text, finish_reason=answer.finish_reason)
         return self._unread(request, answer, error)
 
     def _unread(self, request: Request, answer: Answer, error: UnusableAnswer) -> Result:
-        result = self.settled(request, answer, Route.CACHED)
+        result = self.result_without_call(request, answer, Route.CACHED)
         error.request_id, error.route = result.request_id, result.route
         return evolve(result, error=error)
 
-    def local(self, request: Request, answer: Answer) -> Result:
+    def hook_result(self, request: Request, answer: Answer) -> Result:
         """Return the result of a request that a preprocessing hook answered.
 
         An answer that does not fit the request fails, but the error keeps its text.
@@ -104,7 +104,7 @@ class Admission:
                 value = verdict.value
             else:
                 problem = verdict
-        result = self.settled(request, evolve(answer, value=value), Route.LOCAL)
+        result = self.result_without_call(request, evolve(answer, value=value), Route.LOCAL)
         if problem is None:
             return result
         problem = evolve(problem, message=f"a preprocess hook answered the request, and {problem.message}")
@@ -114,7 +114,7 @@ class Admission:
         error.route = Route.LOCAL
         return evolve(result, error=error)
 
-    def is_own(self, request: Request, result: Result) -> bool:
+    def is_unchanged(self, request: Request, result: Result) -> bool:
         """Return False if the result may come from the fallback model or may have been changed by middleware.
 
         Neither can happen to a batch result.
@@ -124,7 +124,7 @@ class Admission:
         other = None if self._fallback is None else self._fallback.label
         return result.model == self._model.of(request).label != other and not self._hooks.middleware
 
-    def settled(self, request: Request, answer: Answer, route: Route) -> Result:
+    def result_without_call(self, request: Request, answer: Answer, route: Route) -> Result:
         """Return the result of a request that was answered without a call and cost nothing."""
         return Result(
             request_id=self.id_of(request),

@@ -57,7 +57,7 @@ class ReadAhead(Iterator[_T], Generic[_T]):
     def is_ready(self) -> bool:
         return bool(self._read) or self._ended
 
-    def ask(self, room: int, wake: Callable[[], None]) -> None:
+    def request_items(self, room: int, wake: Callable[[], None]) -> None:
         """Request items until ``room`` of them are ready; the thread calls ``wake`` after each."""
         with self._monitor:
             granted = min(room, _MAX_AHEAD) - len(self._read) - self._reading
@@ -260,7 +260,7 @@ class BoundedMap(Iterator[Result]):
         future = self._in_flight.get(position)
         return future is not None and not future.cancelled()
 
-    def came(self) -> int:
+    def arrived(self) -> int:
         return self._yielded - len(self._handed) + len(self.unread())
 
     def __del__(self) -> None:
@@ -286,11 +286,11 @@ class BoundedMap(Iterator[Result]):
             if not self._under_way and (self._exhausted or self._source is None):
                 raise self._failure or StopIteration
             wanted = -1 if self._whole else position
-            enough = self._worth_waking(is_watched=is_watched)
+            enough = self._results_per_wake(is_watched=is_watched)
             for arrival in self._inbox.take(wanted, enough, self._can_submit):
                 self._receive(*arrival)
 
-    def _worth_waking(self, *, is_watched: bool) -> float:
+    def _results_per_wake(self, *, is_watched: bool) -> float:
         """Return how many results must arrive before the reader is woken for a later one than its next."""
         under_way = len(self._under_way)
         # 1. Progress is shown, or results are read as they arrive: wake the reader for each result.
@@ -331,7 +331,7 @@ class BoundedMap(Iterator[Result]):
                 self._source.close()
             return False
         if self._next_request is None and self._source is not None:
-            self._source.ask(self._ahead - len(self._under_way), self._inbox.wake)
+            self._source.request_items(self._ahead - len(self._under_way), self._inbox.wake)
             if not self._source.is_ready:
                 return False
         request = self._next_request or next(self._requests, None)

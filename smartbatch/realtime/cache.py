@@ -28,18 +28,18 @@ from smartbatch.events import CacheUnavailable, Event
 from smartbatch.providers.answer_parts import from_base64, to_base64
 from smartbatch.types import Answer
 
-VERSION = 1
+CACHE_VERSION = 1
 """Version of the table. A file with another version is rejected, never overwritten."""
 WRITE_WAIT_SECONDS = 2.0
 """Maximum time a write waits for another process, and with it the worker that received the answer."""
 WRITE_PAUSE_SECONDS = 30.0
 """Pause after a failed write, so that further writes do not delay the workers."""
 STORED_FINISH_REASONS = ("stop", "tool_calls")
-TRIM_EVERY = 100
+WRITES_PER_TRIM = 100
 """Number of writes between checks of the total size, each of which reads the whole index. The first write
 also checks, because many processes may each write only a few answers.
 """
-TRIM_TO = 0.9
+TRIMMED_SHARE = 0.9
 """Share of the allowed size that remains after trimming."""
 
 _SCHEMA = """
@@ -176,7 +176,7 @@ class ResponseCache:
     def _write(self, connection: sqlite3.Connection, row: tuple[object, ...]) -> None:
         try:
             connection.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", row)
-            if self._writes % TRIM_EVERY == 0:
+            if self._writes % WRITES_PER_TRIM == 0:
                 self._trim(connection)
             self._writes += 1
         except BaseException:
@@ -194,13 +194,13 @@ class ResponseCache:
         connection = connect_sqlite(str(self._path), timeout=WRITE_WAIT_SECONDS)
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if version != VERSION and (version or tables):
+        if version != CACHE_VERSION and (version or tables):
             connection.close()
-            raise sqlite3.DatabaseError(f"it is not a cache of version {VERSION}")
+            raise sqlite3.DatabaseError(f"it is not a cache of version {CACHE_VERSION}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")  # losing an entry costs only one call
         connection.executescript(_SCHEMA)
-        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute(f"PRAGMA user_version = {CACHE_VERSION}")
         return connection
 
     def _trim(self, connection: sqlite3.Connection) -> None:
@@ -214,7 +214,7 @@ class ResponseCache:
         total = connection.execute("SELECT coalesce(sum(size), 0) FROM answers").fetchone()[0]
         if total <= self._max_bytes:
             return
-        surplus = total - TRIM_TO * self._max_bytes
+        surplus = total - TRIMMED_SHARE * self._max_bytes
         oldest = []
         by_age = "SELECT key, size FROM answers WHERE created {} ? ORDER BY created"
         for key, size in chain(*(connection.execute(by_age.format(side), (wall,)) for side in (">", "<="))):

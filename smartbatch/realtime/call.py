@@ -32,7 +32,7 @@ from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Answer, Attempt, LimitReport, Request, Usage, evolve, own_parts
 
-STOPPED: Final = frozenset({"refusal", "content_filter"})
+SINGLE_PROMPT_FINISH_REASONS: Final = frozenset({"refusal", "content_filter"})
 """Finish reasons that a single prompt of a packed call may have caused. Each prompt is then sent separately.
 """
 
@@ -81,10 +81,10 @@ def build_call(
     call = _classified(_deadlined(provider, model, now, compiler, tier), provider, classifiers)
     if innermost is not None:
         call = _with_middleware(innermost, call)
-    return around(call, provider, middleware)
+    return with_middleware(call, provider, middleware)
 
 
-def around(call: Call, provider: Provider, middleware: Sequence[Middleware]) -> Call:
+def with_middleware(call: Call, provider: Provider, middleware: Sequence[Middleware]) -> Call:
     for layer in reversed(middleware):
         call = _with_middleware(layer, call)
     return _guarded(call, provider) if middleware else call
@@ -118,7 +118,7 @@ def _deadlined(
             attempt = Attempt(spec.attempt, timeout, request.params.temperature)
             return (normalise(request.call(request, attempt)),)
         if spec.feed is not None:
-            return (streamed(provider, request, spec.feed, model, spec.attempt, spec.deadline, timeout),)
+            return (stream_answer(provider, request, spec.feed, model, spec.attempt, spec.deadline, timeout),)
         return (generate(request if tier is None else tier.asked_by(request)),)
 
     return call
@@ -132,10 +132,10 @@ def _packed(
     Usage and cost are split by the lengths of prompts and answers.
     """
     whole = generate(packed.request)
-    if not isinstance(whole, Answer) or flaw(whole) is not None:
-        raise invalid("the provider returned no usable answer to a packed call")
+    if not isinstance(whole, Answer) or answer_flaw(whole) is not None:
+        raise invalid_answer("the provider returned no usable answer to a packed call")
     texts: list[str | None] = [None] * len(requests)
-    if whole.finish_reason not in STOPPED:
+    if whole.finish_reason not in SINGLE_PROMPT_FINISH_REASONS:
         texts = split(packed, whole.text or "")
     asked = usage_weights([str(request.prompt) for request in requests])
     usages: list[Usage | None] = [None] * len(requests)
@@ -175,7 +175,7 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
         except BaseException as error:
             verdict = meaning(error, own=own)
             if spec.feed is not None:
-                verdict = cut(verdict, spec.requests[0], spec.feed)
+                verdict = interrupted_stream(verdict, spec.requests[0], spec.feed)
             return _fitted(spec, (verdict,) * len(spec.requests))
         return _fitted(spec, outcomes, partial(meaning, own=own))
 
@@ -188,7 +188,9 @@ def _fitted(
     """Return one valid outcome per request, whatever the wrapped call returned."""
     size = len(spec.requests)
     if not isinstance(outcomes, list | tuple):
-        return (invalid(f"the call returned {type(outcomes).__name__} instead of a list of answers"),) * size
+        return (
+            invalid_answer(f"the call returned {type(outcomes).__name__} instead of a list of answers"),
+        ) * size
     found = [
         checked(meaning(outcome) if meaning and isinstance(outcome, BaseException) else outcome)
         for outcome in outcomes[:size]
@@ -240,17 +242,17 @@ def checked(outcome: object) -> Answer | ProviderError | None:
     if outcome is None:
         return None
     if isinstance(outcome, Answer):
-        problem = flaw(outcome)
+        problem = answer_flaw(outcome)
         if problem is not None:
-            return invalid(f"the provider's answer has {problem}", outcome.usage)
+            return invalid_answer(f"the provider's answer has {problem}", outcome.usage)
         limits: object = outcome.limits
         return outcome if limits is None or isinstance(limits, LimitReport) else evolve(outcome, limits=None)
     if isinstance(outcome, ProviderError):
         return _mended(outcome)
-    return invalid(f"the provider returned {type(outcome).__name__} instead of an Answer")
+    return invalid_answer(f"the provider returned {type(outcome).__name__} instead of an Answer")
 
 
-def flaw(answer: Answer) -> str | None:
+def answer_flaw(answer: Answer) -> str | None:
     """Describe what is invalid in ``answer``; ``None`` if it is valid."""
     text: object = answer.text
     if text is not None and not isinstance(text, str):
@@ -262,7 +264,7 @@ def flaw(answer: Answer) -> str | None:
     return None
 
 
-def invalid(message: str, usage: object = None) -> ProviderError:
+def invalid_answer(message: str, usage: object = None) -> ProviderError:
     """Return the error for an unusable answer, which may have been billed."""
     used = usage if _is_usage(usage) else None
     return ProviderError(message, kind=ErrorKind.INVALID_RESPONSE, maybe_billed=True, usage=used)
@@ -303,7 +305,7 @@ def _is_number(value: object, most: float) -> bool:
     return isinstance(value, int | float) and 0 <= value <= most  # False for NaN
 
 
-def streamed(
+def stream_answer(
     provider: Provider,
     request: Request,
     feed: ChunkBox,
@@ -348,7 +350,7 @@ def streamed(
     return answer
 
 
-def cut(error: ProviderError, request: Request, feed: ChunkBox) -> ProviderError:
+def interrupted_stream(error: ProviderError, request: Request, feed: ChunkBox) -> ProviderError:
     """Return the error of an interrupted stream, with estimated usage.
 
     It is an estimate because generated tokens are billed even if they never arrive.
@@ -399,17 +401,17 @@ class AnswerSharing:
             for at, outcome in zip(missing, said, strict=True):
                 outcomes[at] = outcome
                 self._keep(spec.requests[at], keys[at], outcome)
-        spec.batch.said.update(
+        spec.batch.recorded.update(
             {key: outcome for key, outcome in zip(keys, outcomes, strict=True) if key is not None}
         )
         return outcomes
 
-    def said(self, spec: CallSpec) -> Sequence[Outcome]:
+    def recorded_answers(self, spec: CallSpec) -> Sequence[Outcome]:
         return [self._noted(spec, request) for request in spec.requests]
 
     def _noted(self, spec: CallSpec, request: Request) -> Outcome:
         key = self._key(request)
-        noted = None if key is None else spec.batch.said.get(key)
+        noted = None if key is None else spec.batch.recorded.get(key)
         if isinstance(noted, Answer):
             return evolve(noted, **own_parts(noted), usage=None, cost=0.0)
         return ProviderError(

@@ -143,7 +143,7 @@ class Collector:
         # 3. Calls are shared, and a gate is closed for the first request alone: wait. A larger batch would
         # have to wait as well, and filling it for every new request would be wasted work.
         if lane.shares:
-            at = self._gates.look(lane, _demand(lane, [head]), now)
+            at = self._gates.next_try(lane, _demand(lane, [head]), now)
             if at > now:
                 self._note_changes_locked(lane, effects)
                 return self._held_back_locked(lane_queue, head, at, effects)
@@ -256,13 +256,13 @@ class Collector:
         # 3. It stays if the breaker is closed, if all gates accept it as a probe, or if it is sent although
         # the provider refuses the account.
         since = lane.provider_health.open_since
-        at = now if since is None else self._gates.look(lane, _demand(lane, [head]), now)
+        at = now if since is None else self._gates.next_try(lane, _demand(lane, [head]), now)
         if since is None or at <= now or (head.keeps_going and is_refused(lane)):
             return False
         # 4. It stays while a due probe waits for a lease, or while this process has not yet verified an
         # outage that another one reported. Leases arrive soon; without this case, a probe might never be
         # sent.
-        leases = at == math.inf and lane.breaker.look(now) <= now and self._gates.lack_lease(lane)
+        leases = at == math.inf and lane.breaker.look(now) <= now and self._gates.waits_for_lease(lane)
         probes_first = leases or lane.breaker.is_unverified(now)
         instead = "wait" if probes_first else self._config.on_breaker_open
         # 5. There is a fallback model: move the request to its lane. Embeddings stay, because vectors of two
@@ -321,7 +321,7 @@ class Collector:
                 head, ConfigError(f"{refusal}; nothing was sent: shared_lost = stop"), effects
             )
             return effects.now
-        self._gates.lack(lane, lane_queue.waiting, self._parallelism.calls)
+        self._gates.note_waiting(lane, lane_queue.waiting, self._parallelism.calls)
         self._note_wait(lane, at, effects)
         return self._end_of_patience(lane, at, effects.now)
 

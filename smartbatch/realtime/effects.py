@@ -11,7 +11,7 @@ from attrs import define, field
 
 from smartbatch.errors import SmartbatchError, UnusableAnswer, after_refusal, named
 from smartbatch.events import Event, ParameterDropped, RequestFinished, RequestSubmitted
-from smartbatch.realtime.in_flight import Bill, owed
+from smartbatch.realtime.in_flight import Bill, ticket_bill
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.realtime.ticket import Ticket, Waiter
@@ -44,7 +44,7 @@ class DeferredEffects:
         for position, waiter in enumerate(waiters):
             result = results[waiter]
             if position == 0 and result.deduplicated:  # the waiter that was to pay timed out
-                paid = owed(ticket)
+                paid = ticket_bill(ticket)
                 result = evolve(
                     result,
                     usage=ticket.usage,
@@ -74,7 +74,7 @@ class DeferredEffects:
         if refused is None and last is not None:
             refused = Result("", text=last.text, finish_reason=last.finish_reason)
             error = error if last is error else after_refusal(error, last)
-        kept, paid = refused or Result(""), owed(ticket)
+        kept, paid = refused or Result(""), ticket_bill(ticket)
         kept = kept if kept.dropped else evolve(kept, dropped=ticket.dropped)
         usage = evolve(ticket.usage, unknown=True) if ticket.calling and paid.unconfirmed else ticket.usage
         attempts = ticket.attempts + ticket.calling
@@ -104,7 +104,7 @@ class DeferredEffects:
             self._settle(ticket, waiter, result)
 
     def cancelled(self, ticket: Ticket, waiter: Waiter) -> None:
-        paid = Bill() if ticket.waiters else owed(ticket)
+        paid = Bill() if ticket.waiters else ticket_bill(ticket)
         result = Result(
             request_id=waiter.request_id,
             cost=paid.cost,
@@ -136,7 +136,7 @@ class DeferredEffects:
             raise
         finally:
             if self.settlements:
-                self.queue.settled(self)
+                self.queue.mark_completed(self)
             for quota in self.freed:
                 quota.wake_others(self.queue)
 
@@ -234,7 +234,7 @@ def share_of(waiter: Waiter, result: Result, *, pays: bool) -> Result:
 
 def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, route: Route) -> Result:
     waiter = next(iter(ticket.waiters), None)  # one step, because a timeout may empty the list at any moment
-    paid = owed(ticket)
+    paid = ticket_bill(ticket)
     submitted = waiter.submitted if waiter else ticket.started
     whole = ticket.stream is not None and not ticket.stream.begun  # delivered as one chunk, at the end
     return Result(

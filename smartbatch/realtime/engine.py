@@ -219,7 +219,7 @@ class RealtimeEngine:
         self.failed = self.lost = 0
         self.dispatcher.start()
 
-    def submit(self, submission: Submission, future: ResultFuture | None = None) -> ResultFuture:
+    def admit(self, submission: Submission, future: ResultFuture | None = None) -> ResultFuture:
         """Queue a validated request and return its future; raises as the queue does.
 
         A caller that passes a ``future`` must call :meth:`cancelled` when it is cancelled.

@@ -59,7 +59,7 @@ class Used:
     limits: LimitReport | None = None
 
 
-NOTHING = Used()
+NOTHING_USED = Used()
 Change: TypeAlias = "Transition | Cooldown"
 
 
@@ -84,7 +84,7 @@ class Gates:
         self.permits_out = 0
         self._rng = rng
 
-    def look(self, lane: Lane, demand: Demand, now: float) -> float:
+    def next_try(self, lane: Lane, demand: Demand, now: float) -> float:
         """Return ``now`` if a permit is available, otherwise the earliest time to ask again."""
         with lane.quota.lock:
             return self._look_locked(lane, demand, now)
@@ -107,12 +107,12 @@ class Gates:
         lease = lane.quota.quota.lease
         return "" if lease is None else lease.refusal
 
-    def lack_lease(self, lane: Lane) -> bool:
+    def waits_for_lease(self, lane: Lane) -> bool:
         """Return whether a call waits for a lease of a limit or budget, which has been requested."""
         leases = (lane.quota.quota.lease, self.budget.lease)
         return any(lease is not None and lease.is_lacking for lease in leases)
 
-    def lack(self, lane: Lane, waiting: int, parallelism: int) -> None:
+    def note_waiting(self, lane: Lane, waiting: int, parallelism: int) -> None:
         """Record how many requests wait for a gate. A lease covers at most one request per worker."""
         lease = lane.quota.quota.lease
         if lease is not None:
@@ -136,7 +136,7 @@ class Gates:
     def payer(self, own_budget: Budget | None) -> Budget:
         return self.budget if own_budget is None else own_budget
 
-    def end(self, permit: Permit, ending: Ending, now: float, used: Used = NOTHING) -> list[Change]:
+    def end(self, permit: Permit, ending: Ending, now: float, used: Used = NOTHING_USED) -> list[Change]:
         """End ``permit``. Return what changed for all requests: the breaker or a cooldown.
 
         Raises:

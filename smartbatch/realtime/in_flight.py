@@ -77,7 +77,7 @@ def _usages(tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> list[Usag
     return [*split_usage(usages[0], *[[max(1, ticket.input_tokens) for ticket in tickets]] * 2)]
 
 
-def account(ticket: Ticket, outcome: Outcome, bill: Bill) -> None:
+def add_to_ticket(ticket: Ticket, outcome: Outcome, bill: Bill) -> None:
     """Add usage and cost of a call to the ticket's totals, which include failed tries."""
     usage = _usage_of(ticket, outcome, bill)
     ticket.calling = False
@@ -90,7 +90,7 @@ def account(ticket: Ticket, outcome: Outcome, bill: Bill) -> None:
         ticket.cost += bill.cost
 
 
-def owed(ticket: Ticket) -> Bill:
+def ticket_bill(ticket: Ticket) -> Bill:
     """Return the known cost of a ticket's calls, and the maximum cost of the others.
 
     The others include a call in flight whose answer the ticket no longer waits for.
@@ -132,7 +132,7 @@ def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) 
 
 
 def _most_cost(lane: Lane, ticket: Ticket) -> float:
-    return max(ticket.reserve, lane.most_cost(ticket.request))
+    return max(ticket.reserve, lane.max_lost_cost(ticket.request))
 
 
 def route_of(lane: Lane, outcome: Outcome, size: int) -> Route:

@@ -25,7 +25,7 @@ from smartbatch.core.preparation.tokens import Calibration, longest_output
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import FlexTier, Provider
 from smartbatch.realtime.cache import ResponseCache
-from smartbatch.realtime.call import AnswerSharing, Call, around, build_call
+from smartbatch.realtime.call import AnswerSharing, Call, build_call, with_middleware
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import SharedQuota, shared_quota
 from smartbatch.types import Embedding, Kind, Request
@@ -98,7 +98,7 @@ class Lane:
             return given + made, 0.0
         return given + made, rates.cost(rates.expected_usage(*self.calibration.most(request)))
 
-    def most_cost(self, request: Request) -> float:
+    def max_lost_cost(self, request: Request) -> float:
         """Return the maximum cost in USD of a call whose answer is lost; 0 without a known price."""
         rates = self.rates if self.standard is None else self.standard.rates
         if rates is None or request.call is not None:
@@ -270,7 +270,7 @@ class LaneFactory:
         if hooks.shareable and (hooks.middleware or self._cache is not None):
             sharing = AnswerSharing(self._cache, provider, model, stores=bool(hooks.middleware))
         if sharing is not None and hooks.middleware:
-            replay = around(sharing.said, provider, hooks.middleware)
+            replay = with_middleware(sharing.recorded_answers, provider, hooks.middleware)
         return Lane(
             provider=provider,
             model=model,

@@ -130,7 +130,7 @@ class RequestQueue:
         self.lanes[ticket.lane].put(ticket, ticket.due, now)
         return False
 
-    def again_locked(self, ticket: Ticket, due: float, now: float) -> None:
+    def requeue_locked(self, ticket: Ticket, due: float, now: float) -> None:
         """Queue a ticket again after its call, even if there is no room."""
         self.counts.in_flight -= len(ticket.waiters)
         self.counts.waiting += len(ticket.waiters)
@@ -250,7 +250,7 @@ class RequestQueue:
                 removed.append((ticket, waiter))
         return removed
 
-    def settled(self, effects: object) -> None:
+    def mark_completed(self, effects: object) -> None:
         """Record that futures that ended under the lock are now complete."""
         self.settling.pop(effects, None)
         if self.closed is not None:

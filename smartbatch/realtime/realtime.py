@@ -80,7 +80,7 @@ class Realtime:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> ResultFuture:
+    def submit_request(self, request: Request) -> ResultFuture:
         """Queue one normalised request.
 
         Raises:
@@ -93,8 +93,8 @@ class Realtime:
         """Queue one normalised request and stream its answer.
 
         Raises:
-            InvalidRequest: as :meth:`submit`; also for an embedding request.
-            QueueFull, ClientClosed: as :meth:`submit`.
+            InvalidRequest: as :meth:`submit_request`; also for an embedding request.
+            QueueFull, ClientClosed: as :meth:`submit_request`.
         """
         if request.embedding is not None:
             raise InvalidRequest("embeddings cannot be streamed; use submit_embedding", field="embedding")
@@ -126,8 +126,10 @@ class Realtime:
         """Return whether a request's purpose requires a separate, immediate call."""
         return request.purpose in self._config.prefer_individual_for
 
-    def ask(self, request: Request, options: CallOptions, future: ResultFuture | None = None) -> ResultFuture:
-        """Queue a validated and preprocessed request. Raises as :meth:`submit`.
+    def enqueue(
+        self, request: Request, options: CallOptions, future: ResultFuture | None = None
+    ) -> ResultFuture:
+        """Queue a validated and preprocessed request. Raises as :meth:`submit_request`.
 
         Args:
             future: receives the result; ``None`` creates a new future.
@@ -140,7 +142,7 @@ class Realtime:
         shared, kept = (None, None) if streamed or not own else admission.keys(request)
         if hooks.middleware:  # AnswerSharing shows cached answers to middleware
             kept = None
-        known = admission.recalled(request, kept)
+        known = admission.cached_result(request, kept)
         if known is not None:
             result = hooks.process(known) if known.ok and not options.raw else known
             return self._settled(request, result, options, future)
@@ -161,7 +163,7 @@ class Realtime:
         tokens, reserve = lane.demand(request, estimated, priced=priced)
         if priced:
             self.warn_of_unbounded(request)
-        return engine.submit(
+        return engine.admit(
             Submission(
                 request,
                 admission.id_of(request),
@@ -189,7 +191,7 @@ class Realtime:
         return self._setup.hooks.process(result)
 
     def drop(self, future: Any) -> None:
-        """Cancel a request of :meth:`ask` whose call has not started, or that waits for a retry."""
+        """Cancel a request of :meth:`enqueue` whose call has not started, or that waits for a retry."""
         engines = self._engines()
         if not engines:
             future.cancel()
@@ -203,7 +205,7 @@ class Realtime:
         return self._submit_prepared(request, prepared, CallOptions(self.model), future)
 
     def cancelled(self, future: ResultFuture) -> None:
-        """Remove the request of a cancelled future that was passed to :meth:`ask`."""
+        """Remove the request of a cancelled future that was passed to :meth:`enqueue`."""
         for engine in self._engines():
             engine.cancelled(future)
 
@@ -218,12 +220,12 @@ class Realtime:
         future: ResultFuture | None = None,
     ) -> ResultFuture:
         if isinstance(prepared, Answer):
-            known = self.admission.local(request, prepared)
+            known = self.admission.hook_result(request, prepared)
             return self._settled(request, self.process(known) if known.ok else known, options, future)
         self._preparer.check(prepared)
         if not options.alone and self.never_waits(prepared):
             options = evolve(options, alone=True)
-        return self.ask(prepared, options, future)
+        return self.enqueue(prepared, options, future)
 
     def _settled(
         self, request: Request, result: Result, options: CallOptions, future: ResultFuture | None
@@ -237,7 +239,7 @@ class Realtime:
         if not future.running():
             future.set_running_or_notify_cancel()
         self._setup.tell(request_submitted(request, result.request_id, label, now, joined=False))
-        future.settle(result)
+        future.complete(result)
         if options.sink is not None:
             options.sink(result)
         for dropped in parameters_dropped(request, result, now):
@@ -324,7 +326,7 @@ class Realtime:
         if engine is not None:
             engine.dispatcher.resize()
 
-    def look_again(self) -> None:
+    def recheck_budget(self) -> None:
         with self._leased:
             self._leased.notify_all()
         for engine in self._engines():
@@ -353,7 +355,7 @@ class Realtime:
                 self._stopping = (*stopping, engine)
             self.engine = None  # last, so that lock-free readers always find the engine
             self._is_stopped = True
-        self.look_again()
+        self.recheck_budget()
         # 1. No engine runs: wait up to ``timeout`` seconds for other threads that stop one.
         if engine is None:
             for each in stopping:

@@ -44,7 +44,7 @@ from smartbatch.realtime.gates import Change, Ending, Gates, is_refused
 from smartbatch.realtime.in_flight import (
     FlexRefusal,
     InFlightCall,
-    account,
+    add_to_ticket,
     end_of,
     flex_refusal,
     is_from_cache,
@@ -110,7 +110,7 @@ class ResponseRouter:
             ticket.attempts += not is_from_cache(outcome)
             ticket.seconds = seconds
             ticket.route = route = route_of(ticket.lane, outcome, size)
-            account(ticket, outcome, cost)
+            add_to_ticket(ticket, outcome, cost)
             if isinstance(outcome, Answer):
                 if learns and outcome.usage is not None:
                     shape = SHAPES.of(ticket.submission.request.params).key
@@ -253,7 +253,7 @@ class ResponseRouter:
     def return_locked(self, call: InFlightCall, effects: DeferredEffects) -> None:
         self._give_back(call, effects)
         for ticket in call.batch.items:
-            self._queue.again_locked(ticket, effects.now, effects.now)
+            self._queue.requeue_locked(ticket, effects.now, effects.now)
 
     def _give_back(self, call: InFlightCall, effects: DeferredEffects) -> None:
         lane = call.permit.lane
@@ -364,7 +364,7 @@ class ResponseRouter:
         counted: bool = False,
     ) -> None:
         ticket.last_error = error
-        self._queue.again_locked(ticket, effects.now + delay, effects.now)
+        self._queue.requeue_locked(ticket, effects.now + delay, effects.now)
         waiter = next(iter(ticket.waiters), None)
         asked = ticket.submission.request if waiter is None else waiter.request
         effects.tell(

@@ -179,7 +179,7 @@ class ResultFuture(Future[Result[T]]):
         run_later, under = self._run_later, copy_context().run
         super().add_done_callback(lambda future: run_later(lambda: under(fn, future)))
 
-    def settle(self, result: Result) -> None:
+    def complete(self, result: Result) -> None:
         """Complete the future, unless it was cancelled before its call started."""
         self.outcome = result
         self.waiter = None  # the future must not keep its ticket alive
@@ -205,14 +205,14 @@ class ResultFuture(Future[Result[T]]):
         has_ended = self._on_cancel is _nothing
         super().__init__()
         if self.outcome is not None:
-            self.settle(self.outcome)
+            self.complete(self.outcome)
         elif has_ended:
             super().cancel()
         else:
             self.set_exception(error)
 
 
-def of_the_parent() -> WrongProcess:
+def wrong_process_error() -> WrongProcess:
     return WrongProcess(
         "the request belongs to the parent process; a forked child starts with an empty client"
     )
@@ -262,7 +262,7 @@ class Waiter:
 
     def end(self, result: Result) -> None:
         """Complete the future and call the sink, once. No lock may be held."""
-        self.future.settle(result)
+        self.future.complete(result)
         self.ticket = None
         if self.sink is not None:
             self.sink(result)

@@ -22,7 +22,7 @@ from smartbatch.errors import (
 )
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
-from smartbatch.realtime.ticket import ResultFuture, of_the_parent
+from smartbatch.realtime.ticket import ResultFuture, wrong_process_error
 from smartbatch.results import as_kept
 from smartbatch.routing.stored_lists import Reading
 from smartbatch.types import Request, Result, Usage
@@ -58,7 +58,7 @@ class _Waiters:
     paying: int = 1  # number of futures, counted from the first, that are charged the cost
     given: bool = False  # whether all of them have the result
 
-    def settle(self, result: Result) -> None:
+    def complete(self, result: Result) -> None:
         self.settle_all(self, result)
 
     def abandon(self, error: WrongProcess) -> None:
@@ -208,7 +208,7 @@ class AwaitedPlaces:
                     made = self._reading.own(each.request, named, self._reading.key_of(each.request))
                 else:
                     made = self._reading.follower(each.request, result)
-                each.future.settle(made)
+                each.future.complete(made)
         self._end(waiters)
 
     def _take_out(self, waiters: _Waiters, *, given: bool = False) -> None:
@@ -250,7 +250,7 @@ def fail(
     for each in group:
         if not each.future.done():
             request, cost = each.request, None if sent else 0.0
-            each.future.settle(Result(request.id or "", error=error, cost=cost, context=request.context))
+            each.future.complete(Result(request.id or "", error=error, cost=cost, context=request.context))
 
 
 class AnswerFutures:
@@ -296,10 +296,10 @@ class AnswerFutures:
             self.whole.cancel()
         elif self.whole.set_running_or_notify_cancel():
             outcomes = zip(self._futures, self._requests, strict=True)
-            self.whole.settle(combined_answers([_outcome(future, request) for future, request in outcomes]))
+            self.whole.complete(combined_answers([_outcome(future, request) for future, request in outcomes]))
 
     def after_fork(self) -> None:
-        self.whole.abandon(of_the_parent())
+        self.whole.abandon(wrong_process_error())
 
     def _cancel(self, _: ResultFuture) -> bool:
         cancelled = [future.cancel() for future in self._futures]

@@ -177,7 +177,7 @@ class ListPlanner:
     def _is_cached(self, request: Request) -> bool:
         admission = self._realtime.admission
         return admission.cache is not None and bool(
-            admission.recalled(request, admission.fingerprint(request))
+            admission.cached_result(request, admission.fingerprint(request))
         )
 
     def _shared_key(self, request: Request) -> bytes | None:

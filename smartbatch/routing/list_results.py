@@ -198,9 +198,9 @@ class RoutedResults(Iterator[Result]):
         """Whether, after :meth:`close`, a request without a result may have been sent."""
         return self._results is not None and self._results.was_sent(position)
 
-    def came(self) -> int:
+    def arrived(self) -> int:
         """Return the number of results that arrived, including those that were read."""
-        return 0 if self._results is None else self._results.came()
+        return 0 if self._results is None else self._results.arrived()
 
     def close(self) -> None:
         """Cancel requests that have not started, and read no further."""
@@ -284,8 +284,8 @@ class ListResults(Iterator[Result]):
         of = f" of {len(requests):,}" if requests else ""
         those = "them" if read is not None else "those that the loop has not read"
         told = Interrupted(
-            f"interrupted; {self._results.came():,}{of} results had arrived: .results of this exception has "
-            f"{those} (or of sys.last_value, if it was not caught). {self._facts.again}",
+            f"interrupted; {self._results.arrived():,}{of} results had arrived: .results of this exception "
+            f"has {those} (or of sys.last_value, if it was not caught). {self._facts.again}",
             results,
         )
         for note in getattr(error, "__notes__", ()):

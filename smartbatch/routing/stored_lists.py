@@ -124,14 +124,14 @@ class StoredLists:
                 row_named(row_of(position, given), partial(check_storable, given))
             request = row_named(row_of(position, given), partial(hooks, given))
             if isinstance(request, Answer):
-                known[position] = admission.local(given, request)
+                known[position] = admission.hook_result(given, request)
                 prepared.append(given)
                 continue
             row_named(row_of(position, request), partial(self._preparer.check, request))
             prepared.append(request)
             key = admission.fingerprint(request)
             shared = key if not keyed and key is not None and admission.shares(request) else None
-            if not keyed and (cached := admission.recalled(request, key)) is not None:
+            if not keyed and (cached := admission.cached_result(request, key)) is not None:
                 known[position] = cached
             elif shared is not None and shared in leaders:
                 leader = leaders[shared]
@@ -194,7 +194,12 @@ class Reading:
     def own(self, request: Request, result: Result, key: bytes | None) -> Result:
         """Return the result of ``request``, whose answer is cached under ``key``."""
         cache = self.admission.cache
-        if result.ok and key is not None and cache is not None and self.admission.is_own(request, result):
+        if (
+            result.ok
+            and key is not None
+            and cache is not None
+            and self.admission.is_unchanged(request, result)
+        ):
             cache.put(key, _answer(request, result))
         return self._made(request, result)
 
@@ -323,7 +328,7 @@ class JobResults(Iterator[Result]):
         """Whether a request without a result may have been sent: it may be in a batch of its job."""
         return self._job is not None
 
-    def came(self) -> int:
+    def arrived(self) -> int:
         """Return how many requests have results, as far as the store responds quickly."""
         if self._job is None:
             return len(self._rows.requests)

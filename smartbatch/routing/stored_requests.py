@@ -121,7 +121,7 @@ class StoredRequests:
             ClientClosed: the client was stopped.
         """
         if key is None and not durable:
-            return self._realtime.submit(request)
+            return self._realtime.submit_request(request)
         if durable is False:
             raise InvalidRequest("key needs durable: leave durable=False out", field="key")
         check_storable(request)
@@ -151,7 +151,7 @@ class StoredRequests:
             return self._realtime.submit_prepared(request, prepared)
         self._preparer.check(prepared)
         admission = self._realtime.admission
-        is_known = admission.recalled(prepared, admission.fingerprint(prepared)) is not None
+        is_known = admission.cached_result(prepared, admission.fingerprint(prepared)) is not None
         if is_known or not self._fits_a_batch(prepared):
             return self._realtime.submit_prepared(request, prepared)
         prepared = evolve(prepared, id=admission.id_of(prepared))

@@ -393,7 +393,7 @@ class BudgetOwner(Protocol):
         """Run ``work`` while no other thread reserves or reconciles money."""
         ...
 
-    def look_again(self) -> None:
+    def recheck_budget(self) -> None:
         """Check again whether waiting requests can be sent."""
         ...
 
@@ -445,7 +445,7 @@ class BudgetShare:
     def wake(self) -> None:
         owner = self._owner()
         if owner is not None:
-            owner.look_again()
+            owner.recheck_budget()
 
     def tell(self, event: Event) -> None:
         owner = self._owner()

@@ -215,7 +215,7 @@ def test_threads_for_items_in_real_time_end_when_there_is_no_job_for_long(
 
 
 class Settled(Future[Result]):
-    def settle(self, result: Result) -> None:
+    def complete(self, result: Result) -> None:
         if result.error is None:
             self.set_result(result)
         else:

@@ -41,7 +41,7 @@ def engine_on(store: Any, clock: VirtualClock) -> tuple[JobsEngine, list[BaseExc
 class SettledFuture(Future[Result]):
     """A future that is settled with a result."""
 
-    def settle(self, result: Result) -> None:
+    def complete(self, result: Result) -> None:
         self.set_result(result)
 
 
@@ -92,7 +92,7 @@ class ToldOnce:
     def __init__(self) -> None:
         self.told: list[Result] = []
 
-    def settle(self, result: Result) -> None:
+    def complete(self, result: Result) -> None:
         self.told.append(result)
 
     def abandon(self, _: Any) -> None: ...

@@ -45,7 +45,7 @@ from smartbatch.providers.limit_headers import (
 from smartbatch.providers.openai.errors import ERRORS as OPENAI_ERRORS
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
-from smartbatch.realtime.call import flaw
+from smartbatch.realtime.call import answer_flaw
 from smartbatch.types import Answer, Embedding, LimitReport, Request, Usage
 from tests.levels import sampled
 
@@ -83,7 +83,7 @@ TYPES = ("application/json", "text/event-stream; charset=utf-8", "text/html", ""
 
 def assert_is_an_answer(answer: object) -> None:
     assert isinstance(answer, Answer)
-    assert flaw(answer) is None
+    assert answer_flaw(answer) is None
     for text in (answer.text, answer.model, answer.provider_request_id, answer.finish_reason):
         assert text is None or isinstance(text, str)
         (text or "").encode()  # no lone surrogates

@@ -47,7 +47,7 @@ from smartbatch.providers.foreign_text import without_echo
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.providers.registry import create
-from smartbatch.realtime.call import flaw
+from smartbatch.realtime.call import answer_flaw
 from smartbatch.runs.output_file import OutputFile
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys
@@ -134,7 +134,7 @@ def line_reader(made: Callable[[], BatchApi], trees: list[Any], kind: Kind = Kin
         if line.outcome is LineOutcome.OK:
             answer = line.answer
             assert isinstance(answer, Answer)
-            assert flaw(answer) is None
+            assert answer_flaw(answer) is None
             check_usage(answer.usage)
             assert answer.embedding is None or all(map(math.isfinite, answer.embedding))
         else:

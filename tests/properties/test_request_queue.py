@@ -136,7 +136,7 @@ class QueueMachine(RuleBasedStateMachine):
         ticket = self.started.pop(which % len(self.started))
         if ticket.state is TicketState.IN_FLIGHT:
             with self.queue.monitor:
-                self.queue.again_locked(ticket, self.now + delay, self.now)
+                self.queue.requeue_locked(ticket, self.now + delay, self.now)
 
     @precondition(lambda self: self.started)
     @rule(which=st.integers(0, 99), ok=st.booleans())
@@ -235,7 +235,7 @@ class QueueMachine(RuleBasedStateMachine):
     def settle(self, waiters: list[Waiter]) -> None:
         for waiter in waiters:
             self.ends[waiter.request_id] += 1
-            waiter.future.settle(Result(waiter.request_id, text="fine"))
+            waiter.future.complete(Result(waiter.request_id, text="fine"))
 
     def note_cancel(self, future: ResultFuture) -> None:
         waiter = future.waiter

@@ -24,7 +24,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.errors import AllRequestsFailed, AnswerUnread, ErrorKind, ProviderError, SmartbatchError
 from smartbatch.events import CacheUnavailable, Event, RequestFinished
 from smartbatch.providers import MockProvider
-from smartbatch.realtime.cache import TRIM_EVERY, ResponseCache
+from smartbatch.realtime.cache import WRITES_PER_TRIM, ResponseCache
 from smartbatch.realtime.call import Call, CallSpec, Outcome
 from smartbatch.types import Answer, Request, Result
 from tests.together import run_together
@@ -254,26 +254,26 @@ def test_a_log_of_another_user_is_not_taken_for_the_caches(
 def test_answers_dated_in_the_future_are_trimmed_first(ahead: float, path: str) -> None:
     """They are older than they say; those that count no more are deleted, whatever the size is."""
     early = opened(path, wall=lambda: 1000.0 + ahead, max_bytes=20_000)
-    for number in range(TRIM_EVERY):
+    for number in range(WRITES_PER_TRIM):
         early.put(b"ahead %d" % number, Answer("x" * 150))
     cache = opened(path, wall=lambda: 1000.0, max_bytes=20_000)
-    for number in range(TRIM_EVERY + 1):
+    for number in range(WRITES_PER_TRIM + 1):
         cache.put(b"%d" % number, Answer("x" * 50))
-    assert cache.get(b"0") == cache.get(b"%d" % TRIM_EVERY) == Answer("x" * 50)
+    assert cache.get(b"0") == cache.get(b"%d" % WRITES_PER_TRIM) == Answer("x" * 50)
     with closing(sqlite3.connect(path)) as file:
         kept = file.execute("SELECT count(*) FROM answers WHERE created > 1000").fetchone()[0]
-    assert kept < (TRIM_EVERY if ahead < DAY else 1)
+    assert kept < (WRITES_PER_TRIM if ahead < DAY else 1)
 
 
 def test_the_oldest_answers_go_when_the_size_is_reached(path: str) -> None:
     """After many writes the file holds the newest ones, within the size."""
     now = [1000.0]
     cache = opened(path, wall=lambda: now[0], max_bytes=20_000)
-    for number in range(2 * TRIM_EVERY + 1):
+    for number in range(2 * WRITES_PER_TRIM + 1):
         now[0] += 0.01
         cache.put(b"%d" % number, Answer("x" * 500))
     assert cache.get(b"0") is None
-    assert cache.get(b"%d" % (2 * TRIM_EVERY)) is not None
+    assert cache.get(b"%d" % (2 * WRITES_PER_TRIM)) is not None
     total = sqlite3.connect(path).execute("SELECT sum(size) FROM answers").fetchone()[0]
     assert total <= 20_000
 

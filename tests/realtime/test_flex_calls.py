@@ -80,7 +80,7 @@ def slow(
 ) -> ResultFuture:
     request = validation.normalise(prompt, Generation(), **params)
     realtime = inside(client).realtime
-    return realtime.ask(request, CallOptions(realtime.model, own_budget=own_budget, flex=True))
+    return realtime.enqueue(request, CallOptions(realtime.model, own_budget=own_budget, flex=True))
 
 
 def ask(clock: VirtualClock, client: BatchingClient, prompts: list[str]) -> list[Result]:

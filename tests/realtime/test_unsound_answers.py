@@ -135,7 +135,7 @@ def test_an_interrupt_while_futures_are_ended_ends_the_others_too(
     with clock.held():
         futures = submit_all(client, "abc")
         provider.wait_for(3)
-        end = futures[0].settle
+        end = futures[0].complete
 
         def interrupted(result: Result) -> None:
             monkeypatch.undo()

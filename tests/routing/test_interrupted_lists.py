@@ -147,7 +147,7 @@ def test_no_answer_is_lost_wherever_the_interrupt_comes() -> None:
     def submit(request: Request, sink: Callable[[Result], None]) -> ResultFuture:
         future = ResultFuture[Any](lambda act: act(), lambda _: None)
         result = Result(str(request.id), text="answered")
-        future.settle(result)
+        future.complete(result)
         answered.append(request.id)
         sink(result)
         return future

@@ -72,7 +72,7 @@ class Batch(Generic[T, R]):
     compiled: Packed | None = field(default=None, repr=False)
     # Provider answers by the fingerprint of the sent request, below a middleware that may be shared;
     # otherwise empty.
-    said: dict[bytes, R] = field(factory=dict, repr=False)
+    recorded: dict[bytes, R] = field(factory=dict, repr=False)
     state: BatchState = BatchState.ACCUMULATING
     _outcomes: dict[int, R] = field(factory=dict, init=False, repr=False)
 

@@ -54,7 +54,7 @@ class _Future:
         self._disk = disk
         self._ix = ix
 
-    def settle(self, result: Result) -> None:
+    def complete(self, result: Result) -> None:
         if self._disk.connection.in_transaction:
             raise Violation(f"I4 the future of item {self._ix} ended before its result was committed")
         if self._reader.given[self._ix] is not None:
