@@ -666,7 +666,7 @@ class BatchingClient:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
-            "a BatchingClient cannot be pickled: it has threads and connections. Make one in each process"
+            "a BatchingClient cannot be pickled: it has threads and connections. Create one in each process"
         )
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -684,8 +684,8 @@ class BatchingClient:
 
 def _no_attribute(name: str, value: Any) -> str:
     if name == "parallelism":
-        return f"parallelism is changed by client.set_parallelism({value!r:.20})"
+        return f"change parallelism with client.set_parallelism({value!r:.20})"
     if name in ClientParams.__optional_keys__ or isinstance(getattr(BatchingClient, name, None), property):
-        return f"{name} cannot be changed: make a client with it, as BatchingClient(model, {name}=…)"
+        return f"{name} cannot be changed: create a client with it, BatchingClient(model, {name}=…)"
     names = (each for each in dir(BatchingClient) if not each.startswith("_"))
     return f"a BatchingClient has no attribute {name!r:.60}{did_you_mean(name, names)}"

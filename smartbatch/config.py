@@ -616,7 +616,7 @@ def given_or_loaded(config: object, **own: Any) -> BatchingConfig:
         return BatchingConfig.load(**own)
     if not isinstance(config, BatchingConfig):
         kind = type(config).__name__
-        raise ConfigError(f"config must be a BatchingConfig, not {kind}: make one by BatchingConfig.load(…)")
+        raise ConfigError(f"config must be a BatchingConfig, not {kind}: use BatchingConfig.load(…)")
     return evolve(config, **own)
 
 

@@ -1,7 +1,7 @@
 """The providers' APIs, offline: calls, files and batches, with latency, limits, faults and a ledger.
 
 The real SDKs work with it: set ``OPENAI_BASE_URL`` to :attr:`Emulator.base_url`, and ``ANTHROPIC_BASE_URL``
-and ``GOOGLE_GEMINI_BASE_URL`` to :attr:`Emulator.url`. Public names load on first use, because ``sim:`` needs
+and ``GOOGLE_GEMINI_BASE_URL`` to :attr:`Emulator.url`. Public names load at first use, because ``sim:`` needs
 no server.
 """
 

@@ -1,8 +1,4 @@
-"""The emulator's answers: a pure function of the request, so that tests can check every answer.
-
-:func:`compose` writes text, or a value that follows a schema (:func:`instance`); :func:`with_calls` calls
-tools.
-"""
+"""The emulator's answers: a pure function of the request, so that tests can check every answer."""
 
 from __future__ import annotations
 
@@ -20,8 +16,8 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-_DEPTH = 16  # recursive schemas end here
-_SIZE = 10_000  # and so do those that branch while they recurse
+_DEPTH = 16  # recursive schemas end at this depth
+_SIZE = 10_000  # recursive schemas with branches end at this size
 
 _FORMATS = {
     "binary": "bytes",
@@ -47,7 +43,7 @@ _decoder = json.JSONDecoder()
 
 
 def _keywords_in_description(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords in a description, where an adapter put them for the model to read."""
+    """Return keywords that an adapter moved into a description for the model to read."""
     description = schema.get("description")
     found: dict[str, Any] = {}
     if isinstance(description, str) and description.endswith("}"):
@@ -67,8 +63,8 @@ def _keywords_in_description(schema: Mapping[str, Any]) -> dict[str, Any]:
 def instance(schema: Mapping[str, Any], text: str) -> Any:
     """Return a value that follows ``schema``.
 
-    Objects get all their properties, strings get ``text``, choices are drawn by a digest of ``text``.
-    Regular expressions (``pattern``) are not followed; keywords that an adapter moved into a description are.
+    Objects get all their properties, strings get ``text``, and choices are drawn by a digest of ``text``.
+    Regular expressions (``pattern``) are ignored; keywords that an adapter moved into a description are not.
     """
     return _Builder(schema, text).value(schema, 0)
 
@@ -95,7 +91,7 @@ class _Builder:
         for word in ("anyOf", "oneOf", "allOf"):
             branches = schema.get(word)
             if isinstance(branches, list) and branches:
-                # Deep in a recursion the last branch is taken: by custom it is the one that ends it.
+                # Deep in a recursion the last branch is used, which by convention ends it.
                 return self.value(branches[0 if depth < _DEPTH // 2 else -1], depth + 1)
         return self._typed(schema, depth)
 
@@ -161,7 +157,7 @@ class _Builder:
 
 
 def _ends(schema: Any) -> bool:
-    """Whether a value of a schema ends a recursion: it contains no value of its own schema."""
+    """Whether a schema ends a recursion: it does not contain itself."""
     if not isinstance(schema, Mapping):
         return False
     branches = schema.get("anyOf")
@@ -170,7 +166,7 @@ def _ends(schema: Any) -> bool:
 
 
 def _another(item: Any, position: int) -> Any:
-    """Return an item that differs from the previous ones, as far as its type allows."""
+    """Return an item that differs from the previous ones, if its type allows that."""
     if isinstance(item, str):
         return f"{item}{position}" if position else item
     return item + position if isinstance(item, int | float) and not isinstance(item, bool) else item
@@ -180,7 +176,7 @@ def _number_within(schema: Mapping[str, Any], usual: int) -> int | float:
     """Return a number within the type, bounds and step of a schema: the smallest, or ``usual`` without
     bounds.
 
-    If the bounds leave no number, any number is returned.
+    If no number satisfies the bounds, any number is returned.
     """
     step = _exact(schema.get("multipleOf"))
     if schema.get("type") == "integer":
@@ -210,23 +206,23 @@ def _number_within(schema: Mapping[str, Any], usual: int) -> int | float:
 
 
 def _exact(number: Any) -> Fraction | None:
-    """Return a number of a schema exactly as written: 0.1 is a tenth. ``None`` for anything else."""
+    """Return a number exactly as written in the schema: 0.1 is one tenth. ``None`` for anything else."""
     if isinstance(number, int) and not isinstance(number, bool):
         return Fraction(number)
     return Fraction(repr(number)) if isinstance(number, float) and isfinite(number) else None
 
 
-# how the library begins a prompt that holds several
+# the start of a prompt into which the library packed several
 _PACK = re.compile(r'\[\{"id": "[a-z2-7]{8}", "check": "[a-z2-7]{6}", "prompt": "')
 _WORD = re.compile(r"\s*\S+|\s+")
 
 
 def answer_for(prompt_text: str, model: str, seed: int = 0) -> str:
-    """Return the default answer to a prompt: a sentence with 12 hexadecimal digits of a digest.
+    """Return the default answer to a prompt: a sentence with the first 12 hexadecimal digits of a digest.
 
     Args:
         prompt_text: the text of the last user message.
-        model: the model's name as it was sent.
+        model: the model name as sent.
         seed: the emulator's seed.
     """
     digest = hashlib.sha256(f"{seed}\0{model}\0{prompt_text}".encode()).hexdigest()
@@ -234,24 +230,19 @@ def answer_for(prompt_text: str, model: str, seed: int = 0) -> str:
 
 
 def count_tokens(text: str) -> int:
-    """Return the tokens of a text: a quarter of its UTF-8 bytes, at least 1."""
+    """Return the number of tokens of a text: a quarter of its UTF-8 bytes, at least 1."""
     return max(1, len(text.encode()) // 4)
 
 
 def words_of(text: str) -> list[str]:
-    """Return ``text`` in pieces of one word with the space before it; joined they make the text again."""
+    """Split ``text`` into words, each with the space before it."""
     return _WORD.findall(text)
 
 
 def vector_for(text: str, model: str, dimensions: int) -> array[float]:
     """Return the vector of a text: an ``array('f')`` of unit length, the same on every machine.
 
-    Its numbers are exact in single precision, so they survive JSON as well as base64.
-
-    Args:
-        text: the text.
-        model: the model's name.
-        dimensions: how many numbers.
+    Its numbers are exact in single precision, so they do not change in JSON or base64.
     """
     digest = hashlib.shake_256(f"{model}\0{text}".encode()).digest(2 * dimensions)
     numbers = array("h", digest)
@@ -269,13 +260,13 @@ class ModelToolCall:
 
 @frozen
 class Completion:
-    """An answer without an API's JSON around it."""
+    """An answer before it is encoded as the JSON of an API."""
 
-    text: str  # the answer's text
+    text: str
     finish_reason: str  # ``stop``, ``length`` or ``tool_calls``
-    tokens: int  # tokens of the text, or of the calls, and of the reasoning
-    calls: tuple[ModelToolCall, ...] = ()  # the tools that are called; then there is no text
-    reasoning: str = ""  # the model's reasoning, if requested
+    tokens: int  # tokens of the text or the calls, and of the reasoning
+    calls: tuple[ModelToolCall, ...] = ()  # tool calls, which replace the text
+    reasoning: str = ""  # if requested
 
     @property
     def reasoning_tokens(self) -> int:
@@ -296,11 +287,9 @@ def compose(
 
     Args:
         prompt: the text of the last user message.
-        model: the model's name.
-        seed: the emulator's seed.
         answers: scripted answers by the exact prompt; they take precedence.
         max_tokens: the text is truncated to this many tokens.
-        stop: stop sequences: the text ends before the first of them.
+        stop: the text ends before the first of these sequences.
         schema: a JSON schema for the answer; an empty one allows any object.
     """
     text = answers.get(prompt)
@@ -320,12 +309,12 @@ def compose(
 
 
 def cut(text: str, tokens: int) -> str:
-    """Return the first ``tokens`` tokens of a text; an incomplete last character is dropped."""
+    """Return the first ``tokens`` tokens of a text, without an incomplete last character."""
     return text.encode()[: tokens * 4].decode(errors="ignore")
 
 
 def packed_answers(prompt: str, answer_to: Callable[[str], str]) -> str | None:
-    """Answer several prompts packed into one, each as if it were alone; ``None`` if there is no pack."""
+    """Answer several prompts packed into one, each as if sent alone; ``None`` for any other prompt."""
     if _PACK.match(prompt) is None:
         return None
     try:
@@ -338,39 +327,34 @@ def packed_answers(prompt: str, answer_to: Callable[[str], str]) -> str | None:
     return json.dumps({"answers": said}, ensure_ascii=False)
 
 
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # a valid tool name
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 @frozen
 class OfferedTools:
-    """The tools of a request."""
-
-    parameters: Mapping[str, Mapping[str, Any]]  # JSON schemas of the arguments, by the names of the tools
+    parameters: Mapping[str, Mapping[str, Any]]  # JSON schemas of the arguments, by tool name
     choice: str = "auto"  # ``auto``, ``none``, ``required`` or the name of a tool
-    # whether the conversation ends with results of tools, which the model answers with a text
+    # whether the conversation ends with tool results, which the model answers with a text
     answered: bool = False
 
 
 @frozen
 class ToolTurn:
-    """The calls and results of one message."""
-
-    results: Sequence[str] = ()  # ids of calls whose results it has
-    calls: Sequence[str] = ()  # ids of the calls that it makes
-    results_follow: bool = False  # whether the results of earlier calls may continue in the next message
+    results: Sequence[str] = ()  # IDs of calls whose results are in the message
+    calls: Sequence[str] = ()  # IDs of calls made in the message
+    results_follow: bool = False  # whether the next message may have further results of earlier calls
 
 
 @frozen
 class ToolTurnFlaw:
-    """Why turns are refused."""
+    """The reason why turns are refused."""
 
-    place: int  # the message with the calls, or with a result without a call, from 0
-    ids: tuple[str, ...] = ()  # the calls without results; empty for a result without a call
-    unexpected: str = ""  # the id of a result without a call
+    place: int  # position of the message with the calls, or with a result without a call
+    ids: tuple[str, ...] = ()  # calls without results; empty for a result without a call
+    unexpected: str = ""  # ID of a result without a call
 
 
 def flaw_of(turns: Sequence[ToolTurn]) -> ToolTurnFlaw | None:
-    """Return the first flaw in the tool calls of a conversation, or ``None``."""
     waiting: dict[str, int] = {}
     for place, turn in enumerate(turns):
         for identity in turn.results:
@@ -383,7 +367,7 @@ def flaw_of(turns: Sequence[ToolTurn]) -> ToolTurnFlaw | None:
 
 
 def with_calls(answer: Completion, tools: OfferedTools | None, prompt: str) -> Completion:
-    """Return an answer that calls tools in place of its text, if any are called."""
+    """Return an answer that calls tools instead of containing text, if the model calls any."""
     if tools is None:
         return answer
     names = called_tools(list(tools.parameters), tools.choice, prompt, answered=tools.answered)
@@ -397,7 +381,7 @@ def with_calls(answer: Completion, tools: OfferedTools | None, prompt: str) -> C
 def called_tools(names: Sequence[str], choice: str, prompt: str, *, answered: bool) -> list[str]:
     """Return the tools that the simulated model calls.
 
-    They are the required one (the named tool, or the first), or those that the prompt names while their
+    These are the required tool (the named one, or the first), or those that the prompt names and whose
     results are missing.
     """
     if choice == "none" or not names:

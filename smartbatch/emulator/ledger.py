@@ -19,30 +19,29 @@ from smartbatch.errors import ConfigError
 
 @define
 class Call:
-    """One request."""
-
-    index: int  # its number in the order of arrival, from 0
-    at: float  # monotonic seconds of its arrival
-    endpoint: str  # method and path
+    index: int  # number in the order of arrival, from 0
+    at: float  # monotonic seconds at arrival
+    endpoint: str
     model: str | None = None
-    prompt: str | None = None  # SHA-256 (hexadecimal) of the text of the last user message
-    text: str | None = None  # that text, with ``keep_prompts``
-    fault: str | None = None  # its fault, ``outage`` and ``limit`` included
-    admitted: bool = False  # true if it passed authentication, validation, outage and limits
+    prompt: str | None = None  # SHA-256 of the text of the last user message (hexadecimal)
+    text: str | None = None
+    fault: str | None = None  # including ``outage`` and ``limit``
+    admitted: bool = False  # whether it passed authentication, validation, outage and limits
     latency: float = 0.0  # seconds by which the answer was delayed
-    status: int | None = None  # the HTTP status that was sent; None if nothing was sent
+    status: int | None = None  # the HTTP status sent; ``None`` if nothing was sent
     billed: int = 0  # billed tokens; 0 if the model did not run
-    delivered: bool = False  # true if the whole answer was written to an open connection
-    done: bool = False  # true once it has finished
-    tier: str | None = None  # its service tier; ``flex`` for the cheaper, slower one, whose tokens cost half
+    delivered: bool = False  # whether the whole answer was written to an open connection
+    done: bool = False  # whether it has finished
+    tier: str | None = None  # service tier; ``flex`` is the cheaper, slower one, whose tokens cost half
 
 
 class Ledger:
     """All calls and batches since the start or the last reset. Written by the emulator, read by any thread.
 
     Args:
-        path: a file that gets one JSON line when a call ends, and one for each event of a batch. Of several
-            lines with one index, the last one counts. An existing ledger in this file is replaced.
+        path: a file that receives one JSON line when a call ends, and one for each event of a batch. Of
+            several lines with the same index, the last one is valid. An existing ledger in this file is
+            replaced.
 
     Raises:
         ConfigError: the file cannot be written, or contains something other than a ledger.
@@ -57,7 +56,7 @@ class Ledger:
 
     @classmethod
     def read(cls, path: str | Path) -> Ledger:
-        """Return the ledger that another process wrote to ``path``; an incomplete last line is ignored."""
+        """Read the ledger that another process wrote to ``path``. An incomplete last line is ignored."""
         found: dict[int, Call] = {}
         ledger = cls()
         for line in Path(path).read_bytes().split(b"\n")[:-1]:
@@ -80,13 +79,13 @@ class Ledger:
 
     @property
     def batches(self) -> tuple[BatchRecord, ...]:
-        """All creates of batches in the order of arrival, with the lines that ran."""
+        """All creates of batches in the order of arrival, with the lines that have run."""
         self._update()
         return self._batch_ledger.records
 
     @property
     def billed_by_prompt(self) -> dict[str, list[Call | BatchLine]]:
-        """The billed calls and batch lines by the SHA-256 of their prompt, each list in order of time."""
+        """Billed calls and batch lines by the SHA-256 of their prompt, in chronological order."""
         self._update()
         found: dict[str, list[Call | BatchLine]] = defaultdict(list)
         entries: list[Call | BatchLine] = [*self.calls, *self._batch_ledger.lines()]
@@ -100,8 +99,8 @@ class Ledger:
 
         Args:
             excluding_lost: omit prompts whose earlier answers were all lost, in transit or in the results of
-                a batch, so that only another request could get one. The answer of a line that ran can be
-                fetched, so it does not count as lost.
+                a batch, so that only another request could obtain one. The answer of a line that has run can
+                be fetched, so it is not lost.
         """
         return [
             prompt
@@ -110,7 +109,7 @@ class Ledger:
         ]
 
     def allowed_requests(self, now: float) -> float:
-        """Return how many requests the limits allow from the first one to ``now``.
+        """Return the number of requests that the limits allow from the first one to ``now``.
 
         Args:
             now: ``time.monotonic()`` seconds.
@@ -118,13 +117,14 @@ class Ledger:
         return self._limits.allowed_requests(now)
 
     def utilisation(self) -> float | None:
-        """Return admitted over allowed requests, up to the last one admitted; ``None`` without a limit."""
+        """Return admitted requests relative to allowed ones, up to the last one admitted; ``None`` without a
+        limit.
+        """
         admitted = [call.at for call in self.calls if call.admitted]
         allowed = self.allowed_requests(max(admitted)) if admitted else 0.0
         return len(admitted) / allowed if 0 < allowed < float("inf") else None
 
     def summary(self) -> dict[str, Any]:
-        """Return counts that can be encoded as JSON."""
         self._update()
         calls = self.calls
         billed = [call for call in calls if call.billed]
@@ -152,7 +152,7 @@ class Ledger:
         self._calls.append(call)
 
     def close(self, call: Call, *, status: int | None, billed: int = 0, delivered: bool = False) -> None:
-        """Record the end of a request; a later call for the same request replaces the record."""
+        """Record the end of a request. A later call for the same request replaces the record."""
         call.status, call.billed, call.delivered, call.done = status, billed, delivered, True
         if self._file is not None and call.index < len(self._calls) and self._calls[call.index] is call:
             os.write(self._file, json.dumps(asdict(call)).encode() + b"\n")
@@ -164,7 +164,7 @@ class Ledger:
             os.write(self._file, json.dumps(event).encode() + b"\n")
 
     def update_with(self, update: Callable[[], object]) -> None:
-        """Call ``update`` before batches are read; it records the events that have become due."""
+        """Call ``update`` before batches are read, to record the events that are due."""
         self._update = update
 
     def use_limits(self, limits: Limits) -> None:
@@ -179,7 +179,7 @@ class Ledger:
             os.ftruncate(self._file, 0)
 
     def end(self) -> None:
-        """Close the file; later events are not recorded."""
+        """Close the file. Later events are not recorded."""
         self._update()
         self._update = lambda: None
         if self._file is not None:

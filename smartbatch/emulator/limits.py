@@ -1,6 +1,6 @@
 """Request and token limits as the services enforce them.
 
-Tests check the library's own limiter against these limits, so the two share no code. Time is an argument.
+Tests compare the library's own limiter with these limits, so the two share no code. Time is an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SLACK = 1e-9  # tolerance for floating-point errors of a refill
 
 
 def go_duration(seconds: float) -> str:
-    """Return seconds in Go's notation, rounded up to milliseconds, as in the service's reset headers.
+    """Format seconds in Go's notation, rounded up to milliseconds, as in the service's reset headers.
 
     Examples: ``0s``, ``12ms``, ``1.5s``, ``6m0s``, ``1h0m0s``.
     """
@@ -34,32 +34,31 @@ def go_duration(seconds: float) -> str:
 
 
 def retry_after_seconds(wait: float | None) -> str:
-    """Return the value of ``Retry-After``: whole seconds, rounded up; ``None`` counts as no wait."""
+    """Return the value of ``Retry-After`` in whole seconds, rounded up. ``None`` means no wait."""
     return str(math.ceil(max(0.0, wait or 0.0) - 1e-6))
 
 
 @frozen
 class LimitExceeded:
-    """Why a request was not admitted."""
+    """The reason why a request was not admitted."""
 
-    what: str  # the limited quantity: ``requests``, ``tokens`` or ``output``
-    limit: int  # the limit per minute
-    used: int  # how much of it is used
-    requested: int  # how much the request needs
-    # seconds until it would be admitted; None if the request is larger than the limit
+    what: str  # ``requests``, ``tokens`` or ``output``
+    limit: int  # per minute
+    used: int  # the part already used
+    requested: int  # amount needed by the request
+    # seconds until it would be admitted; ``None`` if the request is larger than the limit
     wait: float | None
-    # False for an injected fault, where no such limit is enforced: clients that learn limits from errors must
-    # not learn this one
+    # False for an injected fault, which enforces no such limit: clients must not learn a limit from it
     real: bool = True
 
 
 @frozen
 class Level:
-    """How far a limit is used."""
+    """The current level of a limit."""
 
-    what: str  # as in :class:`LimitExceeded`
-    limit: int  # the limit per minute
-    remaining: int  # how much is left now
+    what: str  # see :class:`LimitExceeded`
+    limit: int  # per minute
+    remaining: int  # amount left
     full_in: float  # seconds until the whole limit is available
 
 
@@ -77,12 +76,10 @@ class _Meter(Protocol):
     def full_in(self, now: float) -> float: ...
 
     def allowed(self, first: float, now: float) -> float:
-        """Return the most that could have been taken from ``first`` to ``now``."""
+        """Return the maximum that could have been taken from ``first`` to ``now``."""
 
 
 class TokenBucket:
-    """A token bucket that starts full; a :class:`_Meter`."""
-
     def __init__(self, per_minute: float, capacity: float) -> None:
         self.capacity = capacity
         self._rate = per_minute / 60
@@ -119,7 +116,7 @@ class _SecondWindows:
         self._used = 0.0
 
     def _window_limit(self, window: int) -> float:
-        # The cumulative sum is rounded, so that 90 per minute are 1, 2, 1, 2 … per second.
+        # The cumulative sum is rounded: 90 per minute are 1, 2, 1, 2 … per second.
         return math.floor((window + 1) * self._rate + _SLACK) - math.floor(window * self._rate + _SLACK)
 
     def left(self, now: float) -> float:
@@ -180,16 +177,12 @@ class Limits:
     def admit(self, now: float, tokens: int) -> LimitExceeded | None:
         """Charge one request and its tokens to all limits, or to none.
 
-        Args:
-            now: monotonic seconds.
-            tokens: tokens of the request.
-
         Returns:
-            ``None`` when the request is admitted, else the first limit that is exceeded.
+            ``None`` if the request is admitted, otherwise the first limit that is exceeded.
         """
         if self._first is None:
             self._first = now
-        # Output tokens are charged by spend() when they are known; admission needs one free token.
+        # Output tokens are charged by spend() when they are known; admission requires one free token.
         costs = {"requests": 1, "tokens": tokens, "output": 1}
         for what, (meter, limit) in self._meters.items():
             left, cost = meter.left(now), costs[what]
@@ -206,7 +199,7 @@ class Limits:
         return None
 
     def spend(self, now: float, output: int) -> None:
-        """Charge the output tokens of an admitted request; the level may become negative."""
+        """Charge the output tokens of an admitted request. The level may become negative."""
         if "output" in self._meters:
             self._meters["output"][0].take(now, output)
 
@@ -228,9 +221,9 @@ class Limits:
         return headers
 
     def allowed_requests(self, now: float) -> float:
-        """Return how many requests could have been admitted since the first one.
+        """Return the number of requests that could have been admitted since the first one.
 
-        This is the full bucket plus its refill since then or, with fixed windows, the sum of their limits;
+        This is the full bucket plus its refill since then or, with fixed windows, the sum of their limits:
         infinite without a request limit, 0 before the first request.
         """
         if self._first is None:

@@ -1,4 +1,4 @@
-"""A parsed request, what running it returns, and the parsing steps that the three APIs share."""
+"""Parsed requests, model outputs, and the parsing steps shared by the three APIs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ApiError(Exception):
 
     Args:
         status: HTTP status.
-        message: for people; also the text of the exception.
-        body: the response body in the API's own JSON shape.
+        message: also the text of the exception.
+        body: the response body in the API's own JSON format.
     """
 
     def __init__(self, status: int, message: str, body: bytes) -> None:
@@ -29,7 +29,7 @@ class ApiError(Exception):
 
 
 class MalformedBody(Exception):
-    """A request body that is not a JSON object; the message says why."""
+    """A request body that is not a JSON object; the message gives the reason."""
 
 
 class InvalidSchema(Exception):
@@ -38,24 +38,22 @@ class InvalidSchema(Exception):
 
 @frozen
 class ModelOutput:
-    """What a model call returns."""
-
     body: bytes | list[bytes]  # the body of a 200, or the events of a stream
-    output_tokens: int  # tokens that were generated; they determine the latency
-    billed: int  # tokens that are billed, input and output
+    output_tokens: int  # generated tokens, which determine the latency
+    billed: int  # billed tokens, input and output
 
 
 class ModelCall(ABC):
-    """A parsed call of a model, from a real-time request or from a line of a batch."""
+    """A parsed call of a model, from a real-time request or a batch line."""
 
-    model: str  # the model's name
+    model: str
     prompt: str  # text of the last user message, which identifies the request in the ledger
-    charge: int  # tokens that the rate limits charge at admission
-    tier: str = "default"  # the service tier; ``flex`` for the cheaper, slower one
+    charge: int  # tokens charged to the rate limits at admission
+    tier: str = "default"
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt alone, which count for the limit of enqueued tokens."""
+        """Tokens of the prompt alone, charged to the limit of enqueued tokens."""
         return self.charge
 
     @abstractmethod
@@ -63,12 +61,11 @@ class ModelCall(ABC):
         """Return the output.
 
         Args:
-            settings: seed and scripted answers.
             identity: 24 hexadecimal digits that identify the request.
             refuse: the model refuses, or a filter blocks the prompt, in the API's own way.
 
         Raises:
-            ApiError: for an error that shows only when the output is made, such as an invalid schema.
+            ApiError: an error found only when the output is created, such as an invalid schema.
         """
 
 
@@ -76,24 +73,24 @@ class ModelCall(ABC):
 class GenerationRequest:
     """A text generation request, without the differences between the APIs."""
 
-    model: str  # the model's name
+    model: str
     prompt: str  # text of the last user message, or of the last message if there is none
     input_tokens: int  # tokens of all messages
-    max_tokens: int | None  # the output cap; None if there is none
-    stop: tuple[str, ...]  # stop sequences
+    max_tokens: int | None  # ``None`` for no limit
+    stop: tuple[str, ...]
     choices: int  # number of answers
     # JSON schema of the answer; empty for any JSON object, ``None`` for text
     schema: Mapping[str, Any] | None
-    stream: bool  # true if the answer is streamed
-    include_usage: bool  # true if the stream ends with the usage
-    tier: str = "default"  # the service tier
-    tools: OfferedTools | None = None  # the tools that are offered, if any
-    logprobs: int | None = None  # number of alternatives of each token; ``None`` without log-probabilities
-    reasoning: bool = False  # true if the answer shows reasoning
+    stream: bool
+    include_usage: bool  # whether the stream ends with the usage
+    tier: str = "default"
+    tools: OfferedTools | None = None
+    logprobs: int | None = None  # alternatives per token; ``None`` without log-probabilities
+    reasoning: bool = False  # whether the answer shows reasoning
 
     @property
     def charge(self) -> int:
-        """Tokens charged by OpenAI's limits at admission: the larger of the output cap and the prompt."""
+        """Tokens charged by OpenAI's limits at admission: the larger of the output limit and the prompt."""
         return max(self.max_tokens or 0, self.input_tokens)
 
 
@@ -105,10 +102,10 @@ _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body; ``NaN`` and ``Infinity`` are rejected.
+    """Return the JSON object in a body. ``NaN`` and ``Infinity`` are rejected.
 
     Raises:
-        MalformedBody: the body is not JSON, or another JSON value.
+        MalformedBody: the body is not a JSON object.
     """
     try:
         value = _decoder.decode(body.decode())
@@ -122,7 +119,8 @@ def decode_object(body: bytes) -> dict[str, Any]:
 def measure_prompt(
     model: str, messages: Sequence[tuple[str, str]], system: Iterable[str] = ()
 ) -> tuple[str, int]:
-    """Return the text of the last user message (or the last message, without one), and all input tokens.
+    """Return the text of the last user message (or of the last message if there is none), and all input
+    tokens.
 
     Args:
         messages: pairs of role and text, at least one.
@@ -138,7 +136,7 @@ def measure_prompt(
 
 
 def asked_schema(enforced: Mapping[str, Any] | None, texts: Sequence[str]) -> Mapping[str, Any] | None:
-    """Return the schema of an answer: the one that the API enforces, or the one in the instructions."""
+    """Return the schema enforced by the API, or else the one in the instructions."""
     if enforced:
         return enforced
     instructed = (schema for text in texts if (schema := instructed_schema(text)) is not None)
@@ -146,7 +144,7 @@ def asked_schema(enforced: Mapping[str, Any] | None, texts: Sequence[str]) -> Ma
 
 
 def instructed_schema(text: str) -> dict[str, Any] | None:
-    """Return the schema in the last line of instructions, if the line before announces one."""
+    """Return the schema in the last line of instructions, if the line before it announces one."""
     instructions, _, written = text.rpartition("\n")
     if "JSON schema" not in instructions.rpartition("\n")[2]:
         return None
@@ -161,7 +159,7 @@ def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completi
     """Return the answer to a generation request.
 
     Raises:
-        InvalidSchema: when no instance of the request's schema can be built.
+        InvalidSchema: no value follows the schema of the request.
     """
     try:
         answer = compose(

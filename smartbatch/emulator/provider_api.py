@@ -22,7 +22,7 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 
 class Identified(Protocol):
-    """An item of a list, with the identifier that is used as the cursor."""
+    """A list item whose ID serves as the cursor."""
 
     @property
     def id(self) -> str: ...
@@ -37,7 +37,6 @@ def parse_limit(text: str, most: int) -> int | None:
 
 
 def position_of(items: Sequence[Identified], cursor: str) -> int | None:
-    """Return the position of the item with this id, or ``None``."""
     return next((position for position, item in enumerate(items) if item.id == cursor), None)
 
 
@@ -48,9 +47,8 @@ def page_after(items: Sequence[Item], limit: int, after: str | None) -> tuple[li
     the pages.
 
     Args:
-        items: all items, in list order.
         limit: items per page.
-        after: id of the item before the page; ``None`` for the first page.
+        after: ID of the item before the page; ``None`` for the first page.
     """
     begin = 0
     if after is not None:
@@ -64,19 +62,18 @@ def page_after(items: Sequence[Item], limit: int, after: str | None) -> tuple[li
 
 @frozen
 class ServerReply:
-    """A response, its timing, and the fault it meets on the connection."""
+    """A response, its timing, and the connection fault that affects it."""
 
-    status: int  # HTTP status
+    status: int
     body: bytes | list[bytes]  # the body, or the events of a stream
-    headers: list[tuple[str, str]] = field(factory=list)  # all but length and type
-    content_type: str = "application/json"  # of the body
+    headers: list[tuple[str, str]] = field(factory=list)  # all except length and type
+    content_type: str = "application/json"
     delay: float = 0.0  # seconds until it is sent
     event_interval: float = 0.0  # seconds between the events of a stream
-    # the fault of the connection: ``reset``, ``reset_before``, ``hang``, ``truncated``, ``stall`` or
-    # ``slow_body``; ``None`` for none
+    # ``reset``, ``reset_before``, ``hang``, ``truncated``, ``stall`` or ``slow_body``; ``None`` for no fault
     damage: str | None = None
-    billed: int = 0  # tokens that are billed when the delay is over
-    call: Call | None = None  # the ledger's entry; ``None`` for the emulator's own pages
+    billed: int = 0  # tokens billed after the delay
+    call: Call | None = None  # the ledger entry; ``None`` for the emulator's own pages
     # called once the whole reply has been sent
     delivered: Callable[[], None] | None = field(default=None, repr=False)
 
@@ -89,23 +86,23 @@ def json_reply(value: Mapping[str, Any]) -> ServerReply:
 class BatchContext:
     """What the endpoints of files and batches need besides the request."""
 
-    backend: BatchBackend  # stores the files and batches
-    settings: EmulatorSettings  # those in force
+    backend: BatchBackend
+    settings: EmulatorSettings
     now: float  # monotonic seconds; :meth:`BatchBackend.unix` converts them to Unix seconds
-    url: str  # the server's own address as the client calls it, without a path
+    url: str  # the server's address as used by the client, without a path
 
     @overload
     def rfc3339(self, moment: float) -> str: ...
     @overload
     def rfc3339(self, moment: None) -> None: ...
     def rfc3339(self, moment: float | None) -> str | None:
-        """Return monotonic seconds as an RFC 3339 date and time in UTC; ``None`` for ``None``."""
+        """Format monotonic seconds as an RFC 3339 date and time in UTC."""
         if moment is None:
             return None
         return datetime.fromtimestamp(self.backend.unix(moment), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-# answers a request by its head and body; raises ``ApiError`` or ``AnswerLost``
+# answers a request; raises ``ApiError`` or ``AnswerLost``
 BatchEndpoint: TypeAlias = "Callable[[Head, bytes, BatchContext], ServerReply]"
 
 # parses a head and a decoded body, or raises ``ApiError``
@@ -113,11 +110,11 @@ Parse: TypeAlias = "Callable[[Head, Mapping[str, Any]], ModelCall]"
 
 
 class Api(ABC):
-    """One provider's API. Its errors are ``ApiError`` with bodies in its own shape."""
+    """One provider's API. Its errors are ``ApiError`` with bodies in its own format."""
 
     @abstractmethod
     def serves(self, head: Head) -> bool:
-        """Return true if the request is meant for this API."""
+        """Whether the request is for this API."""
 
     @abstractmethod
     def check_key(self, head: Head, settings: EmulatorSettings) -> None:
@@ -125,17 +122,17 @@ class Api(ABC):
 
     @abstractmethod
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
-        """Return the function that answers a request about files or batches; ``None`` for all others.
+        """Return the function that answers a request about files or batches; ``None`` for other requests.
 
-        It checks the key itself. Rate limits do not apply to it; outages and connection faults do.
+        The function checks the key itself. Rate limits do not apply to it; outages and connection faults do.
         """
 
     @abstractmethod
     def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:
-        """Return the parser of the request, or the reply if it bills nothing and has no limit.
+        """Return the parser of the request, or the reply to a request without bill and limit.
 
         Raises:
-            ApiError: the path is unknown or the method wrong.
+            ApiError: the path is unknown, or the method is wrong.
         """
 
     @abstractmethod
@@ -152,11 +149,11 @@ class Api(ABC):
 
     @abstractmethod
     def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> ServerReply:
-        """Return the reply to a request above a limit, with the time to wait if ``hint`` is true."""
+        """Reply to a request above a limit, with the time to wait if ``hint`` is true."""
 
     @abstractmethod
     def quota_exhausted(self, model: str) -> ServerReply:
-        """Return the reply if the credit, or the daily quota, is used up."""
+        """Reply that the credit or the daily quota is used up."""
 
     def no_capacity(self) -> ServerReply:
         return self.overloaded()
@@ -168,12 +165,12 @@ class Api(ABC):
     def error_event(self) -> bytes:
         body = self.overloaded().body
         assert isinstance(body, bytes)
-        return b"data: %b\n\n" % b" ".join(body.split())  # an event's data has one line
+        return b"data: %b\n\n" % b" ".join(body.split())  # the data of an event has one line
 
     def headers(self, identity: str, seconds: float) -> list[tuple[str, str]]:  # noqa: ARG002
-        """Return the headers of every reply; ``seconds`` is the processing time."""
+        """Return the headers of every reply. ``seconds`` is the processing time."""
         return []
 
     def limit_headers(self, limits: Limits, now: float) -> list[tuple[str, str]]:  # noqa: ARG002
-        """Return the rate limit headers; ``now`` is monotonic seconds."""
+        """Return the rate limit headers. ``now`` is monotonic seconds."""
         return []

@@ -1,6 +1,6 @@
-"""Handling of a request: a function of request and time that returns the reply, without sockets.
+"""Handles a request: a function of request and time that returns the reply, without sockets.
 
-The checks are in the order of the real services: key, path, body, outage, limits; then the model runs.
+The checks are in the order of the real services: key, path, body, outage, limits. Then the model runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from smartbatch.errors import ConfigError
 
 _logger = logging.getLogger("smartbatch.emulator")
 _HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>\n"
-# The first API that serves a request handles it; OpenAI's serves all paths.
+# The first API that serves a request handles it. OpenAI's serves all paths.
 _APIS: tuple[Api, ...] = (AnthropicApi(), GeminiApi(), OpenAIApi())
 FLEX = "flex"
 # bytes of a body with a file or a batch: the limit of Gemini's API, the largest of the three
@@ -40,7 +40,7 @@ _LIMIT_SETTINGS = frozenset({"rpm", "tpm", "otpm", "burst", "enforce", "count_re
 
 @frozen
 class _Policy:
-    """The settings and what is derived from them; replaced as a whole, which any thread may do."""
+    """The settings and values derived from them, always replaced as a whole, so any thread may do it."""
 
     settings: EmulatorSettings
     faults: FaultPlan
@@ -49,7 +49,7 @@ class _Policy:
 
 @frozen
 class _Exchange:
-    """A request that is being handled; ``now`` is monotonic seconds."""
+    """A request in progress. ``now`` is monotonic seconds."""
 
     api: Api
     policy: _Policy
@@ -65,12 +65,7 @@ class _Exchange:
 
 
 class RequestHandler:
-    """Handles the requests of all three APIs.
-
-    Args:
-        settings: the initial settings.
-        ledger: records every request and batch.
-    """
+    """Handles the requests of all three APIs."""
 
     def __init__(self, settings: EmulatorSettings, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -78,19 +73,18 @@ class RequestHandler:
         self._policy = _Policy(settings, FaultPlan(settings), Limits(settings))
         ledger.use_limits(self._policy.limits)
         self.backend = BatchBackend(settings, ledger, epoch=time.time() - time.monotonic())
-        # The event loop of the server has the same clock.
+        # The server's event loop uses the same clock.
         ledger.update_with(lambda: self.backend.advance(time.monotonic()))
 
     @property
     def settings(self) -> EmulatorSettings:
-        """The settings in force."""
         return self._policy.settings
 
     def configure(self, **changes: Unpack[EmulatorParams]) -> None:
-        """Change settings; new limits start with a full bucket.
+        """Change settings. New limits start with a full bucket.
 
         Raises:
-            ConfigError: a name is unknown or a value out of range; then nothing changes.
+            ConfigError: a name is unknown or a value out of range; nothing is changed.
         """
         settings = evolve(self.settings, **EmulatorSettings.check_names(changes))
         limits = Limits(settings) if _LIMIT_SETTINGS & changes.keys() else self._policy.limits
@@ -99,7 +93,7 @@ class RequestHandler:
         self.ledger.use_limits(limits)
 
     def reset(self) -> None:
-        """Delete the ledger, files and batches; limits, faults and indexes start from the beginning."""
+        """Delete the ledger, files and batches, and restart limits, faults and indexes."""
         settings = self.settings
         self._first = None
         self._policy = _Policy(settings, FaultPlan(settings), Limits(settings))
@@ -112,13 +106,7 @@ class RequestHandler:
         return limit if _api(head).batch_endpoint(head) is None else max(limit, MAX_UPLOAD)
 
     def handle(self, head: Head, body: bytes, now: float) -> ServerReply:
-        """Return the reply to a request.
-
-        Args:
-            head: its head.
-            body: its body.
-            now: monotonic seconds.
-        """
+        """Return the reply to a request. ``now`` is monotonic seconds."""
         if head.foreign:
             text = "the emulator serves this machine only: its Host, and an Origin, must be loopback"
             return ServerReply(403, error_body(text, type_="emulator"))
@@ -219,7 +207,7 @@ def _fault(policy: _Policy, index: int, fields: Mapping[str, Any], tier: str = "
 
 
 def _run_model(exchange: _Exchange, model_call: ModelCall) -> ServerReply:
-    """Return the reply to an admitted call, with the effect of its fault."""
+    """Reply to an admitted call, with the effect of its fault."""
     api, policy, call = exchange.api, exchange.policy, exchange.call
     settings, fault = policy.settings, call.fault
     if (immediate := _immediate_error(api, settings, model_call.model, fault)) is not None:
@@ -239,7 +227,7 @@ def _run_model(exchange: _Exchange, model_call: ModelCall) -> ServerReply:
 def _immediate_error(
     api: Api, settings: EmulatorSettings, model: str, fault: str | None
 ) -> ServerReply | None:
-    """Return the reply of a fault that occurs before the model runs; ``None`` for other faults."""
+    """Return the reply for a fault that occurs before the model runs; ``None`` for other faults."""
     match fault:
         case "503":
             return api.overloaded()
@@ -255,7 +243,7 @@ def _immediate_error(
 
 
 def _apply_fault(api: Api, reply: ServerReply, fault: str | None) -> ServerReply:
-    """Return a reply with the effect of a fault that occurs after the model has run."""
+    """Change a reply by a fault that occurs after the model has run."""
     body = reply.body
     match fault:
         case "500":

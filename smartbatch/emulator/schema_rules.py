@@ -1,4 +1,4 @@
-"""What the services reject in a schema, according to their documentation of November 2026.
+"""The rules by which the services reject schemas, according to their documentation of November 2026.
 
 Written from the documentation, not from the adapters, so that mistakes in the adapters show.
 """
@@ -30,7 +30,6 @@ _GEMINI = _COMMON | {
 
 
 def openai_flaw(schema: Mapping[str, Any], *, strict: bool) -> str | None:
-    """Return OpenAI's message about a schema that it rejects, or ``None``."""
     if schema.get("type") != "object" or "anyOf" in schema:
         kind = schema.get("type", "None")
         return f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'."
@@ -70,8 +69,6 @@ def openai_flaw(schema: Mapping[str, Any], *, strict: bool) -> str | None:
 
 
 def anthropic_flaw(schema: Mapping[str, Any]) -> str | None:
-    """Return Anthropic's message about a schema that it rejects, or ``None``."""
-
     def rule(part: Mapping[str, Any], path: Path) -> str | None:
         del path
         kind = part.get("type")
@@ -103,8 +100,6 @@ def anthropic_flaw(schema: Mapping[str, Any]) -> str | None:
 
 
 def gemini_flaw(schema: Mapping[str, Any]) -> str | None:
-    """Return Gemini's message about a schema that it rejects, or ``None``."""
-
     def rule(part: Mapping[str, Any], path: Path) -> str | None:
         where = ".".join(path) or "the root"
         if "$ref" in part and any(key[:1] != "$" for key in part):
@@ -131,7 +126,6 @@ def _first(schema: Mapping[str, Any], rule: Rule) -> str | None:
 
 
 def _parts(schema: Any, path: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
-    """Yield a schema and its parts, with their paths."""
     if not isinstance(schema, Mapping):
         return
     yield schema, path

@@ -24,18 +24,19 @@ from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.types import Duration
 
 FaultFor: TypeAlias = "Callable[[int, Mapping[str, Any]], str | None]"
-"""``fault_for(index, body)`` names the fault of one request; ``None`` draws it at random.
+"""``fault_for(index, body)`` names the fault of one request; ``None`` for a random one.
 
-For a request about files or batches, ``body`` is ``{"method": …, "path": …}``."""
+For a request about files or batches, ``body`` is ``{"method": …, "path": …}``.
+"""
 
 # the faults of requests, with their effects
 FAULTS = {
     "500": "server error after the usual latency",
     "503": "overloaded, at once",
-    "no_room": "the flex tier has no capacity, at once; only requests of that tier have this fault",
-    "429": "rate limit with Retry-After, at once",
-    "429_no_header": "rate limit without the time to wait, at once",
-    "no_money": "the credit, or the quota of the day, is used up; 429 at once, waiting does not help",
+    "no_room": "immediate error: the flex tier has no capacity; only for requests of that tier",
+    "429": "immediate rate limit with Retry-After",
+    "429_no_header": "immediate rate limit without a time to wait",
+    "no_money": "immediate 429: the credit or the daily quota is used up, so waiting does not help",
     "refusal": "the model refuses, or a filter blocks the prompt, in the API's own way; billed",
     "reset": "the model runs and is billed, then the connection is reset: the answer is lost",
     "reset_before": "the connection is reset before the model runs",
@@ -48,20 +49,20 @@ FAULTS = {
     "html_200": "status 200 and an HTML page, as captive portals send",
     "slow_body": "the body is sent slowly, over hang_seconds",
     "stream_end": "half of a stream's events, then its regular end; for other answers, half of the body",
-    "stream_error": "half of a stream's events, then an error event; for other answers as stream_end",
+    "stream_error": "half of a stream's events, then an error event; for other answers, half of the body",
 }
 
 
 def _rates(faults: float | Mapping[str, float]) -> float | Mapping[str, float]:
     if not isinstance(faults, Mapping):
         if not 0 <= faults <= 1:
-            raise ConfigError(f"faults is a rate from 0 to 1, not {faults!r}")
+            raise ConfigError(f"faults must be a rate from 0 to 1, not {faults!r}")
         return faults
     for kind, rate in faults.items():
         if kind not in FAULTS:
             raise ConfigError(f"unknown fault {kind!r}; use one of {', '.join(FAULTS)}")
         if not 0 <= rate <= 1:
-            raise ConfigError(f"the rate of fault {kind!r} is from 0 to 1, not {rate!r}")
+            raise ConfigError(f"the rate of fault {kind!r} must be from 0 to 1, not {rate!r}")
     if sum(faults.values()) > 1 + 1e-9:
         raise ConfigError("the rates in faults add up to more than 1")
     return dict(faults)
@@ -81,7 +82,7 @@ def _between(times: Sequence[Duration] | None, setting: Attribute[Any]) -> tuple
 
 @frozen(kw_only=True)
 class EmulatorSettings(BatchSettings):
-    """The settings of an emulator. Times are seconds, or texts such as ``2s`` and ``500ms``.
+    """The settings of an emulator. Times are seconds, or strings such as ``2s`` and ``500ms``.
 
     Those of batches are in :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
 
@@ -92,10 +93,10 @@ class EmulatorSettings(BatchSettings):
         flex: whether the models have the flex tier; without it, a request for it is an error.
         flex_slower: factor on the latency of answers in the flex tier.
         rpm: requests per minute; ``None`` for no limit.
-        tpm: tokens per minute, charged at admission: for OpenAI the larger of the output cap and the prompt,
-            for the other APIs the prompt.
+        tpm: tokens per minute, charged at admission: for OpenAI the larger of the output limit and the
+            prompt, for the other APIs the prompt.
         otpm: output tokens per minute, charged when they are generated.
-        burst: requests admitted at once after a pause; ``None`` for one minute's worth.
+        burst: requests admitted immediately after a pause; ``None`` for one minute's worth.
         enforce: ``"minute"`` is a token bucket that starts full; ``"second"`` admits a sixtieth in each
             second of the server's clock, without bursts.
         count_refused: True if refused requests also count against the limit.
@@ -103,20 +104,22 @@ class EmulatorSettings(BatchSettings):
         limit_headers: False omits the rate limit headers.
         faults: probability of a fault, drawn from common ones, or a mapping of :data:`FAULTS` names to
             probabilities.
-        fault_retry_after: seconds to wait that an injected ``429`` names.
+        fault_retry_after: the ``Retry-After`` of an injected ``429``, in seconds.
         fault_for: names the fault of a request by its index and body; in-process only.
-        outage: ``(start, count)``: this many requests from this index on are answered 503.
-        outage_between: ``(start, end)`` in seconds since the first request: all requests are answered 503.
+        outage: ``(start, count)``: this many requests from this index on are answered with 503.
+        outage_between: ``(start, end)`` in seconds since the first request: all requests are answered with
+            503.
         hang_seconds: duration of the faults ``hang``, ``stall`` and ``slow_body``.
-        seed: seed of faults, latencies and answers; each depends on the seed and the request's index only.
+        seed: seed of faults, latencies and answers; each depends only on the seed and the request's index.
         answers: scripted answers by the exact text of the last user message.
         keys: accepted keys; ``None`` accepts any.
         models: existing models; ``None`` accepts any name.
         rejects: parameters that OpenAI's API rejects by name, such as ``seed``, and types of
-            ``response_format``, such as ``json_schema``: as a compatible server that lacks them.
+            ``response_format``, such as ``json_schema``; behaves like a compatible server that lacks them.
         keep_prompts: True keeps prompt texts in the ledger, not only their SHA-256.
         max_connections: maximum number of open connections; others are answered with 503 and closed.
-        max_body: bytes of a request body; larger ones are answered 413. Uploads and batches may have 256 MiB.
+        max_body: bytes of a request body; larger ones are answered with 413. Uploads and batches may have 256
+            MiB.
 
     Raises:
         ConfigError: a value is out of range; the message names the setting.
@@ -160,17 +163,17 @@ class EmulatorSettings(BatchSettings):
         ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{name} is a number of 0 or more, not {value!r}")
+                raise ConfigError(f"{name} must be a number of 0 or more, not {value!r}")
         for name in ("rpm", "tpm", "otpm", "burst", "max_connections", "max_body"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 1):
-                raise ConfigError(f"{name} is a number of 1 or more, not {value!r}")
+                raise ConfigError(f"{name} must be a number of 1 or more, not {value!r}")
         if self.enforce not in ("minute", "second"):
-            raise ConfigError(f"enforce is 'minute' or 'second', not {self.enforce!r}")
+            raise ConfigError(f"enforce must be 'minute' or 'second', not {self.enforce!r}")
         if self.burst is not None and (self.rpm is None or self.enforce == "second"):
             raise ConfigError("burst needs rpm, and contradicts enforce='second', which allows no burst")
         if self.outage is not None and (self.outage[0] < 0 or self.outage[1] < 0):
-            raise ConfigError(f"outage is (start index, count), both 0 or more, not {self.outage!r}")
+            raise ConfigError(f"outage must be (start index, count), both 0 or more, not {self.outage!r}")
         self.check_batches()
 
     @classmethod
@@ -241,7 +244,7 @@ def loopback(host: str) -> str:
     """Return ``host`` as a loopback address.
 
     Raises:
-        ConfigError: any other address, because the emulator serves this machine only.
+        ConfigError: it is another address; the emulator serves only this machine.
     """
     address = "127.0.0.1" if host == "localhost" else host
     try:
@@ -249,19 +252,18 @@ def loopback(host: str) -> str:
             return address
     except ValueError:
         pass
-    raise ConfigError(f"host is a loopback address such as 127.0.0.1, not {host!r}")
+    raise ConfigError(f"host must be a loopback address such as 127.0.0.1, not {host!r}")
 
 
 def load_answers(path: str | Path, *, prompt_field: str, answer_field: str) -> dict[str, str]:
-    """Read scripted answers from a file of JSON lines.
+    """Read scripted answers from a JSON Lines file, skipping blank lines.
 
     Args:
-        path: the file; blank lines are skipped.
         prompt_field: the field with the exact text of the prompt.
-        answer_field: the field with the answer's text.
+        answer_field: the field with the text of the answer.
 
     Raises:
-        ConfigError: the file cannot be read, or a line lacks a field; names file and line.
+        ConfigError: the file cannot be read, or a line lacks a field; the message names file and line.
     """
     answers: dict[str, str] = {}
     try:
@@ -296,11 +298,8 @@ _SCALE = 1 / (1 << 64)
 class FaultPlan:
     """The faults and latencies of one emulator.
 
-    Each random number is a hash of the seed and the request's index, so neither the order in which requests
-    finish nor another setting changes the faults.
-
-    Args:
-        settings: seed, rates, outage and latency.
+    Each random number is a hash of the seed and the request's index, so faults do not depend on other
+    settings or on the order in which requests finish.
     """
 
     def __init__(self, settings: EmulatorSettings) -> None:
@@ -317,7 +316,6 @@ class FaultPlan:
                 self._thresholds.append((total, kind))
 
     def fault(self, index: int) -> str | None:
-        """Return the fault of the request with this index, or ``None``."""
         if self._thresholds:
             uniform = self._uniform(b"fault", index)
             for threshold, kind in self._thresholds:
@@ -326,7 +324,7 @@ class FaultPlan:
         return None
 
     def latency(self, index: int, tokens: int) -> float:
-        """Return the seconds until a whole answer with ``tokens`` output tokens."""
+        """Return the seconds until a complete answer with ``tokens`` output tokens."""
         return self.first_token(index) + self._settings.per_token * tokens
 
     def first_token(self, index: int) -> float:
@@ -337,7 +335,7 @@ class FaultPlan:
         return settings.latency * math.exp(settings.latency_sigma * _NORMAL.inv_cdf(uniform))
 
     def in_outage(self, index: int, elapsed: float) -> bool:
-        """Return True during an outage.
+        """Whether the request is in an outage.
 
         Args:
             index: the request's index.

@@ -388,7 +388,7 @@ def test_a_pickled_client_refuses_and_says_what_to_do() -> None:
         try:
             pickle.dumps(client)
         except TypeError as error:
-            say(str("Make one in each process" in str(error)))
+            say(str("Create one in each process" in str(error)))
         """,
         out=["True"],
     )

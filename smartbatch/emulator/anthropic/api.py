@@ -39,7 +39,6 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 
 def message_events(message: Mapping[str, Any]) -> list[bytes]:
-    """Return the events of a message, a ping among them."""
     usage = message["usage"]
     start = {
         **message,
@@ -86,13 +85,10 @@ def _in_pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str,
 
 
 def parse_message(head: Head, fields: Mapping[str, Any]) -> ModelCall:
-    """Parse a request for a message, or raise :class:`ApiError`."""
     return _MessageCall(with_tools(parse_messages(head, fields), fields))
 
 
 class _MessageCall(ModelCall):
-    """A message to generate."""
-
     def __init__(self, request: GenerationRequest) -> None:
         self.model, self.prompt = request.model, request.prompt
         self.charge = request.input_tokens
@@ -159,14 +155,12 @@ def _body(request: GenerationRequest, answer: Completion, identity: str) -> dict
     }
 
 
-# from this limit on, remaining tokens are rounded to thousands, as the service rounds them
+# from this limit on, the service rounds remaining tokens to thousands
 _ROUNDED_FROM = 20_000
 _NAMES = {"requests": "requests", "tokens": "input-tokens", "output": "output-tokens"}
 
 
 class AnthropicApi(Api):
-    """Everything under ``/v1/messages``."""
-
     def serves(self, head: Head) -> bool:
         return head.path == "/v1/messages" or head.path.startswith("/v1/messages/")
 
@@ -256,7 +250,6 @@ class AnthropicApi(Api):
 
 
 def _key(head: Head) -> str:
-    """Return the key of a request, from its own header or a bearer token; empty if it has neither."""
     scheme, _, bearer = head.authorization.partition(" ")
     key = head.headers.get("x-api-key", "").strip()
     return key or (bearer.strip() if scheme.lower() == "bearer" else "")

@@ -34,7 +34,7 @@ MAX_LINES = 100_000
 MAX_BYTES = 256 * 1024 * 1024
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _UNSUPPORTED = ("stream", "speed")  # parameters of a message that a batch does not accept
-# the body of a 429 when the credit is used up, in real time and in the lines of a batch
+# the body of a 429 when the credit is used up, in real time and in batch lines
 SPEND_LIMIT_REACHED = error_body(
     429, "You have reached your enforced spend limit.", "enforced_spend_limit_reached"
 )
@@ -43,15 +43,13 @@ SPEND_LIMIT_REACHED = error_body(
 def parse_entries(
     fields: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], ModelCall], settings: EmulatorSettings
 ) -> list[Entry]:
-    """Return the requests of a create.
+    """Return the requests of a batch to create.
 
-    Errors in the parameters of a message appear only in the results of the batch, as at the service: such an
-    entry fails when it runs.
+    As with the service, errors in the parameters of a message appear only in the results of the batch: such
+    an entry fails when it runs.
 
     Args:
-        fields: the decoded body.
         parse: parses the parameters of one message, or raises ``ApiError``.
-        settings: scripted answers and the largest number of lines.
 
     Raises:
         ApiError: the batch itself is invalid.
@@ -107,7 +105,7 @@ def _entry(
 
 
 def batch_shape(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
-    """Return the JSON of a batch; the address of its results is the emulator's own."""
+    """Return the JSON of a batch. The URL of its results is on the emulator."""
     expiry = None if batch.ended_at is None else batch.ended_at + context.settings.batch_retention
     available = expiry is not None and context.now < expiry
     status = "ended" if batch.ended else "canceling" if batch.cancelling_at is not None else "in_progress"
@@ -126,9 +124,9 @@ def batch_shape(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
 
 
 def _counts(batch: BatchSnapshot) -> dict[str, int]:
-    """Return the counters; all but ``processing`` are zero until the whole batch has ended."""
+    """Return the counters. All except ``processing`` are zero until the batch has ended."""
     counts, ended = batch.counts, batch.ended
-    # This API has no failed batches: the failure of the batch counts as the failure of each request.
+    # This API has no failed batches: each request fails instead.
     errored = counts.total if batch.state == "failed" else counts.errored
     return {
         "processing": 0 if ended else counts.total,
@@ -178,14 +176,13 @@ _ROOT = "/v1/messages/batches"
 _PATH = re.compile(_ROOT + r"(?:/([^/]+)(?:/(cancel|results))?)?/?")
 _API = "anthropic"
 _PAGE, _MAX_PAGE = 20, 1000
-# The status of results that are requested before the end is not documented.
+# The documentation does not say which status early requests for results return.
 _STATUSES = {"not_found": 404, "gone": 404, "not_ended": 400, "enqueued": 429, "unavailable": 503}
 
 _Parse = Callable[[Head, Mapping[str, Any]], ModelCall]
 
 
 def is_about_batches(head: Head) -> bool:
-    """Whether the path is at or below ``/v1/messages/batches``."""
     return head.path == _ROOT or head.path.startswith(_ROOT + "/")
 
 
@@ -193,14 +190,11 @@ def answer(head: Head, body: bytes, context: BatchContext, *, key: str, parse: _
     """Return the reply to a request about batches.
 
     Args:
-        head: its head.
-        body: its body.
-        context: backend, settings and time.
-        key: the caller's credential, which sees its own batches only.
+        key: the caller's credential, which sees only its own batches.
         parse: parses the parameters of one message, or raises ``ApiError``.
 
     Raises:
-        ApiError: in Anthropic's shape.
+        ApiError: the request is invalid.
         AnswerLost: the answer to a create never arrives.
     """
     check_version(head)
@@ -259,7 +253,7 @@ def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
 def _page(
     batches: list[BatchSnapshot], limit: int, after: str | None, before: str | None
 ) -> tuple[list[BatchSnapshot], bool]:
-    """Return a page of batches, newest first, and whether more follow in its direction."""
+    """Return a page of batches, newest first, and whether more follow in that direction."""
     if before is not None:
         position = position_of(batches, before)
         if position is None:

@@ -53,12 +53,10 @@ def error_body(status: int, message: str, code: str | None = None) -> bytes:
 
 
 def api_error(status: int, message: str) -> ApiError:
-    """Return an error in Anthropic's shape; ``status`` is the HTTP status."""
     return ApiError(status, message, error_body(status, message))
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a request's body, or raise :class:`ApiError`."""
     try:
         return decode_object(body)
     except MalformedBody:
@@ -66,10 +64,10 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 
 def check_version(head: Head) -> str:
-    """Return the API version that a request names.
+    """Return the API version named by a request.
 
     Raises:
-        ApiError: the header is missing or the version unknown.
+        ApiError: the header is missing, or the version is unknown.
     """
     version = head.headers.get("anthropic-version")
     if version is None:
@@ -84,8 +82,7 @@ def parse_messages(head: Head, body: Mapping[str, Any], *, counting: bool = Fals
 
     Args:
         head: names the version, which decides whether sampling parameters are known.
-        body: the decoded body.
-        counting: True for a count of tokens, which needs no output cap.
+        counting: True for a count of tokens, which needs no output limit.
 
     Raises:
         ApiError: the API does not accept the request.
@@ -197,7 +194,7 @@ def _schema(config: Any) -> Mapping[str, Any] | None:
 
 
 def with_tools(request: GenerationRequest, body: Mapping[str, Any]) -> GenerationRequest:
-    """Return a parsed request with its tools, and whether it asks for thinking.
+    """Add tools and thinking to a parsed request.
 
     Raises:
         ApiError: the API rejects the tools, the choice or the turns.

@@ -1,7 +1,7 @@
 """The batch backend: files and batches, without the differences between the three Batch APIs.
 
-It uses no socket, clock or thread: the time is an argument, and each call first applies what has become due
-by then. Simulations call it with virtual time, the request handler with real time.
+It uses no sockets, clocks or threads: the time is an argument, and each call first applies what has become
+due by then. Simulations call it with virtual time, the request handler with real time.
 """
 
 from __future__ import annotations
@@ -46,14 +46,12 @@ class BatchBackend:
     sees only its own files and batches. ``now`` is monotonic seconds and never decreases.
 
     Args:
-        settings: times, limits and faults; see
-            :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
-        ledger: records what happens to batches. Without one, lines are run only while their results are
-            fetched, and count as succeeded when they are due.
+        ledger: records what happens to batches. Without one, lines run only while their results are fetched,
+            and count as succeeded when they are due.
         epoch: Unix seconds of the monotonic time 0.
 
     Attributes:
-        open_uploads: resumable uploads that have not ended, by their ids.
+        open_uploads: resumable uploads that have not ended, by ID.
     """
 
     open_uploads: dict[str, Any]
@@ -67,7 +65,7 @@ class BatchBackend:
         self._clear()
 
     def configure(self, settings: EmulatorSettings) -> None:
-        """Use other settings from now on; existing batches keep their timelines."""
+        """Use other settings from now on. Existing batches keep their timelines."""
         with self._lock:
             self._settings = settings
             self._rng = BatchRandomness(settings)
@@ -89,8 +87,6 @@ class BatchBackend:
     def unix(self, now: float) -> float:
         return self._epoch + now
 
-    # files
-
     def put_file(
         self,
         api: str,
@@ -106,14 +102,12 @@ class BatchBackend:
         """Store a file.
 
         Args:
-            name: its file name.
-            data: its bytes.
-            identity: the id that the client chose; ``None`` generates one.
+            identity: the ID chosen by the client; ``None`` generates one.
             purpose: its purpose or type, as the API names it.
             lifetime: seconds until it expires.
 
         Raises:
-            BatchBackendError: ``exists``, if there is a file with that id.
+            BatchBackendError: ``exists``, if there is a file with that ID.
         """
         with self._lock:
             self.advance(now)
@@ -122,7 +116,7 @@ class BatchBackend:
             )
 
     def file(self, api: str, key: str, file_id: str, now: float) -> StoredFile | None:
-        """Return a file, uploaded or with results; ``None`` for an unknown, deleted or expired one."""
+        """Return an uploaded file or a result file; ``None`` if it is unknown, deleted or expired."""
         with self._lock:
             self.advance(now)
             found = self._files.get((api, key), file_id, now)
@@ -132,7 +126,7 @@ class BatchBackend:
             return found
 
     def files(self, api: str, key: str, now: float) -> list[StoredFile]:
-        """Return the files of an account, those with results included, newest first."""
+        """Return the files of an account, including result files, newest first."""
         with self._lock:
             self.advance(now)
             found = [*self._files.all((api, key), now), *self._outputs(api, key, now)]
@@ -162,8 +156,6 @@ class BatchBackend:
         ]
         return [file for batch in batches for file in batch.result_files(now, retention)]
 
-    # batches
-
     def create(
         self,
         api: str,
@@ -181,13 +173,11 @@ class BatchBackend:
         """Create a batch and return it.
 
         Args:
-            entries: its requests.
             label: metadata or display name given by the client.
-            model: the model whose limit of enqueued tokens it counts for.
+            model: the model whose limit of enqueued tokens applies.
             endpoint: the endpoint of its lines.
-            file_id: its input file.
             problems: why its validation will fail.
-            identity: its id; ``None`` generates one.
+            identity: its ID; ``None`` generates one.
 
         Raises:
             BatchBackendError: ``no_such_file``, ``enqueued`` or ``bad_line``; no batch was created.
@@ -238,7 +228,7 @@ class BatchBackend:
         return batch.snapshot(now)
 
     def _bad_lines(self, api: str, index: int, entries: Sequence[Entry]) -> list[InputProblem]:
-        """Return a problem for each line with the fault ``refused_lines``, worded as by the API."""
+        """Return a problem for each line with the fault ``refused_lines``, in the words of the API."""
         if not self._rng.has_line_faults:
             return []
         bad = [
@@ -256,7 +246,7 @@ class BatchBackend:
         ]
 
     def batch(self, api: str, key: str, batch_id: str, now: float) -> BatchSnapshot | None:
-        """Return the state of a batch; ``None`` if there is none, or the fault ``get_lag`` hides it."""
+        """Return the state of a batch; ``None`` if there is none, or if the fault ``get_lag`` hides it."""
         with self._lock:
             batch = self._find(api, key, batch_id, now)
             if batch is None or self._is_hidden(batch, "get_lag", self._settings.batch_get_lag, now):
@@ -264,7 +254,7 @@ class BatchBackend:
             return batch.snapshot(now)
 
     def batches(self, api: str, key: str, now: float) -> list[BatchSnapshot]:
-        """Return an account's batches as they appear in lists, newest first."""
+        """Return an account's batches as listed, newest first."""
         with self._lock:
             self.advance(now)
             lag = self._settings.batch_list_lag
@@ -275,9 +265,9 @@ class BatchBackend:
             return sorted(shown, key=lambda batch: (-batch.created_at, -batch.index))
 
     def cancel(self, api: str, key: str, batch_id: str, now: float) -> BatchSnapshot | None:
-        """Cancel a batch and return it; a batch that has ended is unchanged. ``None`` if there is none.
+        """Cancel a batch, unless it has ended, and return it; ``None`` if there is none.
 
-        Lines that have run keep their results; the batch ends after ``batch_cancel_seconds``.
+        Lines that have run keep their results. The batch ends after ``batch_cancel_seconds``.
         """
         with self._lock:
             batch = self._find(api, key, batch_id, now)
@@ -290,17 +280,15 @@ class BatchBackend:
             return batch.snapshot(now)
 
     def delete(self, api: str, key: str, batch_id: str, now: float) -> bool:
-        """Remove a batch from all answers; return False if there is none. Its lines still run."""
+        """Hide a batch from now on; return False if there is none. Its lines still run."""
         with self._lock:
             batch = self._find(api, key, batch_id, now)
             if batch is not None:
                 batch.deleted = True
             return batch is not None
 
-    # results
-
     def outputs(self, api: str, key: str, batch_id: str, now: float) -> Iterable[OutputLine]:
-        """Return the results of a batch that has ended, with the damage of its faults.
+        """Return the results of a batch that has ended, damaged by its faults.
 
         Raises:
             BatchBackendError: ``not_found``, ``not_ended``, ``gone`` or ``unavailable``.
@@ -319,14 +307,14 @@ class BatchBackend:
         write: Callable[[OutputLine], bytes],
         part: str | None = None,
     ) -> Download:
-        """Return a download of results, with the damage of the batch's faults.
+        """Return a download of results, damaged by the batch's faults.
 
         Args:
-            write: encodes a line as JSON, without its line end.
+            write: encodes a line as JSON, without its line break.
             part: ``succeeded`` or ``failed`` (all others); ``all`` or ``None`` for all lines.
 
         Raises:
-            BatchBackendError: as :meth:`outputs`.
+            BatchBackendError: see :meth:`outputs`.
         """
         with self._lock:
             batch = self._ended(api, key, batch_id, now)
@@ -349,7 +337,7 @@ class BatchBackend:
         write: Callable[[OutputLine], bytes],
         part: str,
     ) -> int:
-        """Return the bytes of an undamaged download; 0 while there is none. See :meth:`fetch`."""
+        """Return the size of an undamaged download in bytes; 0 if there is none. See :meth:`fetch`."""
         with self._lock:
             try:
                 batch = self._ended(api, key, batch_id, now)
@@ -358,7 +346,7 @@ class BatchBackend:
             return sum(map(len, encode_lines(result_lines(batch, part), write)))
 
     def delivered(self, batch_id: str, lines: Sequence[OutputLine]) -> None:
-        """Record in the ledger that lines were sent; lines without their own answer do not count."""
+        """Record in the ledger that lines were sent. Lines without their own answer do not count."""
         with self._lock:
             if positions := [line.position for line in lines if line.correct and line.outcome == "succeeded"]:
                 self._record({"batch": batch_id, "event": "delivered", "positions": positions})
@@ -370,10 +358,8 @@ class BatchBackend:
         check_available(batch, now, self._settings.batch_retention, self._settings.batch_results_outage)
         return batch
 
-    # time
-
     def advance(self, now: float) -> None:
-        """Apply everything that has become due: late creates, lines and ends of batches."""
+        """Apply everything that is due: late creates, lines and ends of batches."""
         with self._lock:
             while self._late_creates and self._late_creates[0].timeline.created <= now:
                 batch = self._late_creates.pop(0)
@@ -439,7 +425,7 @@ class BatchBackend:
         return enqueued_limit_problem(batch, self._unfinished, self._settings.batch_enqueued_tokens, now)
 
     def _refuses_late(self, batch: StoredBatch) -> bool:
-        """Whether a batch above the limit of enqueued tokens is created first and then fails (OpenAI)."""
+        """Whether a batch above the limit of enqueued tokens is created and then fails, as with OpenAI."""
         return batch.api == "openai" and self._settings.batch_enqueued_refusal == "late"
 
     def _is_hidden(self, batch: StoredBatch, fault: str, seconds: float, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""One batch of the backend: the lines that have run, its state at a moment, and its entries in the ledger."""
+"""One batch of the backend: the lines that have run, its state at a point in time, and its ledger entries."""
 
 from __future__ import annotations
 
@@ -25,44 +25,42 @@ from smartbatch.emulator.parsed_requests import ApiError
 
 @define
 class BatchLine:
-    """A line of a batch that ran."""
-
-    batch: str  # the batch's id
-    position: int  # position of its request in the batch, from 0
-    custom_id: str | None  # its id, if any
-    prompt: str  # SHA-256 (hexadecimal) of its prompt, as for real-time calls
+    batch: str
+    position: int
+    custom_id: str | None
+    prompt: str  # SHA-256 of the prompt (hexadecimal), as for real-time calls
     at: float  # monotonic seconds
     billed: int  # billed tokens; 0 if it failed
-    lost: bool = False  # true if its answer was billed and is missing or malformed in the results
-    delivered: bool = False  # true if its whole answer was sent
+    lost: bool = False  # billed, but missing or malformed in the results
+    delivered: bool = False  # the whole answer was sent
 
 
 @define
 class BatchRecord:
-    """A create that arrived, and its batch. Times are monotonic seconds."""
+    """A request to create a batch, and the batch. Times are monotonic seconds."""
 
-    id: str  # the batch's identifier, also when no batch is created
+    id: str
     api: str  # ``openai``, ``anthropic`` or ``gemini``
     index: int  # number among the creates of its API
-    at: float  # when it arrived
-    # ``created`` (and answered), ``lost`` (created, the answer was lost), ``late`` (the answer was lost, the
-    # batch is created later), ``fenced`` (late, and not created because its input file was deleted first),
-    # ``dropped`` (not created) or ``refused``
+    at: float
+    # ``created`` (and answered), ``lost`` (created, but the answer was lost), ``late`` (the answer was lost,
+    # and the batch is created later), ``fenced`` (late, but not created because its input file was deleted
+    # first), ``dropped`` (not created) or ``refused``
     outcome: str
-    total: int  # number of its lines
+    total: int
     label: Mapping[str, str]  # metadata or display name given by the client
-    custom_id: str | None  # of its first line, if any
-    created_at: float | None = None  # if it was created
-    cancelled_at: float | None = None  # when it was cancelled
-    ended_at: float | None = None  # when it ended
-    state: str | None = None  # its final state
-    lines: dict[int, BatchLine] = field(factory=dict, repr=False)  # the lines that ran, by position
+    custom_id: str | None
+    created_at: float | None = None
+    cancelled_at: float | None = None
+    ended_at: float | None = None
+    state: str | None = None
+    lines: dict[int, BatchLine] = field(factory=dict, repr=False)  # lines that have run, by position
 
 
 class BatchLedger:
     """All creates since the start or the last reset.
 
-    It is written by events that can be encoded as JSON, so that a file of them restores it.
+    It consists of events that can be encoded as JSON, so it can be restored from a file of them.
     """
 
     def __init__(self) -> None:
@@ -73,7 +71,7 @@ class BatchLedger:
         return tuple(self._records.values())
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Apply an event; one of a batch from before a reset is ignored."""
+        """Apply an event. Events of batches from before a reset are ignored."""
         name, what = event["batch"], event["event"]
         if what == "create":
             fields = {key: value for key, value in event.items() if key not in ("batch", "event")}
@@ -103,7 +101,6 @@ class BatchLedger:
         return [line for record in self.records for line in tuple(record.lines.values())]
 
     def summary(self) -> dict[str, Any]:
-        """Return counts that can be encoded as JSON."""
         records, lines = self.records, self.lines()
         created = [record for record in records if record.created_at is not None]
         billed = [line for line in lines if line.billed]
@@ -122,7 +119,6 @@ class BatchLedger:
         }
 
     def full(self) -> list[dict[str, Any]]:
-        """Return every create and its lines as values that can be encoded as JSON."""
         return [
             {**asdict(record, recurse=False), "label": dict(record.label), "lines": _plain(record)}
             for record in self.records
@@ -133,14 +129,14 @@ def _plain(record: BatchRecord) -> list[dict[str, Any]]:
     return [asdict(line) for _, line in sorted(record.lines.items())]
 
 
-# the largest answer that is kept; larger ones (vectors) are computed again when they are fetched
+# maximum size of answers kept in memory; larger ones (vectors) are computed again when fetched
 _CACHED_BYTES = 4096
 _UNDOCUMENTED_STATUS = "rebalancing"
 
 
 @frozen
 class LineResult:
-    """The result of a line that ran; ``error`` and ``status`` as in :class:`Line`."""
+    """The result of a line that has run. ``error`` and ``status`` are those of :class:`OutputLine`."""
 
     error: str | None
     status: int
@@ -184,7 +180,7 @@ class StoredBatch:
 
     @cached_property
     def charge(self) -> int:
-        """Tokens it counts for the limit of enqueued tokens until it has ended."""
+        """Tokens charged to the limit of enqueued tokens until the batch has ended."""
         return sum(entry.charge for entry in self.entries)
 
     def set_timeline(self, timeline: Timeline) -> None:
@@ -194,11 +190,10 @@ class StoredBatch:
         self.final = timeline.final
 
     def cancel(self, now: float, seconds: float) -> None:
-        """Cancel it; a second call, or one after its end, changes nothing.
+        """Cancel the batch, unless it was canceled or has ended.
 
         Args:
-            now: monotonic seconds.
-            seconds: seconds until it has ended.
+            seconds: time until it ends.
         """
         if self.cancelled_at is not None or now >= self.ended_at:
             return
@@ -208,7 +203,7 @@ class StoredBatch:
         self.stop_at, self.ended_at, self.final = now, now + seconds, "cancelled"
 
     def create_event(self, now: float, outcome: str) -> dict[str, Any]:
-        """Return the ledger's event of its create; see :class:`BatchRecord` for the outcomes."""
+        """Return the ledger event of its create. :class:`BatchRecord` lists the outcomes."""
         return {
             "batch": self.id,
             "event": "create",
@@ -232,11 +227,11 @@ class StoredBatch:
         return self.rng.identity("line", self.id, position)
 
     def body(self, position: int) -> bytes:
-        """Return the answer of a line that succeeded, or its error."""
+        """Return the answer of a line, or its error."""
         return self.body_of(position, self.ran[position])
 
     def body_of(self, position: int, ran: LineResult) -> bytes:
-        """Return the body of a result; a body that is not kept is made again."""
+        """Return the body of a result, computing it again if it was not kept."""
         if ran.body is not None:
             return ran.body
         return _body_of(self.entries[position].run(self.identity(position)).body, ran.faults)
@@ -254,7 +249,7 @@ class StoredBatch:
         return "running" if now < plan.finalizing else "finalizing"
 
     def snapshot(self, now: float) -> BatchSnapshot:
-        """Return its state at ``now``; lines that are due and have not been run count as succeeded."""
+        """Return its state at ``now``. Lines that are due but have not been run count as succeeded."""
         state, plan, due = self.state(now), self.timeline, self.due(now)
         ended = now >= self.ended_at
         succeeded = due - sum(ran.error is not None for ran in self.ran)
@@ -287,10 +282,9 @@ class StoredBatch:
         )
 
     def result_files(self, now: float, retention: float) -> list[StoredFile]:
-        """Return the files with its results, except deleted ones.
+        """Return its result files, except deleted ones.
 
         Args:
-            now: monotonic seconds.
             retention: seconds they are kept after its end.
         """
         if self.api == "gemini" and self.file_id is None:
@@ -307,7 +301,7 @@ class StoredBatch:
         ]  # fmt: skip
 
     def _file_ids(self, succeeded: int) -> tuple[str | None, str | None]:
-        """Return the ids of its result files, which never change; Gemini has one file."""
+        """Return the IDs of its result files, which never change. Gemini has one file."""
         if self.api == "gemini":
             return f"batch-{self.rng.identity('results', self.id, 'all')}", None
         output_id, error_id = (
@@ -367,10 +361,8 @@ def enqueued_limit_problem(
     """Return the problem of a batch that exceeds the limit of enqueued tokens, or ``None``.
 
     Args:
-        batch: the batch.
         others: batches that have not ended.
         limit: enqueued tokens of a model; ``None`` for no limit.
-        now: monotonic seconds.
     """
     if limit is None:
         return None

@@ -1,4 +1,4 @@
-"""The results of a batch: its lines in the order of the download, with the damage of its faults."""
+"""The results of a batch: its lines in the order of the download, damaged by its faults."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ def check_available(batch: StoredBatch, now: float, retention: float, outage: fl
     """Raise ``BatchBackendError`` if the results of a batch are not available.
 
     Args:
-        now: monotonic seconds.
-        retention: seconds its results are kept after its end.
-        outage: seconds after its end in which the fault ``results_unavailable`` applies.
+        retention: seconds the results are kept after the end.
+        outage: seconds after the end during which the fault ``results_unavailable`` applies.
     """
     if not batch.closed:
         raise BatchBackendError("not_ended", f"Batch {batch.id} has not ended yet.")
@@ -28,10 +27,9 @@ def check_available(batch: StoredBatch, now: float, retention: float, outage: fl
 
 
 def result_lines(batch: StoredBatch, part: str | None = None) -> list[OutputLine]:
-    """Return the lines of a batch that has ended, with the damage of its faults.
+    """Return the lines of a batch that has ended, damaged by its faults.
 
     Args:
-        batch: the batch.
         part: ``succeeded`` or ``failed`` (all others); ``all`` or ``None`` for both.
     """
     if batch.final == "failed":
@@ -45,7 +43,7 @@ def result_lines(batch: StoredBatch, part: str | None = None) -> list[OutputLine
 
 
 def _all_failed(batch: StoredBatch) -> list[OutputLine]:
-    """Return the lines of a batch that failed its validation in an API without failed batches."""
+    """Return the lines of a batch that failed its validation, for an API without failed batches."""
     return [
         OutputLine(
             entry.custom_id,
@@ -70,7 +68,7 @@ def _lines(batch: StoredBatch, position: int) -> Iterator[OutputLine]:
 
 
 def lines_as_run(batch: StoredBatch, now: float) -> Iterator[OutputLine]:
-    """Run the lines of a batch without faults one by one and yield their results without keeping them."""
+    """Run the lines of a batch without faults one by one and yield their results without storing them."""
     due = batch.due(now)
     for position, entry in enumerate(batch.entries):
         yield _line(batch, position, entry, batch.result(position, entry) if position < due else None)
@@ -113,7 +111,6 @@ def _damaged(batch: StoredBatch, line: OutputLine, position: int) -> Iterator[Ou
 
 
 def _other(batch: StoredBatch, position: int) -> int | None:
-    """Return the position of the next other line that succeeded, cyclically, or ``None``."""
     count = len(batch.ran)
     for step in range(1, count):
         other = (position + step) % count
@@ -123,11 +120,10 @@ def _other(batch: StoredBatch, position: int) -> int | None:
 
 
 def encode_lines(lines: Iterable[OutputLine], write: Callable[[OutputLine], bytes]) -> list[bytes]:
-    """Return the lines as bytes with their line ends, and with their damage.
+    """Return the lines as bytes with line breaks, and with their damage.
 
     Args:
-        lines: the lines.
-        write: encodes a line as JSON, without its line end.
+        write: encodes a line as JSON, without its line break.
     """
     return [_damage(write(line), line.damage) + b"\n" for line in lines]
 
@@ -142,8 +138,8 @@ def truncate_download(pieces: list[bytes], fraction: float) -> tuple[bytes, int]
     """Return the first part of a download, and the number of whole lines in it.
 
     Args:
-        pieces: its lines with their ends.
-        fraction: from 0 to 1; the position of the cut, and whether it is at the end of a line.
+        pieces: its lines with line breaks.
+        fraction: from 0 to 1; determines the position of the cut, and whether it is at the end of a line.
     """
     count = int(fraction * len(pieces))
     whole = b"".join(pieces[:count])

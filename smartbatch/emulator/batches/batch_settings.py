@@ -12,18 +12,18 @@ from smartbatch._words import seconds_of
 from smartbatch.errors import ConfigError
 from smartbatch.types import Duration
 
-# ``fault_for(index, label)`` names the faults of a create and its batch; ``None`` draws them at random
+# ``fault_for(index, label)`` names the faults of a create and its batch; ``None`` for random ones
 BatchFaultFor: TypeAlias = "Callable[[int, Mapping[str, str]], str | Sequence[str] | None]"
 
-# ``fault_for(index, position, custom_id)`` names the fault of a line; ``None`` draws it at random
+# ``fault_for(index, position, custom_id)`` names the fault of a line; ``None`` for a random one
 LineFaultFor: TypeAlias = "Callable[[int, int, str | None], str | None]"
 
-# the faults of a create and of a whole batch, with their effects; a rate is the probability per batch
+# the faults of a create and of a whole batch, with their effects; rates are probabilities per batch
 BATCH_FAULTS = {
     "lost_create": "the batch is created, then the connection is reset before the answer",
     "dropped_create": "the connection is reset before the batch is created",
     "late_create": "the answer is lost, and the batch is created up to batch_late_seconds later",
-    "fail_validation": "the batch fails its validation, no line runs",
+    "fail_validation": "the batch fails its validation; no line runs",
     "stuck": "the batch never ends, unless it is cancelled",
     "cancelled_elsewhere": "somebody cancels the batch in the console when half of its lines have run",
     "expire_part": "the batch expires when half of its lines have run",
@@ -31,29 +31,29 @@ BATCH_FAULTS = {
     "no_money_lines": "every line fails because the credit is used up",
     "list_lag": "the batch is missing from lists for up to batch_list_lag seconds",
     "get_lag": "the batch is not found by its id for up to batch_get_lag seconds",
-    "shuffled": "results in another order than the requests",
+    "shuffled": "the results are in a different order than the requests",
     "wrong_counts": "the counts do not add up",
-    "results_unavailable": "downloads are answered 503 for batch_results_outage seconds after the end",
+    "results_unavailable": "downloads return 503 for batch_results_outage seconds after the end",
     "cut_download": "the first download of each result file is truncated, without an error",
     "odd_status": "an undocumented status during the first half of the run",
     "cancel_completes": "the batch is completed although it was cancelled",
 }
 
-# the faults of single lines, with their effects; a rate is the probability per line
+# the faults of single lines, with their effects; rates are probabilities per line
 LINE_FAULTS = {
-    "missing_lines": "the line ran and is billed, and is in no result",
+    "missing_lines": "the line runs and is billed, but is missing from the results",
     "doubled_lines": "two results under the same id, with different answers",
-    "malformed_lines": "the result is cut, or no JSON at all",
-    "swapped_answers": "the answer of another line under this id",
+    "malformed_lines": "the result is truncated or not JSON",
+    "swapped_answers": "the result has the answer of another line",
     "status_zero": "a failed line with status code 0 (OpenAI), or without any known error",
     "item_error": "the line fails with an error of the service: sending it again may help",
     "item_invalid": "the line is refused: sending it again does not help",
-    "no_usage": "the answer says nothing about tokens",
+    "no_usage": "the answer has no token usage",
     "refused_lines": "the whole batch is refused because of the line, before any line has run",
-    "foreign_lines": "an additional result with an id of no request",
+    "foreign_lines": "an additional result whose id belongs to no request",
 }
 
-# A batch (or line) has at most one fault of each group; faults outside the groups are independent.
+# A batch or line has at most one fault of each group. Faults outside the groups are independent.
 _GROUPS = (
     ("lost_create", "dropped_create", "late_create"),
     ("fail_validation", "stuck", "cancelled_elsewhere", "expire_part", "expire_all", "no_money_lines"),
@@ -62,18 +62,17 @@ _GROUPS = (
 
 
 def fault_group(name: str) -> tuple[str, ...]:
-    """Return the group of mutually exclusive faults of this fault, itself included."""
+    """Return the faults that exclude each other, including this one."""
     return next((group for group in _GROUPS if name in group), (name,))
 
 
 def in_seconds(value: Duration, setting: Attribute[Any]) -> float:
-    """Return the seconds of a setting; the range of a number is checked with those of all others."""
+    """Return a setting in seconds. Ranges are checked later, together with those of other numbers."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return cast("float", value) if plain else seconds_of(setting.name, value)
 
 
 def seconds(default: float) -> Any:
-    """Declare a setting that is a duration."""
     return field(default=default, converter=Converter(in_seconds, takes_field=True))
 
 
@@ -83,7 +82,7 @@ def _batch_faults(faults: Mapping[str, float]) -> dict[str, float]:
         if name not in known:
             raise ConfigError(f"unknown batch fault {name!r}; use one of {', '.join(known)}")
         if not 0 <= rate <= 1:
-            raise ConfigError(f"the rate of batch fault {name!r} is from 0 to 1, not {rate!r}")
+            raise ConfigError(f"the rate of batch fault {name!r} must be from 0 to 1, not {rate!r}")
     for group in _GROUPS:
         if sum(faults.get(name, 0.0) for name in group) > 1 + 1e-9:
             raise ConfigError(f"the rates of {', '.join(group)} in batch_faults add up to more than 1")
@@ -92,21 +91,21 @@ def _batch_faults(faults: Mapping[str, float]) -> dict[str, float]:
 
 @frozen(kw_only=True)
 class BatchSettings:
-    """The settings of batches. Times are seconds, or texts such as ``6h30min``.
+    """The settings of batches. Times are seconds, or strings such as ``6h30min``.
 
     Args:
-        batch_validating: from the create until the batch is queued, or its validation failed.
+        batch_validating: from the create until the batch is queued or its validation fails.
         batch_queueing: from the validation until the first line runs.
-        batch_turnaround: median from create to end, validation and queue included.
+        batch_turnaround: median from create to end, including validation and queue.
         batch_turnaround_sigma: sigma of the lognormal distribution around it; 0 makes all equal.
         batch_window: from the create until the lines that have not run expire.
         batch_cancel_seconds: from a cancel until the batch has ended.
         batch_retention: from the end until the results are deleted; 29 days by default (Anthropic's).
-        batch_enqueued_tokens: prompt tokens that the unfinished batches of a model may have together.
+        batch_enqueued_tokens: maximum prompt tokens in the unfinished batches of a model.
         batch_enqueued_refusal: above this limit, ``"late"`` creates the batch, whose validation then fails
             (OpenAI; the other APIs always answer early), ``"early"`` answers the create with 429.
-        batch_max_lines: most lines of a batch; ``None`` for the provider's own limit.
-        batch_max_bytes: most bytes of a batch's input; ``None`` for the provider's own limit.
+        batch_max_lines: maximum lines of a batch; ``None`` for the provider's own limit.
+        batch_max_bytes: maximum bytes of a batch's input; ``None`` for the provider's own limit.
         batch_faults: rates by the names in :data:`BATCH_FAULTS` and :data:`LINE_FAULTS`.
         batch_fault_for: names the faults of a create by its index and label; in-process only.
         batch_line_fault_for: names the fault of a line by the index of its batch, its position and its
@@ -145,31 +144,29 @@ class BatchSettings:
     batch_error_details: bool = False
 
     def check_batches(self) -> None:
-        """Raise ``ConfigError`` for a value out of its range; the text names the setting."""
+        """Raise ``ConfigError`` for a value out of range; the message names the setting."""
         optional = {"batch_enqueued_tokens", "batch_max_lines", "batch_max_bytes"}
         for attribute in fields(BatchSettings):
             name, value = attribute.name, getattr(self, attribute.name)
             if name in optional:
                 if value is not None and not (math.isfinite(value) and value >= 1):
-                    raise ConfigError(f"{name} is a number of 1 or more, not {value!r}")
+                    raise ConfigError(f"{name} must be a number of 1 or more, not {value!r}")
             elif attribute.type in ("float", float) and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{name} is a number of 0 or more, not {value!r}")
+                raise ConfigError(f"{name} must be a number of 0 or more, not {value!r}")
         if self.batch_enqueued_refusal not in ("late", "early"):
             raise ConfigError(
-                f"batch_enqueued_refusal is 'late' or 'early', not {self.batch_enqueued_refusal!r}"
+                f"batch_enqueued_refusal must be 'late' or 'early', not {self.batch_enqueued_refusal!r}"
             )
 
 
 def checked_names(named: str | Sequence[str] | None, known: Mapping[str, Any], hook: str) -> tuple[str, ...]:
-    """Return the faults a hook named.
+    """Return the faults named by a hook.
 
     Args:
-        named: the names it returned.
-        known: the names it may use.
-        hook: the setting's name, for the error.
+        hook: the name of the setting, for the error.
 
     Raises:
-        ConfigError: a name is unknown.
+        ConfigError: a name is not among the ``known`` ones.
     """
     names = () if named is None else (named,) if isinstance(named, str) else tuple(named)
     for name in names:

@@ -1,4 +1,4 @@
-"""A batch backend that several processes share: each replays the journal of all changes, in a folder.
+"""A batch backend shared by several processes: each replays the journal of all changes, in a folder.
 
 The progress of a batch at any moment follows from its create and cancel, so nothing else is stored.
 """
@@ -30,19 +30,19 @@ from smartbatch.emulator.batches.batch_records import (
 from smartbatch.emulator.settings import EmulatorSettings
 
 _ACCOUNT = ("sim", "")
-_BLOCK = 1000  # lines of an input that are in memory at the same time
+_BLOCK = 1000  # lines of an input file in memory at the same time
 
 
 class SharedBackend:
     """The files and batches of one folder. Thread-safe. Times are Unix seconds.
 
-    Each change is one line of the journal, written at once; all processes apply the lines in the same order,
-    so they agree on what came first. A clock that goes back counts as stopped.
+    Each change is a line of the journal, written immediately. All processes apply the lines in the same
+    order, so they agree on the order of changes. A clock that is set back counts as stopped.
 
     Args:
-        folder: holds the journal and the uploaded files; created if missing.
+        folder: contains the journal and the uploaded files; created if missing.
         settings: times of batches; a batch keeps those of the process that created it.
-        read: makes a request from a line of an input file.
+        read: parses a line of an input file.
     """
 
     def __init__(self, folder: Path, settings: EmulatorSettings, read: Callable[[bytes], Entry]) -> None:
@@ -54,10 +54,7 @@ class SharedBackend:
         self._lock = threading.RLock()
         self._forget()
 
-    # files
-
     def upload(self, name: str, source: Path, now: float) -> StoredFile:
-        """Store a copy of ``source``."""
         file_id = f"file-{secrets.token_hex(12)}"
         shutil.copyfile(source, self._folder / file_id)
         found: StoredFile = self._change("put_file", now, name=name, identity=file_id)
@@ -72,14 +69,12 @@ class SharedBackend:
         return (self._folder / file_id).stat().st_size
 
     def delete_file(self, file_id: str, now: float) -> None:
-        """Delete a file, if it exists; a batch made from it keeps its lines."""
+        """Delete a file, if it exists. A batch created from it keeps its lines."""
         if self._change("delete_file", now, file_id=file_id):
             self._remove_unused(file_id, now)
 
-    # batches
-
     def create(self, file_id: str, mark: str, size: int, now: float) -> BatchSnapshot:
-        """Create a batch of the ``size`` lines of a file.
+        """Create a batch from the ``size`` lines of a file.
 
         Raises:
             BatchBackendError: ``no_such_file``.
@@ -97,13 +92,11 @@ class SharedBackend:
         return found
 
     def batch(self, batch_id: str, now: float) -> BatchSnapshot | None:
-        """Return a batch, or ``None``."""
         with self._lock:
             backend, now = self._current(now)
             return backend.batch(*_ACCOUNT, batch_id, now)
 
     def batches(self, now: float) -> list[BatchSnapshot]:
-        """Return the batches, newest first."""
         with self._lock:
             backend, now = self._current(now)
             return backend.batches(*_ACCOUNT, now)
@@ -113,13 +106,12 @@ class SharedBackend:
         self._change("cancel", now, batch_id=batch_id)
 
     def delete(self, batch_id: str, now: float) -> None:
-        """Delete a batch, if it exists."""
         batch = self.batch(batch_id, now)
         if self._change("delete", now, batch_id=batch_id) and batch is not None and batch.file_id is not None:
             self._remove_unused(batch.file_id, now)
 
     def outputs(self, batch_id: str, now: float) -> Iterable[OutputLine]:
-        """Return the results of a batch that has ended; they are made while they are read.
+        """Return the results of a batch that has ended, computed while they are read.
 
         Raises:
             BatchBackendError: ``not_found``, ``not_ended`` or ``gone``.
@@ -127,8 +119,6 @@ class SharedBackend:
         with self._lock:
             backend, now = self._current(now)
             return backend.outputs(*_ACCOUNT, batch_id, now)
-
-    # the journal
 
     def _forget(self) -> None:
         self._backend = BatchBackend(self._settings, None)
@@ -146,7 +136,9 @@ class SharedBackend:
         with self._lock:
             journal = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(journal, f"\n{change}\n".encode())  # a full disk may have cut the line before
+                os.write(
+                    journal, f"\n{change}\n".encode()
+                )  # a full disk may have truncated the previous line
             finally:
                 os.close(journal)
             outcomes = self._replay(now)
@@ -166,7 +158,9 @@ class SharedBackend:
             return outcomes
         with journal:
             status = os.fstat(journal.fileno())
-            if status.st_ino != self._inode or status.st_size < self._offset:  # somebody cleared the folder
+            if (
+                status.st_ino != self._inode or status.st_size < self._offset
+            ):  # another process cleared the folder
                 self._forget()
                 self._inode = status.st_ino
             journal.seek(self._offset)
@@ -181,7 +175,7 @@ class SharedBackend:
         return outcomes
 
     def _apply(self, now: float, what: str, at: float, **details: Any) -> Any:
-        """Apply a change; it is skipped, together with its file, if its results are no longer kept."""
+        """Apply a change. If its results are no longer kept, skip it and its file."""
         if at < now - self._settings.batch_window - self._settings.batch_retention:
             if what == "put_file":
                 (self._folder / details["identity"]).unlink(missing_ok=True)
@@ -202,18 +196,18 @@ class SharedBackend:
             return error
 
     def _remove_unused(self, file_id: str, now: float) -> None:
-        """Remove an uploaded file from the disk unless it can still be named, or a batch was made from it."""
+        """Delete an uploaded file from disk unless it can still be used, or a batch was created from it."""
         named = [file.id for file in self.files(now)] + [batch.file_id for batch in self.batches(now)]
         if file_id not in named:
             (self._folder / file_id).unlink(missing_ok=True)
 
 
 class InputFile(Sequence[Entry]):
-    """The requests in an input file, read as they are needed.
+    """The requests in an input file, read when needed.
 
     Args:
-        size: number of its lines.
-        read: makes a request from a line.
+        size: number of lines.
+        read: parses a line.
     """
 
     def __init__(self, path: Path, size: int, read: Callable[[bytes], Entry]) -> None:

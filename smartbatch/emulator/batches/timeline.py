@@ -15,16 +15,13 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 _NORMAL = NormalDist()
 _SCALE = 1 / (1 << 64)
-_FINALIZING = 0.1  # the fraction of a run after its last line, in which the results are prepared
+_FINALIZING = 0.1  # fraction of a run after its last line, for preparing the results
 
 
 class BatchRandomness:
     """The random numbers of one backend.
 
-    Each number is a hash of the seed and of its purpose, so no other batch or line changes it.
-
-    Args:
-        settings: seed, rates and hooks.
+    Each number is a hash of the seed and its purpose, so it does not depend on other batches or lines.
     """
 
     def __init__(self, settings: EmulatorSettings) -> None:
@@ -48,7 +45,7 @@ class BatchRandomness:
         """Return the faults of a create and its batch.
 
         Raises:
-            ConfigError: the hook names an unknown fault.
+            ConfigError: the hook named an unknown fault.
         """
         hook = self._settings.batch_fault_for
         if hook is not None and (named := hook(index, label)) is not None:
@@ -60,7 +57,6 @@ class BatchRandomness:
         return bool(self._of_lines) or self._settings.batch_line_fault_for is not None
 
     def line_faults(self, api: str, index: int, position: int, custom_id: str | None) -> frozenset[str]:
-        """Return the faults of a line; see :meth:`batch_faults`."""
         hook = self._settings.batch_line_fault_for
         if hook is not None and (named := hook(index, position, custom_id)) is not None:
             return frozenset(checked_names(named, LINE_FAULTS, "batch_line_fault_for"))
@@ -89,27 +85,26 @@ class BatchRandomness:
 
 @frozen
 class Timeline:
-    """The times of a batch that is not cancelled, in monotonic seconds."""
+    """The times of a batch that is not canceled, in monotonic seconds."""
 
-    created: float  # when it starts to exist
-    validated: float  # when its validation ends
-    started: float  # when its first line starts
-    run_seconds: float  # seconds that all lines take together
+    created: float
+    validated: float
+    started: float
+    run_seconds: float  # seconds for all lines together
     finalizing: float  # when its last line has run; infinite if some never run
-    ended: float  # when it ends; infinite if it is stuck
-    expires: float  # when the lines that have not run expire
-    total: int  # number of its lines
-    runs: int  # how many of them run at most
-    final: Literal["completed", "failed", "expired", "cancelled"]  # its final state
+    ended: float  # infinite if the batch is stuck
+    expires: float  # when lines that have not run expire
+    total: int
+    runs: int  # maximum number of lines that run
+    final: Literal["completed", "failed", "expired", "cancelled"]
 
     def ran(self, now: float) -> int:
-        """Return how many lines have run; they run in order."""
         if now < self.started or not self.runs:
             return 0
         if now >= self.line_at(self.runs - 1):
             return self.runs
         done = int((now - self.started) / self.run_seconds * self.total)
-        # Rounding errors of the division are corrected by the times of the lines.
+        # Rounding errors of the division are corrected with the times of the lines.
         while done and self.line_at(done - 1) > now:
             done -= 1
         while self.line_at(done) <= now:
@@ -132,11 +127,9 @@ def timeline(
     """Return the timeline of a batch.
 
     Args:
-        settings: durations and the completion window.
         created: monotonic seconds of its creation.
-        turnaround: seconds from then to its end.
-        total: number of its lines.
-        faults: its faults.
+        turnaround: seconds from its creation to its end.
+        total: number of lines.
         failing: its validation fails.
     """
     validated = created + settings.batch_validating

@@ -1,7 +1,7 @@
 """Google's Gemini API under ``/v1`` and ``/v1beta``: real-time calls, models and errors.
 
-It has no rate limit headers. ``batches`` and ``files`` have the rest.
-Source: the types of ``google-genai`` 3.4 and Google's API reference of November 2026.
+It has no rate limit headers. Source: the types of ``google-genai`` 3.4 and Google's API reference of November
+2026.
 """
 
 from __future__ import annotations
@@ -45,11 +45,9 @@ _FINISH_REASONS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 
 
 def generate(model: str, fields: Mapping[str, Any], *, stream: bool = False, sse: bool = False) -> ModelCall:
-    """Parse a ``generateContent``, or raise :class:`ApiError`.
+    """Parse a ``generateContent``.
 
     Args:
-        model: the model of the path.
-        fields: the decoded body.
         stream: True for ``streamGenerateContent``.
         sse: True for a stream of events (``alt=sse``), False for one JSON array.
     """
@@ -57,25 +55,22 @@ def generate(model: str, fields: Mapping[str, Any], *, stream: bool = False, sse
 
 
 def embed(model: str, fields: Mapping[str, Any]) -> ModelCall:
-    """Parse a ``batchEmbedContents``, or raise :class:`ApiError`."""
     return _GeminiEmbeddings(model, *embedded_texts(model, fields))
 
 
 def generate_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
-    """Parse a request of a ``batchGenerateContent``, or raise :class:`ApiError`."""
+    """Parse a request of a ``batchGenerateContent``."""
     check_fields(request)
     return generate(model, request)
 
 
 def embed_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
-    """Parse a request of an ``asyncBatchEmbedContent``, or raise :class:`ApiError`."""
+    """Parse a request of an ``asyncBatchEmbedContent``."""
     texts, dimensions = embedded_texts(model, {"requests": [{**request, "model": f"models/{model}"}]})
     return _GeminiEmbedding(model, texts[0], dimensions)
 
 
 class _GeminiGeneration(ModelCall):
-    """A ``generateContent``, streamed or not."""
-
     def __init__(self, request: GenerationRequest, *, sse: bool) -> None:
         self.model, self.prompt, self.charge = request.model, request.prompt, request.input_tokens
         self.tier = request.tier
@@ -123,7 +118,7 @@ class _GeminiEmbeddings(ModelCall):
 
 
 class _GeminiEmbedding(ModelCall):
-    """One request of an ``asyncBatchEmbedContent``: one content, one vector."""
+    """A request of an ``asyncBatchEmbedContent``: one content, one vector."""
 
     def __init__(self, model: str, text: str, dimensions: int) -> None:
         self.model, self.prompt, self.charge = model, text, count_tokens(text)
@@ -136,7 +131,7 @@ class _GeminiEmbedding(ModelCall):
 
 
 def _chunks(request: GenerationRequest, answer: Completion, frame: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the chunks of a stream; only the finish reason of the last chunk marks its end."""
+    """Return the chunks of a stream, whose end is marked only by the finish reason of the last chunk."""
     *pieces, last = words_of(answer.text) or [""]
     chunks = [_chunk([part], request, answer, frame, 1) for part in _thoughts(answer)]
     chunks += [
@@ -153,7 +148,7 @@ def _thoughts(answer: Completion) -> list[dict[str, Any]]:
 
 
 def _calls(answer: Completion) -> list[dict[str, Any]]:
-    """Return the calls of an answer; the signature stands next to the first, as with the service."""
+    """Return the calls of an answer. As with the service, the first one has the signature."""
     parts: list[dict[str, Any]] = [
         {"functionCall": {"name": call.name, "args": call.arguments}} for call in answer.calls
     ]
@@ -189,7 +184,7 @@ def _logprobs(answer: Completion, alternatives: int) -> dict[str, Any]:
 
 
 def _usage(request: GenerationRequest, answer: Completion | None, output_tokens: int) -> dict[str, Any]:
-    """Return the usage; zero counters are omitted, as everywhere in this API."""
+    """Return the usage without zero counters, which this API omits everywhere."""
     input_tokens = request.input_tokens
     usage: dict[str, Any] = {
         "promptTokenCount": input_tokens,
@@ -214,8 +209,6 @@ _DEFAULT_MODELS = ("gemini-3.8-flash", "gemini-2.5-flash", "gemini-embedding-001
 
 
 class GeminiApi(Api):
-    """Generation, streams, embeddings, counting and models."""
-
     def serves(self, head: Head) -> bool:
         known = head.path.startswith(("/v1beta/", "/upload/", "/download/"))
         return known or bool(_CALL.fullmatch(head.path)) or _key(head) is not None
@@ -307,7 +300,7 @@ class GeminiApi(Api):
         return ServerReply(429, _exhausted(*quota, str(exceeded.limit), model, f"{exceeded.wait or 0:.9f}s"))
 
     def quota_exhausted(self, model: str) -> ServerReply:
-        # The service names this wait, although the quota is available again only at midnight.
+        # The service names this wait, although the quota becomes available only at midnight.
         quota = ("generate_requests", "GenerateRequestsPerDayPerProjectPerModel")
         return ServerReply(429, _exhausted(*quota, "250", model, "12.345678901s"))
 
@@ -362,7 +355,6 @@ def _retry_info(delay: str) -> dict[str, Any]:
 
 
 def _key(head: Head) -> str | None:
-    """Return the key of a request, from its header or its query; ``None`` if it has neither."""
     if (key := head.headers.get("x-goog-api-key")) is not None:
         return key.strip()
     return next(iter(head.parameters.get("key", ())), None)

@@ -1,6 +1,6 @@
 """Gemini's batches under ``/v1`` and ``/v1beta``: create, get, list, cancel and delete.
 
-Source: what ``google-genai`` 3.4 sends and reads, and Google's API reference of November 2026.
+Source: the requests and responses of ``google-genai`` 3.4, and Google's API reference of November 2026.
 """
 
 from __future__ import annotations
@@ -61,8 +61,6 @@ def operation(
     """Return the long-running operation of a batch.
 
     Args:
-        batch: the batch in its current state.
-        context: time and settings.
         inline: its inline results; ``None`` to omit them.
     """
     kind = _KINDS[batch.endpoint]
@@ -119,13 +117,12 @@ def _output(
 
 
 def inline_output(lines: Sequence[OutputLine], endpoint: str, context: BatchContext) -> dict[str, Any]:
-    """Return the inline results of a batch."""
     shapes = [_inline(line, endpoint, context) for line in lines]
     return {_INLINE[endpoint]: {"inlinedResponses": shapes}}
 
 
 def _inline(line: OutputLine, endpoint: str, context: BatchContext) -> dict[str, Any]:
-    # A line that is malformed in a file is an empty object here.
+    # A line that is malformed in a file is an empty object in inline results.
     shape = {} if line.damage else _outcome(line, endpoint, context)
     metadata = line.metadata
     if metadata is None and line.position is None and endpoint == GENERATE:
@@ -138,10 +135,10 @@ def _inline(line: OutputLine, endpoint: str, context: BatchContext) -> dict[str,
 
 
 def line_shape(line: OutputLine, endpoint: str, context: BatchContext) -> bytes:
-    """Return a line of a results file as JSON, without its line end."""
+    """Return a line of a results file as JSON, without its line break."""
     key = {} if line.custom_id is None else {"key": line.custom_id}
     shape = _outcome(line, endpoint, context)
-    # The order of the fields varies, as it does in the service's files.
+    # As in the service's files, the order of the fields varies.
     whole = {**key, **shape} if int(line.identity[-1], 16) % 2 else {**shape, **key}
     return json.dumps(whole).encode()
 
@@ -182,7 +179,7 @@ _ERRORS = {
 
 
 def _failure(batch: BatchSnapshot) -> Mapping[str, Any] | None:
-    """Return the error of a batch that failed, expired or was cancelled."""
+    """Return the error of a batch that failed, expired or was canceled."""
     match batch.state:
         case "failed":
             message = "; ".join(problem.message for problem in batch.problems)
@@ -195,23 +192,21 @@ def _failure(batch: BatchSnapshot) -> Mapping[str, Any] | None:
     return None
 
 
-MAX_INLINE = 20 * 1024 * 1024  # the most bytes of a create with inline requests
+MAX_INLINE = 20 * 1024 * 1024  # bytes of a create with inline requests
 
-# parses the ``request`` of a line, or raises ``ApiError``
 ParseRequest = Callable[[Mapping[str, Any]], ModelCall]
 
 
 @frozen
 class ParsedCreate:
-    """A parsed create; it has either a file or inline requests."""
+    """A parsed create, with either a file or inline requests."""
 
     display_name: str  # may be empty
-    file: str | None  # the name of the input file, with its prefix ``files/``
-    requests: list[Any] | None  # the inline requests
+    file: str | None
+    requests: list[Any] | None
 
 
 def parse_creation(body: bytes) -> ParsedCreate:
-    """Parse the body of a create, or raise :class:`ApiError`."""
     batch = decode_body(body).get("batch")
     config = found(batch, "inputConfig") if isinstance(batch, Mapping) else None
     if not isinstance(batch, Mapping) or not isinstance(config, Mapping):
@@ -254,7 +249,7 @@ def inline_entries(
 def entries_in_file(
     data: bytes, parse_request: ParseRequest, settings: EmulatorSettings
 ) -> tuple[list[Entry], list[InputProblem]]:
-    """Return the entries of a file of JSON lines, and the problems found by its validation."""
+    """Return the entries of a JSON Lines file, and the problems found by its validation."""
     entries: list[Entry] = []
     if len(data) > (settings.batch_max_bytes or len(data)):
         return [], [InputProblem("too_large", "The input file is larger than a batch may be.")]
@@ -300,10 +295,7 @@ def create(
     """Create a batch.
 
     Args:
-        body: the body of the request.
-        context: backend, settings and time.
-        key: the caller's credential.
-        model: the model of the path.
+        model: the model in the path.
         method: ``batchGenerateContent`` or ``asyncBatchEmbedContent``.
         parse_request: parses the request of a line, or raises ``ApiError``.
 
@@ -318,7 +310,7 @@ def create(
     problems: list[InputProblem] = []
     if creation.requests is not None:
         entries = inline_entries(creation.requests, parse_request, settings)
-    # The backend refuses a missing file, as only it knows whether the create arrives.
+    # The backend rejects a missing file, because only the backend knows whether the create arrives.
     elif (file := context.backend.file(_API, key, file_id or "", context.now)) is not None:
         entries, problems = entries_in_file(file.data, parse_request, settings)
     try:
@@ -334,7 +326,7 @@ def create(
 
 
 def answer_batches(head: Head, context: BatchContext, *, key: str) -> ServerReply:
-    """Return the reply to a request about batches that exist, or raise :class:`ApiError`."""
+    """Reply to a request about existing batches, or raise :class:`ApiError`."""
     path = _PATH.fullmatch(head.path)
     if path is None:
         raise unknown_url(head)
@@ -390,13 +382,13 @@ def page_of(head: Head, items: Sequence[Item], default: int, most: int) -> tuple
     """Return a page of a list and the token of the next one, ``None`` after the last page.
 
     Args:
-        head: has the size of the page and the token.
+        head: contains the page size and the token.
         items: all items, newest first.
-        default: items of a page without a size.
-        most: maximum items per page; a larger size is reduced to it.
+        default: default page size.
+        most: maximum page size; a larger size is reduced to it.
 
     Raises:
-        ApiError: for an invalid size or token.
+        ApiError: the size or the token is invalid.
     """
     query = head.parameters
     size = query.get("pageSize", [str(default)])[0]

@@ -1,7 +1,7 @@
 """Gemini's files: resumable upload in two steps, lists, deletion, and downloads of results.
 
-Source: what ``google-genai`` 3.4 sends and reads, and Google's API reference of November 2026. For a file
-that does not exist the answer is 403, as for a file of another account: reported for the live service in
+Source: the requests and responses of ``google-genai`` 3.4, and Google's API reference of November 2026. A
+missing file is answered with 403, like a file of another account, as reported for the live service in
 google-gemini/deprecated-generative-ai-js, issue 236.
 """
 
@@ -47,17 +47,15 @@ class _Upload:
 
 
 def is_upload_chunk(head: Head) -> bool:
-    """Whether a request continues an upload; the upload id in its URL replaces the key."""
+    """Whether a request continues an upload. The upload ID in its URL replaces the key."""
     return bool(_UPLOAD.fullmatch(head.path)) and "upload_id" in head.parameters
 
 
 def start_or_continue(head: Head, body: bytes, context: BatchContext, *, key: str | None) -> ServerReply:
-    """Return the reply to a step of an upload, or raise :class:`ApiError`.
+    """Reply to a step of an upload, or raise :class:`ApiError`.
 
     Args:
-        head: has the upload command.
         body: the description of the file, or a chunk of it.
-        context: backend, settings and time.
         key: the caller's credential; ``None`` for a chunk, which needs none.
     """
     if head.method != "POST" or _UPLOAD.fullmatch(head.path) is None:
@@ -148,7 +146,7 @@ def _already_exists(identity: str | None) -> ApiError:
 
 
 def answer_files(head: Head, context: BatchContext, *, key: str) -> ServerReply:
-    """Return the reply to a request about files that exist, or raise :class:`ApiError`."""
+    """Reply to a request about existing files, or raise :class:`ApiError`."""
     path = _PATH.fullmatch(head.path)
     if path is None or (path["download"] and not path["media"]):
         raise unknown_url(head)
@@ -201,7 +199,7 @@ def _shape(file: StoredFile, context: BatchContext) -> dict[str, Any]:
     uri = f"{context.url}/v1beta/files/{file.id}"
     shape: dict[str, Any] = {
         "name": f"files/{file.id}",
-        # The purpose of an upload is its MIME type in this API.
+        # In this API the purpose of an upload is its MIME type.
         "mimeType": "application/jsonl" if generated else file.purpose,
         "createTime": context.rfc3339(file.created_at),
         "updateTime": context.rfc3339(file.created_at),

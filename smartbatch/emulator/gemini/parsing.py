@@ -1,4 +1,4 @@
-"""Parsing of Gemini's requests, in camel and in snake case, and the errors for invalid ones.
+"""Parses Gemini's requests, in camel case and snake case, and creates the errors for invalid ones.
 
 Source: the types of ``google-genai`` 3.4 and Google's API reference of November 2026.
 """
@@ -26,8 +26,8 @@ from smartbatch.emulator.schema_rules import gemini_flaw
 
 # the message of a 429 that names no quota
 QUOTA_EXHAUSTED = "Resource has been exhausted (e.g. check quota)."
-MAX_TEXTS = 100  # the most requests of one ``batchEmbedContents``
-DIMENSIONS = 3072  # the default and largest length of the vectors of ``gemini-embedding-001``
+MAX_TEXTS = 100  # maximum requests of one ``batchEmbedContents``
+DIMENSIONS = 3072  # default and maximum length of the vectors of ``gemini-embedding-001``
 
 _STATUSES = {
     400: "INVALID_ARGUMENT",
@@ -50,11 +50,9 @@ _JSON = "application/json"
 
 
 def api_error(status: int, message: str, *details: dict[str, Any]) -> ApiError:
-    """Return an error in Gemini's shape.
+    """Return an error in Gemini's format.
 
     Args:
-        status: HTTP status.
-        message: for people.
         details: ``google.rpc`` details.
     """
     return ApiError(status, message, error_body(status, message, *details))
@@ -66,7 +64,7 @@ def unknown_url(head: Head) -> ApiError:
 
 
 def no_such_file(name: str) -> ApiError:
-    """Return the error for a missing file, which is the same as for a file of another account."""
+    """Return the error for a missing file, the same as for a file of another account."""
     message = f"You do not have permission to access the File {name} or it may not exist."
     return api_error(403, message)
 
@@ -85,7 +83,6 @@ def found(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a request's body, or raise :class:`ApiError`."""
     try:
         return decode_object(body)
     except MalformedBody as error:
@@ -93,21 +90,18 @@ def decode_body(body: bytes) -> dict[str, Any]:
 
 
 def fields_of(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in the body of a model call, or raise :class:`ApiError`."""
     fields = decode_body(body)
     check_fields(fields)
     return fields
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
-    """Raise :class:`ApiError` for an unknown field of a request."""
     for name in fields:
         if _camel(name) not in _FIELDS:
             raise api_error(400, f'Invalid JSON payload received. Unknown name "{name}": Cannot find field.')
 
 
 def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> GenerationRequest:
-    """Parse a ``generateContent``, or raise :class:`ApiError`."""
     contents = found(fields, "contents")
     if not isinstance(contents, list) or not contents:
         raise api_error(400, "* GenerateContentRequest.contents: contents is not specified")
@@ -139,7 +133,7 @@ def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> Genera
 def texts_of(content: Any, where: str) -> list[str]:
     """Return the texts of a content's parts, or raise :class:`ApiError`."""
     parts = content.get("parts") if isinstance(content, Mapping) else None
-    if isinstance(parts, Mapping):  # proto3 JSON accepts a single part as a list of one
+    if isinstance(parts, Mapping):  # in proto3 JSON a single part stands for a list of one
         parts = [parts]
     if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
         raise api_error(400, f"* GenerateContentRequest.{where}.parts: contents.parts must not be empty.")
@@ -228,7 +222,7 @@ def _schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _with_lower_case_types(schema: Any) -> Any:
-    """Return an OpenAPI schema with its upper-case types written as in JSON Schema."""
+    """Convert the upper-case types of an OpenAPI schema to those of JSON Schema."""
     if isinstance(schema, Mapping):
         return {
             name: value.lower()
@@ -244,7 +238,7 @@ _WORDS = {"AUTO": "auto", "VALIDATED": "auto", "NONE": "none", "ANY": "required"
 
 
 def with_tools(request: GenerationRequest, fields: Mapping[str, Any]) -> GenerationRequest:
-    """Return a parsed request with its tools and the other options of its answer.
+    """Add tools and the other options of the answer to a parsed request.
 
     Raises:
         ApiError: the API rejects the tools, the choice or the turns.
@@ -284,8 +278,7 @@ def _is_of_tools(part: Mapping[str, Any]) -> bool:
 
 
 def _check_turns(fields: Mapping[str, Any]) -> bool:
-    """Check that each turn of calls is followed by as many results; return whether the last turn has
-    results."""
+    """Check that calls are followed by as many results; return whether the last turn has results."""
     called: list[str] = []
     answered = False
     for content in _contents(fields):

@@ -1,7 +1,7 @@
 """HTTP/1.1 request heads and chunked bodies, parsed by h11.
 
-Clients that keep connections alive send identical heads, so parsed heads are cached: a dictionary look-up
-takes the place of some hundred microseconds.
+Clients that keep connections alive send identical heads, so parsed heads are cached. A dictionary look-up
+replaces several hundred microseconds of parsing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class BadRequest(Exception):
 
     Args:
         status: HTTP status of the answer, after which the connection is closed.
-        message: the reason.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -35,18 +34,16 @@ class BadRequest(Exception):
 
 @frozen
 class Head:
-    """A request's head."""
-
-    method: str  # such as ``POST``
-    path: str  # without the query
-    query: str  # the part after the question mark
+    method: str
+    path: str
+    query: str
     length: int | None  # bytes of the body; ``None`` for a chunked body
     keep_alive: bool  # false if the connection is closed after the answer
-    expects_continue: bool  # true if the client waits for ``100 Continue``
-    is_http_1_1: bool  # False for HTTP/1.0, which has no chunked bodies
-    foreign: bool  # true if a web page of another machine sent it
+    expects_continue: bool  # whether the client waits for ``100 Continue``
+    is_http_1_1: bool  # false for HTTP/1.0, which has no chunked bodies
+    foreign: bool  # whether a web page from another machine sent it
     headers: Mapping[str, str] = field(repr=False)  # by lower-case name
-    raw: bytes = field(repr=False)  # its bytes
+    raw: bytes = field(repr=False)
 
     @property
     def parameters(self) -> Mapping[str, list[str]]:
@@ -58,10 +55,10 @@ class Head:
 
 
 def parse_head(raw: bytes) -> Head:
-    """Parse a head, which ends with its blank line.
+    """Parse a head, including its final blank line.
 
     Raises:
-        BadRequest: it is not a request head.
+        BadRequest: the bytes are not a request head.
     """
     head = _cache.get(raw)
     if head is None:
@@ -104,8 +101,10 @@ def _parse(raw: bytes) -> Head:
 
 
 def _is_foreign(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sent the request for a page of another machine, according to its origin, or to the
-    host if the page's own name was made to point here (DNS rebinding)."""
+    """Whether a browser sent the request for a page of another machine.
+
+    The origin shows that or, if the page's own name was pointed to this machine (DNS rebinding), the host.
+    """
     host, origin = headers.get("host"), headers.get("origin")
     if host is not None and not _is_local(f"//{host}"):
         return True
@@ -124,8 +123,7 @@ class ChunkedBody:
     """The parser of one chunked body.
 
     Args:
-        head: the request's head.
-        limit: largest size of the body in bytes.
+        limit: maximum size of the body in bytes.
     """
 
     def __init__(self, head: Head, limit: int) -> None:
@@ -136,12 +134,12 @@ class ChunkedBody:
         self._body = bytearray()
 
     def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """Parse more bytes; return the body and the bytes after it once it is complete.
+        """Parse more bytes. Once the body is complete, return it and the bytes after it.
 
         Raises:
-            BadRequest: for malformed chunks or a body that is too large.
+            BadRequest: the chunks are malformed, or the body is too large.
         """
-        if not data:  # h11 takes empty data for the end of the connection
+        if not data:  # h11 treats empty data as the end of the connection
             return None
         try:
             self._connection.receive_data(data)

@@ -25,9 +25,9 @@ from smartbatch.emulator.settings import EmulatorParams, EmulatorSettings, loopb
 from smartbatch.errors import ConfigError
 
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
-_MAX_HEAD = 64 * 1024  # bytes, the sum of all header lines
+_MAX_HEAD = 64 * 1024  # total bytes of all header lines
 _LINGER = 1.0  # seconds from an error answer until the connection is closed
-_SLOW_PIECES = 20  # pieces of a slow body
+_SLOW_PIECES = 20  # chunks of a slow body
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStatus}
 _STATUS_LINES[499] = "HTTP/1.1 499 Client Closed Request\r\n"
 _STATUS_LINES[529] = "HTTP/1.1 529 Overloaded\r\n"
@@ -37,8 +37,6 @@ class ServerConnection(asyncio.Protocol):
     """The server's side of a connection.
 
     Args:
-        handler: answers the requests.
-        loop: runs the timers.
         open_connections: all open connections; this one is added and removed.
     """
 
@@ -60,12 +58,10 @@ class ServerConnection(asyncio.Protocol):
         self._unsent: list[ServerReply] = []
         self._transport: asyncio.Transport
 
-    # callbacks of asyncio
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        # With this limit, resume_writing is called when all bytes have been written.
+        # With this limit, resume_writing is called once all bytes have been written.
         transport.set_write_buffer_limits(high=0)
         self._open.add(self)
         if len(self._open) > self._handler.settings.max_connections:
@@ -94,8 +90,6 @@ class ServerConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
-
-    # reading
 
     def _read(self) -> None:
         """Handle requests from the buffer until one is incomplete or in progress."""
@@ -131,10 +125,10 @@ class ServerConnection(asyncio.Protocol):
         return head, body
 
     def _take_head(self) -> bool:
-        """Take the head of the next request out of the buffer; False while it is incomplete.
+        """Take the head of the next request out of the buffer. Return False while it is incomplete.
 
-        A head that is too long, cannot become one, or has a body that is too large is rejected. A sender that
-        waits for ``100 Continue`` gets it.
+        A head that is too long or malformed, or whose body is too large, is rejected. A sender that waits for
+        ``100 Continue`` gets it.
         """
         while self._buffer and self._buffer[0] in b"\r\n":  # blank lines between requests are allowed
             del self._buffer[:1]
@@ -165,8 +159,7 @@ class ServerConnection(asyncio.Protocol):
         return True
 
     def _refuse(self, error: BadRequest) -> None:
-        """Answer an invalid request, then close; reading continues, because a reset could discard the
-        answer."""
+        """Answer an invalid request, then close. Keep reading, because a reset could discard the answer."""
         self._draining = True
         self._buffer.clear()
         body = error_body(error.message, type_="invalid_request_error")
@@ -174,8 +167,6 @@ class ServerConnection(asyncio.Protocol):
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._loop.call_later(_LINGER, self._transport.close)
-
-    # answering
 
     def _answer(self, head: Head, body: bytes) -> None:
         reply = self._handler.handle(head, body, self._loop.time())
@@ -185,7 +176,7 @@ class ServerConnection(asyncio.Protocol):
             self._deliver(head, reply)
 
     def _deliver(self, head: Head, reply: ServerReply) -> None:
-        """Record a reply in the ledger and send it, with the damage of its fault."""
+        """Record a reply in the ledger and send it, damaged by its fault."""
         if self._closed or self._transport.is_closing():
             self._record(reply, delivered=False, sent=False)
             return
@@ -214,9 +205,10 @@ class ServerConnection(asyncio.Protocol):
 
     def _send(self, head: Head, reply: ServerReply, data: bytes) -> None:
         """Send the last bytes of a reply and continue with the next request."""
-        # Recorded before it is written, so that a client with its answer finds it in the ledger.
+        # Recorded before it is written, so that a client with the answer finds it in the ledger.
         if reply.delivered is not None:
-            # All but the last byte first, which shows whether the kernel accepts a large reply as a whole.
+            # The last byte is sent separately: this shows whether the kernel accepts a large reply as a
+            # whole.
             self._transport.write(data[:-1])
             if not self._transport.get_write_buffer_size():
                 reply.delivered()
@@ -233,7 +225,7 @@ class ServerConnection(asyncio.Protocol):
         self._busy = False
         if self._buffer:
             self._transport.resume_reading()
-            # Not at once: many pipelined requests would recurse and block other connections.
+            # Deferred, because many pipelined requests would recurse and block other connections.
             self._loop.call_soon(self._read)
 
     def _send_slowly(self, head: Head, reply: ServerReply) -> None:
@@ -254,7 +246,7 @@ class ServerConnection(asyncio.Protocol):
         self._send_pieces(head, reply, pieces, reply.event_interval)
 
     def _send_pieces(self, head: Head, reply: ServerReply, pieces: list[bytes], pause: float) -> None:
-        """Send pieces with a pause in seconds between them; the reply is billed when the first is sent."""
+        """Send chunks with a pause in seconds between them. The reply is billed with the first chunk."""
         self._record(reply, delivered=False)
         rest = iter(pieces[:-1])
 
@@ -278,7 +270,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _reset(self) -> None:
         sock: Any = self._transport.get_extra_info("socket")
-        # A linger time of zero makes the kernel send a reset instead of a regular end.
+        # With a linger time of zero, the kernel sends a reset instead of a regular end.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 
@@ -296,7 +288,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 def _encoded(head: Head, reply: ServerReply) -> bytes:
-    """Return the whole reply as bytes; a stream is chunked or, for HTTP/1.0, ends with the connection."""
+    """Return the whole reply as bytes. A stream is chunked or, for HTTP/1.0, ends with the connection."""
     body = reply.body
     size = len(body) if isinstance(body, bytes) else None
     first = _first_bytes(head, reply, size)
@@ -332,14 +324,14 @@ def _head_bytes(
     return "".join(lines).encode("latin-1")
 
 
-_BACKLOG = 1024  # connections that the kernel queues before they are accepted
+_BACKLOG = 1024  # connections queued by the kernel before they are accepted
 
 
 class Emulator:
     """The APIs of OpenAI, Anthropic and Gemini on a loopback address, offline.
 
-    ``with Emulator(latency=0.05) as emulator: …`` serves on a separate thread until the block ends.
-    The port is open as soon as the object exists.
+    ``with Emulator(latency=0.05) as emulator: …`` serves on a separate thread until the block ends. The port
+    is open as soon as the object exists.
 
     Args:
         host: a loopback address.
@@ -348,11 +340,11 @@ class Emulator:
         settings: see :class:`~smartbatch.emulator.settings.EmulatorSettings`.
 
     Attributes:
-        ledger: every request, and every line of a batch that ran.
-        handler: answers the requests; it may be replaced before the start.
+        ledger: every request, and every line of a batch that has run.
+        handler: answers the requests; can be replaced before the start.
 
     Raises:
-        ConfigError: a setting is out of range, a port in use, or an address that is not loopback.
+        ConfigError: a setting is out of range, the port is in use, or the address is not loopback.
     """
 
     ledger: Ledger
@@ -396,15 +388,15 @@ class Emulator:
         return self.handler.settings
 
     def configure(self, **changes: Unpack[EmulatorParams]) -> None:
-        """Change settings while serving; requests in progress keep the old ones.
+        """Change settings while serving. Requests in progress keep the old ones.
 
         Raises:
-            ConfigError: a name is unknown or a value out of range; then nothing changes.
+            ConfigError: a name is unknown or a value out of range; nothing is changed.
         """
         self.handler.configure(**changes)
 
     def reset(self) -> None:
-        """Delete the ledger, files and batches; limits, faults and indexes start from the beginning."""
+        """Delete the ledger, files and batches, and restart limits, faults and indexes."""
         self.handler.reset()
 
     def __enter__(self) -> Emulator:
@@ -416,10 +408,10 @@ class Emulator:
         self.stop()
 
     def start(self) -> Emulator:
-        """Start serving on a separate thread; a second call changes nothing.
+        """Start serving on a separate thread. A second call has no effect.
 
         Raises:
-            ConfigError: it was stopped before.
+            ConfigError: the emulator was stopped before.
         """
         if self._stopped:
             raise ConfigError("this emulator was stopped and cannot be started again; create a new one")
@@ -433,7 +425,7 @@ class Emulator:
         return self
 
     def stop(self) -> None:
-        """Close every connection and the port; may be called twice."""
+        """Close every connection and the port. Can be called more than once."""
         if self._stopped:
             return
         self._stopped = True
@@ -444,7 +436,7 @@ class Emulator:
         self.ledger.end()
 
     def serve(self, ready: Callable[[], object] = lambda: None) -> None:
-        """Serve on this (the main) thread until SIGINT or SIGTERM, then stop.
+        """Serve on the current thread, the main one, until SIGINT or SIGTERM, then stop.
 
         Args:
             ready: called once the signal handlers are installed.
@@ -474,7 +466,7 @@ class Emulator:
         server.close()
         for connection in tuple(connections):
             connection.abort()
-        turn = loop.create_future()  # one more iteration, in which the connections are closed
+        turn = loop.create_future()  # one more iteration, which closes the connections
         loop.call_soon(_finish, turn)
         await turn
 

@@ -19,8 +19,6 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 
 class OpenAIApi(Api):
-    """Chat completions, responses, embeddings and models."""
-
     def serves(self, head: Head) -> bool:  # noqa: ARG002
         return True
 

@@ -30,27 +30,23 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 MAX_LINES = 50_000
 MAX_BYTES = 200 * 1024 * 1024
-# lines of a file, its bytes, and the texts to embed in all its lines (OpenAI, guide to the Batch API)
+# lines of a file, its bytes, and the texts to embed in all its lines (OpenAI's guide to the Batch API)
 MAX_INPUTS = 50_000
 _MAX_PROBLEMS = 100
 
 
 @frozen
 class Input:
-    """The content of an input file."""
-
-    entries: list[Entry]  # its valid lines
-    problems: list[InputProblem]  # why its validation fails, at most 100; empty for a valid file
-    model: str  # the model of its lines
+    entries: list[Entry]  # valid lines
+    problems: list[InputProblem]  # reasons for a failed validation, at most 100; empty for a valid file
+    model: str
 
 
 def read_input(data: bytes, endpoint: str, head: Head, settings: EmulatorSettings) -> Input:
     """Return the content of an input file.
 
     Args:
-        data: its bytes.
         endpoint: the endpoint that all lines must name.
-        head: the head of the create.
         settings: limits of lines and bytes, and the existing models.
     """
     reader = _InputReader(endpoint, head, settings)
@@ -170,11 +166,11 @@ def answer(head: Head, body: bytes, context: BatchContext, key: str) -> ServerRe
     """Answer a request about files or batches.
 
     Raises:
-        ApiError: in OpenAI's shape.
+        ApiError: the request is invalid.
         AnswerLost: the answer to a create never arrives.
     """
     found = PATH.fullmatch(head.path)
-    assert found is not None  # the API was found by this pattern
+    assert found is not None  # the API was selected by this pattern
     try:
         match (head.method, *found.groups()):
             case ("POST", "files", None, None):
@@ -225,7 +221,7 @@ def _create(head: Head, body: bytes, context: BatchContext, key: str) -> ServerR
 
 
 def _metadata(given: Any) -> dict[str, str]:
-    """Return the metadata of a create: at most 16 pairs of 64 and 512 characters (OpenAI API reference)."""
+    """Return the metadata of a create: at most 16 pairs of 64 and 512 characters (OpenAI's API reference)."""
     if given is None:
         return {}
     if not isinstance(given, dict) or len(given) > 16:
@@ -276,7 +272,7 @@ def _error(error: BatchBackendError) -> ApiError:
 
 def _shape(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
     state, counts = batch.state, batch.counts
-    known = state not in ("validating", "failed")  # before the validation the lines are not counted
+    known = state not in ("validating", "failed")  # before the validation, lines are not counted
     shape = {
         "id": batch.id,
         "object": "batch",

@@ -11,7 +11,7 @@ from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.parsed_requests import GenerationRequest
 
 _DEFAULT_MODELS = ("gpt-5", "gpt-5-mini", "gpt-5-nano")
-# the body of a 429 when the credit is used up, in real time and in the lines of a batch
+# the body of a 429 when the credit is used up, in real time and in batch lines
 INSUFFICIENT_QUOTA = error_body(
     "You exceeded your current quota, please check your plan and billing details.",
     type_="insufficient_quota",
@@ -131,7 +131,6 @@ def response_body(
 
 
 def response_output(request: GenerationRequest, answer: Completion, identity: str) -> list[dict[str, Any]]:
-    """Return the items of a response: reasoning, then the message or the calls."""
     items: list[dict[str, Any]] = []
     if answer.reasoning:
         summary = [{"type": "summary_text", "text": answer.reasoning}]
@@ -170,7 +169,7 @@ def model_body(name: str) -> dict[str, Any]:
 def chat_events(
     request: GenerationRequest, answer: Completion, *, identity: str, created: int
 ) -> list[bytes]:
-    """Return a chat completion as events: role, pieces of text, finish reason, usage, ``[DONE]``."""
+    """Return a chat completion as events: role, chunks of text, finish reason, usage, ``[DONE]``."""
     frame: dict[str, Any] = {
         "id": f"chatcmpl-{identity}",
         "object": "chat.completion.chunk",
@@ -208,7 +207,7 @@ def chat_events(
 def response_events(
     request: GenerationRequest, answer: Completion, *, identity: str, created: int
 ) -> list[bytes]:
-    """Return a response as named, numbered events; the last one carries the whole response."""
+    """Return a response as named, numbered events. The last one contains the whole response."""
     whole = response_body(request, answer, identity=identity, created=created)
     started = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     if answer.calls:

@@ -23,7 +23,7 @@ from smartbatch.emulator.provider_api import (
     parse_limit,
 )
 
-# seconds a file with purpose ``batch`` is kept by default (OpenAI API reference, files)
+# seconds a file with purpose ``batch`` is kept by default (OpenAI's API reference, files)
 _LIFETIME = 30 * 86_400.0
 _BOUNDARY = re.compile(r'boundary="?([^";,]+)"?')
 _NAME = re.compile(rb'\bname="([^"]*)"')
@@ -74,7 +74,7 @@ def information(
 def content(
     file_id: str, context: BatchContext, key: str, write: Callable[[OutputLine], bytes]
 ) -> ServerReply:
-    """Return a file's bytes; the results of a batch are built for each download."""
+    """Return a file's bytes. The results of a batch are built for each download."""
     file = _found(file_id, context, key)
     if file.batch is None:
         fetched = Download(file.data, lambda: None)
@@ -153,14 +153,14 @@ def _shape(file: StoredFile, context: BatchContext, size: int) -> dict[str, Any]
 
 
 def _multipart(head: Head, body: bytes) -> tuple[dict[str, str], str | None, bytes | None]:
-    """Return the fields of a schema, and the name and bytes of its file."""
+    """Return the fields of a form, and the name and bytes of its file."""
     boundary = _BOUNDARY.search(head.headers.get("content-type", ""))
     if boundary is None:
         raise api_error(400, "Expected a multipart/form-data body.")
     delimiter = b"--" + boundary[1].encode("latin-1")
     fields: dict[str, str] = {}
     name, data = None, None
-    # The first delimiter has no line end before it, all others have.
+    # Only the first delimiter has no line break before it.
     start = body.find(delimiter) + len(delimiter)
     while (end := body.find(b"\r\n" + delimiter, start)) >= 0:
         part_headers, _, value = body[start:end].partition(b"\r\n\r\n")

@@ -32,9 +32,9 @@ from smartbatch.emulator.parsed_requests import (
 from smartbatch.emulator.provider_api import Parse
 from smartbatch.emulator.settings import EmulatorSettings
 
-# inputs of a call, tokens of an input, tokens of a call (OpenAI API reference, embeddings)
+# inputs of a call, tokens of an input, tokens of a call (OpenAI's API reference, embeddings)
 MAX_TEXTS, MAX_TOKENS, MAX_CALL_TOKENS = 2048, 8192, 300_000
-DIMENSIONS = {"text-embedding-3-large": 3072}  # vector lengths of the models whose length is not 1,536
+DIMENSIONS = {"text-embedding-3-large": 3072}  # vector lengths of models with a length other than 1,536
 
 
 class _OpenAIEmbeddings(ModelCall):
@@ -50,7 +50,7 @@ class _OpenAIEmbeddings(ModelCall):
             {"object": "embedding", "index": index, "embedding": self._encoded(text)}
             for index, text in enumerate(self._texts)
         ]
-        random.Random(f"{settings.seed} {identity}").shuffle(data)  # the API promises no order
+        random.Random(f"{settings.seed} {identity}").shuffle(data)  # the API guarantees no order
         usage = {"prompt_tokens": self.charge, "total_tokens": self.charge}
         body = {"object": "list", "model": self.model, "data": data, "usage": usage}
         return ModelOutput(json.dumps(body).encode(), 0, self.charge)
@@ -64,7 +64,7 @@ def parse_embeddings(_head: Head, body: Mapping[str, Any]) -> ModelCall:
     """Parse a request to ``/v1/embeddings``.
 
     Raises:
-        ApiError: 400, without input, for an empty text, for too many or too long texts.
+        ApiError: there is no input, or an empty text, too many texts or a text that is too long.
     """
     model, given = body.get("model"), body.get("input")
     if not isinstance(model, str) or not model:
@@ -95,9 +95,8 @@ class _OpenAIGeneration(ModelCall):
     """A chat completion or a response.
 
     Args:
-        request: the parsed request.
-        make_body: makes the body of an answer.
-        make_events: makes the events of a stream.
+        make_body: creates the body of an answer.
+        make_events: creates the events of a stream.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class _OpenAIGeneration(ModelCall):
 
 
 def _replace_by_refusal(body: dict[str, Any], text: str) -> None:
-    """Turn an answer into a refusal: text in the field of refusals, and no content."""
+    """Turn an answer into a refusal: its text in the refusal field, and no content."""
     for choice in body.get("choices", ()):
         choice["finish_reason"] = "stop"
         choice["message"] |= {"content": None, "refusal": text}
@@ -165,7 +164,7 @@ def parse_call(path: str, head: Head, body: Mapping[str, Any], settings: Emulato
     return MODEL_CALLS[path](head, body)
 
 
-# the parsers by the paths of real-time calls, which are also the endpoints of batches
+# parsers by the paths of real-time calls, which are also the endpoints of batches
 MODEL_CALLS: dict[str, Parse] = {
     "/v1/chat/completions": _chat,
     "/v1/responses": _response,

@@ -1,4 +1,4 @@
-"""Parsing of OpenAI's generation requests, and the errors for invalid ones.
+"""Parses OpenAI's generation requests, and creates the errors for invalid ones.
 
 Source: the types of the ``openai`` SDK and OpenAI's API reference of November 2026.
 """
@@ -39,13 +39,10 @@ def api_error(
     param: str | None = None,
     type_: str = "invalid_request_error",
 ) -> ApiError:
-    """Return an error in OpenAI's shape.
+    """Return an error in OpenAI's format.
 
     Args:
-        status: HTTP status.
-        message: for people.
-        code: for programs, if any.
-        param: the invalid field, if there is a single one.
+        param: the invalid field, if there is only one.
         type_: OpenAI's class of the error.
     """
     return ApiError(status, message, error_body(message, type_=type_, code=code, param=param))
@@ -56,7 +53,6 @@ def error_body(message: str, *, type_: str, code: str | None = None, param: str 
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a request's body, or raise :class:`ApiError`."""
     try:
         return decode_object(body)
     except MalformedBody as error:
@@ -64,13 +60,13 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 
 def check_rejected(body: Mapping[str, Any], rejects: Collection[str]) -> None:
-    """Reject a body as a server that lacks some parameters does.
+    """Reject a body as a server does that lacks some parameters.
 
     Args:
         rejects: names of parameters, and types of ``response_format``.
 
     Raises:
-        ApiError: 400, by the parameter's name.
+        ApiError: 400, naming the parameter.
     """
     for name in body:
         if name in rejects:
@@ -82,7 +78,6 @@ def check_rejected(body: Mapping[str, Any], rejects: Collection[str]) -> None:
 
 
 def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
-    """Parse a chat completion, or raise :class:`ApiError`."""
     messages = _messages(body, "messages")
     options = body.get("stream_options")
     return _generation(
@@ -95,7 +90,6 @@ def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
 
 
 def parse_responses(body: Mapping[str, Any]) -> GenerationRequest:
-    """Parse a request of the Responses API, or raise :class:`ApiError`."""
     given = body.get("input")
     messages = [("user", given)] if isinstance(given, str) else _messages(body, "input")
     if isinstance(instructions := body.get("instructions"), str):
@@ -222,7 +216,7 @@ def _check_numbers(body: Mapping[str, Any]) -> None:
 
 
 def _tier(given: Any) -> str:
-    """Return the service tier: ``flex``, or ``default`` for all others the API knows."""
+    """Return the service tier: ``flex``, or ``default`` for all other known tiers."""
     if given is not None and given not in _TIERS:
         names = ", ".join(f"'{name}'" for name in _TIERS)
         raise api_error(
@@ -277,7 +271,7 @@ def _schema(given: Any, where: str, *, nested: bool) -> Mapping[str, Any] | None
 
 
 def with_chat_tools(request: GenerationRequest, body: Mapping[str, Any]) -> GenerationRequest:
-    """Return a parsed chat completion with its tools and the other options of its answer.
+    """Add tools and the other options of the answer to a parsed chat completion.
 
     Raises:
         ApiError: the API rejects the tools, the choice or the turns.
@@ -293,12 +287,13 @@ def with_chat_tools(request: GenerationRequest, body: Mapping[str, Any]) -> Gene
         input_tokens=request.input_tokens + _more_tokens(body, messages),
         tools=_tools(body, messages[-1].get("role") == "tool", nested=True),
         logprobs=_alternatives(body) if asked else None,
-        reasoning=body.get("include_reasoning") is True,  # OpenRouter's; OpenAI's chats have no reasoning
+        reasoning=body.get("include_reasoning")
+        is True,  # OpenRouter's parameter; OpenAI's chats have no reasoning
     )
 
 
 def with_response_tools(request: GenerationRequest, body: Mapping[str, Any]) -> GenerationRequest:
-    """Return a parsed request of the Responses API, with the same additions."""
+    """Add the same to a parsed request of the Responses API."""
     items = body["input"] if isinstance(body.get("input"), list) else []
     _check_turns([_turn_of_item(item) for item in items], items)
     reasoning = body.get("reasoning")
@@ -314,7 +309,7 @@ def with_response_tools(request: GenerationRequest, body: Mapping[str, Any]) -> 
 
 
 def as_messages(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a body of the Responses API with its calls and results as messages."""
+    """Convert the calls and results in a body of the Responses API to messages."""
     items = body.get("input")
     return {**body, "input": list(_tool_turns(items))} if isinstance(items, list) and items else body
 
@@ -331,7 +326,6 @@ def _tool_turns(items: list[Any]) -> Iterator[Any]:
 
 
 def _more_tokens(body: Mapping[str, Any], messages: list[Any]) -> int:
-    """Return the tokens of tools and calls."""
     texts = [message.get("tool_calls") or message.get("arguments") for message in messages]
     return sum(count_tokens(json.dumps(each)) for each in (body.get("tools"), *texts) if each)
 
