@@ -17,7 +17,7 @@ from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
 from smartbatch.core.routing.options import Constraints, Option
 from smartbatch.core.routing.rescue import MARGIN_SHARE, PendingShard, Speed, late_penalty, rescue
 from smartbatch.core.routing.workload import Cost, Load
-from smartbatch.routing.history import BATCH, CALL, CANCEL
+from smartbatch.routing.history import BATCH_PRIOR, CALL_PRIOR, CANCEL_PRIOR
 from smartbatch.types import Route, Usage
 
 PARALLELISM = 4
@@ -112,9 +112,9 @@ class Knowledge:
     """What a client has seen, by the library's own forecasts."""
 
     def __init__(self) -> None:
-        self.calls = Forecaster(CALL)
-        self.batches = Forecaster(BATCH)
-        self.cancels = Forecaster(CANCEL)
+        self.calls = Forecaster(CALL_PRIOR)
+        self.batches = Forecaster(BATCH_PRIOR)
+        self.cancels = Forecaster(CANCEL_PRIOR)
         self.tokens = Calibration()
 
     def throughput(self, now: float, tokens: float, rpm: float) -> Throughput:

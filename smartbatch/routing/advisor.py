@@ -1,7 +1,5 @@
-"""The basis of a client's choice of a route: prices, limits, waiting requests and observed times.
-
-The decision itself is :func:`smartbatch.core.routing.choice.choose`; the advisor collects its arguments, and
-scores the outcome.
+"""Collects the prices, limits, waiting requests and observed times from which
+:func:`smartbatch.core.routing.choice.choose` selects a route, and scores the outcome.
 """
 
 from __future__ import annotations
@@ -42,13 +40,14 @@ if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
 
 
-THRESHOLD_CALLS = 5  # default calls in flight for a real-time list with the threshold strategy
+THRESHOLD_CALLS = 5  # calls in flight for a real-time list with the threshold strategy
 
 
 @frozen
 class _Watched:
-    """The latest list that could have been sent as a batch; the reported threshold applies to similar
-    lists."""
+    """The latest list that could have been sent as a batch. The batch threshold is reported for similar
+    lists.
+    """
 
     load: Load
     offers: Sequence[Offer]
@@ -56,7 +55,6 @@ class _Watched:
     constraints: Constraints
 
     def threshold(self, forecasts: Mapping[Route, ForecastAt]) -> int | None:
-        """Return the smallest number of requests that would be sent as a batch with these forecasts."""
         offers = [
             evolve(offer, throughput=evolve(offer.throughput, call=forecasts[offer.route]))
             for offer in self.offers
@@ -68,14 +66,7 @@ class _Watched:
 
 @define(eq=False, repr=False)
 class Advisor:
-    """Chooses routes for one provider and model.
-
-    Args:
-        history: observed times of calls and batches.
-        tell: called with events.
-        parallelism: maximum number of calls of the client in flight.
-        root: the client's model, if ``model`` is another model of the same provider.
-    """
+    """Chooses routes for one provider and model."""
 
     _model: OpenedModel
     _config: BatchingConfig
@@ -90,20 +81,20 @@ class Advisor:
     _watched: _Watched | None = field(default=None, init=False)
     _root: OpenedModel | None = None
     _of_models: dict[str, Advisor] = field(factory=dict, init=False)
-    _told: dict[Route, ForecastAt] = field(factory=dict, init=False)  # of the last reported threshold
+    # forecasts behind the last reported threshold
+    _told: dict[Route, ForecastAt] = field(factory=dict, init=False)
 
     @property
     def label(self) -> str:
-        """The model, as ``provider:model``."""
         return self._model.label
 
     def workload(
         self, kind: Kind, requests: int, constraints: Constraints, *, batchable: bool, flexible: bool = False
     ) -> Workload:
-        """Return an empty workload, to which at most ``requests`` requests are added.
+        """Return an empty workload for at most ``requests`` requests.
 
-        Observations in the store are used if a store was named, or if the list may be sent as a batch and
-        therefore needs the store anyway; ``flexible`` allows the flex tier.
+        Observations are read from the store if a store is configured, or if the list may become a batch and
+        therefore needs one anyway. ``flexible`` allows the flex tier.
         """
         by_batch = requests > constraints.at_once and self._api(kind, constraints, batchable) is not None
         if by_batch or self._config.store is not None:
@@ -118,7 +109,6 @@ class Advisor:
         return Workload(calibration, rates, kept=kept)
 
     def for_model(self, model: OpenedModel) -> Advisor:
-        """Return the advisor for another model of the provider."""
         if model.name == self._model.name:
             return self
         found = self._of_models.get(model.name)
@@ -129,7 +119,6 @@ class Advisor:
         return found
 
     def other(self, request: Request, kind: Kind) -> OtherModel | None:
-        """Return what is known about the model of a request, if routes are chosen for another one."""
         root = self._root or self._model
         if (request.model or root.name) == self._model.name:
             return None
@@ -146,7 +135,7 @@ class Advisor:
         return known._rates("standard"), known._rates("batch")
 
     def ceilings(self, requests: Iterable[Request], kind: Kind) -> list[float] | None:
-        """Return the maximum USD per request in real time; ``None`` if a price is unknown."""
+        """Return the maximum USD of each real-time request; ``None`` if a price is unknown."""
         most = []
         for request in requests:
             other = self.other(request, kind)
@@ -160,12 +149,12 @@ class Advisor:
         return most
 
     def limit(self, decision: Decision, requests: Iterable[Request], kind: Kind) -> float | None:
-        """Return the USD that requests may spend by the chosen route if there is no budget.
+        """Return the USD that a list without a budget may cost on the chosen route.
 
-        1. As a batch, or if a price is unknown: ``None`` for any amount. The maximum cost of each request is
-           reserved while its batch runs, and may be far more than its forecast.
-        2. In real time, where only requests in flight reserve their maximum cost: the high end of the
-           forecast, and the maximum cost of the most expensive requests, as many as are in flight.
+        1. In a batch, or with an unknown price: no limit. A batch reserves the maximum cost of each request
+           while it runs, which may be far more than the forecast.
+        2. In real time, only requests in flight reserve their maximum cost. The limit is the high end of the
+           forecast plus the maximum cost of the most expensive requests, as many as can be in flight.
         """
         chosen, cost = decision.chosen, decision.chosen.cost
         ceilings = None if chosen.route.by_batch else self.ceilings(requests, kind)
@@ -183,16 +172,15 @@ class Advisor:
         *,
         batchable: bool,
     ) -> Decision:
-        """Return the decision for a list, without announcing it.
+        """Choose the route of a list without publishing the decision.
 
-        1. Batches are left out if the requests may not wait, or there is no Batch API, or no store for a job.
-        2. The remaining routes are offered; the batch threshold reported later is computed for this list.
-        3. If the budget is too small for all requests at once, the batches are split into rounds, and the
-           reason mentions this.
+        1. Batches are excluded if the requests may not wait, if there is no Batch API, or if there is no
+           store for a job.
+        2. The remaining routes are compared. Later reports of the batch threshold refer to this list.
+        3. If the budget does not cover the maximum cost of all requests, the batches are sent in rounds.
 
         Args:
             constraints: contain a budget only if it can be enforced.
-            batchable: whether the requests may be sent as a batch.
 
         Raises:
             ConfigError: no route meets the constraints; the error names the nearest ones that can be met.
@@ -200,7 +188,7 @@ class Advisor:
         load = workload.load
         api = self._api(kind, constraints, batchable) if load.requests else None
         if load.requests > constraints.at_once and constraints.strategy is Strategy.AUTO:
-            api = api if self._history.stored else None  # no store for a job
+            api = api if self._history.stored else None  # a job needs a store
         offers = self._offers(workload, load, kind, constraints)
         batch = None if api is None else self._batch(workload, load, api)
         if batch is not None and load.requests:
@@ -218,14 +206,13 @@ class Advisor:
         return evolve(decision, reason=f"{decision.reason}; {rounds.in_words()}")
 
     def announce(self, decision: Decision, purpose: str | None = None) -> AnnouncedPlan:
-        """Announce a decision to observers and return the plan, which scores it."""
         number = f"decision-{next(self._numbers)}"
         return AnnouncedPlan(
             number, self._model.label, decision, purpose, self._prices_of, self._clock, self._tell
         )
 
     def speed(self, row: JobRow) -> Speed:
-        """Return how fast requests of a job can be withdrawn from batches and answered in real time."""
+        """Return how fast requests of a job can be withdrawn from batches and sent in real time."""
         self._history.refresh()
         texts = self._model.provider.capabilities.max_texts if Kind(row.kind) is Kind.EMBED else 1
         route = Route.SHARED if texts > 1 else Route.INDIVIDUAL
@@ -235,8 +222,8 @@ class Advisor:
         return Speed(throughput, cancelling, self._history.turnaround(row.model))
 
     def batch_ended(self, event: BatchEnded) -> None:
-        """Handle a finished batch before forecasts learn from it: if no list has been considered yet, the
-        reported threshold applies to lists like this batch.
+        """Choose the batch threshold to report: if no list has been considered yet, it refers to lists like
+        this batch. Runs before the forecasts include the batch.
         """
         api, _ = batches_of(self._config, self._model, event.kind)
         if self._watched is not None or event.model != self._model.label or api is None:
@@ -252,7 +239,7 @@ class Advisor:
         self._watch(_Watched(workload.load, offers, batch, constraints))
 
     def learned(self, event: ForecastMoved) -> None:
-        """Report the batch threshold for lists like the latest one if a changed forecast moved it."""
+        """Report the batch threshold if a changed forecast moved it."""
         with self._watching:
             watched, told = self._watched, self._told
         if watched is None:
@@ -260,7 +247,7 @@ class Advisor:
         now = {route: self._forecast(route) for route in told}
         before, after = watched.threshold(told), watched.threshold(now)
         with self._watching:
-            another = self._told[Route.BATCH] is not told[Route.BATCH]  # another thread is reporting it
+            another = self._told[Route.BATCH] is not told[Route.BATCH]  # another thread reports it
             if another or not _apart(before, after):
                 return
             self._told = {**self._told, **now}
@@ -298,7 +285,7 @@ class Advisor:
     # -- offers ----------------------------------------------------------------------------------------------
 
     def _offers(self, workload: Workload, load: Load, kind: Kind, constraints: Constraints) -> list[Offer]:
-        """Return the routes in real time; the first is the default route of requests."""
+        """Return the real-time routes; the first is the default."""
         config, abilities = self._config, self._model.provider.capabilities
         tokens = (load.tokens_in + load.tokens_out) / max(1, load.requests)
         standard = workload.cost("standard")
@@ -312,7 +299,7 @@ class Advisor:
         if at_once is not None:
             individual = evolve(individual, parallelism=min(individual.parallelism, at_once))
         packs = config.packing and kind is Kind.GENERATE and most <= 1 < config.max_batch_size
-        if packs:  # packing is turned on by the user, so forecasts do not decide on it
+        if packs:  # the user turned packing on, so forecasts do not decide about it
             throughput = self._throughput(Route.PACKED, tokens, per_call=config.max_batch_size)
             offers.append(Offer(Route.PACKED, throughput, standard))
         offers.append(Offer(Route.INDIVIDUAL, individual, standard, open=not packs))
@@ -356,7 +343,6 @@ class Advisor:
         )
 
     def _rounds(self, workload: Workload, budget: float | None) -> Rounds | None:
-        """Return the rounds of batches that fit the budgets; ``None`` if nothing limits them."""
         limits = [usd for usd in (budget, self._realtime.budget.room) if usd is not None]
         card, cost = self._rates("batch"), workload.cost("batch", by_job=True)
         if not limits or card is None or cost is None or not workload.requests:
@@ -366,10 +352,11 @@ class Advisor:
         most = card.cost(card.expected_usage(given, made))
         return rounds_of(n, max(0.0, min(limits)), most, cost.expected / n)
 
-    # -- what is known ---------------------------------------------------------------------------------------
+    # -- prices and limits
+    # -------------------------------------------------------------------------------------
 
     def _limits(self) -> dict[str, float]:
-        """Return the lowest of the configured, reported and discovered limits per minute, by kind."""
+        """Return the lowest of the configured, reported and discovered limits per minute."""
         shared = shared_quota(self._model.provider.scope, self._model.name)
         with shared.lock:
             known = dict(shared.quota.reported_limits)
@@ -387,7 +374,7 @@ class Advisor:
         return self._prices.rates(self._model.provider.name, self._model.name, self._clock.wall(), processing)
 
     def _flex_rates(self) -> RateCard | None:
-        """Return the prices of the flex tier; ``None`` if there is no such tier or it is currently closed."""
+        """Return the prices of the flex tier; ``None`` if the provider has none or it is currently closed."""
         if not self._config.flex or self._model.provider.flex(self._model.name) is None:
             return None
         is_open = shared_quota(self._model.provider.scope, self._model.name).flex.is_open(self._clock.now())
@@ -395,18 +382,13 @@ class Advisor:
 
 
 Prices: TypeAlias = "tuple[Rates | None, Rates | None]"
-"""Prices of a model in real time and as a batch; ``None`` if unknown."""
 
 
 @define(eq=False, repr=False)
 class AnnouncedPlan:
-    """Adds up the results of a plan in progress and scores its forecast; used by one thread.
+    """Adds up the results of a plan in progress and scores its forecast. For one thread.
 
-    Creating it announces the plan to observers.
-
-    Args:
-        prices_of: returns the prices of the model that answered.
-        tell: called with events.
+    Creating it publishes the plan.
     """
 
     _id: str
@@ -416,7 +398,7 @@ class AnnouncedPlan:
     _prices_of: Callable[[Result], Prices]
     _clock: Clock
     _tell: Callable[[Event], None]
-    actual: ActualCost = field(factory=ActualCost, init=False)  # cost of the added results, by each route
+    actual: ActualCost = field(factory=ActualCost, init=False)
 
     def __attrs_post_init__(self) -> None:
         decision = self._decision
@@ -449,8 +431,7 @@ class AnnouncedPlan:
         self.actual.add(result, *self._prices_of(result))
 
     def score(self, seconds: float, actual: ActualCost | None = None) -> RouteScored | None:
-        """Publish and return the plan's actual time and cost; ``None`` if nothing was answered, because then
-        the time shows nothing about the route.
+        """Publish and return the actual time and cost; ``None`` if nothing was answered.
 
         Args:
             seconds: from the submission to the last answer.
@@ -483,7 +464,7 @@ class AnnouncedPlan:
 
 
 def individual_calls(config: BatchingConfig, strategy: Strategy) -> int | None:
-    """Return the maximum calls in flight for a real-time list; ``None`` for the client's own limit."""
+    """Return the maximum calls in flight of a real-time list; ``None`` for the client's own limit."""
     if config.max_parallel_individual is None and strategy is Strategy.THRESHOLD:
         return THRESHOLD_CALLS
     return config.max_parallel_individual

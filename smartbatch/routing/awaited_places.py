@@ -1,4 +1,6 @@
-"""Futures of stored requests, completed by the results of their jobs; and one future for several answers."""
+"""Completes the futures of stored requests with the results of their jobs, and combines several answers in
+one future.
+"""
 
 from __future__ import annotations
 
@@ -32,44 +34,41 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import ItemName, NamedPlace
 
 
-UNDELIVERED_SECONDS = 7 * 86_400.0
-"""How long an undelivered answer can be used for an identical request."""
+UNDELIVERED_SECONDS = 7 * 86_400.0  # seconds
 
 
 @define(eq=False)
 class StoredRequest:
-    """A request that is or will be part of a job."""
-
-    request: Request  # after the hooks
-    name: ItemName | None  # None if it does not share its answer
+    request: Request
+    name: ItemName | None  # None if it shares no answer
     future: ResultFuture
-    deadline: float = math.inf  # when its timeout expires
-    placed: bool = False  # whether it is in the store
+    deadline: float = math.inf  # monotonic seconds
+    placed: bool = False
 
 
 @define(eq=False)
 class _Waiters:
-    """The futures that wait for one item of a job; they receive its result together."""
+    """The futures that wait for the same item of a job."""
 
     settle_all: Callable[[_Waiters, Result], None]
     place: NamedPlace
     durable: bool
     waiting: list[StoredRequest] = field(factory=list)
-    paying: int = 1  # number of futures, counted from the first, that are charged the cost
-    given: bool = False  # whether all of them have the result
+    paying: int = 1  # number of futures that are charged the cost, from the first
+    given: bool = False
 
     def complete(self, result: Result) -> None:
         self.settle_all(self, result)
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, fail the copies of the parent's futures."""
+        """Fail the copies of the parent's futures in a forked child."""
         for each in self.waiting:
             each.future.abandon(error)
 
 
 @define(eq=False, repr=False)
 class AwaitedPlaces:
-    """Completes futures of requests with the stored results at their places. Safe from any thread."""
+    """Completes the futures of requests when their results are stored. Safe to use from any thread."""
 
     _clock: Clock
     _jobs: Callable[[], JobSubmission]
@@ -78,14 +77,14 @@ class AwaitedPlaces:
     _monitor: Monitor = field(init=False)
     _waiters: dict[tuple[str, int], _Waiters] = field(factory=dict, init=False)  # by job and position
     _awaited: dict[ResultFuture, _Waiters] = field(factory=dict, init=False)
-    _given: dict[tuple[str, int], _Waiters] = field(factory=dict, init=False)  # with names in the store
+    # delivered, but still named in the store
+    _given: dict[tuple[str, int], _Waiters] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._threads = OwnThreads(self._clock)
         self._monitor = self._clock.monitor()
 
     def await_results(self, placed: Iterable[tuple[StoredRequest, NamedPlace]], *, durable: bool) -> None:
-        """Complete the futures of requests when results are stored at these places."""
         found: dict[str, dict[int, _Waiters]] = {}
         with self._monitor:
             for each, place in placed:
@@ -113,9 +112,10 @@ class AwaitedPlaces:
     def withdraw(self, future: ResultFuture) -> bool:
         """Withdraw a durable request that is being cancelled; return whether that worked.
 
-        1. If its future is completed, or it is not stored yet, it cannot be withdrawn.
-        2. If other futures wait for the same answer, only this one is withdrawn.
-        3. If its call has not started, and no other process runs its job, it is stored as cancelled.
+        1. A completed request, or one that is not stored yet, cannot be withdrawn.
+        2. If other futures wait for the same answer, only this future is withdrawn.
+        3. Otherwise the request is stored as cancelled, unless its call has started or another process runs
+           its job.
         """
         with self._monitor:
             waiters = self._awaited.get(future)
@@ -128,8 +128,10 @@ class AwaitedPlaces:
         return self._jobs().engine.cancel_item(waiters.place.job_id, waiters.place.ix)
 
     def find(self, names: Sequence[str]) -> dict[str, NamedPlace]:
-        """Return the places of usable deferrable requests by name. A request is not usable if it failed, is
-        too old, was delivered in this process, or belongs to a cancelled job.
+        """Return the places of usable deferrable requests by name.
+
+        A request cannot be used if it failed, is too old, was delivered in this process, or belongs to a
+        cancelled job.
         """
         self.release()
         try:
@@ -155,8 +157,8 @@ class AwaitedPlaces:
             }
 
     def release(self) -> None:
-        """Delete the names of deferrable requests whose answers were delivered. If that fails, another
-        process may deliver the answers again.
+        """Delete the names of delivered deferrable requests. If this fails, another process may deliver their
+        answers again.
         """
         with self._monitor:
             given = {at: waiters for at, waiters in self._given.items() if waiters.given}
@@ -177,24 +179,28 @@ class AwaitedPlaces:
                 self._given.pop(at, None)
 
     def wait_until_settled(self, timeout: float | None) -> None:
-        """Wait up to ``timeout`` seconds until no future waits for a result."""
         with self._monitor:
             self._monitor.wait_for(lambda: not self._awaited, timeout)
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on a thread that completes futures, so it must not wait for that thread."""
+        """Whether the calling thread completes futures and therefore must not wait for one."""
         return self._threads.has_current()
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, fail the copies of the parent's futures. Must not take an inherited lock."""
+        """Fail the copies of the parent's futures in a forked child, without taking a lock inherited from the
+        parent.
+        """
         for future in list(self._awaited):
             future.abandon(error)
 
-    # -- settling --------------------------------------------------------------------------------------------
+    # -- completion
+    # --------------------------------------------------------------------------------------------
 
     def _settle(self, waiters: _Waiters, result: Result) -> None:
-        """Complete the futures that wait for one request. The first is charged the cost, unless the answer of
-        a durable request was already stored; the others share the answer at no cost.
+        """Complete the futures that wait for one request.
+
+        The first future is charged the cost, unless the answer of a durable request was stored earlier. The
+        others share the answer at no cost.
         """
         stored = not isinstance(result.error, ClientClosed | JobNotFound | StoreError)
         self._take_out(waiters, given=stored and not waiters.durable)
@@ -229,8 +235,8 @@ class AwaitedPlaces:
 
 
 def kept_request(request: Request, *, durable: bool) -> Request:
-    """Return the stored form of a request: without its context, which may be any object and stays in this
-    process, and, if the request is deferrable, without its timeout, which is stored with its job.
+    """Return the form in which a request is stored. It lacks the context, which may be any object, and the
+    timeout of a deferrable request, which is stored with the job.
     """
     return evolve(request, context=None, timeout=request.timeout if durable else None)
 
@@ -241,7 +247,7 @@ def fail(
     """Fail the futures that have no result yet.
 
     Args:
-        problem: message for an error that is not the library's own; such an error is logged.
+        problem: message for an error raised by other code; such an error is logged.
         sent: whether the requests may have been sent, so that their cost is unknown.
     """
     if not isinstance(error, SmartbatchError):
@@ -254,8 +260,6 @@ def fail(
 
 
 class AnswerFutures:
-    """The futures of several answers to one prompt."""
-
     def __init__(
         self,
         requests: Sequence[Request],
@@ -263,11 +267,7 @@ class AnswerFutures:
         run_later: Callable[[Callable[[], object]], None],
         on_interrupt: Callable[[], object],
     ) -> None:
-        """Submit the requests, each with its number; if one is rejected, the earlier ones are cancelled.
-
-        Raises:
-            Exception: any error of ``submit``.
-        """
+        """Submit the requests; if one is rejected, cancel the earlier ones."""
         self._requests = requests
         self._lock = threading.Lock()
         self._left = len(requests)
@@ -283,7 +283,7 @@ class AnswerFutures:
                 future.cancel()
             raise
         for future in self._futures:
-            # not on the callback thread, where a user's callback may be waiting for this
+            # a user's callback may block the callback thread while it waits for this future
             Future.add_done_callback(future, self._completed)
 
     def _completed(self, _: Future[Result]) -> None:
@@ -307,8 +307,8 @@ class AnswerFutures:
 
 
 def combined_answers(answers: Sequence[Result]) -> Result:
-    """Return the result of a prompt with several answers: the first successful one, with the totals of all,
-    and each of them in ``answers``. It fails if none succeeded.
+    """Combine several answers to one prompt: the first successful one, the total cost and usage, and every
+    answer in ``answers``. The result is a failure if no answer succeeded.
     """
     first = next((answer for answer in answers if answer.ok), answers[0])
     known = [answer.cost for answer in answers if answer.cost is not None]
@@ -330,5 +330,5 @@ def _outcome(future: ResultFuture, request: Request) -> Result:
 
 
 def _notify(future: ResultFuture) -> None:
-    """Wake callers of ``concurrent.futures.wait`` after the future was cancelled."""
+    """Wake callers of ``concurrent.futures.wait``."""
     future.set_running_or_notify_cancel()

@@ -1,11 +1,8 @@
-"""A client's observations of calls, batches and tokens, kept in the store for later clients.
+"""Records how long calls, batches and cancellations take and how many tokens they use, and forecasts from it.
 
-A topic is a subject whose times are forecast: the calls of a route to a model, the batches of a model, or a
-provider's cancellations. Each topic has a forecaster and rows in the store. The forecaster learns from the
-batches of this process at once, and jobs write their rows. Calls are only noted when they end; the forecaster
-learns from them when a forecast or the metrics are read, and a sample of them is written to the store now and
-then. Observations of other processes are read from the store, at most once a minute. Without a store, or if
-it fails or hangs, everything works in memory.
+A topic is a subject of forecasts: the calls of a route to a model, the batches of a model, or a provider's
+cancellations. The forecasts include observations of other processes, which are read from the store at most
+once a minute. If there is no store, or if it fails or hangs, only observations of this process are used.
 """
 
 from __future__ import annotations
@@ -40,92 +37,83 @@ if TYPE_CHECKING:
     from smartbatch.jobs.store import SqlStore
 
 _LATE = ErrorKind.TIMEOUT.value
-CALL = Prior.of(2.0, 10.0, growth=0.3)
+CALL_PRIOR = Prior.of(2.0, 10.0, growth=0.3)
 """A call that generates text. In the Azure 2023 conversation trace, half of the answers have up to 129
-tokens, and 95 % up to 451 (:data:`~smartbatch.core.preparation.tokens.OUTPUT_TOKENS`): 2 and 8 seconds at an
-assumed 60 tokens per second. Eight requests in a call are assumed to take twice as long."""
-VECTORS = Prior.of(0.3, 1.0, growth=0.3)
-"""A call that returns vectors. This is an assumption too: nothing is generated, so it takes little more than
-a round trip."""
-PACKED = Prior.of(2.0, 10.0, growth=0.9)
-"""A call whose prompts are packed into one: their answers are generated one after the other."""
-FLEX = Prior.of(6.0, 30.0)
-"""The half-price tier. OpenAI documents slower answers without a figure; we assume three times the
-latency."""
-BATCH = Prior(DOCUMENTED_TIMES, fade=86_400.0, together=0.03, only_when_sure=False)
-"""A batch; the remaining time of a job is based on the same times. Batches are few, so each one changes the
-choices."""
-CANCEL = Prior.of(60.0, 300.0, fade=7 * 86_400.0)
-"""From a cancellation to the end of its batch. OpenAI documents at most ten minutes, which 99 of 100 batches
-meet with this prior; the other providers document nothing."""
+tokens, and 95 % up to 451. At an assumed 60 tokens per second, these take 2 and 8 seconds. A call with
+eight requests is assumed to take twice as long.
+"""
+VECTORS_PRIOR = Prior.of(0.3, 1.0, growth=0.3)
+"""A call that returns vectors. Nothing is generated, so the call is assumed to take little more than a round
+trip.
+"""
+PACKED_PRIOR = Prior.of(2.0, 10.0, growth=0.9)
+"""A call with several prompts packed into one. Their answers are generated one after another."""
+FLEX_PRIOR = Prior.of(6.0, 30.0)
+"""A call on the half-price tier. OpenAI documents slower answers without a figure; three times the latency is
+assumed.
+"""
+BATCH_PRIOR = Prior(DOCUMENTED_TIMES, fade=86_400.0, together=0.03, only_when_sure=False)
+"""The time from the creation of a batch to its end. Batches are rare, so each one changes the forecast."""
+CANCEL_PRIOR = Prior.of(60.0, 300.0, fade=7 * 86_400.0)
+"""The time from the cancellation of a batch to its end. OpenAI documents at most ten minutes, which 99 of 100
+batches meet with this prior. Other providers document nothing.
+"""
 
-EVERY = 60.0
-"""Seconds between reads of the store, and between written samples."""
-SAMPLE = 64
-"""Calls of a topic per written sample, spread evenly over those since the previous sample."""
-WITHIN = 5.0
-"""Seconds for which a caller waits for the store."""
-LOADED = 300
-"""Rows read per topic; the store keeps 500."""
-OWN = 2 * LOADED
-"""Rows of this process that are remembered, so that they are not counted again when they are read."""
-A_SECOND = 100
-"""Maximum calls per topic and second to learn from; more would add little information, and take time."""
-NOTED = 256
-"""Latest calls of a topic that are kept to learn from. Learning from them takes about 10 ms, so it is not
-done until the figures are needed."""
+REFRESH_SECONDS = 60.0
+MAX_SAMPLE_CALLS = 64
+"""Maximum calls of a topic that are written to the store at a time. They are spread evenly over all calls
+since the previous write.
+"""
+STORE_WAIT_SECONDS = 5.0
+MAX_LOADED_ROWS = 300  # the store keeps 500
+MAX_OWN_ROWS = 2 * MAX_LOADED_ROWS
+"""Observations of this process that are remembered, so that they are not learned again when they are read
+from the store.
+"""
+MAX_CALLS_PER_SECOND = 100
+"""Maximum calls per topic and second that are learned. More would take time and add little information."""
+MAX_UNLEARNED_CALLS = 256
+"""Latest calls of a topic that are kept until a forecast is needed. Learning them takes about 10 ms."""
 
 _TOPICS = {
-    Route.INDIVIDUAL: (CALL, "latency individual"),
-    Route.SHARED: (CALL, "latency individual"),  # the same call, with more requests
-    Route.PACKED: (PACKED, "latency packed"),
-    Route.FLEX: (FLEX, "latency flex"),
+    Route.INDIVIDUAL: (CALL_PRIOR, "latency individual"),
+    Route.SHARED: (CALL_PRIOR, "latency individual"),  # with more requests per call
+    Route.PACKED: (PACKED_PRIOR, "latency packed"),
+    Route.FLEX: (FLEX_PRIOR, "latency flex"),
 }
 
 
 @define(eq=False)
 class _Topic:
-    """A subject whose times are forecast.
-
-    Attributes:
-        name, late: names of its rows in the store, and of its rows for abandoned calls and batches.
-        route, model: names in events; without a route, no events are published.
-        loaded: number of the store read with which it was loaded.
-        known: rows of the store that are already learned.
-        own: observations written by this process.
-        noted: calls that ended: requests, seconds, Unix time, and whether they were abandoned.
-        unlearned: noted observations that the forecaster has not learned yet.
-        untold: noted observations that other clients of the process do not have yet.
-        pending: observations to be written, one in every ``stride``.
-    """
-
-    name: str
+    name: str  # of its rows in the store
     prior: Prior
-    route: Route | None
+    route: Route | None  # None publishes no events
     model: str
     forecaster: Forecaster
-    late: str
-    loaded: int = 0
-    known: frozenset[Observation] = frozenset()
-    own: deque[Observation] = field(factory=lambda: deque(maxlen=OWN))
-    noted: deque[tuple[int, float, float, bool]] = field(factory=lambda: deque(maxlen=NOTED))
-    unlearned: deque[Observation] = field(factory=lambda: deque(maxlen=NOTED))
-    untold: deque[Observation] = field(factory=lambda: deque(maxlen=NOTED))
-    pending: list[Observation] = field(factory=list)
+    late: str  # name of its rows for abandoned calls and batches
+    loaded: int = 0  # number of the store read that loaded it
+    known: frozenset[Observation] = frozenset()  # stored observations that are already learned
+    own: deque[Observation] = field(factory=lambda: deque(maxlen=MAX_OWN_ROWS))  # written by this process
+    # requests, seconds, Unix time and whether it was abandoned, for each recorded call
+    noted: deque[tuple[int, float, float, bool]] = field(factory=lambda: deque(maxlen=MAX_UNLEARNED_CALLS))
+    unlearned: deque[Observation] = field(factory=lambda: deque(maxlen=MAX_UNLEARNED_CALLS))
+    # observations that other clients of the process do not have yet
+    untold: deque[Observation] = field(factory=lambda: deque(maxlen=MAX_UNLEARNED_CALLS))
+    pending: list[Observation] = field(factory=list)  # to be written, one in every ``stride``
     stride: int = 1
     passed: int = 0
     second: int = 0
     in_second: int = 0
 
     def note(self, size: int, seconds: float, at: float, *, late: bool) -> None:
-        """Keep a call to learn from, unless there are enough of this second. Takes no lock, so with several
-        threads there may be a few too many.
+        """Record a call, up to a maximum per second. Takes no lock, so concurrent threads may exceed the
+        maximum slightly.
         """
         second = int(at)
         if second != self.second:
             self.second, self.in_second = second, 0
         self.in_second += 1
-        if self.in_second <= A_SECOND:
+        if self.in_second <= MAX_CALLS_PER_SECOND:
             self.noted.append((size, seconds, at, late))
 
     @property
@@ -133,7 +121,6 @@ class _Topic:
         return bool(self.noted or self.unlearned)
 
     def take(self) -> list[Observation]:
-        """Return the observations since the last call of this method."""
         self._note_taken()
         taken = list(self.untold)
         self.untold.clear()
@@ -148,7 +135,7 @@ class _Topic:
             self.keep(seen)
 
     def learn(self) -> list[ForecastChange]:
-        """Learn from the noted calls; return the changes of the forecast."""
+        """Learn from the recorded calls and return the changes of the forecast."""
         self._note_taken()
         moved = []
         while self.unlearned:
@@ -161,14 +148,14 @@ class _Topic:
         self.passed += 1
         if self.passed % self.stride == 0:
             self.pending.append(seen)
-            if len(self.pending) >= 2 * SAMPLE:
+            if len(self.pending) >= 2 * MAX_SAMPLE_CALLS:
                 self.pending = self.pending[1::2]
                 self.stride *= 2
 
     def sample(self) -> list[Observation]:
-        """Return the sample to be written now, and start a new one."""
+        """Return the observations to be written, and start a new sample."""
         self._note_taken()
-        taken = self.pending if len(self.pending) <= SAMPLE else self.pending[1::2]
+        taken = self.pending if len(self.pending) <= MAX_SAMPLE_CALLS else self.pending[1::2]
         self.pending, self.stride, self.passed = [], 1, 0
         self.own.extend(taken)
         return taken
@@ -176,15 +163,13 @@ class _Topic:
 
 @define(eq=False)
 class _Tokens:
-    """What has been learned about a model's tokens, and how much of it is in the store."""
-
     name: str
     calibration: Calibration
     loaded: int = 0
 
 
 class ProcessMemory:
-    """Observations of the clients of one process for its later clients, with or without a store."""
+    """The observations of this process, which later clients reuse with or without a store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -192,17 +177,14 @@ class ProcessMemory:
         self._times: dict[str, deque[Observation]] = {}
 
     def calibration(self, model: str, kind: Kind) -> Calibration:
-        """Return the calibration that all clients share."""
         with self._lock:
             return self._tokens.setdefault((model, kind), Calibration())
 
     def keep(self, name: str, seen: Iterable[Observation]) -> None:
-        """Keep the times of a topic."""
         with self._lock:
-            self._times.setdefault(name, deque(maxlen=LOADED)).extend(seen)
+            self._times.setdefault(name, deque(maxlen=MAX_LOADED_ROWS)).extend(seen)
 
     def times(self, name: str) -> list[Observation]:
-        """Return the latest times of a topic."""
         with self._lock:
             return list(self._times.get(name, ()))
 
@@ -211,23 +193,22 @@ _memory = PerProcess(ProcessMemory)
 
 
 def process_memory() -> ProcessMemory:
-    """Return the observations of this process."""
     return _memory.get()
 
 
 def forget_all() -> None:
-    """Forget the observations of this process, so that a test does not depend on earlier ones."""
+    """Forget the observations of this process, for tests."""
     _memory.take()
 
 
 class ForecastHistory:
-    """Forecasters and calibrations of one client; an observer of its events. Safe to use from any thread.
+    """The forecasts and token calibrations of one client; observes its events. Safe to use from any thread.
 
     Args:
         clock: its wall clock dates observations.
-        tell: called with changes of forecasts, without holding a lock.
-        store: opens the store, or returns the open one; called by :meth:`refresh`. ``None`` for no store.
-        memory: observations of other clients of the process; ``None`` for none.
+        tell: called with changed forecasts, without holding a lock.
+        store: opens the store or returns the open one; ``None`` for no store.
+        memory: observations of other clients in this process.
     """
 
     def __init__(
@@ -254,21 +235,23 @@ class ForecastHistory:
     # -- learning --------------------------------------------------------------------------------------------
 
     def __call__(self, event: CallFinished) -> None:
-        """Note a call that was answered or timed out. Takes no lock, because the calling thread runs it."""
+        """Record a call that was answered or timed out. Takes no lock, because the thread that made the call
+        runs it.
+        """
         if event.route is None:
             return
         late = event.error == _LATE
         if event.error is not None and not late:
-            return  # a refusal is fast and shows nothing about answers
+            return  # a rejection is fast and says nothing about answers
         topic = self._latency(event.route, event.model)
         if topic is not None:
             topic.note(event.size, event.seconds, self._clock.wall(), late=late)
 
     def learn(self) -> None:
-        """Learn from the noted calls before figures are read.
+        """Learn from the recorded calls before forecasts are read.
 
-        If another thread holds the lock, that one does it: the caller may be a signal handler, which must not
-        wait.
+        If another thread holds the lock, it learns from them. The caller may be a signal handler, which must
+        not wait.
         """
         if not any(topic.can_learn for topic in list(self._topics.values())):
             return
@@ -281,7 +264,7 @@ class ForecastHistory:
                 self._told(topic, *changes)
 
     def batch_ended(self, event: BatchEnded) -> None:
-        """Learn from a batch of a job that this process runs; its rows are stored afterwards."""
+        """Learn from a batch of a job that this process runs. The job stores the observation afterwards."""
         batches, cancels = self._batches(event.model), self._cancels(event.model.partition(":")[0])
         for name, (size, seconds, at) in summary_records.durations_of(event):
             topic = cancels if name == cancels.name else batches
@@ -308,12 +291,13 @@ class ForecastHistory:
                 )
             )
 
-    # -- asking ----------------------------------------------------------------------------------------------
+    # -- forecasts
+    # ---------------------------------------------------------------------------------------------
 
     def latency(self, route: Route, model: str) -> ForecastAt:
-        """Return the forecast for calls by a route to a model, such as ``openai:gpt-5-mini``.
+        """Return the forecast for calls to a model, such as ``openai:gpt-5-mini``.
 
-        ``SHARED`` has the forecast of ``INDIVIDUAL``, with more requests.
+        ``SHARED`` uses the forecast of ``INDIVIDUAL``.
 
         Raises:
             ValueError: the route does not consist of calls.
@@ -324,17 +308,15 @@ class ForecastHistory:
         return self._view(topic)
 
     def turnaround(self, model: str) -> ForecastAt:
-        """Return the forecast for a batch from its creation to its end, by its number of requests."""
+        """Return the forecast for the time from the creation of a batch to its end."""
         return self._view(self._batches(model))
 
     def cancelling(self, provider: str) -> ForecastAt:
-        """Return the forecast for a provider's batch from the request to cancel it to its end."""
+        """Return the forecast for the time from the cancellation of a batch to its end."""
         return self._view(self._cancels(provider))
 
     def calibration(self, model: str, kind: Kind) -> Calibration:
-        """Return the calibration of a model's tokens, which lanes update; texts and vectors have separate
-        ones.
-        """
+        """Return the token calibration of a model. Lanes update it; texts and vectors have separate ones."""
         with self._lock:
             known = self._tokens.get((model, kind))
             if known is None:
@@ -346,10 +328,10 @@ class ForecastHistory:
         return known.calibration
 
     def _batches(self, model: str) -> _Topic:
-        return self._topic(model, BATCH, Route.BATCH, model)
+        return self._topic(model, BATCH_PRIOR, Route.BATCH, model)
 
     def _cancels(self, provider: str) -> _Topic:
-        return self._topic(summary_records.cancel_name(provider), CANCEL, None, provider)
+        return self._topic(summary_records.cancel_name(provider), CANCEL_PRIOR, None, provider)
 
     def _latency(self, route: Route, model: str) -> _Topic | None:
         known = self._of_calls.get((route, model))
@@ -359,8 +341,8 @@ class ForecastHistory:
 
     def _topic_of_calls(self, route: Route, model: str) -> _Topic:
         prior, name = _TOPICS[route]
-        if prior is CALL and "embed" in model:  # all embedding models have such names
-            prior = VECTORS
+        if prior is CALL_PRIOR and "embed" in model:  # the names of all embedding models contain this
+            prior = VECTORS_PRIOR
         told = Route.INDIVIDUAL if route is Route.SHARED else route
         return self._topic(f"{name} {model}", prior, told, model)
 
@@ -388,7 +370,7 @@ class ForecastHistory:
             return topic.forecaster.at(self._clock.wall())
 
     def _store_to_read(self, known: _Topic | _Tokens) -> SqlStore | None:
-        """Return the store unless ``known`` has been read since the last refresh; needs the lock."""
+        """Return the store unless ``known`` has been read since the last refresh. The lock must be held."""
         stale = known.loaded < self._look
         known.loaded = self._look
         return self._store if stale else None
@@ -396,15 +378,15 @@ class ForecastHistory:
     # -- the store -------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Write the observations of this process; those of others are read when they are next needed.
+        """Write the observations of this process, and mark those of other processes to be read when needed.
 
-        Does nothing if the last refresh was less than a minute ago. It opens the store, so call it only if
-        the store will be used anyway.
+        Does nothing if the last refresh was less than a minute ago. Opens the store, so call this only if the
+        store will be used anyway.
         """
         now = self._clock.now()
         with self._lock:
             opener = self._opener
-            if opener is None or now - self._looked < EVERY:
+            if opener is None or now - self._looked < REFRESH_SECONDS:
                 return
             self._looked = now
         self._timed(lambda: self._open(opener))
@@ -412,17 +394,16 @@ class ForecastHistory:
 
     @property
     def stored(self) -> bool:
-        """Whether a store is in use."""
         return self._store is not None
 
     def hand_over(self) -> None:
-        """Pass the observations since the last call to other clients of the process."""
+        """Pass new observations to other clients of this process."""
         with self._lock:
             for topic in self._topics.values():
                 self._memory.keep(topic.name, topic.take())
 
     def save(self) -> None:
-        """Write a sample of the observations since the last call, if a store is in use. Never raises."""
+        """Write a sample of the new observations if a store is in use. Never raises."""
         store = self._store
         if store is not None:
             self._safely(lambda: self._write(store))
@@ -434,11 +415,11 @@ class ForecastHistory:
             self._look += 1
 
     def _load(self, store: SqlStore, topic: _Topic, *, first: bool) -> None:
-        """Learn from the rows of a topic that are new to this process. The cases, in order:
+        """Learn from the rows of a topic that other processes wrote.
 
-        1. The first time: the rows precede this process's own observations, so the forecaster starts again,
-           and changes are not reported.
-        2. Later: the forecaster learns from them as from its own observations.
+        1. First read: the stored rows are older than the observations of this process, so the forecaster
+           starts afresh and learns the stored rows first. Changes are not reported.
+        2. Later reads: the forecaster learns from the new rows and reports changes.
         """
         rows = [*_rows(store, topic.name, ended=True), *_rows(store, topic.late, ended=False)]
         told: list[ForecastChange | None] = []
@@ -446,7 +427,7 @@ class ForecastHistory:
             mine = {*topic.own, *topic.pending}
             new = [seen for seen in rows if seen not in topic.known and seen not in mine]
             topic.known = frozenset(rows)
-            if first:  # this process's own observations are later than the stored ones
+            if first:  # observations of this process are later than the stored ones
                 new += topic.forecaster.seen
                 topic.forecaster = Forecaster(topic.prior)
             for seen in sorted(new, key=lambda each: each.at):
@@ -465,23 +446,23 @@ class ForecastHistory:
                 if rows:
                     store.facts.observe_turnarounds(name, rows)
         for known in tokens:
-            if known.calibration.unsaved:  # in addition to the counts of other processes
+            if known.calibration.unsaved:  # adds to the counts of other processes
                 known.calibration.restore(store.facts.recall(known.name))
                 state = known.calibration.state()
                 store.facts.remember(known.name, state)
                 known.calibration.saved(state)
 
     def _timed(self, act: Callable[[], object]) -> None:
-        """Run a store operation that a caller waits for; if it hangs, do without the store until the next
+        """Run a store operation while a caller waits. If it hangs, do without the store until the next
         refresh.
         """
-        if not self._reads.read(lambda: self._safely(act), WITHIN, "smartbatch-history"):
+        if not self._reads.read(lambda: self._safely(act), STORE_WAIT_SECONDS, "smartbatch-history"):
             with self._lock:
                 self._store = None
             logs.warn("forecasts_not_stored", error="the store has not answered")
 
     def _safely(self, act: Callable[[], object]) -> None:
-        """Run a store operation; if it fails, continue in memory and try again at the next refresh."""
+        """Run a store operation. If it fails, continue in memory and try again at the next refresh."""
         try:
             act()
         except Exception as error:
@@ -489,6 +470,6 @@ class ForecastHistory:
 
 
 def _rows(store: SqlStore, name: str, *, ended: bool) -> Iterable[Observation]:
-    for size, seconds, at in store.facts.turnarounds(name, limit=LOADED):
+    for size, seconds, at in store.facts.turnarounds(name, limit=MAX_LOADED_ROWS):
         if 0 <= seconds < math.inf and math.isfinite(at):
             yield Observation(size, seconds, at, ended)

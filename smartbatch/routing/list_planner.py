@@ -1,4 +1,4 @@
-"""The requests of a list, checked as a whole, and the decision on its route."""
+"""Checks the requests of a list as a whole and decides on its route."""
 
 from __future__ import annotations
 
@@ -35,30 +35,27 @@ from smartbatch.types import (
     TableParams,
 )
 
-CONSTRAINTS = ConstraintParams.__optional_keys__
-"""Arguments of list calls that concern the route."""
+CONSTRAINTS = ConstraintParams.__optional_keys__  # arguments of list calls that affect the route
 
 
 @frozen
 class CheckedList:
-    """A list whose requests and constraints have been checked."""
-
     requests: list[Request]
     params: Mapping[str, Any]  # as given, without the constraints
     constraints: Constraints
     kind: Kind
-    batchable: bool  # whether it may be sent as a batch
-    key: str | None = None  # key of its job; None for a list that ends with its caller
-    model: OpenedModel = field(kw_only=True)  # model of most requests, for which the route is chosen
+    batchable: bool
+    key: str | None = None  # key of its job; None if the list ends with its caller
+    model: OpenedModel = field(kw_only=True)  # model of most requests; determines the route
 
 
 @frozen(eq=False, repr=False)
 class ListPlanner:
-    """Checks the lists of one client and decides on their routes, without sending or announcing anything.
+    """Checks the lists of one client and decides on their routes, without sending or publishing anything.
 
     Args:
-        fallback: answers while the breaker of ``model`` is open; ``None`` if there is none.
-        realtime: determines which requests the cache can answer, and which never wait for a batch.
+        fallback: model that answers while the breaker of ``model`` is open.
+        realtime: determines which requests the cache can answer, and which may not wait for a batch.
     """
 
     _config: BatchingConfig
@@ -75,7 +72,6 @@ class ListPlanner:
         params: Mapping[str, Any],
         count: int | None = None,
     ) -> Plan:
-        """Return the forecast of prompts, read once; see :meth:`smartbatch.BatchingClient.forecast`."""
         count = None if count is None else count_of("count", count)
         prompts, params = prompts_of(prompts, params)
         plain, given = split_known(params, ListParams.__optional_keys__ - {"key"})
@@ -85,7 +81,7 @@ class ListPlanner:
         kind, batchable = Kind.GENERATE, True
         if plain.get("embedding") is not None:
             kind = Kind.EMBED
-            self.preparer.check(self.preparer.request("a text", plain))  # there may be no prompt
+            self.preparer.check(self.preparer.request("a text", plain))  # the list may be empty
         self.check_forced(given, kind, None)
         advisor = self.advisor.for_model(self.model_of(plain))
         workload = advisor.workload(
@@ -111,7 +107,7 @@ class ListPlanner:
         given: Mapping[str, Any],
         fallback: str | None = None,
     ) -> CheckedList:
-        """Check a whole list; its arguments come from :func:`split_constraints`.
+        """Check a whole list. ``plain`` and ``given`` come from :func:`split_constraints`.
 
         Raises:
             InvalidRequest: names the row.
@@ -150,7 +146,7 @@ class ListPlanner:
         )
 
     def considered(self, asked: CheckedList) -> Decision:
-        """Return the decision for a list, without announcing it.
+        """Decide on the route of a list without publishing the decision.
 
         Raises:
             ConfigError: no route meets the constraints, or the budget cannot be enforced.
@@ -160,7 +156,7 @@ class ListPlanner:
             for request in asked.requests:
                 self._realtime.warn_of_unbounded(request)
         advisor = self.advisor.for_model(asked.model)
-        keyed = asked.key is not None  # then the cache is not used
+        keyed = asked.key is not None  # lists with a key do not use the cache
         requests = [request for request in asked.requests if keyed or not self._is_cached(request)]
         workload = advisor.workload(
             asked.kind,
@@ -184,7 +180,7 @@ class ListPlanner:
         return self._realtime.admission.keys(request)[0]
 
     def _flexible(self, requests: Sequence[Request]) -> bool:
-        """Whether the provider has a flex tier, and no request sets a tier itself."""
+        """Whether the provider has a flex tier and no request chooses a tier."""
         models = {request.model or self.model.name for request in requests} or {self.model.name}
         tiers = [self.model.provider.flex(name) for name in models]
         return all(tier is not None and all(map(tier.is_open_to, requests)) for tier in tiers)
@@ -194,16 +190,14 @@ class ListPlanner:
             check_priced(self._config, self._clock, model, self._fallback)
 
     def budget(self, usd: float | None, *models: OpenedModel) -> Budget | None:
-        """Return the budget of a list for these models, within the client's budget; their prices must be
-        known.
-        """
+        """Return the budget of a list within the client's budget. The prices of its models must be known."""
         if usd is None:
             return None
         self.check_priced(*models)
         return Budget(usd, self._realtime.budget)
 
     def priced_as_read(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Yield the requests of a list with a budget; reject requests for models without a known price."""
+        """Yield the requests of a list with a budget, rejecting requests for models without a known price."""
         known: set[str] = set()
         for request in requests:
             model = self.model.of(request)
@@ -213,7 +207,7 @@ class ListPlanner:
             yield request
 
     def model_of(self, params: Mapping[str, Any]) -> OpenedModel:
-        """Return the model in the arguments of a list or, without one, the client's."""
+        """Return the model named in the arguments or, without one, the client's model."""
         given = params.get("model")
         return self.model.of(self.preparer.request("for its model", {"model": given}))
 
@@ -227,7 +221,7 @@ class ListPlanner:
 def split_constraints(
     params: Mapping[str, Any], names: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments that are not constraints in ``names``, and the constraints."""
+    """Split arguments into others and the constraints in ``names``."""
     plain = {name: value for name, value in params.items() if name not in names}
     return plain, {name: params[name] for name in names if params.get(name) is not None}
 
@@ -235,28 +229,25 @@ def split_constraints(
 def split_known(
     params: Mapping[str, Any], known: Collection[str] = ListParams.__optional_keys__
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check the keywords, and return the same as :func:`split_constraints`.
+    """Check that all keywords are known, then split them as :func:`split_constraints` does.
 
     Raises:
-        InvalidRequest: a keyword is not ``known``.
+        InvalidRequest: a keyword is unknown.
     """
     check_params(params, known)
-    params, _ = split_constraints(params, ReadingParams.__optional_keys__)  # for lists read lazily
+    # reading parameters are for lists read lazily
+    params, _ = split_constraints(params, ReadingParams.__optional_keys__)
     return split_constraints(params, CONSTRAINTS | {"key"})
 
 
 def prompts_of(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Prompt], dict[str, Any]]:
-    """Return the prompts of a list, made from table rows if it is a table, and the other arguments.
-
-    Raises:
-        InvalidRequest: like :func:`prompt_list`.
-    """
+    """Make prompts from table rows if ``prompts`` is a table; return them with the other arguments."""
     others, of_table = split_constraints(params, TableParams.__optional_keys__)
     return prompt_list(prompts, **of_table), others
 
 
 def refuse_skips(params: Mapping[str, Any]) -> None:
-    """Reject ``on_missing='skip'`` for a job, whose results belong to the table row by row."""
+    """Reject ``on_missing='skip'`` for a job, which has one result per table row."""
     if params.get("on_missing") == "skip":
         raise InvalidRequest(
             "on_missing='skip' cannot be used for jobs, which have a result for every row: leave such rows "

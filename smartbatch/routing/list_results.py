@@ -1,5 +1,6 @@
-"""The results of a list as its caller reads them: the list is sent by its route and displayed, and its
-results are kept on Ctrl-C."""
+"""Sends a list when its caller reads the first result, displays its progress, and keeps its results on
+Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,6 @@ from smartbatch.tables.row_prompts import SkippedRow
 from smartbatch.types import Prompt, Request, Result, Route, Strategy
 
 Taken: TypeAlias = JobResults | BoundedMap
-"""The results of a route that was taken."""
 
 
 @frozen(eq=False, repr=False)
@@ -37,8 +37,8 @@ class RouteTaker:
     """Sends the lists of one client by the chosen routes.
 
     Args:
-        stored: stores lists that are sent as a batch, and those with a key.
-        note: stores the decision on a list that has no job; called again when it has been measured.
+        stored: stores lists that are sent as a batch, and lists with a key.
+        note: stores the decision on a list without a job; called again with the actual time and cost.
     """
 
     _config: BatchingConfig
@@ -49,12 +49,9 @@ class RouteTaker:
     note: Callable[[ListDecision], object]
 
     def chosen(self, asked: CheckedList, decision: Decision, options: ListOptions) -> RoutedResults:
-        """Return the results of a list whose route was chosen; the list is sent when the first result is
-        read."""
         return RoutedResults(self, asked, decision, options)
 
     def resumed(self, asked: CheckedList, options: ListOptions) -> JobResults | None:
-        """Return the results of a list whose key has a job already."""
         if asked.key is None or self._stored.earlier(asked.key) is None:
             return None
         return self._stored.results(asked, None, options)
@@ -86,7 +83,7 @@ class RouteTaker:
         abilities = planner.model.provider.capabilities
         shared = abilities.max_texts if plain.get("embedding") is not None else abilities.max_shared
         ahead = None
-        if route is not None or (shared <= 1 and not self._config.packing):  # each request has its own call
+        if route is not None or (shared <= 1 and not self._config.packing):  # one request per call
             ahead = individual_calls(self._config, constraints.strategy)
         stop = None if constraints.keep_going else EqualFailures(None)
         options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)
@@ -95,9 +92,9 @@ class RouteTaker:
     def take(self, asked: CheckedList, decision: Decision, options: ListOptions) -> Taken:
         """Send a list by the chosen route.
 
-        1. As a batch: it is stored, and the caller, who may wait for hours, is informed at once.
-        2. It has a key: it is stored.
-        3. Otherwise it is sent in real time, within its budget.
+        1. A batch is stored as a job. Its caller may wait for hours and is told so immediately.
+        2. A list with a key is stored as a job.
+        3. Any other list is sent in real time within its budget.
         """
         chosen, constraints = decision.chosen, decision.constraints
         if chosen.route.by_batch:
@@ -123,13 +120,10 @@ class RouteTaker:
 
 
 class RoutedResults(Iterator[Result]):
-    """The results of a list whose route was chosen; one thread reads it.
+    """The results of a list with a chosen route, for one reading thread.
 
-    The decision is announced and its route taken when the first result is read; it is scored after the last.
-    This is not a generator, because a generator's finaliser must not wait for a lock.
-
-    Attributes:
-        decided: the decision once it is announced, and its outcome once that is known.
+    Reading the first result publishes the decision and sends the list; the plan is scored after the last.
+    This is not a generator, because the finalizer of a generator must not wait for a lock.
     """
 
     def __init__(
@@ -139,7 +133,7 @@ class RoutedResults(Iterator[Result]):
         self._asked = asked
         self._decision = decision
         self._options = options
-        self._has_job = asked.key is not None or decision.chosen.route.by_batch  # which stores the decision
+        self._has_job = asked.key is not None or decision.chosen.route.by_batch  # the job stores the decision
         self._plan: AnnouncedPlan | None = None
         self._results: Taken | None = None
         self._ended = False
@@ -191,19 +185,18 @@ class RoutedResults(Iterator[Result]):
                 self._routes.note(decided)
 
     def unread(self) -> dict[int, Result]:
-        """Return, after :meth:`close`, the results that arrived and were not read, by position."""
         return {} if self._results is None else self._results.unread()
 
     def was_sent(self, position: int) -> bool:
-        """Whether, after :meth:`close`, a request without a result may have been sent."""
+        """Whether a request without a result may have been sent. Call :meth:`close` first."""
         return self._results is not None and self._results.was_sent(position)
 
     def arrived(self) -> int:
-        """Return the number of results that arrived, including those that were read."""
+        """Return the number of results that have arrived, read or not."""
         return 0 if self._results is None else self._results.arrived()
 
     def close(self) -> None:
-        """Cancel requests that have not started, and read no further."""
+        """Cancel requests that have not started."""
         self._ended = True
         if self._results is not None:
             self._results.close()
@@ -211,20 +204,16 @@ class RoutedResults(Iterator[Result]):
 
 @frozen
 class ListFacts:
-    """What is known about a list that is being read."""
-
     requests: Sequence[Request]  # empty if they are read lazily
-    again: str  # note on requests that the same call would send and pay for again
+    again: str  # note for the user about requests that the same call would send and pay for again
     display: ListDisplay
     prompts: object  # as given
-    skipped: dict[int, Result]  # results of skipped rows by position
-    ordered: bool = True  # whether results are in row order
+    skipped: dict[int, Result]  # by position
+    ordered: bool = True
 
 
 class ListResults(Iterator[Result]):
-    """The results of a list of a client, which is kept alive as long as they are. Not a generator; see
-    :class:`RoutedResults`.
-    """
+    """The results of a list, which keep its client alive. Not a generator; see :class:`RoutedResults`."""
 
     def __init__(self, client: object, results: RoutedResults | Taken, facts: ListFacts) -> None:
         self._client = client
@@ -244,25 +233,23 @@ class ListResults(Iterator[Result]):
             raise
 
     def __del__(self) -> None:
-        """Close the display on another thread, because this one may hold any lock."""
+        """Close the display on another thread, because the collected object's thread may hold any lock."""
         if self._facts.display.is_open:
             run_after_collection(self._facts.display.close)
 
     def close(self) -> None:
-        """Cancel requests that have not started, and read no further."""
         self._results.close()
         self._facts.display.close()
 
     @property
     def decided(self) -> ListDecision | None:
-        """The decision on its route; ``None`` if the list is read lazily or resumed."""
         return self._results.decided if isinstance(self._results, RoutedResults) else None
 
     def interrupted(self, error: KeyboardInterrupt, read: Sequence[Result] | None) -> Interrupted:
-        """Close the list, and return the exception that replaces the interrupt.
+        """Close the list and return the exception that replaces the interrupt.
 
         Args:
-            read: the results read so far, if the caller collects them; ``None`` for a reader that has them.
+            read: the results read so far, if the caller collects them.
         """
         self.close()
         unread, requests = self._results.unread, self._facts.requests
@@ -276,16 +263,16 @@ class ListResults(Iterator[Result]):
             total = max(len(requests), *(at + 1 for at in came), len(before) - len(skipped), 0)
             rows = (row for row in count() if row not in skipped)
             found = skipped | dict(enumerate(before))
-            for at, row in zip(range(total), rows, strict=False):  # the rows of the requests
+            for at, row in zip(range(total), rows, strict=False):  # only the requested rows
                 request = requests[at] if at < len(requests) else Request()
                 found.setdefault(row, came.get(at) or _unanswered(request, sent=was_sent(at)))
             return of_prompts(ResultList(found[row] for row in sorted(found)), self.prompts)
 
         of = f" of {len(requests):,}" if requests else ""
-        those = "them" if read is not None else "those that the loop has not read"
+        those = "them" if read is not None else "the unread ones"
         told = Interrupted(
-            f"interrupted; {self._results.arrived():,}{of} results had arrived: .results of this exception "
-            f"has {those} (or of sys.last_value, if it was not caught). {self._facts.again}",
+            f"interrupted; {self._results.arrived():,}{of} results had arrived. The attribute .results of "
+            f"this exception (sys.last_value, if it was not caught) contains {those}. {self._facts.again}",
             results,
         )
         for note in getattr(error, "__notes__", ()):
@@ -294,7 +281,7 @@ class ListResults(Iterator[Result]):
 
 
 def _unanswered(request: Request, *, sent: bool) -> Result:
-    error = RequestCancelled("the list was interrupted before its answer came", request_id=request.id)
+    error = RequestCancelled("the list was interrupted before its answer arrived", request_id=request.id)
     return Result(
         request.id or "",
         error=error,
@@ -306,16 +293,15 @@ def _unanswered(request: Request, *, sent: bool) -> Result:
 
 
 def common_purpose(requests: Sequence[Request]) -> str | None:
-    """Return the purpose of all requests; ``None`` if they differ."""
     purposes = {request.purpose for request in requests}
     return purposes.pop() if len(purposes) == 1 else None
 
 
 def without_skipped(prompts: Iterable[Any], answers: int) -> tuple[Iterable[Any], dict[int, Result]]:
-    """Return prompts, and the results of skipped rows by their position in the list of results.
+    """Separate skipped rows from prompts; return the prompts and the results of skipped rows by position.
 
-    The prompts keep their positions; requests are not made from skipped rows. If prompts are read lazily, the
-    results of skipped rows are added as they are read.
+    Prompts keep their positions. If they are read lazily, results of skipped rows are added while they are
+    read.
 
     Args:
         answers: results per row that is not skipped.
@@ -341,11 +327,11 @@ def _skipped(at: int, row: SkippedRow) -> Result:
 
 
 class Merged(Iterator[Result]):
-    """The results of requests, with those of skipped rows at their positions.
+    """Inserts the results of skipped rows at their positions.
 
     Args:
-        skipped: results of skipped rows by position; added before the result of any later row.
-        ordered: whether results are in row order. If not, those of skipped rows come first.
+        skipped: results of skipped rows by position, each added before the results of later rows.
+        ordered: whether results are in row order. Otherwise skipped rows come first.
     """
 
     def __init__(self, results: Iterator[Result], skipped: dict[int, Result], *, ordered: bool) -> None:

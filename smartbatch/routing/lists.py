@@ -1,4 +1,4 @@
-"""Lists from prompts to results: checked as a whole, sent by the chosen route, and scored."""
+"""Routes lists: checks each as a whole, chooses a route, sends it, and scores the result."""
 
 from __future__ import annotations
 
@@ -61,22 +61,21 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import ItemName, JobRow
 
 _WHOLE_LIST_STRATEGIES = ("batch", "hybrid", "threshold")
-MAX_DECISIONS = 1000  # of unfinished jobs; a job may finish in another process, unnoticed here
+MAX_DECISIONS = 1000  # of unfinished jobs; a job may finish in another process
 
 
 @frozen
 class ReaderOptions:
-    """How the caller of a list reads it; see :meth:`smartbatch.BatchingClient.map`."""
+    """How the caller of a list reads its results; see :meth:`smartbatch.BatchingClient.map`."""
 
     on_error: OnError | None
     on_progress: OnProgress | None
     progress: bool | None
     ordered: bool = True
-    whole: bool = False  # all results are wanted together
-    read_ahead: bool = True  # an iterator is read on its own thread
+    whole: bool = False  # return all results together
+    read_ahead: bool = True  # read an iterator on its own thread
 
     def with_params(self, params: Mapping[str, Any]) -> tuple[ReaderOptions, dict[str, Any]]:
-        """Return these options with the reading options in ``params``, and the other parameters."""
         others, reading = split_constraints(params, ReadingParams.__optional_keys__)
         read_ahead = reading.get("read_ahead", self.read_ahead)
         if not isinstance(read_ahead, bool):
@@ -86,20 +85,14 @@ class ReaderOptions:
 
 @frozen(eq=False, repr=False)
 class ListRouter:
-    """Sends the lists of one client: through the planner, by the chosen route, to their results.
-
-    Args:
-        jobs: returns the parts that store and run jobs; created with the first job.
-    """
-
     _config: BatchingConfig
     _clock: Clock
     _planner: ListPlanner
     _realtime: Realtime
     _jobs: Callable[[], JobSubmission]
     _routes: RouteTaker
-    _decided: dict[str, AnnouncedPlan] = field(factory=dict, init=False)  # of jobs that have not ended
-    displays: ListDisplays = field(factory=ListDisplays, init=False)  # of lists that are being read
+    _decided: dict[str, AnnouncedPlan] = field(factory=dict, init=False)  # by job id
+    displays: ListDisplays = field(factory=ListDisplays, init=False)
 
     # -- lists -----------------------------------------------------------------------------------------------
 
@@ -110,11 +103,10 @@ class ListRouter:
         client: object,
         reader: ReaderOptions,
     ) -> ListResults:
-        """Return the result of each prompt; see :meth:`smartbatch.BatchingClient.map`.
+        """Return the results of a list; see :meth:`smartbatch.BatchingClient.map`.
 
-        A sequence is checked as a whole at once, as is an iterable whose route depends on all of it. Any
-        other iterable is read lazily and sent in real time. The ``client`` is kept alive as long as the
-        results.
+        A sequence is checked as a whole immediately, as is an iterable whose route depends on all prompts.
+        Any other iterable is read lazily and sent in real time. The results keep ``client`` alive.
         """
         try:
             return self._opened(prompts, params, client, reader)
@@ -126,10 +118,9 @@ class ListRouter:
     ) -> ListResults:
         """Return the results of a list.
 
-        1. The prompts are an iterator, and the route need not be chosen: they are read lazily and sent in
-        real time.
-        2. Its key has a job in the store: that job is resumed.
-        3. Otherwise a route is chosen; it is taken when the first result is read.
+        1. An iterator that needs no choice of a route is read lazily and sent in real time.
+        2. A list whose key has a job resumes that job.
+        3. For any other list a route is chosen. It is sent when the first result is read.
         """
         reader, params = reader.with_params(params)
         prompts, params = prompts_of(given_prompts, params)
@@ -167,7 +158,6 @@ class ListRouter:
         client: object,
         reader: ReaderOptions,
     ) -> ResultList:
-        """Return all results; see :meth:`smartbatch.BatchingClient.generate`."""
         began = self._clock.now()
         return self._collect(self._opened(prompts, params, client, evolve(reader, whole=True)), began)
 
@@ -199,8 +189,8 @@ class ListRouter:
         return options, display
 
     def _again(self, key: str | None, decision: Decision | None = None) -> str:
-        """Return a sentence on the requests that the same call would send and pay for again. Answers of a
-        batch are cached when they are read.
+        """Return a note on which requests the same call would pay for again. Answers of a batch are cached
+        when they are read.
         """
         if key is not None:
             return f"The same call with key={key!r} continues, and pays for only what is missing"
@@ -212,14 +202,11 @@ class ListRouter:
         )
 
     def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> TextStream:
-        """Return the answer of one request as a stream.
+        """Stream the answer to one request.
 
         If the client's strategy is batch, the stream has one piece, which arrives when the batch has
-        finished. Requests that may not wait for a batch are streamed, as are all requests if there is no
-        Batch API.
-
-        Raises:
-            Exception: like :meth:`smartbatch.realtime.realtime.Realtime.stream` and :meth:`submit_batch`.
+        finished. Requests that may not wait for a batch are streamed in real time, as are all requests of a
+        provider without a Batch API.
         """
         asked = self._planner.preparer.request(prompt, params)
         request = self._planner.preparer.samples(asked)[0]
@@ -235,14 +222,13 @@ class ListRouter:
         return stored_stream(self._clock, future, job.cancel)
 
     def plan(self, given: Prompts, params: Mapping[str, Any], client: object) -> Plan:
-        """Return the plan of a list; see :meth:`smartbatch.BatchingClient.plan`."""
         prompts, params = prompts_of(given, params)
         prompts, skipped = without_skipped(prompts, self._planner.preparer.answers_each(params))
         asked = self._planner.checked(prompts, *split_known(params))
         return Plan(self._planner.considered(asked), partial(self._carry_out, client, asked, given, skipped))
 
     def job_finished(self, event: JobFinished) -> None:
-        """Score the decision of a job of this process when its last result is stored."""
+        """Score the decision on a job of this process when its last result is stored."""
         plan = self._decided.pop(event.job_id, None)
         if plan is None:
             return
@@ -256,7 +242,6 @@ class ListRouter:
     # -- jobs ------------------------------------------------------------------------------------------------
 
     def submit_batch(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
-        """Store requests as a job; see :meth:`smartbatch.BatchingClient.submit_batch`."""
         refuse_skips(params)
         requests, params = prompts_of(requests, params)
         plain, given = split_known(params, JobParams.__optional_keys__)
@@ -274,20 +259,21 @@ class ListRouter:
         deadline: float | None,
         names: Sequence[ItemName | None],
     ) -> JobRow:
-        """Store prepared requests of several callers, with their ``names``, as a batch job; raises as
-        :meth:`submit_batch`.
+        """Store prepared requests of several callers as one batch job.
 
         Args:
-            requests: of one kind, at least one.
-            deadline: seconds from now until all should have results; ``None`` for no limit.
+            requests: at least one, all of the same kind.
+            names: names of the requests in the store.
+            deadline: seconds until all should have results.
         """
         kind = kind_of(requests[0])
         constraints = evolve(self._planner.constraints({"strategy": Strategy.BATCH.value}), deadline=deadline)
-        params = {} if requests[0].model is None else {"model": requests[0].model}  # they have it in common
+        # all requests have the same model
+        params = {} if requests[0].model is None else {"model": requests[0].model}
         model = self._planner.model.of(requests[0])
         asked = CheckedList(list(requests), params, constraints, kind, batchable=True, model=model)
         decision = self._planner.considered(asked)
-        if self._config.budget is not None:  # of the client's budget, reserve no more than the job can cost
+        if self._config.budget is not None:  # reserve no more of the client's budget than the job can cost
             ceilings = self._planner.advisor.for_model(asked.model).ceilings(requests, kind)
             constraints = evolve(constraints, budget=None if ceilings is None else sum(ceilings))
             decision = evolve(decision, constraints=constraints)
@@ -301,7 +287,7 @@ class ListRouter:
         options: JobOptions,
         names: Sequence[ItemName | None] = (),
     ) -> JobRow:
-        """Announce a decision and store the job; the decision is scored when the job is done."""
+        """Publish the decision and store the job. The decision is scored when the job finishes."""
         plan = self._planner.advisor.for_model(asked.model).announce(decision, common_purpose(asked.requests))
         submit = self._jobs().submit_decided
         row = submit(rows, asked.params, decision, asked.kind, options, names)
@@ -309,11 +295,11 @@ class ListRouter:
         for earliest in list(self._decided)[:-MAX_DECISIONS]:
             self._decided.pop(earliest, None)
         if self._jobs().engine.is_done(row.id):
-            self._decided.pop(row.id, None)  # it is an earlier job, or has already ended
+            self._decided.pop(row.id, None)  # the job is older, or has already finished
         return row
 
     def submit_by_count(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
-        """Like :meth:`submit_batch` with the ``"threshold"`` strategy: few requests are sent in real time."""
+        """Store requests as a job with the ``"threshold"`` strategy, which sends short lists in real time."""
         refuse_skips(params)
         requests, params = prompts_of(requests, params)
         plain, given = split_known(params, JobParams.__optional_keys__)
@@ -322,8 +308,8 @@ class ListRouter:
         return self.submit_batch(requests, {**plain, "strategy": "threshold", **given}, options)
 
     def submit_planned(self, requests: Prompts, plan: Plan, options: JobOptions) -> JobRow:
-        """Store requests as a job by the route of their plan; real-time requests are sent only while a
-        process waits for the job.
+        """Store requests as a job with the planned route. Real-time requests are sent only while a process
+        waits for the job.
         """
         return self._jobs().submit_planned(prompt_list(requests), plan.decision, options)
 
@@ -336,9 +322,7 @@ class ListRouter:
         decision: Decision,
         progress: bool | None,
     ) -> ResultList:
-        """Run a plan within its budget, which is checked here, or else within the forecast cost of its
-        route.
-        """
+        """Run a plan within its budget or, without one, within the forecast cost."""
         budget = self._planner.constraints({"budget": decision.constraints.budget}).budget
         if budget is None:
             advisor = self._planner.advisor.for_model(asked.model)
@@ -358,6 +342,6 @@ class ListRouter:
 
 
 def _report(model: str, began: float, decided: ListDecision | None, results: ResultList[Any]) -> ReportFile:
-    from smartbatch.jobs.job_report import list_report  # imported late: most programs make none
+    from smartbatch.jobs.job_report import list_report  # imported late, because few programs use it
 
     return list_report(model, began, decided, results)

@@ -1,6 +1,6 @@
-"""Lists that are stored as one job: those sent as a batch, and those with a key, which can be resumed.
+"""Lists that are stored as one job: lists sent as a batch, and lists with a key, which can be resumed.
 
-A list is stored as a whole before anything is sent. Its results are read like those of a real-time list.
+A list is stored before anything is sent.
 """
 
 from __future__ import annotations
@@ -30,31 +30,24 @@ if TYPE_CHECKING:
     from smartbatch.jobs.job_submission import JobSubmission
     from smartbatch.jobs.records import JobRow
 
-STATUS_SECONDS: Final = 1.0  # time for the store to count the results of an interrupted list
+STATUS_SECONDS: Final = 1.0  # time limit for counting the results of an interrupted list
 
 
 @frozen(eq=False, repr=False)
 class StoredLists:
-    """Stores the lists of one client as jobs, and reads them."""
-
     _preparer: RequestPreparer
     _realtime: Realtime
     _jobs: Callable[[], JobSubmission]
     _reading: Reading
 
     def earlier(self, key: str) -> JobRow | None:
-        """Return the job that has a key.
-
-        Raises:
-            StoreError, ConfigError: the store cannot be used.
-        """
         return self._jobs().engine.store.jobs.get(key)
 
     def results(self, asked: CheckedList, decision: Decision | None, options: ListOptions) -> JobResults:
-        """Store a list, or find it in the store by its key, and return its results.
+        """Store a list, or find it by its key, and return its results.
 
         Args:
-            decision: the route of a new list; ``None`` for one that has a job.
+            decision: the route of a new list; ``None`` for a list that already has a job.
 
         Raises:
             InvalidRequest: names the row.
@@ -76,14 +69,14 @@ class StoredLists:
         parts = self._parts(asked)
         jobs, earlier = self._jobs(), self.earlier(key)
         if earlier is not None:
-            from smartbatch.jobs.actions import has_stopped  # imported late: a new list reads no stored rows
+            from smartbatch.jobs.actions import has_stopped  # imported late, because new lists do not need it
 
             paid = jobs.engine.store.items.last_sequence(earlier.id)
             if has_stopped(jobs.engine.store, earlier):
                 jobs.handle(earlier).retry_failed()
             rows = parts.rows(attended=earlier.policy.attended)
             row = jobs.add_rows(rows, asked.params, asked.kind, earlier)
-            jobs.adopt(row.id)  # this client reserves the money that the job can still spend
+            jobs.adopt(row.id)  # reserves in this client's budget what the job can still spend
         else:
             attended = decision is None or not decision.chosen.route.by_batch
             rows, paid = parts.rows(attended=attended), 0
@@ -101,15 +94,15 @@ class StoredLists:
         )
 
     def _parts(self, asked: CheckedList) -> ListParts:
-        """Return which requests have to be sent, after the hooks.
+        """Divide a list into requests to be sent and requests that need no call, after the hooks.
 
-        The requests of a list with a key are the same for each call: the cache is not used, and identical
-        requests find each other in the store. If one of several identical requests never waits for a batch,
-        none of them does.
+        A list with a key has the same requests at each call: the cache is not used, and identical requests
+        share an answer in the store. If one of several identical requests may not wait for a batch, none of
+        them does.
 
         Raises:
-            InvalidRequest: a hook or the provider rejects a request, or its own callable cannot be stored;
-                names the row.
+            InvalidRequest: a hook or the provider rejects a request, or it has its own callable, which cannot
+                be stored; names the row.
         """
         keyed, admission = asked.key is not None, self._realtime.admission
         hooks = self._preparer.hooked if keyed else self._preparer.preprocessed
@@ -147,33 +140,27 @@ class StoredLists:
 
 
 def check_storable(request: Request) -> None:
-    """Check that a request can be stored for another process.
-
-    Raises:
-        InvalidRequest: it has its own callable.
-    """
+    """Reject a request with its own callable, which cannot be stored for another process."""
     if request.call is not None:
         raise InvalidRequest(
-            "call is an own callable, which cannot be kept for another process: leave key= and durable= out",
+            "a request with its own callable cannot be stored for another process: omit key= and durable=",
             field="call",
         )
 
 
 @frozen
 class ListParts:
-    """A list, divided into requests that have to be sent and requests that need no call."""
-
     requests: Sequence[Request]
-    sent: tuple[int, ...]  # positions of the requests in the job, in order
-    known: dict[int, Result]  # results of those that need no call, by position
-    followers: dict[int, list[int]]  # identical requests that share the answer of a position in sent
-    keys: dict[int, bytes | None]  # cache keys of sent; None if the answer is not cached
+    sent: tuple[int, ...]  # positions in the list
+    known: dict[int, Result]  # results that need no call, by position
+    followers: dict[int, list[int]]  # positions of requests that share an answer, by the position in sent
+    keys: dict[int, bytes | None]  # cache keys by position in sent; None if not cached
 
     def rows(self, *, attended: bool) -> Iterator[Request]:
-        """Yield the requests to be sent; the context of each is its position, which can be stored.
+        """Yield the requests to be sent. Each carries its position as its context, which can be stored.
 
         Args:
-            attended: whether all are sent in real time while a process waits, so that each keeps its timeout.
+            attended: a process waits while all requests are sent in real time, so each keeps its timeout.
         """
         for position in self.sent:
             request = evolve(self.requests[position], context=position)
@@ -182,17 +169,16 @@ class ListParts:
 
 @frozen
 class Reading:
-    """Reads results of a job as if they had arrived in real time."""
+    """Converts stored results of a job into results for the caller."""
 
-    admission: Admission  # has the cache
+    admission: Admission
     process: Callable[[Result], Result]  # the client's post_process
 
     def key_of(self, request: Request) -> bytes | None:
-        """Return the cache key of a request's answer; ``None`` if it is not cached."""
+        """Return the cache key of an answer; ``None`` if it is not cached."""
         return None if self.admission.cache is None else self.admission.fingerprint(request)
 
     def own(self, request: Request, result: Result, key: bytes | None) -> Result:
-        """Return the result of ``request``, whose answer is cached under ``key``."""
         cache = self.admission.cache
         if (
             result.ok
@@ -211,12 +197,12 @@ class Reading:
         return self._made(request, copy)
 
     def _made(self, request: Request, result: Result) -> Result:
-        """Return a stored result for its caller: after the hooks, with its own parsed object.
+        """Apply the hooks to a stored result and create its parsed object.
 
-        1. The answer fits the schema: an object is made from the text.
-        2. Smartbatch cannot make an object: a failed result with the answer, which stays in the store.
+        1. The answer fits the schema: the object is created from its text.
+        2. The object cannot be created: the result is a failure that contains the answer, which stays stored.
         3. There is no schema, or its class rejects an answer that the job accepted without that class: the
-           stored data.
+           stored data is used.
         """
         if not result.ok:
             return evolve(result, **_echoed(request))
@@ -232,7 +218,7 @@ class Reading:
             error.attempts, error.route = result.attempts, result.route
             return evolve(result, **_echoed(request), parsed=None, error=error)
         else:
-            parsed = copy.deepcopy(result.parsed)  # plain data, as JSON has it
+            parsed = copy.deepcopy(result.parsed)  # plain JSON data
         vector = None if result.embedding is None else result.embedding[:]
         return self.process(evolve(result, **_echoed(request), embedding=vector, parsed=parsed))
 
@@ -242,14 +228,13 @@ def _echoed(request: Request) -> dict[str, Any]:
 
 
 class JobResults(Iterator[Result]):
-    """The results of a list whose requests are in a job; one thread reads it.
+    """The results of a list whose requests are stored in a job. For one reading thread.
 
     Args:
-        job: has the requests ``rows.sent``, in that order; ``None`` if there are none.
-        options: if not in list order, results are yielded as they arrive, those that needed no call first.
-        paid: the ``sequence`` of the last result that had already been stored and paid for.
-        leave: for a list with a key: stops running the job here. Without it, the job is cancelled if reading
-            stops.
+        job: contains the requests ``rows.sent`` in order; ``None`` if there are none.
+        options: if results are not in list order, those that needed no call come first.
+        paid: ``sequence`` of the last result that was stored and paid for earlier.
+        leave: stops running the job of a list with a key. Without it, the job is cancelled if reading stops.
     """
 
     def __init__(
@@ -299,15 +284,12 @@ class JobResults(Iterator[Result]):
         return result
 
     def close(self) -> None:
-        """Cancel unsent requests, or leave them in the store, and keep arriving results. Called if the loop
-        breaks off.
-        """
+        """Cancel unsent requests, or leave them in the store. Keep results that still arrive."""
         if not self._ended and self._job is not None:
             self._ended = True
             self._leave(self._job)
 
     def unread(self) -> dict[int, Result]:
-        """Return the results that have been stored but not read, by position."""
         rows, missing = self._rows, [at for at, read in enumerate(self._read) if not read]
         stored: dict[int, Result] = {}
         if self._job is not None:
@@ -325,11 +307,11 @@ class JobResults(Iterator[Result]):
         return found
 
     def was_sent(self, position: int) -> bool:  # noqa: ARG002
-        """Whether a request without a result may have been sent: it may be in a batch of its job."""
+        """Whether a request without a result may have been sent: its job may have it in a batch."""
         return self._job is not None
 
     def arrived(self) -> int:
-        """Return how many requests have results, as far as the store responds quickly."""
+        """Return the number of results, or the last known number if the store responds slowly."""
         if self._job is None:
             return len(self._rows.requests)
         try:
@@ -345,7 +327,7 @@ class JobResults(Iterator[Result]):
             return None
 
     def __del__(self) -> None:
-        """Like :meth:`close`, but on another thread, because this one may hold any lock."""
+        """Close the results on another thread, because this one may hold any lock."""
         if not self._ended and self._job is not None:
             self._ended = True
             run_after_collection(partial(self._leave, self._job))
@@ -361,10 +343,10 @@ class JobResults(Iterator[Result]):
             return
         if self._let_go is not None:
             self.close()
-            if not isinstance(error, KeyboardInterrupt):  # which says so itself
+            if not isinstance(error, KeyboardInterrupt):  # whose message already says so
                 error.add_note(
-                    f"what was not sent stays in the store as job {self._job.id}: the same call with "
-                    f"key={self._job.key!r} continues with it"
+                    f"unsent requests stay in the store as job {self._job.id}: the same call with "
+                    f"key={self._job.key!r} continues it"
                 )
             return
         try:
@@ -375,8 +357,8 @@ class JobResults(Iterator[Result]):
             )
         else:
             error.add_note(
-                f"job {self._job.id} was cancelled; what was done by then is kept: "
-                f"smartbatch.job({self._job.id!r}).results(wait=False) has it"
+                f"job {self._job.id} was cancelled; "
+                f"smartbatch.job({self._job.id!r}).results(wait=False) returns the results it had"
             )
 
     def _in_order(self) -> Iterator[tuple[int, Result]]:
@@ -429,7 +411,7 @@ class JobResults(Iterator[Result]):
 
 
 def _answer(request: Request, result: Result) -> Answer:
-    """Return the provider's answer behind a stored result; a parsed object without a schema is its own."""
+    """Convert a stored result into a provider's answer."""
     params = request.params
     own = params.schema is None and params.response_format is None
     return Answer(

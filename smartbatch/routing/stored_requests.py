@@ -1,16 +1,10 @@
-"""Single stored requests, which outlive the process or wait for a batch.
+"""Single requests that are stored, because they must outlive the process or wait for a batch.
 
-Both are collected, stored in a job, and completed one by one as the job's results are stored. They differ in
-their window and their route:
-
-- a *durable* request, with ``durable=True`` or a ``key``, is stored before ``submit`` returns, together with
-  those that arrive while others are being stored. It is sent in real time, as part of an attended job that
-  later ones join;
-- a *deferrable* request waits until no other one has arrived for a while, and is sent with the others as a
-  batch. Requests that a batch cannot contain, or too few for a batch, are sent in real time and not stored.
-
-Each has a name in the store, by which an identical request in any process finds it instead of being paid for
-again: a durable request permanently, a deferrable one until its answer is delivered.
+Requests are collected for a moment, stored together in a job, and completed when the job's results are
+stored. A *durable* request is stored before ``submit`` returns and sent in real time. A *deferrable* request
+waits until no other one has arrived for a while and is sent with the others as a batch. Each has a name in
+the store, by which an identical request in any process shares its answer: a durable request permanently, a
+deferrable one until its answer is delivered.
 """
 
 from __future__ import annotations
@@ -51,17 +45,17 @@ if TYPE_CHECKING:
     from smartbatch.jobs.job_submission import JobSubmission
     from smartbatch.jobs.records import ItemName, JobRow, NamedPlace
 
-LAST_SEND = 5.0
-"""Seconds for requests that are being stored, or passed to real time, at a stop without a timeout."""
-LATE_SEND = 0.2
-"""The same at a stop that has already timed out."""
-SHORTEST = 0.001
-"""Seconds, the timeout of a request whose own has expired, so that it fails with a timeout."""
+STOP_SECONDS = 5.0
+"""Time for requests that are being stored or sent in real time when the client stops without a timeout."""
+LATE_STOP_SECONDS = 0.2
+"""The same time if the timeout of the stop has already passed."""
+EXPIRED_TIMEOUT_SECONDS = 0.001
+"""Timeout of a request whose own timeout has expired, so that it fails with a timeout error."""
 
 
 @frozen
 class _GatheringLane:
-    """The properties shared by requests that are stored together; if ``timed``, they have timeouts."""
+    """Properties that requests share if they are stored together."""
 
     durable: bool
     kind: Kind
@@ -71,8 +65,6 @@ class _GatheringLane:
 
 @define(eq=False)
 class _Group:
-    """Requests of a lane that wait to be stored, by their futures; times are monotonic seconds."""
-
     opened: float
     newest: float
     waiting: dict[ResultFuture, StoredRequest] = field(factory=dict)
@@ -81,7 +73,7 @@ class _Group:
 
 @define(eq=False, repr=False)
 class StoredRequests:
-    """Collects single requests, stores them in jobs and completes their futures. Safe from any thread.
+    """Collects single requests, stores them in jobs and completes their futures. Safe to use from any thread.
 
     One thread runs while requests wait to be stored.
     """
@@ -123,9 +115,9 @@ class StoredRequests:
         if key is None and not durable:
             return self._realtime.submit_request(request)
         if durable is False:
-            raise InvalidRequest("key needs durable: leave durable=False out", field="key")
+            raise InvalidRequest("a key requires a durable request: omit durable=False", field="key")
         check_storable(request)
-        _ = self._jobs().engine.store  # raises here if there is none
+        _ = self._jobs().engine.store  # raises if there is no store
         prepared = self._preparer.hooked(request)
         if isinstance(prepared, Answer):
             return self._realtime.submit_prepared(request, prepared)
@@ -141,11 +133,7 @@ class StoredRequests:
         return future
 
     def defer(self, request: Request) -> ResultFuture:
-        """Queue a normalized request, or let it wait for a batch, and return its future.
-
-        Raises:
-            InvalidRequest, QueueFull, ClientClosed: like :meth:`.Realtime.submit`.
-        """
+        """Send a request in real time, or let it wait for a batch, and return its future."""
         prepared = self._preparer.preprocessed(request)
         if isinstance(prepared, Answer) or not self._may_wait(prepared):
             return self._realtime.submit_prepared(request, prepared)
@@ -183,8 +171,8 @@ class StoredRequests:
         )
 
     def _has_store(self) -> bool:
-        """Whether there is a store. If it cannot be opened, this is reported once, and it is not used until
-        the next start.
+        """Whether the store can be opened. A failure is reported once; the store is not used until the next
+        start.
         """
         if self._no_store is None:
             try:
@@ -211,7 +199,7 @@ class StoredRequests:
         now = self._clock.now()
         with self._monitor:
             if self._closing:
-                raise ClientClosed("the client was stopped; the request was not taken")
+                raise ClientClosed("the client was stopped; the request was not accepted")
             if not self._running:
                 self._threads.start(self._run, "smartbatch-stored")
                 self._running = True
@@ -223,14 +211,14 @@ class StoredRequests:
     # -- cancelling ------------------------------------------------------------------------------------------
 
     def cancel_pending(self) -> int:
-        """Cancel every request that is neither stored nor being sent in real time; return their number."""
+        """Cancel every request that is neither stored nor sent in real time; return their number."""
         with self._monitor:
             waiting = [future for group in self._groups.values() for future in group.waiting]
             waiting += [each.future for each in self._sending if not each.future.done()]
         return sum(future.cancel() for future in waiting) + self._realtime.cancel_pending()
 
     def flush(self) -> None:
-        """Send waiting requests now, also in real time."""
+        """Send waiting requests now."""
         with self._monitor:
             for group in self._groups.values():
                 group.flushed = True
@@ -238,7 +226,9 @@ class StoredRequests:
         self._realtime.flush()
 
     def _cancelled(self, future: ResultFuture) -> None:
-        """Remove a cancelled deferrable request; a thread that already took its group notices this."""
+        """Remove a cancelled deferrable request. A thread that already took its group notices the
+        cancellation.
+        """
         with self._monitor:
             found = [lane for lane, group in self._groups.items() if group.waiting.pop(future, None)]
             for lane in found:
@@ -250,7 +240,8 @@ class StoredRequests:
         else:
             self._realtime.cancelled(future)
 
-    # -- gathering -------------------------------------------------------------------------------------------
+    # -- collecting
+    # --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (taken := self._next()) is not None:
@@ -267,7 +258,7 @@ class StoredRequests:
                 fail(group, error, problem)
 
     def _next(self) -> tuple[_GatheringLane, list[StoredRequest]] | None:
-        """Wait until a group is due and take it; return ``None``, which ends the thread, if there is none."""
+        """Wait until a group is due and take it; ``None`` ends the thread."""
         with self._monitor:
             self._sending = []
             while self._groups:
@@ -278,7 +269,8 @@ class StoredRequests:
                 left = closes - self._clock.now()
                 if left <= 0:
                     self._sending = list(self._groups[lane].waiting.values())
-                    del self._groups[lane]  # last, so that a forked child finds them in one of the two
+                    # deleted last, so that a forked child finds each request in a group or in _sending
+                    del self._groups[lane]
                     return lane, self._sending
                 self._monitor.wait(left)
             self._running = False
@@ -289,13 +281,13 @@ class StoredRequests:
         if lane.durable or group.flushed or self._closing:
             return -math.inf
         deadline = min(each.deadline for each in group.waiting.values())
-        leave_by = deadline - self._config.batch_timeout  # after this, a batch may not finish in time
+        leave_by = deadline - self._config.batch_timeout  # later, a batch may not finish in time
         return self._window.closes(len(group.waiting), group.opened, group.newest, leave_by)
 
     # -- storing ---------------------------------------------------------------------------------------------
 
     def _store(self, kind: Kind, group: Sequence[StoredRequest]) -> None:
-        """Store durable requests, or find them in the store, and await their results."""
+        """Store durable requests or find them in the store, and await their results."""
         named = _by_name(group)
         requests = [kept_request(each.request, durable=True) for each, _ in named.values()]
         names = [name for _, name in named.values()]
@@ -315,12 +307,12 @@ class StoredRequests:
         self._places.await_results(placed, durable=True)
 
     def _send(self, group: Sequence[StoredRequest]) -> None:
-        """Send deferrable requests. The cases, in order:
+        """Send deferrable requests.
 
-        1. The store has an identical request that is waiting, or its undelivered answer: use that.
+        1. The store has an identical request that is waiting or has an undelivered answer: share its answer.
         2. Too few requests are left for a batch: send them in real time.
-        3. Otherwise store a job, without requests cancelled by then; the others can no longer be cancelled.
-        4. No batch would finish in time, or the job could not be stored: send them in real time.
+        3. Otherwise store them as a job, except for cancelled ones. They can no longer be cancelled.
+        4. If no batch would finish in time, or the job could not be stored: send them in real time.
         """
         found = self._places.find(list(_by_name(group)))
         new: list[StoredRequest] = []
@@ -340,10 +332,8 @@ class StoredRequests:
             self._ask(each)
 
     def _store_for_batch(self, group: Sequence[StoredRequest]) -> bool:
-        """Store requests as a job and await its results. Identical ones share an item.
-
-        Returns:
-            False if nothing was stored.
+        """Store requests as a job and await its results. Identical ones share an item. Return false if
+        nothing was stored.
         """
         from smartbatch.jobs.records import NamedPlace
 
@@ -367,7 +357,7 @@ class StoredRequests:
             stored = None if key is None else self._job_of(key)
             if stored is None:
                 return False
-            row = stored  # use it nevertheless: requests sent in real time would be paid for twice
+            row = stored  # use it anyway: requests sent in real time would be paid for twice
         placed: list[tuple[StoredRequest, NamedPlace]] = []
         for each in group:
             ix = order[each if each.name is None else each.name]
@@ -389,16 +379,17 @@ class StoredRequests:
             return None
 
     def _ask(self, each: StoredRequest) -> None:
-        """Send a request in real time, with the rest of its timeout."""
+        """Send a request in real time with what is left of its timeout."""
         request = each.request
         if each.deadline < math.inf:
-            request = evolve(request, timeout=max(SHORTEST, each.deadline - self._clock.now()))
+            request = evolve(request, timeout=max(EXPIRED_TIMEOUT_SECONDS, each.deadline - self._clock.now()))
         try:
             self._realtime.submit_prepared(request, request, each.future)
         except Exception as error:
             fail([each], error, "the request could not be sent")
 
-    # -- life ------------------------------------------------------------------------------------------------
+    # -- start and stop
+    # ----------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Accept requests, also after a stop."""
@@ -407,7 +398,7 @@ class StoredRequests:
             self._no_store = None
 
     def finish(self, timeout: float | None, *, wait: bool) -> None:
-        """Accept no more requests, and store or send those that wait; with ``wait``, wait for the answers.
+        """Accept no more requests; store or send those that wait and, with ``wait``, wait for their answers.
 
         Requests that were neither stored nor sent in time fail with ``ClientClosed``.
 
@@ -425,20 +416,20 @@ class StoredRequests:
         fail(unsent, ClientClosed("the client was stopped before the request was sent"))
         with self._monitor:
             left = None if until is None else max(0.0, until - self._clock.now())
-            last = LAST_SEND if left is None else min(LAST_SEND, left + LATE_SEND)
+            last = STOP_SECONDS if left is None else min(STOP_SECONDS, left + LATE_STOP_SECONDS)
             self._monitor.wait_for(lambda: not self._running, last)
         if wait:
             self._places.wait_until_settled(None if until is None else until - self._clock.now())
         self._places.release()
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on a thread that stores or completes requests, and so must not wait for
-        that thread.
-        """
+        """Whether the calling thread stores or completes requests and therefore must not wait for one."""
         return self._threads.has_current() or self._places.on_own_thread()
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, fail the copies of the parent's futures. Must not take an inherited lock."""
+        """Fail the copies of the parent's futures in a forked child, without taking a lock inherited from the
+        parent.
+        """
         for group in list(self._groups.values()):
             for future in list(group.waiting):
                 future.abandon(error)

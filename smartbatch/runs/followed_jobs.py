@@ -1,4 +1,4 @@
-"""Jobs that a command waits for: it follows their results and progress until they finish or are held."""
+"""Follows the results and progress of jobs for a command that waits until they finish or are held."""
 
 from __future__ import annotations
 
@@ -17,36 +17,35 @@ from smartbatch.jobs.watching import PAGE_RESULTS
 from smartbatch.types import DEFECTS, Result
 
 GRACE_SECONDS: Final = 10.0
-"""Time for calls in flight to finish after Ctrl-C, including those that create batches: a batch whose
-creation is cut off has to be searched for later. A second Ctrl-C does not wait."""
+"""Time after Ctrl-C for calls in flight to finish. If the creation of a batch is cut off, the batch has to be
+searched for later. A second Ctrl-C does not wait.
+"""
 WAIT_STEP_SECONDS: Final = 0.5  # between checks for an interrupt
-REFRESH_SECONDS: Final = 0.25  # between reads of the displayed statuses
+REFRESH_SECONDS: Final = 0.25  # between updates of the displayed status
 
+# states of a batch that still delivers results although its job is held
 _ACTIVE_STATES: Final = frozenset({"submitting", "submitted", "ended", "ingesting"})
-"""States of a batch whose results still arrive although its job is held."""
+# figures that are added up over several jobs
 _SUMMED_FIGURES: Final = (
     *("total", "submitted", "completed", "failed", "cancelled", "running"),
     *("cost", "realtime_cost", "unpriced", "wasted", *DEFECTS),
 )
-"""Figures of statuses that are added up over several jobs."""
 
 
 @define(eq=False, repr=False)
 class FollowedJobs:
-    """Follows jobs together, with one progress display for all of them."""
-
     _jobs: Sequence[Job]
-    _show: Callable[[JobStatus], object]  # called with the status of all jobs together
+    _show: Callable[[JobStatus], object]  # receives the combined status of all jobs
     _clock: Clock
-    _stopped: Callable[[], bool] = lambda: False  # waiting stops once it returns true
+    _stopped: Callable[[], bool] = lambda: False  # ends the wait once it returns true
     _ending: Callable[[], object] = lambda: None  # called after the wait, before stored results are read
-    _on_status: Callable[[JobStatus], object] = lambda _: None  # called with each new status, before ``show``
-    _forecast: bool = True  # whether the statuses include the remaining time
+    _on_status: Callable[[JobStatus], object] = lambda _: None  # called before ``_show``
+    _forecast: bool = True  # statuses include the remaining time
     statuses: dict[str, JobStatus] = field(factory=dict, init=False)  # latest status by job id
     _next_refresh: float = field(default=0.0, init=False)
 
     def wait_for_ends(self) -> None:
-        """Wait until every job has finished or is held, or the wait is interrupted."""
+        """Wait until every job has finished or is held, or until the wait is interrupted."""
         self.refresh()
         for job in self._jobs:
             self.wait(job)
@@ -58,10 +57,10 @@ class FollowedJobs:
             self.refresh()
 
     def results(self, job: Job, *, rest: bool) -> Iterator[Result]:
-        """Yield the results of ``job`` in order as they arrive; each step may wait.
+        """Yield the results of ``job`` in order as they arrive.
 
         Args:
-            rest: once interrupted, yield what is stored by then, even if earlier results are missing.
+            rest: after an interrupt, yield all stored results, even if earlier ones are missing.
         """
         last = -1
         while last + 1 < job.total and not self._stopped():
@@ -84,14 +83,12 @@ class FollowedJobs:
     def results_as_stored(
         self, job: Job, before: int, is_known: Callable[[int], bool]
     ) -> Iterator[list[Result]]:
-        """Yield the results of ``job`` in groups, in the order in which they are stored, without waiting for
-        earlier positions.
-
-        Once interrupted, yield only what is stored by then.
+        """Yield the results of ``job`` in groups as they are stored, in any order. After an interrupt, yield
+        only what is already stored.
 
         Args:
             before: number of results that were stored earlier.
-            is_known: whether to skip the earlier result at a position, without reading it.
+            is_known: whether to skip an earlier result, by its position, without reading it.
         """
         last = count = 0
         for number, (sequence, index) in enumerate(islice(job.sequences(), before), 1):
@@ -115,7 +112,6 @@ class FollowedJobs:
                 self._ending()
 
     def refresh(self) -> None:
-        """Read and show the statuses of the jobs that have not finished."""
         self._next_refresh = self._clock.now() + REFRESH_SECONDS
         for job in self._jobs:
             before = self.statuses.get(job.id)
@@ -126,9 +122,9 @@ class FollowedJobs:
             self._show(_combined(list(self.statuses.values())))
 
     def held(self, advice: str = "") -> list[str]:
-        """Return a line for each held job that says how to resume it, followed by ``advice``."""
+        """Return a message for each held job on how to resume it, followed by ``advice``."""
         return [
-            f"smartbatch: job {status.id} is held: {status.note or 'it waits for a person'}. "
+            f"smartbatch: job {status.id} is held: {status.note or 'it needs a decision'}. "
             f"To resume it, run smartbatch jobs resume {status.id}{advice}"
             for status in self.statuses.values()
             if _is_stuck(status)
@@ -140,7 +136,7 @@ class FollowedJobs:
 
 
 def _between(job: Job, after: int, before: int) -> Iterator[list[Result]]:
-    """Yield the stored results between two sequence numbers, in the order in which they were stored."""
+    """Yield the results stored between two sequence numbers, in the order of storage."""
     while after + 1 < before:
         page = job.stored(after=after, ordered=False, limit=min(PAGE_RESULTS, before - after - 1))
         page = [stored for stored in page if stored.sequence < before]
@@ -156,7 +152,7 @@ def _is_stuck(status: JobStatus) -> bool:
 
 
 def _combined(statuses: Sequence[JobStatus]) -> JobStatus:
-    """Return the status of several jobs as one; the remaining time is that of the slowest."""
+    """Combine the statuses of several jobs. The remaining time is that of the slowest."""
     if len(statuses) == 1:
         return statuses[0]
     open_ones = [status for status in statuses if not status.done]

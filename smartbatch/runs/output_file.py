@@ -1,12 +1,11 @@
-"""The output file of a run: one JSON line per row; it survives a kill.
+"""The output file of a run: one JSON line per row, written so that it survives a kill.
 
-During a run, answered rows are appended with one ``write``, in order of completion, before the next answers
-are processed. At the end the lines are written in input order into a temporary copy, which replaces the file.
-Each row of the input takes 24 bytes and one bit of memory.
+During the run, answered rows are appended in order of completion. At the end, a copy in input order replaces
+the file. Each input row takes 24 bytes and one bit of memory.
 
-Other programs may delete, move, truncate or save the file in the meantime. So the file is compared with what
-was written: its name and size before each line, and its content before it is put in order and before the
-answers may be deleted elsewhere.
+Other programs may delete, move, truncate or save the file during the run. Its name and size are therefore
+checked before each write. Its whole content is checked before it is put in order, and before the answers
+may be deleted from the store.
 """
 
 from __future__ import annotations
@@ -45,44 +44,44 @@ from smartbatch.runs.output_lines import (
     to_resend,
     with_key,
 )
-from smartbatch.runs.row_keys import HALF, KeyedRow, RowKeys
+from smartbatch.runs.row_keys import HALF_BYTES, KeyedRow, RowKeys
 from smartbatch.tables.result_files import to_line
 from smartbatch.types import Defect
 
-_READ_BYTES: Final = 1 << 16  # of a line, per read
+_READ_BYTES: Final = 1 << 16  # bytes per read
 
 
 OutputRow: TypeAlias = tuple[KeyedRow, bytes, bool]
-"""A row, its line, and whether that is an answer."""
+"""A row, its line, and whether the line is an answer."""
 
 
 class OutputLost(InputError):
-    """Results can no longer be written, for example on a full disk; every line written so far is complete."""
+    """Results can no longer be written, for example because the disk is full. Every line written so far is
+    complete.
+    """
 
 
 class OutputChanged(OutputLost):
-    """Another program changed the output during the run, which writes nothing more to it."""
+    """Another program changed the output during the run. The run writes nothing more to it."""
 
 
 @define
 class Recovered:
-    """What was found in an output file."""
-
     answered: int = 0  # rows
     failed: int = 0
     skipped: int = 0
-    cut: int = 0  # bytes of a torn last line that were cut off
+    cut: int = 0  # bytes of an incomplete last line that were removed
     resent: int = 0  # rows whose answer is to be replaced
-    # those of answered rows and of answers to be replaced
     amounts: Amounts = field(factory=Amounts, eq=False)
 
 
 class OutputFile:
-    """An output under an exclusive lock. Appending is safe from any thread; the rest is for one thread.
+    """An output under an exclusive lock. Appending is safe from any thread; everything else is for one
+    thread.
 
     Args:
-        path: created if missing. A symbolic link of this user is followed.
-        look_only: the file exists and stays as it is: not locked, not repaired, never written to.
+        path: created if missing. A symbolic link of the same user is followed.
+        look_only: open an existing file read-only, without locking or repairing it.
         shown: its name in messages, if different.
 
     Raises:
@@ -104,7 +103,7 @@ class OutputFile:
         self._offsets: array[int]
         self._answered: bytearray
         self._resent: set[int] = set()
-        self.resend: str | None = None  # the id under which answers of the file are replaced
+        self.resend: str | None = None  # id of the resend that replaces answers
         self._in_order = True
         self._highest = -1
 
@@ -115,7 +114,7 @@ class OutputFile:
         self.close()
 
     def close(self) -> None:
-        """Release the lock; a new output that is still empty is removed. May be called twice."""
+        """Release the lock and remove the file if it is new and still empty. May be called twice."""
         with self._writing:
             if self._fd < 0:
                 return
@@ -149,15 +148,16 @@ class OutputFile:
         return bool(self._resent)
 
     def start_resend(self, keys: RowKeys, defect: Defect | None, check: Callable[[bool], object]) -> None:
-        """Mark the answers with a defect for replacement, and accept all others under the settings of
-        ``keys`` as well. If a resend was interrupted, continue that one instead.
+        """Mark answers with a defect for replacement, and accept all others under the settings of ``keys``.
+
+        An interrupted resend is continued instead of starting a new one.
 
         Args:
             defect: ``None`` to replace no answer.
             check: called before a resend begins, with whether the file has a line for every row.
 
         Raises:
-            OutputLost: the file cannot be rewritten; it stays as it is.
+            OutputLost: the file cannot be rewritten and stays unchanged.
         """
         digest, size, places, resend = hashlib.sha256(), 0, set[int | None](), None
         with self._reader() as file:
@@ -190,10 +190,10 @@ class OutputFile:
             self.rewrite(map(line_of, file), "resending")
 
     def recover(self, keys: RowKeys) -> Recovered:
-        """Read what an earlier run left, cut off a torn last line, and remember which rows are answered.
+        """Read the output of an earlier run, remove an incomplete last line, and remember the answered rows.
 
         Raises:
-            InputError: the file belongs to another input or model, or is not an output of a run.
+            InputError: the file belongs to another input or model, or is not the output of a run.
         """
         self._end, self._digest = 0, hashlib.sha256()
         self._offsets = array("q", [-1]) * len(keys)
@@ -210,12 +210,12 @@ class OutputFile:
         return found
 
     def append(self, rows: Sequence[OutputRow]) -> None:
-        """Write the lines of some rows; from here on they survive the process.
+        """Write the lines of some rows. Once written, they survive the process.
 
         Raises:
-            OutputChanged: another program changed the file, so nothing was written; the rows count as
-            answered.
-            OutputLost: the disk is full, or the file is closed; what was written before is complete.
+            OutputChanged: another program changed the file, so nothing was written. The rows count as
+                answered.
+            OutputLost: the disk is full, or the file is closed. Everything written earlier is complete.
         """
         with self._writing:
             try:
@@ -240,18 +240,18 @@ class OutputFile:
         return keyed, *replacing(line, decode_json(self._line_at(self._offsets[keyed.place])))
 
     def _line_at(self, offset: int) -> bytes:
-        """Return the line at an offset, leaving the write position alone."""
+        """Read a line without moving the write position."""
         found = b""
         while b"\n" not in found and (more := os.pread(self._fd, _READ_BYTES, offset + len(found))):
             found += more
         return found.partition(b"\n")[0]
 
     def put_in_order(self) -> None:
-        """Replace the file by one with one line per row, in input order; this is the last write.
+        """Replace the file by one with one line per row, in input order. Nothing can be written afterwards.
 
         Raises:
-            OutputChanged: another program changed the file; it stays as it is.
-            OutputLost: the ordered copy cannot be written; the file stays complete, in order of completion.
+            OutputChanged: another program changed the file, which stays unchanged.
+            OutputLost: the ordered copy cannot be written. The file stays complete, in order of completion.
         """
         if self._in_order:
             return
@@ -259,10 +259,10 @@ class OutputFile:
             self.rewrite(self._in_their_order(source), "ordering")
 
     def finish(self, *, asked: bool) -> None:
-        """Put the output in order; if anything was sent, make sure that it is on disk as written.
+        """Put the output in order. If anything was sent, flush it to disk and verify it.
 
         Raises:
-            OutputChanged, OutputLost: like :meth:`put_in_order`, :meth:`sync` and :meth:`check`.
+            OutputChanged, OutputLost: see :meth:`put_in_order`, :meth:`sync` and :meth:`check`.
         """
         self.put_in_order()
         if asked:
@@ -279,12 +279,13 @@ class OutputFile:
         """Replace the file by one with other lines; raises the errors of :meth:`put_in_order`.
 
         Args:
-            purpose: the ending of the temporary file's name.
+            purpose: suffix of the temporary file's name.
         """
         copy, digest, size = -1, hashlib.sha256(), 0
         try:
             with replaced(self._real, purpose, mode=0o600, check=self.check) as target:
-                # Locked before it is renamed, so that no other run uses it before this one has finished.
+                # Lock the copy before it is renamed, so that no other run uses it before this one has
+                # finished.
                 lock_file(target.fileno())
                 os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(self._fd).st_mode))
                 copy = os.dup(target.fileno())
@@ -304,10 +305,10 @@ class OutputFile:
         self._end, self._digest, self._in_order = size, digest, True
 
     def sync(self) -> None:
-        """Flush the file and its name to disk, so that they survive a power failure.
+        """Flush the file and its directory entry to disk, so that they survive a power failure.
 
         Raises:
-            OutputLost: the disk does not accept it.
+            OutputLost: writing to disk failed.
         """
         try:
             os.fsync(self._fd)
@@ -316,7 +317,7 @@ class OutputFile:
             raise OutputLost(f"{self.shown}: cannot be written: {error.strerror or error}") from error
 
     def check(self) -> None:
-        """Compare the file under the output's name with what was written, byte for byte.
+        """Compare the file at the output's path with everything that was written, byte for byte.
 
         Raises:
             OutputChanged: it differs; the error says how.
@@ -329,13 +330,14 @@ class OutputFile:
         except OSError as error:
             raise OutputLost(f"{self.shown}: cannot be read: {error.strerror or error}") from error
         if found.digest() != self._digest.digest():
-            self._changed = self._change("no longer holds what was written")
+            self._changed = self._change("no longer contains what was written")
             raise self._changed
 
     def _check_name_and_size(self) -> None:
-        """Raise if the output's name now belongs to another file, or its size is not what was written.
+        """Raise if the output's path now leads to another file, or if the size of the file is not what was
+        written.
 
-        A change that was found is permanent, because lines are missing from then on.
+        A detected change is permanent, because lines are missing from then on.
         """
         try:
             here = os.fstat(self._fd)
@@ -358,17 +360,17 @@ class OutputFile:
 
     def _change(self, what: str) -> OutputChanged:
         return OutputChanged(
-            f"{self.shown} {what}, while this run wrote to it; it is left as it is, and the store keeps "
-            "every answer of this run: the same command again writes those that the file lacks, and pays "
-            "for none twice"
+            f"{self.shown} {what}, while this run was writing to it. The file stays unchanged, and the store "
+            "keeps every answer of this run: run the same command again to write the missing answers without "
+            "paying for them twice"
         )
 
     def _open(self) -> int:
         require_locks()
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW  # links were followed before
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW  # links have already been resolved
         if self._look_only:
-            flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for its writer
-        elif is_foreign_link(self.path):  # in a shared folder, it may point to any file of this user
+            flags = os.O_RDONLY | os.O_NONBLOCK  # opening a pipe would wait for its writer
+        elif is_foreign_link(self.path):  # in a shared folder, such a link may point to any file of this user
             text = "is a symbolic link of another user; remove it, or choose another -o"
             raise InputError(f"{self.shown}: {text}")
         try:
@@ -396,17 +398,17 @@ class OutputFile:
 
     def _check_and_lock(self, fd: int) -> None:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            instead = "" if self._look_only else "; leave -o away to write to standard output"
+            instead = "" if self._look_only else "; omit -o to write to standard output"
             raise InputError(f"{self.shown}: is not a regular file{instead}")
         if self._look_only:
             return
         if not os.access(os.path.dirname(self._real), os.W_OK):
-            raise InputError(f"{self.shown}: its folder cannot be written, which putting it in order needs")
+            raise InputError(f"{self.shown}: its folder is not writable, so the file cannot be put in order")
         try:
             lock_file(fd)
         except BlockingIOError:
             raise InputError(
-                f"{self.shown}: another run is writing to it; wait until it ends, or choose another -o"
+                f"{self.shown}: another run is writing to it; wait until it finishes, or choose another -o"
             ) from None
 
     def _scan(self, file: BufferedReader, keys: RowKeys, found: Recovered) -> None:
@@ -455,7 +457,7 @@ class OutputFile:
         self._record(place, answered)
 
     def _content(self, number: int, line: bytes, rest: BufferedReader) -> dict[str, Any] | None:
-        """Return a line, decoded; ``None`` for a torn last line, which is cut off."""
+        """Decode a line; return ``None`` for an incomplete last line, which is removed."""
         reason = "was not written by smartbatch run"
         try:
             content = decode_json(line)
@@ -463,21 +465,21 @@ class OutputFile:
                 own: dict[str, Any] = content
                 return own
         except (ValueError, RecursionError):
-            # A file with a single torn line is an output only if that line begins like one.
+            # If the file has a single incomplete line, accept it only if it begins like an output.
             if number > 1 or line.startswith(LINE_START) or LINE_START.startswith(line):
                 if not (line.endswith(b"\n") and rest.peek()):
                     return None
                 reason = "is not valid JSON"
         raise InputError(
-            f"{self.shown}: line {number} {reason}; choose another -o to send every row again, or repair the "
-            "file or move it away: then the same command writes the answers of this run that the store has, "
-            "and pays for none twice"
+            f"{self.shown}: line {number} {reason}; choose another -o to send every row again, or repair or "
+            "move the file: then the same command writes the stored answers of this run without paying for "
+            "them twice"
         )
 
     def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> None:
-        """Reject the answer of another row; a failure under other settings is allowed."""
+        """Reject an answer to another row. A failure under other settings is accepted."""
         index, sample, key = content["index"], sample_of(content), keys_of(content)[0]
-        way_out = "choose another -o, or remove the file to start afresh"
+        way_out = "choose another -o, or remove the file to start again"
         if index >= keys.rows:
             raise InputError(
                 f"{self.shown} belongs to another input: its line {number} answers row {index}, but the "
@@ -485,7 +487,7 @@ class OutputFile:
             )
         if sample >= keys.n:
             raise InputError(
-                f"{self.shown} has more answers to each row: its line {number} is sample {sample} (counted "
+                f"{self.shown} has more answers per row: its line {number} is sample {sample} (counted "
                 f"from 0) of row {index}, but --n asks for {keys.n} (is it smaller than before?); {way_out}"
             )
         if content["error"] is not None:
@@ -498,8 +500,8 @@ class OutputFile:
                 f"{way_out}"
             )
         raise InputError(
-            f"{self.shown} belongs to another input: its line {number} answers another prompt than row "
-            f"{index} of this input and template asks; {way_out}"
+            f"{self.shown} belongs to another input: its line {number} answers a prompt that row {index} of "
+            f"this input and template does not have; {way_out}"
         )
 
     def _record(self, place: int, answered: bool) -> None:
@@ -515,7 +517,7 @@ class OutputFile:
             self._answered[place >> 3] |= 1 << (place & 7)
 
     def _write(self, data: bytes) -> None:
-        """Write all of ``data`` at the end, or nothing."""
+        """Append all of ``data`` or nothing."""
         view = memoryview(data)
         try:
             while view:
@@ -543,7 +545,7 @@ def _place_of(content: dict[str, Any], keys: RowKeys) -> int | None:
 
 
 def _line_of_row(line: bytes, keys: RowKeys) -> tuple[dict[str, Any], int] | tuple[None, None]:
-    """Return a line, decoded, and the place of its answer if it has the key of its row."""
+    """Decode a line and return it with the place of its answer, if it has the key of its row."""
     content = _decoded(line)
     place = None if content is None else _place_of(content, keys)
     if content is None or place is None or keys[place].hex() not in keys_of(content):
@@ -553,19 +555,20 @@ def _line_of_row(line: bytes, keys: RowKeys) -> tuple[dict[str, Any], int] | tup
 
 def _is_of_prompt(content: dict[str, Any], key: bytes) -> bool:
     """Whether a line answers the prompt of a key, under any settings."""
-    prompt = key.hex()[2 * HALF :]
-    return any(key[2 * HALF :] == prompt for key in keys_of(content))
+    prompt = key.hex()[2 * HALF_BYTES :]
+    return any(key[2 * HALF_BYTES :] == prompt for key in keys_of(content))
 
 
 @contextmanager
 def replaced(
     path: str, purpose: str, *, mode: int = 0o666, check: Callable[[], object] = lambda: None
 ) -> Iterator[IO[bytes]]:
-    """Yield a temporary file next to ``path`` that ends in ``purpose``; once complete, it replaces ``path``.
+    """Yield a temporary file next to ``path``, which replaces ``path`` once it is complete.
 
     Args:
+        purpose: suffix of the temporary name.
         mode: permissions of the file, before the umask.
-        check: called when the file is on disk; if it raises, the file does not replace ``path``.
+        check: called when the file is on disk. If it raises, ``path`` is not replaced.
     """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{purpose}")
@@ -584,10 +587,10 @@ def replaced(
 
 
 def _new_file(path: str, mode: int) -> int:
-    """Create a file and return its descriptor, removing what a killed process of this user left there.
+    """Create a file and return its descriptor, removing one left by a killed process of this user.
 
     Raises:
-        OutputLost: the name is taken by something else; in a shared folder, it may point to any file.
+        OutputLost: another file has the name. In a shared folder, it may be a link to any file.
     """
     try:
         there = os.lstat(path)
@@ -597,8 +600,7 @@ def _new_file(path: str, mode: int) -> int:
         if not stat.S_ISREG(there.st_mode) or there.st_uid != os.geteuid():
             what = "belongs to another user" if stat.S_ISREG(there.st_mode) else "is not a regular file"
             raise OutputLost(
-                f"{escape(path)} {what}, and is in the way of a temporary file; remove it, or choose another "
-                "folder"
+                f"{escape(path)} {what}, and blocks a temporary file; remove it, or choose another folder"
             )
         os.unlink(path)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)

@@ -1,8 +1,8 @@
-"""The lines of an output: how they are written and read, and how a row that is sent again replaces its line.
+"""Formats and parses the lines of an output, and replaces the line of a row that is sent again.
 
-A row whose answer is to be replaced keeps it until the new answer arrives. Until then its line has the field
-``resend`` and counts as unanswered. Both lines have the cost of the replaced answer in the field
-``replaced``; the new line also includes it in its cost, usage and attempts.
+A row keeps its old answer until the new one arrives. Until then, its line has the field ``resend`` and counts
+as unanswered. The field ``replaced`` of both lines contains the cost of the old answer, which the cost,
+usage and attempts of the new line include.
 """
 
 from __future__ import annotations
@@ -15,26 +15,24 @@ from typing import Any, Final
 from attrs import define, fields_dict
 
 from smartbatch.providers.http.content import decode_json
-from smartbatch.runs.row_keys import HALF, KeyedRow
+from smartbatch.runs.row_keys import HALF_BYTES, KeyedRow
 from smartbatch.tables.result_files import Line, outcome_fields, to_line
 from smartbatch.types import Defect, Result
 
 LINE_START: Final = b'{"index": '
-_KEY: Final = re.compile(rf"[0-9a-f]{{{4 * HALF}}}( [0-9a-f]{{{4 * HALF}}})*")
-"""The keys of a row in hexadecimal digits: that of the settings it was last sent with, then earlier ones."""
-_MAX_KEYS: Final = 8  # of a row, for its latest settings
+# keys of a row in hexadecimal: the key of the latest settings, then earlier keys
+_KEYS_PATTERN: Final = re.compile(rf"[0-9a-f]{{{4 * HALF_BYTES}}}( [0-9a-f]{{{4 * HALF_BYTES}}})*")
+_MAX_KEYS: Final = 8  # keys of the latest settings that are kept per row
 _MAX_FIGURE: Final = 1e300
-_RESEND: Final = "resend"
-_REPLACED: Final = "replaced"
+_RESEND_FIELD: Final = "resend"
+_REPLACED_FIELD: Final = "replaced"
 
 
 @define
 class Amounts:
-    """Tokens, cost and defects of some rows."""
-
-    cost: float = 0.0  # USD, of the rows whose cost is known
-    unpriced: int = 0  # rows whose price is unknown
-    unbilled: int = 0  # rows whose billed tokens are unknown
+    cost: float = 0.0  # USD of the rows whose cost is known
+    unpriced: int = 0  # rows with an unknown price
+    unbilled: int = 0  # rows with unknown billed tokens
     estimated: int = 0  # rows with estimated tokens
     unknown: int = 0  # rows that may have used more tokens than are known
     input_tokens: int = 0
@@ -44,12 +42,11 @@ class Amounts:
     refused: int = 0
 
     def add(self, more: Amounts) -> None:
-        """Count further rows."""
         for name in fields_dict(Amounts):
             setattr(self, name, getattr(self, name) + getattr(more, name))
 
     def add_line(self, line: Line, defects: Sequence[Defect], *, sign: int = 1) -> None:
-        """Count a line; a negative ``sign`` removes it again."""
+        """Add the amounts of a line; a negative ``sign`` subtracts them."""
         cost, usage = number_of(line.get("cost")), line.get("usage")
         usage = usage if isinstance(usage, dict) else {}
         self.cost += sign * (cost or 0.0)
@@ -66,12 +63,12 @@ class Amounts:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a figure of a line; ``None`` for anything that is not a finite number."""
+    """Return a numeric value of a line; ``None`` for anything that is not a finite number."""
     return value if type(value) in (int, float) and -_MAX_FIGURE < value < _MAX_FIGURE else None
 
 
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:
-    """Return the output line of ``result``, in ASCII, so that no reader can split it in the wrong place."""
+    """Return the output line of ``result`` in ASCII, so that no reader splits it in the wrong place."""
     head: Line = {"index": row.index, "id": row.id}
     if row.sample is not None:
         head["sample"] = row.sample
@@ -87,12 +84,15 @@ def is_output_line(content: Any) -> bool:
     if type(index) is not int or index < 0 or type(key) is not str or "error" not in content:
         return False
     records = (content.get(name) for name in ("input", "answers", "error"))
-    return all(one is None or isinstance(one, dict) for one in records) and _KEY.fullmatch(key) is not None
+    return (
+        all(one is None or isinstance(one, dict) for one in records)
+        and _KEYS_PATTERN.fullmatch(key) is not None
+    )
 
 
 def is_answer(content: Line) -> bool:
-    """Whether a line is the answer of its row and is not to be replaced."""
-    return content["error"] is None and not content.get(_RESEND)
+    """Whether a line is an answer that is not to be replaced."""
+    return content["error"] is None and not content.get(_RESEND_FIELD)
 
 
 def sample_of(content: Line) -> int:
@@ -107,8 +107,8 @@ def keys_of(content: Line) -> list[str]:
 
 
 def figures_of(content: Line) -> Line:
-    """Return a line with its figures as numbers under their own names: CSV has strings instead, and a table
-    has all figures of an answer in ``answers``.
+    """Return a line with numeric figures under their own names. CSV has strings instead, and a line from a
+    table has the figures in ``answers``.
     """
     if "answers" not in content:
         return content
@@ -121,7 +121,7 @@ def figures_of(content: Line) -> Line:
 
 
 def decoded_cell(cell: Any) -> Any:
-    """Return the value of a cell that contains JSON; any other cell as it is."""
+    """Decode a cell that contains JSON; return any other cell unchanged."""
     if not isinstance(cell, str):
         return cell
     try:
@@ -131,7 +131,6 @@ def decoded_cell(cell: Any) -> Any:
 
 
 def defects_of(figures: Line) -> tuple[Defect, ...]:
-    """Return the defects of the answer in a line of :func:`figures_of`; none for a failure."""
     if figures["error"] is not None:
         return ()
     text, reason = (
@@ -146,22 +145,22 @@ def defects_of(figures: Line) -> tuple[Defect, ...]:
     ).defects
 
 
-# -- rows that are sent again --------------------------------------------------------------------------------
+# -- resent rows -------------------------------------------------------------------------------------------
 
 
 def resend_id(content: Line) -> str | None:
-    found = content.get(_RESEND)
+    found = content.get(_RESEND_FIELD)
     return found if isinstance(found, str) else None
 
 
 def replaced_amounts(content: Line) -> Line | None:
-    """Return the amounts of the answer that a line replaces, or whose replacement it is waiting for."""
-    found = content.get(_REPLACED)
+    """Return the amounts of the answer that a line replaces or is waiting to replace."""
+    found = content.get(_REPLACED_FIELD)
     return found if isinstance(found, dict) else None
 
 
 def with_key(content: Line, key: str) -> Line:
-    """Return a line that also counts as sent with the settings of ``key``."""
+    """Return a line that is also accepted under the settings of ``key``."""
     keys = list(dict.fromkeys([key, *keys_of(content)]))
     return {**content, "key": " ".join(keys[:_MAX_KEYS])}
 
@@ -169,7 +168,7 @@ def with_key(content: Line, key: str) -> Line:
 def to_resend(content: Line, resend: str) -> Line:
     figures = figures_of(content)
     spent = {name: figures.get(name) for name in ("cost", "usage", "attempts")}
-    return {**content, _RESEND: resend, _REPLACED: spent}
+    return {**content, _RESEND_FIELD: resend, _REPLACED_FIELD: spent}
 
 
 def replacing(line: bytes, before: Line) -> tuple[bytes, bool]:
@@ -177,23 +176,23 @@ def replacing(line: bytes, before: Line) -> tuple[bytes, bool]:
 
     Args:
         line: the line of the new result. If it failed, the old answer stays and is still to be replaced.
-        before: the row's previous line.
+        before: the previous line of the row.
     """
     new: Line = decode_json(line)
-    spent = before[_REPLACED]
+    spent = before[_REPLACED_FIELD]
     cost = number_of(spent.get("cost"))
     amounts = {
         "cost": None if new["cost"] is None or cost is None else new["cost"] + cost,
         "usage": _sum(new["usage"], spent.get("usage")),
         "attempts": new["attempts"] + (number_of(spent.get("attempts")) or 0),
-        _REPLACED: spent,
+        _REPLACED_FIELD: spent,
     }
     if new["error"] is None:
         return to_line({**new, **amounts, "key": with_key(before, new["key"])["key"]}), True
-    if "answers" in before:  # from a table, which has one column per kind of token
+    if "answers" in before:  # a table has one column per kind of token
         usage = amounts.pop("usage")
         return to_line(
-            {**before, "answers": {**before["answers"], **amounts, **usage}, _REPLACED: spent}
+            {**before, "answers": {**before["answers"], **amounts, **usage}, _REPLACED_FIELD: spent}
         ), False
     return to_line({**before, **amounts}), False
 

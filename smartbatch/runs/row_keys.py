@@ -1,4 +1,4 @@
-"""Keys and ids, by which the rows of a run are recognized."""
+"""Keys and ids that identify the rows of a run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from attrs import Factory, asdict, field, frozen
 from smartbatch.tables.row_prompts import SkippedRow
 from smartbatch.types import Embedding, Generation, Request
 
-HALF: Final = 16  # bytes of each half of a row's key
-SKIPPED: Final = hashlib.blake2b(b"a row that is skipped", digest_size=HALF).digest()
-"""The prompt half of the key of a skipped row."""
+HALF_BYTES: Final = 16  # bytes of each half of a row's key
+# prompt half of the key of a skipped row
+SKIPPED_DIGEST: Final = hashlib.blake2b(b"a row that is skipped", digest_size=HALF_BYTES).digest()
 _MAX_IDS_PER_SET: Final = 100_000
 
 
 @frozen
 class Keys:
-    """Digests that link a line of an output to its request: :data:`HALF` bytes for model and parameters, and
-    as many for the prompt, so that an error can name the half that differs. Equal digests mean equal texts.
+    """Computes row keys, which link a line of the output to its request.
+
+    One half of a key is a digest of the model and parameters, the other a digest of the prompt. An error can
+    thus name the half that differs.
     """
 
     settings: bytes  # digest of model, system and parameters; for vectors, also of task type and dimensions
@@ -32,30 +34,31 @@ class Keys:
         settings = {"model": model, "params": sent}
         if embedding is not None:
             settings["embedding"] = asdict(embedding)
-        return cls(hashlib.blake2b(_canonical(settings), digest_size=HALF).digest())
+        return cls(hashlib.blake2b(_canonical(settings), digest_size=HALF_BYTES).digest())
 
     def key(self, prompt: Any) -> bytes:
         return self.settings + self.digest(prompt)
 
     def digest(self, prompt: Any) -> bytes:
         if isinstance(prompt, SkippedRow):
-            return SKIPPED
+            return SKIPPED_DIGEST
         if isinstance(prompt, Request):
             prompt = {"prompt": prompt.prompt, "model": prompt.model}
         data = prompt.encode("utf-8", "surrogatepass") if isinstance(prompt, str) else _canonical(prompt)
-        return hashlib.blake2b(data, digest_size=HALF).digest()
+        return hashlib.blake2b(data, digest_size=HALF_BYTES).digest()
 
 
 class RowKeys:
-    """The keys of all answers that an input needs, in order; 16 bytes per row, because they share a half.
+    """The keys of all answers that an input needs, in order. Each row takes 16 bytes, because all keys share
+    the settings half.
 
-    Answers are numbered by their *places*: with ``n`` answers per row, the answer ``sample`` to the row at
-    ``index`` has the place ``index * n + sample``.
+    An answer is identified by its *place*. With ``n`` answers per row, the place of answer ``sample`` to row
+    ``index`` is ``index * n + sample``.
     """
 
     def __init__(self, settings: bytes, n: int = 1) -> None:
-        self.settings = settings  # the half that all keys share
-        self.prompts = bytearray()  # the other halves, one per row
+        self.settings = settings  # settings half, shared by all keys
+        self.prompts = bytearray()  # prompt halves, one per row
         self.n = n  # answers per row
 
     def __len__(self) -> int:
@@ -65,22 +68,22 @@ class RowKeys:
         return self.settings + self._prompt(place)
 
     def _prompt(self, place: int) -> bytearray:
-        begin = place // self.n * HALF
-        return self.prompts[begin : begin + HALF]
+        begin = place // self.n * HALF_BYTES
+        return self.prompts[begin : begin + HALF_BYTES]
 
     @property
     def rows(self) -> int:
-        return len(self.prompts) // HALF
+        return len(self.prompts) // HALF_BYTES
 
     def place(self, index: int, sample: int) -> int | None:
-        """Return the place of an answer; ``None`` if it is not needed."""
+        """Return the place of an answer; ``None`` if the answer is not needed."""
         return index * self.n + sample if index < self.rows and sample < self.n else None
 
     def is_skipped(self, place: int) -> bool:
-        return self._prompt(place) == SKIPPED
+        return self._prompt(place) == SKIPPED_DIGEST
 
     def has_skipped(self, place: int) -> bool:
-        """Whether the line of a skipped row belongs at a place; such a row has one line for any ``n``."""
+        """Whether the line of a skipped row belongs at a place. A skipped row has one line for any ``n``."""
         return place % self.n == 0 and self.is_skipped(place)
 
     @property
@@ -88,17 +91,17 @@ class RowKeys:
         return sum(map(self.has_skipped, range(len(self))))
 
     def append(self, digest: bytes) -> None:
-        """Add the next row, with its half from :meth:`Keys.digest`."""
+        """Add the next row with its digest from :meth:`Keys.digest`."""
         self.prompts += digest
 
     def digest(self, places: int, *more: str) -> str:
-        """Return a 128-bit digest of the first keys, ``n`` and ``more``, the same on every machine."""
+        """Return a 128-bit digest of the first keys, ``n`` and ``more``. It is the same on every machine."""
         if self.n > 1:
             more = (*more, f"n={self.n}")
         whole = hashlib.blake2b("".join(f"{each}\n" for each in more).encode(), digest_size=16)
         whole.update(self.settings)
-        with memoryview(self.prompts) as prompts:  # a slice of the array would copy 16 MB per million rows
-            whole.update(prompts[: places // self.n * HALF])
+        with memoryview(self.prompts) as prompts:  # slicing the bytearray would copy 16 MB per million rows
+            whole.update(prompts[: places // self.n * HALF_BYTES])
         return whole.hexdigest()
 
 
@@ -108,26 +111,24 @@ def _canonical(value: Any) -> bytes:
 
 @frozen
 class KeyedRow:
-    """A row with its id and its key; the context of its request."""
+    """A row with its id and key. It is the context of the row's request."""
 
     index: int  # zero-based position in the input
-    id: str | int  # the row's own id, or its index
-    fields: dict[str, Any]  # repeated in the output
+    id: str | int  # from the row, or its index
+    fields: dict[str, Any]  # copied to the output
     key: bytes  # see Keys; hexadecimal in outputs and the store
     skipped: str | None = None  # why the row has no request
-    sample: int | None = None  # number of the answer, from 0, if each row has several
-    # place of the answer, see RowKeys; by default, that of a row with one answer
+    sample: int | None = None  # zero-based number of the answer, if each row has several
+    # place of the answer, see RowKeys; the default is for one answer per row
     place: int = field(default=Factory(lambda self: self.index, takes_self=True))
 
 
 def digest_of_id(id: str | int) -> bytes:
-    """Return a 64-bit digest of an id; a number has the same digest as its text."""
+    """Return a 64-bit digest of an id. A number has the same digest as its decimal text."""
     return hashlib.blake2b(str(id).encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 class UniqueIds:
-    """The ids of rows, as digests."""
-
     def __init__(self) -> None:
         self._digests = array("Q")
 
@@ -136,7 +137,7 @@ class UniqueIds:
 
     @property
     def suspects(self) -> set[bytes]:
-        """Digests shared by several ids, which are equal or, by chance, different."""
+        """Digests that occurred more than once, because ids are equal or collide by chance."""
         parts = len(self._digests) // _MAX_IDS_PER_SET + 1
         found: set[int] = set()
         for part in range(parts):

@@ -1,6 +1,6 @@
 """Turns the rows of an input into requests, each with a prompt, an id and a key.
 
-Every row is checked before the first request is sent; then the input is read again, row by row.
+The whole input is checked before the first request is sent, and then read again row by row.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from smartbatch.tables.row_prompts import (
 from smartbatch.tables.row_source import Row, RowSource
 from smartbatch.types import Embedding, Generation, OnMissing, Request
 
-_MAX_BAD_ROWS: Final = 10  # listed in one error: enough to see the pattern, few enough to read
+_MAX_BAD_ROWS: Final = 10  # listed in one error
 _MAX_SHOWN_CHARACTERS: Final = 2000  # of a prompt
-NO_ID_FIELD: Final = "-"  # the rows are numbered
+NO_ID_FIELD: Final = "-"  # numbers the rows
 
 
 class RunInterrupted(Exception):
-    """The run was interrupted while its rows were being read; none of them is stored."""
+    """The run was interrupted while its rows were being read. None of them is stored."""
 
 
 class PromptMaker:
@@ -43,11 +43,11 @@ class PromptMaker:
 
     Args:
         template: text with ``{field}`` placeholders.
-        prompt_field: the field with the prompt (a string or a list of chat messages). Without this and a
-            template, it is the field ``prompt``, otherwise ``messages``, otherwise the only text field.
-        id_field: the field with the row's id, or ``-`` to number the rows; by default the field ``id`` if
-            there is one, otherwise the rows are numbered.
-        on_missing: what to do with rows that lack a field their prompt needs.
+        prompt_field: the field with the prompt (a string or a list of chat messages). By default, and without
+            a template, it is ``prompt``, otherwise ``messages``, otherwise the only text field.
+        id_field: the field with the id, or ``-`` to number the rows. By default, it is ``id``; rows without
+            this field are numbered.
+        on_missing: what to do with rows that lack a field of their prompt.
 
     Raises:
         InputError: the template is invalid; the error says where.
@@ -67,7 +67,7 @@ class PromptMaker:
             self._prompts = RowPrompts.of(template, prompt_field, on_missing)
         except TemplateError as error:
             raise InputError(f"--template: {error.message}") from error
-        self.fields = self._prompts.fields  # fields a prompt is made from; empty if each row decides
+        self.fields = self._prompts.fields  # fields used in prompts; empty if each row decides
         self._may_name_models = template is None and prompt_field in (None, *_REQUEST_FIELDS)
 
     @property
@@ -75,8 +75,9 @@ class PromptMaker:
         return self._id_field != NO_ID_FIELD
 
     def prompt(self, row: Row) -> Any:
-        """Return the prompt of a row or a :class:`SkippedRow`. The prompt is not validated yet; if the row
-        names a model, it is returned as a request with that model.
+        """Return the unvalidated prompt of a row or a :class:`SkippedRow`.
+
+        The prompt of a row that names a model is a request with that model.
 
         Raises:
             MissingFields: the row lacks a field and must not be skipped.
@@ -92,11 +93,12 @@ class PromptMaker:
         return prompt if model is None else Request(prompt, model=model)
 
     def id(self, row: Row) -> str | int:
-        """Return the row's id, or its index if it has none. Strings and whole numbers are unchanged, a
-        number such as ``1.0`` becomes a whole number, other numbers and dates become text.
+        """Return the row's id, or its index if it has none.
+
+        Strings and integers stay unchanged, ``1.0`` becomes ``1``, and other numbers and dates become text.
 
         Raises:
-            BadField: the given field is missing, or the id is blank, a boolean, a list or a record.
+            BadField: the configured field is missing, or the id is blank, a boolean, a list or a record.
         """
         if not self.has_ids or (self._id_field is None and "id" not in row.fields):
             return row.index
@@ -115,8 +117,8 @@ class PromptMaker:
 
 
 def _model_of(row: Row) -> str | None:
-    """Return the model of a row that has the form of a request, with a field ``prompt`` or ``messages``; in
-    other rows ``model`` is just a column.
+    """Return the model of a row with a field ``prompt`` or ``messages``. In other rows, ``model`` is an
+    ordinary column.
 
     Raises:
         BadField: the model is not a string.
@@ -135,10 +137,10 @@ _OTHER_ID: Final = f"--id-field names another field, --id-field {NO_ID_FIELD} nu
 
 
 class InputRequests:
-    """The requests of an input: checked first, then read one by one.
+    """The requests of an input. They are checked first and then read one by one.
 
     Args:
-        embedding: the kind of vector each request asks for; ``None`` for texts.
+        embedding: how vectors are requested; ``None`` for texts.
         n: answers per row.
     """
 
@@ -158,14 +160,14 @@ class InputRequests:
         self.embedding = embedding
         self._keys_of = Keys.of(model, params, embedding)
         self._limit = limit
-        self.keys = RowKeys(self._keys_of.settings, n)  # complete once check() has returned
+        self.keys = RowKeys(self._keys_of.settings, n)  # complete after check()
 
     def check(self) -> RowKeys:
-        """Read the input once, reject it if any row is invalid, and return the keys of the rows.
+        """Read and validate the whole input, and return the keys of the rows.
 
         Raises:
-            InputError: the input is empty or has invalid rows; up to ten are listed, each with line and
-            field.
+            InputError: the input is empty or has invalid rows. The first ten are listed, each with its line
+                and field.
         """
         bad = _BadRows(self._source)
         absent: set[str] = set()
@@ -229,8 +231,8 @@ class InputRequests:
             yield row, request
 
     def first_prompt(self) -> tuple[str, str] | None:
-        """Return the position of the first row that is not skipped, and the beginning of its prompt as text;
-        ``None`` if every row is skipped.
+        """Return the position and the beginning of the first prompt that is not skipped; ``None`` if all are
+        skipped.
         """
         for row in self._rows():
             if isinstance(row, Row) and not self.keys.is_skipped(row.index * self.keys.n):
@@ -251,16 +253,16 @@ class InputRequests:
             yield from (row for row, _ in self._read_again(is_left_out, stopped=lambda: False))
 
     def prompts(self, skip: Callable[[int], bool], stopped: Callable[[], bool]) -> Iterator[Any]:
-        """Read the input again and yield its prompts as requests; raises as :meth:`read`."""
+        """Read the input again and yield its prompts as requests; raises the errors of :meth:`read`."""
         return (request for _, request in self._asked(skip, stopped))
 
     def _read_again(
         self, skip: Callable[[int], bool], stopped: Callable[[], bool]
     ) -> Iterator[tuple[KeyedRow, Any]]:
-        """Yield rows with their prompts, once for each answer that is needed; raises as :meth:`read`.
+        """Yield rows with their prompts, once for each needed answer; raises the errors of :meth:`read`.
 
-        A row whose key is unchanged since :meth:`check` is not validated again. If all of the first rows are
-        to be skipped, most of them are not even read.
+        Rows whose key has not changed since :meth:`check` are not validated again. If all of the first rows
+        are to be skipped, most of them are not even read.
         """
         keys, n = self.keys, self.keys.n
         needed = (place for place in range(len(keys)) if not skip(place))
@@ -295,10 +297,10 @@ class InputRequests:
             raise self._changed()
 
     def row_lookup(self, skip: Callable[[int], bool], *, ordered: bool) -> Callable[[int], KeyedRow]:
-        """Return a function that looks up the row at a place. It reads the input up to that row; each row can
-        be looked up once.
+        """Return a function that returns the row at a place, once per row.
 
-        Unless rows are looked up in order, the rows in between are kept in memory.
+        The function reads the input up to that row. If rows are not looked up in order, the rows in between
+        stay in memory.
         """
         rows = self._read_again(skip, stopped=lambda: False)
         passed: dict[int, KeyedRow] = {}
@@ -323,7 +325,7 @@ class InputRequests:
 
     def _checked_prompt(self, row: Row) -> Any:
         prompt = self._maker.prompt(row)
-        # Only the prompt is checked here: the parameters are part of the settings digest.
+        # Only the prompt is validated. The parameters are part of the settings digest.
         if isinstance(prompt, Request):
             validation.check_prompt(prompt.prompt, self.embedding)
         elif not isinstance(prompt, SkippedRow):
@@ -332,8 +334,6 @@ class InputRequests:
 
 
 class _BadRows:
-    """Counts unusable rows and keeps the errors of the first few."""
-
     def __init__(self, source: RowSource) -> None:
         self._source = source
         self._shown: list[str] = []

@@ -1,4 +1,4 @@
-"""The jobs in the store that belong to a run: those with its prompts and its output."""
+"""Identifies the jobs in the store that belong to a run, by the run's prompts and output."""
 
 from __future__ import annotations
 
@@ -19,43 +19,42 @@ from smartbatch.jobs.job import Job
 from smartbatch.runs.row_keys import RowKeys
 from smartbatch.types import Result
 
-_MAX_NAME_CHARACTERS: Final = 100  # of an output in the keys of its jobs
-_PATH_DIGITS: Final = 16  # of the digest of an output's path, in the keys of its jobs
-_MAX_JOBS: Final = 1_000_000  # of a store, in one search: in effect all of them
+_MAX_NAME_CHARACTERS: Final = 100  # of an output's name in the keys of its jobs
+_PATH_DIGITS: Final = 16  # of the digest of an output's path in the keys of its jobs
+_MAX_JOBS: Final = 1_000_000  # found in one search; in effect all of a store
 _MAX_GAPS: Final = 256  # between the rows of a job in the input; with more, all of its results are read
-_RUN: Final = "run"
-_ROWS: Final = "rows"
-_REALTIME: Final = {"route": "realtime"}
-"""Labels of a run's job: its output, the rows of the input, and that it is sent in real time."""
+_RUN_LABEL: Final = "run"
+_ROWS_LABEL: Final = "rows"
+# labels of a run's job: its output, the rows of the input, and the real-time route
+_REALTIME_LABELS: Final = {"route": "realtime"}
 
 
 @frozen
 class RunJob:
-    """A job of a run, as found when the run started."""
+    """A job of a run, in the state found when the run started."""
 
     job: Job
-    rows: int  # answers the input needed when it was submitted; the job has all that were missing then
+    rows: int  # answers that the input needed when the job was submitted
     realtime: bool
     ended: bool  # every request had its result
-    stored: int = 0  # results it had
+    stored: int = 0  # number of results
     is_new: bool = False  # submitted by this run
 
 
 def has_answer(result: Result) -> bool:
-    """Whether a row was answered, even if smartbatch failed to read the answer: it is paid for, stays in the
-    store, and is read again by the next run.
+    """Whether a row was answered, even if smartbatch failed to read the answer. Such an answer is paid for,
+    stays in the store, and is read again by the next run.
     """
     return result.ok or isinstance(result.error, AnswerUnread)
 
 
 def jobs_of_output(jobs: Iterable[Job], path: str) -> list[Job]:
-    """Return the jobs of runs that write to the file."""
     return _beginning_with(output_key(path), jobs)
 
 
 def jobs_named(jobs: Sequence[Job], name: str) -> list[Job]:
-    """Return the jobs of runs that write to the file. A name without a folder that is not an output in this
-    folder means all outputs with that name, in any folder.
+    """Return the jobs of runs that write to a file. A name without a folder that is not an output in the
+    current folder selects all outputs with that name, in any folder.
     """
     return jobs_of_output(jobs, name) or (
         [] if os.path.dirname(name) else _beginning_with(_key_of_name(name), jobs)
@@ -63,8 +62,8 @@ def jobs_named(jobs: Sequence[Job], name: str) -> list[Job]:
 
 
 def output_key(path: str) -> str:
-    """Return the beginning of the keys of an output's jobs: its name, by which people recognize them, and a
-    digest of its whole path, as outputs in several folders may have the same name.
+    """Return the prefix of the keys of an output's jobs. It consists of the file name, for display, and a
+    digest of the path, because outputs in several folders may have the same name.
     """
     return f"{_key_of_name(os.path.basename(path))}{_label_of(path)[:_PATH_DIGITS]}-"
 
@@ -86,17 +85,17 @@ def _beginning_with(beginning: str, jobs: Iterable[Job]) -> list[Job]:
 
 
 class RunIdentity:
-    """What identifies a run: its output, its model and its rows. The keys of its jobs are made from these.
+    """Identifies a run by its output, its model and its rows, from which the keys of its jobs are made.
 
-    Rows may be added at the end of an input, so a job of an earlier run belongs to this run if its rows are
-    the first rows of this run. With several answers per row, each of them counts as a row here, by its place
-    (see :class:`RowKeys`); runs with another number of answers have other jobs.
+    Rows may be appended to an input, so an earlier job belongs to this run if its rows are the first rows of
+    this run. With several answers per row, each answer counts as a row, by its place (see :class:`RowKeys`).
+    Runs with a different number of answers have different jobs.
 
     Args:
         output: the output's path; ``None`` is standard output.
         model: ``provider:model``.
         keys: the keys of all rows.
-        resend: the id under which answers are replaced; earlier jobs have the answers that are replaced.
+        resend: id of a resend; jobs without this id have the answers that it replaces.
     """
 
     def __init__(self, output: str | None, model: str, keys: RowKeys, resend: str | None = None) -> None:
@@ -109,19 +108,19 @@ class RunIdentity:
         self._resend = () if resend is None else (resend,)
 
     def key(self, rows: int) -> str:
-        """Return the beginning of the key of a job whose rows are among the first ``rows`` rows."""
+        """Return the key prefix of jobs whose rows are among the first ``rows`` rows."""
         return f"{self._beginning}{self._keys.digest(rows, self.label, self._model, *self._resend)}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
-        labels = {_RUN: self.label, _ROWS: str(self.rows)}
-        return labels | _REALTIME if realtime else labels
+        labels = {_RUN_LABEL: self.label, _ROWS_LABEL: str(self.rows)}
+        return labels | _REALTIME_LABELS if realtime else labels
 
     def free_key(self, taken: set[str | None], *, realtime: bool) -> str:
         """Return the key of the next job.
 
-        Batch jobs have the plain key, or one with ``#2``, ``#3``, … for rows that failed, so if two processes
-        run the same command at once, only one submits. In real time, each run submits its own job with a
-        random key.
+        A batch job has the plain key or, for rows that failed, one with ``#2``, ``#3`` and so on. If two
+        processes run the same command at the same time, only one of them submits. In real time, each run
+        submits its own job with a random key.
         """
         base = self.key(self.rows)
         if realtime:
@@ -134,8 +133,8 @@ class RunIdentity:
     ) -> list[RunJob]:
         """Return the jobs of this run, oldest first.
 
-        Unanswered rows of an interrupted real-time run are withdrawn if another input, the Batch API or
-        another account was chosen for the output since.
+        Unanswered rows of an interrupted real-time run are withdrawn if the output now belongs to another
+        input, the Batch API or another account.
 
         Raises:
             InputError: an active job of another input writes to the same output, so rows of both could be
@@ -146,7 +145,7 @@ class RunIdentity:
         return [one for one in found if one is not None]
 
     def look_up(self, client: BatchingClient) -> list[RunJob]:
-        """Return the jobs that a run would find, oldest first, without changing them.
+        """Return the jobs of this run, oldest first, without changing them.
 
         Raises:
             StoreError: the store cannot be used.
@@ -172,7 +171,7 @@ class RunIdentity:
                 )
 
     def needed(self, jobs: Sequence[RunJob], answered: Callable[[int], bool]) -> bytearray:
-        """Return a byte per row: 1 if it must be sent, as neither the output nor a job of this run has or
+        """Return one byte per row: 1 if the row must be sent, because neither the output nor a job has or
         will have its answer.
 
         Raises:
@@ -188,22 +187,22 @@ class RunIdentity:
         return needed
 
     def place_of(self, result: Result) -> int:
-        """Return the place that a result belongs to.
+        """Return the place of a result.
 
         Raises:
-            InputError: there is no such row.
+            InputError: the input has no such row.
         """
         return self._place_in(result.context, result.request_id)
 
     def by_position(self, one: RunJob, answered: Callable[[int], bool]) -> Callable[[int], bool]:
-        """Return ``answered`` for positions in a job instead of places in the input; always false if the job
-        lacks many scattered rows.
+        """Return ``answered`` for positions in a job instead of places in the input. It is always false if
+        the job lacks many scattered rows.
 
-        A job has its rows in input order. So if two of its rows are as far apart in the input as in the job,
-        it has all rows between them, and only a few of a million rows have to be read.
+        A job has its rows in input order. If two of its rows are equally far apart in the input and in the
+        job, the job contains all rows between them. Thus only a few of a million rows have to be read.
 
         Raises:
-            InputError: like :meth:`place_of`.
+            InputError: see :meth:`place_of`.
         """
         starts, rows, ranges = list[int](), list[int](), [(0, one.job.total - 1)]
         while ranges:
@@ -239,17 +238,18 @@ class RunIdentity:
         )
 
     def _labelled(self, client: BatchingClient) -> list[Job]:
-        found = [job for job in client.jobs(_MAX_JOBS) if job.metadata.get(_RUN) == self.label]
+        found = [job for job in client.jobs(_MAX_JOBS) if job.metadata.get(_RUN_LABEL) == self.label]
         return sorted(found, key=lambda job: job.created_at)
 
     def _resumed(self, job: Job, report: Callable[[str], object], batches_only: bool) -> RunJob | None:
-        """Return a job as this run continues it; ``None`` if it does not continue it.
+        """Return a job that this run continues; ``None`` for any other job.
 
         1. It has finished: its results are read.
         2. It has another input or model and the same output: it is withdrawn, or the run is rejected.
         3. It is sent as a batch: it continues.
-        4. It is sent in real time, but this run uses batches or another account: the rest is withdrawn.
-        5. It is sent in real time for standard output, and another process runs it: it is left alone.
+        4. It is sent in real time, but this run uses batches or another account: its remaining rows are
+           withdrawn.
+        5. It is sent in real time to standard output by another process: it is left alone.
         """
         one = _run_job(job)
         if one.ended:
@@ -258,7 +258,7 @@ class RunIdentity:
             if self._output is not None and not _withdraw(one, "another input or model", report):
                 raise InputError(
                     f"{self._output}: job {job.id} of a run with another input, model or parameters is "
-                    "still active for this output, and rows of both would be paid twice; wait for it "
+                    "still active for this output, and rows of both would be paid for twice; wait for it "
                     f"(smartbatch jobs watch {job.id}), cancel it (smartbatch jobs cancel {job.id}), or "
                     "choose another -o"
                 )
@@ -283,18 +283,18 @@ class RunIdentity:
 
 def _run_job(job: Job) -> RunJob:
     status = job.status()
-    rows = job.metadata.get(_ROWS, "")
+    rows = job.metadata.get(_ROWS_LABEL, "")
     return RunJob(
         job,
         int(rows) if rows.isdecimal() else 0,
-        realtime=_REALTIME.items() <= job.metadata.items(),
+        realtime=_REALTIME_LABELS.items() <= job.metadata.items(),
         ended=status.done,
         stored=status.finished,
     )
 
 
 def _withdraw(one: RunJob, reason: str, report: Callable[[str], object]) -> bool:
-    """Drop the unanswered rows of a real-time job; return whether that was possible."""
+    """Withdraw the unanswered rows of a real-time job; return whether that was possible."""
     if not one.realtime or not one.job.withdraw():
         return False
     left = one.job.total - one.stored

@@ -1,12 +1,9 @@
-"""Rows as stored requests: the store is their record, and an output is a copy that catches up.
+"""Stores the rows of a run as jobs and yields the results of all its jobs.
 
-Rows that are neither answered nor in progress become a job, in real time or for the Batch API. Then the
-results of all jobs of the run are read in input order, and each row that the output lacks is yielded. A
-process may end at any point: the next one finds the jobs by their keys and continues.
-
-A real-time job is run only by its own command, or by one that names it, so that no other process pays for an
-interrupted run. When such a run is complete, its output is the record, and its jobs are deleted from the
-store. Batch jobs stay until they are forgotten.
+The store is the record of a run; an output is a copy. A process may end at any point: the next one finds the
+jobs by their keys and continues. Only the run's own command, or a command that names the job, sends the rest
+of a real-time job, so that no other process pays for an interrupted run. Once the output of such a run is
+complete, it becomes the record, and the real-time jobs are deleted. Batch jobs stay until they are forgotten.
 """
 
 from __future__ import annotations
@@ -39,11 +36,9 @@ if TYPE_CHECKING:
 
 @frozen
 class RowResult:
-    """The result of a row."""
-
-    place: int  # of the answer, see RowKeys
+    place: int  # see RowKeys
     result: Result
-    earlier: bool  # from a job that had finished, and was paid for, before this run
+    earlier: bool  # from a job that had finished before this run
 
 
 def skipped_row(row: KeyedRow) -> RowResult:
@@ -52,8 +47,7 @@ def skipped_row(row: KeyedRow) -> RowResult:
     )
 
 
-Rows: TypeAlias = "Iterator[list[tuple[KeyedRow, RowResult]]]"
-"""Rows whose results have arrived, in groups."""
+Rows: TypeAlias = "Iterator[list[tuple[KeyedRow, RowResult]]]"  # groups of rows with results
 
 
 @define(eq=False, repr=False)
@@ -61,9 +55,9 @@ class StoredRows:
     """Stores the rows of a run as jobs, and yields the results of all its jobs.
 
     Args:
-        written: whether the output has the answer at a place, so that it need not be sent again.
-        to_file: whether the output is put in order at the end, so that rows may be written in any order.
-        stopped: once true, nothing more is stored or waited for.
+        written: whether the output already has the answer at a place.
+        to_file: whether rows may be written in any order, because the output is put in order at the end.
+        stopped: once it returns true, nothing more is stored or waited for.
         say: prints messages.
     """
 
@@ -75,8 +69,8 @@ class StoredRows:
     _to_file: bool = field(kw_only=True)
     _stopped: Callable[[], bool] = field(kw_only=True)
     _say: Callable[[str], object] = field(kw_only=True)
-    jobs: list[RunJob] = field(factory=list, init=False)  # jobs found, then jobs stored by this run
-    live: list[RunJob] = field(factory=list, init=False)  # jobs that had not finished when found
+    jobs: list[RunJob] = field(factory=list, init=False)  # jobs that were found, then jobs stored by this run
+    live: list[RunJob] = field(factory=list, init=False)  # jobs that had not finished when they were found
     _units: ClusterUnits | None = field(default=None, init=False)
     _followed: FollowedJobs | None = field(default=None, init=False)
     _unread: set[str] = field(factory=set, init=False)  # jobs with answers that smartbatch failed to read
@@ -87,7 +81,7 @@ class StoredRows:
         """Find the jobs of earlier runs and continue them.
 
         Args:
-            batches_only: withdraw rows that wait for real time from their jobs, to send them as a batch.
+            batches_only: withdraw real-time rows from their jobs, to send them as a batch.
 
         Raises:
             InputError: an active job of another input writes to the same output.
@@ -95,7 +89,7 @@ class StoredRows:
         """
         self.jobs = self.identity.find(self._client, self._say, batches_only=batches_only)
         for one in self.jobs:
-            if not one.ended:  # what it may still spend is reserved in this run's budget first
+            if not one.ended:  # reserves in this run's budget what the job may still spend
                 self._client.job(one.job.id, reserve=True)
 
     def submit(
@@ -105,11 +99,11 @@ class StoredRows:
 
         Args:
             choose: returns the plan for the answers marked with a 1.
-            units: makes the units in which a cluster sends rows in real time, from the key of the run.
+            units: divides the rows into units for a cluster, given the key of the run.
 
         Raises:
             ConfigError: no route meets the constraints, or the provider has no Batch API.
-            InputError: the input changed.
+            InputError: the input has changed.
             StoreError: the store cannot be used.
         """
         if units is not None:
@@ -159,50 +153,47 @@ class StoredRows:
 
     @property
     def in_real_time(self) -> bool:
-        """Whether no unfinished job is sent as a batch."""
         return all(one.realtime for one in self.live)
 
     @property
     def on_cluster(self) -> bool:
-        """Whether workers of a cluster send rows in real time."""
         return self._units is not None
 
     @property
     def batches(self) -> Sequence[JobStatus]:
-        """The latest statuses of the batch jobs that this run waited for."""
+        """The latest status of each batch job that this run waited for."""
         statuses = {} if self._followed is None else self._followed.statuses
         return [statuses[one.job.id] for one in self.live if not one.realtime and one.job.id in statuses]
 
     @property
     def submitted_all(self) -> bool:
-        """Whether this run submitted every job that it waited for."""
         return all(one.is_new for one in self.live)
 
     def follow(self, show: Callable[[JobStatus], object]) -> FollowedJobs:
-        """Follow the unfinished jobs; ``show`` is called with the status of all of them."""
+        """Follow the unfinished jobs. ``show`` receives their combined status."""
         self._followed = FollowedJobs(
             [one.job for one in self.live if self._units is None or not one.realtime],
             show,
             self._clock,
             stopped=self._stopped,
             ending=lambda: self._client.stop(GRACE_SECONDS),
-            forecast=not self.in_real_time,  # rows are counted and timed as they arrive
+            forecast=not self.in_real_time,  # the run itself counts and times rows as they arrive
         )
         return self._followed
 
     def stored_after(self, last: int) -> Iterator[Result]:
-        """Yield stored results of rows after the place ``last``."""
+        """Yield the stored results of rows after the place ``last``."""
         for one in self.live:
             for result in one.job.results(wait=False):
                 if self.identity.place_of(result) > last:
                     yield result
 
     def forget(self, *, all_answered: bool) -> None:
-        """Delete the real-time jobs from the store once the output has all of their results.
+        """Delete the real-time jobs from the store after the output has received all of their results.
 
-        If rows of a run to standard output failed, the jobs stay, because the failed rows can be sent again
-        only while the store has the others. Incidents of the jobs, such as possible double payments, are
-        printed, because they are deleted too.
+        If rows of a run to standard output failed, the jobs stay, because a later run needs the stored
+        results of the others. Incidents of the jobs, such as possible double payments, are printed before
+        they are deleted.
         """
         if not self._to_file and not all_answered:
             return
@@ -220,18 +211,20 @@ class StoredRows:
                             title = incident_title(incident.kind)
                             self._say(f"Job {one.job.id}: {title}: {incident.detail}")
                         one.job.forget(keep_decision=self._to_file)
-                except StoreError as error:  # not a failure, because the output has every answer
+                except StoreError as error:  # not an error of the run, because the output has every answer
                     self._say(f"Job {one.job.id} stays in the store: {error.message}")
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def results(self, advance: Callable[[Result], object]) -> Rows:
-        """Yield the rows to be written with their results, after :meth:`follow`. ``advance`` is called with
-        each result of a cluster.
+        """Yield the rows to be written with their results. Call :meth:`follow` first.
 
-        1. An output file and a real-time job: results arrive as they are stored, so that a slow row does not
+        1. Real-time jobs with an output file: results arrive as they are stored, so that a slow row does not
            delay others. The file is put in order at the end.
         2. Everything else arrives in input order.
+
+        Args:
+            advance: called with each result of a cluster.
         """
         if not any(self._comes_as_stored(one) for one in self.jobs):
             yield from self._to_write(_alone(self._results_of_all()), ordered=True)
@@ -257,14 +250,14 @@ class StoredRows:
         return one.realtime and not one.ended and self._to_file
 
     def _to_write(self, groups: Iterator[list[RowResult]], *, ordered: bool) -> Rows:
-        in_place = not self._to_file  # skipped rows are added to a file at the end, before it is ordered
+        in_place = not self._to_file  # skipped rows are added to a file at the end, before it is put in order
         row_at = self._input.row_lookup(self._written if in_place else self._answered, ordered=ordered)
         following = 0
         for group in groups:
             rows = []
             for outcome in group:
                 if self._answered(outcome.place) or (outcome.earlier and not has_answer(outcome.result)):
-                    continue  # already written, or failed earlier and sent again since
+                    continue  # already written, or failed and sent again
                 if in_place:
                     passed = filter(self._input.keys.has_skipped, range(following, outcome.place))
                     rows += [(row, skipped_row(row)) for row in map(row_at, passed)]
@@ -274,7 +267,7 @@ class StoredRows:
                 yield rows
 
     def _results_of_all(self) -> Iterator[RowResult]:
-        if len(self.jobs) == 1:  # without groupby, which yields a row only when the next has arrived
+        if len(self.jobs) == 1:  # groupby would yield a row only after the next one has arrived
             return self._results_of(self.jobs[0])
         merged = heapq.merge(*(self._results_of(one) for one in self.jobs), key=attrgetter("place"))
         return (_best(several) for _, several in groupby(merged, key=attrgetter("place")))
@@ -283,7 +276,8 @@ class StoredRows:
         if one.ended or self._followed is None:
             results = one.job.results(wait=False)
         else:
-            # after Ctrl-C, everything stored is written to a file; to standard output, batches only in order
+            # after Ctrl-C, a file receives every stored result; standard output receives results of batches
+            # only in order
             rest = one.realtime or self._to_file
             results = self._followed.results(one.job, rest=rest)
         for result in results:
@@ -310,8 +304,8 @@ def _alone(results: Iterator[RowResult]) -> Iterator[list[RowResult]]:
 
 
 def _best(several: Iterator[RowResult]) -> RowResult:
-    """Return the best of one row's results, given oldest first: an answer, otherwise an unread one, otherwise
-    the last failure.
+    """Return the best result of one row: an answer, otherwise an unread answer, otherwise the latest failure.
+    ``several`` is ordered from old to new.
     """
     outcomes = list(several)
     answer = next((outcome for outcome in outcomes if outcome.result.ok), None)

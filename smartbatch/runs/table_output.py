@@ -1,8 +1,8 @@
-"""The output of a run as a table, in CSV or Parquet, and the reader of such tables.
+"""Writes the output of a run as a CSV or Parquet table, and reads such tables.
 
-A table that is written row by row does not survive a kill. So during a run, the output is a file of JSON
-lines next to the table; at the end, the whole table is made from the lines, and they are removed. A later run
-makes the lines from the table again; a run after a kill finds them.
+A table does not survive a kill while it is written. During a run, the results are therefore kept in a file of
+JSON lines next to the table, from which the table is made at the end. A later run converts the table back to
+lines, and a run after a kill finds the lines.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from smartbatch.runs.output_file import OutputFile, OutputLost, OutputRow, Recov
 from smartbatch.runs.row_keys import RowKeys
 from smartbatch.tables.parquet_rows import parquet_rows
 from smartbatch.tables.result_files import (
-    FIRST,
-    FIXED,
-    LAST,
-    PREFIX,
+    FIRST_COLUMNS,
+    FIXED_COLUMNS,
+    LAST_COLUMNS,
+    RESULT_PREFIX,
     CsvFormulas,
     Line,
     UnwritableTable,
@@ -35,16 +35,15 @@ from smartbatch.tables.result_files import (
 from smartbatch.tables.row_formats import BadRow, csv_rows, missing
 from smartbatch.types import Defect
 
-PARTIAL = ".partial.jsonl"
-"""Ending of the file name of the lines, after the name of the table."""
+PARTIAL_SUFFIX = ".partial.jsonl"  # appended to the table's name
 
 
 class TableOutput:
-    """An output that is a table; has the methods of :class:`OutputFile`.
+    """An output that is a table, with the methods of :class:`OutputFile`.
 
     Args:
-        path: a name with a format known to :func:`table_format`. A symbolic link is followed.
-        formulas: as for :func:`write_table`.
+        path: a name with an ending known to :func:`table_format`. A symbolic link is followed.
+        formulas: see :func:`write_table`.
 
     Raises:
         InputError: the file or its folder cannot be written, it is not a regular file, or another run has
@@ -56,18 +55,15 @@ class TableOutput:
         self._formulas = formulas
         self._real = os.path.realpath(path)
         if os.path.exists(self._real) and not stat.S_ISREG(os.stat(self._real).st_mode):
-            raise InputError(
-                f"{escape(path)}: is not a regular file; leave -o away to write to standard output"
-            )
-        self._lines = OutputFile(self._real + PARTIAL, shown=path)
-        self._unsaved = not self._lines.is_empty
-        """Whether the lines have answers that the table lacks."""
+            raise InputError(f"{escape(path)}: is not a regular file; omit -o to write to standard output")
+        self._lines = OutputFile(self._real + PARTIAL_SUFFIX, shown=path)
+        self._unsaved = not self._lines.is_empty  # the lines have answers that the table lacks
 
     def __enter__(self) -> TableOutput:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock. Remove the lines if the table has them all; else keep them for the next run."""
+        """Release the lock. Remove the lines if the table is complete; otherwise the next run needs them."""
         if self._unsaved:
             self._lines.close()
         else:
@@ -77,14 +73,14 @@ class TableOutput:
         return self._lines.is_answered(place)
 
     def recover(self, keys: RowKeys) -> Recovered:
-        """Read what an earlier run left: the lines of a killed run, otherwise the table.
+        """Read the lines of a killed run or, without any, the table of an earlier run.
 
         Raises:
-            InputError: the output belongs to another input or model, or is not an output of a run.
+            InputError: the output belongs to another input or model, or is not the output of a run.
         """
         self._read()
         found = self._lines.recover(keys)
-        self._lines.shown = escape(self.path + PARTIAL)
+        self._lines.shown = escape(self.path + PARTIAL_SUFFIX)
         return found
 
     def start_resend(self, keys: RowKeys, defect: Defect | None, check: Callable[[bool], object]) -> None:
@@ -98,7 +94,7 @@ class TableOutput:
 
     def _read(self) -> None:
         if not self._lines.is_empty:
-            self._lines.shown = escape(self.path + PARTIAL)
+            self._lines.shown = escape(self.path + PARTIAL_SUFFIX)
         elif os.path.exists(self._real):
             self._lines.rewrite(_lines_of_table(self.path), "reading")
 
@@ -107,10 +103,10 @@ class TableOutput:
         self._lines.append(rows)
 
     def finish(self, *, asked: bool) -> None:
-        """Write the table from the lines, in input order, to disk.
+        """Write the table from the lines, in input order, and flush it to disk.
 
         Raises:
-            OutputChanged, OutputLost: like :meth:`OutputFile.finish`; the lines stay.
+            OutputChanged, OutputLost: see :meth:`OutputFile.finish`. The lines stay.
         """
         self._lines.finish(asked=asked)
         if not self._unsaved:
@@ -129,13 +125,12 @@ class TableOutput:
         except UnwritableTable as error:
             raise OutputLost(
                 f"{escape(self.path)}: cannot be written: {escape(error.message)}; every answered row is in "
-                f"{self._lines.shown}; to use that file as the output, give it to the same command with -o"
+                f"{self._lines.shown}; to use that file as the output, run the same command with it as -o"
             ) from error
-        self._unsaved = self._lines.has_resent  # which the table does not show
+        self._unsaved = self._lines.has_resent  # the table does not show resent rows
 
 
 def open_output(path: str, formulas: CsvFormulas = "keep") -> OutputFile | TableOutput:
-    """Open the output of a run, whose name :func:`check_output_name` accepted."""
     return OutputFile(path) if table_format(path) is None else TableOutput(path, formulas)
 
 
@@ -143,13 +138,13 @@ def look_at_output(path: str, stack: ExitStack) -> OutputFile | None:
     """Open an existing output read-only; ``None`` if there is none.
 
     Args:
-        stack: closes it, and removes temporary files.
+        stack: closes the output and removes temporary files.
     """
     if table_format(path) is None:
         return stack.enter_context(OutputFile(path, look_only=True)) if os.path.exists(path) else None
-    lines = os.path.realpath(path) + PARTIAL
+    lines = os.path.realpath(path) + PARTIAL_SUFFIX
     if os.path.exists(lines) and os.path.getsize(lines):
-        return stack.enter_context(OutputFile(lines, look_only=True, shown=path + PARTIAL))
+        return stack.enter_context(OutputFile(lines, look_only=True, shown=path + PARTIAL_SUFFIX))
     if not os.path.exists(path):
         return None
     copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="smartbatch-"))  # noqa: SIM115
@@ -167,8 +162,8 @@ def _lines_of_table(path: str) -> Iterator[bytes]:
         raise InputError(f"{escape(path)}: cannot be read: {error.strerror or error}") from error
 
 
-_PREFIXES: Final = re.compile(f"^(?:{PREFIX})+")
-_FORMATS: Final = {".csv": "csv", ".parquet": "parquet"}  # of tables
+_PREFIXES: Final = re.compile(f"^(?:{RESULT_PREFIX})+")
+_FORMATS: Final = {".csv": "csv", ".parquet": "parquet"}
 _SUFFIXES: Final = (".jsonl", ".ndjson", *_FORMATS)
 
 
@@ -178,10 +173,10 @@ def table_format(path: str) -> str | None:
 
 
 def check_output_name(path: str) -> None:
-    """Check that an output's format can be written; a name without an ending means JSON lines.
+    """Check that the format of an output can be written. A name without an ending means JSON lines.
 
     Raises:
-        InputError: names the known endings, or the missing library.
+        InputError: names the known endings or the missing library.
     """
     suffix = os.path.splitext(path)[1]
     if suffix and suffix.lower() not in _SUFFIXES:
@@ -198,7 +193,7 @@ def check_output_name(path: str) -> None:
 
 
 def formulas_of(args: argparse.Namespace) -> CsvFormulas:
-    """Return the value of ``--csv-formulas``, which applies to CSV outputs only.
+    """Return the value of ``--csv-formulas``, which is only allowed for CSV outputs.
 
     Raises:
         InputError: the output is not CSV.
@@ -206,7 +201,7 @@ def formulas_of(args: argparse.Namespace) -> CsvFormulas:
     if args.csv_formulas is None:
         return "keep"
     if args.output is None or table_format(args.output) != "csv":
-        raise InputError("--csv-formulas is for results in CSV: name the output .csv (-o)")
+        raise InputError("--csv-formulas requires results in CSV: choose an output (-o) that ends in .csv")
     formulas: CsvFormulas = args.csv_formulas
     return formulas
 
@@ -220,18 +215,17 @@ def read_table(
     shown: str,
     *,
     keyed: bool = True,
-    advice: str = "choose another -o, or mend or remove the file",
+    advice: str = "choose another -o, or repair or remove the file",
 ) -> Iterator[Line]:
-    """Yield the lines of results that a table was made from.
+    """Yield the lines from which a table was made.
 
     Args:
         shown: the file name in errors.
-        keyed: it is the output of a run, whose rows have keys; otherwise it may be the results of a job,
-            without keys.
-        advice: what to do, at the end of errors.
+        keyed: whether the table is the output of a run, with row keys, rather than the results of a job.
+        advice: appended to errors.
 
     Raises:
-        InputError: smartbatch did not write it, or it is damaged.
+        InputError: smartbatch did not write the table, or it is damaged.
     """
 
     def refusal(what: str) -> InputError:
@@ -258,14 +252,16 @@ def read_table(
 
 
 def _answer_places(names: tuple[str, ...], keyed: bool) -> tuple[int, int] | None:
-    """Return where the columns of :data:`FIRST` and :data:`LAST` begin; ``None`` if they are missing."""
+    """Return the positions at which the columns of :data:`FIRST_COLUMNS` and :data:`LAST_COLUMNS` begin;
+    ``None`` if they are missing.
+    """
     bases = [_base(name) for name in names]
     has_key = keyed or bases[-1:] == ["key"]
-    after = [name for name in LAST if has_key or name != "key"]
+    after = [name for name in LAST_COLUMNS if has_key or name != "key"]
     last = len(names) - len(after)
     if bases[max(last, 0) :] == after:
-        for first in range(last - len(FIRST), -1, -1):
-            if bases[first : first + len(FIRST)] == list(FIRST):
+        for first in range(last - len(FIRST_COLUMNS), -1, -1):
+            if bases[first : first + len(FIRST_COLUMNS)] == list(FIRST_COLUMNS):
                 return first, last
     return None
 
@@ -275,17 +271,12 @@ def _base(name: str) -> str:
 
 
 def _line(fields: Mapping[str, Any], first: int, last: int) -> Line:
-    """Return the line of a row.
-
-    Raises:
-        ValueError: its index or its sample is not a number.
-    """
     names = list(fields)
     own = {name: fields[name] for name in names[:first]}
-    answers = dict(zip(FIRST, map(fields.__getitem__, names[first:]), strict=False))
-    for name in names[first + len(FIRST) : last]:
-        base = name.removeprefix(PREFIX)
-        answers[base if base in own and base not in FIXED else name] = fields[name]
+    answers = dict(zip(FIRST_COLUMNS, map(fields.__getitem__, names[first:]), strict=False))
+    for name in names[first + len(FIRST_COLUMNS) : last]:
+        base = name.removeprefix(RESULT_PREFIX)
+        answers[base if base in own and base not in FIXED_COLUMNS else name] = fields[name]
     answers |= {_base(name): fields[name] for name in names[last:]}
     index = _number(answers, "index")
     del answers["index"]

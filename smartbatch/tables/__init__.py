@@ -1,1 +1,1 @@
-"""Tables: the prompts of their rows, and results given back as tables."""
+"""Creates prompts from table rows, and tables from results."""

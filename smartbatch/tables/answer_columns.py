@@ -1,4 +1,4 @@
-"""Results as columns, one row per request, and as the table that their prompts came from."""
+"""Results as columns, one row per request, and tables of prompts with results added."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _USAGE = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 
 def answer_columns(results: Sequence[Result[Any]]) -> Columns:
     """Return results as columns: text, fields of parsed objects, usage, cost, latency, route, attempts,
-    model, finish reason and error; vectors, tool calls, reasoning and log-probabilities if there are any.
+    model, finish reason and error; also vectors, tool calls, reasoning and log-probabilities, if there are
+    any.
 
-    A field of parsed objects with the name of another column is called ``parsed_…``; objects without fields
-    are in the column ``parsed``.
+    A field of parsed objects that has the name of another column is called ``parsed_…``. Objects without
+    fields are in the column ``parsed``.
     """
     columns: Columns = {}
     if has_samples(results):
@@ -58,7 +59,6 @@ def answer_columns(results: Sequence[Result[Any]]) -> Columns:
 
 
 def has_samples(results: Sequence[Result[Any]]) -> bool:
-    """Whether there are several answers per prompt."""
     return any(result.sample is not None for result in results)
 
 
@@ -79,7 +79,6 @@ def _is_unknown(usage: Usage) -> bool:
 
 
 def parsed_columns(values: Sequence[Any]) -> Columns:
-    """Return the fields of all parsed objects as columns."""
     names = dict.fromkeys(name for value in values if isinstance(value, dict) for name in value)
     columns: Columns = {
         column_name(name): [value.get(name) if isinstance(value, dict) else None for value in values]
@@ -92,7 +91,7 @@ def parsed_columns(values: Sequence[Any]) -> Columns:
 
 
 def renamed(columns: Columns, prefix: str, taken: Collection[str]) -> Columns:
-    """Return columns under unused names: the prefix is added to used names, several times if needed."""
+    """Return columns under unused names, made by adding the prefix as many times as needed."""
     made: Columns = {}
     for name, values in columns.items():
         free = name
@@ -103,7 +102,7 @@ def renamed(columns: Columns, prefix: str, taken: Collection[str]) -> Columns:
 
 
 def plain(value: Any) -> Any:
-    """Return a copy of a parsed object as JSON values: records as dictionaries, times and other types as
+    """Return a parsed object as JSON values. Records become dictionaries; times and other types become
     strings.
     """
     if value is None or (isinstance(value, str | int | float) and not isinstance(value, enum.Enum)):
@@ -128,10 +127,10 @@ def row_count(table: Any) -> int:
 
 
 def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
-    """Return a table, or a list of rows, of the same type with the answers as additional columns.
+    """Return a table or a list of rows, of the same type, with the answers as additional columns.
 
-    An answer with the name of an existing column is called ``result_…``. With several answers per prompt,
-    its row is repeated for each.
+    An answer with the name of an existing column is called ``result_…``. With several answers per prompt, the
+    prompt's row is repeated for each.
 
     Raises:
         ValueError: the table does not have one row per prompt, or its type is unknown.

@@ -1,7 +1,7 @@
-"""Columns of plain values, and their conversion from and to tables of pandas, Polars, Arrow and Datasets.
+"""Columns of plain values, and their conversion to and from tables of pandas, Polars, Arrow and Datasets.
 
-The libraries accept different types, so the shape of a column is determined here. A column whose values have
-no common shape becomes text.
+The libraries accept different types, so smartbatch determines the shape of each column. A column whose
+values have no common shape becomes text.
 """
 
 from __future__ import annotations
@@ -23,36 +23,35 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-Columns: TypeAlias = "dict[str, list[Any]]"
-"""The values of each column, by its name; all columns have the same length."""
+Columns: TypeAlias = "dict[str, list[Any]]"  # values by column name; all columns have the same length
 
-_SMALLEST, _ABOVE = -(2**63), 2**63
-"""Range of the whole numbers that a column can store."""
-_DEEPEST: Final = 30
-"""Maximum levels of lists and records in a column. Parquet readers reject a hundred; a list counts as two."""
+_MIN_INTEGER, _INTEGER_END = -(2**63), 2**63  # range of integers in a column
+_MAX_LEVELS: Final = 30
+"""Maximum levels of nested lists and records. Parquet readers reject a hundred levels; a list counts as two.
+"""
 _MAX_FIELDS: Final = 1000
-"""Maximum fields in the records of a column. With more, as when keys are data, the column becomes text."""
+"""Maximum fields of the records in a column. With more, keys are probably data, and the column becomes text.
+"""
 
 
 @frozen
 class Shape:
-    """What the values of a column have in common; ``None`` fits every shape."""
+    """The common type of the values in a column. ``None`` fits every shape."""
 
-    # none: no value was seen; mixed: the values have nothing in common
+    # none: no values; mixed: values without a common shape
     kind: Literal["none", "bool", "int", "float", "float32", "text", "list", "record", "mixed"]
-    inner: Shape | None = None  # of the items of lists
-    fields: tuple[tuple[str, Shape], ...] = ()  # of the values of records
+    inner: Shape | None = None  # shape of list items
+    fields: tuple[tuple[str, Shape], ...] = ()  # shapes of record fields
 
 
 NONE: Final = Shape("none")
 _MIXED: Final = Shape("mixed")
 VECTOR: Final = Shape("list", Shape("float32"))
-"""The shape of a vector."""
 _SCALARS: Final = {str: Shape("text"), bool: Shape("bool"), float: Shape("float")}
 _WHOLE: Final = Shape("int")
 
 
-def shape_of(values: Iterable[Any], levels: int = _DEEPEST) -> Shape:
+def shape_of(values: Iterable[Any], levels: int = _MAX_LEVELS) -> Shape:
     """Return the common shape of values.
 
     Args:
@@ -65,19 +64,18 @@ def shape_of(values: Iterable[Any], levels: int = _DEEPEST) -> Shape:
     return shape
 
 
-def shape_of_value(value: Any, levels: int = _DEEPEST) -> Shape:
-    """Return the shape of one plain value; ``levels`` as for :func:`shape_of`."""
+def shape_of_value(value: Any, levels: int = _MAX_LEVELS) -> Shape:
     if value is None:
         return NONE
     if isinstance(value, int) and not isinstance(value, bool):
-        return _WHOLE if _SMALLEST <= value < _ABOVE else _MIXED
+        return _WHOLE if _MIN_INTEGER <= value < _INTEGER_END else _MIXED
     if isinstance(value, array):
         return VECTOR
     if isinstance(value, list):
         return Shape("list", shape_of(value, levels - 1)) if levels else _MIXED
     if isinstance(value, dict):
         named = {str(name): inner for name, inner in value.items()}
-        # No file can store a record without fields, or a field whose name is not UTF-8.
+        # No file format can store a record without fields, or a field whose name is not UTF-8.
         if not (named and levels and all(name == column_name(name) for name in named)):
             return _MIXED
         fields = tuple((name, shape_of_value(inner, levels - 1)) for name, inner in named.items())
@@ -86,7 +84,7 @@ def shape_of_value(value: Any, levels: int = _DEEPEST) -> Shape:
 
 
 def column_name(name: str) -> str:
-    """Return the column name of a field: lone surrogates, which UTF-8 cannot contain, are escaped."""
+    """Return the column name of a field, with lone surrogates escaped because UTF-8 cannot represent them."""
     return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -111,9 +109,7 @@ def joined(one: Shape, other: Shape) -> Shape:
 
 
 def fitted(value: Any, shape: Shape) -> Any:
-    """Return a value as its column stores it: whole numbers in a float column as floats, mixed values as
-    text.
-    """
+    """Convert a value for its column: integers in a float column become floats, mixed values become text."""
     if value is None or shape.kind in ("bool", "int", "float32"):
         return value
     if shape.kind == "list" and shape.inner is not None:
@@ -128,7 +124,7 @@ def fitted(value: Any, shape: Shape) -> Any:
 
 @contextmanager
 def _extra(name: str) -> Iterator[None]:
-    """Turn an ImportError in the block into a ConfigError that names the extra to install."""
+    """Replace an ImportError in the block by a ConfigError that names the extra to install."""
     try:
         yield
     except ImportError as missing:
@@ -138,10 +134,10 @@ def _extra(name: str) -> Iterator[None]:
 
 
 def to_pandas(columns: Columns, index: Any = None) -> pandas.DataFrame:
-    """Return a pandas frame; nested and mixed values are Python objects.
+    """Return a pandas DataFrame, in which nested and mixed values are Python objects.
 
     Args:
-        index: the index of its rows; ``None`` for row numbers.
+        index: index of the rows; ``None`` for row numbers.
     """
     with _extra("pandas"):
         import pandas
@@ -183,7 +179,7 @@ def to_arrow(columns: Columns, shapes: Mapping[str, Shape] | None = None) -> pya
     """Return an Arrow table.
 
     Args:
-        shapes: the shapes of whole columns, if ``columns`` has only a part of their rows.
+        shapes: shapes of the whole columns, if ``columns`` contains only some of the rows.
     """
     with _extra("arrow"):
         import pyarrow
@@ -209,23 +205,14 @@ def arrow_type(shape: Shape) -> Any:
 
 @frozen
 class TableKind:
-    """How the tables of a library are read and extended.
-
-    Attributes:
-        module: name of the module with its classes.
-        classes: names of its table classes.
-        names: returns the names of a table's columns, in order.
-        values: returns the values of the column at a position, as Python values; missing ones are ``None``.
-        extended: returns a table with additional columns.
-        taken: returns the rows of a table at some positions, which may repeat.
-    """
+    """How the tables of a library are read and extended."""
 
     module: str
     classes: tuple[str, ...]
-    names: Callable[[Any], Sequence[Any]]
-    values: Callable[[Any, int], list[Any]]
-    extended: Callable[[Any, Columns], Any]
-    taken: Callable[[Any, list[int]], Any]
+    names: Callable[[Any], Sequence[Any]]  # returns the column names in order
+    values: Callable[[Any, int], list[Any]]  # returns the column at a position; missing values are None
+    extended: Callable[[Any, Columns], Any]  # returns the table with additional columns
+    taken: Callable[[Any, list[int]], Any]  # returns the rows at some positions, which may repeat
 
     def has(self, given: object) -> bool:
         return _is_one(given, self.module, self.classes)
@@ -309,7 +296,6 @@ _KINDS: Final = (
 
 
 def kind_of_table(given: object) -> TableKind | None:
-    """Return how a value is read as a table; ``None`` if it is not a known table."""
     return next((kind for kind in _KINDS if kind.has(given)), None)
 
 
@@ -319,18 +305,18 @@ def is_row_stream(given: object) -> bool:
 
 
 def is_arrow_column(given: object) -> bool:
-    """Whether a value is an Arrow column, whose items are not Python values."""
+    """Whether a value is an Arrow column. Its items are not Python values."""
     return _is_one(given, "pyarrow", ("Array", "ChunkedArray"))
 
 
 def index_of(table: Any) -> Any:
-    """Return the index of a pandas frame; ``None`` for other tables."""
+    """Return the index of a pandas DataFrame; ``None`` for other tables."""
     return table.index if _is_one(table, "pandas", ("DataFrame",)) else None
 
 
 def table_of(given: Any) -> Any:
-    """Return the table of prompts: a table, a column as a table, or a list of rows; ``None`` for anything
-    else.
+    """Return the table of prompts: a table, a column converted to a table, or a list of rows; ``None`` for
+    other values.
     """
     if kind_of_table(given) is not None:
         return given

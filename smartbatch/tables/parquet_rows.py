@@ -1,7 +1,7 @@
-"""Reader of rows from Parquet, in bounded memory.
+"""Reads rows from Parquet files in bounded memory.
 
-A page of a few hundred bytes may unpack to a gigabyte, and ``pyarrow`` allocates memory for the size in the
-page's header. So the headers are read and checked first.
+A page of a few hundred bytes may unpack to a gigabyte, and ``pyarrow`` allocates the size given in the page's
+header. All headers are therefore checked before pages are read.
 """
 
 from __future__ import annotations
@@ -17,20 +17,17 @@ from smartbatch.tables import row_formats
 from smartbatch.tables.answer_columns import plain
 from smartbatch.tables.row_formats import BadRow, ParsedRow, header_error, missing
 
-_BLOCK: Final = 1 << 20
-"""Bytes of a column read at a time."""
-_ROWS: Final = 1000
-"""Maximum number of rows in memory."""
-_HELD_BYTES: Final = 16 * 2**20
-"""Maximum bytes of the rows in memory, unless a single row is longer."""
-_FREE_ROWS: Final = 10_000_000
-"""Rows that a file of any size may have."""
-_ROWS_PER_BYTE: Final = 8
-"""Additional rows per byte of the file."""
+_READ_BYTES: Final = 1 << 20  # bytes of a column per read
+_MAX_HELD_ROWS: Final = 1000  # rows in memory
+_MAX_HELD_BYTES: Final = 16 * 2**20  # bytes of the rows in memory, unless a single row is longer
+_FREE_ROWS: Final = 10_000_000  # rows allowed in a file of any size
+_ROWS_PER_BYTE: Final = 8  # additional rows allowed per byte of the file
 
 
 def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
-    """Yield the rows of a Parquet file, numbered from 1; the rest of a damaged file is left out."""
+    """Yield the rows of a Parquet file, numbered from 1. In a damaged file, an error replaces the remaining
+    rows.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -39,7 +36,7 @@ def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
     number = 0
     try:
         # Columns are read in blocks, because a file may consist of one group of a million rows.
-        source = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BLOCK)
+        source = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_READ_BYTES)
         names: list[str] = source.schema_arrow.names
         if message := header_error(names):
             yield BadRow(1, message)
@@ -48,7 +45,11 @@ def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
         for group, chunks in enumerate(column_chunks(file)):
             kept, size = _plan(pyarrow.types, file, source, chunks, group)
             reader = pyarrow.parquet.ParquetFile(
-                file, metadata=source.metadata, pre_buffer=False, buffer_size=_BLOCK, read_dictionary=kept
+                file,
+                metadata=source.metadata,
+                pre_buffer=False,
+                buffer_size=_READ_BYTES,
+                read_dictionary=kept,
             )
             for batch in reader.iter_batches(size, row_groups=[group], use_threads=False):
                 columns = [_column(pyarrow.types, column) for column in batch.columns]
@@ -76,11 +77,11 @@ def _plan(
 ) -> tuple[list[str], int]:
     """Return the columns of a group to read as dictionaries, and the number of rows that fit into memory.
 
-    In a dictionary, a repeated text is stored once. But the reader keeps every text of such a column, so a
-    column with texts outside the file's dictionary would grow with its rows.
+    A dictionary stores a repeated text once. But the reader keeps every text of such a column, so a column
+    with texts outside the file's dictionary would grow with its rows.
 
     Raises:
-        TooLarge, ValueError: like :func:`column_sizes`.
+        TooLarge, ValueError: see :func:`column_sizes`.
     """
     texts = {each.name for each in source.schema_arrow if _is_text(kinds, each.type)}
     rows = max(1, source.metadata.row_group(group).num_rows)
@@ -94,7 +95,7 @@ def _plan(
             longest += sizes.value
         else:
             longest += max(sizes.value, sizes.dictionary_value) * max(1, sizes.values / rows)
-    return kept, max(1, min(_ROWS, int(_HELD_BYTES / longest)))
+    return kept, max(1, min(_MAX_HELD_ROWS, int(_MAX_HELD_BYTES / longest)))
 
 
 def _is_text(kinds: Any, kind: Any) -> bool:
@@ -103,7 +104,7 @@ def _is_text(kinds: Any, kind: Any) -> bool:
 
 
 def _row(number: int, fields: dict[str, Any]) -> ParsedRow:
-    # Counting characters is fast, and each has at least one byte.
+    # Each character has at least one byte, and counting characters is fast.
     size = sum(len(value) for value in fields.values() if isinstance(value, str))
     if size > row_formats.MAX_ROW_BYTES:
         return BadRow(number, f"the row is longer than {row_formats.MAX_ROW_BYTES >> 20} MiB")
@@ -131,7 +132,7 @@ def _is_string(kinds: Any, kind: Any) -> bool:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value that JSON can represent: NaN as null, bytes as text or Base64, times as text."""
+    """Convert a value for JSON: NaN becomes null, bytes become text or Base64, and times become text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes):
@@ -149,55 +150,45 @@ def _as_json(value: Any) -> Any:
 MAX_PAGE_BYTES: Final = 256 * 2**20
 """Maximum bytes of an unpacked page. Writers start a new page after 1 MB, but not before 1,024 rows."""
 _MAX_HEADER_BYTES: Final = 16 * 2**20
-_FREE_VALUES: Final = 10_000_000
-"""Values that a column of any size may have."""
+_FREE_VALUES: Final = 10_000_000  # values allowed in a column of any size
+# additional values allowed per byte of the column: a value takes at least one bit
 _VALUES_PER_BYTE: Final = 8
-"""Additional values per byte of the column: each takes at least one bit."""
 
 _DICTIONARY_PAGE: Final = 2
+# fields of a page header: its type and sizes, and the headers of the page types, which begin with the
+# number of values
 _TYPE, _UNPACKED, _PACKED = 1, 2, 3
 _DATA, _DICTIONARY, _NEWER_DATA = 5, 7, 8
-"""Fields of a page header in Thrift: its type, its two sizes, and the header of its kind, whose first field
-is the number of values."""
 _ENCODING: Final = {_DATA: 2, _NEWER_DATA: 4}
-_IN_DICTIONARY: Final = (2, 8)
-"""Encodings of pages that contain dictionary positions instead of values."""
+_IN_DICTIONARY: Final = (2, 8)  # encodings of pages that contain dictionary positions instead of values
+# fields on the path from the footer to a column, and the type of texts
 _GROUPS, _COLUMNS, _COLUMN, _BYTES = 4, 1, 3, 6
-"""Fields on the path from the footer to a column, and the type of texts."""
+# fields of a column
 _KIND, _VALUES, _COLUMN_UNPACKED, _COLUMN_PACKED, _FIRST_PAGE, _DICTIONARY_PLACE = 1, 5, 6, 7, 9, 11
-"""Fields of a column."""
 _BOOLEANS: Final = (1, 2)
-_BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 3, 7, 8, 9, 10, 12
-"""Types of Thrift's compact protocol."""
+_BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 3, 7, 8, 9, 10, 12  # types of Thrift's compact protocol
 _MAX_LEVELS: Final = 16
-_DAMAGED: Final = "the header of a page is damaged"
+_DAMAGED_HEADER: Final = "the header of a page is damaged"
 
 
 class TooLarge(ValueError):
-    """A column or page is larger than this process may hold; the error says so."""
+    """A column or page exceeds the memory limits of this process."""
 
 
 @define
 class ColumnSizes:
-    """The largest sizes in a column of a row group, in bytes of memory.
+    """The largest sizes in a column of a row group."""
 
-    Attributes:
-        values: number of values.
-        value: mean size of a value, on the page with the largest values.
-        dictionary_value: maximum size of a value in the dictionary; 0 if there is no dictionary.
-        in_dictionary: no page has values outside the dictionary.
-    """
-
-    values: int = 0
-    value: float = 0.0
-    dictionary_value: float = 0.0
-    in_dictionary: bool = True
+    values: int = 0  # number of values
+    value: float = 0.0  # mean bytes per value on the page with the largest values
+    dictionary_value: float = 0.0  # bytes of the largest value in the dictionary; 0 without a dictionary
+    in_dictionary: bool = True  # no page has values outside the dictionary
 
 
 def column_chunks(file: IO[bytes]) -> list[list[dict[int, Any]]]:
     """Return the metadata of each column of each row group, by the Thrift numbers of its fields.
 
-    ``pyarrow`` can read it too, but crashes the process on a damaged column.
+    ``pyarrow`` can read the metadata too, but crashes the process if a column is damaged.
 
     Raises:
         ValueError: the footer is damaged.
@@ -217,10 +208,10 @@ def column_sizes(file: IO[bytes], column: dict[int, Any]) -> ColumnSizes:
     """Return the sizes in a column of a row group.
 
     Args:
-        column: one of :func:`column_chunks`.
+        column: from :func:`column_chunks`.
 
     Raises:
-        TooLarge: a page is too large, or the column has far more values than it could store.
+        TooLarge: a page is too large, or the column claims far more values than it could store.
         ValueError: a header is damaged.
     """
     sizes = ColumnSizes(_number(column, _VALUES))
@@ -236,7 +227,7 @@ def column_sizes(file: IO[bytes], column: dict[int, Any]) -> ColumnSizes:
             continue
         values = _number(header[kind], 1)
         if header.get(_TYPE) == _DICTIONARY_PAGE:
-            # One text may take up the whole page; values of other types have equal sizes.
+            # A single text may fill the whole page. Values of other types have equal sizes.
             largest = unpacked if column.get(_KIND) == _BYTES else unpacked / max(1, values)
             sizes.dictionary_value = max(sizes.dictionary_value, largest)
         elif values:
@@ -248,7 +239,7 @@ def column_sizes(file: IO[bytes], column: dict[int, Any]) -> ColumnSizes:
 def _number(fields: Any, field: int) -> int:
     found = fields.get(field) if isinstance(fields, dict) else None
     if not isinstance(found, int) or found < 0:
-        raise ValueError(_DAMAGED)
+        raise ValueError(_DAMAGED_HEADER)
     return found
 
 
@@ -269,21 +260,21 @@ def _page_headers(file: IO[bytes], column: dict[int, Any]) -> Iterator[dict[int,
                 break
             except IndexError:
                 if size >= _MAX_HEADER_BYTES or len(compact.data) < size:
-                    raise ValueError(_DAMAGED) from None
+                    raise ValueError(_DAMAGED_HEADER) from None
                 size <<= 4
         yield header
         place += compact.place + _number(header, _PACKED)
 
 
 class _Compact:
-    """Reads whole numbers, structs and lists of Thrift's compact protocol; other values become ``None``."""
+    """Reads integers, structs and lists of Thrift's compact protocol. Other values become ``None``."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.place = 0
 
     def struct(self, levels: int) -> dict[int, Any]:
-        """Return the values of a struct, by the numbers of their fields.
+        """Return the values of a struct by field number.
 
         Raises:
             IndexError: the data ends within the struct.
@@ -313,9 +304,9 @@ class _Compact:
             head = self._byte()
             size = head >> 4 if head >> 4 < 15 else self._unsigned()
             return [self._value(head & 15, levels - 1, in_struct=False) for _ in range(size)]
-        if kind in (4, 5, 6):  # whole numbers of 16, 32 and 64 bits
+        if kind in (4, 5, 6):  # integers of 16, 32 and 64 bits
             return self._signed()
-        raise ValueError(_DAMAGED)
+        raise ValueError(_DAMAGED_HEADER)
 
     def _byte(self) -> int:
         self.place += 1
@@ -330,7 +321,7 @@ class _Compact:
                 return number
             shift += 7
             if shift > 63:
-                raise ValueError(_DAMAGED)
+                raise ValueError(_DAMAGED_HEADER)
 
     def _signed(self) -> int:
         number = self._unsigned()

@@ -1,7 +1,7 @@
-"""Results as files: JSON lines, CSV or Parquet.
+"""Writes results as JSON lines, CSV or Parquet.
 
-A table has the fields of the input first, under their own names, then the answers. An answer whose name the
-input already has is called ``result_…``. Lines are read twice, once to find the columns, in constant memory.
+A table has the fields of the input under their own names, followed by the answers. An answer with the name of
+an input field is called ``result_…``. Lines are read twice, first to find the columns, in constant memory.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ from smartbatch.tables.row_prompts import text_of
 from smartbatch.types import Result, Usage
 
 Line: TypeAlias = "dict[str, Any]"
-"""A decoded line of results. If it was read from a table, it has ``answers`` in place of their fields."""
+"""A line of results. If it was read from a table, ``answers`` contains the answer columns."""
 
 _TEXT, _WHOLE, _NUMBER = Shape("text"), Shape("int"), Shape("float")
-FIRST: Final = {"id": NONE, "model": _TEXT, "text": _TEXT}
-"""The first columns of the answers; the fields of parsed objects, if any, come next. The shape of ``id``
-depends on the ids."""
-LAST: Final = {
+FIRST_COLUMNS: Final = {"id": NONE, "model": _TEXT, "text": _TEXT}
+"""First answer columns. The fields of parsed objects follow. The shape of ``id`` depends on the ids."""
+LAST_COLUMNS: Final = {
     "finish_reason": _TEXT,
     "input_tokens": _WHOLE,
     "output_tokens": _WHOLE,
@@ -60,26 +59,25 @@ LAST: Final = {
     "index": _WHOLE,
     "key": _TEXT,
 }
-FIXED: Final = frozenset(FIRST) | frozenset(LAST)
-PREFIX: Final = "result_"
+FIXED_COLUMNS: Final = frozenset(FIRST_COLUMNS) | frozenset(LAST_COLUMNS)
+RESULT_PREFIX: Final = "result_"
 _PLACE: Final = ("row", "sample")
 _MORE: Final = (*_PLACE, "embedding", *PART_FORMS, "context")
 _TOKENS: Final = tuple(name for name in fields_dict(Usage) if name not in ("estimated", "unknown"))
 _tokens_of: Final = attrgetter(*_TOKENS)
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
 CsvFormulas: TypeAlias = Literal["escape", "keep"]
-"""What to do with CSV cells that begin like a formula: put a quote before them, or nothing."""
+"""Whether CSV cells that begin like a formula get a leading quote."""
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER_CELL: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_GROUP: Final = 10_000
-"""Rows per group of a Parquet file, which are in memory while it is written."""
+_GROUP_ROWS: Final = 10_000  # rows per group of a Parquet file, which are in memory while it is written
 
 
 # -- lines ---------------------------------------------------------------------------------------------------
 
 
 class StoredPages(Protocol):
-    """The parts of a job that are needed to read its results."""
+    """The methods of a job that are needed to read its results."""
 
     model: str
 
@@ -98,8 +96,8 @@ def stored_lines(job: StoredPages) -> Iterator[bytes]:
 
 
 def encode_result(index: int, result: Result, model: str) -> bytes:
-    """Return the line of a job's result; ``index`` is the position of its request in the job, from 0. With
-    several answers per prompt, the line also has the prompt's ``row`` and the ``sample`` number.
+    """Return the line of a job's result; ``index`` is the zero-based position of its request. With several
+    answers per prompt, the line also has the prompt's ``row`` and the ``sample`` number.
     """
     place = {name: value for name in _PLACE if (value := getattr(result, name)) is not None}
     line: dict[str, Any] = {
@@ -144,25 +142,24 @@ def _usage_fields(usage: Usage) -> dict[str, Any]:
 
 
 def to_line(line: dict[str, Any]) -> bytes:
-    """Return a line in ASCII."""
     try:
         return _encode(line).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError):
-        # Only a provider's own values may be something JSON cannot express; the line has the text anyway.
+        # Only a provider's own values may be unknown to JSON, and the line has their text anyway.
         for name in ("parsed", "extra"):
             line.pop(name, None)
         return _encode(line).encode("ascii") + b"\n"
 
 
 def write_stored(format: str, job: StoredPages, target: IO[bytes], *, formulas: CsvFormulas = "keep") -> None:
-    """Write the stored results of a job as a table; their lines are kept in a temporary file until then.
+    """Write the stored results of a job as a table, using a temporary file for their lines.
 
     Args:
         format: ``csv`` or ``parquet``.
-        formulas: as for :func:`write_table`.
+        formulas: see :func:`write_table`.
 
     Raises:
-        OSError, UnwritableTable: like :func:`write_table`.
+        OSError, UnwritableTable: see :func:`write_table`.
     """
     with tempfile.TemporaryFile(prefix="smartbatch-") as kept:
         kept.writelines(stored_lines(job))
@@ -178,13 +175,11 @@ def write_stored(format: str, job: StoredPages, target: IO[bytes], *, formulas: 
 
 
 class UnwritableTable(SmartbatchError):
-    """Lines cannot be written as a table; the error says why."""
+    """The format cannot represent the values of the lines."""
 
 
 @define
 class _Columns:
-    """The columns of lines with their shapes: those of the input, and those of the answers."""
-
     input: dict[str, Shape] = field(factory=dict)
     parsed: dict[str, Shape] = field(factory=dict)
     ids: Shape = NONE
@@ -200,20 +195,23 @@ class _Columns:
             found.ids = joined(found.ids, shape_of_value(answers.get("id")))
             found.keyed = found.keyed or "key" in line
             _join(found.input, _input_of(line))
-            _join(found.parsed, {name: answers[name] for name in answers if name not in FIXED})
+            _join(found.parsed, {name: answers[name] for name in answers if name not in FIXED_COLUMNS})
         return found
 
     def shapes(self) -> dict[str, Shape]:
-        """Return the shapes of the answers' columns, in order."""
-        last = LAST if self.keyed else {name: shape for name, shape in LAST.items() if name != "key"}
-        return {**FIRST, "id": self.ids, **self.parsed, **last}
+        last = (
+            LAST_COLUMNS
+            if self.keyed
+            else {name: shape for name, shape in LAST_COLUMNS.items() if name != "key"}
+        )
+        return {**FIRST_COLUMNS, "id": self.ids, **self.parsed, **last}
 
 
 def _vector(numbers: list[Any], *, certain: bool) -> Any:
-    """Return a list as the 32-bit vector that it was before it was written as JSON.
+    """Convert a list back to the 32-bit vector that it was before it was written as JSON.
 
     Args:
-        certain: whether it was a vector; if false, it counts as one only if its numbers fit 32 bits.
+        certain: whether it was a vector. If false, it is converted only if its numbers fit into 32 bits.
     """
     if certain:
         return array("f")
@@ -233,7 +231,6 @@ def _input_of(line: Line) -> dict[str, Any]:
 
 
 def answers_of(line: Line) -> dict[str, Any]:
-    """Return the columns of a line's answer under their own names."""
     error = line["error"] or {}
     own = {"error_kind": error.get("kind"), "error": error.get("message"), "index": line["index"]}
     if "key" in line:
@@ -246,7 +243,7 @@ def answers_of(line: Line) -> dict[str, Any]:
     answers["dropped"] = text_of(line["dropped"]) if line["dropped"] else None
     more: Columns = {name: [line[name]] for name in _MORE if name in line}
     more |= renamed(parsed_columns([line.get("parsed")]), "parsed_", _PLACE)
-    answers |= {name: values[0] for name, values in renamed(more, "parsed_", FIXED).items()}
+    answers |= {name: values[0] for name, values in renamed(more, "parsed_", FIXED_COLUMNS).items()}
     return answers | own
 
 
@@ -262,7 +259,7 @@ def write_table(
     Args:
         format: ``csv`` or ``parquet``.
         lines: yields all lines; called twice.
-        formulas: whether CSV cells that a spreadsheet would read as formulas are escaped.
+        formulas: whether to escape CSV cells that a spreadsheet would read as formulas.
 
     Raises:
         OSError: the disk is full.
@@ -270,7 +267,7 @@ def write_table(
     """
     columns = _Columns.of(lines())
     shapes = columns.shapes()
-    names = list(renamed({name: [] for name in shapes}, PREFIX, columns.input))
+    names = list(renamed({name: [] for name in shapes}, RESULT_PREFIX, columns.input))
     whole = {**columns.input, **dict(zip(names, shapes.values(), strict=True))}
 
     def cells(line: Line) -> list[Any]:
@@ -285,7 +282,7 @@ def write_table(
 
 
 def _escaped(cell: str) -> str:
-    """Return a cell that no spreadsheet reads as a formula; numbers are unchanged."""
+    """Return a cell that no spreadsheet reads as a formula. Numbers stay unchanged."""
     if not cell.startswith(_FORMULA_STARTS) or _NUMBER_CELL.fullmatch(cell) is not None:
         return cell
     return f"'{cell}"
@@ -294,7 +291,7 @@ def _escaped(cell: str) -> str:
 def _write_csv(
     names: Sequence[str], rows: Iterable[list[Any]], target: IO[bytes], shown: Callable[[str], str]
 ) -> None:
-    # A JSON input may have lone surrogates, which UTF-8 cannot represent.
+    # A JSON input may contain lone surrogates, which UTF-8 cannot represent.
     text = io.TextIOWrapper(target, encoding="utf-8", errors="replace", newline="", write_through=True)
     try:
         plain = csv.writer(text, lineterminator="\n")
@@ -314,7 +311,7 @@ def _write_parquet(shapes: Mapping[str, Shape], rows: Iterator[list[Any]], targe
     vectors = [at for at, shape in enumerate(shapes.values()) if shape == VECTOR]
 
     def packed(row: list[Any]) -> list[Any]:
-        """Store vectors with 4 bytes per number instead of 32, because many rows are in memory."""
+        """Pack vectors into 4 bytes per number instead of 32, because many rows are in memory."""
         for at in vectors:
             row[at] = None if row[at] is None else array("f", row[at])
         return row
@@ -322,7 +319,7 @@ def _write_parquet(shapes: Mapping[str, Shape], rows: Iterator[list[Any]], targe
     try:
         schema = pyarrow.schema([(name, arrow_type(shape)) for name, shape in shapes.items()])
         with pyarrow.parquet.ParquetWriter(target, schema) as writer:
-            while group := list(map(packed, itertools.islice(rows, _GROUP))):
+            while group := list(map(packed, itertools.islice(rows, _GROUP_ROWS))):
                 columns = {name: [row[at] for row in group] for at, name in enumerate(shapes)}
                 writer.write_table(to_arrow(columns, shapes))
     except (pyarrow.ArrowException, UnicodeEncodeError) as error:

@@ -1,8 +1,8 @@
-"""Readers of rows from text, JSON and CSV, in constant memory.
+"""Reads rows from text, JSON and CSV in constant memory.
 
-Text and JSON lines are cut in bytes, on the newline alone, so U+2028 and other exotic line ends inside a text
-never split a row. A row that cannot be read becomes a :class:`BadRow`, not an exception, so that one pass can
-report many.
+Text and JSON lines are split at newline bytes only, so U+2028 and other line separators inside a text never
+split a row. A row that cannot be read becomes a :class:`BadRow` instead of an exception, so that one pass can
+report many of them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from attrs import frozen
 from smartbatch.errors import InputError
 
 MAX_ROW_BYTES: Final = 64 * 2**20
-"""Maximum bytes of a row: more than any request body the providers accept, and small enough for memory."""
+"""Maximum bytes of a row. This is more than any provider accepts in a request, and small enough for memory.
+"""
 
 
 @frozen
 class BadRow:
-    """An unusable row: its one-based line and the problem, without the row's content."""
+    """An unusable row, with its one-based line and the problem, but without its content."""
 
     line: int
     message: str
 
 
-ParsedRow: TypeAlias = "tuple[int, dict[str, Any]] | BadRow"
-"""What a reader yields: a line number and its fields, or the error in that line."""
+ParsedRow: TypeAlias = "tuple[int, dict[str, Any]] | BadRow"  # one-based line number and fields, or the error
 
 Reader: TypeAlias = "Callable[[IO[bytes]], Iterator[ParsedRow]]"
 
@@ -50,7 +50,7 @@ def header_error(header: Sequence[str]) -> str | None:
 
 
 def is_clean(text: str) -> bool:
-    """Whether a string was valid UTF-8: invalid bytes became lone surrogates."""
+    """Whether a string was decoded from valid UTF-8. Invalid bytes were decoded to lone surrogates."""
     if text.isascii():
         return True
     try:
@@ -74,17 +74,16 @@ except ImportError:  # the extra "fast" is not installed
     _fast = None
 
 MAX_DEPTH: Final = 200
-"""Maximum nesting of a JSON row; the parser's own limit, about 1,000, depends on the caller's stack."""
+"""Maximum nesting of a JSON row. The parser's own limit, about 1,000, depends on the caller's stack."""
 
 _FLAT: Final = frozenset({str, int, bool, type(None)})
 _BOM: Final = b"\xef\xbb\xbf"
 _SPACE: Final = re.compile("[ \t\r\n]*")
-_BLOCK: Final = 1 << 20
-"""Characters of a JSON array read at a time."""
+_READ_CHARACTERS: Final = 1 << 20  # characters of a JSON array per read
 
 
 def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """Yield line numbers and lines without line ends; ``None`` for a line that is too long."""
+    """Yield line numbers and lines without line ends; ``None`` stands for a line that is too long."""
     number = 0
     while line := file.readline(MAX_ROW_BYTES + 1):
         number += 1
@@ -103,8 +102,8 @@ def line_rows(
     quick: Callable[[bytes], dict[str, Any] | None],
     file: IO[bytes],
 ) -> Iterator[ParsedRow]:
-    """Yield the row of each line: from ``quick`` if it returns one, else from ``parse`` and the line's text;
-    ``None`` is a blank line.
+    """Yield the row of each line, parsed by ``quick`` or, if that returns ``None``, by ``parse``. Blank lines
+    are skipped.
     """
     for number, line in lines(file):
         if line is None:
@@ -124,10 +123,11 @@ def line_rows(
 
 
 def flat_row(line: bytes) -> dict[str, Any] | None:
-    """Return an object of strings and small whole numbers, as most rows are; ``None`` for any other line.
+    """Parse an object that contains only strings and small integers, as most rows do; return ``None`` for any
+    other line.
 
-    For these, ``orjson`` and the standard library agree; ``orjson`` rejects invalid UTF-8, and reads whole
-    numbers beyond 64 bits as floats.
+    For such objects, ``orjson`` and the standard library agree. In general, ``orjson`` rejects invalid UTF-8
+    and reads integers beyond 64 bits as floats.
     """
     try:
         value = None if _fast is None else _fast(line)
@@ -200,7 +200,7 @@ def json_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
 
 
 class _JsonText:
-    """The text of a JSON array; only one value and the block after it are kept in memory."""
+    """The text of a JSON array. Only one value and the following block are kept in memory."""
 
     def __init__(self, file: io.TextIOWrapper) -> None:
         self._file = file
@@ -215,7 +215,7 @@ class _JsonText:
             self._advance(self._place if space is None else space.end())
             if self._place < len(self._held):
                 return self._held[self._place]
-            if not self._read(_BLOCK):
+            if not self._read(_READ_CHARACTERS):
                 return ""
 
     def skip(self) -> None:
@@ -225,17 +225,17 @@ class _JsonText:
         """Return the next value and its text.
 
         Raises:
-            ValueError: it is not valid JSON, or too long.
+            ValueError: it is not valid JSON, or it is too long.
             RecursionError: it is nested too deeply.
         """
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._held, self._place)
-            except json.JSONDecodeError:  # the block may just end inside the value
+            except json.JSONDecodeError:  # the block may end inside the value
                 held = len(self._held) - self._place
                 if held > MAX_ROW_BYTES:
                     raise ValueError(f"the row is longer than {MAX_ROW_BYTES >> 20} MiB") from None
-                if not self._read(max(held, _BLOCK)):
+                if not self._read(max(held, _READ_CHARACTERS)):
                     raise
             else:
                 text = self._held[self._place : end]
@@ -253,7 +253,7 @@ class _JsonText:
 
 
 def _array_rows(text: _JsonText) -> Iterator[ParsedRow]:
-    """Yield the objects of an array; invalid JSON ends it."""
+    """Yield the objects of an array, up to the first invalid JSON."""
     if text.next() != "[":
         yield BadRow(text.line, "not a JSON array of objects; for one object per line, use --format jsonl")
         return
@@ -276,13 +276,13 @@ def _array_rows(text: _JsonText) -> Iterator[ParsedRow]:
         yield _object_row(line, value, written)
         after = text.next()
         if after not in (",", "]"):
-            yield BadRow(text.line, "not valid JSON: no comma after a row, and no end of the array")
+            yield BadRow(text.line, "not valid JSON: a comma or the end of the array is missing after a row")
             return
         if between := after == ",":
             text.skip()
     text.skip()
     if text.next():
-        yield BadRow(text.line, "not valid JSON: there is more after the end of the array")
+        yield BadRow(text.line, "not valid JSON: there is text after the end of the array")
 
 
 def _object_row(line: int, value: Any, written: str) -> ParsedRow:
@@ -296,25 +296,24 @@ def _object_row(line: int, value: Any, written: str) -> ParsedRow:
     return line, value
 
 
+# detected delimiters by their names in ``--delimiter``
 DELIMITERS: Final = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-"""The delimiters that are detected, by their names in ``--delimiter``."""
 
 _SAMPLE_LINES: Final = 50
-_SAMPLE_CHARACTERS: Final = 1 << 18
-"""Size of the sample from which a file's delimiter is detected."""
+_SAMPLE_CHARACTERS: Final = 1 << 18  # characters from which the delimiter is detected
 _SEPARATOR_LINE: Final = "sep="
-"""Beginning of the first line of some spreadsheets, which names the delimiter and is not a row."""
+"""First line of some spreadsheets, which names the delimiter and is not a row."""
 
 
 def csv_rows(file: IO[bytes], *, delimiter: str | None = None, usual: str = ",") -> Iterator[ParsedRow]:
     """Yield the rows of a CSV file.
 
     Args:
-        delimiter: one character; detected from the first lines if ``None``.
+        delimiter: one character; ``None`` to detect it from the first lines.
         usual: the delimiter if the first lines are ambiguous.
     """
-    # Invalid bytes decode to lone surrogates, which valid UTF-8 never contains, so the affected rows are
-    # found and the rest of the file can be read.
+    # Invalid bytes are decoded to lone surrogates, which valid UTF-8 never contains. The affected rows are
+    # found that way, and the rest of the file can be read.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     before = csv.field_size_limit(MAX_ROW_BYTES)
     try:
@@ -382,9 +381,10 @@ def _sample(lines: Iterator[str]) -> list[str]:
 
 
 def _detected(sample: Sequence[str], usual: str) -> str:
-    """Return the delimiter that splits the first lines into the most columns. One that gives all rows the
-    same number of cells comes first, then one that does so for at least half of them. The usual one is
-    returned for ties and if none fits.
+    """Return the delimiter that splits the first lines into the most columns.
+
+    A delimiter that gives all rows the same number of cells is preferred, then one that does so for at least
+    half of them. ``usual`` is returned for ties and if none fits.
     """
     candidates = [usual, *(each for each in DELIMITERS.values() if each != usual)]
     fits = {each: _fit(sample, each) for each in candidates}
@@ -392,12 +392,12 @@ def _detected(sample: Sequence[str], usual: str) -> str:
 
 
 def _fit(sample: Sequence[str], delimiter: str) -> tuple[bool, int]:
-    """Return whether all rows have as many cells as the header, and that number; 0 if there is one column, or
-    fewer than half of the rows match.
+    """Return whether all rows have as many cells as the header, and that number. The number is 0 if there is
+    only one column, or if fewer than half of the rows match.
     """
     records = csv.reader(iter(sample), strict=True, delimiter=delimiter)
     sizes: list[int] = []
-    with suppress(csv.Error):  # the sample may just end inside quotes
+    with suppress(csv.Error):  # the sample may end inside quotes
         sizes.extend(len(cells) for cells in records if cells)
     if not sizes or sizes[0] == 1:
         return False, 0

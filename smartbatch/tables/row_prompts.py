@@ -1,4 +1,4 @@
-"""Prompts from the rows of a table: text made with a template, or the text or chat in a column."""
+"""Creates prompts from table rows, by filling in a template or by reading a column."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from attrs import frozen
 from smartbatch.errors import SmartbatchError
 from smartbatch.types import OnMissing
 
-_MAX_NAMES = 12
-"""Field names listed in an error."""
-_HINT = "write {field} or {field:.2f} for a field, {{ and }} for braces"
-_MAX_WIDTH: Final = 1000
-"""Maximum width and maximum number of digits in a format."""
+_MAX_LISTED_NAMES = 12  # field names in one error
+_TEMPLATE_HINT = "write {field} or {field:.2f} for a field, {{ and }} for braces"
+_MAX_WIDTH: Final = 1000  # of a format: width, and number of digits
 _SPEC: Final = re.compile(
     r"(?:(?P<fill>.)?(?P<align>[<>=^]))?(?P<sign>[-+ ])?(?P<flags>z?#?0?)(?P<width>\d+)?(?P<group>[_,])?"
     r"(?:\.(?P<digits>\d+))?(?P<type>[bcdeEfFgGnosxX%])?"
@@ -27,41 +25,42 @@ _NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?")
 _DECIMAL_COMMA: Final = re.compile(r"[-+]?[\d.]*,\d+")
 _WHOLE_TYPES: Final = frozenset("bcdoxX")
 
-Part: TypeAlias = "tuple[str, str | None, str]"
-"""Literal text, the field that follows it, and the field's format."""
+Part: TypeAlias = "tuple[str, str | None, str]"  # literal text, the following field, and the field's format
 
 
 class TemplateError(SmartbatchError, ValueError):
-    """The template is invalid; the error says where."""
+    pass
 
 
 class BadField(SmartbatchError, ValueError):
-    """A field of a row is unusable for its prompt or id; the error names the field, never its content."""
+    """A field is unusable for a prompt or an id. The error names the field but not its content."""
 
 
 def parse_template(template: str) -> tuple[Part, ...]:
-    """Split a ``str.format``-like template into literals, plain field names and formats.
+    """Split a template with ``str.format`` placeholders into literals, field names and formats.
 
-    Attribute access, indexing, conversions and nested formats are rejected: a template selects fields, it
-    does not run code. ``{{`` and ``}}`` stand for braces.
+    Attribute access, indexing, conversions and nested formats are rejected, so that a template cannot run
+    code. ``{{`` and ``}}`` stand for braces.
 
     Raises:
-        TemplateError: the template is invalid.
+        TemplateError: the template is invalid; the error says where.
     """
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise TemplateError(f"{error}; {_HINT}") from error
+        raise TemplateError(f"{error}; {_TEMPLATE_HINT}") from error
     for _, name, spec, conversion in pieces:
         if name is None:
             continue
         if not name or conversion or any(c in name for c in ".[]{}"):
             written = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
-            raise TemplateError(f"{{{written}}} is not a plain field name; {_HINT}")
+            raise TemplateError(f"{{{written}}} is not a plain field name; {_TEMPLATE_HINT}")
         if spec and not (_is_format(spec) or _is_date_format(spec)):
-            raise TemplateError(f"{{{name}:{spec}}} has a format that cannot be used; {_HINT}")
+            raise TemplateError(f"{{{name}:{spec}}} has a format that cannot be used; {_TEMPLATE_HINT}")
     if all(name is None for _, name, _, _ in pieces):
-        raise TemplateError(f"the template names no field, so all prompts would be equal; {_HINT}")
+        raise TemplateError(
+            f"without a field in the template, all prompts would be identical; {_TEMPLATE_HINT}"
+        )
     return tuple((literal, name, spec or "") for literal, name, spec, _ in pieces)
 
 
@@ -78,13 +77,13 @@ def _is_date_format(spec: str) -> bool:
 
 
 def fields_of(parts: Iterable[Part]) -> list[str]:
-    """Return the fields of a template, each once."""
+    """Return the fields of a template without duplicates."""
     return list(dict.fromkeys(name for _, name, _ in parts if name is not None))
 
 
 def fill(parts: Iterable[Part], fields: Mapping[str, Any]) -> str:
-    """Return the prompt of a row: strings unchanged, other values as JSON, and fields with a format in that
-    format. A missing field is empty.
+    """Return the prompt of a row. Strings are inserted unchanged, other values as JSON, and fields with a
+    format in that format. A missing field is empty.
 
     Raises:
         BadField: a value does not fit its format.
@@ -109,7 +108,7 @@ def fill(parts: Iterable[Part], fields: Mapping[str, Any]) -> str:
 
 
 def _formatted(value: Any, spec: str) -> str:
-    """Return a formatted value. Strings are parsed as numbers or ISO dates if the format needs that.
+    """Format a value. Strings are parsed as numbers or ISO dates if the format requires it.
 
     Raises:
         TypeError, ValueError, OverflowError: the value does not fit the format.
@@ -134,7 +133,7 @@ def _formatted(value: Any, spec: str) -> str:
 
 
 def _is_numeric(spec: str) -> bool:
-    """Whether a format is for numbers: it has a numeric type, a sign, a grouping or leading zeros."""
+    """Whether a format has a numeric type, a sign, a thousands separator or leading zeros."""
     found = _SPEC.fullmatch(spec)
     if found is None or found["type"] == "s":
         return False
@@ -142,7 +141,7 @@ def _is_numeric(spec: str) -> bool:
 
 
 def missing_fields(names: Iterable[str], fields: Mapping[str, Any]) -> list[str]:
-    """Return the fields that a row lacks: absent, null, or blank strings."""
+    """Return the fields that are absent, null or blank in a row."""
     values = ((name, fields.get(name)) for name in names)
     return [
         name for name, value in values if is_missing(value) or (isinstance(value, str) and not value.strip())
@@ -150,7 +149,7 @@ def missing_fields(names: Iterable[str], fields: Mapping[str, Any]) -> list[str]
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value stands for a missing one: ``None``, NaN, NaT, or the ``NA`` of pandas."""
+    """Whether a value is ``None``, NaN, NaT or the ``NA`` of pandas."""
     if value is None:
         return True
     if isinstance(value, str | int | list | tuple | dict):
@@ -166,13 +165,13 @@ def is_missing(value: Any) -> bool:
 def listed(names: Iterable[object]) -> str:
     """Return the first names, quoted, for an error."""
     names = list(names)
-    more = ", …" if len(names) > _MAX_NAMES else ""
-    return ", ".join(repr(name) for name in names[:_MAX_NAMES]) + more if names else "no fields"
+    more = ", …" if len(names) > _MAX_LISTED_NAMES else ""
+    return ", ".join(repr(name) for name in names[:_MAX_LISTED_NAMES]) + more if names else "no fields"
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text: strings unchanged, times in ISO format, JSON values as JSON, and everything
-    else, such as decimals, by ``str``.
+    """Convert a value to text: strings unchanged, times in ISO format, JSON values as JSON, and everything
+    else, such as decimals, with ``str``.
     """
     if isinstance(value, str):
         return value
@@ -185,43 +184,36 @@ def text_of(value: Any) -> str:
 
 ON_MISSING: Final[tuple[OnMissing, ...]] = get_args(OnMissing)
 
-_CHAT: Final = re.compile(r"""\s*(\[\s*)?\{\s*(\\?["'])(role|messages|content)\2\s*:""")
-"""The beginning of a chat that was written as text."""
-_MAX_DEPTH: Final = 200
-"""Maximum nesting depth of a chat that is written as text."""
+# beginning of a chat written as text
+_CHAT_START: Final = re.compile(r"""\s*(\[\s*)?\{\s*(\\?["'])(role|messages|content)\2\s*:""")
+_MAX_DEPTH: Final = 200  # nesting depth of a chat written as text
 
 
 class MissingFields(BadField):
-    """A row lacks fields of its prompt: ``names`` are absent, null or blank."""
-
     names: Sequence[str] = ()
 
     @property
     def reason(self) -> str:
-        """The missing fields in words, without the row's content; equal for rows that lack the same
-        fields.
-        """
+        """The missing fields without their content, so that it is the same for all rows that lack them."""
         return "blank " + ", ".join(f"`{name}`" for name in self.names)
 
 
 @frozen
 class SkippedRow:
-    """Stands for the prompt of a skipped row."""
+    """Takes the place of the prompt of a skipped row."""
 
     reason: str
 
 
 @frozen
 class RowPrompts:
-    """Makes the prompts of rows."""
-
-    fields: list[str]  # the fields used in a prompt; empty if each row decides
+    fields: list[str]  # fields used in prompts; empty if each row decides
     on_missing: OnMissing = "error"
     _parts: tuple[Part, ...] | None = None
 
     @classmethod
     def of(cls, template: str | None, column: str | None, on_missing: OnMissing = "error") -> Self:
-        """Return the maker for a template or, without one, for a column.
+        """Create prompts with a template or, without one, from a column.
 
         Raises:
             TemplateError: the template is invalid.
@@ -235,7 +227,7 @@ class RowPrompts:
         """Return the unvalidated prompt of a row: a string, a list of messages, or an invalid value.
 
         Raises:
-            MissingFields: the row lacks a field, unless missing fields are left empty.
+            MissingFields: the row lacks a field that must not be left empty.
             BadField: a value does not fit its format, or looks like a chat but cannot be read.
         """
         names = self.fields or [_only_text(row)]
@@ -261,10 +253,10 @@ class RowPrompts:
 
 
 def _only_text(row: Mapping[str, Any]) -> str:
-    """Return the prompt field of a row if none was given.
+    """Return the name of the prompt field, if none was configured.
 
     Raises:
-        BadField: it is ambiguous.
+        BadField: several fields are possible.
     """
     for name in ("prompt", "messages"):
         if name in row:
@@ -281,14 +273,14 @@ def _only_text(row: Mapping[str, Any]) -> str:
 
 
 def _chat_of(text: str, name: str) -> Any:
-    """Return the chat that a string contains as JSON; any other string as it is.
+    """Return the chat that a string contains as JSON, or any other string unchanged.
 
     Raises:
         BadField: the string begins like a chat but is not one.
     """
     if not text.lstrip().startswith(("[", "{")):
         return text
-    begins_so = _CHAT.match(text) is not None
+    begins_so = _CHAT_START.match(text) is not None
     try:
         value = json.loads(text) if text.count("[") + text.count("{") <= _MAX_DEPTH or begins_so else None
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""The input of a run: rows from a file or standard input, compressed or not.
+"""Reads the rows of a run from a file or standard input, compressed or not.
 
-A source is read twice (once to check every row, once to send the requests) in constant memory.
+An input is read twice in constant memory, first to check every row, then to send the requests.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from smartbatch.tables.row_formats import (
     text_row,
 )
 
+# readers by the names in ``--format`` and in file extensions
 READERS: Final[dict[str, Reader]] = {
     "txt": partial(line_rows, text_row, lambda _: None),
     "jsonl": partial(line_rows, json_row, flat_row),
@@ -44,49 +45,44 @@ READERS: Final[dict[str, Reader]] = {
     "tsv": partial(csv_rows, usual="\t"),
     "parquet": parquet_rows,
 }
-"""The reader of each format; the names are those of ``--format`` and of file extensions."""
 
 _Read = TypeVar("_Read")
 
-_OTHER_NAMES: Final = {"ndjson": "jsonl"}
-"""File extensions that differ from the name of their format."""
+_OTHER_NAMES: Final = {"ndjson": "jsonl"}  # file extensions that differ from the name of their format
 _PARQUET_MAGIC: Final = b"PAR1"
-_EVERY: Final = 4096
-"""Rows between two remembered file positions at which reading can resume."""
+_PLACE_INTERVAL_ROWS: Final = 4096  # rows between two remembered file positions, at which reading can resume
 
 
 @frozen
 class Row:
-    """One row of the input."""
-
-    index: int  # zero-based; blank lines do not count
+    index: int  # zero-based, without blank lines
     line: int  # one-based line of the file on which the row begins
-    fields: dict[str, Any]  # values by column or key; a line of text has one field, prompt
+    fields: dict[str, Any]  # by column or key; a line of text has one field, prompt
 
 
 class RowSource:
     """An input that can be read from the beginning any number of times.
 
     Args:
-        path: a file name, or ``-`` for standard input, which is copied to a temporary file first, as is
-            any other stream that cannot be read twice.
+        path: a file name, or ``-`` for standard input. Streams that cannot be read twice, such as standard
+            input, are copied to a temporary file.
         format: a key of :data:`READERS`; ``None`` to derive it from the file name. A stream is read as
             Parquet or JSON lines if it begins like one, and otherwise as text.
-        delimiter: the one character between CSV columns; ``None`` to detect it from the first lines.
+        delimiter: the character between CSV columns; ``None`` to detect it from the first lines.
 
     Attributes:
-        places: positions, in bytes, of rows at regular intervals in the part of the file that was read.
+        places: byte offsets of rows at regular intervals in the part of the file that was read.
 
     Raises:
-        InputError: the file cannot be opened, its format is unknown, or a delimiter is given for a format
-            without one.
+        InputError: the file cannot be opened, its format is unknown, or its format does not use the
+            delimiter.
     """
 
     def __init__(self, path: str, format: str | None = None, delimiter: str | None = None) -> None:
         self.name = "standard input" if path == "-" else escape(path)
         stem, ending = os.path.splitext(path)
         self.places = [0]
-        self._compression = ending[1:].lower() if ending[1:].lower() in MAGIC else ""
+        self._compression = ending[1:].lower() if ending[1:].lower() in MAGIC_BYTES else ""
         suffix = os.path.splitext(stem if self._compression else path)[1][1:].lower()
         suffix = _OTHER_NAMES.get(suffix, suffix)
         self.format = format or (suffix if suffix in READERS else "")
@@ -114,7 +110,9 @@ class RowSource:
             )
         if stream and not self._compression:
             begins = self._file.read(4)
-            self._compression = next((name for name, magic in MAGIC.items() if begins.startswith(magic)), "")
+            self._compression = next(
+                (name for name, magic in MAGIC_BYTES.items() if begins.startswith(magic)), ""
+            )
         if not self.format:
             self.format = next(self._guarded(_format_of))
         if self.format == "parquet" and self._compression:
@@ -130,7 +128,7 @@ class RowSource:
         self._file.close()
 
     def place(self, row: Row | BadRow) -> str:
-        """Return the position of a row for messages: rows count from 0, as in results; lines count from 1."""
+        """Return the position of a row for messages. Rows count from 0, as in results; lines count from 1."""
         if self.format == "parquet":
             return f"row {row.line - 1}"
         return f"line {row.line}" if isinstance(row, BadRow) else f"row {row.index} (line {row.line})"
@@ -141,35 +139,35 @@ class RowSource:
         return False
 
     def start_before(self, index: int) -> int:
-        """Return the last row at or before ``index`` from which :meth:`rows` can start.
+        """Return the last row, at or before ``index``, from which :meth:`rows` can start.
 
-        In the part of an uncompressed JSON lines file that was already read, it is at most a few thousand
-        rows earlier; otherwise it is the first row.
+        In the part of an uncompressed JSON lines file that was already read, this row is at most a few
+        thousand rows earlier. Otherwise it is the first row.
         """
-        return min(index // _EVERY, len(self.places) - 1) * _EVERY
+        return min(index // _PLACE_INTERVAL_ROWS, len(self.places) - 1) * _PLACE_INTERVAL_ROWS
 
     def rows(self, start: int = 0) -> Iterator[Row | BadRow]:
         """Yield every row from ``start`` on. Only one iteration may be active at a time.
 
         Args:
-            start: from :meth:`start_before`; lines are counted from there.
+            start: from :meth:`start_before`; lines are counted from this row.
 
         Raises:
             InputError: the rest of the file cannot be read.
         """
         seekable = self.format == "jsonl" and not self._compression
-        read = self._guarded(self._reader, self.places[start // _EVERY])
+        read = self._guarded(self._reader, self.places[start // _PLACE_INTERVAL_ROWS])
         for index, parsed in enumerate(read, start):
             yield parsed if isinstance(parsed, BadRow) else Row(index, *parsed)
-            if seekable and index + 1 == len(self.places) * _EVERY:
+            if seekable and index + 1 == len(self.places) * _PLACE_INTERVAL_ROWS:
                 self.places.append(self._file.tell())
 
     def _guarded(self, reader: Callable[[IO[bytes]], Iterator[_Read]], place: int = 0) -> Iterator[_Read]:
-        """Read the file from a position; errors name the file."""
+        """Read the file from a position, adding the file name to errors."""
         try:
             self._file.seek(place)
             yield from reader(decompressed(self._file, self._compression))
-        except ERRORS as error:
+        except READ_ERRORS as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise InputError(f"{self.name}: cannot be read to its end: {reason}") from error
 
@@ -204,25 +202,21 @@ def _spooled(stream: IO[bytes]) -> IO[bytes]:
     return spool
 
 
-MAGIC: Final = {"gz": b"\x1f\x8b", "zst": b"\x28\xb5\x2f\xfd"}
-"""The first bytes of compressed files, by file extension."""
-_BLOCK: Final = 1 << 9
-"""Compressed bytes to read at a time: four bytes of Zstandard can expand to 128 kB."""
-_MAX_RATIO: Final = 1000
-"""Maximum compression ratio in bytes; that of text rarely exceeds 100."""
-_FREE_BYTES: Final = 2**30
-"""Unpacked size in bytes that is allowed at any compression ratio."""
+# first bytes of compressed files, by file extension
+MAGIC_BYTES: Final = {"gz": b"\x1f\x8b", "zst": b"\x28\xb5\x2f\xfd"}
+_READ_BYTES: Final = 1 << 9  # compressed bytes per read; four bytes of Zstandard can expand to 128 kB
+_MAX_RATIO: Final = 1000  # maximum compression ratio; that of text rarely exceeds 100
+_FREE_BYTES: Final = 2**30  # unpacked bytes allowed at any compression ratio
 _MAX_LINES_PER_BYTE: Final = 8
-"""Maximum number of lines per compressed byte; unless lines are identical, each takes several bytes."""
-_FREE_LINES: Final = 2_000_000
-"""Number of lines that is allowed at any compression ratio."""
+"""Maximum lines per compressed byte. Unless lines are identical, each takes several bytes."""
+_FREE_LINES: Final = 2_000_000  # lines allowed at any compression ratio
 
-ERRORS: Final = (OSError, EOFError, zlib.error)
-"""Errors raised by reading a damaged or truncated file."""
+# raised while a damaged or truncated file is read
+READ_ERRORS: Final = (OSError, EOFError, zlib.error)
 
 
 def decompressed(file: IO[bytes], compression: str) -> IO[bytes]:
-    """Return a file's content from its current position.
+    """Return the unpacked content of a file from its current position.
 
     Args:
         compression: ``gz``, ``zst``, or an empty string for none.
@@ -230,7 +224,7 @@ def decompressed(file: IO[bytes], compression: str) -> IO[bytes]:
     Raises:
         InputError: ``zstandard`` is not installed.
     """
-    if compression not in MAGIC:
+    if compression not in MAGIC_BYTES:
         return file
     begins = file.tell()
     packed = file.seek(0, io.SEEK_END)
@@ -240,9 +234,9 @@ def decompressed(file: IO[bytes], compression: str) -> IO[bytes]:
 
 
 class _Bounded(io.RawIOBase):
-    """The content of a compressed file of ``packed`` bytes, with limits on its size and number of lines.
+    """The content of a compressed file of ``packed`` bytes, with a limited size and number of lines.
 
-    Each byte takes time to read, and each line may be a row that is kept in memory.
+    Reading a byte takes time, and a line may be a row that is kept in memory.
 
     Raises, while it is read:
         OSError: the content has too many bytes or lines.
@@ -276,8 +270,8 @@ class _Bounded(io.RawIOBase):
 
 
 class _ZstandardFile(io.RawIOBase):
-    """The content of Zstandard frames. A stream that ends within a frame raises an error here; the readers of
-    ``zstandard`` treat it as complete.
+    """The content of Zstandard frames. A stream that ends within a frame raises an error, unlike with the
+    readers of ``zstandard``.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -298,7 +292,7 @@ class _ZstandardFile(io.RawIOBase):
             data = b""
             if self._frame is not None and self._frame.eof:
                 data, self._frame = self._frame.unused_data, None
-            data = data or self._file.read(_BLOCK)
+            data = data or self._file.read(_READ_BYTES)
             if not data and self._frame is None:
                 return 0
             if not data:

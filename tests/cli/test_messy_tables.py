@@ -324,4 +324,4 @@ def test_a_run_escapes_formulas_if_it_is_told_to(how: str | None) -> None:
 
 def test_formulas_of_other_files_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("text\na\n", "-o", "out.jsonl", "--csv-formulas", "escape") == 2
-    assert "--csv-formulas is for results in CSV" in capfd.readouterr().err
+    assert "--csv-formulas requires results in CSV" in capfd.readouterr().err

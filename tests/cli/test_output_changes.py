@@ -68,7 +68,7 @@ WORDS = {
     move: "is gone: it was deleted or moved away",
     rotate: "is another file now",
     save: "is another file now",
-    overwrite: "no longer holds what was written",
+    overwrite: "no longer contains what was written",
 }
 
 
@@ -188,7 +188,7 @@ def test_an_output_that_cannot_be_read_any_more_is_moved_away_to_pay_nothing_twi
     changed(garble, 10)
     assert run(OWN) == 1
     assert run(OWN) == 2
-    assert "move it away: then the same command writes the answers of this run" in capfd.readouterr().err
+    assert "move the file: then the same command writes the stored answers" in capfd.readouterr().err
     move(Path("out.jsonl"))
     assert run(OWN) == 0
     assert [row["input"]["prompt"] for row in written()] == expected

@@ -13,7 +13,7 @@ import pytest
 from smartbatch import BatchingClient
 from smartbatch.cli import report_command
 from smartbatch.cli.main import main
-from smartbatch.tables.result_files import FIRST, LAST, write_table
+from smartbatch.tables.result_files import FIRST_COLUMNS, LAST_COLUMNS, write_table
 from smartbatch.views.html import MAX_BYTES
 from tests.hostile import HOSTILE
 from tests.hosts.browser import browser
@@ -187,7 +187,7 @@ def test_a_table_that_is_no_output_is_refused_by_its_report(
     folder: Path, row: dict[str, str] | None, what: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And nobody is advised to remove a file that may be somebody's own."""
-    names = [*FIRST, *LAST] if row is not None else ["a", "b"]
+    names = [*FIRST_COLUMNS, *LAST_COLUMNS] if row is not None else ["a", "b"]
     cells = {"index": "0", **(row or {})}
     (folder / "x.csv").write_text(
         ",".join(names) + "\n" + ",".join(cells.get(name, "") for name in names) + "\n"

@@ -102,7 +102,7 @@ def test_the_threshold_moves_with_what_was_seen_and_says_why(
 ) -> None:
     client.plan(PROMPTS)
     teach(client, 15.0)
-    monkeypatch.setattr("smartbatch.routing.history.EVERY", 0.0)
+    monkeypatch.setattr("smartbatch.routing.history.REFRESH_SECONDS", 0.0)
     client.plan(PROMPTS)  # reads the store, and notices
     client.plan(PROMPTS)
     (moved,) = [event for event in events if isinstance(event, ThresholdMoved)]

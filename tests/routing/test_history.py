@@ -22,15 +22,15 @@ from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.sql_store import FactTable
 from smartbatch.jobs.threads import run_within
 from smartbatch.routing.history import (
-    A_SECOND,
-    BATCH,
-    CALL,
-    EVERY,
-    LOADED,
-    NOTED,
-    SAMPLE,
-    VECTORS,
-    WITHIN,
+    BATCH_PRIOR,
+    CALL_PRIOR,
+    MAX_CALLS_PER_SECOND,
+    MAX_LOADED_ROWS,
+    MAX_SAMPLE_CALLS,
+    MAX_UNLEARNED_CALLS,
+    REFRESH_SECONDS,
+    STORE_WAIT_SECONDS,
+    VECTORS_PRIOR,
     ForecastHistory,
 )
 from smartbatch.types import Answer, Kind, Request, Route, Usage
@@ -102,9 +102,9 @@ class TestCalls:
         assert median(history, Route.FLEX) == pytest.approx(6.0)
         assert history.latency(Route.SHARED, "openai:text-embedding-3-small").quantile(
             0.5, 1
-        ) == pytest.approx(Forecaster(VECTORS).at(0.0).quantile(0.5, 1))
+        ) == pytest.approx(Forecaster(VECTORS_PRIOR).at(0.0).quantile(0.5, 1))
         assert history.turnaround(MODEL).quantile(0.5, 100) == pytest.approx(
-            Forecaster(BATCH).at(0.0).quantile(0.5, 100)
+            Forecaster(BATCH_PRIOR).at(0.0).quantile(0.5, 100)
         )
         assert history.cancelling("openai").quantile(0.99, 1) == pytest.approx(600.0, rel=0.1)
 
@@ -174,14 +174,16 @@ class TestCalls:
         for thread in threads:
             thread.join(30.0)
         learned = history.latency(Route.INDIVIDUAL, MODEL).observations
-        assert A_SECOND <= learned < A_SECOND + len(threads)  # no lock: each may count one past another
+        assert (
+            MAX_CALLS_PER_SECOND <= learned < MAX_CALLS_PER_SECOND + len(threads)
+        )  # no lock: each may count one past another
 
     def test_nothing_is_learned_on_the_threads_that_call(
         self, process: Process, clock: VirtualClock, told: Told
     ) -> None:
         """Calls are noted where they end, the latest of them, and learned from when somebody looks."""
         history = process()
-        call(history, clock, *[90.0] * 50, *[20.0] * NOTED)
+        call(history, clock, *[90.0] * 50, *[20.0] * MAX_UNLEARNED_CALLS)
         assert told == []
         assert median(history) == pytest.approx(20.0, rel=0.05)
         assert history.latency(Route.INDIVIDUAL, MODEL).chance(50.0, 1) > 0.99
@@ -259,11 +261,11 @@ class TestTheStore:
         for turn in range(1, 4):
             for one in (first, second):
                 call(one, clock, *[5.0] * 10)
-            clock.sleep(EVERY)
+            clock.sleep(REFRESH_SECONDS)
             for one in (first, second, first):
                 one.refresh()  # the third look within a minute does nothing
                 assert one.latency(Route.INDIVIDUAL, MODEL).observations in (20 * turn - 10, 20 * turn)
-        clock.sleep(EVERY)
+        clock.sleep(REFRESH_SECONDS)
         for one in (first, second):
             one.refresh()
             assert one.latency(Route.INDIVIDUAL, MODEL).observations == 60
@@ -274,10 +276,10 @@ class TestTheStore:
         """Spread over those that were learned from, in one transaction; what the store has stays bounded."""
         history = process()
         history.refresh()
-        call(history, clock, *[1.0 + n / NOTED for n in range(NOTED)])
+        call(history, clock, *[1.0 + n / MAX_UNLEARNED_CALLS for n in range(MAX_UNLEARNED_CALLS)])
         history.save()
         rows = store.facts.turnarounds(f"latency individual {MODEL}", limit=10_000)
-        assert SAMPLE / 2 <= len(rows) <= SAMPLE
+        assert MAX_SAMPLE_CALLS / 2 <= len(rows) <= MAX_SAMPLE_CALLS
         seconds = sorted(row[1] for row in rows)
         assert seconds[len(seconds) // 2] == pytest.approx(1.5, abs=0.15)
         history.save()
@@ -298,7 +300,7 @@ class TestTheStore:
         call(history, clock, *[90.0] * 5)
         assert history.latency(Route.INDIVIDUAL, MODEL).observations == 35
         assert {each.name for each in told} == {"forecast_moved"}
-        clock.sleep(EVERY)
+        clock.sleep(REFRESH_SECONDS)
         history.refresh()
         assert history.latency(Route.INDIVIDUAL, MODEL).observations == 35  # its own rows are none of others
 
@@ -319,7 +321,7 @@ class TestTheStore:
             store.facts.observe_turnarounds(
                 summary_records.late_name(MODEL), [(100, 3000.0, clock.wall() + n)]
             )
-        clock.sleep(EVERY)
+        clock.sleep(REFRESH_SECONDS)
         history.refresh()
         assert history.turnaround(MODEL).chance(3000.0, 100) < on_time - 0.2
         assert history.turnaround(MODEL).observations == 40
@@ -365,7 +367,7 @@ class TestTheStore:
         broken[0] = False
         history.refresh()  # within the minute
         assert store.facts.turnarounds(f"latency individual {MODEL}", limit=100) == []
-        clock.sleep(EVERY)
+        clock.sleep(REFRESH_SECONDS)
         history.refresh()
         assert len(store.facts.turnarounds(f"latency individual {MODEL}", limit=100)) == 20
 
@@ -390,13 +392,13 @@ class TestTheStore:
             assert history.latency(Route.INDIVIDUAL, MODEL).observations == 0
             assert history.turnaround(MODEL).observations == 0
             seen.append(clock.now() - began)
-            clock.sleep(EVERY)
+            clock.sleep(REFRESH_SECONDS)
             history.refresh()
             assert history.latency(Route.INDIVIDUAL, MODEL).observations == 20
 
         monkeypatch.setattr(FactTable, "turnarounds", hang)
         assert run_within(look, 1e6, clock, "smartbatch-test")
-        assert seen == [WITHIN]
+        assert seen == [STORE_WAIT_SECONDS]
 
     def test_without_a_store_everything_works_in_memory(self, clock: VirtualClock, told: Told) -> None:
         history = ForecastHistory(clock, told)
@@ -416,8 +418,8 @@ class TestTheStore:
         assert history.latency(Route.INDIVIDUAL, MODEL).observations == 20
 
     def test_as_many_rows_are_read_as_the_forecaster_can_use(self) -> None:
-        assert LOADED <= 500
-        assert CALL.fade < BATCH.fade
+        assert MAX_LOADED_ROWS <= 500
+        assert CALL_PRIOR.fade < BATCH_PRIOR.fade
 
 
 class TestTokens:

@@ -218,7 +218,7 @@ def test_another_model_is_told_from_another_input(tmp_path: Path) -> None:
     with OutputFile(str(path)) as out:
         with pytest.raises(InputError, match=r"another model, system text or parameters.*row 0.*'sim:test'"):
             out.recover(keys(1, Keys.of(MODEL, Generation(temperature=1.0))))
-        with pytest.raises(InputError, match=r"another input: its line 1 answers another prompt than row 0"):
+        with pytest.raises(InputError, match=r"another input: its line 1 answers a prompt that row 0"):
             out.recover(keys_of("something else"))
     path.write_bytes(line(0) + line(4))
     for count in (3, 4):
@@ -247,7 +247,7 @@ def test_an_edited_row_does_not_count_as_answered(
     path.write_bytes(encode(row, Result("0", text="yes"), MODEL))
     with OutputFile(str(path)) as out:
         assert out.recover(keys_of("Is it good?")) == Recovered(answered=1)
-        with pytest.raises(InputError, match="answers another prompt than row 0"):
+        with pytest.raises(InputError, match="answers a prompt that row 0"):
             out.recover(keys_of("Is it bad?"))
 
 
@@ -614,7 +614,7 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path, name:
 def test_a_pipe_is_no_output(tmp_path: Path) -> None:
     """What cannot be put in order is refused, with the way out."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="not a regular file; leave -o away"):
+    with pytest.raises(InputError, match="not a regular file; omit -o"):
         OutputFile(str(tmp_path / "pipe"))
     with pytest.raises(InputError, match=r"not a regular file$"):
         OutputFile(str(tmp_path / "pipe"), look_only=True)
@@ -734,7 +734,7 @@ def test_other_content_of_the_same_size_is_seen_at_the_end(tmp_path: Path) -> No
             out.check,
             lambda: out.append([(asked(0), line(0), True)]),
         ):
-            with pytest.raises(OutputChanged, match="no longer holds what was written"):
+            with pytest.raises(OutputChanged, match="no longer contains what was written"):
                 act()
 
 
@@ -846,7 +846,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_paid(
 ) -> None:
     """Whoever runs this may write everywhere, so the question is answered for the system."""
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
-    with pytest.raises(InputError, match="its folder cannot be written"):
+    with pytest.raises(InputError, match="its folder is not writable"):
         OutputFile(str(tmp_path / "out.jsonl"))
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.errors import InputError
-from smartbatch.runs.row_keys import HALF, Keys, RowKeys
+from smartbatch.runs.row_keys import HALF_BYTES, Keys, RowKeys
 from smartbatch.runs.row_requests import InputRequests, PromptMaker
 from smartbatch.tables.row_prompts import BadField
 from smartbatch.tables.row_source import Row, RowSource
@@ -140,8 +140,8 @@ def test_keys_tell_settings_from_prompts() -> None:
     one = Keys.of("sim:a", Generation())
     other = Keys.of("sim:a", Generation(system="s"))
     assert len({one.settings, other.settings, Keys.of("sim:b", Generation()).settings}) == 3
-    assert one.key("p")[:HALF] == one.key("q")[:HALF] == one.settings
-    assert one.key("p")[HALF:] == other.key("p")[HALF:] != one.key("q")[HALF:]
+    assert one.key("p")[:HALF_BYTES] == one.key("q")[:HALF_BYTES] == one.settings
+    assert one.key("p")[HALF_BYTES:] == other.key("p")[HALF_BYTES:] != one.key("q")[HALF_BYTES:]
     assert one.key([{"role": "user", "content": "p"}]) == one.key([{"content": "p", "role": "user"}])
     assert one.key("\ud800") != one.key("?"), "a lone surrogate is digested, to be refused elsewhere"
 
@@ -179,7 +179,7 @@ def test_rows_behind_answered_ones_are_the_same_wherever_reading_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, first: int
 ) -> None:
     """Of a plain file of JSON lines, places are remembered; blank lines and a limit make no difference."""
-    monkeypatch.setattr("smartbatch.tables.row_source._EVERY", 7)
+    monkeypatch.setattr("smartbatch.tables.row_source._PLACE_INTERVAL_ROWS", 7)
     lines = [
         "\ufeff" + json.dumps({"prompt": "é 0"}),
         *(json.dumps({"prompt": f"é {i}"}) for i in range(1, 60)),
@@ -197,7 +197,7 @@ def test_rows_behind_answered_ones_are_the_same_wherever_reading_begins(
 
 def test_rows_that_are_answered_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it makes no difference what becomes of them, unless rows come or go; of the others it does."""
-    monkeypatch.setattr("smartbatch.tables.row_source._EVERY", 10)
+    monkeypatch.setattr("smartbatch.tables.row_source._PLACE_INTERVAL_ROWS", 10)
     path = tmp_path / "in.jsonl"
     path.write_text("".join(f'{{"prompt": "row {i}"}}\n' for i in range(30)))
     with RowSource(str(path)) as source:

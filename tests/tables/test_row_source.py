@@ -242,9 +242,9 @@ def test_an_array_is_read_row_by_row_with_its_lines(tmp_path: Path) -> None:
     [
         (b'{"a": 1}', 1, "not a JSON array"),
         (b'[\n{"a": 1},\n{"a": ]', 3, "not valid JSON"),
-        (b'[{"a": 1},\n{"a": 2}', 2, "no end of the array"),
-        (b'[{"a": 1}\n{"a": 2}]', 2, "no comma"),
-        (b'[{"a": 1}] []', 1, "more after the end"),
+        (b'[{"a": 1},\n{"a": 2}', 2, "end of the array is missing"),
+        (b'[{"a": 1}\n{"a": 2}]', 2, "a comma or the end"),
+        (b'[{"a": 1}] []', 1, "text after the end"),
         (b'[{"a": 1}, "text"]', 1, "not a JSON object"),
         (b'[{"a": NaN}]', 1, "NaN is not a JSON number"),
         (b'[{"a": "\xff"}]', 1, "not valid UTF-8"),
@@ -271,7 +271,7 @@ def test_an_array_reads_back_whatever_the_blocks_are(
 ) -> None:
     data = json.dumps(rows, indent=indent).encode()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(row_formats, "_BLOCK", block)
+        patched.setattr(row_formats, "_READ_CHARACTERS", block)
         read = list(row_source.READERS["json"](io.BytesIO(data)))
     assert [row[1] for row in read if isinstance(row, tuple)] == rows
 

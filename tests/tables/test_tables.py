@@ -262,7 +262,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown field": ({"template": "{txt}"}, r"template names 'txt'.*'id', 'text', 'n'"),
     "both": ({"template": "{text}", "column": "text"}, "template and column"),
     "attribute": ({"template": "{text.upper}"}, "not a plain field name"),
-    "no field": ({"template": "Classify"}, "names no field"),
+    "no field": ({"template": "Classify"}, "without a field"),
 }
 
 

@@ -1,10 +1,10 @@
-"""Which route a list of requests takes, and when a batch has to be cancelled.
+"""Chooses the route of a list of requests, and decides when a batch has to be cancelled.
 
-- ``workload``: what a list needs: tokens and money.
-- ``offers``: the available routes, their speed and their price.
+- ``workload``: the requests, tokens and money of a list.
+- ``offers``: speed and price of the available routes.
 - ``options``: the constraints, and a forecast for each available route.
-- ``choice``: the chosen option and the reason, and the number of requests from which a batch pays.
+- ``choice``: the chosen option with its reason, and the minimum number of requests for a batch.
 - ``explanation``: a decision in words, as parts of a page, and in its stored form.
 - ``outcome``: actual time and cost of a decision.
-- ``rescue``: when the rescue of a batch begins, and which shards of a running job are cancelled now.
+- ``rescue``: when to withdraw the batches of a running job.
 """

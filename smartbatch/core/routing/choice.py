@@ -1,23 +1,23 @@
-"""The choice of a route for a list: forecast the time and cost of every open route, and take the cheapest
-feasible one.
+"""Chooses the route of a list: the cheapest feasible one, by forecasts of time and cost.
 
 The rules, in order:
 
-1. A forced strategy leaves one route; ``threshold`` decides by the number of requests alone. A forced hybrid
-   sends its first few requests in real time; a list of at most ``at_once`` requests is sent in real time as a
-   whole.
+1. A forced strategy leaves one route. ``threshold`` decides by the number of requests alone. A forced hybrid
+   sends its first few requests in real time, and a list of at most ``at_once`` requests entirely in real
+   time.
 2. Lists of fewer requests than ``threshold`` (10), or of at most ``at_once`` (3), are sent in real time, even
    if earlier batches were fast. For longer lists every route is considered.
-3. With a deadline: the cheapest route whose probability of meeting it is at least 95 %; among routes of about
-   the same cost, the soonest. A batch, including its ``late_cost`` (the cost assigned to the risk of being
-   late), must cost less than real time. A batch counts as meeting any deadline that leaves enough time to
-   cancel it and answer all of its requests in real time; the expected cost of doing so is part of its cost.
-   If there is too little time for all of them, some are sent in real time at once (hybrid). If no route is
-   that safe, the one most likely to be on time is chosen, provided its probability is at least one half.
-4. Without a deadline: the route with the smallest ``weight``, which is the cost plus the value of the
-   expected wait. ``prefer="cost"`` ignores the wait, ``prefer="speed"`` the cost. As long as no batch has
-   been observed, one is tried if it is cheaper and its median time is not longer.
-5. A budget rules out routes that will almost surely exceed it. If every route will probably exceed it, the
+3. With a deadline, the cheapest route with a probability of at least 95 % of meeting it is chosen; among
+   routes of about the same cost, the soonest. A batch must cost less than real time even with its
+   ``late_cost``, the cost assigned to the risk of being late. A batch is considered to meet any deadline that
+   leaves enough time to cancel it and answer all of its requests in real time; the expected cost of doing so
+   is part of its cost. If there is too little time for all of them, some are sent in real time immediately
+   (hybrid). If no route is that safe, the one most likely to be on time is chosen, provided its probability
+   is at least one half.
+4. Without a deadline, the route with the smallest ``weight`` is chosen, which is the cost plus the value of
+   the expected wait. ``prefer="cost"`` ignores the wait, ``prefer="speed"`` the cost. As long as no batch has
+   been observed, a batch is tried if it is cheaper and its median time is not longer.
+5. A budget excludes routes that will almost surely exceed it. If every route will probably exceed it, the
    cheapest is chosen and stopped at the budget.
 """
 
@@ -48,36 +48,33 @@ from smartbatch.core.routing.workload import Load, expected_usd
 from smartbatch.types import Route, Strategy
 
 MAX_P95_SECONDS = 2 * EXPIRY_SECONDS  # largest feasible 95 % quantile with prefer="cost"
-# share of the price; a smaller saving is not worth waiting until the deadline or risking a rescue
+# share of the price; a smaller saving does not justify waiting until the deadline or risking a rescue
 CLOSE_PRICE_SHARE = 0.003
 MAX_LIST_REQUESTS = 1_000_000  # requests of the longest list considered by break_even
 MIN_ODDS = 0.5  # minimum probability of meeting the deadline
 
 
 _Judge: TypeAlias = "Callable[[Constraints], Sequence[Option]]"
-"""Returns the options of a list under other constraints."""
 
 
 @frozen
 class Decision:
-    """The chosen option, the alternatives, the reason in words, and the figures behind it."""
-
     load: Load
     constraints: Constraints
     options: tuple[Option, ...] = field(repr=False)  # every open route, including the chosen one
     chosen: Option
     reason: str
-    alone: Option = field(repr=False)  # the option of sending everything individually
-    # the option of sending everything by batch; None if there is no Batch API or it was excluded
+    alone: Option = field(repr=False)  # all requests sent individually
+    # all requests sent as a batch; None if that is not possible or was excluded
     batch: Option | None = field(repr=False)
-    # routes that were not open, with the reason; empty for a forced strategy
+    # closed routes with the reason; empty for a forced strategy
     closed: tuple[tuple[Route, str], ...] = field(default=(), repr=False)
-    # calls that may be in flight; 0 if unknown, as for a decision from a store
+    # maximum calls in flight; 0 if unknown, as for a stored decision
     calls_at_once: int = field(default=0, eq=False, repr=False)
 
     @property
     def piece(self) -> int | None:
-        """Maximum requests per batch, if the list is cut into pieces."""
+        """Maximum requests per batch, if the list is divided into several batches."""
         chosen = self.chosen
         if chosen.pieces == 1:
             return None
@@ -85,7 +82,6 @@ class Decision:
 
     @property
     def late_penalty(self) -> float:
-        """The cost of a missed deadline, see :func:`~smartbatch.core.routing.rescue.late_penalty`."""
         return late_penalty(expected_usd(self.alone.cost), self.constraints.time_value)
 
 
@@ -96,10 +92,10 @@ class Infeasible(ValueError):
 def choose(
     load: Load, offers: Sequence[Offer], batch: BatchOffer | None, constraints: Constraints
 ) -> Decision:
-    """Return the decision for a list.
+    """Choose the route of a list.
 
     Args:
-        offers: the routes in real time; the first is the default, which a rescue uses.
+        offers: the real-time routes; the first is the default, which a rescue uses.
         batch: ``None`` if no Batch API can be used.
 
     Raises:
@@ -130,9 +126,9 @@ def choose(
 def break_even(
     load: Load, offers: Sequence[Offer], batch: BatchOffer, constraints: Constraints
 ) -> int | None:
-    """Return the smallest number of average requests of ``load`` that is sent by batch or as a hybrid.
+    """Return the smallest number of average requests of ``load`` that is sent as a batch or a hybrid.
 
-    Deadline and budget are ignored, because they belong to one list; the costs in the offers are those of
+    Deadline and budget are ignored, because they apply to a single list. The costs in the offers are those of
     ``load``.
     """
     free = evolve(constraints, deadline=None, budget=None, strategy=Strategy.AUTO)
@@ -151,13 +147,13 @@ def break_even(
     if load.requests < 1 or not pays(MAX_LIST_REQUESTS):
         return None
     low, high = free.at_once, MAX_LIST_REQUESTS
-    while high - low > 1:  # bisection: if a batch pays for fewer requests, it nearly always pays for more
+    while high - low > 1:  # bisection: a longer list is nearly always better suited to a batch
         middle = (low + high) // 2
         low, high = (low, middle) if pays(middle) else (middle, high)
     return high
 
 
-# -- which of them -------------------------------------------------------------------------------------------
+# -- rules -------------------------------------------------------------------------------------------------
 
 
 def _judged(option: Option, constraints: Constraints) -> Option:
@@ -180,7 +176,7 @@ def _judged(option: Option, constraints: Constraints) -> Option:
 
 
 def _ruled_out(options: Sequence[Option], constraints: Constraints) -> tuple[Option, ...]:
-    """Return the options, with feasible ones that must not be chosen marked."""
+    """Mark feasible options that must not be chosen."""
     # 1. A forced strategy leaves no choice.
     if constraints.strategy is not Strategy.AUTO:
         return tuple(options)
@@ -213,7 +209,7 @@ def _marked(options: Sequence[Option], is_out: Callable[[Option], bool], why: st
 def _closed(
     load: Load, offers: Sequence[Offer], batch: BatchOffer | None, constraints: Constraints
 ) -> Iterator[tuple[Route, str]]:
-    """Yield the routes that are not open to a list, with the reason."""
+    """Yield the routes that a list cannot take, with the reason."""
     if constraints.strategy is not Strategy.AUTO or not load.requests:
         return
     yield from ((offer.route, "packing is turned on") for offer in offers if not offer.open)
@@ -228,9 +224,10 @@ def _closed(
 def _timed(
     option: Option, load: Load, standard: Offer, batch: BatchOffer, constraints: Constraints
 ) -> Option:
-    """Return the option with the start of its rescue.
+    """Add the forecast start of the rescue to an option.
 
-    The forecast start is the best of a few; as its batches grow older, a job decides again at each step.
+    The forecast is the best of a few possible starts. As batches grow older, a job decides again at each
+    step.
     """
     deadline, rest = constraints.deadline, load.by_job - option.first
     if not option.batches or deadline is None or batch.cancelling is None:
@@ -266,23 +263,23 @@ def _likeliest(
 
 
 def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> tuple[Option, str]:
-    """Return the best of the options that can be chosen, and why it is the best."""
-    # 1. A forced strategy: its one option.
+    """Return the best of the feasible options, and why it is the best."""
+    # 1. A forced strategy has a single option.
     if constraints.strategy is not Strategy.AUTO:
         return feasible[0], _forced(feasible[0], load, constraints)
     budget = constraints.budget
-    # 2. No option is expected to stay within the budget: the cheapest.
+    # 2. No option is expected to stay within the budget: choose the cheapest.
     if budget is not None and not any(_fits(each, budget) for each in feasible):
         return min(feasible, key=price), (
             f"the cheapest of {_counted(feasible)}, none of which is expected to stay within the budget"
         )
-    # 3. prefer="speed": the soonest, or the cheapest of equally fast ones; never an option that another one
-    # beats both in mean and in 95 % quantile.
+    # 3. prefer="speed": choose the soonest or, among equally fast ones, the cheapest; never an option that
+    # another one beats in both mean and 95 % quantile.
     if constraints.prefer == "speed":
         chosen = min(_soonest_ones(feasible), key=lambda option: (option.p50, *price(option)))
         reason = f"the soonest of {_counted(feasible)}, as prefer='speed' requires"
     elif constraints.deadline is not None:
-        # 4. A deadline: the cheapest; among those of about the same cost, the soonest.
+        # 4. A deadline: choose the cheapest or, among options of about the same cost, the soonest.
         cheapest = min(feasible, key=price)
         most = (1 + CLOSE_PRICE_SHARE) * price(cheapest)[0]
         chosen = min((each for each in feasible if price(each)[0] <= most), key=lambda each: each.p95)
@@ -297,7 +294,8 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
         chosen = min(feasible, key=price)
         reason = f"the cheapest of {_counted(feasible)}, as prefer='cost' requires"
     else:
-        # 5. The smallest weight; but a batch is tried if none has been observed and one may be better.
+        # 5. Otherwise choose the smallest weight, but try a batch if none has been observed and it may be
+        # better.
         chosen = min(feasible, key=lambda option: (option.weight, option.expected))
         trial = None if chosen.batches else _trial(chosen, feasible)
         if trial is not None:
@@ -307,8 +305,9 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
 
 
 def _soonest_ones(options: Sequence[Option]) -> list[Option]:
-    """Return the options that no other option beats both in mean and in 95 % quantile: if no batch has been
-    observed, its assumed median may be low although it can take a day."""
+    """Return the options that no other option beats in both mean and 95 % quantile. The median alone could
+    mislead: if no batch has been observed, its assumed median may be low although it can take a day.
+    """
 
     def is_beaten(option: Option) -> bool:
         return any(
@@ -322,17 +321,16 @@ def _soonest_ones(options: Sequence[Option]) -> list[Option]:
 
 
 def _rescued(chosen: Option) -> str:
-    """Return the probability that a batch finishes before its rescue, in words."""
+    """Describe the probability that a batch finishes before its rescue."""
     if chosen.rescue_at is None:
         return ""
     return f"; the chance that it finishes before its rescue begins is {share(chosen.chance)}"
 
 
 def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:
-    """Return the batch to try because none has been observed: it is cheaper, and its median time is not
-    longer.
+    """Return a batch to try because none has been observed: it is cheaper, and its median time is not longer.
 
-    Without trials, a client that expects batches to be slow would never learn that they are fast.
+    Without trials, a client that expects slow batches would never learn that they are fast.
     """
     better = (each for each in feasible if each.untried and each.p50 <= chosen.p50)
     return min((each for each in better if price(each) < price(chosen)), key=price, default=None)
@@ -380,7 +378,7 @@ def _counted(options: Sequence[Option]) -> str:
 
 
 def _in_real_time(constraints: Constraints, judged: _Judge) -> Option | None:
-    """Return the soonest route in real time that meets the constraints, if a batch was forced."""
+    """Return the soonest real-time route that meets the constraints, if a batch was forced."""
     if constraints.strategy not in (Strategy.BATCH, Strategy.HYBRID, Strategy.THRESHOLD):
         return None
     options = judged(evolve(constraints, strategy=Strategy.AUTO))

@@ -1,4 +1,4 @@
-"""A decision as the text that a store keeps."""
+"""Converts a decision to the text that a store keeps, and back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from smartbatch.core.routing.options import Constraints, Option
 from smartbatch.core.routing.workload import AnswerLengths, Cost, Load
 from smartbatch.types import Route, Strategy
 
-FORM_VERSION = 1  # grows with every change of the fields of the stored records
+FORM_VERSION = 1  # incremented whenever the fields of the stored records change
 
 
 def decision_text(decision: Decision) -> str:
-    """Return a decision as ASCII text of one or two kilobytes; fields with default values are omitted."""
+    """Return a decision as ASCII text of one or two kilobytes, without fields that have default values."""
     options = list(decision.options)
     form = {
         "version": FORM_VERSION,
@@ -34,10 +34,8 @@ def decision_text(decision: Decision) -> str:
 
 
 def decision_of(text: str) -> Decision | None:
-    """Return the decision stored by :func:`decision_text`.
-
-    Returns:
-        ``None`` if a newer release wrote the text or it is damaged; decisions are only displayed.
+    """Return the decision stored by :func:`decision_text`; ``None`` if a newer release wrote it or it is
+    damaged. Stored decisions are only displayed.
     """
     try:
         form = json.loads(text)

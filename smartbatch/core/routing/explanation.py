@@ -1,4 +1,4 @@
-"""A decision in words: first what happens, how long it takes and what it costs; on demand, all figures."""
+"""Describes a decision: what happens, how long it takes and what it costs, and on demand all figures."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from smartbatch.types import Route, Strategy
 from smartbatch.views.model import Cell, DataTable, Note, Part
 
 _SAMPLE_ROWS = 20  # rows that give a good estimate of the answer length
-_BUSY_SHARE = 0.9  # of the known rate limits; from here on they determine the time
-_LONG_SECONDS = 5.0  # time in real time from which more calls at once are suggested
+_BUSY_SHARE = 0.9  # of the known rate limits, from which they determine the time
+_LONG_SECONDS = 5.0  # time in real time from which more parallel calls are suggested
 _CERTAIN_SHARE = 0.945  # probability of meeting the deadline that needs no warning
 
 
@@ -25,9 +25,9 @@ _CERTAIN_SHARE = 0.945  # probability of meeting the deadline that needs no warn
 class Voice:
     """How a text addresses its reader."""
 
-    unit: str  # what a list consists of
+    unit: str  # name of a list item, such as "row"
     lead: str = "Sending"  # first word of the first sentence
-    is_command: bool = False  # settings are options of the command line
+    is_command: bool = False  # name settings as command-line options
 
     def setting(self, name: str, value: str | None = None) -> str:
         if self.is_command:
@@ -47,11 +47,11 @@ def explain(
     voice: Voice = IN_PYTHON,
     now: datetime | None = None,
 ) -> str:
-    """Return a decision in a few sentences, one per line.
+    """Describe a decision in a few sentences, one per line.
 
     Args:
         details: adds the forecast of each route, the constraints and the figures behind the decision.
-        now: local time; without it, later moments are given as durations.
+        now: local time; without it, later times are given as durations.
     """
     lines = [
         f"{load_in_words(decision, voice)}.",
@@ -63,7 +63,7 @@ def explain(
 
 
 def plan_lines(decision: Decision, *, voice: Voice = IN_PYTHON, now: datetime | None = None) -> Iterator[str]:
-    """Yield what will happen, next to the alternative; what is uncertain; and what would be faster."""
+    """Yield what will happen and the alternative, what is uncertain, and what would be faster."""
     if not decision.load.requests:
         yield f"Nothing to send: every {voice.unit} is already answered."
         return
@@ -75,7 +75,6 @@ def plan_lines(decision: Decision, *, voice: Voice = IN_PYTHON, now: datetime | 
 
 
 def load_in_words(decision: Decision, voice: Voice = IN_PYTHON) -> str:
-    """Return what the list consists of."""
     load = decision.load
     words = f"{plural(load.requests, voice.unit)}, about {load.tokens_in:,.0f} input tokens"
     if load.answers is not None:
@@ -130,7 +129,7 @@ def _against_real_time(decision: Decision) -> str:
     """Return what a batch costs, and why its requests are not sent in real time.
 
     1. Real time would be too late, or too expensive.
-    2. It costs more; how long it takes, shows what the wait is worth.
+    2. Real time costs more. Its duration shows what the wait is worth.
     """
     chosen, other, deadline = decision.chosen, decision.alone, decision.constraints.deadline
     takes = f"take about {duration(other.p50)}"
@@ -147,11 +146,11 @@ def _against_real_time(decision: Decision) -> str:
 
 
 def _against_batch(decision: Decision, voice: Voice) -> str:
-    """Return why a list sent in real time is not a batch.
+    """Return why a list that is sent in real time is not a batch.
 
     1. There is no Batch API for it, or the list is too short for one.
     2. A batch is too late or too expensive.
-    3. It saves too little for its risk or for the wait.
+    3. A batch saves too little for its risk or for the wait.
     """
     load, asked, chosen, batch = decision.load, decision.constraints, decision.chosen, decision.batch
     if any(route is Route.BATCH for route, _ in decision.closed) or batch is None:
@@ -182,7 +181,7 @@ def _against_batch(decision: Decision, voice: Voice) -> str:
 
 
 def _lengths(decision: Decision, answers: AnswerLengths, voice: Voice) -> str:
-    """Return on what the costs rest if no answer has been observed yet."""
+    """Return the assumed answer length on which the costs are based, if no answer has been observed yet."""
     if answers.seen:
         return ""
     tokens = plural(round(answers.tokens), "token")
@@ -201,9 +200,9 @@ def _faster(decision: Decision, voice: Voice) -> str:
     """Return what would make the list faster.
 
     1. It waits for a batch: real time, if that is sooner and within the budget.
-    2. It is sent on the slower tier: the standard one.
+    2. It is sent on the slower tier: the standard tier.
     3. Its calls use up the known limits: higher limits.
-    4. It has more calls than may be in flight at once: more of them.
+    4. It has more calls than may run in parallel: more parallel calls.
     """
     chosen, other, asked = decision.chosen, decision.alone, decision.constraints
     if chosen.batches:
@@ -235,7 +234,7 @@ def _moment(seconds: float, now: datetime | None) -> str:
 
 
 def decision_parts(decision: Decision, voice: Voice = IN_REPORTS) -> Iterator[Part]:
-    """Yield the parts of a view: the decision in words, the table of routes, and the figures behind it."""
+    """Yield the parts of a page: the decision in words, the table of routes, and the figures behind it."""
     yield Note(f"{load_in_words(decision)}.")
     yield from map(Note, plan_lines(decision, voice=voice))
     yield _table(decision)
@@ -243,7 +242,7 @@ def decision_parts(decision: Decision, voice: Voice = IN_REPORTS) -> Iterator[Pa
 
 
 def _detail_lines(decision: Decision) -> Iterator[str]:
-    from smartbatch.views.terminal import WIDE, table_lines  # imported late: only details need it
+    from smartbatch.views.terminal import WIDE, table_lines  # imported late, because only details need it
 
     table = _table(decision)
     marked = [

@@ -1,4 +1,4 @@
-"""The available routes: real time and the Batch API, each with its speed and price."""
+"""The available routes, real time and the Batch API, with their speeds and prices."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from statistics import NormalDist
 
 from attrs import evolve, field, frozen
 
+from smartbatch._words import money
 from smartbatch.core.forecast import EXPIRY_SECONDS, Times
 from smartbatch.core.routing.workload import Cost
 from smartbatch.types import Route
 
-# levels and weights of Gauss-Legendre quadrature, which computes the mean of a distribution from five
-# quantiles
+# Gauss-Legendre quadrature of the mean of a distribution from five quantiles
 _FIVE_POINTS = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
-_MAX_LOG_DEVIATION = (
-    2.0  # maximum standard deviation of log seconds; the mean of wider ones is beyond nearly all calls
-)
+# standard deviation of log seconds; in a wider distribution, nearly all calls are shorter than the mean
+_MAX_LOG_DEVIATION = 2.0
 _MAX_LEVEL = 1 - 1e-9
 _NORMAL = NormalDist()
 _MAX_COUNTED_ROUNDS = 1000  # rounds that are counted one by one
-_USD_TOLERANCE = 1e-9  # possible error of sums of floats, in USD
+_USD_TOLERANCE = 1e-9  # USD; rounding error of sums
 
 
 @frozen
 class Throughput:
-    """How fast a route in real time answers."""
+    """The speed of a real-time route."""
 
-    call: Times  # seconds of one call with ``per_call`` requests
+    call: Times  # seconds per call with ``per_call`` requests
     parallelism: int  # concurrent calls
-    per_call: int = 1  # requests per call, 1 or more
+    per_call: int = 1
     ahead: int = 0  # requests already waiting, which are sent first
-    tokens: float = 0.0  # input and output tokens of one request
+    tokens: float = 0.0  # input and output tokens per request
     rpm: float = math.inf  # calls per minute; infinity if no limit is known
     tpm: float = math.inf  # tokens per minute; infinity if no limit is known
 
@@ -40,10 +39,10 @@ class Throughput:
         return math.ceil(requests / self.per_call)
 
     def quota(self, requests: int) -> float | None:
-        """Return the share of the limits that ``requests`` use while they run; ``None`` without a limit."""
+        """Return the share of the rate limits that ``requests`` use; ``None`` without a limit."""
         if self.rpm == self.tpm == math.inf or not requests:
             return None
-        # limits are per minute, so a list of less than a minute does not use a larger share
+        # limits are per minute, so a shorter list does not use a larger share
         minutes = max(self.finish(requests, 0.5) / 60, 1.0)
         shares = self.calls(requests) / (self.rpm * minutes), requests * self.tokens / (self.tpm * minutes)
         return min(1.0, max(shares))
@@ -51,12 +50,12 @@ class Throughput:
     def finish(self, requests: int, q: float) -> float:
         """Return the seconds within which a share ``q`` of such lists is answered.
 
-        1. At most as many calls as workers: the slowest of independent calls.
+        1. At most as many calls as workers: the time of the slowest of independent calls.
         2. More calls than workers: the time until the last call begins, plus the time from then until the
-           slowest call in flight finishes. The first is a sum, taken as lognormal; the error of a call's mean
-           adds up over the list instead of averaging out, so it is part of the spread. The deviations of the
-           two parts from their medians are independent, so their squares add up.
-        3. Rate limits are the bottleneck: the time at which they let the last call begin, plus that call.
+           slowest call in flight finishes. The first is a sum and modelled as lognormal. An error in the mean
+           of a call adds up over the list instead of averaging out, so it is part of the spread. The two
+           parts deviate from their medians independently, so their squares add up.
+        3. Rate limits are the bottleneck: the time until they allow the last call to begin, plus that call.
         """
         if requests <= 0:
             return 0.0
@@ -73,8 +72,9 @@ class Throughput:
         return max(working, self._limited(calls, requests) + self.call.quantile(q, size))
 
     def expected(self, requests: int) -> float:
-        """Return the mean duration of such lists; the mean of the slowest call is computed from five
-        quantiles."""
+        """Return the mean duration of such lists. The mean of the slowest call is computed from five
+        quantiles.
+        """
         if requests <= 0:
             return 0.0
         size = min(self.per_call, requests)
@@ -92,7 +92,7 @@ class Throughput:
         """Return the median and log deviation of the time until the last of ``calls`` begins, and the log
         deviation of one call.
 
-        All calls together take ``calls`` means. What remains when the last one begins is subtracted: that
+        All calls together take ``calls`` means. What remains when the last call begins is subtracted: that
         call, and the rest of each other call in flight, which is ``(1 + variance / mean ** 2) / 2`` means on
         average.
         """
@@ -106,7 +106,7 @@ class Throughput:
         return begun / self.parallelism * each * math.exp(-sigma * sigma / 2), sigma, width
 
     def _limited(self, calls: int, requests: int) -> float:
-        """Return the seconds until the rate limits let the last call begin."""
+        """Return the seconds until the rate limits allow the last call to begin."""
         tokens = (self.ahead + requests) * self.tokens
         by_calls = max(0.0, calls - 1) * 60 / self.rpm
         by_tokens = max(0.0, tokens - tokens / max(1, calls)) * 60 / self.tpm
@@ -115,26 +115,29 @@ class Throughput:
 
 @lru_cache(maxsize=64)
 def normal_quantile(q: float) -> float:
-    """Return a quantile of the standard normal distribution; computing one takes microseconds."""
+    """Return a quantile of the standard normal distribution. Cached, because computing one takes
+    microseconds.
+    """
     return _NORMAL.inv_cdf(q)
 
 
 def _end(q: float, calls: int, workers: int, width: float) -> float:
-    """Return the quantile of a call's time by which a share ``q`` of lists finishes after their last call
+    """Return the quantile of call times within which a share ``q`` of lists finishes after the last call
     began.
 
-    It never exceeds the slowest of all calls; with many calls, what is left of those in flight is shorter.
+    It never exceeds the quantile for the slowest of all calls. With many calls, those in flight have less
+    time left.
     """
     return float(min(q ** (1 / calls), _left(q, workers, width)))
 
 
 @lru_cache(maxsize=4096)
 def _left(q: float, workers: int, width: float) -> float:
-    """Return the quantile by which all calls in flight finish, in a share ``q`` of cases, from when the last
-    begins.
+    """Return the quantile within which all calls in flight finish after the last one began, in a share ``q``
+    of cases.
 
-    The last call takes its full time. Of the others only the rest is left, and a share of ``(mean beyond x) /
-    mean`` is longer than ``x``. Solved by bisection for lognormal times.
+    The last call takes its full time. Of the other calls, a share of ``(mean beyond x) / mean`` has more than
+    ``x`` left. Solved by bisection for lognormal times.
     """
     low, high = -8.0, 8.0
     for _ in range(30):
@@ -147,81 +150,78 @@ def _left(q: float, workers: int, width: float) -> float:
 
 @frozen
 class Offer:
-    """A route in real time."""
-
     route: Route
     throughput: Throughput
     cost: Cost | None  # of the whole list; None if the price is unknown
-    share: float = 1.0  # price relative to the standard one; ranks routes whose price is unknown
-    open: bool = True  # false for a route that is only compared, not offered
+    share: float = 1.0  # price relative to the standard price; ranks routes with unknown prices
+    open: bool = True  # false if the route is only compared
 
 
 @frozen
 class BatchOffer:
-    """The Batch API."""
-
-    times: Times  # seconds from creation of a batch until its results are available
+    times: Times  # seconds from the creation of a batch to its results
     cost: Cost | None  # of the requests that a job sends; None if the price is unknown
     # real-time cost of those requests, if less than that of the list
     alone: Cost | None = field(default=None, kw_only=True)
-    # how long a cancelled batch takes to finish; None if it cannot be cancelled
+    # seconds until a cancelled batch finishes; None if batches cannot be cancelled
     cancelling: Times | None = None
-    most: int = 5000  # maximum requests per batch
+    most: int = 5000  # requests per batch
     at_a_time: float = math.inf  # concurrent batches that the enqueued quota allows
-    share: float = 0.5  # price relative to the standard one
-    seen: bool = True  # whether a batch has been observed; if not, one is tried if it is likely to be better
+    share: float = 0.5  # price relative to the standard price
+    seen: bool = True  # a batch has been observed; otherwise one is tried if it is likely to be better
 
     def cancel(self, sure: float) -> float:
-        """Return the seconds within which a share ``sure`` of cancelled batches has finished."""
+        """Return the seconds within which a share ``sure`` of cancelled batches finishes."""
         return 0.0 if self.cancelling is None else self.cancelling.quantile(sure, 1)
 
     def batches(self, requests: int) -> int:
         return math.ceil(requests / self.most)
 
     def _schedule(self, requests: int) -> tuple[int, int]:
-        """Return the number of concurrent batches, and of rounds of them."""
+        """Return the numbers of concurrent batches and of rounds."""
         batches = self.batches(requests)
         parallel = int(min(batches, self.at_a_time))
         return parallel, math.ceil(batches / parallel)
 
     def finish(self, requests: int, q: float) -> float:
-        """Return the seconds within which a share ``q`` of such lists is answered, by the slowest batch.
-
-        At all providers a batch finishes or expires within a day.
+        """Return the seconds within which a share ``q`` of such lists is answered. At all providers, a batch
+        finishes or expires within a day.
         """
         parallel, rounds = self._schedule(requests)
         slowest = self.times.quantile(q ** (1 / parallel), min(requests, self.most))
         return rounds * min(slowest, EXPIRY_SECONDS)
 
     def expected(self, requests: int) -> float:
-        """Return the mean of five quantiles. The slowest tenth is counted with its shortest time: little of
-        it is ever observed, and a prior about it must not outweigh a dozen observed batches."""
+        """Return the mean of five quantiles. The slowest tenth is included with its shortest time: it is
+        rarely observed, and an assumption about it must not outweigh a dozen observed batches.
+        """
         return sum(self.finish(requests, q) for q in (0.1, 0.3, 0.5, 0.7, 0.9)) / 5
 
     def chance(self, seconds: float, requests: int) -> float:
-        """Return the probability that all of ``requests`` are answered within ``seconds``."""
+        """Return the probability that all ``requests`` are answered within ``seconds``."""
         parallel, rounds = self._schedule(requests)
         return self.times.chance(seconds / rounds, min(requests, self.most)) ** parallel
 
     def part(self, seconds: float, requests: int) -> float:
-        """Return the mean share of ``requests`` answered within ``seconds``."""
+        """Return the expected share of ``requests`` answered within ``seconds``."""
         _, rounds = self._schedule(requests)
         return self.times.chance(seconds / rounds, min(requests, self.most))
 
 
 @frozen
 class Rounds:
-    """How a budget cuts a list that is sent by batch: the maximum cost is reserved, so not everything fits at
-    once. What fits is sent; as it turns out to be cheaper, more is sent.
+    """The rounds of batches into which a budget divides a list.
 
-    This is the arithmetic of :mod:`smartbatch.jobs.job_budget`, applied to requests of average cost.
+    The budget must cover the maximum cost of every request in a batch. As many requests as it covers are sent
+    first; answers usually cost less than the maximum, which leaves money for more. The calculation follows
+    :mod:`smartbatch.jobs.job_budget`, with requests of average cost.
     """
 
     room: float  # USD that may be reserved
     most: float  # USD reserved per request
-    fit: int  # requests that fit in the first round
+    fit: int  # requests in the first round
     count: int  # number of rounds
-    unsent: int  # requests that will never fit
+    unsent: int  # requests that the budget will never cover
 
     def cut(self, offer: BatchOffer, requests: int) -> BatchOffer:
         """Return the offer with the resulting number of batches, in total and at a time."""
@@ -233,22 +233,22 @@ class Rounds:
         return evolve(offer, most=min(each, offer.most), at_a_time=min(parallel, offer.at_a_time))
 
     def in_words(self) -> str:
-        """Return the rounds in words; empty if everything fits at once."""
+        """Describe the rounds; empty if the budget covers all requests at once."""
         if self.count == 1 and not self.unsent:
             return ""
-        held = f"up to {self.most:.6f} USD is held back for each, out of {self.room:.6f} USD"
+        held = f"up to {money(self.most)} is reserved per request, out of {money(self.room)}"
         if not self.fit:
-            return f"{held}, so there is no room for any"
-        text = f"{held}, so {self.fit:,} go first, and all in {self.count:,} rounds of batches"
-        return f"{text}, but for about {self.unsent:,} no room will be left" if self.unsent else text
+            return f"{held}, which is too little for any request"
+        text = f"{held}, so batches are sent in {self.count:,} rounds, the first with {self.fit:,} requests"
+        return f"{text}; about {self.unsent:,} requests will exceed the budget" if self.unsent else text
 
 
 def rounds_of(requests: int, room: float, most: float, each: float) -> Rounds:
-    """Return the rounds in which ``requests`` are sent by batch within ``room`` USD.
+    """Return the rounds in which ``requests`` are sent as batches within ``room`` USD.
 
     Args:
-        most: maximum USD of one request.
-        each: expected USD of one request.
+        most: maximum USD per request.
+        each: expected USD per request.
     """
     each, done, count, fit = min(each, most), 0, 0, 0
     first = _fitting(room, most, requests)

@@ -1,7 +1,7 @@
-"""The constraints of a list, and a forecast of time and cost for each route that is open to it.
+"""The constraints of a list, and a forecast of time and cost for each open route.
 
-With a deadline, a batch is cut into a few pieces, which can be withdrawn one by one as real time has capacity
-for them: that costs less than withdrawing everything as soon as one piece has to be withdrawn.
+With a deadline, a list is divided into a few batches. They can be withdrawn one by one as real time has
+capacity for them, which costs less than withdrawing all requests as soon as one batch is late.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from smartbatch.core.routing.workload import Cost, Load, expected_usd
 from smartbatch.errors import ConfigError
 from smartbatch.types import Deadline, Prefer, Route, Strategy
 
-# the shares of requests sent in real time at once among which a hybrid is chosen
+# possible shares of a hybrid's requests that are sent in real time at first
 SPLIT_SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 MAX_EARLY_SHARE = 0.1
-"""Maximum share that a forced hybrid sends in real time at once, so that it costs at most a tenth more than a
-batch at half price."""
-# maximum number of batches for a list with a deadline, and minimum requests per batch
+"""Maximum share that a forced hybrid sends in real time at first, so that it costs at most a tenth more than
+a batch at half price.
+"""
+# maximum batches of a list with a deadline, and minimum requests per batch
 MAX_PIECES, MIN_PIECE_REQUESTS = 12, 10
-FORECAST_PIECES = 4  # evenly spread pieces whose chance of finishing before their withdrawal is forecast
-CANCEL_LEAD_ODDS = 0.8  # probability that a cancel is done before the first calls of a hybrid are
-EQUAL_ODDS = 0.01  # probabilities that differ by at most this are equal
-RARE_ODDS = 0.05  # below this probability, the batch's price is not the lowest cost
-MIN_PIECES_GAIN = 0.005  # cutting into pieces is worthwhile if it raises the share answered by batch by this
+FORECAST_PIECES = 4  # evenly spread batches whose chance of finishing before their withdrawal is forecast
+CANCEL_LEAD_ODDS = 0.8  # probability that a cancel finishes before the first calls of a hybrid
+EQUAL_ODDS = 0.01  # probabilities that differ by at most this are considered equal
+RARE_ODDS = 0.05  # below this probability, the price of a batch is not taken as the lowest cost
+MIN_PIECES_GAIN = 0.005  # minimum increase of the share answered by batch that justifies several batches
 
 
 @frozen(kw_only=True)
 class Constraints:
-    """What a decision has to meet."""
+    """The requirements of a list."""
 
     strategy: Strategy = Strategy.AUTO  # forces a route, or leaves the choice open
-    # "balanced" weighs money against time; "speed" chooses the soonest, "cost" the cheapest
+    # "balanced" weighs money against time, "speed" chooses the soonest route, "cost" the cheapest
     prefer: Prefer = "balanced"
     deadline: float | None = None  # seconds from now
     budget: float | None = None  # USD
-    # USD per hour of waiting: compared with the cost if there is no deadline, and part of the late penalty
+    # USD per hour of waiting; compared with the cost without a deadline, otherwise part of the late penalty
     time_value: float = 5.0
     threshold: int = 10  # minimum requests of a pure batch
     at_once: int = 3  # lists of at most this many requests are always sent in real time
@@ -57,10 +58,10 @@ class Constraints:
 
 
 def seconds_until(deadline: Deadline | None, wall: float) -> float | None:
-    """Return the seconds from ``wall`` (Unix seconds, now) to ``deadline``; ``None`` if there is none.
+    """Return the seconds from ``wall`` (Unix seconds) until ``deadline``; ``None`` without a deadline.
 
     Raises:
-        ConfigError: the value is not a time, or the moment has passed or lacks its time zone.
+        ConfigError: the value is not a time, lacks its time zone, or has passed.
     """
     if deadline is None:
         return None
@@ -85,30 +86,30 @@ def seconds_until(deadline: Deadline | None, wall: float) -> float | None:
 
 @frozen
 class Option:
-    """A route with its forecast. Times are seconds, money is USD, probabilities are 0..1."""
+    """A route with its forecast. Times are seconds, money is USD, and probabilities are 0 to 1."""
 
     route: Route
-    p50: float  # time until the last answer, like ``p95`` and ``expected``
+    p50: float  # time until the last answer, as are ``p95`` and ``expected``
     p95: float
     expected: float
     cost: Cost | None  # None if the price is unknown
     calls: int
-    share: float  # price relative to the standard one; ranks routes whose price is unknown
+    share: float  # price relative to the standard price; ranks routes with unknown prices
     batches: int = 0
-    first: int = 0  # requests sent in real time at once
+    first: int = 0  # requests sent in real time at first
     weight: float = 0.0  # cost plus value of the expected wait; compared if there is no deadline
-    rescue_at: float | None = None  # time from now at which an unfinished batch is cancelled; None for never
+    rescue_at: float | None = None  # time after which an unfinished batch is cancelled; None for never
     rescue_needs: float = 0.0  # time kept free to answer the rest in real time, including the cancel
     # probability that the batch finishes before the rescue or, without one, before the deadline
     chance: float = 1.0
     odds: float = 1.0  # probability of meeting the deadline, with a rescue; 1 without a deadline
-    pieces: int = 1  # minimum number of batches, withdrawn one after the other
-    quota: float | None = None  # share of the provider's limits used while it runs; None if no limit is known
+    pieces: int = 1  # minimum number of batches, withdrawn one after another
+    quota: float | None = None  # share of the rate limits used while it runs; None if no limit is known
     problem: str = ""  # why it is not feasible; empty if it is
     untried: bool = False  # its times are assumed, because no batch has been observed
-    # cost assigned to the risk that a batch misses the deadline; unit of :func:`price`
+    # cost assigned to the risk of missing the deadline, in the unit of :func:`price`
     late_cost: float = 0.0
-    ruled_out: str = ""  # why a feasible option was not compared with the others; empty if it was
+    ruled_out: str = ""  # why a feasible option was excluded; empty if it was compared
 
     @property
     def feasible(self) -> bool:
@@ -118,7 +119,7 @@ class Option:
 def open_routes(
     load: Load, offers: Sequence[Offer], batch: BatchOffer | None, constraints: Constraints
 ) -> Iterator[Option]:
-    """Yield the open options for a list, by rules 1 and 2 of :mod:`smartbatch.core.routing.choice`."""
+    """Yield the open options of a list, by rules 1 and 2 of :mod:`smartbatch.core.routing.choice`."""
     n, strategy = load.requests, constraints.strategy
     if strategy is Strategy.THRESHOLD:
         strategy = Strategy.BATCH if n >= constraints.threshold else Strategy.INDIVIDUAL
@@ -145,8 +146,7 @@ def open_routes(
 
 
 def of_job(load: Load, standard: Offer, batch: BatchOffer) -> Offer:
-    """Return the real-time offer for the requests that a job sends: identical rows of a job are paid for
-    once."""
+    """Return the real-time offer for the requests that a job sends. A job pays for identical rows once."""
     return evolve(standard, cost=batch.alone) if load.repeats else standard
 
 
@@ -170,7 +170,7 @@ def real_time(offer: Offer, n: int) -> Option:
 
 
 def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> Option:
-    """Return the forecast for sending ``first`` requests in real time and all others in batches."""
+    """Forecast sending ``first`` requests in real time and the others as batches."""
     rest = n - first
     at_once = standard.throughput.finish(first, 0.95)
     plan = _rescue(n, rest, at_once, standard, batch, constraints)
@@ -209,12 +209,10 @@ def _late_cost(late: float, standard: Offer, constraints: Constraints) -> float:
 
 @frozen
 class _RescuePlan:
-    """When a batch would be withdrawn; see :class:`Option`."""
-
     at: float | None
     needs: float
     chance: float
-    share: float  # share of its requests that are answered before that
+    share: float  # share of requests answered before that
     met: float  # probability of meeting the deadline
     pieces: int = 1
 
@@ -223,7 +221,7 @@ def _rescue(
     n: int, rest: int, busy: float, standard: Offer, batch: BatchOffer, constraints: Constraints
 ) -> _RescuePlan:
     """Return the latest start of a rescue."""
-    # 1. No deadline: there is no rescue.
+    # 1. Without a deadline there is no rescue.
     if constraints.deadline is None:
         return _RescuePlan(None, 0.0, 1.0, 1.0, 1.0)
     margin = MARGIN_SHARE * constraints.deadline
@@ -257,17 +255,17 @@ def _rescue(
         whole,
         1.0,
     )
-    # 2. No start is within the allowed risk: the batch alone has to meet the deadline.
+    # 2. If no start is within the allowed risk, the batch alone has to meet the deadline.
     if start is None:
         return never
-    # 3. The start with the highest worth. Pieces are withdrawn one after the other, each when real time has
-    # nearly finished the previous one; if cutting into pieces gains too little, there is one piece.
+    # 3. Choose the start with the highest worth. Batches are withdrawn one after another, each when real time
+    # has nearly finished the previous one. If several batches gain too little, there is one.
     alone, share = batch.part(start.at, rest), part(start.at, start.sure)
     if share < alone + MIN_PIECES_GAIN:
         pieces, share = 1, alone
-    # 4. The batch is nearly certain to be on time, and waiting for it is worth more than any start.
+    # 4. If the batch is nearly certain to be on time, waiting for it may be worth more than any start.
     if chance >= HIGHEST_LEVEL and saving * whole - penalty * (1 - chance) > start.worth:
-        return evolve(never, pieces=pieces)  # if it is late nevertheless, pieces are withdrawn one by one
+        return evolve(never, pieces=pieces)  # if it is late anyway, batches are withdrawn one by one
     chance = batch.chance(start.at, rest)
     return _RescuePlan(start.at, start.needs + margin, chance, share, 1 - start.risk, pieces)
 
@@ -284,7 +282,7 @@ def _odds(plan: _RescuePlan, first: int, standard: Offer, constraints: Constrain
 
 
 def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchOffer) -> Cost | None:
-    """Return the cost; withdrawn batches are assumed to have answered nothing."""
+    """Return the cost, assuming that withdrawn batches have answered nothing."""
     if standard.cost is None or batch.cost is None:
         return None
     individually, rest = standard.cost.of(first / n), (n - first) / n
@@ -298,12 +296,13 @@ def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchO
 
 
 def _early(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> int:
-    """Return how many requests a forced hybrid sends at once: those that real time answers in a tenth of the
-    batch's time."""
+    """Return how many requests a forced hybrid sends at first: as many as real time answers in a tenth of the
+    batch's time.
+    """
     tenth = MAX_EARLY_SHARE * batch.finish(n, 0.5)
     most = min(
         max(constraints.at_once, math.floor(MAX_EARLY_SHARE * n)), n - 1
-    )  # leave something for the batch
+    )  # leave requests for the batch
     if standard.throughput.finish(most, 0.5) <= tenth:
         return most
     low, high = min(constraints.at_once, n - 1), most
@@ -314,7 +313,7 @@ def _early(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints)
 
 
 def _best_split(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> Option:
-    """Return the cheapest hybrid that meets the deadline, or the one most likely to."""
+    """Return the cheapest hybrid that meets the deadline, or the one most likely to meet it."""
     fewest = min(constraints.at_once, n - 1)
     if constraints.deadline is None:
         return by_batch(n, fewest, standard, batch, constraints)
@@ -325,7 +324,7 @@ def _best_split(n: int, standard: Offer, batch: BatchOffer, constraints: Constra
 
 
 def likeliest(options: Sequence[Option]) -> Option:
-    """Return the cheapest of the options that are about as likely as any to meet the deadline."""
+    """Return the cheapest of the options that are about equally likely to meet the deadline."""
     most = max(option.odds for option in options)
     return min((option for option in options if option.odds >= most - EQUAL_ODDS), key=price)
 

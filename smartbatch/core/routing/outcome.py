@@ -1,4 +1,4 @@
-"""The actual cost and routes of a list's results, compared with its plan."""
+"""Adds up the actual cost and routes of results, for comparison with their plan."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _REALTIME = (*_STANDARD, Route.FLEX)
 class ActualCost:
     """Adds up results in constant memory. All amounts are USD."""
 
-    paid: float | None = 0.0  # cost of the results; None once one of them has an unknown cost
+    paid: float | None = 0.0  # cost of the results; None if any cost is unknown
     individual: float | None = 0.0  # cost of their tokens in real time; None if unknown
-    by_batch: float | None = 0.0  # cost of their tokens by batch; None if unknown
-    answered: int = 0  # results that are answers
-    batched: int = 0  # requests sent by batch
+    by_batch: float | None = 0.0  # cost of their tokens as a batch; None if unknown
+    answered: int = 0  # successful results
+    batched: int = 0  # requests sent as a batch
     realtime: int = 0  # requests sent in real time
 
     def add(self, result: Result, standard: Rates | None = None, batch: Rates | None = None) -> None:
-        """Add a result; one that took no call, or shares the answer of another request, adds nothing.
+        """Add a result. A result that took no call, or that shares an answer, adds nothing.
 
         Args:
             standard: real-time prices of its model; ``None`` if unknown.
@@ -50,8 +50,9 @@ class ActualCost:
 
 
 def rescue_in_words(decision: Decision, actual: ActualCost, reason: str | None) -> str | None:
-    """Return how many requests that were planned for a batch were sent in real time, and why; ``None`` if
-    none were."""
+    """Describe how many requests that were planned for a batch were sent in real time, and why; ``None`` if
+    none were.
+    """
     chosen = decision.chosen
     rescued = actual.realtime - chosen.first
     if not chosen.route.by_batch or rescued <= 0:
@@ -61,7 +62,7 @@ def rescue_in_words(decision: Decision, actual: ActualCost, reason: str | None) 
 
 
 def _cost_of(result: Result, rates: Rates | None, routes: Collection[Route]) -> float | None:
-    """Return the cost of a result at the prices of ``routes``: the amount paid if it took one of them."""
+    """Return the amount paid if the result took one of the ``routes``; otherwise its cost at their prices."""
     if result.route in routes:
         return result.cost
     if not result.usage.total_tokens:
@@ -73,21 +74,21 @@ def _cost_of(result: Result, rates: Rates | None, routes: Collection[Route]) -> 
 class Measured:
     seconds: float  # from the submission to the last answer
     cost: float | None  # USD paid; None if a price is unknown
-    individual_cost: float | None = None  # USD of the tokens used, in real time; None if unknown
-    batch_cost: float | None = None  # USD of the tokens used, by batch; None if unknown
+    individual_cost: float | None = None  # USD of the same tokens in real time; None if unknown
+    batch_cost: float | None = None  # USD of the same tokens as a batch; None if unknown
 
 
 @define(eq=False)
 class ListDecision:
-    """The decision on a list that did not become a job, on its way to the store."""
+    """The decision on a list without a job, to be stored."""
 
     at: float  # Unix seconds
     model: str  # ``provider:model``
     decision: Decision = field(repr=False)
-    measured: Measured | None = None  # set once it is known
+    measured: Measured | None = None  # actual time and cost, once known
     # how many requests were sent in real time instead of by batch, and why; set with ``measured``
     rescue: str | None = None
-    no: int | None = None  # its number in the store, once it is stored
+    no: int | None = None  # its number in the store, once stored
 
     @property
     def route(self) -> str:

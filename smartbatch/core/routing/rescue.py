@@ -1,11 +1,10 @@
-"""The rescue of a running job: which batches to withdraw now so that every request is answered before the
-deadline.
+"""Decides which batches of a running job to withdraw, so that every request is answered before the deadline.
 
-How long all open requests would take in real time can be forecast. While more time than that is left, batches
-keep running because they are cheaper; so do batches that are nearly certain to be on time. After that,
-batches are withdrawn one by one, those with the most open requests first. Each is withdrawn only when real
-time has capacity for its requests, so that a batch that finishes in the meantime still saves money. If real
-time would probably be late and the batches are more likely to be on time, they keep running.
+Batches keep running while there is more time left than real time needs for all open requests, and while they
+are nearly certain to be on time. After that, they are withdrawn one by one, those with the most open requests
+first. Each is withdrawn only when real time has capacity for its requests, so that a batch that finishes
+earlier still saves money. If real time would probably be late and the batches are more likely to be on time,
+they keep running.
 """
 
 from __future__ import annotations
@@ -22,30 +21,29 @@ from smartbatch.core.routing.offers import Throughput, normal_quantile
 MAX_RISK = 0.05  # largest accepted risk of missing a deadline: P(batch late) * P(rescue late)
 LATE_PENALTY = 0.5  # cost of a missed deadline, as a share of the price of the whole list in real time
 WAITED_SECONDS = 60.0
-"""Additional cost of a missed deadline, as seconds of waiting, so that no deadline is missed to save a cent.
+"""Additional cost of a missed deadline in seconds of waiting, so that no deadline is missed to save a cent.
 With both costs, about one list in a hundred is late, over all kinds of deadlines
 (``docs/reference/routing.md``).
 """
-# the probabilities of being on time that are compared for a rescue
+# probabilities of being on time that are compared for a rescue
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99)
 HIGHEST_LEVEL = LEVELS[-1]  # quantiles beyond it are seldom known
 MARGIN_SHARE = 0.005  # share of the deadline kept free for delays that no forecast covers
 _NORMAL = NormalDist()
-MIN_WAIT_SECONDS = 0.5  # seconds; a shorter wait could round to 0 in Unix time
-MIN_RESCUE_ODDS = 0.8  # if real time is less likely to be on time, the deadline counts as missed
-MIN_ODDS_GAIN = 0.01  # batches keep running then if they are this much more likely to be on time
+MIN_WAIT_SECONDS = 0.5  # a shorter wait could round to 0 in Unix time
+MIN_RESCUE_ODDS = 0.8  # if real time is less likely to be on time, the deadline is considered missed
+MIN_ODDS_GAIN = 0.01  # then, batches keep running if they are this much more likely to be on time
 BATCH_SAVING_SHARE = 0.5  # share of the real-time price that a batch saves, at all providers
 RECHECK_SHARE = 0.05  # share of the remaining time after which that decision is repeated
-MAX_LOOKS, BISECTION_STEPS = 40, 12
-"""Search for the start of a rescue: maximum number of simulated decisions, and of bisection steps afterwards.
-"""
+MAX_LOOKS = 40  # simulated decisions in the search for the start of a rescue
+BISECTION_STEPS = 12  # after the first simulated decision to withdraw a batch
 
 
 @frozen
 class RescueStart:
     at: float  # seconds from now
     sure: float  # probability that the rescue is on time
-    needs: float  # seconds within which the rescue is done with that probability
+    needs: float  # seconds within which the rescue finishes with that probability
     risk: float  # probability that the deadline is missed
     # savings of batches until then minus the cost of the risk, as a share of the real-time list price
     worth: float
@@ -73,10 +71,10 @@ def rescue_starts(
 
     Args:
         left: until the deadline.
-        needs: given a probability, the duration within which a rescue is done with that probability.
-        late: given a time, the probability that the batch withdrawn last has not finished by then.
-        saved: given the time and the probability, the savings of batches until a rescue, as a share of the
-            price of the whole list in real time.
+        needs: maps a probability to the duration within which a rescue finishes with that probability.
+        late: maps a time to the probability that the batch withdrawn last has not finished by then.
+        saved: maps a time and a probability to the savings of batches until a rescue, as a share of the price
+            of the whole list in real time.
         floor: earliest start of a rescue.
     """
     found = []
@@ -91,8 +89,7 @@ def rescue_starts(
 
 
 def best_start(found: Sequence[RescueStart]) -> RescueStart | None:
-    """Return the start with the highest worth among those within :data:`MAX_RISK`; among equals, the
-    safest."""
+    """Return the start with the highest worth within :data:`MAX_RISK`; among equals, the safest."""
     safe = (start for start in found if start.risk <= MAX_RISK)
     return max(safe, key=lambda start: (round(start.worth, ndigits=6), start.sure), default=None)
 
@@ -109,21 +106,21 @@ def chance_within(seconds: float, p50: float, p95: float) -> float:
 @frozen
 class Speed:
     throughput: Throughput  # of real time, now
-    cancelling: Times  # how long a cancelled batch takes to finish
-    turnaround: Times  # how long a batch takes
+    cancelling: Times  # seconds until a cancelled batch finishes
+    turnaround: Times  # seconds until a batch finishes
 
 
 @frozen
 class PendingShard:
     """An unfinished shard of a job. Times are seconds."""
 
-    left: int  # requests not answered, as far as known
-    sent: bool  # the provider has it, so withdrawing it needs a cancel
-    size: int  # requests it was created with
+    left: int  # requests without an answer, as far as known
+    sent: bool  # the provider has it, so withdrawing it requires a cancel
+    size: int  # requests when it was created
     age: float  # since it was created
-    stuck: bool = False  # it cannot be withdrawn: its creation is uncertain, or it is being cancelled or read
+    stuck: bool = False  # cannot be withdrawn: its creation is uncertain, or it is being cancelled or read
     cancelled: float | None = None  # since its cancel was requested
-    held_up: bool = False  # it cannot be sent at once, for example because a quota is full
+    held_up: bool = False  # cannot be sent immediately, for example because a quota is full
 
 
 @frozen
@@ -142,19 +139,19 @@ def rescue(
     speed: Speed,
     late_penalty: float = LATE_PENALTY,
 ) -> Rescue:
-    """Return which shards to withdraw now.
+    """Choose the shards to withdraw now.
 
     Args:
-        left: seconds until the deadline; below 0 once it has passed.
+        left: seconds until the deadline, negative once it has passed.
         margin: seconds to keep free.
         backlog: open requests of the job that are in no shard.
-        late_penalty: the cost of a missed deadline, see :func:`late_penalty`.
+        late_penalty: see :func:`late_penalty`.
     """
     movable = [at for at, shard in enumerate(shards) if not shard.stuck]
     outlook = _Prospect(left - margin, backlog, shards, [shards[at] for at in movable], speed, late_penalty)
     needs = outlook.needs(MIN_RESCUE_ODDS)
     late = left < needs
-    # 1. No shard can be withdrawn: nothing to decide.
+    # 1. No shard can be withdrawn.
     if not movable:
         return Rescue((), math.inf, needs, late)
     later, (sure, worth) = outlook.later(), outlook.now()
@@ -163,7 +160,7 @@ def rescue(
     # later: they keep running for a while.
     if outlook.never() > max(worth, -math.inf if later is None else later.worth):
         return run_on
-    # 3. A later start is worth more than one now: wait for it.
+    # 3. A later start is worth more: wait for it.
     if later is not None and later.at > MIN_WAIT_SECONDS and later.worth > worth:
         return Rescue((), later.at, later.needs, late)
     # 4. Real time would probably be late, and the batches are more likely to be on time: they keep running
@@ -177,8 +174,9 @@ def rescue(
 
 
 def margin_of(deadline: float) -> float:
-    """Return the seconds that a rescue keeps free, for a deadline that was ``deadline`` seconds away when
-    set."""
+    """Return the seconds that a rescue keeps free. ``deadline`` is the time in seconds until the deadline
+    when it was set.
+    """
     return max(1.0, MARGIN_SHARE * deadline)
 
 
@@ -211,9 +209,8 @@ def first_rescue(
             return None
     else:
         return None
-    for _ in range(
-        BISECTION_STEPS
-    ):  # a job also decides when it polls, and starts as soon as that is worth more
+    for _ in range(BISECTION_STEPS):
+        # a job also decides whenever it polls, and begins the rescue as soon as that is worth more
         middle = (early + late) / 2
         early, late = (early, middle) if look(middle).take_back else (middle, late)
     return late
@@ -239,7 +236,7 @@ def _back(
 
 
 class _Prospect:
-    """Probabilities and times of a rescue that begins now or later, within ``left`` seconds."""
+    """Probabilities and times of a rescue within ``left`` seconds."""
 
     def __init__(
         self,
@@ -261,13 +258,13 @@ class _Prospect:
         self._before = speed.throughput.finish(self._all, 0.5) * (pieces - 1) / pieces
 
     def needs(self, sure: float) -> float:
-        """Return the seconds within which all open requests are answered in real time, cancels included."""
+        """Return the seconds within which real time answers all open requests, including cancels."""
         under_way = max((each.cancelled for each in self._sent if each.cancelled is not None), default=0.0)
         cancel = self._speed.cancelling.quantile(sure, 1) - under_way if self._sent else 0.0
         return self._speed.throughput.finish(self._all, sure) + max(0.0, cancel - self._working)
 
     def later(self) -> RescueStart | None:
-        """Return the best moment to begin a rescue."""
+        """Return the best later start of a rescue."""
         found = rescue_starts(
             self._left,
             self.needs,
@@ -278,8 +275,7 @@ class _Prospect:
         return best_start(found)
 
     def now(self) -> tuple[float, float]:
-        """Return the probability, clamped to the levels, that a rescue that begins now is on time, and its
-        worth."""
+        """Return the probability that a rescue is on time if it starts now, and its worth."""
         chance = self._chance()
         sure = max(LEVELS[0], min(HIGHEST_LEVEL, chance))
         risk = (1 - chance) * self._late(self._before)
@@ -301,7 +297,7 @@ class _Prospect:
         return chance_within(self._left, self.needs(0.5), self.needs(0.95))
 
     def _late(self, seconds: float) -> float:
-        """Return the probability (at creation) that some batch is unfinished ``seconds`` from now."""
+        """Return the probability, as of creation, that some batch is unfinished ``seconds`` from now."""
         return 1 - min(self._speed.turnaround.chance(age + seconds, size) for age, size in self._ages)
 
     def _saved(self, at: float, _: float) -> float:

@@ -1,4 +1,4 @@
-"""The size of a list before anything is sent: requests, tokens and money, added up request by request."""
+"""The requests, tokens and expected cost of a list, added up before anything is sent."""
 
 from __future__ import annotations
 
@@ -26,25 +26,27 @@ from smartbatch.types import Kind, Request, Usage
 _LENGTH_DEVIATION = (
     0.77  # standard deviation of answer lengths, divided by their mean, in the Azure 2023 conversations
 )
-_PRIOR_ANSWERS = 0.5  # number of answers whose weight the assumed answer length has
+_PRIOR_ANSWERS = 0.5  # weight of the assumed answer length, in answers
 _FIRST_INPUT_RATIOS = (0.6, 1.6)
-"""Range of billed tokens per estimated token before any answer is seen; the minimum is applied to the texts
-alone, the maximum to the whole request. In twelve kinds of prompts, four tokenizers count 0.61 (questions in
-Chinese) to 1.57 (JSON) tokens per estimated one, and 1.9 for tables of numbers."""
+"""Range of billed tokens per estimated token before any answer is observed. The minimum applies to the texts
+alone, the maximum to the whole request. In twelve kinds of prompts, four tokenizers count 0.61 (questions
+in Chinese) to 1.57 (JSON) tokens per estimated one, and 1.9 for tables of numbers.
+"""
 _INPUT_DEVIATION = 0.12  # standard deviation of billed tokens per estimated token, within one kind of prompt
 _SAMPLED_REQUESTS = 64  # requests from which the maximum tokens of all requests are extrapolated
 _MAX_KNOWN_COSTS = 4_096  # request lengths whose costs are remembered
 _SURE_DEVIATIONS = 1.645  # standard deviations around the mean that cover 90 of 100 sums
-NEAR_KEYS = 1_000  # preceding distinct keys that count as near
+NEAR_KEYS = 1_000  # preceding distinct keys within which an identical request is near
 MAX_KEYS = 1_500_000
-"""Maximum number of remembered distinct keys, about 7 MB; further keys are compared with these."""
+"""Maximum number of remembered distinct keys, which take about 7 MB. Later keys are only compared with these.
+"""
 _PARTS = 0xFFF
 _PARSE = Struct("<HI")
 
 
 @frozen
 class Cost:
-    """USD of a whole list: 5 of 100 such lists cost less than ``low``, and 5 more than ``high``."""
+    """USD of a whole list: 5 of 100 such lists cost less than ``low``, and 5 cost more than ``high``."""
 
     low: float
     expected: float
@@ -63,20 +65,18 @@ def expected_usd(cost: Cost | None) -> float | None:
 
 @frozen
 class AnswerLengths:
-    seen: int  # answers of this model to this kind of request since their lengths last changed; 0 if assumed
-    tokens: float  # mean length, before ``max_tokens`` limits it
+    seen: int  # observed answers of this kind since the lengths last changed; 0 if assumed
+    tokens: float  # mean length before ``max_tokens`` is applied
     unlimited: int = 0  # requests of the list without ``max_tokens``
     by_schema: bool = False  # the answers follow a schema
 
 
 @frozen
 class Load:
-    """The expected load of a list on the provider."""
-
     requests: int
     tokens_in: float = 0.0
     tokens_out: float = 0.0
-    cached: int = 0  # additional requests, answered by the cache
+    cached: int = 0  # additional requests, answered from the cache
     answers: AnswerLengths | None = None  # basis of ``tokens_out``; ``None`` if nothing is generated
     duplicates: int = 0  # additional requests, which share the answers of identical ones
     # requests identical to a much earlier one: a job pays for them once, real time may pay twice
@@ -84,15 +84,13 @@ class Load:
 
     @property
     def by_job(self) -> int:
-        """Requests sent if all are sent in one job."""
+        """Requests that one job would send."""
         return self.requests - self.repeats
 
 
 class Rates(Protocol):
-    """The prices of a model; see :class:`smartbatch.prices.RateCard`."""
-
     def cost(self, usage: Usage) -> float:
-        """Return the cost of one request in USD."""
+        """Return the USD of one request."""
 
     def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
         """Return the usage for pricing a request that has not been sent yet."""
@@ -100,7 +98,7 @@ class Rates(Protocol):
 
 @define
 class _PartialCosts:
-    """Cost in USD of requests that are processed the same way."""
+    """USD of requests that are processed the same way."""
 
     given: float = 0.0  # input
     least: float = 0.0  # input; 5 of 100 lists cost less
@@ -136,7 +134,7 @@ class _RequestCosts:
 
 @frozen
 class OtherModel:
-    """What is known about a model that some requests name instead of the list's model."""
+    """A model that some requests name instead of the list's model."""
 
     name: str
     calibration: Calibration
@@ -144,12 +142,12 @@ class OtherModel:
 
 
 class Workload:
-    """Adds up any number of requests in little memory, in a few microseconds each.
+    """Adds up requests in constant memory and a few microseconds each.
 
     Args:
-        calibration: what has been learned about the model's tokens.
+        calibration: observed token counts of the model.
         rates: prices by way of processing, such as ``standard`` and ``batch``; ``None`` if unknown.
-        kept: whether answers are kept, so that identical requests share one however far apart they are.
+        kept: whether answers are kept, so that identical requests share one even if they are far apart.
     """
 
     def __init__(
@@ -171,12 +169,12 @@ class Workload:
         self._unlimited = 0
         self._generating = False
         self.requests = 0
-        self.cached = 0  # requests that the cache answers; the caller counts them
-        # Requests that share the answer of an identical one on every route, because it is near, so that both
-        # wait at the same time, or because answers are kept.
+        self.cached = 0  # counted by the caller
+        # Requests that share the answer of an identical one on every route, because both wait at the same
+        # time or because answers are kept.
         self.duplicates = 0
-        # Requests identical to a much earlier one. In real time, that one may have been answered by then, so
-        # both are paid for; a job pays for identical rows once.
+        # Requests identical to a much earlier one. In real time, the earlier one may already be answered, so
+        # both are paid for. A job pays for identical rows once.
         self.repeats = 0
         self._keys = DistinctKeys()
         self.tokens_in = 0.0  # expected, of the requests added
@@ -189,8 +187,8 @@ class Workload:
         """Add a request.
 
         Args:
-            key: the same for identical requests; ``None`` for a request that shares no answer.
-            other: the request's model, if it is not the list's.
+            key: equal for identical requests; ``None`` for a request that shares no answer.
+            other: the request's model, if it differs from the list's model.
         """
         repeated = False
         if key is not None:
@@ -217,7 +215,7 @@ class Workload:
             self._sampled_most += learned.most_input(request)
 
     def add_alike(self, requests: int, tokens: int, kind: Kind) -> None:
-        """Add requests of which only the kind and the estimated input tokens per request are known."""
+        """Add requests of which only the kind and the estimated input tokens are known."""
         self._generating = self._generating or kind is Kind.GENERATE
         self._add(requests, self._each(tokens, tokens, None, None if kind is Kind.EMBED else FREE_TEXT))
 
@@ -240,10 +238,12 @@ class Workload:
         shape: AnswerShape | None,
         other: OtherModel | None = None,
     ) -> _RequestCosts:
-        """Return the costs of a request; they are remembered, because many requests of a list cost the same.
+        """Return the costs of a request. They are cached, because many requests of a list have the same
+        costs.
 
-        ``texts`` is the number of estimated tokens in its texts alone; ``shape`` is the shape of its answer,
-        ``None`` for a vector.
+        Args:
+            texts: estimated tokens of the texts alone.
+            shape: shape of the answer; ``None`` for a vector.
         """
         name = None if other is None else other.name
         alike = (estimated, texts, limit, None if shape is None else shape.key, name)
@@ -276,8 +276,8 @@ class Workload:
     def _answer(self, shape: AnswerShape, limit: int | None, learned: Calibration) -> Length:
         """Return the mean length of an answer, and the range of this mean over lists.
 
-        Both are derived from the observed answers of this shape or, if there are none, from the shape and the
-        reasoning that may precede the answer.
+        Both are based on observed answers of this shape or, without any, on the shape and the expected
+        reasoning.
         """
         self._shape = shape
         seen, mean = learned.answers(shape.key)
@@ -297,8 +297,9 @@ class Workload:
 
     @property
     def tokens_most(self) -> tuple[float, int]:
-        """Input and output tokens to reserve for all requests added; the input is extrapolated from the first
-        ones, because counting all of it takes longer."""
+        """Input and output tokens to reserve for all requests added. The input is extrapolated from the first
+        requests, because counting all of them takes longer.
+        """
         return self.tokens_in * self._sampled_most / max(1.0, self._sampled_in), self.most_out
 
     @property
@@ -317,12 +318,12 @@ class Workload:
         )
 
     def cost(self, processing: str, *, by_job: bool = False) -> Cost | None:
-        """Return the cost in USD of all requests, or with ``by_job`` of those that a job sends; ``None`` if
-        the price is unknown.
+        """Return the USD of all requests or, with ``by_job``, of those that a job sends; ``None`` if a price
+        is unknown.
 
-        The range depends on the variation of answer lengths, and on the number of observed answers or, if
-        there are none, on the schema; it never exceeds what ``max_tokens`` allows. It also covers the
-        uncertainty about how the model counts tokens, until answers have shown it.
+        The range depends on the variation of answer lengths, and on the number of observed answers or,
+        without any, on the schema. It never exceeds what ``max_tokens`` allows. Until the first answers
+        arrive, it also covers the unknown ratio of billed to estimated tokens.
         """
         if processing not in self._rates or processing in self._unpriced:
             return None
@@ -352,10 +353,10 @@ def _excess(larger: float, smaller: float) -> float:
 
 
 class DistinctKeys:
-    """Remembers 44 bits of each key: in one of thirty lists of a million distinct keys, two of them collide.
+    """A set of up to :data:`MAX_KEYS` keys, of which it remembers 44 bits each.
 
-    Keys are digests of at least 6 bytes. They are spread over 4,096 sorted arrays, so a lookup or insertion
-    takes less than a microsecond.
+    Of thirty lists with a million distinct keys, one has a collision. Keys are digests of at least 6 bytes.
+    They are spread over 4,096 sorted arrays, so that a lookup or insertion takes less than a microsecond.
     """
 
     def __init__(self) -> None:
@@ -365,7 +366,7 @@ class DistinctKeys:
         self._order: deque[bytes] = deque()
 
     def is_near(self, key: bytes) -> bool:
-        """Whether ``key`` is one of the latest :data:`NEAR_KEYS` distinct keys; adds it to them."""
+        """Add ``key`` to the latest :data:`NEAR_KEYS` distinct keys; return whether it was one of them."""
         near = self._near
         if key in near:
             return True
@@ -376,7 +377,7 @@ class DistinctKeys:
         return False
 
     def seen(self, key: bytes) -> bool:
-        """Whether ``key`` was added before; adds it."""
+        """Add ``key``; return whether it was added before."""
         part, digest = _PARSE.unpack_from(key)
         part &= _PARTS
         known = self._parts.get(part)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from smartbatch.core.forecast import EXPIRY_SECONDS, ForecastAt, Forecaster, Observation, RunningBatch
 from smartbatch.core.forecast import remaining as remaining_by
-from smartbatch.routing.history import BATCH
+from smartbatch.routing.history import BATCH_PRIOR
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 NOW = 1e9
@@ -21,7 +21,7 @@ NOW = 1e9
 
 def forecast(observed: Sequence[Observation]) -> ForecastAt:
     """The forecast of batches that began minutes apart: those of one moment count as one."""
-    forecaster = Forecaster(BATCH)
+    forecaster = Forecaster(BATCH_PRIOR)
     mixed = sorted(random.Random(0).sample(observed, len(observed)), key=lambda seen: seen.at)
     for place, seen in enumerate(mixed):
         forecaster.observe(evolve(seen, at=seen.at - (len(mixed) - place) * 2 * MINUTE))

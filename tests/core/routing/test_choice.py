@@ -18,7 +18,7 @@ from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
 from smartbatch.core.routing.options import MAX_PIECES, Constraints, Option, open_routes
 from smartbatch.core.routing.rescue import PendingShard, Speed, rescue
 from smartbatch.core.routing.workload import Cost, Load
-from smartbatch.routing.history import BATCH, CALL, CANCEL
+from smartbatch.routing.history import BATCH_PRIOR, CALL_PRIOR, CANCEL_PRIOR
 from smartbatch.types import Route, Strategy
 from tests.levels import sampled
 
@@ -93,8 +93,8 @@ def test_what_is_considered_goes_by_the_number_of_requests(requests: int, open_:
     ("requests", "route"), [(1, "individual"), (9, "individual"), (15, "individual"), (50_000, "batch")]
 )
 def test_a_cold_start_sends_few_prompts_now_and_many_by_batch(requests: int, route: str) -> None:
-    offer = Offer(Route.INDIVIDUAL, Throughput(cold(CALL), 4), price(requests))
-    batch = BatchOffer(cold(BATCH), price(requests, 0.5), cold(CANCEL))
+    offer = Offer(Route.INDIVIDUAL, Throughput(cold(CALL_PRIOR), 4), price(requests))
+    batch = BatchOffer(cold(BATCH_PRIOR), price(requests, 0.5), cold(CANCEL_PRIOR))
     decision = choose(Load(requests), [offer], batch, Constraints())
     assert decision.chosen.route.value == route
 
@@ -165,7 +165,7 @@ def test_a_rescue_leaves_time_for_its_cancel_and_for_all_in_real_time() -> None:
 
 def test_rescued_batches_meet_their_deadlines_as_promised() -> None:
     def rescued(turnaround: float) -> Option:
-        there = evolve(by_batch(1000, steady(turnaround, 2.0)), cancelling=cold(CANCEL))
+        there = evolve(by_batch(1000, steady(turnaround, 2.0)), cancelling=cold(CANCEL_PRIOR))
         constraints = Constraints(deadline=3600.0, strategy=Strategy.BATCH)
         return choose(Load(1000), [individually(1000)], there, constraints).chosen
 
@@ -209,7 +209,7 @@ def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
     def judged(usd: float) -> Decision:
         cost = Cost(usd, usd, usd)
         offer = Offer(Route.INDIVIDUAL, Throughput(steady(2.0), 4), cost)
-        there = BatchOffer(steady(900.0, 2.0), cost.of(0.5), cold(CANCEL))
+        there = BatchOffer(steady(900.0, 2.0), cost.of(0.5), cold(CANCEL_PRIOR))
         return choose(Load(100), [offer], there, Constraints(deadline=1100.0))
 
     dear, cheap = judged(10.0), judged(0.002)
@@ -232,7 +232,7 @@ def test_a_rescue_is_said_to_begin_when_a_job_will_begin_it(hours: int) -> None:
     it is short before the deadline, as time for a cancel and a few calls is all that is kept.
     """
     deadline = 3600.0 * hours
-    times, cancels = steady(900.0, 2.0), cold(CANCEL)
+    times, cancels = steady(900.0, 2.0), cold(CANCEL_PRIOR)
     there = BatchOffer(times, price(400, 0.02), cancels)  # so cheap that being late costs several lists
     alone = evolve(individually(400), cost=price(400, 0.04))
     decision = choose(Load(400), [alone], there, Constraints(deadline=deadline))
@@ -302,7 +302,7 @@ def test_a_route_that_is_not_open_is_named_with_the_reason(requests: int, why: s
 def test_a_batch_is_rescued_however_cheap_it_is() -> None:
     cost = Cost(0.002, 0.002, 0.002)
     offer = Offer(Route.INDIVIDUAL, Throughput(steady(2.0), 4), cost)
-    there = BatchOffer(steady(900.0, 2.0), cost.of(0.5), cold(CANCEL))
+    there = BatchOffer(steady(900.0, 2.0), cost.of(0.5), cold(CANCEL_PRIOR))
     forced = choose(Load(100), [offer], there, Constraints(deadline=1100.0, strategy=Strategy.BATCH)).chosen
     assert forced.cost is not None
     assert forced.cost.expected + forced.late_cost > 0.002
@@ -404,7 +404,7 @@ def test_without_a_deadline_money_is_weighed_against_the_wait() -> None:
 
 def cold_choice(n: int, *, seen: bool) -> Decision:
     """What is chosen where batches are assumed to take 24 minutes in the middle, and some half a day."""
-    there = evolve(by_batch(n, cold(BATCH)), seen=seen)
+    there = evolve(by_batch(n, cold(BATCH_PRIOR)), seen=seen)
     return choose(Load(n), [individually(n)], there, Constraints(time_value=100.0))
 
 

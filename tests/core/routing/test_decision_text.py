@@ -14,12 +14,12 @@ from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
 from smartbatch.core.routing.options import Constraints
 from smartbatch.core.routing.workload import AnswerLengths, Cost, Load
-from smartbatch.routing.history import BATCH, CALL
+from smartbatch.routing.history import BATCH_PRIOR, CALL_PRIOR
 from smartbatch.types import Route, Strategy
 
 
 def decision(requests: int = 400, **constraints: object) -> Decision:
-    call, times = Forecaster(CALL).at(0.0), Forecaster(BATCH).at(0.0)
+    call, times = Forecaster(CALL_PRIOR).at(0.0), Forecaster(BATCH_PRIOR).at(0.0)
     cost = Cost(0.9, 1.0, 1.2)
     offers = [Offer(Route.INDIVIDUAL, Throughput(call, parallelism=8), cost)]
     batch = BatchOffer(times, cost.of(0.5), alone=cost, cancelling=times)

@@ -22,7 +22,7 @@ from smartbatch.core.routing.rescue import (
     rescue,
 )
 from smartbatch.core.routing.workload import NEAR_KEYS, AnswerLengths, Cost, Load, Workload
-from smartbatch.routing.history import BATCH, CALL, CANCEL
+from smartbatch.routing.history import BATCH_PRIOR, CALL_PRIOR, CANCEL_PRIOR
 from smartbatch.types import Embedding, Generation, Kind, Prefer, Request, Route, Strategy, Usage
 from tests.core.walks.record import Record
 
@@ -44,7 +44,7 @@ def _seen(rng: random.Random, prior: Prior) -> ForecastAt:
 
 def forecasts(rng: random.Random, record: Record) -> None:
     """Times change suddenly, slowly, with size, by the moment; some are given up."""
-    prior = rng.choice((CALL, BATCH, CANCEL, Prior.of(2.0, 10.0, growth=0.4)))
+    prior = rng.choice((CALL_PRIOR, BATCH_PRIOR, CANCEL_PRIOR, Prior.of(2.0, 10.0, growth=0.4)))
     forecaster, now = Forecaster(prior, remember=rng.choice((30, 512))), NOW
     middle, growth, drift = rng.choice((1.0, 900.0)), rng.choice((0.0, 0.5)), rng.choice((1.0, 1.02))
     together = 1
@@ -78,7 +78,7 @@ def forecasts(rng: random.Random, record: Record) -> None:
 
 def _throughput(rng: random.Random) -> Throughput:
     return Throughput(
-        _seen(rng, CALL),
+        _seen(rng, CALL_PRIOR),
         parallelism=rng.choice((1, 4, 64)),
         per_call=rng.choice((1, 1, 10)),
         ahead=rng.choice((0, 0, 200)),
@@ -95,9 +95,9 @@ def _cost(rng: random.Random, n: int, share: float) -> Cost | None:
 
 def _batches(rng: random.Random, n: int) -> BatchOffer:
     return BatchOffer(
-        _seen(rng, BATCH),
+        _seen(rng, BATCH_PRIOR),
         _cost(rng, n, 0.5),
-        rng.choice((None, _seen(rng, CANCEL))),
+        rng.choice((None, _seen(rng, CANCEL_PRIOR))),
         alone=_cost(rng, n, rng.choice((0.7, 1.0))),
         share=rng.choice((0.5, 0.5, 0.6)),
         most=rng.choice((100, 5000)),
@@ -153,7 +153,7 @@ def choices(rng: random.Random, record: Record) -> None:
 
 def rescues(rng: random.Random, record: Record) -> None:
     """Jobs with a deadline are late, or not."""
-    speed = Speed(_throughput(rng), _seen(rng, CANCEL), _seen(rng, BATCH))
+    speed = Speed(_throughput(rng), _seen(rng, CANCEL_PRIOR), _seen(rng, BATCH_PRIOR))
     for _ in range(15):
         shards = [
             PendingShard(
