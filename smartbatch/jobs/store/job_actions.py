@@ -1,8 +1,8 @@
 """Actions of users from any process: actions on jobs, and pauses and limits of models.
 
-No action needs a lease, and each is recorded in the transaction that performs it. Actions have consecutive
-numbers, so that processes notice new ones: a process that has read an action has missed none before it; see
-:mod:`smartbatch.jobs.actions`. The owner of a job reads the job's row again before each decision that depends
+No action needs a lease, and each is recorded in the transaction that performs it. Actions are numbered
+without gaps, so a process that has read an action has missed none before it; see
+:mod:`smartbatch.jobs.actions`. The owner of a job rereads the job's row before each decision that depends
 on it.
 """
 
@@ -45,20 +45,21 @@ from smartbatch.jobs.store.database import (
 from smartbatch.jobs.store.outcomes import job_number
 from smartbatch.jobs.store.schema import JOBS, job_row, maker
 
-MAX_NAMED_ROWS = 500  # rows per incident
-_FAILED = """SELECT r.no, r.cost, r.body, e.no IS NOT NULL FROM result r
+MAX_NAMED_ROWS = 500  # rows listed in an incident
+_SELECT_FAILED = """SELECT r.no, r.cost, r.body, e.no IS NOT NULL FROM result r
     LEFT JOIN follower f ON f.no = r.no LEFT JOIN earlier_tries e ON e.no = r.no
     WHERE r.outcome = 'failed' AND f.no IS NULL AND r.no >= ? AND r.no < ?{those} ORDER BY r.no LIMIT ?"""
-# rows of a batch that is being read are excluded: their lines may be read again
-_REOPENABLE = """SELECT i.no, i.shard FROM item i JOIN result r ON r.no = i.no
+# rows of a batch whose results are being read are excluded, because their lines may be read again
+_SELECT_REOPENABLE = """SELECT i.no, i.shard FROM item i JOIN result r ON r.no = i.no
     LEFT JOIN shard s ON s.job = ? AND s.no = i.shard
     WHERE i.no IN {numbers} AND i.state = {final} AND r.outcome = 'failed'
     AND (s.no IS NULL OR s.state IN ({settled}, {dead}))"""
 _COPY_RESULTS = """INSERT INTO earlier_result (no, seq, outcome, digest, cost, body, retried_at)
     SELECT no, seq, outcome, digest, cost, body, ? FROM result WHERE no IN {numbers}"""
-_RESUME = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END, finished_at = NULL,
+_RESUME_JOBS = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END, finished_at
+= NULL,
     failed = failed - ?, cancel_requested = 0, policy = ? WHERE no = ?"""
-TRIM_INTERVAL = 50  # old actions are deleted whenever this many have been added
+TRIM_INTERVAL = 50  # new actions after which old ones are deleted
 _SELECT_ACTIONS = "SELECT no, at, who, name, target, job_id, count, left_out, detail FROM act "
 
 
@@ -74,7 +75,7 @@ class FailedRow:
 
 @frozen
 class EarlierResult:
-    """An earlier result of a row that was sent again; followers of another row have no body."""
+    """An earlier result of a row that was sent again. Followers of another row have no body."""
 
     ix: int
     seq: int
@@ -89,7 +90,7 @@ class JobActions:
     # -- by a filter -----------------------------------------------------------------------------------------
 
     def cancel(self, chosen: JobSelection, by: str) -> ActionResult:
-        """Request the cancellation of jobs by their owners."""
+        """Ask the owners of jobs to cancel them."""
         change = "UPDATE job SET cancel_requested = 1 WHERE no IN {numbers}"
         return self._change(chosen, "state <> {done} AND cancel_requested = 0", change, "cancel", by)
 
@@ -113,12 +114,12 @@ class JobActions:
         return self.db.write(work)
 
     def finished(self, chosen: JobSelection) -> tuple[list[str], int]:
-        """Return the ids of finished jobs, and how many more there are."""
+        """Return the ids of finished jobs, and the number of further ones."""
         return self._ids(chosen, "state = {done}")
 
     def with_failed_rows(self, chosen: JobSelection) -> tuple[list[str], int]:
-        """Return the ids of jobs that have failed rows and are not being cancelled, and how many more there
-        are.
+        """Return the ids of jobs that have failed rows and are not being cancelled, and the number of further
+        ones.
         """
         return self._ids(chosen, "failed > 0 AND (state = {done} OR cancel_requested = 0)")
 
@@ -131,7 +132,7 @@ class JobActions:
     def change_policy(
         self, job_id: str, change: Callable[[JobPolicy], JobPolicy], name: ActionName, detail: str, by: str
     ) -> JobRow:
-        """Change a job's policy; return the changed job.
+        """Change a job's policy.
 
         Raises:
             JobNotFound: the job does not exist.
@@ -152,18 +153,20 @@ class JobActions:
     def failed(self, job_id: str, *, rows: Collection[int] | None, after: int, limit: int) -> list[FailedRow]:
         """Return failed rows in order, starting after ``after``.
 
-        ``rows`` selects some of them, or the rows whose result they share; ``None`` selects all.
+        ``rows`` selects rows, or the rows whose result they share; ``None`` selects all.
         """
         job = job_number(self.db, job_id)
         span = number(job, after + 1), first_of(job + 1)
         if rows is None:
-            found = self.db.rows(_FAILED.replace("{those}", ""), *span, limit)
+            found = self.db.rows(_SELECT_FAILED.replace("{those}", ""), *span, limit)
         else:
             leaders_of = """SELECT coalesce(f.leader, i.no) FROM item i LEFT JOIN follower f ON f.no = i.no
                 WHERE i.no IN {numbers}"""
             found = self.db.rows(leaders_of, [number(job, ix) for ix in rows])
             those = [no for (no,) in found]
-            found = self.db.rows(_FAILED.replace("{those}", " AND r.no IN {numbers}"), *span, those, limit)
+            found = self.db.rows(
+                _SELECT_FAILED.replace("{those}", " AND r.no IN {numbers}"), *span, those, limit
+            )
         return [FailedRow(position(no), cost, body, bool(tried)) for no, cost, body, tried in found]
 
     def reopen(
@@ -174,11 +177,11 @@ class JobActions:
         by: str,
         change: Callable[[JobPolicy], JobPolicy] = lambda policy: policy,
     ) -> tuple[int, int]:
-        """Run failed rows, and rows that share their results, again; in one transaction.
+        """Run failed rows, and rows that share their results, again.
 
-        Their results are kept alongside the new ones, their cost still counts, and their tries start from
-        zero. They run in a batch if they were in one, otherwise in real time. A deadline that has passed is
-        removed. Incidents list rows that may be paid for twice.
+        Their results are kept, their cost still counts, and their tries start from zero. They run in a
+        batch if they were in one, otherwise in real time. A deadline that has passed is removed. Incidents
+        list rows that may be paid for twice.
 
         Args:
             rows: positions, each with the cost of its result if anything was billed.
@@ -198,7 +201,7 @@ class JobActions:
             if row.cancel_requested and row.state is not JobState.DONE:
                 raise StoreError(f"job {job_id} is being cancelled; send its rows again once it has ended")
             # rows that have not failed, or whose batch is being read, are left out
-            found = tx.rows(_REOPENABLE, no, [number(no, ix) for ix in rows])
+            found = tx.rows(_SELECT_REOPENABLE, no, [number(no, ix) for ix in rows])
             if not found:
                 return 0, row.failed
             at = self.db.now()
@@ -208,7 +211,7 @@ class JobActions:
             )
             late = row.policy.deadline is not None and row.policy.deadline <= at
             policy = change(evolve(row.policy, deadline=None) if late else row.policy)
-            tx.change(_RESUME, count, record_text(policy), no)
+            tx.change(_RESUME_JOBS, count, record_text(policy), no)
             again = sorted(set(billed).intersection(position(each) for each, _ in found))
             for start in range(0, len(again), MAX_NAMED_ROWS):
                 _report_billed(tx, job_id, again[start : start + MAX_NAMED_ROWS], by, at)
@@ -245,7 +248,7 @@ class JobActions:
 def _chosen(
     reader: Database | Transaction, chosen: JobSelection, eligible: str
 ) -> tuple[list[tuple[int, str]], int]:
-    """Return the numbers and ids of jobs, oldest first, and how many more there are."""
+    """Return the numbers and ids of jobs, oldest first, and the number of further ones."""
     conditions = {
         "id IN {texts}": list(chosen.ids) or None,
         "state = ?": chosen.state,
@@ -264,7 +267,7 @@ def _chosen(
 
 
 def _locked(tx: Transaction, place: str, job_id: str) -> tuple[int, JobRow]:
-    """Return the number of a job and its row, locked until the transaction ends.
+    """Lock a job until the transaction ends; return its number and row.
 
     Raises:
         JobNotFound: the job does not exist.
@@ -278,9 +281,7 @@ def _locked(tx: Transaction, place: str, job_id: str) -> tuple[int, JobRow]:
 
 
 def _reopen(tx: Transaction, found: Sequence[Row], at: float) -> int:
-    """Reset rows, given as pairs of number and shard, and their followers to the state before their first
-    try; return how many were reset.
-    """
+    """Reset rows, given by number and shard, and their followers to the state before their first try."""
     leaders = [no for no, _ in found]
     failed = """SELECT f.no FROM follower f JOIN result r ON r.no = f.no
         WHERE f.leader IN {numbers} AND r.outcome = 'failed'"""
@@ -331,7 +332,7 @@ class ControlTable:
         return self.db.write(work)
 
     def resume(self, model: str, by: str) -> bool:
-        """End the pause of a model; return false if it is not paused."""
+        """End the pause of a model; return false if the model is not paused."""
 
         def work(tx: Transaction) -> bool:
             if not tx.change("DELETE FROM pause WHERE model = ?", encoded(model)):
@@ -361,7 +362,6 @@ class ControlTable:
         return self.db.write(work)
 
     def controls(self) -> ModelControls:
-        """Return all pauses and limits."""
         pauses = map(_pause, self.db.rows("SELECT model, reason, who, since FROM pause ORDER BY since"))
         limits = "SELECT model, requests, tokens, who, since FROM model_limit ORDER BY since"
         return ModelControls(
@@ -372,19 +372,18 @@ class ControlTable:
     # -- actions ---------------------------------------------------------------------------------------------
 
     def last(self) -> int:
-        """Return the number of the latest action; 0 if there is none."""
+        """0 if there is no action."""
         [(number,)] = self.db.rows("SELECT coalesce(max(no), 0) FROM act")
         return int(number)
 
     def after(self, number: int, *, limit: int) -> list[Action]:
-        """Return actions after the given number, oldest first."""
         return [
             _action(row)
             for row in self.db.rows(f"{_SELECT_ACTIONS}WHERE no > ? ORDER BY no LIMIT ?", number, limit)
         ]
 
     def latest(self, *, before: int | None = None, job_id: str | None = None, limit: int) -> list[Action]:
-        """Return actions, newest first, before a number and on a job, if these are given."""
+        """Return actions, newest first; ``before`` a number or on one job, if given."""
         conditions = {"no < ?": before, "job_id = ?": job_id}
         those = [condition for condition, value in conditions.items() if value is not None]
         where = f"WHERE {' AND '.join(those)} " if those else ""
@@ -396,7 +395,7 @@ class ControlTable:
 
 
 def record_action(tx: Transaction, action: Action) -> Action:
-    """Record an action, at the end of the transaction that performs it; return it with its number."""
+    """Record an action at the end of the transaction that performs it; return it with its number."""
     tx.lock("acts")  # makes the numbers visible in order
     [(number,)] = tx.rows(
         """INSERT INTO act (at, who, name, target, job_id, count, left_out, detail)
