@@ -34,18 +34,6 @@ def test_c19_a_batch_that_is_not_seen_at_first_is_not_taken_for_gone(
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
-@pytest.mark.full
-def test_c19_nor_is_one_whose_create_was_not_answered(provider: str, tmp_path: Path) -> None:
-    """Sixty seconds of absence prove nothing, and no create is sent again."""
-    lag = {"batch_get_lag": MINUTE, "batch_list_lag": MINUTE, "batch_turnaround": 10 * MINUTE}
-    faults = {"get_lag": 1.0, "list_lag": 1.0, "lost_create": 1.0}
-    with world(provider, tmp_path, batch_faults=faults, **lag) as w:
-        job = w.answered_job(texts(5))
-        assert len(w.creates) == 1
-        assert not w.incidents(job)
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
-
-
 def test_c22_a_late_batch_that_never_ends_is_reported_and_left(provider: str, tmp_path: Path) -> None:
     if provider != "anthropic":
         pytest.skip("a deleted file keeps it out, or its label proves it and it is cancelled")
@@ -64,41 +52,6 @@ def test_c22_a_late_batch_that_never_ends_is_reported_and_left(provider: str, tm
         seen = len(w.service.seen)
         w.pass_time(24 * HOUR)
         assert len(w.service.seen) == seen
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("settle", [MINUTE, 30 * MINUTE])
-def test_c22_no_late_create_is_paid_for_silently(provider: str, settle: float, tmp_path: Path) -> None:
-    """The create takes effect within twenty minutes. A search of half an hour finds it; a deleted input file
-    makes it fail; without files, the duplicate is found and reported."""
-    late = {"batch_late_seconds": 20 * MINUTE, "batch_turnaround": HOUR}
-    named = {"batch_fault_for": lambda index, label: ("late_create",) if index < 3 else ()}
-    with world(provider, tmp_path, rare=240, **late, **named) as w:
-        client = w.process(batch_settle=settle, batch_poll_interval=10 * MINUTE)
-        asked = [texts(3 + number, f"job {number}") for number in range(3)]
-        jobs = [client.submit_batch(prompts) for prompts in asked]
-        for job, prompts in zip(jobs, asked, strict=True):
-            assert [result.text for result in w.results(job)] == w.right(prompts)
-        w.pass_time(4 * HOUR)
-        fates = [record.outcome for record in w.creates]
-        assert fates[:3].count("late") + fates[:3].count("fenced") == 3
-        doubled = w.emu.ledger.paid_twice(excluding_lost=False)
-        told = [incident for job in jobs for incident in job.incidents()]
-        again = len(w.creates) - 3
-        if provider != "anthropic":
-            assert again == fates.count("fenced")
-            assert not doubled
-            assert not told
-        elif settle == 30 * MINUTE:  # each was waited for and found
-            assert not again
-            assert not doubled
-        else:
-            assert again
-            assert {incident.kind for incident in told} == {"double_submission"}
-            assert len(told) == again  # every orphan was seen, and what it cost
-            assert all((incident.money or 0) > 0 for incident in told)
-            wasted = [job.status().wasted for job in jobs]
-            assert sum(wasted) == pytest.approx(sum(incident.money or 0 for incident in told))
 
 
 @pytest.mark.full

@@ -79,28 +79,6 @@ def test_c15_items_whose_batches_keep_expiring_fail_with_a_reason(provider: str,
         assert len(w.creates) == 3
 
 
-@pytest.mark.full
-@each_provider
-def test_c15_after_one_expiry_with_nothing_done_all_goes_in_a_new_batch(
-    provider: str, tmp_path: Path
-) -> None:
-    with world(provider, tmp_path, batch_turnaround=HOUR, batch_fault_for=first("expire_all")) as w:
-        w.answered_job(texts(4), **SLOW)
-        assert [record.total for record in w.creates] == [4, 4]
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
-
-
-@pytest.mark.full
-@each_provider
-def test_c15_expiries_are_not_missing_results(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path, batch_turnaround=HOUR, batch_fault_for=first("expire_all")) as w:
-        job = w.process(**SLOW).submit_batch(texts(4))
-        w.wait(job)
-        assert w.creates[0].ended_at is not None
-        assert w.creates[1].at - w.creates[0].ended_at <= 30 * MINUTE + 1  # the next poll
-        assert not w.incidents(job)
-
-
 @each_provider
 @pytest.mark.parametrize("results", sampled(["every line", "finished lines", "no file"], first=1))
 def test_c16_a_cancelled_job_ends_with_its_batch(provider: str, results: str, tmp_path: Path) -> None:
@@ -148,44 +126,6 @@ def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(provider: str
         assert not w.requests("ask")
 
 
-@pytest.mark.full
-@each_provider
-def test_c16_a_slow_batch_is_replaced_after_its_end(provider: str, tmp_path: Path) -> None:
-    settings = {"batch_turnaround": 4 * HOUR, "batch_cancel_seconds": 10 * MINUTE}
-    with world(provider, tmp_path, rare=60, batch_faults={"stuck": 1.0}, **settings) as w:
-        prompts = texts(10)
-        client = w.process(batch_timeout=3 * HOUR, **SLOW)
-        job = client.submit_batch(prompts, batch_fallback="individual")
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        [record] = w.creates
-        assert record.state == "cancelled"
-        assert record.ended_at is not None
-        assert 3 * HOUR <= record.ended_at <= 4 * HOUR
-        asked = [seen.at for seen in w.requests("ask")]
-        assert 0 < len(asked) < 10
-        assert min(asked) >= record.ended_at  # never both at a time
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
-
-
-@pytest.mark.full
-@each_provider
-def test_c17_a_race_of_end_and_cancel_pays_nothing_twice(provider: str, tmp_path: Path) -> None:
-    settings = {"batch_turnaround": HOUR, "batch_turnaround_sigma": 0.2, "batch_cancel_seconds": 10 * MINUTE}
-    with world(provider, tmp_path, batch_faults={"cancel_completes": 0.3}, **settings) as w:
-        prompts = texts(12)
-        client = w.process(
-            batch_timeout=HOUR, batch_max_requests=2 if provider != "anthropic" else 20, **SLOW
-        )
-        job = client.submit_batch(prompts, batch_fallback="individual")
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        cancelled = [record for record in w.creates if record.cancelled_at is not None]
-        assert cancelled
-        ends = _ends_by_prompt(w, prompts)
-        for prompt, at in _asked(w, prompts):
-            assert at >= ends[prompt]
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
-
-
 @each_provider
 def test_c17_a_cancel_during_an_outage_is_repeated_after_it(provider: str, tmp_path: Path) -> None:
     settings = {"batch_turnaround": 4 * HOUR, "batch_cancel_seconds": MINUTE}
@@ -203,21 +143,6 @@ def test_c17_a_cancel_during_an_outage_is_repeated_after_it(provider: str, tmp_p
         assert 0 < len(w.requests("ask")) < 10  # what the batch had run is kept
         assert not w.incidents(job)
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
-
-
-def _ends_by_prompt(w: World, prompts: list[str]) -> dict[str, float]:
-    sent = [seen.body.decode() for what in ("upload", "create") for seen in w.requests(what)]
-    ends = {}
-    for record in w.creates:
-        body = next(body for body in sent if f'"{record.custom_id}"' in body)
-        assert record.ended_at is not None
-        ends.update({prompt: record.ended_at for prompt in prompts if f'"{prompt}"' in body})
-    return ends
-
-
-def _asked(w: World, prompts: list[str]) -> list[tuple[str, float]]:
-    bodies = [(seen.body.decode(), seen.at) for seen in w.requests("ask")]
-    return [(prompt, at) for prompt in prompts for body, at in bodies if f'"{prompt}"' in body]
 
 
 @pytest.mark.full
@@ -263,63 +188,6 @@ def _raced(plan: Plan, folder: Path) -> Counter[str | None]:
 
 @pytest.mark.full
 @each_provider
-def test_c17_a_cancelled_job_keeps_its_answers(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path, batch_turnaround=2 * HOUR, batch_cancel_seconds=5 * MINUTE) as w:
-        prompts = texts(20)
-        job = w.process().submit_batch(prompts, batch_fallback="individual")
-        w.pass_time(50 * MINUTE)
-        job.cancel()
-        results = w.results(job)
-        [record] = w.creates
-        assert record.state == "cancelled"
-        done = set(record.lines)
-        assert 0 < len(done) < 20
-        right = w.right(prompts)
-        assert {at for at, result in enumerate(results) if result.text == right[at]} == done
-        assert job.status().cancelled == 20 - len(done)
-        assert not w.requests("ask")
-
-
-@pytest.mark.full
-@each_fallback
-@each_provider
-def test_c18_a_batch_refused_at_validation_is_made_anew_once(
-    provider: str, fallback: Any, tmp_path: Path
-) -> None:
-    settings = {"batch_validating": 4 * MINUTE, "batch_turnaround": HOUR}
-    with world(provider, tmp_path, batch_faults={"fail_validation": 1.0}, **settings) as w:
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts, batch_fallback=fallback)
-        results = w.results(job)
-        w.pass_time(DAY)
-        assert len(w.creates) <= 2  # where a batch cannot fail as a whole its lines do, once
-        if fallback == "individual":
-            assert [result.text for result in results] == w.right(prompts)
-        else:
-            assert all(isinstance(result.error, ProviderError) for result in results)
-            assert not w.emu.ledger.billed_by_prompt
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("provider", "refusal"),
-    sampled([("openai", "late"), ("openai", "early"), ("anthropic", "early"), ("gemini", "early")]),
-)
-def test_c18_a_full_quota_of_enqueued_tokens_is_waited_for(
-    provider: str, refusal: Any, tmp_path: Path
-) -> None:
-    prompts = [f"{number} " + "word " * 20 for number in range(80)]
-    settings = {"batch_validating": MINUTE, "batch_turnaround": 20 * MINUTE, "batch_enqueued_tokens": 1000}
-    with world(provider, tmp_path, rare=60, batch_enqueued_refusal=refusal, **settings) as w:
-        w.answered_job(prompts, batch_max_requests=10, batch_poll_interval=MINUTE)
-        refused = [record for record in w.creates if record.outcome == "refused" or record.state == "failed"]
-        assert 1 <= len(refused) <= 2 * 8  # they wait together, and longer each time
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
-
-
-@pytest.mark.full
-@each_provider
 def test_c20_results_that_cannot_be_fetched_for_days_are_not_given_up(provider: str, tmp_path: Path) -> None:
     outage = DAY if provider == "openai" else DAY / 2
     settings = {"batch_results_outage": outage, "batch_retention": 29 * DAY}
@@ -335,18 +203,6 @@ def test_c20_results_that_cannot_be_fetched_for_days_are_not_given_up(provider: 
         assert len(tries) <= outage / (5 * MINUTE) + 10  # the pauses grow, to ten minutes
         assert len(w.creates) == 1
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
-
-
-@pytest.mark.full
-@each_provider
-def test_c21_results_are_fetched_as_soon_as_a_batch_has_ended(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path, rare=240, batch_turnaround=HOUR, batch_retention=DAY) as w:
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts)
-        w.pass_time(3 * DAY)
-        fetched = [seen.at for seen in w.requests("download")]
-        assert max(fetched) <= HOUR + 2 * MINUTE
-        assert [result.text for result in job.results(wait=False)] == w.right(prompts)
 
 
 @pytest.mark.full

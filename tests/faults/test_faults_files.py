@@ -16,11 +16,11 @@ from smartbatch.emulator.provider_api import ServerReply
 from tests.faults.world import KEY, PROVIDERS, Seen, texts, world
 from tests.levels import sampled
 
-each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS))
 WITH_FILES = ("openai", "gemini")
 
 
-@pytest.mark.parametrize("provider", WITH_FILES)
+@pytest.mark.parametrize("provider", sampled(WITH_FILES))
 @pytest.mark.parametrize(
     ("status", "text"),
     sampled(
@@ -44,7 +44,7 @@ def test_c19_a_create_before_its_file_is_known_is_repeated(
         assert [record.total for record in w.creates] == [4]
 
 
-@pytest.mark.parametrize("provider", WITH_FILES)
+@pytest.mark.parametrize("provider", sampled(WITH_FILES))
 def test_c19_a_file_that_never_appears_ends_with_a_clear_error(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path) as w:
         w.service.meet = lambda seen: w.refusal(404, "no such file") if seen.what == "create" else None

@@ -5,7 +5,6 @@ Everything goes over sockets, through the adapters and the vendors' SDKs; see :m
 
 from __future__ import annotations
 
-import math
 import threading
 import zlib
 from collections import Counter
@@ -13,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from providers.raw_server import RawServer, says
 
 from smartbatch.emulator.provider_api import ServerReply
-from tests.faults.world import HOUR, KEY, MINUTE, PROVIDERS, Seen, texts, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, texts, world
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS))
@@ -36,33 +34,6 @@ def test_b4_a_create_whose_answer_is_lost_is_sent_once_and_found(provider: str, 
         assert [record.outcome for record in w.creates] == ["lost"] * len(sent)
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
         assert not w.incidents(job)
-
-
-@pytest.mark.parametrize("framed", sampled(["length", "chunked"], keep=1))
-def test_b9_results_cut_anywhere_lose_no_item(provider: str, framed: str, tmp_path: Path) -> None:
-    """With a Content-Length the cut is an error; without one, the missing ids show it."""
-    with world(provider, tmp_path) as w:
-        cuts: dict[str, bool] = {}
-
-        def cut_once(seen: Seen, reply: ServerReply) -> ServerReply:
-            if seen.what != "download" or reply.status != 200 or seen.path in cuts:
-                return reply
-            cuts[seen.path] = True
-            body = reply.body if isinstance(reply.body, bytes) else b"".join(reply.body)
-            if framed == "length":
-                return evolve(reply, body=body, damage="truncated")
-            at = len(cuts) * len(body) // (jobs_in_all + 1)
-            return evolve(reply, body=[body[:at]] if at else b"")
-
-        w.service.alter = cut_once
-        jobs_in_all = 12 if framed == "chunked" else 3
-        client = w.process()
-        asked = [texts(3, f"job {number}") for number in range(jobs_in_all)]
-        jobs = [client.submit_batch(prompts) for prompts in asked]
-        for job, prompts in zip(jobs, asked, strict=True):
-            assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert len(cuts) == len(w.creates) >= jobs_in_all  # fetched again, never sent again
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
 @pytest.mark.full
@@ -93,26 +64,6 @@ def test_b11_a_bomb_among_the_results_fills_no_memory(provider: str, tmp_path: P
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
-@pytest.mark.full
-def test_b12_an_input_too_large_for_the_server_is_halved(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path) as w:
-        limit = 1500
-
-        def too_large(seen: Seen) -> ServerReply | None:
-            if seen.what in ("upload", "create") and len(seen.body) > limit:
-                return w.refusal(413, "Request too large")
-            return None
-
-        w.service.meet = too_large
-        job = w.answered_job(texts(16))
-        sizes = sorted({shard.size for shard in job.status().shards}, reverse=True)
-        assert sizes[0] == 16
-        refused = [shard for shard in job.status().shards if shard.state == "dead"]
-        assert 1 <= len(sizes) - 1 <= math.log2(16)  # so often was it split
-        assert len(refused) <= 1 + 2 + 4  # each half is tried once, and nothing loops
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
-
-
 @pytest.mark.parametrize("what", sampled(["upload", "list", "create", "get", "download"], keep=2))
 def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(
     provider: str, what: str, tmp_path: Path
@@ -134,34 +85,6 @@ def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
         assert len(w.creates) == 1
         assert not w.incidents(job)
-
-
-@pytest.mark.full
-def test_b15_only_downloads_follow_a_redirect_to_another_host(provider: str, tmp_path: Path) -> None:
-    elsewhere = RawServer([says("{}")])
-    try:
-        with world(provider, tmp_path, batch_turnaround=MINUTE) as w:
-            sent_away: set[str] = set()
-
-            def redirect(seen: Seen) -> ServerReply | None:
-                if seen.what in sent_away:
-                    return None
-                sent_away.add(seen.what)
-                address = f"http://localhost:{elsewhere.port}"
-                return ServerReply(307, b"", headers=[("location", f"{address}{seen.path}")])
-
-            w.service.meet = redirect
-            w.answered_job(texts(5))
-            assert {"list", "create", "get", "download"} <= sent_away
-            followed = elsewhere.requests
-            assert [asked.target for asked in followed] == [w.requests("download")[0].path]
-            for asked in followed:
-                assert asked.head.startswith("GET ")
-                assert KEY not in asked.head
-                assert not asked.body
-            assert not w.emu.ledger.paid_twice(excluding_lost=False)
-    finally:
-        elsewhere.stop()
 
 
 @pytest.mark.full

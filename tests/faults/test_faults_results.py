@@ -5,7 +5,6 @@ Everything goes over sockets, through the adapters and the vendors' SDKs; see :m
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import warnings
@@ -20,7 +19,7 @@ from smartbatch.errors import ProviderError
 from smartbatch.jobs.shard_records import ShardRow, parse_wire_id
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.step import Step
-from tests.faults.world import MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
+from tests.faults.world import MINUTE, PROVIDERS, Seen, in_batch, texts, world
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
@@ -83,15 +82,6 @@ def test_c5_rows_in_another_script_are_not_paid_twice(provider: str, tmp_path: P
         assert job.status().wasted == 0
 
 
-def test_c5_a_few_requests_in_another_script_are_not_asked_for_again(provider: str, tmp_path: Path) -> None:
-    prompts = [f"{number}: " + "lorem ipsum " * (5 + number) for number in range(40)]
-    prompts += ["这个产品非常好，我会再买一次。" * 5, "😀🎉" * 20]
-    with world(provider, tmp_path) as w:
-        job = w.answered_job(prompts)
-        assert not w.incidents(job)
-        assert not w.requests("ask")
-
-
 def _differ(one: int, other: int, *, by: float) -> bool:
     return abs(one - other) > by * min(one, other)
 
@@ -144,21 +134,6 @@ def test_c9_results_deleted_while_they_are_read_are_downloaded_again(
         assert not w.incidents(job)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("percent", [30, 100])
-def test_c9_ids_that_stay_away_are_sent_again_and_no_others(
-    provider: str, percent: int, tmp_path: Path
-) -> None:
-    count = 100
-    lost = frozenset(random.Random(percent).sample(range(count), percent))
-    with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "missing_lines", lost)) as w:
-        job = w.answered_job(texts(count))
-        assert [record.total for record in w.creates] == [count, percent]
-        assert len(_downloads(w)) <= 8 * len(w.creates)
-        assert w.incidents(job) == {"missing_items": 1}  # says that they may be paid for twice
-        assert not w.emu.ledger.paid_twice()
-
-
 def test_c9_a_second_download_confirms_at_once_which_lines_are_missing(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "missing_lines", {3})) as w:
         fetched: list[float] = []
@@ -194,10 +169,6 @@ def test_c9_results_that_still_grow_are_fetched_until_they_are_whole(provider: s
         assert len(fetched) == 4
         assert len(w.creates) == 1
         assert not w.incidents(job)
-
-
-def _downloads(w: World) -> list[str]:
-    return [seen.path for seen in w.requests("download")]
 
 
 @pytest.mark.full
@@ -257,16 +228,6 @@ def test_c11_of_two_answers_under_one_id_the_first_counts(
 
 
 @pytest.mark.full
-def test_c12_a_broken_line_hurts_no_other(provider: str, tmp_path: Path) -> None:
-    torn = {0, 7, 8, 39}
-    with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "malformed_lines", torn)) as w:
-        job = w.answered_job(texts(40))
-        assert [record.total for record in w.creates] == [40, len(torn)]  # those are asked again, no others
-        assert w.incidents(job)["malformed_line"] == 1
-        assert not w.emu.ledger.paid_twice()
-
-
-@pytest.mark.full
 def test_c12_nor_does_a_last_line_without_an_end(provider: str, tmp_path: Path) -> None:
     ends = (b"", b'{"custom_id": "', b"\xff\xfe\x00", b"[" * 5000, b"x" * 100_000)
     with world(provider, tmp_path) as w:
@@ -315,32 +276,6 @@ def test_c13_lines_are_believed_and_counts_are_not(provider: str, tmp_path: Path
         assert (status.total, status.completed, status.running) == (20, 20, 0)
         assert len(w.creates) == 1
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
-
-
-@pytest.mark.full
-def test_c13_no_count_is_too_absurd_to_go_on(provider: str, tmp_path: Path) -> None:
-    names, said = {"request_counts", "batchStats"}, itertools.cycle([0, -5, 10**12, "many", None])
-
-    def spoil(found: Any) -> None:
-        if isinstance(found, list):
-            for each in found:
-                spoil(each)
-        elif isinstance(found, dict):
-            for name, value in found.items():
-                if name in names:
-                    found[name] = dict.fromkeys(value, next(said))
-                else:
-                    spoil(value)
-
-    with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
-        w.edit_json({"get"}, spoil)
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts)
-        seen: list[int] = []
-        job.on_progress(lambda status: seen.append(status.running))
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert all(0 <= running <= 5 for running in seen)
-        assert len(w.creates) == 1
 
 
 def test_c10_a_line_with_an_unknown_position_is_not_delivered(provider: str, tmp_path: Path) -> None:

@@ -35,19 +35,6 @@ def test_i1_polls_go_on_when_the_clock_is_set(provider: str, ahead: float, tmp_p
         assert [event.seconds for event in w.events if isinstance(event, ClockStepped)] == [ahead]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
-def test_i1_a_clock_set_ahead_shortens_no_search(provider: str, tmp_path: Path) -> None:
-    late = {"batch_late_seconds": 5 * MINUTE, "batch_turnaround": 10 * MINUTE}
-    with world(provider, tmp_path, batch_faults={"late_create": 1.0}, **late) as w:
-        prompts = texts(20)
-        job = w.process().submit_batch(prompts)
-        w.pass_time(MINUTE)
-        w.clock.set_wall(31 * MINUTE)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
-
-
 LATE = {"batch_faults": {"late_create": 1.0}, "batch_late_seconds": 15 * MINUTE}
 UNLISTED = {"batch_faults": {"lost_create": 1.0, "list_lag": 1.0}, "batch_list_lag": 110.0}
 

@@ -14,7 +14,7 @@ from smartbatch.results import ResultList
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, texts, world
 from tests.levels import sampled
 
-each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS))
 ABOUT_BATCHES = ("upload", "create", "list", "get", "file", "cancel")
 PAGE = ServerReply(404, b"<html><title>404 Not Found</title></html>", content_type="text/html")
 
