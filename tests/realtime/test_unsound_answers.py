@@ -142,7 +142,7 @@ def test_an_interrupt_while_futures_are_ended_ends_the_others_too(
             end(result)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(futures[0], "settle", interrupted)
+        monkeypatch.setattr(futures[0], "complete", interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.stop(timeout=0)
         assert all(isinstance(future.exception(PATIENCE), ClientClosed) for future in futures)
