@@ -73,7 +73,7 @@ examples:
     "130 interrupted"
 )
 _USAGE = "%(prog)s INPUT --model PROVIDER:MODEL [option ...]"
-_INPUT = """
+_INPUT_OPTIONS = """
 --limit N              send the first N rows only
 further:
 --on-missing error|skip|empty  handle rows with a blank prompt field: refuse the run (default), skip such
@@ -223,7 +223,7 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
     template = "make prompts from {field} placeholders; {{ }} for braces"
     prompt.add_argument("--template", metavar="T", help=template)
     prompt.add_argument("--prompt-field", metavar="F", help="take the prompt, text or chat, from this field")
-    add_options(group.add_argument, _INPUT, _SPECIAL)
+    add_options(group.add_argument, _INPUT_OPTIONS, _SPECIAL)
     for title, table in _REQUESTS.items():
         add_options(parser.add_argument_group(title).add_argument, table, _SPECIAL)
 
@@ -263,10 +263,10 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
 
 # -- other commands -----------------------------------------------------------------------------------------
 
-_STORE = """
+_STORE_OPTION = """
 --store PLACE          use this file or postgresql://… (default: your own store)
 """
-_CONFIG = """\
+_CONFIG_OPTION = """\
 --config FILE          read settings from a TOML or YAML file; options override them
 """
 
@@ -289,7 +289,7 @@ examples:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--reason", metavar="TEXT", help="give a reason, shown wherever the model is paused")
-    add_options(parser.add_argument, _STORE + _CONFIG)
+    add_options(parser.add_argument, _STORE_OPTION + _CONFIG_OPTION)
     parser = add(
         "resume",
         help="end the pause of a model",
@@ -302,7 +302,7 @@ examples:
 """,
     )
     parser.add_argument("names", nargs="+", metavar="NAME", help=names)
-    add_options(parser.add_argument, _STORE + _CONFIG)
+    add_options(parser.add_argument, _STORE_OPTION + _CONFIG_OPTION)
 
 
 def _add_top(add: _AddParser) -> None:
@@ -320,7 +320,7 @@ examples:
 """,
         epilog="exit codes: 0 quit, 2 bad usage or store",
     )
-    add_options(parser.add_argument, _STORE + _CONFIG)
+    add_options(parser.add_argument, _STORE_OPTION + _CONFIG_OPTION)
 
 
 def _add_report(add: _AddParser) -> None:
@@ -345,7 +345,7 @@ examples:
 -o --output FILE.html  write to this file (default: report.html), replacing an earlier report
 --png                  also write a picture next to it; needs Chromium, Chrome or Edge
 """
-    add_options(parser.add_argument, options + _STORE.lstrip() + _CONFIG)
+    add_options(parser.add_argument, options + _STORE_OPTION.lstrip() + _CONFIG_OPTION)
 
 
 def _add_dashboard(add: _AddParser) -> None:
@@ -371,7 +371,7 @@ examples:
 --read-only            allow viewing only
 --show-content         show prompts and answers, and allow downloading them
 """
-    add_options(parser.add_argument, _STORE.rstrip() + options, {"N": {"type": whole}})
+    add_options(parser.add_argument, _STORE_OPTION.rstrip() + options, {"N": {"type": whole}})
 
 
 def _add_models(add: _AddParser) -> None:
@@ -413,7 +413,8 @@ examples:
         epilog="exit codes: 0 no problem, 1 problems, marked with !, 2 bad usage",
     )
     add_options(
-        parser.add_argument, _STORE + _CONFIG + "--json                 print JSON lines instead of text\n"
+        parser.add_argument,
+        _STORE_OPTION + _CONFIG_OPTION + "--json                 print JSON lines instead of text\n",
     )
 
 

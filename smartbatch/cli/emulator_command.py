@@ -9,7 +9,7 @@ from typing import Any
 from smartbatch.cli.option_tables import add_options, number, size, whole
 from smartbatch.errors import ConfigError
 
-_HELP = """\
+_DESCRIPTION = """\
 Serve the APIs of OpenAI, Anthropic and Gemini offline: generation (including streaming), embeddings, token
 counts, models, files and batches.
 
@@ -22,7 +22,7 @@ examples:
   smartbatch emulator --port 8100 --latency 0.01 --rpm 600 --faults 500=0.02
 """
 
-_SERVER = """
+_SERVER_OPTIONS = """
 --host HOST            listen on this loopback address (default: %(default)s)
 --port PORT            listen on this port, or 0 for a free one (default: %(default)s)
 further:
@@ -95,13 +95,13 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser = add(
         "emulator",
         help="serve the providers' APIs offline",
-        description=_HELP,
+        description=_DESCRIPTION,
         usage="%(prog)s [option ...]",
         further=True,
     )
     parser.set_defaults(host="127.0.0.1", port=8100, prompt_field="prompt", answer_field="answer")
     parser.set_defaults(latency=0.05, batch_turnaround=1.0)
-    add_options(parser.add_argument, _SERVER, _SPECIAL)
+    add_options(parser.add_argument, _SERVER_OPTIONS, _SPECIAL)
     for title, table in _GROUPS.items():
         add_options(parser.add_argument_group(title).add_argument, table, _SPECIAL)
 

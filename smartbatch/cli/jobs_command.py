@@ -40,7 +40,7 @@ from smartbatch.runs.run_identity import jobs_named
 from smartbatch.runs.table_output import check_output_name, formulas_of, table_format
 from smartbatch.stored_jobs import StoredJobs
 from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, stored_lines, write_stored
-from smartbatch.views.terminal import WIDE, table_lines
+from smartbatch.views.terminal import UNLIMITED_WIDTH, table_lines
 
 _MAX_LISTED_JOBS: Final = 1_000_000
 _NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancelling"})  # left out or converted
@@ -120,7 +120,7 @@ class _Jobs:
         lines = [] if store is None else store.overview.page(JobFilter(), limit=_MAX_LISTED_JOBS)
         if table := jobs_table("Jobs", lines, source, Query()):
             on_terminal = sys.stdout is not None and sys.stdout.isatty()
-            width = terminal_width() if on_terminal else WIDE
+            width = terminal_width() if on_terminal else UNLIMITED_WIDTH
             print_out("\n".join(table_lines(table.columns, table.rows, width)))
         else:
             say(f"no jobs in {stored.place}")

@@ -29,12 +29,12 @@ _NEAR_OPTIONS: Final = {
     "template": ("prompt", "prompt_template"),
 }
 """Options, each with the names that other programs use."""
-_NATIVE: Final = {
+_NATIVE_NAMES: Final = {
     **{foreign: native for native, names in _NEAR_OPTIONS.items() for foreign in names},
     **NEAR_SETTINGS,
     **{foreign: native for foreign, native in FOREIGN_NAMES.items() if native != "timeout"},
 }
-_COMMANDS: Final = {
+_NEAR_COMMANDS: Final = {
     "plan": ("estimate", "cost", "dry-run", "explain"),
     "jobs": ("batches", "ls", "ps", "status", "queue"),
     "dashboard": ("serve", "ui", "web"),
@@ -42,7 +42,7 @@ _COMMANDS: Final = {
     "run": ("batch", "generate", "process", "submit"),
 }
 """Commands, each with the names that other programs use."""
-_NOTES: Final = {
+_NO_OPTION_ADVICE: Final = {
     **dict.fromkeys(
         ("resume", "continue", "restart"),
         "no option is needed to resume a run: run the same command again with the same -o",
@@ -55,7 +55,7 @@ _NOTES: Final = {
     "schema": "schemas are available in Python: smartbatch.generate(…, schema=…)",
 }
 """Advice on options of other programs that have no equivalent."""
-FOREIGN: Final = (*_NATIVE, *_NOTES)
+FOREIGN: Final = (*_NATIVE_NAMES, *_NO_OPTION_ADVICE)
 """Options of other programs that have a hint."""
 
 
@@ -63,14 +63,14 @@ def option_hint(word: str, command: str, options: Mapping[str, Collection[str]])
     # 1. Replace another program's name with the native one.
     written = word.partition("=")[0]
     name = written.removeprefix("--").replace("-", "_")
-    name = _NATIVE.get(name, name)
+    name = _NATIVE_NAMES.get(name, name)
     option = f"--{name.replace('_', '-')}"
     own = options[command]
     if option in own:
         return f"; did you mean {option}?"
     # 2. Explain why no option is needed.
-    if name in _NOTES:
-        return f"; {_NOTES[name]}"
+    if name in _NO_OPTION_ADVICE:
+        return f"; {_NO_OPTION_ADVICE[name]}"
     # 3. Name a provider option, a setting, an option of another command, or a Python parameter.
     if name in OF_PROVIDERS and "--provider-option" in own:
         return f"; set it with --provider-option {name}=…"
@@ -89,7 +89,7 @@ def option_hint(word: str, command: str, options: Mapping[str, Collection[str]])
 def command_hint(word: str, commands: Iterable[str], actions: Iterable[str]) -> str:
     if word in actions:
         return f"; did you mean jobs {word}?"
-    native = next((each for each, others in _COMMANDS.items() if word in others), None)
+    native = next((each for each, others in _NEAR_COMMANDS.items() if word in others), None)
     return did_you_mean(word, commands) if native is None else f"; did you mean {native}?"
 
 

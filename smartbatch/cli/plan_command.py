@@ -91,7 +91,7 @@ class RouteChooser:
                 say("\n".join(plan_lines(plan.decision, voice=ON_COMMAND_LINE, now=now)))
         return plan
 
-    def add(self, result: Result) -> None:
+    def add_result(self, result: Result) -> None:
         if self._chosen is not None:
             self._chosen[1].add(result)
 

@@ -70,7 +70,7 @@ def figures_of_output(path: str) -> tuple[OutputFigures, float]:
             written = os.fstat(file.fileno()).st_mtime
             for line_number, line in enumerate(_lines(path, file)):
                 if counts[line_number]:
-                    figures.add(line)
+                    figures.count(line)
     except OSError as error:
         raise InputError(f"{escape(path)}: cannot be read: {error.strerror or error}") from error
     return figures, written
@@ -89,7 +89,7 @@ class OutputFigures:
     counts: Counter[str] = field(factory=Counter)
     cost: float = 0.0
 
-    def add(self, line: dict[str, Any]) -> None:
+    def count(self, line: dict[str, Any]) -> None:
         usage, error, cost = line.get("usage") or {}, line["error"], line.get("cost")
         if error is not None and error["kind"] == _SKIPPED:
             self.counts["skipped"] += 1
@@ -217,9 +217,9 @@ _BROWSERS = (
     "chrome",
     "microsoft-edge",
 )
-_MAC = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
-_WIDTH = 1100
-_MAX_HEIGHT = 30_000  # pixels
+_MAC_CHROME_PATH = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
+_PICTURE_WIDTH = 1100
+_MAX_PICTURE_HEIGHT = 30_000  # pixels
 _TIMEOUT_SECONDS = 120
 _FLAGS = (
     "--headless",
@@ -230,14 +230,14 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-_MEASURE = "<script>document.title = 'height ' + document.documentElement.scrollHeight</script>"
+_HEIGHT_SCRIPT = "<script>document.title = 'height ' + document.documentElement.scrollHeight</script>"
 """Added to a copy of the page without its content security policy; makes the browser report the page's
 height.
 """
 
 
 def browser() -> str:
-    for name in (*_BROWSERS, _MAC):
+    for name in (*_BROWSERS, _MAC_CHROME_PATH):
         if found := shutil.which(name):
             return found
     raise ConfigError(
@@ -252,11 +252,17 @@ def screenshot(html: str, path: str) -> None:
         page, measured, picture = (Path(folder) / name for name in ("page.html", "measure.html", "page.png"))
         page.write_text(html, "utf-8")
         without_policy = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
-        measured.write_text(without_policy.replace("</body>", f"{_MEASURE}</body>"), "utf-8")
-        shown = _run(program, folder, "--dump-dom", f"--window-size={_WIDTH},800", measured.as_uri())
+        measured.write_text(without_policy.replace("</body>", f"{_HEIGHT_SCRIPT}</body>"), "utf-8")
+        shown = _run(program, folder, "--dump-dom", f"--window-size={_PICTURE_WIDTH},800", measured.as_uri())
         found = re.search(r"<title>height (\d+)</title>", shown)
-        height = min(int(found[1]) if found else 4000, _MAX_HEIGHT)
-        _run(program, folder, f"--screenshot={picture}", f"--window-size={_WIDTH},{height}", page.as_uri())
+        height = min(int(found[1]) if found else 4000, _MAX_PICTURE_HEIGHT)
+        _run(
+            program,
+            folder,
+            f"--screenshot={picture}",
+            f"--window-size={_PICTURE_WIDTH},{height}",
+            page.as_uri(),
+        )
         try:
             shutil.copyfile(picture, path)
         except OSError as error:
@@ -274,7 +280,7 @@ def _run(program: str, folder: str, *args: str) -> str:
     return done.stdout.decode("utf-8", "replace")
 
 
-_TITLE = b" \xe2\x80\x93 smartbatch report</title>"
+_TITLE_END = b" \xe2\x80\x93 smartbatch report</title>"
 """Identifies an existing report."""
 _MAX_SEARCHED_JOBS = 10_000  # newest jobs searched for those of an output
 
@@ -315,7 +321,7 @@ def _check(path: str) -> None:
     if os.path.lexists(path):
         try:
             with open(path, "rb") as file:
-                known = _TITLE in file.read(4_000)
+                known = _TITLE_END in file.read(4_000)
         except OSError:
             known = False
         if not known:

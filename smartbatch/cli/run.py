@@ -314,8 +314,8 @@ class _Run:
                 self._before.answered += 1
                 return
             result = evolve(result, cost=0.0, usage=Usage())
-        self._summary.add(row, result)
-        self._chooser.add(result)
+        self._summary.count_row(row, result)
+        self._chooser.add_result(result)
         if not result.ok and self._args.verbose:
             note(failure_line(row, result))
 

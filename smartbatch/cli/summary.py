@@ -54,7 +54,7 @@ class EqualErrors:
     def of(cls, row: KeyedRow, result: Result, error: SmartbatchError) -> EqualErrors:
         return cls(row.index, failure_line(row, result), _error_text(error), _is_unsent(result))
 
-    def add(self, other: EqualErrors) -> None:
+    def merge(self, other: EqualErrors) -> None:
         if other.row < self.row:
             self.row, self.line, self.text = other.row, other.line, other.text
         self.count += other.count
@@ -105,14 +105,14 @@ class RunSummary:
     failures: dict[tuple[str, str], EqualErrors] = Factory(dict)  # groups of equal errors, the first few
     skipped: Counter[str] = Factory(Counter)  # rows without a request, by reason
 
-    def add(self, row: KeyedRow, result: Result) -> None:
+    def count_row(self, row: KeyedRow, result: Result) -> None:
         error = result.error
         if isinstance(error, ListStopped):
             self.stopped = error
         elif error is not None:
             key = (kind_name(error), pattern_of(error.message))
             if key in self.failures:
-                self.failures[key].add(EqualErrors.of(row, result, error))
+                self.failures[key].merge(EqualErrors.of(row, result, error))
             elif len(self.failures) < _MAX_SHOWN_GROUPS:
                 self.failures[key] = EqualErrors.of(row, result, error)
         self.count(result)

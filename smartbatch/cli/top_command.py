@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from smartbatch.views.terminal import TextLine
 
 
-_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+_ENTER_SEQUENCE = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """Alternate screen without a cursor, and without wrapping, which would scroll a narrowed window."""
-_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_LEAVE_SEQUENCE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _CODES = {"title": "\x1b[1m", "head": "\x1b[7m", "bad": "\x1b[1;31m"}
 _PLAIN = {"title": "", "head": "", "bad": ""}
-_END = "\x1b[0m"
+_END_STYLE = "\x1b[0m"
 
 
 class FullScreen:
@@ -70,7 +70,7 @@ class FullScreen:
         self._size = size
         for at, line in enumerate(lines):
             code = self._codes.get(line.style, "")
-            shown = f"{code}{line.text}{_END}" if code else line.text
+            shown = f"{code}{line.text}{_END_STYLE}" if code else line.text
             parts.append(f"{shown}\x1b[K" + ("\r\n" if at + 1 < len(lines) else ""))
         parts.append("\x1b[J")
         self._write("".join(parts))
@@ -93,10 +93,10 @@ class FullScreen:
             now[6][termios.VMIN], now[6][termios.VTIME] = 0, max(1, round(self._every * 10))
             termios.tcsetattr(self._keys, termios.TCSADRAIN, now)
         self._size = (0, 0)
-        self._write(_ENTER)
+        self._write(_ENTER_SEQUENCE)
 
     def _leave_screen(self) -> None:
-        self._write(_LEAVE)
+        self._write(_LEAVE_SEQUENCE)
         if self._keys is not None and self._before is not None:
             termios.tcsetattr(self._keys, termios.TCSADRAIN, self._before)
 

@@ -21,9 +21,9 @@ from smartbatch.views.model import Field, Form, Note, Part
 
 READ_ONLY = "You can view this dashboard but not change anything."
 _KEEPS_RESULTS = "Requests that have a result keep it. Nothing more is sent."
-_DELETES = "This deletes requests and results and cannot be undone."
+_DELETE_WARNING = "This deletes requests and results and cannot be undone."
 _BILLED = Field("billed", "also requests that were or may have been billed", "yes", kind="checkbox")
-_NONE = "none"  # removes a deadline or a budget
+_REMOVE_VALUE = "none"  # removes a deadline or a budget
 
 
 @frozen(kw_only=True)
@@ -57,7 +57,7 @@ def job_forms(line: JobRow, query: Query) -> tuple[Part, ...]:
     if not done and not line.cancel_requested:
         forms.append(_form(query, "cancel", "Cancel the job", job, warning=_KEEPS_RESULTS))
     if done:
-        forms.append(_form(query, "forget", "Forget the job", job, warning=_DELETES))
+        forms.append(_form(query, "forget", "Forget the job", job, warning=_DELETE_WARNING))
     return tuple(forms)
 
 
@@ -77,7 +77,7 @@ def job_list_forms(chosen: JobFilter, query: Query) -> tuple[Part, ...]:
     if state is JobState.HELD:
         parts.append(_form(query, "resume", "Resume them", *selected))
     if state is JobState.DONE:
-        parts.append(_form(query, "forget", "Forget them", *selected, warning=_DELETES))
+        parts.append(_form(query, "forget", "Forget them", *selected, warning=_DELETE_WARNING))
     else:
         parts.append(_form(query, "cancel", "Cancel them", *selected, warning=_KEEPS_RESULTS))
     return tuple(parts)
@@ -140,8 +140,8 @@ def _retry(source: Source, request: ActionRequest) -> str:
 def _set_deadline(source: Source, request: ActionRequest) -> str:
     given = _text(request, "deadline")
     job = _job(source, request)
-    job.set_deadline(None if given == _NONE else given, by=request.by)
-    if given == _NONE:
+    job.set_deadline(None if given == _REMOVE_VALUE else given, by=request.by)
+    if given == _REMOVE_VALUE:
         return f"Job {job.id} no longer has a deadline."
     return f"The deadline of job {job.id} is in {given}."
 
@@ -149,8 +149,8 @@ def _set_deadline(source: Source, request: ActionRequest) -> str:
 def _set_budget(source: Source, request: ActionRequest) -> str:
     given = _text(request, "budget")
     job = _job(source, request)
-    left = job.set_budget(None if given == _NONE else given, by=request.by)
-    if given == _NONE:
+    left = job.set_budget(None if given == _REMOVE_VALUE else given, by=request.by)
+    if given == _REMOVE_VALUE:
         return f"Job {job.id} no longer has a budget."
     if left >= 0:
         return f"The budget of job {job.id} is {given}; {money(left)} of it is neither spent nor reserved."

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, final
 from urllib.parse import parse_qsl, unquote
 
 from attrs import evolve, frozen
 
+from smartbatch.dashboard import (
+    decisions_page,
+    errors_page,
+    job_page,
+    jobs_page,
+    models_page,
+    now_page,
+)
 from smartbatch.dashboard.access import MAX_QUERY_FIELDS, Access, TokenAccess, is_from_own_page, is_known_host
 from smartbatch.dashboard.action_forms import ACTIONS, READ_ONLY, ActionRequest
 from smartbatch.dashboard.job_page import KINDS, formats, may_download, results_file
-from smartbatch.dashboard.layout import PAGES, document, message, policy, static_file
 from smartbatch.dashboard.live import OpenStreams, Rendered, Streamed, stream
-from smartbatch.dashboard.page import Page, Query
+from smartbatch.dashboard.page import Page, PageOf, Query
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import JobNotFound, SmartbatchError
+from smartbatch.views.html import render, source_of, styles
+from smartbatch.views.model import Link
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -80,7 +93,7 @@ class Dashboard:
             answer = _text(refused.status, refused.text, *refused.headers)
         is_head = environ["REQUEST_METHOD"] == "HEAD"
         headers = [("Content-Type", answer.kind), *answer.headers, *_HEADERS]
-        headers.append(("Content-Security-Policy", policy()))
+        headers.append(("Content-Security-Policy", content_security_policy()))
         if not isinstance(answer.body, bytes):
             start_response(answer.status, headers)
             return _without_content(answer.body) if is_head else answer.body
@@ -151,13 +164,13 @@ class Dashboard:
             page = _page_of(self._source, query)
         except SmartbatchError as error:
             return self._problem(query, error)
-        return Response(body=document(page, query))
+        return Response(body=page_document(page, query))
 
     def _problem(self, query: Query, error: SmartbatchError) -> Response:
         missing = isinstance(error, JobNotFound)
         status = "404 Not Found" if missing else "503 Service Unavailable"
         title = "No such job" if missing else "This page is unavailable"
-        return Response(status=status, body=message(title, error.message, query))
+        return Response(status=status, body=message_page(title, error.message, query))
 
     def _news(self, environ: WSGIEnvironment, query: Query) -> Response:
         """Return what has changed on a page: as a stream (``live``), or once (``news``)."""
@@ -208,10 +221,10 @@ class Dashboard:
         request = ActionRequest(form=_form_of(environ), by=by)
         back = request.form.get("back", "")
         try:
-            return Response(body=message("Done", action(self._source, request), query, back=back))
+            return Response(body=message_page("Done", action(self._source, request), query, back=back))
         except SmartbatchError as error:
             status = "404 Not Found" if isinstance(error, JobNotFound) else "409 Conflict"
-            return Response(status=status, body=message("Not done", error.message, query, back=back))
+            return Response(status=status, body=message_page("Not done", error.message, query, back=back))
 
 
 def _page_of(source: Source, query: Query) -> Page:
@@ -276,3 +289,63 @@ def _text(status: str, text: str, *headers: tuple[str, str]) -> Response:
         body=f"{text}\n".encode(),
         headers=(*headers, ("Cache-Control", "no-store")),
     )
+
+
+# -- pages as HTML documents ---------------------------------------------------------------------------------
+
+
+@frozen
+class PageEntry:
+    name: str  # shown in the navigation
+    page: PageOf
+    of_one: PageOf | None = None  # makes the page of a single item, such as a job
+
+
+PAGES: Mapping[str, PageEntry] = {
+    "": PageEntry("Now", now_page.page),
+    "jobs": PageEntry("Jobs", jobs_page.page, of_one=job_page.page),
+    "decisions": PageEntry("Decisions", decisions_page.page, of_one=decisions_page.page_of_one),
+    "models": PageEntry("Models", models_page.page),
+    "errors": PageEntry("Errors", errors_page.page),
+}
+"""The pages by the first part of their path, in the order of the navigation."""
+
+_LOCAL_PATH = re.compile(r"/(?![/\\])[!-~]*")  # a path and query of this application, encoded as in links
+
+
+@cache
+def static_file(name: str) -> bytes:
+    return files("smartbatch.dashboard").joinpath("static", name).read_bytes()
+
+
+@cache
+def content_security_policy() -> str:
+    """Allow nothing from other hosts, and no inline scripts or styles."""
+    return (
+        f"default-src 'none'; script-src 'self'; style-src {source_of(styles())}; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
+
+
+def page_document(page: Page, query: Query) -> bytes:
+    place = evolve(query, root="").again()
+    version = Rendered.of(page).version
+    return _rendered("dashboard.html", query, view=page.view, root=query.root, page=place, version=version)
+
+
+def message_page(title: str, text: str, query: Query, *, back: str = "") -> bytes:
+    """Return a page with a single message; ``back`` is the local path it links to."""
+    place = query.root + (back if _LOCAL_PATH.fullmatch(back) else "/")
+    return _rendered("message.html", query, title=title, text=text, back=Link("Back", place))
+
+
+def _rendered(template: str, query: Query, **values: Any) -> bytes:
+    links = [(Link(entry.name, query.link(path)), path == query.path) for path, entry in PAGES.items()]
+    places = {name.partition(".")[0]: _static_link(query, name) for name in ("icon.svg", "live.js")}
+    text = render(template, navigation=links, places=places, styles=styles(), **values)
+    return text.encode()
+
+
+def _static_link(query: Query, name: str) -> str:
+    digest = hashlib.blake2s(static_file(name), digest_size=6).hexdigest()
+    return query.link("static", name, v=digest)

@@ -36,7 +36,7 @@ MAX_SUMMED_DECISIONS = 1_000  # latest decisions included in totals
 _COLUMNS = (
     "at (UTC), model, requests:number, route, time, cost:money, compared with individual, compared with batch"
 )
-_TOTALS = (
+_TOTAL_COLUMNS = (
     "route, decisions:number, requests:number, cost:money, compared with individual, compared with batch"
 )
 _NOTE = (
@@ -44,8 +44,8 @@ _NOTE = (
     "that is unknown, taken from the forecast (by forecast); their duration is always a forecast. A route "
     "without a forecast, such as a batch without a Batch API, is not compared."
 )
-_UNMEASURED = "No outcome yet: the requests are still running."
-_NONE = "No decisions yet. Send a list with generate(…, deadline=…) or smartbatch run."
+_NO_OUTCOME = "No outcome yet: the requests are still running."
+_NO_DECISIONS = "No decisions yet. Send a list with generate(…, deadline=…) or smartbatch run."
 
 
 def page(source: Source, query: Query) -> Page:
@@ -54,9 +54,9 @@ def page(source: Source, query: Query) -> Page:
         return _alone("Decisions", no_store_yet(source))
     figures = store.summaries.decisions(limit=MAX_SUMMED_DECISIONS)
     sections = (
-        Section("calibration", "Forecasts and outcomes", _calibration(figures), empty=_UNMEASURED),
-        Section("saved", "Saved and lost by route", _saved(figures), empty=_UNMEASURED),
-        Section("decisions", "Decisions", _decisions(store, query), empty=_NONE),
+        Section("calibration", "Forecasts and outcomes", _calibration(figures), empty=_NO_OUTCOME),
+        Section("saved", "Saved and lost by route", _saved(figures), empty=_NO_OUTCOME),
+        Section("decisions", "Decisions", _decisions(store, query), empty=_NO_DECISIONS),
     )
     return Page(View("Decisions", sections, tiles=_tiles(figures)), REFRESH_SECONDS)
 
@@ -196,7 +196,7 @@ def _saved(figures: Iterable[StoredDecision]) -> tuple[Part, ...]:
         for route, sums in sorted(by_route.items(), key=lambda each: -each[1].decisions)
     ]
     caption = f"Measured decisions among the latest {MAX_SUMMED_DECISIONS:,}, by route"
-    return DataTable.of(caption, _TOTALS, rows), Note(_NOTE)
+    return DataTable.of(caption, _TOTAL_COLUMNS, rows), Note(_NOTE)
 
 
 def _in_words(gain: _Gain, of: int = 1) -> Cell:

@@ -12,7 +12,7 @@ from smartbatch.views.model import Cell, DataTable, Link, Links, Note, Part, Sec
 
 REFRESH_SECONDS = 2.0  # figures are published every few seconds
 MAX_GROUPS = 100
-_HOUR = 3600.0
+_HOUR_SECONDS = 3600.0
 _COLUMNS = "error, message, failed:number, first seen (UTC):time, last seen (UTC):time, model, example"
 _NOTE = "In messages, # stands for a number or an id. Requests that succeeded after a retry are not counted."
 
@@ -22,7 +22,7 @@ def page(source: Source, query: Query) -> Page:
         return Page(View("Errors", (Section("errors", "Errors", (), empty=no_store_yet(source)),)))
     groups, kind = source.error_groups(), query.values.get("kind", "")
     shown = [each for each in groups if kind in ("", each.kind)]
-    lately = sum(each.last_at > source.now() - _HOUR for each in groups)
+    lately = sum(each.last_at > source.now() - _HOUR_SECONDS for each in groups)
     tiles = (
         Tile("Failed requests", f"{sum(each.count for each in groups):,}"),
         Tile("Different errors", f"{len(groups):,}"),

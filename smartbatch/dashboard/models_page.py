@@ -28,17 +28,17 @@ MAX_MODELS = 60  # pairs of model and route
 MAX_SAMPLE = 500  # calls or batches per model
 MAX_CHARTS = 8  # models with the most batches
 PRICED_SECONDS = 7 * 24 * 3600.0  # prices are shown for models used in this time
-_HOUR = 3600.0
+_HOUR_SECONDS = 3600.0
 _PROCESSINGS: tuple[Processing, ...] = ("standard", "batch", "flex")
-_MILLION = 1e6
-_TIMES = (
+_TOKENS_PER_PRICE = 1e6
+_DURATION_COLUMNS = (
     "model, route, seen:number, p50:duration, p95:duration, p99:duration, abandoned:number, latest (UTC):time"
 )
-_LIMITS = (
+_LIMIT_COLUMNS = (
     "model, requests:number, tokens:number, input tokens:number, output tokens:number, "
     "paced at:number, processes:number"
 )
-_PRICES = "model, tier, prompts above, input:number, cached input:number, output:number, source"
+_PRICE_COLUMNS = "model, tier, prompts above, input:number, cached input:number, output:number, source"
 
 
 @define
@@ -164,7 +164,7 @@ def _latency(times: Iterable[_Durations], left_out: int) -> tuple[Part, ...]:
     note = f"At most the latest {MAX_SAMPLE}: a sample of the calls, and all batches."
     if left_out:
         note += f" {left_out:,} further names are left out."
-    return DataTable.of("Calls and batches", _TIMES, rows), Note(note)
+    return DataTable.of("Calls and batches", _DURATION_COLUMNS, rows), Note(note)
 
 
 def _latency_row(times: _Durations) -> tuple[Cell, ...]:
@@ -193,9 +193,11 @@ def _by_hour(times: _Durations) -> BarsOverTime:
     for _, took, at in times.took:
         if took > 0:
             hours.setdefault(datetime.fromtimestamp(at - took, UTC).hour, []).append(took)
-    bars = tuple((hour * _HOUR, quantile(sorted(hours[hour]), 0.5)) for hour in sorted(hours))
+    bars = tuple((hour * _HOUR_SECONDS, quantile(sorted(hours[hour]), 0.5)) for hour in sorted(hours))
     title = f"{times.model}: p50 of {len(times.took):,} batches by hour of creation (UTC)"
-    return BarsOverTime(title, _HOUR, bars, "duration", low=0.0, high=24 * _HOUR, ticks="hours")
+    return BarsOverTime(
+        title, _HOUR_SECONDS, bars, "duration", low=0.0, high=24 * _HOUR_SECONDS, ticks="hours"
+    )
 
 
 # -- limits and prices ---------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ def _limits(shared: SharedView) -> tuple[Part, ...]:
         for lane in _lanes(shared)
         if any(_limits_of(lane))
     ]
-    return (DataTable.of("Limits per minute", _LIMITS, rows),) if rows else ()
+    return (DataTable.of("Limits per minute", _LIMIT_COLUMNS, rows),) if rows else ()
 
 
 def _lanes(shared: SharedView) -> list[LaneStatus]:
@@ -236,7 +238,7 @@ def _models(source: Source, times: Iterable[_Durations], shared: SharedView) -> 
 
 def _prices(source: Source, models: Sequence[str]) -> tuple[Part, ...]:
     rows = [row for model in models[:MAX_MODELS] for row in _price_rows(source, model)]
-    return (DataTable.of("USD per million tokens", _PRICES, rows),) if rows else ()
+    return (DataTable.of("USD per million tokens", _PRICE_COLUMNS, rows),) if rows else ()
 
 
 def _price_rows(source: Source, model: str) -> Iterator[tuple[Cell, ...]]:
@@ -247,7 +249,7 @@ def _price_rows(source: Source, model: str) -> Iterator[tuple[Cell, ...]]:
         for band in () if card is None else card.bands:
             known = True
             above = f"{band.above:,} tokens" if band.above > 0 else None
-            usd = (rate * _MILLION for rate in (band.input, band.cached, band.output))
+            usd = (rate * _TOKENS_PER_PRICE for rate in (band.input, band.cached, band.output))
             yield model, processing, above, *usd, None if card is None else card.source
     if not known:
         yield model, "no known price", None, None, None, None, None

@@ -37,7 +37,7 @@ CLOCK_STEP_SECONDS = 5.0
 SHARED_TTL_SECONDS = 1.0  # for which published figures are reused; processes publish every 5 s
 MAX_ERROR_GROUPS = 200  # further errors are grouped by kind alone
 SPENDING_HOURS = 24 * 7
-_HOUR = 3600.0
+_HOUR_SECONDS = 3600.0
 
 
 # -- a client without a store --------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class LiveSummaries:
             return
         counts, now = self._counts.get(), self._wall()
         with counts.lock:
-            _add_spending(counts.spent, event, now // _HOUR * _HOUR)
+            _add_spending(counts.spent, event, now // _HOUR_SECONDS * _HOUR_SECONDS)
             if event.error is not None and not event.ok and not event.cancelled:
                 _add_failure(counts.groups, event, event.error, now)
 
@@ -83,7 +83,9 @@ class LiveSummaries:
     def spending(self, since: float) -> list[Spending]:
         counts = self._counts.get()
         with counts.lock:
-            return [evolve(counts.spent[key]) for key in sorted(counts.spent) if key[0] > since - _HOUR]
+            return [
+                evolve(counts.spent[key]) for key in sorted(counts.spent) if key[0] > since - _HOUR_SECONDS
+            ]
 
 
 def _add_failure(
@@ -110,7 +112,7 @@ def _add_spending(spent: dict[tuple[float, str, str], Spending], event: RequestF
     key = (hour, event.model, "" if event.route is None else event.route.value)
     known = spent.get(key)
     if known is None:
-        for old in [each for each in spent if each[0] <= hour - SPENDING_HOURS * _HOUR]:
+        for old in [each for each in spent if each[0] <= hour - SPENDING_HOURS * _HOUR_SECONDS]:
             del spent[old]
         known = spent[key] = Spending(key[1], key[2], hour=hour)
     known.count(event.cost, event.usage, failed=event.error is not None and not event.cancelled)

@@ -88,7 +88,7 @@ class ListDisplays:
         for shown in tuple(self._shown):
             shown(event)
 
-    def add(self, shown: Progress) -> None:
+    def join(self, shown: Progress) -> None:
         self._shown.append(shown)
 
     def remove(self, shown: Progress) -> None:
@@ -125,7 +125,7 @@ class ListDisplay:
         make, self._make = self._make, None
         if make is not None and (shown := make()) is not None:
             self._shown = shown
-            self._displays.add(shown)
+            self._displays.join(shown)
         return self._shown
 
     def is_watched(self) -> bool:

@@ -150,7 +150,7 @@ def warn(name: str, /, **fields: str) -> None:
 
 
 _USER_LOGGER = logging.getLogger("smartbatch")
-_QUIET = 1.0
+_REPEAT_SECONDS = 1.0
 """Seconds within which the same error of the user's code is logged only once: a hook may run for every
 request."""
 _last_logged: dict[tuple[str, str, int], tuple[float, int]] = {}
@@ -177,7 +177,7 @@ def user_error(where: str, error: BaseException) -> None:
     place = (where, "", 0) if trace is None else (where, trace.tb_frame.f_code.co_filename, trace.tb_lineno)
     now = RealClock.now()
     last, count = _last_logged.get(place, (-math.inf, 0))
-    if now - last < _QUIET:
+    if now - last < _REPEAT_SECONDS:
         _last_logged[place] = (last, count + 1)
         return
     if len(_last_logged) >= 1000:  # a program that generates code could add entries without limit

@@ -20,14 +20,14 @@ from smartbatch import errors
 from smartbatch.events import Event
 from smartbatch.types import NO_USAGE, Priority, Route, Usage
 
-STEPS = 8  # buckets per octave: 2 ** (1/8) = 1.09 between neighbours
-LOWEST = -14  # the first bucket ends at 2 ** -14 s = 61 µs, and includes all shorter durations
-HIGHEST = 17  # the last bucket ends at 2 ** 17 s = 36 hours, above the slowest batch job (24 h)
+BUCKETS_PER_OCTAVE = 8  # buckets per octave: 2 ** (1/8) = 1.09 between neighbours
+LOWEST_EXPONENT = -14  # the first bucket ends at 2 ** -14 s = 61 µs, and includes all shorter durations
+HIGHEST_EXPONENT = 17  # the last bucket ends at 2 ** 17 s = 36 hours, above the slowest batch job (24 h)
 
-_BUCKETS = (HIGHEST - LOWEST) * STEPS + 1
-_FLOOR = 2.0**LOWEST
-_CEILING = 2.0**HIGHEST
-_OFFSET = -LOWEST * STEPS
+_BUCKETS = (HIGHEST_EXPONENT - LOWEST_EXPONENT) * BUCKETS_PER_OCTAVE + 1
+_MIN_SECONDS = 2.0**LOWEST_EXPONENT
+_MAX_SECONDS = 2.0**HIGHEST_EXPONENT
+_OFFSET = -LOWEST_EXPONENT * BUCKETS_PER_OCTAVE
 
 
 @frozen
@@ -68,8 +68,11 @@ class Histogram:
         counts = self.counts
         for each in seconds:
             index = 0
-            if each > _FLOOR:
-                index = math.ceil(math.log2(each if each < _CEILING else _CEILING) * STEPS) + _OFFSET
+            if each > _MIN_SECONDS:
+                index = (
+                    math.ceil(math.log2(each if each < _MAX_SECONDS else _MAX_SECONDS) * BUCKETS_PER_OCTAVE)
+                    + _OFFSET
+                )
             counts[index] += 1
         self.count += len(seconds)
         self.total += sum(seconds)
@@ -83,7 +86,7 @@ class Histogram:
             seen += count
             if seen >= rank:
                 # the geometric middle of the bucket, within the range of recorded durations
-                middle: float = 2.0 ** ((index - _OFFSET - 0.5) / STEPS)
+                middle: float = 2.0 ** ((index - _OFFSET - 0.5) / BUCKETS_PER_OCTAVE)
                 return min(max(middle, self.shortest), self.longest)
         return 0.0
 
@@ -103,8 +106,8 @@ class Histogram:
     def _octaves(self) -> tuple[tuple[float, int], ...]:
         pairs = []
         seen = start = 0
-        for power in range(LOWEST, HIGHEST + 1):
-            end = (power - LOWEST) * STEPS + 1
+        for power in range(LOWEST_EXPONENT, HIGHEST_EXPONENT + 1):
+            end = (power - LOWEST_EXPONENT) * BUCKETS_PER_OCTAVE + 1
             seen += sum(self.counts[start:end])
             start = end
             if seen:
@@ -209,7 +212,7 @@ _COUNTED_AS: Final[Mapping[Any, tuple[Callable[[], Any], Fold]]] = {
     TimeStats: (Histogram, _recorded),
     Usage: (Usage, _used),
 }
-_KEY: Final = "metric"
+_METADATA_KEY: Final = "metric"
 
 
 def metric(
@@ -241,7 +244,7 @@ def metric(
         family = Family(named, help, label, kind, adds_up)
     made: Callable[[], Any] = start or (dict if label else int)
     first, fold = _COUNTED_AS.get(made, (made, fold))
-    return field(factory=made, metadata={_KEY: Metric(help, counts, family, value, first, fold)})
+    return field(factory=made, metadata={_METADATA_KEY: Metric(help, counts, family, value, first, fold)})
 
 
 counter = partial(metric, kind="Counter")
@@ -259,7 +262,7 @@ def metrics_of(snapshot: type, part: str = "", prefix: str = "") -> Iterator[Met
         prefix: the prefix of the names in Prometheus.
     """
     for attribute in fields(snapshot):
-        declared: Metric | None = attribute.metadata.get(_KEY)
+        declared: Metric | None = attribute.metadata.get(_METADATA_KEY)
         if declared is not None:
             family = declared.family
             if family is not None and not family.name:

@@ -30,7 +30,7 @@ from smartbatch.observe.metrics_snapshot import METRICS, DecisionFigures, Metric
 from smartbatch.observe.participants import CallCounts, MinuteOfCalls, RecentCalls
 from smartbatch.types import NO_USAGE
 
-_SCOPES = 1024
+_MAX_QUOTAS = 1024
 """Maximum number of quotas for which overlapping pauses count once; for other quotas, pauses are summed."""
 
 
@@ -110,7 +110,7 @@ class ClientState:
         scope, end = (event.scope, event.model), event.at + event.seconds
         begin = max(event.at, self._pauses.get(scope, event.at))
         self.cooldown_seconds += max(0.0, end - begin)
-        if scope in self._pauses or len(self._pauses) < _SCOPES:
+        if scope in self._pauses or len(self._pauses) < _MAX_QUOTAS:
             self._pauses[scope] = max(begin, end)
 
     def _change_runs(self, by: int, at: float) -> None:
@@ -180,7 +180,7 @@ class MetricValues:
             fresh._values[name] = self._values["pending_by_priority"].copy()
         return fresh
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add_events(self, events: Iterable[Event]) -> None:
         """Events of unknown classes are ignored."""
         by_class: dict[type[Event], list[Event]] = {}
         for event in events:
@@ -225,7 +225,7 @@ def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, dict) else value
 
 
-_PENDING = 256
+_MAX_PENDING_EVENTS = 256
 _FREQUENT = frozenset({RequestSubmitted, CallStarted, CallFinished, RequestFinished})
 """Events that occur for each request. After any other event, all pending events are counted immediately."""
 
@@ -294,7 +294,7 @@ class BatchMetrics:
                 self._count_pending()
             return
         # not on the main thread: a signal handler that raises there would lose the events being counted
-        if len(pending) >= _PENDING and threading.current_thread() is not threading.main_thread():
+        if len(pending) >= _MAX_PENDING_EVENTS and threading.current_thread() is not threading.main_thread():
             lock = self._lock.get()
             if lock.acquire(blocking=False):  # else another thread counts them
                 try:
@@ -389,7 +389,7 @@ class BatchMetrics:
         self._counting = True
         try:
             events = [self._pending.popleft() for _ in range(len(self._pending))]
-            self._values.add(events)
+            self._values.add_events(events)
             for event in events:
                 if type(event) is not RequestSubmitted and type(event) is not RequestFinished:
                     self._state.update(event)

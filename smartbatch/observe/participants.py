@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 
 
-STEP = 10.0  # per counting step
-_STEPS = 180
-_MINUTE = 60.0
-_MODELS = 64  # models counted separately; calls of other models count only in totals
+STEP_SECONDS = 10.0  # per counting step
+_MAX_STEPS = 180
+_MINUTE_SECONDS = 60.0
+_MAX_MODELS = 64  # models counted separately; calls of other models count only in totals
 
 
 @define
@@ -35,7 +35,7 @@ class CallCounts:
     def tokens(self) -> float:
         return self.input_tokens + self.output_tokens
 
-    def add(self, other: CallCounts, share: float = 1.0) -> None:
+    def add_counts(self, other: CallCounts, share: float = 1.0) -> None:
         self.calls += other.calls * share
         self.requests += other.requests * share
         self.input_tokens += other.input_tokens * share
@@ -52,7 +52,7 @@ class MinuteOfCalls:
 
 
 class RecentCalls:
-    """Counts calls in steps of :data:`STEP` seconds, in bounded memory. The caller holds a lock."""
+    """Counts calls in steps of :data:`STEP_SECONDS` seconds, in bounded memory. The caller holds a lock."""
 
     def __init__(self) -> None:
         self._steps: dict[int, dict[str, CallCounts]] = {}
@@ -72,13 +72,13 @@ class RecentCalls:
         """Return the calls of the last minute by model; models not counted separately share an empty name. A
         step that began before the minute is counted in part.
         """
-        began = now - _MINUTE
-        first = int(began // STEP)
+        began = now - _MINUTE_SECONDS
+        first = int(began // STEP_SECONDS)
         found: dict[str, CallCounts] = {}
-        for step in range(first, int(now // STEP) + 1):
-            share = 1.0 if step > first else (first + 1) - began / STEP
+        for step in range(first, int(now // STEP_SECONDS) + 1):
+            share = 1.0 if step > first else (first + 1) - began / STEP_SECONDS
             for model, counts in self._steps.get(step, {}).items():
-                found.setdefault(model, CallCounts()).add(counts, share)
+                found.setdefault(model, CallCounts()).add_counts(counts, share)
         return found
 
     def minutes(self, wall: float, now: float) -> tuple[MinuteOfCalls, ...]:
@@ -89,24 +89,28 @@ class RecentCalls:
             now: monotonic seconds.
         """
         found: dict[int, CallCounts] = {}
-        oldest = int(now // STEP) - _STEPS
+        oldest = int(now // STEP_SECONDS) - _MAX_STEPS
         for step, by_model in self._steps.items():
             if step > oldest:
-                whole = found.setdefault(int((step * STEP + wall - now) // _MINUTE), CallCounts())
+                whole = found.setdefault(
+                    int((step * STEP_SECONDS + wall - now) // _MINUTE_SECONDS), CallCounts()
+                )
                 for counts in by_model.values():
-                    whole.add(counts)
-        return tuple(MinuteOfCalls(at * _MINUTE, found[at].calls, found[at].tokens) for at in sorted(found))
+                    whole.add_counts(counts)
+        return tuple(
+            MinuteOfCalls(at * _MINUTE_SECONDS, found[at].calls, found[at].tokens) for at in sorted(found)
+        )
 
     def _counts(self, at: float, model: str) -> CallCounts:
-        step = int(at // STEP)
+        step = int(at // STEP_SECONDS)
         by_model = self._steps.get(step)
         if by_model is None:
             by_model = self._steps[step] = {}
-            for old in [each for each in self._steps if each <= step - _STEPS]:
+            for old in [each for each in self._steps if each <= step - _MAX_STEPS]:
                 del self._steps[old]
         counts = by_model.get(model)
         if counts is None:
-            if len(by_model) >= _MODELS:
+            if len(by_model) >= _MAX_MODELS:
                 model = ""
             counts = by_model.setdefault(model, CallCounts())
         return counts
@@ -123,7 +127,7 @@ def together(histories: Iterable[Iterable[MinuteOfCalls]]) -> tuple[MinuteOfCall
 VERSION = 1  # of the record format; records of later versions are skipped
 RECORD_SECONDS = 5.0  # seconds between records of a process
 ALIVE_SECONDS = 15.0  # seconds for which a process counts as alive after its last record
-KEPT_SECONDS = 600.0  # seconds for which a process's last record is kept
+RETENTION_SECONDS = 600.0  # seconds for which a process's last record is kept
 MAX_RECORD_BYTES = 32_768  # lanes that do not fit are left out; their number is recorded
 
 MAX_LANES = 32

@@ -25,10 +25,10 @@ from smartbatch.types import Result
 Mode = Literal["auto", "bar", "lines", "quiet"]
 _MODES = ("auto", "bar", "lines", "quiet")
 
-LINE_EVERY = 10.0  # seconds between lines if there is no terminal
-BAR_EVERY = 0.1  # seconds between redraws of a bar: tqdm's own default
-USUAL_WIDTH = 80  # columns of a terminal that does not report its width
-RATE_WINDOW = 30.0  # seconds over which the rate is measured
+LINE_INTERVAL_SECONDS = 10.0  # seconds between lines if there is no terminal
+BAR_INTERVAL_SECONDS = 0.1  # seconds between redraws of a bar: tqdm's own default
+DEFAULT_WIDTH = 80  # columns of a terminal that does not report its width
+RATE_WINDOW_SECONDS = 30.0  # seconds over which the rate is measured
 
 
 class JobFigures(Protocol):
@@ -276,11 +276,11 @@ class _ProgressCounts:
         return f"{min(100, self.done * 100 // self.total):3d}%"
 
     def _rate(self, now: float) -> float:
-        """Return results per second over the last :data:`RATE_WINDOW`; at the end, over the whole list."""
+        """Return results per second over :data:`RATE_WINDOW_SECONDS`; at the end, over the whole list."""
         samples = self.samples
         if now - samples[-1][0] >= 1.0:
             samples.append((now, self.done))
-        while len(samples) > 1 and samples[1][0] <= now - RATE_WINDOW:
+        while len(samples) > 1 and samples[1][0] <= now - RATE_WINDOW_SECONDS:
             samples.popleft()
         start, before = samples[0]
         if self.total is not None and self.done >= self.total:
@@ -322,7 +322,7 @@ def _cost(cost: float, unpriced: int) -> str:
 class _Lines:
     """One plain line at a time, for logs and pipes."""
 
-    every = LINE_EVERY
+    every = LINE_INTERVAL_SECONDS
 
     def __init__(self, stream: SafeStream) -> None:
         self._stream = stream
@@ -342,7 +342,7 @@ class _Lines:
 class _Bar:
     """A tqdm bar with this library's text, in a terminal or as a notebook widget."""
 
-    every = BAR_EVERY
+    every = BAR_INTERVAL_SECONDS
 
     def __init__(self, stream: SafeStream, total: int | None, initial: int) -> None:
         # imported late: only if a bar is shown; tqdm.auto warns in a notebook without widgets
@@ -358,7 +358,7 @@ class _Bar:
             initial=initial,
             file=stream,
             dynamic_ncols=_has_width(stream),
-            ncols=None if _has_width(stream) else USUAL_WIDTH,
+            ncols=None if _has_width(stream) else DEFAULT_WIDTH,
             bar_format=self._format.format("  0%", ""),
         )
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
-BOUNDS = tuple(2.0**power for power in range(-10, 18))
+BUCKET_BOUNDS_SECONDS = tuple(2.0**power for power in range(-10, 18))
 """Histogram bounds in seconds, doubling from 1 ms to 36 hours."""
 
 ReadParticipants = Callable[[], Participants]
@@ -106,7 +106,7 @@ def _of_client(s: MetricsSnapshot) -> Iterator[Metric]:
         seen = dict(times.octaves)
         # bounds below the shortest duration count nothing, and bounds above the longest count all
         smallest = min(seen, default=0.0)
-        counts = [seen.get(b, times.count if b >= smallest else 0) for b in BOUNDS]
+        counts = [seen.get(b, times.count if b >= smallest else 0) for b in BUCKET_BOUNDS_SECONDS]
         yield _histogram(family, counts, times.count, times.total)
 
 
@@ -125,7 +125,9 @@ def _of_participants(found: Participants) -> Iterator[Metric]:
         ended = sums.get(family.name, {})
         total = ended.pop("sum", 0.0)
         by_bound = {float(bound): count for bound, count in ended.items()}
-        counts = [sum(count for bound, count in by_bound.items() if bound <= most) for most in BOUNDS]
+        counts = [
+            sum(count for bound, count in by_bound.items() if bound <= most) for most in BUCKET_BOUNDS_SECONDS
+        ]
         yield _histogram(family, counts, sum(by_bound.values()), total)
     for family, figures in live_families(found):
         yield _metric(family, figures)
@@ -147,6 +149,6 @@ def _histogram(family: Family, counts: Sequence[float], count: float, total: flo
     from prometheus_client.core import HistogramMetricFamily
 
     made = HistogramMetricFamily(f"smartbatch_{family.name}", family.help)
-    buckets = [(repr(bound), each) for bound, each in zip(BOUNDS, counts, strict=True)]
+    buckets = [(repr(bound), each) for bound, each in zip(BUCKET_BOUNDS_SECONDS, counts, strict=True)]
     made.add_metric([], buckets=[*buckets, ("+Inf", count)], sum_value=total)
     return made

@@ -112,7 +112,7 @@ class BackEnd(ABC):
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
         """Store a process's record, and add the growth of its sums to the totals of all processes.
 
-        Records older than :data:`~smartbatch.observe.participants.KEPT_SECONDS` are removed; totals are
+        Records older than :data:`~smartbatch.observe.participants.RETENTION_SECONDS` are removed; totals are
         kept. Publishing the same record again counts nothing twice.
 
         Args:

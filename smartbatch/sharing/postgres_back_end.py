@@ -18,7 +18,7 @@ from psycopg.abc import PQGen
 from smartbatch._clock import RealClock
 from smartbatch._database import SCHEMA_LOCK, Address
 from smartbatch.errors import scrub
-from smartbatch.observe.participants import KEPT_SECONDS
+from smartbatch.observe.participants import RETENTION_SECONDS
 from smartbatch.sharing.back_end import (
     RECORD_VERSION,
     TIMEOUT_SECONDS,
@@ -182,18 +182,20 @@ class PostgresBackEnd(BackEnd):
         try:
             session = self._connected()
             with session.pipeline() as pipeline, session.transaction():
-                row = _row(pipeline, session.execute(statements["last publication"], (member, KEPT_SECONDS)))
+                row = _row(
+                    pipeline, session.execute(statements["last publication"], (member, RETENTION_SECONDS))
+                )
                 more = self._gains(record, None if row is None else row[0], before)
                 session.execute(statements["add to sums"], (list(more), list(more.values())))
                 session.execute(statements["publish"], (member, record))
-                session.execute(statements["remove old"], (KEPT_SECONDS,))
+                session.execute(statements["remove old"], (RETENTION_SECONDS,))
         except psycopg.Error as error:
             raise self._unavailable(error) from None
 
     def published(self) -> Published:
         try:
             session = self._connected()
-            records = session.execute(self._statements["all published"], (KEPT_SECONDS,)).fetchall()
+            records = session.execute(self._statements["all published"], (RETENTION_SECONDS,)).fetchall()
             sums = session.execute(self._statements["all sums"]).fetchall()
         except psycopg.Error as error:
             raise self._unavailable(error) from None

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
-from smartbatch.observe.participants import KEPT_SECONDS
+from smartbatch.observe.participants import RETENTION_SECONDS
 from smartbatch.sharing.back_end import (
     RECORD_VERSION,
     TIMEOUT_SECONDS,
@@ -132,9 +132,9 @@ class RedisBackEnd(BackEnd):
             return [
                 *(("HINCRBYFLOAT", _SUMS_KEY, name, gain) for name, gain in more.items()),
                 ("SET", own, record),
-                ("EXPIRE", own, int(KEPT_SECONDS)),
+                ("EXPIRE", own, int(RETENTION_SECONDS)),
                 ("ZADD", _SEEN_KEY, now, member),
-                ("ZREMRANGEBYSCORE", _SEEN_KEY, "-inf", now - KEPT_SECONDS),
+                ("ZREMRANGEBYSCORE", _SEEN_KEY, "-inf", now - RETENTION_SECONDS),
             ], None
 
         self._transact((own,), ("GET", own), step)

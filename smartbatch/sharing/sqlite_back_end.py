@@ -14,7 +14,7 @@ from smartbatch._database import SqliteConnections, connect_sqlite
 from smartbatch._files import check_logs, check_own, inode_of, new_file, private_folder
 from smartbatch.core.limits.shared_limit import CLOCK_STEP_SECONDS
 from smartbatch.errors import StoreError
-from smartbatch.observe.participants import KEPT_SECONDS
+from smartbatch.observe.participants import RETENTION_SECONDS
 from smartbatch.sharing.back_end import (
     RECORD_VERSION,
     TIMEOUT_SECONDS,
@@ -143,7 +143,7 @@ class SqliteBackEnd(BackEnd):
             # a machine's clock restarts when it boots, and no process survives that
             connection.execute(
                 "DELETE FROM participants WHERE seen < ? OR seen > ?",
-                (now - KEPT_SECONDS, now + CLOCK_STEP_SECONDS),
+                (now - RETENTION_SECONDS, now + CLOCK_STEP_SECONDS),
             )
             row = connection.execute("SELECT record FROM participants WHERE member = ?", (member,)).fetchone()
             connection.executemany(
@@ -166,7 +166,9 @@ class SqliteBackEnd(BackEnd):
             raise self._unavailable(error) from None
         now = self._now()
         heard = [
-            (now - seen, record) for seen, record in rows if -CLOCK_STEP_SECONDS <= now - seen <= KEPT_SECONDS
+            (now - seen, record)
+            for seen, record in rows
+            if -CLOCK_STEP_SECONDS <= now - seen <= RETENTION_SECONDS
         ]
         return Published(heard, sums)
 

@@ -17,12 +17,12 @@ from smartbatch.views.model import BarsOverTime, Chart, Column, DataTable, Progr
 
 AxisUnit: TypeAlias = Unit | Literal["moment", "hour"]
 
-_STEPS = (
+_TICK_SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900),
     *(1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 172_800, 432_000, 864_000, 2_592_000),
 )
 """Seconds between the ticks of a time axis."""
-_FEW_STEPS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
+_LOG_TICK_SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
 _SINGLE_MOMENT_SECONDS = 60.0  # shown on either side of a single moment
 
 
@@ -62,7 +62,7 @@ class ChartScale:
         span = self.high - self.low
         if of_time:
             least = 0.0 if self.unit == "duration" else 1.0
-            step = next((one for one in _STEPS if span / one <= 6 and one >= least), _STEPS[-1])
+            step = next((one for one in _TICK_SECONDS if span / one <= 6 and one >= least), _TICK_SECONDS[-1])
             step *= max(1.0, math.ceil(span / step / 8))
         else:
             rough = span / 4
@@ -76,7 +76,7 @@ def _log_ticks(low: float, high: float, of_time: bool) -> list[float]:
     """Return powers of ten, or finer round values if there are too few; empty if there are still too few."""
     powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     fine: Sequence[float] = sorted(part * power for power in powers for part in (1, 2, 5))
-    for steps in (_FEW_STEPS, _STEPS) if of_time else (powers, fine):
+    for steps in (_LOG_TICK_SECONDS, _TICK_SECONDS) if of_time else (powers, fine):
         found = [step for step in steps if low <= step <= high]
         if len(found) >= 3:
             return found if len(found) <= 8 else found[:: math.ceil(len(found) / 8)]

@@ -36,11 +36,11 @@ from smartbatch.views.model import (
 
 Style: TypeAlias = Literal["", "title", "head", "bad", "warn"]
 
-WIDE = 1_000  # cells per line
-_GAP = 2
+UNLIMITED_WIDTH = 1_000  # cells per line
+_COLUMN_GAP = 2
 _MIN_FIRST_COLUMN = 8  # cells
 _BAR_WIDTH = 10  # cells
-_SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK_CHARACTERS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 30
 _NUMERIC = ("number", "money", "duration")
 _PREFIXES = {"bad": "! ", "warn": "! "}
@@ -53,7 +53,7 @@ class TextLine:
 
 
 def text_of(view: View) -> str:
-    return "\n".join(line.text for line in lines_of(view, WIDE))
+    return "\n".join(line.text for line in lines_of(view, UNLIMITED_WIDTH))
 
 
 def lines_of(view: View, width: int) -> list[TextLine]:
@@ -94,7 +94,7 @@ def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], width
     full = sorted(shown, key=lambda at: -columns[at].drop)
     while True:
         widths = {at: max(map(cells_of, texts[at])) for at in shown}
-        excess = sum(widths.values()) + _GAP * (len(shown) - 1) - width
+        excess = sum(widths.values()) + _COLUMN_GAP * (len(shown) - 1) - width
         if excess <= 0:
             break
         if full:
@@ -214,7 +214,10 @@ def _chart(chart: Chart) -> Iterator[TextLine]:
 def _sparks(drawn: Drawing) -> str:
     heights = [box.height for box in thinned(drawn.boxes, _SPARK_WIDTH)]
     most = max(heights) or 1.0
-    return "".join(_SPARKS[min(len(_SPARKS) - 1, int(height / most * len(_SPARKS)))] for height in heights)
+    return "".join(
+        _SPARK_CHARACTERS[min(len(_SPARK_CHARACTERS) - 1, int(height / most * len(_SPARK_CHARACTERS)))]
+        for height in heights
+    )
 
 
 def _toned(text: str, tone: str) -> TextLine:
@@ -236,4 +239,4 @@ def _line(
         shown = fitted(cell, widths[at])
         blank = " " * (widths[at] - cells_of(shown))
         parts.append(blank + shown if columns[at].kind in _NUMERIC else shown + blank)
-    return (" " * _GAP).join(parts).rstrip()
+    return (" " * _COLUMN_GAP).join(parts).rstrip()

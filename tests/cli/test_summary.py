@@ -40,8 +40,8 @@ def broken(message: str, kind: ErrorKind = ErrorKind.SERVER_ERROR, attempts: int
 def test_the_summary_is_a_few_sentences() -> None:
     summary = RunSummary()
     for index in range(19):
-        summary.add(row(index), answered(latency=0.0))
-    summary.add(row(19), broken("no such model", ErrorKind.CLIENT_ERROR))
+        summary.count_row(row(index), answered(latency=0.0))
+    summary.count_row(row(19), broken("no such model", ErrorKind.CLIENT_ERROR))
     assert summary_lines(summary, decision=decided(Route.INDIVIDUAL)) == [
         "19 answered, 1 rejected by the provider.",
         "Took 1 s (expected up to 60 s).",
@@ -53,9 +53,9 @@ def test_the_summary_is_a_few_sentences() -> None:
 
 def test_a_resumed_run_with_retries_compares_itself_with_one_call_after_another() -> None:
     summary = RunSummary()
-    summary.add(row(0), answered())
-    summary.add(row(1), answered(attempts=4))
-    summary.add(row(2, id="r\x07-3"), Result("r", error=FAILURE, attempts=1, cost=0.0))
+    summary.count_row(row(0), answered())
+    summary.count_row(row(1), answered(attempts=4))
+    summary.count_row(row(2, id="r\x07-3"), Result("r", error=FAILURE, attempts=1, cost=0.0))
     assert summary_lines(summary, before=Recovered(answered=7)) == [
         "2 answered (7 more were answered before), 1 failed, 1 retried (3 extra calls).",
         "Took 1 s, 4.0 times faster than one call after another (4 s).",
@@ -69,8 +69,8 @@ def test_a_rejected_key_stops_the_run() -> None:
     summary = RunSummary()
     stopped = ListStopped("not sent", reason="the API key was rejected (401)")
     for index in range(20):
-        summary.add(row(index), broken("wrong key", ErrorKind.AUTH_ERROR))
-        summary.add(row(20 + index), Result("r", error=stopped, cost=0.0))
+        summary.count_row(row(index), broken("wrong key", ErrorKind.AUTH_ERROR))
+        summary.count_row(row(20 + index), Result("r", error=stopped, cost=0.0))
     assert summary_lines(summary) == [
         "Stopped: the API key was rejected (401). 20 rows were not sent.",
         "0 answered, 20 rejected by the provider, 20 not sent.",
@@ -84,7 +84,7 @@ def test_a_rejected_key_stops_the_run() -> None:
 @pytest.mark.parametrize("wall", [2.0, 20.0])
 def test_no_speedup_is_claimed_if_there_is_none(wall: float) -> None:
     summary = RunSummary()
-    summary.add(row(0), answered())
+    summary.count_row(row(0), answered())
     assert f"Took {wall:.0f} s." in summary_lines(summary, wall=wall)
 
 
@@ -92,8 +92,8 @@ def test_equal_failures_are_one_line_with_a_count() -> None:
     """Also if ids and numbers in their messages differ; rows that were not sent are listed separately."""
     summary = RunSummary()
     for index in range(3):
-        summary.add(row(index), broken(f"broken (request req_01ab{index}cdef)"))
-    summary.add(row(3), Result("r", error=FAILURE, attempts=0))
+        summary.count_row(row(index), broken(f"broken (request req_01ab{index}cdef)"))
+    summary.count_row(row(3), Result("r", error=FAILURE, attempts=0))
     lines = summary_lines(summary)
     assert lines[0] == "0 answered, 3 failed, 1 not sent."
     assert lines[-2:] == [
@@ -105,8 +105,8 @@ def test_equal_failures_are_one_line_with_a_count() -> None:
 def test_groups_of_equal_failures_are_listed_by_their_lowest_row() -> None:
     summary = RunSummary()
     for index in (7, 3, 9):
-        summary.add(row(index), broken(f"broken (request req_01ab{index}cdef)"))
-    summary.add(row(2), Result("r", error=FAILURE, attempts=1))
+        summary.count_row(row(index), broken(f"broken (request req_01ab{index}cdef)"))
+    summary.count_row(row(2), Result("r", error=FAILURE, attempts=1))
     lines = summary_lines(summary)
     assert lines[-2].startswith("Failed: row 2: ")
     assert lines[-1] == "Failed: 3 rows, first row 3: server_error: broken (request req_01ab3cdef)"
@@ -115,7 +115,7 @@ def test_groups_of_equal_failures_are_listed_by_their_lowest_row() -> None:
 def test_only_the_first_groups_of_failures_are_listed() -> None:
     summary = RunSummary()
     for index in range(1000):
-        summary.add(row(index), broken(f"broken {'abcdefg'[index % 7]}"))
+        summary.count_row(row(index), broken(f"broken {'abcdefg'[index % 7]}"))
     lines = summary_lines(summary)
     assert sum(line.startswith("Failed: ") for line in lines) == 5
     assert lines[-6] == "Failed: 143 rows, first row 0: server_error: broken a"
@@ -137,7 +137,7 @@ def test_only_the_first_groups_of_failures_are_listed() -> None:
 def test_an_unknown_price_is_never_counted_as_nothing(costs: list[float | None], printed: str) -> None:
     summary = RunSummary()
     for cost in costs:
-        summary.add(row(0), answered(cost=cost))
+        summary.count_row(row(0), answered(cost=cost))
     assert f"Cost: {printed}." in summary_lines(summary)
 
 
@@ -167,7 +167,7 @@ def spent(usd: float | None) -> ActualCost:
 )
 def test_the_cost_is_compared_with_the_other_routes(route: Route, words: str) -> None:
     summary = RunSummary()
-    summary.add(row(0), answered(cost=2.5))
+    summary.count_row(row(0), answered(cost=2.5))
     assert f"Cost: $2.50{words}." in summary_lines(summary, decision=decided(route), actual=spent(2.5))
     assert "Cost: $2.50." in summary_lines(summary, decision=decided(route), actual=spent(None))
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from smartbatch.dashboard.layout import message
+from smartbatch.dashboard.application import message_page
 from smartbatch.dashboard.page import Query
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_result
@@ -122,6 +122,6 @@ def test_an_address_of_any_fields_is_answered(
 )
 def test_the_way_back_stays_in_the_dashboard(back: str) -> None:
     """An action that is refused leads back to a page, and never to another host."""
-    read = Elements(message("t", "x", Query(), back=back).decode())
+    read = Elements(message_page("t", "x", Query(), back=back).decode())
     links = [value for name, value in read.attributes if name == "href"]
     assert links[-1] == ("/jobs?a=1" if back == "/jobs?a=1" else "/")

@@ -18,7 +18,7 @@ from smartbatch.observe.families import sums_of
 from smartbatch.observe.metric import KINDS
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
-from smartbatch.observe.prometheus import BOUNDS, PrometheusReporter
+from smartbatch.observe.prometheus import BUCKET_BOUNDS_SECONDS, PrometheusReporter
 from smartbatch.types import Priority, Route, Usage
 
 
@@ -50,10 +50,10 @@ def test_time_histograms_are_cumulative_and_agree_with_their_count(
         metrics(called(seconds=each))
     registry = PrometheusReporter(metrics).registry
     counts = []
-    for bound in BOUNDS:
+    for bound in BUCKET_BOUNDS_SECONDS:
         count = registry.get_sample_value("smartbatch_call_seconds_bucket", {"le": repr(bound)})
         # the last bound, 36 hours, also has what is longer
-        assert count == sum(s <= bound for s in seconds) or bound == BOUNDS[-1]
+        assert count == sum(s <= bound for s in seconds) or bound == BUCKET_BOUNDS_SECONDS[-1]
         counts.append(count)
     assert counts == sorted(counts)  # type: ignore[type-var]
     assert registry.get_sample_value("smartbatch_call_seconds_bucket", {"le": "+Inf"}) == len(seconds)

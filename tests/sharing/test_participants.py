@@ -71,7 +71,7 @@ def test_sums_outlive_the_record_of_a_process(back_end: BackEnd, monkeypatch: py
     before = back_end.published().sums
     back_end.publish("gone", told(rows=7), {})
     with monkeypatch.context() as later:
-        later.setattr(f"{type(back_end).__module__}.KEPT_SECONDS", -1.0)
+        later.setattr(f"{type(back_end).__module__}.RETENTION_SECONDS", -1.0)
         back_end.publish("other", told(rows=1), {})
         assert back_end.published().records == []
     assert risen(back_end, before) == {"rows": 8.0}

@@ -242,14 +242,17 @@ def decision_parts(decision: Decision, voice: Voice = IN_REPORTS) -> Iterator[Pa
 
 
 def _detail_lines(decision: Decision) -> Iterator[str]:
-    from smartbatch.views.terminal import WIDE, table_lines  # imported late, because only details need it
+    from smartbatch.views.terminal import (
+        UNLIMITED_WIDTH,
+        table_lines,
+    )  # imported late, because only details need it
 
     table = _table(decision)
     marked = [
         (f"{'> ' if at == table.chosen else '  '}{first}", *rest)
         for at, (first, *rest) in enumerate(table.rows)
     ]
-    yield from table_lines(table.columns, marked, WIDE)
+    yield from table_lines(table.columns, marked, UNLIMITED_WIDTH)
     yield ""
     yield from _figures(decision)
 
