@@ -1,4 +1,4 @@
-"""Acceptance of a job: checked requests become rows in the store; nothing is sent."""
+"""Acceptance of jobs. Requests are checked and become rows in the store; nothing is sent."""
 
 from __future__ import annotations
 
@@ -23,43 +23,41 @@ from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Priority, Request
 
 _LONGEST_WIRE_ID = wire_id("0" * 22, 99_999)
-"""As long as the longest id in a shard, so that sizes are not underestimated."""
+"""The longest possible id, so that the sizes of lines are not underestimated."""
 
 _NO_ORDER = (
     "a batch has no order, so priority only affects requests of a job that are sent in real time; use "
     "submit() for urgent requests"
 )
 MAX_ID_DRAWS = 10
-"""Maximum ids tried for a job; a second one is needed only with a seeded generator."""
+"""A second draw is needed only with a seeded generator."""
 MAX_LABELS, MAX_LABEL_CHARS = 64, 512
-"""Maximum labels per job, and characters per label: enough to label a job, too few for content."""
 _KEY_CACHE_KB = 8_192
-"""Memory for keys; further keys are written to a temporary file, some 30 bytes per row."""
+"""Keys beyond this size are written to a temporary file of about 30 bytes per row."""
 _KEY_BYTES = 16
-"""Bytes kept of a fingerprint: enough that equal ones mean identical requests."""
+"""Enough bytes that equal fingerprints mean identical requests."""
 
 
 @define(eq=False, slots=False)
 class Items:
-    """Makes the rows of a job while a store reads them, in one pass and constant memory."""
+    """Produces the rows of a job, in one pass and constant memory, while a store reads them."""
 
-    _requests: Iterable[Request]  # checked, in order
+    _requests: Iterable[Request]
     _job: JobRow
-    _shared: Shared  # what the requests have in common
+    _shared: Shared
     _wiring: JobWiring = field(kw_only=True)
-    _api: BatchApi | None = field(kw_only=True)  # None: all requests are sent in real time
-    _realtime: int | None = field(
-        default=0, kw_only=True
-    )  # how many of the first are sent in real time; None: all
-    _realtime_for: Collection[str] = field(default=(), kw_only=True)  # requests of these purposes as well
-    _deduplicates: bool = field(default=False, kw_only=True)  # identical requests share an answer
-    _priced: Callable[[NewItem], float] | None = field(
-        default=None, kw_only=True
-    )  # an item's maximum cost in USD
-    # takes the maximum cost of all items, and returns the job's budget
+    _api: BatchApi | None = field(kw_only=True)  # None if all requests are sent in real time
+    # number of leading rows sent in real time; None for all
+    _realtime: int | None = field(default=0, kw_only=True)
+    # purposes whose requests are always sent in real time
+    _realtime_for: Collection[str] = field(default=(), kw_only=True)
+    _deduplicates: bool = field(default=False, kw_only=True)
+    # maximum cost of an item in USD
+    _priced: Callable[[NewItem], float] | None = field(default=None, kw_only=True)
+    # gets the maximum cost of all items and returns the job's budget
     _within: Callable[[float], float] | None = field(default=None, kw_only=True)
-    _names: Sequence[ItemName | None] = field(default=(), kw_only=True)  # of the rows, in order
-    decision: Decision | None = field(default=None, kw_only=True)  # by which the route was chosen
+    _names: Sequence[ItemName | None] = field(default=(), kw_only=True)  # in row order
+    decision: Decision | None = field(default=None, kw_only=True)
     count: int = field(default=0, init=False)  # rows read so far
     _most: float = field(default=0.0, init=False)
     _models: set[str] = field(factory=set, init=False)
@@ -85,11 +83,10 @@ class Items:
                 identical.close()
 
     def digest(self) -> bytes:
-        """Return the digest of the rows read so far."""
         return self._digest.value()
 
     def policy(self) -> JobPolicy:
-        """Return the job's policy, once all rows were read."""
+        """Must be called after all rows are read."""
         policy = evolve(self._job.policy, models=tuple(sorted(self._models)))
         return policy if self._within is None else evolve(policy, budget=self._within(self._most))
 
@@ -105,7 +102,7 @@ class Items:
             self._models.add(model_label(request, self._job))
         params = request.params
         if params is not self._shared.params and not difference(params, self._shared.params):
-            self._shared = evolve(self._shared, params=params)  # the next row has this same object
+            self._shared = evolve(self._shared, params=params)  # lets the next row find the same object
         payload = encode_request(request, self._shared, row=row)
         size = len(payload)
         first = self._realtime is None or row < self._realtime
@@ -130,15 +127,15 @@ def accept(
     new_id: Callable[[], str],
     at: float,
 ) -> tuple[JobRow, bool]:
-    """Store a job, or find the job that has its key and append the rows that it does not have yet.
+    """Store a job. If its key is already in the store, append the missing rows to that job.
 
     Args:
         named: called with the id before the job is stored under it.
-        new_id: returns another id, if this one is taken.
+        new_id: draws another id if the first one is taken.
         at: Unix seconds.
 
     Returns:
-        the job, and whether it is new.
+        the job, and true if it is new.
     """
     for _ in range(1 + MAX_ID_DRAWS):
         named(job.id)
@@ -149,22 +146,22 @@ def accept(
             return row, True
         if job.key is not None and row.key == job.key:
             break
-        job = evolve(job, id=new_id())  # a seeded generator was used a second time with the same store
+        job = evolve(job, id=new_id())  # a seeded generator repeated an id
     return _with_further_rows(store, row, items, wiring, deadline=job.policy.deadline, at=at), False
 
 
 def _with_further_rows(
     store: SqlStore, row: JobRow, items: Items, wiring: JobWiring, *, deadline: float | None, at: float
 ) -> JobRow:
-    """Return the job ``row`` after appending the rows of ``items`` that it does not have yet.
+    """Append the rows of ``items`` that the job ``row`` lacks.
 
-    If another thread or process has stored the key since, the rows have already been read and must be equal.
+    Another thread or process may have stored the key after the rows were read; they must then be equal.
 
     Args:
-        deadline: of the call that adds them, in Unix seconds.
+        deadline: of the call that adds rows, in Unix seconds.
 
     Raises:
-        JobConflict: its own rows, its model or its parameters differ, or it was cancelled.
+        JobConflict: the rows, the model or the parameters differ, or the job was cancelled.
     """
     rest = iter(items)
     if not items.count:
@@ -193,15 +190,13 @@ def _with_further_rows(
 
 
 def model_label(request: Request, job: JobRow) -> str:
-    """Return the model of a job's request as ``provider:model``: its own or the job's."""
     return job.model if request.model is None else f"{job.model.partition(':')[0]}:{request.model}"
 
 
 class _IdenticalRows:
-    """Finds the first of identical requests among any number of them, read one after the other.
+    """Finds the first of several identical requests.
 
-    Keys are stored in a private SQLite database, in memory up to some 8 MB and beyond that in a file that the
-    system deletes with the process: a million rows take 30 MB of disk while they are accepted.
+    The keys are stored in a private SQLite database. Beyond 8 MB, it is a temporary file.
     """
 
     def __init__(self, job: JobRow, shares: Callable[[Request], bool]) -> None:
@@ -218,9 +213,10 @@ class _IdenticalRows:
             self._keys.execute(statement)
 
     def leader_of(self, row: int, request: Request, *, realtime: bool) -> int | None:
-        """Return the row that a request follows; ``None`` if it is the first of its kind.
+        """Return the row whose answer the request shares; ``None`` for the first of its kind.
 
-        A real-time request does not follow one that waits for a batch; later identical requests follow it.
+        A real-time request never waits for the answer of a batch. Later identical requests share the
+        real-time answer.
 
         Raises:
             StoreError: the disk has no room for the keys.
@@ -249,11 +245,6 @@ class _IdenticalRows:
 
 
 def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a copy of a job's labels.
-
-    Raises:
-        InvalidRequest: there are too many, one is too long, or one is not a string.
-    """
     labels = dict(metadata or {})
     if len(labels) > MAX_LABELS:
         problem = f"metadata has {len(labels)} labels; a job takes at most {MAX_LABELS}"

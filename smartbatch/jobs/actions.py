@@ -1,7 +1,7 @@
-"""User actions: changes of jobs, and how a process notices the actions of others.
+"""User actions: changes of jobs, and how processes notice each other's actions.
 
-Actions are numbered in commit order. The actions that a process has not seen follow the last number it read,
-regardless of the machines' clocks. Reading them is one indexed query, on a thread that runs anyway.
+Actions are numbered in commit order. A process reads the actions after the last number it has seen, with one
+indexed query, so the clocks of different machines do not matter.
 """
 
 from __future__ import annotations
@@ -35,14 +35,11 @@ from smartbatch.jobs.wiring import JobWiring, Reopening, reopen_without_client
 from smartbatch.types import Deadline, Result
 
 PAGE_ROWS = 1_000
-"""Failed rows, or actions, to read at a time."""
-
 
 # -- changes of a job ----------------------------------------------------------------------------------------
 
 
 def change_deadline(store: SqlStore, job_id: str, deadline: Deadline | None, by: str) -> None:
-    """Change the deadline of a job; see :meth:`smartbatch.Job.set_deadline`."""
     now = store.actions.db.now()
     left = seconds_until(deadline, now)
     until = None if left is None else now + left
@@ -55,7 +52,7 @@ def change_deadline(store: SqlStore, job_id: str, deadline: Deadline | None, by:
 
 
 def change_budget(store: SqlStore, job_id: str, budget: float | str | None, by: str) -> float:
-    """Change the budget of a job, and return what is left of it; see :meth:`smartbatch.Job.set_budget`."""
+    """Change the budget of a job and return the USD left in it."""
     most = None if budget is None else usd_in(budget)
     number = isinstance(most, int | float) and not isinstance(most, bool)
     if most is not None and not (number and 0 <= most <= sys.float_info.max):
@@ -69,7 +66,7 @@ def change_budget(store: SqlStore, job_id: str, budget: float | str | None, by: 
 
 
 def has_stopped(store: SqlStore, job: JobRow) -> bool:
-    """Whether rows of a job were not sent because its first rows failed alike."""
+    """True if sending stopped because the first rows of the job failed with the same error."""
     after, page = -1, store.actions.failed(job.id, rows=None, after=-1, limit=PAGE_ROWS) if job.failed else []
     while page:
         if any(isinstance(decode_result(row.body, request_id="").error, ListStopped) for row in page):
@@ -89,17 +86,18 @@ def retry_failed(
     billed: bool,
     reopening: Reopening = reopen_without_client,
 ) -> RetriedRows:
-    """Send failed rows of a job again, keeping their results and what they cost.
+    """Send failed rows of a job again. Their earlier results and costs are kept.
 
     Args:
         rows: positions; all failed rows if ``None``.
-        billed: include rows that were, or may have been, paid for; rows named in ``rows`` are included
-        anyway. reopening: runs them within the budget of a client.
+        billed: include rows that were, or may have been, paid for; rows named in ``rows`` are always
+            included.
+        reopening: runs the change within the budget of a client.
 
     Raises:
-        JobNotFound: there is no such job.
-        StoreError: it is being cancelled.
-        InvalidRequest: ``rows`` contains something that is not a position.
+        JobNotFound: the store has no such job.
+        StoreError: the job is being cancelled.
+        InvalidRequest: ``rows`` contains an invalid position.
     """
     if rows is not None and (wrong := [ix for ix in rows if isinstance(ix, bool) or not isinstance(ix, int)]):
         raise InvalidRequest(f"rows must be positions from 0; {wrong[0]!r:.60} is not", field="rows")
@@ -114,12 +112,11 @@ def retry_failed(
             after = row.ix
             result = decode_result(row.body, request_id="")
             may_be_paid = _may_be_paid(row, result)
-            # 1. something was or may have been billed, and it is neither named nor ``billed`` given:
-            # unchanged
+            # 1. it may have been billed, and neither its position nor ``billed`` was given: skip it
             if may_be_paid and named is None and not billed:
                 left.append(row.ix)
                 continue
-            # 2. it is sent again; if something was billed, its result is kept as an earlier try
+            # 2. send it again; if it was billed, keep its result as an earlier try
             again[row.ix] = _as_try(row, result) if may_be_paid else None
             if may_be_paid:
                 paid.append(row.ix)
@@ -140,32 +137,30 @@ def _as_try(row: FailedRow, result: Result) -> NewResult:
     return NewResult(row.ix, outcome, row.body, cost=row.cost, usage=result.usage)
 
 
-# -- the actions of others -----------------------------------------------------------------------------------
+# -- actions of other processes ----------------------------------------------------------------------------
 
 _MODEL_ACTIONS = frozenset({"pause_model", "resume_model", "set_limit"})
 _RESTARTING_ACTIONS = frozenset({"resume", "retry_failed"})
-"""Actions after which a job without an owner may continue."""
+"""Actions that let a job without an owner continue."""
 
 
 @frozen
 class NewActions:
-    """The actions since the last read."""
-
     models: bool  # pauses or limits changed
-    jobs: frozenset[str]  # ids of jobs that were named
-    any_job: bool  # jobs were selected by their properties, so any may be affected
+    jobs: frozenset[str]  # ids of the jobs that actions named
+    any_job: bool  # some jobs were selected by their properties, so any job may be affected
     claims: bool  # jobs may be waiting for an owner
 
 
 class LiveControls:
-    """User settings for models and actions on jobs, as far as this process knows. Thread-safe.
+    """The latest model settings and user actions that this process has read. Thread-safe.
 
     Args:
         store: returns the store, opening it if necessary.
-        wiring: its ``control`` gets all pauses and limits whenever one of them changed, with no lock held.
+        wiring: its ``control`` receives all pauses and limits after each change, without any lock held.
 
     Attributes:
-        current: the pauses and limits that were read last.
+        current: the pauses and limits read last.
     """
 
     def __init__(self, store: Callable[[], SqlStore], clock: Clock, wiring: JobWiring) -> None:
@@ -179,16 +174,11 @@ class LiveControls:
         self.current = ModelControls()
 
     def read(self) -> ModelControls:
-        """Return the pauses and limits in the store.
-
-        Raises:
-            StoreError, ConfigError: the store cannot be used.
-        """
         self._look()
         return self.current
 
     def new_actions(self) -> NewActions | None:
-        """Return the actions since the last call, or ``None`` if there are none; raises like :meth:`read`."""
+        """Return the actions since the last call, or ``None`` if there are none."""
         before = self.current
         self._look()
         with self._lock:
@@ -206,9 +196,8 @@ class LiveControls:
     def _look(self) -> None:
         """Read new actions and, if they concern models, all pauses and limits.
 
-        Before the first read, actions on jobs are already reflected in the jobs' rows. If actions are
-        missing, because many were done while this process slept, anything may have changed. Actions count as
-        seen only after everything was read.
+        The first read skips actions on jobs, because the rows of the jobs already reflect them. A gap in the
+        numbers means that old actions were deleted while this process slept, so anything may have changed.
         """
         with self._lock:
             controls = self._store().controls

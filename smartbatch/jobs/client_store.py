@@ -1,4 +1,4 @@
-"""The store of one client: opened when needed, read within a time limit, and given request totals."""
+"""Opens the store of a client, reads it within a time limit, and saves request totals to it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from smartbatch.types import Route, T, Usage
 
 
 class ClientStore:
-    """Opens a store once, regardless of how many threads need it. Thread-safe.
+    """Opens a store once, even if several threads need it. Thread-safe.
 
     Args:
         place: path or address of the store.
-        counted: called with a job's id and what one transaction stored of it.
+        counted: called with a job's id and the totals stored by one transaction.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ClientStore:
         """Return the store, opening it if necessary.
 
         Raises:
-            StoreError, ConfigError: it cannot be used; the message says why.
+            StoreError, ConfigError: the store cannot be used.
         """
         if (store := self.opened) is not None:
             return store
@@ -61,7 +61,7 @@ class ClientStore:
                 return self.opened
             self._opening = True
         opened: SqlStore | None = None
-        try:  # without the lock: opening may hang
+        try:  # without the lock, because opening may hang
             opened = open_store(self._place, wall=self._clock.wall, rng=self._rng, counted=self._counted)
         finally:
             with self._monitor:
@@ -70,7 +70,7 @@ class ClientStore:
         return opened
 
     def detach(self) -> SqlStore | None:
-        """Return the open store, to be closed by the caller; the next use opens it again."""
+        """Hand the open store to the caller, who closes it. The next use opens the store again."""
         with self._monitor:
             store, self.opened = self.opened, None
             return store
@@ -78,10 +78,10 @@ class ClientStore:
     def read_within(
         self, read: Callable[[], T], seconds: float | None, error: Callable[[str], SmartbatchError]
     ) -> T:
-        """Return the value that ``read`` reads from the store.
+        """Call ``read`` with the store.
 
         Raises:
-            SmartbatchError: made by ``error`` from a message, if the store has not answered for ``seconds``.
+            SmartbatchError: built by ``error`` from a message if the read takes longer than ``seconds``.
         """
         if seconds is None:
             return read()
@@ -95,30 +95,29 @@ class ClientStore:
 
 
 MAX_UNFOLDED_REQUESTS = 2_000
-"""Number of finished requests after which totals are formed."""
+"""Finished requests kept before they are summed up."""
 MAX_ERROR_GROUPS = 100
-"""Groups of errors between writes; further errors are counted by their kind."""
+"""Groups of errors between two saves. Beyond that, errors are counted by kind only."""
 MAX_DECISIONS = 100
-"""Number of the latest decisions kept between writes."""
+"""Latest decisions kept between two saves."""
 SAVE_SECONDS = 15.0
-"""Seconds after the last write from which the end of a list triggers one, if no supervisor does."""
+"""When a list ends this long after the last save and no supervisor runs, it triggers a save."""
 
 
 _Ended: TypeAlias = "tuple[str, Route | None, float | None, Usage, str | None, str | None, str]"
-"""A finished request without any user data: model, route, USD, tokens, kind and message of the error, id. It
-is a tuple because it is made for every request."""
+"""Model, route, USD, usage, error kind, error message and id. A tuple, because every request makes one.
+"""
 
 
 class SummaryLog:
-    """Stores totals of a client's real-time requests and its route decisions, as an observer of its events.
-    Thread-safe.
+    """Observes a client, and saves totals of its real-time requests and its decisions. Thread-safe.
 
-    The thread that completes a request only notes it; a jobs thread writes the totals every few seconds.
+    The thread that completes a request only takes a note. A jobs thread writes the totals every few seconds.
     Nothing is noted while no store is open. Requests of jobs are counted when their results are stored.
 
     Args:
-        store: returns the client's store, if it is open.
-        part: a random number for this process.
+        store: returns the client's store if it is open.
+        part: a random number that identifies this process.
     """
 
     def __init__(self, clock: Clock, store: Callable[[], SqlStore | None], *, part: int) -> None:
@@ -134,11 +133,10 @@ class SummaryLog:
 
     @property
     def is_stored(self) -> bool:
-        """Whether a store is open; otherwise nothing is noted."""
         return self._store() is not None
 
     def __call__(self, event: RequestFinished) -> None:
-        """Note a finished request; takes no lock."""
+        """Note a finished request without taking a lock."""
         if event.of_job or not self.is_stored:
             return
         error = None if event.ok or event.cancelled else event.error
@@ -152,7 +150,7 @@ class SummaryLog:
                 self._lock.release()
 
     def decided(self, one: ListDecision) -> None:
-        """Note a decision on a list that has no job; called again once its outcome is known."""
+        """Note the decision on a list that has no job. Called a second time with the outcome."""
         if not self.is_stored:
             return
         self._decided.append(one)
@@ -161,11 +159,11 @@ class SummaryLog:
             self._saved_at = now
             try:
                 OwnThreads(self._clock).start(self._save_now, "smartbatch-summaries")
-            except RuntimeError:  # the interpreter is exiting, and writes the rest
+            except RuntimeError:  # the interpreter is exiting and saves the rest itself
                 return
 
     def save(self, store: SqlStore) -> None:
-        """Write everything noted since the last call. Never raises: notes that cannot be written are kept."""
+        """Save all notes. Never raises: notes that cannot be saved are kept for the next call."""
         self._saved_at = self._clock.now()
         with self._lock:
             self._fold_locked()

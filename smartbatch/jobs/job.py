@@ -1,4 +1,4 @@
-"""The user's handle of a job: status, waiting, results and actions. All handles share one stored job."""
+"""The user's handle of a stored job: status, waiting, results and actions."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ if TYPE_CHECKING:
     from smartbatch.views.html import Report
 
 NOTEBOOK_STATUS_SECONDS = 2.0
-"""Seconds within which the store must report the status of a job to display in a notebook."""
 
 
 class Job:
     """A job in the store. It outlives this object, its client and the process.
 
-    Returned by ``client.submit_batch``, ``client.job``, ``client.jobs`` and ``smartbatch.job``; thread-safe.
-    Waiting, reading results or taking futures makes this process run the job, unless another one does.
+    Returned by ``client.submit_batch``, ``client.job``, ``client.jobs`` and ``smartbatch.job``. Thread-safe.
+    Waiting for the job, reading its results or creating futures makes this process run it, unless another
+    process does.
 
     Attributes:
         id: ``job-`` and 16 characters.
-        key: the user's own name for it, or ``None``.
+        key: the user's own name for the job, or ``None``.
         model: ``provider:model``.
         metadata: the user's labels.
         created_at: Unix seconds.
-        total: requests.
-        attended: whether it is sent in real time, and only while a process that names it waits for it.
+        total: number of requests.
+        attended: true if the requests are sent in real time, and only while a process waits for the job.
     """
 
     def __init__(self, engine_of: Callable[[], JobsEngine], row: JobRow) -> None:
-        # called each time: a forked child has its own engine. It is a method of the client, so that a client
-        # lives as long as the handles of its jobs.
+        # called for each use, because a forked child has its own engine; a bound method of the client, which
+        # keeps the client alive as long as the handles of its jobs
         self._engine_of = engine_of
         self.id = row.id
         self.key = row.key
@@ -71,7 +71,6 @@ class Job:
         return f"<Job {self.id}{named} {self.model} {self.total:,} requests>"
 
     def _repr_html_(self) -> str:
-        """Return the status for a notebook, or only what is known if the store does not answer in time."""
         try:
             return self.status(NOTEBOOK_STATUS_SECONDS)._repr_html_()
         except SmartbatchError as error:
@@ -83,16 +82,15 @@ class Job:
     # -- status ----------------------------------------------------------------------------------------------
 
     def status(self, timeout: Duration | None = STATUS_TIMEOUT, *, forecast: bool = True) -> JobStatus:
-        """Return the current status from the store; the provider is not contacted.
+        """Read the current status from the store, without contacting the provider.
 
         Args:
-            forecast: False leaves ``remaining`` ``None`` while the job is unfinished; then the status of a
-                million requests costs no more than that of ten, because waiting rows are not counted.
-            timeout: for the store to answer, such as ``"5s"``, or seconds; ``None`` waits as long as it
-            takes.
+            forecast: False skips the forecast in ``remaining``, for which waiting rows are counted. Use it
+                for jobs with very many requests.
+            timeout: maximum time to wait for the store, such as ``"5s"``, or seconds; ``None`` for no limit.
 
         Raises:
-            JobNotFound: the job was forgotten.
+            JobNotFound: the job was deleted.
             StoreError: the store cannot be read, or did not answer in time.
         """
         seconds = seconds_of("timeout", timeout)
@@ -103,14 +101,14 @@ class Job:
         return self._engine.client_store.read_within(read, seconds, StoreError)
 
     def is_done(self) -> bool:
-        """Whether every request has its result; cheaper than the whole status."""
+        """Return true if every request has its result. This is cheaper than reading the whole status."""
         return self._row().state is JobState.DONE
 
     def incidents(self) -> list[IncidentRow]:
-        """Return the unexpected events, oldest first, with what they may have cost.
+        """Return the unexpected events of the job and their possible cost, oldest first.
 
         Raises:
-            StoreError: the store cannot be read, or has not answered for 30 seconds.
+            StoreError: the store cannot be read, or did not answer within 30 seconds.
         """
         engine = self._engine
 
@@ -120,13 +118,14 @@ class Job:
         return engine.client_store.read_within(read, STATUS_TIMEOUT, StoreError)
 
     def report(self) -> Report:
-        """Return a report of the job so far: a single HTML file showing what was requested, what was returned
-        and when, the route and the reason for it, and the cost. It contains no prompts and no answers.
+        """Return a report of the job so far, which can be saved as a single HTML file.
 
-        For a large job, its distributions are estimates from a few thousand results.
+        The report shows the requests, their results over time, the route and the reason for it, and the cost.
+        It contains no prompts and no answers. For a large job, the distributions are estimated from a few
+        thousand results.
 
         Raises:
-            JobNotFound: the job was forgotten.
+            JobNotFound: the job was deleted.
             StoreError: the store cannot be read.
         """
         from smartbatch.jobs.job_report import job_report  # imported late: most programs make none
@@ -135,24 +134,24 @@ class Job:
         return job_report(engine.store, self._row(), engine.wall())
 
     def reported_run(self) -> ReportedRun:
-        """Return the part of a report that concerns the whole job, for reports on files with its results."""
+        """Return the part of a report that describes the whole job, for reports on result files."""
         from smartbatch.jobs.job_report import reported_run  # imported late, as above
 
         engine = self._engine
         return reported_run(engine.store, self._row(), engine.wall())
 
     def has_account(self) -> bool:
-        """Whether this process has the account that the job was submitted with and needs."""
+        """Return true if this process can use the account with which the job was submitted."""
         return self._engine.providers.provider_of(self._row()) is not None
 
     def is_unowned(self) -> bool:
-        """Whether the job is unfinished and no living process runs it."""
+        """Return true if the job is unfinished and no living process runs it."""
         return self._engine.is_free(self.id)
 
     def on_progress(self, callback: Callable[[JobStatus], object]) -> None:
-        """Call ``callback`` with the status now and after each change, until the job ends.
+        """Call ``callback`` with the current status, and again after each change until the job ends.
 
-        It runs on its own thread, with no lock held; its exceptions are logged.
+        The callback runs on a separate thread and may block. Its exceptions are logged.
         """
         self._carry_on()
         self._engine.listen(self.id, callback)
@@ -160,17 +159,17 @@ class Job:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def wait(self, timeout: Duration | None = None, *, progress: bool | None = None) -> JobStatus:
-        """Wait until every request has its result and callbacks were called, and return the status.
+        """Wait until every request has its result, and return the status.
 
         Args:
-            timeout: such as ``"2h"``, or seconds; ``None`` waits as long as it takes.
-            progress: True for a progress bar, or lines if there is no terminal; False for nothing; by default
-                a bar in notebooks only.
+            timeout: such as ``"2h"``, or seconds; ``None`` for no limit.
+            progress: True for a progress bar, or for lines if there is no terminal; False for nothing; by
+                default a bar in notebooks only.
 
         Raises:
-            JobTimeout: the time limit has passed, or the store did not answer in time; the job continues.
+            JobTimeout: the time limit passed, or the store did not answer in time; the job continues.
             ClientClosed: the client was stopped, and no process runs the job.
-            Interrupted: Ctrl-C; the job continues.
+            Interrupted: Ctrl-C was pressed; the job continues.
         """
         try:
             return self._wait(timeout).status_at_end(progress)
@@ -186,21 +185,21 @@ class Job:
         after: int = -1,
         progress: bool | None = None,
     ) -> Iterator[Result]:
-        """Yield the results, a page at a time, so that a job of any size takes little memory.
+        """Yield the results, reading one page at a time so that large jobs take little memory.
 
         Args:
-            ordered: in the order of the requests; otherwise in the order in which they were stored.
-            wait: wait for missing results; otherwise yield those that are stored.
-            timeout: total time to wait for results or the store, such as ``"2h"``, or seconds; ``None`` waits
-                as long as it takes.
-            after: continue after the request at this position, from 0; only for results in order.
-            progress: as for :meth:`wait`; nothing is displayed if ``wait`` is false.
+            ordered: yield results in the order of the requests; otherwise in the order in which they were
+                stored.
+            wait: wait for missing results; otherwise yield only the stored ones.
+            timeout: maximum total time to wait, such as ``"2h"``, or seconds; ``None`` for no limit.
+            after: continue after the request at this position, from 0; requires ``ordered``.
+            progress: as for :meth:`wait`; ignored if ``wait`` is false.
 
         Returns:
-            an iterator of :class:`~smartbatch.Result`; failed requests hold their ``.error``.
+            an iterator of :class:`~smartbatch.Result`; failed requests have an ``.error``.
 
         Raises:
-            JobTimeout, ClientClosed, Interrupted: as :meth:`wait`.
+            JobTimeout, ClientClosed, Interrupted: as for :meth:`wait`.
         """
         waiting = self._wait(timeout)
         if not wait:
@@ -219,12 +218,12 @@ class Job:
 
         Args:
             ordered, wait: as for :meth:`results`.
-            paid: the ``sequence`` of the last result that was stored, and paid for, before; results up to it
-                are returned like cached answers.
-            display: returns what displays the status while results are waited for.
+            paid: the ``sequence`` of the last result that an earlier run stored and paid for; results up to
+                it are returned like cached answers.
+            display: creates the status display used while waiting for results.
 
         Raises:
-            ClientClosed: as :meth:`wait`.
+            ClientClosed: as for :meth:`wait`.
         """
 
         def read(row: ResultRow, job_id: str) -> Result:
@@ -244,9 +243,10 @@ class Job:
         """Return a page of the stored results, for readers that keep their own position.
 
         Args:
-            after: the ``index`` (in order) or the ``sequence`` of the last result read; ``None`` begins.
-            ordered: in the order of the requests, which may have gaps; otherwise as they were stored.
-            wait: seconds to wait for a change if there is none; the job runs meanwhile.
+            after: the last result read, as its ``index`` if ``ordered`` is true and its ``sequence``
+                otherwise; ``None`` starts at the beginning.
+            ordered: sort by the order of the requests, possibly with gaps; otherwise by the time of storage.
+            wait: seconds to wait for new results if there are none; the job runs in the meantime.
             limit: maximum number of results.
 
         Raises:
@@ -264,8 +264,9 @@ class Job:
         return [StoredResult(row.ix, row.seq, engine.result_of(row, self.id)) for row in rows]
 
     def sequences(self) -> Iterator[tuple[int, int]]:
-        """Yield ``sequence`` and ``index`` of the stored results, in the order in which they were stored,
-        without reading their contents: a million in a second or two.
+        """Yield ``sequence`` and ``index`` of the stored results in the order in which they were stored.
+
+        The results themselves are not read: a million take a second or two.
         """
         last = 0
         while page := self._engine.store.items.sequences(self.id, after=last):
@@ -273,16 +274,16 @@ class Job:
             last = page[-1][0]
 
     def contexts(self, positions: Collection[int]) -> dict[int, Any]:
-        """Return the contexts of the requests at some positions; at most a few hundred at a time."""
+        """Return the contexts of the requests at the given positions, at most a few hundred per call."""
         bodies = self._engine.store.items.bodies(self.id, positions)
         return {ix: context_of(body) for ix, body in bodies.items()}
 
     def futures(self) -> list[Future[Result]]:
-        """Return a future for each request, in order, as if this process had submitted them.
+        """Return a future for each request, in order, as if this process had submitted the requests.
 
-        They complete when their results are stored, and raise the errors of failed requests. Cancelling one
-        does not affect the job. When the client is stopped, the remaining ones raise ``ClientClosed``. Each
-        takes some 2 kB of memory, unlike :meth:`results`.
+        A future completes when its result is stored, and raises the error of a failed request. Cancelling a
+        future does not affect the job. When the client is stopped, incomplete futures raise ``ClientClosed``.
+        Each future takes about 2 kB of memory; :meth:`results` takes less.
         """
         self._carry_on()
         return self._engine.futures(self.id, self.total)
@@ -290,20 +291,20 @@ class Job:
     # -- actions ---------------------------------------------------------------------------------------------
 
     def cancel(self, *, by: str | None = None) -> None:
-        """Request cancellation of the job and return at once; use :meth:`wait` to wait for its end.
+        """Request cancellation of the job and return immediately; call :meth:`wait` to wait for its end.
 
-        Nothing more is sent, batches in progress are cancelled at the provider, and what they have completed
-        by then, and is paid for, is kept.
+        Nothing more is sent, and running batches are cancelled at the provider. Requests that those batches
+        have already completed are paid for, and their results are kept.
 
         Args:
-            by: the user, for the store's list of actions; by default the user and machine.
+            by: the user recorded in the store's list of actions; by default the user and machine.
         """
         self._engine.store.actions.cancel(JobSelection(ids=(self.id,)), actor(by))
         self._carry_on()
         self._engine.recall(self.id)
 
     def resume(self, *, by: str | None = None) -> None:
-        """Continue a job that is held or waits for a budget; check any other job at once."""
+        """Continue a job that is held or waits for budget. Any other job is checked immediately."""
         self._engine.store.actions.resume(JobSelection(ids=(self.id,)), actor(by))
         self._carry_on()
         self._engine.resume(self.id)
@@ -313,49 +314,49 @@ class Job:
 
         Args:
             by: as for :meth:`cancel`.
-            keep_decision: keep how its route was chosen and what it took, under its key, for the dashboard
-                and for reports on its output. The latest 2,000 of these are kept.
+            keep_decision: keep the route decision and its outcome for the dashboard and for later reports.
+                The store keeps the latest 2,000.
 
         Raises:
-            StoreError: it is not finished, so answers that are paid for could be lost.
+            StoreError: the job is not finished, so paid answers could be lost.
         """
         self._engine.store.jobs.forget(self.id, actor(by), keep_decision=keep_decision)
 
     def set_deadline(self, deadline: Deadline | None, *, by: str | None = None) -> None:
-        """Change when the last result is due; the process that runs the job is notified.
+        """Change the time at which the last result is due, also while another process runs the job.
 
         From then on, requests that would be late are sent in real time, at the real-time price. Without a
-        deadline, requests that a batch did not process go into another batch. An attended job has its
-        timeouts instead.
+        deadline, requests that a batch did not process are sent in another batch. An attended job ignores
+        deadlines and uses its timeouts.
 
         Args:
             deadline: such as ``"2h"``, seconds or a ``timedelta`` from now by the clock of the store, or a
-                ``datetime`` with its time zone; ``None`` for none.
+                ``datetime`` with its time zone; ``None`` removes the deadline.
 
         Raises:
-            ConfigError: it has passed, or is not a valid time.
-            JobNotFound: the job was forgotten.
+            ConfigError: the deadline has passed or is not a valid time.
+            JobNotFound: the job was deleted.
         """
         change_deadline(self._engine.store, self.id, deadline, actor(by))
         self._engine.check_actions()
 
     def set_budget(self, budget: float | str | None, *, by: str | None = None) -> float:
-        """Change the total that may be spent on the job; the process that runs it is notified.
+        """Change the maximum amount that the job may spend, also while another process runs it.
 
-        A budget below what is already spent and reserved does not stop requests in flight: nothing more is
-        sent until one of them has cost less than its reservation, and requests that never find room fail with
-        ``BudgetExceeded``. The additional amount of a raised budget is not reserved in a client's budget
+        A budget below the amount already spent and reserved does not stop requests in flight. Nothing more is
+        sent until a request costs less than its reservation. Requests for which no budget becomes available
+        fail with ``BudgetExceeded``. Raising the budget does not reserve more money in a client's budget
         until failed rows of the finished job are sent again.
 
         Args:
-            budget: USD, or text such as ``"5 USD"``; ``None`` for no limit.
+            budget: USD, or a string such as ``"5 USD"``; ``None`` for no limit.
 
         Returns:
-            the USD left in it; negative if more is already spent or reserved.
+            the USD left; negative if more is already spent or reserved.
 
         Raises:
-            InvalidRequest: it is not an amount.
-            JobNotFound: the job was forgotten.
+            InvalidRequest: the budget is not an amount.
+            JobNotFound: the job was deleted.
         """
         left = change_budget(self._engine.store, self.id, budget, actor(by))
         self._engine.check_actions()
@@ -364,22 +365,22 @@ class Job:
     def retry_failed(
         self, rows: Collection[int] | None = None, *, billed: bool = False, by: str | None = None
     ) -> RetriedRows:
-        """Send failed rows again, and have this process run the job.
+        """Send failed rows again and run the job in this process.
 
-        A row gets a new result in place of the old one, which stays in :meth:`earlier_results`; its cost
-        stays counted. A row that was, or may have been, paid for is left out unless it is named in ``rows``
-        or ``billed`` is true; in that case an incident records it. At most 100,000 rows are sent again at a
-        time. A deadline that has passed no longer applies. A client with a budget reserves in it what the job
-        can spend; if less is available, that becomes the job's budget, in whichever process it runs, until
-        the next :meth:`set_budget`. Requests for which there is no room fail with ``BudgetExceeded``.
+        The new result of a row replaces the old one, which stays available in :meth:`earlier_results`; its
+        cost is still included in the total. A row that was, or may have been, paid for is skipped unless it
+        is named in ``rows`` or ``billed`` is true; sending it again is recorded as an incident. At most
+        100,000 rows are sent again per call. A deadline that has passed no longer applies. A client with a
+        budget reserves the maximum cost of the job. If less is available, that amount becomes the job's
+        budget until the next :meth:`set_budget`, and requests that exceed it fail with ``BudgetExceeded``.
 
         Args:
             rows: positions of failed requests, from 0; all if ``None``.
-            billed: include those that were, or may have been, paid for.
+            billed: include rows that were, or may have been, paid for.
 
         Raises:
             StoreError: the job is being cancelled.
-            JobNotFound: the job was forgotten.
+            JobNotFound: the job was deleted.
             ClientClosed: the client was stopped, and its budget is shared.
         """
         engine = self._engine
@@ -394,10 +395,10 @@ class Job:
     def earlier_results(
         self, *, after: StoredResult | None = None, limit: int = PAGE_RESULTS
     ) -> list[StoredResult]:
-        """Return a page of the results that rows had before they were sent again, by their position.
+        """Return a page of the results that were replaced when rows were sent again, sorted by position.
 
         Args:
-            after: the last result read; ``None`` begins.
+            after: the last result read; ``None`` starts at the beginning.
             limit: maximum number of results.
         """
         begin = (-1, 0) if after is None else (after.index, after.sequence)
@@ -410,12 +411,12 @@ class Job:
         ]
 
     def withdraw(self) -> bool:
-        """Cancel the requests of an attended job that were not sent; this does not need its account.
+        """Cancel the unsent requests of an attended job, without needing the job's account.
 
-        Results that exist are kept.
+        Existing results are kept.
 
         Returns:
-            False while this or another process runs the job.
+            false if this or another process runs the job.
         """
         store = self._engine.store
         lease = store.leases.claim(self.id, LEASE_SECONDS)
@@ -451,7 +452,7 @@ class Job:
 
 
 def interrupted(job: Job) -> Interrupted:
-    """Return the exception of an interrupted wait for a job, from which its stored results can be read."""
+    """Create the exception for an interrupted wait. It can read the stored results of the job."""
     again = f"smartbatch.job({job.id!r})"
     return Interrupted(
         f"interrupted; job {job.id} is not lost: it continues in this process, or in the next one on its "

@@ -1,8 +1,8 @@
-"""The budget of a job: the maximum cost of its requests, and which of them it has room for.
+"""The budget of a job: the maximum cost of its requests, and the requests that the budget still covers.
 
-Charges and reservations together never exceed the budget (see :meth:`.JobTable.reserve`). The maximum cost of
-a shard is reserved when it is planned, that of a real-time item before its call. If an answer that may have
-been billed is lost, its reservation stays for good.
+Spent and reserved money together never exceed the budget (see :meth:`.JobTable.reserve`). The maximum cost of
+a shard is reserved when it is planned, and that of a real-time item before its call. If an answer that may
+have been billed is lost, its reservation is never released.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.types import Request, T
 
 PAGE_ITEMS = 500
-"""Requests that are read at a time."""
 RETRY_FACTOR = 1.5
-"""Factor on the reservation of a request whose first reservation did not cover its calls."""
+"""Multiplies the reservation of a request that cost more than was reserved for it."""
 NANO_PER_USD = 1e9
 TINY_USD = 1e-9
-"""USD by which sums of floats may differ."""
+"""Tolerance when sums of floats are compared."""
 
 
 class CostCeiling:
@@ -70,13 +69,13 @@ class CostCeiling:
         return self._most(decode_request(payload, self._shared, id=None), "standard")
 
     def of_new(self, item: NewItem, *, alone: bool) -> float:
-        """Return the maximum cost of an item to be stored; ``alone``: it may be sent in real time."""
+        """Return the maximum cost of a new item. ``alone`` is true if it may be sent in real time."""
         if item.realtime or alone:
             return _whole(self.in_real_time(item.payload))
         return _whole(self.in_batch(item.payload))
 
     def _card(self, model: str, processing: Processing) -> RateCard | None:
-        """Return the prices of a model: its real-time prices if it has none for batches."""
+        """Fall back to real-time prices if the model has none for batches."""
         at = (model, processing)
         if at not in self._cards:
             card = self._prices.rates(self._provider, model, self._wall, processing)
@@ -93,34 +92,30 @@ def _whole(usd: float) -> float:
     return math.ceil(usd * NANO_PER_USD) / NANO_PER_USD
 
 
-# -- what a job has and what it has cost ---------------------------------------------------------------------
+# -- budget and cost of a job ------------------------------------------------------------------------------
 
 
 def remaining_budget(row: JobRow) -> float:
-    """Return the USD of a job's budget neither spent nor reserved: negative if it cost too much, infinite if
-    its budget was removed."""
+    """Return the USD that are neither spent nor reserved; negative after an overrun."""
     budget = row.policy.budget
     return math.inf if budget is None else budget - row.cost - row.reserved
 
 
 @frozen
 class JobBill:
-    """The cost of a job so far, in USD."""
-
-    cost: float  # spent, as far as known; once the job has ended, including unusable answers
-    ended: bool  # whether it can cost nothing more
-    # once all requests have their results: what it can still cost, or may have cost for lost answers
+    cost: float  # USD spent as far as known; after the end including unusable answers
+    ended: bool  # the cost can no longer grow
+    # USD that a job with all its results can still cost, or may have cost for lost answers
     open: float | None
 
 
 def bill(store: SqlStore, job_id: str) -> JobBill:
-    """Return the cost of a job; 0 if it was deleted."""
     row = store.jobs.get(job_id)
     if row is None:
         return JobBill(0.0, True, None)
     if row.state is not JobState.DONE:
         return JobBill(row.cost, False, None)
-    # a job that is done opens no further batch: if none is open now, the row read next has all costs
+    # a finished job opens no more batches: if none is open now, the row read next contains all costs
     ended = not has_batches(store, job_id)
     row = store.jobs.get(job_id) or row
     reserved = max(0.0, row.reserved)
@@ -131,8 +126,7 @@ def bill(store: SqlStore, job_id: str) -> JobBill:
 
 
 def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
-    """Return the error of ``count`` unsent requests; ``least`` is the maximum cost of the cheapest one, in
-    USD."""
+    """Build the error of ``count`` unsent requests. ``least`` is the cheapest one's maximum cost in USD."""
     several = (
         f"{count:,} requests were not sent: the cheapest" if count > 1 else "the request was not sent: it"
     )
@@ -144,7 +138,7 @@ def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
 
 
 def has_batches(store: SqlStore, job_id: str) -> bool:
-    """Whether a job has open batches, which may cost less than was reserved for them."""
+    """Open batches may cost less than was reserved for them."""
     return bool(store.shards.of_job(job_id, states=OPEN_SHARDS))
 
 
@@ -152,7 +146,7 @@ def has_batches(store: SqlStore, job_id: str) -> bool:
 
 
 def is_under_way(store: SqlStore, row: JobRow) -> bool:
-    """Whether any part of a job may still cost less than was reserved for it."""
+    """Any part that is still running may cost less than was reserved for it."""
     if has_batches(store, row.id):
         return True
     states = (ItemState.REALTIME, ItemState.IN_FLIGHT)
@@ -163,16 +157,16 @@ def pages(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[start : start + PAGE_ITEMS] for start in range(0, len(items), PAGE_ITEMS))
 
 
-# -- items in real time --------------------------------------------------------------------------------------
+# -- real-time items ---------------------------------------------------------------------------------------
 
 
 class JobBudget:
-    """The budget of a job's real-time items while this process owns the job; each owner makes its own.
+    """The budget for the real-time items of a job that this process owns. Each new owner makes its own.
 
-    Before a call, its maximum cost is reserved in the store. The transaction that stores the answer charges
-    the cost and releases the reservation. :attr:`calls` never holds more than was reserved, so that repeated
-    calls of one item are bounded, too. When no item is in flight, the rest is released. After a crash, the
-    reservation is kept, because the billed amount is unknown.
+    The maximum cost of a call is reserved in the store before the call. The transaction that stores the
+    answer charges the cost and releases the reservation. :attr:`calls` never holds more than was reserved,
+    which also bounds repeated calls of one item. The rest is released when no item is in flight. After a
+    crash the reservation is kept, because the billed amount is unknown.
     """
 
     def __init__(self, runtime: JobRuntime, lease: JobLease, row: JobRow) -> None:
@@ -186,7 +180,7 @@ class JobBudget:
         self.calls = Budget(0.0, runtime.wiring.outer_budget(row))
 
     def reserve(self, items: Sequence[StoredItem]) -> dict[int, float]:
-        """Reserve the maximum cost of items; return those that exceed the budget, with their maximum cost.
+        """Reserve the maximum cost of items. Return those that exceed the budget, with their cost.
 
         Raises:
             LeaseLost, StoreError: nothing was reserved.
@@ -201,16 +195,14 @@ class JobBudget:
         return {ix: most for ix, most in mosts.items() if ix not in fitting}
 
     def fell_short(self, ix: int) -> bool:
-        """Whether this budget, not the client's, had no room for an item; if so, more is reserved next
-        time."""
+        """True if this budget was too small for an item. The next reservation is then larger."""
         if self.calls.short(self._under_way.get(ix, 0.0)) not in (None, self.calls):
             return False
         self._factors[ix] = self._factors.get(ix, 1.0) * RETRY_FACTOR
         return True
 
     def store(self, results: Sequence[NewResult], *, at: float, note: JobNote | None = None) -> StoredResults:
-        """Store results, charge their cost, and release the rest if no item is in flight; see
-        :meth:`.ItemTable.answer`.
+        """Store results, charge their cost, and release the rest if no item is in flight.
 
         Raises:
             LeaseLost, StoreError: nothing was stored.
@@ -234,7 +226,7 @@ class JobBudget:
             return
         try:
             self._store.jobs.reserve(self._lease, -left)
-        except SmartbatchError as error:  # it stays reserved here and pays for the next items
+        except SmartbatchError as error:  # the money stays reserved and pays for the next items
             logs.warn("reservation_kept", job_id=self._lease.job_id, error=type(error).__name__)
             return
         self._reserved -= left
@@ -266,7 +258,7 @@ class JobBudget:
         return fitting
 
     def _committed_locked(self) -> float:
-        """USD spent, and USD that calls in flight can spend, including those of abandoned requests."""
+        """USD that were spent or that calls in flight can spend, including those of abandoned requests."""
         used = self.calls.spent + self.calls.unconfirmed
         return used + max(self.calls.reserved, sum(self._under_way.values()))
 
@@ -276,16 +268,17 @@ class JobBudget:
 
 @define(eq=False, repr=False)
 class ClientBudget:
-    """Reserves money in a client's budget for its jobs, as an observer of their events. Thread-safe.
+    """Reserves money in a client's budget for its jobs by observing their events. Thread-safe.
 
-    Each job keeps to its own budget in the store, whichever process runs it. What it can still spend is
-    reserved here, so that jobs and real-time requests together stay within the client's budget.
+    Each job keeps to its own budget in the store, regardless of the process that runs it. The amount it can
+    still spend is reserved in the client's budget, so that jobs and real-time requests together never exceed
+    that budget.
     """
 
     reservations: JobReservations
     _store: Callable[[], SqlStore]
-    # USD that jobs cost outside of real time and that this budget does not count, because nothing is reserved
-    # for them: it has no limit, or others submitted them
+    # USD spent by batches for which this budget has no reservation, because it has no limit or another client
+    # submitted the jobs
     unreserved: float = field(default=0.0, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
 
@@ -300,10 +293,10 @@ class ClientBudget:
             self.refresh(event.job_id)
 
     def refresh(self, job_id: str | None = None) -> None:
-        """Count what a job, or every job, has cost so far; it may have ended in another process.
+        """Update the cost of one job, or of every job, because it may have ended in another process.
 
-        Once it has ended, what may have been billed for lost answers stays reserved; the amount is known when
-        the last of its batches is settled.
+        The possible cost of lost answers stays reserved after the end until the last batch of the job is
+        settled.
         """
         for each in self.reservations.jobs if job_id is None else [job_id]:
             seen = self.reservations.seen(each)
@@ -311,36 +304,36 @@ class ClientBudget:
                 continue
             try:
                 owed = bill(self._store(), each)
-            except SmartbatchError:  # it stays reserved
+            except SmartbatchError:  # the money stays reserved
                 continue
             self.reservations.charge(each, owed.cost, ended=owed.ended, still=owed.open, seen=seen)
 
     def adopt(self, row: JobRow) -> None:
-        """Reserve what an earlier process's job can still spend, unless another one did."""
+        """Reserve the amount that the job of an earlier process can still spend, unless it is reserved."""
         if self.reservations.budget.left is None or row.policy.attended:
             return
         if row.state is JobState.DONE or not self._is_next_to(row):
             return
         budget = row.policy.budget
         unspent = None if budget is None else max(0.0, budget - row.cost)
-        with suppress(ClientClosed):  # nothing more can be leased, and no request is sent
+        with suppress(ClientClosed):  # no more money can be leased, and nothing is sent
             self.reservations.reserve(
                 unspent, lambda reservation: self.reservations.assign(row.id, reservation, row.cost)
             )
         self.refresh(row.id)
 
     def reopen(self, job_id: str, work: Callable[[PolicyChange], T]) -> T:
-        """Send requests of a job again through ``work``, which also changes its policy.
+        """Send requests of a job again through ``work``, which also changes the job's policy.
 
-        What a finished job can spend from then on is reserved first; if less is available, that becomes its
-        budget.
+        The amount that a finished job can then spend is reserved first. If less is available, that amount
+        becomes the job's budget.
 
         Raises:
             ClientClosed: more of a shared budget is needed, but the client was stopped.
         """
         if self.reservations.budget.left is None:
             return work(unchanged)
-        try:  # its end may be published at this moment
+        try:  # the end of the job may be published concurrently
             return self.reservations.renew(job_id, 0.0, 0.0, lambda _: self._reopen(job_id, work))
         finally:
             self.refresh(job_id)
@@ -362,7 +355,7 @@ class ClientBudget:
         return self.reservations.renew(job_id, wanted, owed.cost, within, lost=lost)
 
     def next_to(self, row: JobRow) -> Budget | None:
-        """Return the client's budget for a job whose own budget is not reserved in it."""
+        """Return the client's budget if the job's own budget is not reserved in it."""
         return self.reservations.budget if self._is_next_to(row) else None
 
     def _is_next_to(self, row: JobRow) -> bool:

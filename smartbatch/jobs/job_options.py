@@ -1,4 +1,4 @@
-"""Options of a job, and the checks of what it needs."""
+"""Options of a job, and checks of its prerequisites."""
 
 from __future__ import annotations
 
@@ -14,41 +14,33 @@ from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.types import Kind
 
-if TYPE_CHECKING:  # these modules import much that most clients do not need
+if TYPE_CHECKING:  # these modules import dependencies that most clients do not need
     from smartbatch.jobs.records import Fallback
     from smartbatch.jobs.status import JobStatus
     from smartbatch.providers.batch_api import BatchApi
 
 STATUS_TIMEOUT = 30.0
-"""Seconds within which the store must report a job's status; other processes lock it for at most ten."""
+"""Other processes lock the store for at most ten seconds."""
 MAX_KEY_CHARS = 512
 
 
 @frozen
 class JobOptions:
-    """A caller's options for a job, in addition to its requests."""
-
-    key: str | None = None  # the caller's own name; the same requests under the same key are the same job
-    metadata: Mapping[str, str] | None = None  # labels
-    fallback: Fallback | None = None  # for requests that a batch did not process; None: the client's setting
-    carry_on: bool = True  # whether this process runs the job from the start
+    key: str | None = None  # the same requests under the same key are the same job
+    metadata: Mapping[str, str] | None = None
+    # for requests that a batch did not process; None for the client's setting
+    fallback: Fallback | None = None
+    carry_on: bool = True  # run the job in this process from the start
 
 
 @frozen
 class WaitOptions:
-    """How a caller waits for a job."""
-
-    timeout: float | None  # seconds; None: ``batch_timeout``, or until the deadline if that is later
-    on_progress: Callable[[JobStatus], object] | None  # called with the status after each change
-    progress: bool | None  # display a bar, or lines if there is no terminal; None: only in notebooks
+    timeout: float | None  # seconds; None for ``batch_timeout``, or until the deadline if that is later
+    on_progress: Callable[[JobStatus], object] | None
+    progress: bool | None  # show a bar, or lines without a terminal; None shows one only in notebooks
 
 
 def checked_key(key: str | None) -> str | None:
-    """Check a job's key, and return it.
-
-    Raises:
-        InvalidRequest: it is empty, too long, not printable, or looks like an id.
-    """
     if key is None:
         return None
     if not isinstance(key, str) or not key.strip() or len(key) > MAX_KEY_CHARS or not key.isprintable():
@@ -61,7 +53,7 @@ def checked_key(key: str | None) -> str | None:
 
 
 def batches_of(config: BatchingConfig, model: OpenedModel, kind: Kind) -> tuple[BatchApi | None, str | None]:
-    """Return the Batch API for a kind of request, or ``None`` with the reason and what to do."""
+    """Return the Batch API for a kind of request, or the reason why there is none."""
     name = model.provider.name
     if not config.batch_enabled:
         return None, "batches are switched off: set batch_enabled"
@@ -75,11 +67,7 @@ def batches_of(config: BatchingConfig, model: OpenedModel, kind: Kind) -> tuple[
 
 
 def check_batches(config: BatchingConfig, model: OpenedModel, kind: Kind, fallback: str | None) -> None:
-    """Check that there is a Batch API, or that ``fallback`` (default: the setting) allows real time.
-
-    Raises:
-        ConfigError: neither is the case.
-    """
+    """Raise ConfigError if there is no Batch API and ``fallback`` does not allow real time."""
     _, problem = batches_of(config, model, kind)
     chosen = checked("batch_fallback", config.batch_fallback if fallback is None else fallback)
     if problem is not None and chosen != "individual":
@@ -94,11 +82,7 @@ def check_priced(
     *,
     by_batch: bool = False,
 ) -> None:
-    """Check that a budget can be enforced, for the fallback model as well.
-
-    Raises:
-        ConfigError: a price is unknown.
-    """
+    """Raise ConfigError if a price that the budget needs is unknown."""
     if config.allow_unknown_price:
         return
     asked: list[tuple[OpenedModel | None, Processing]] = [(model, "standard")]

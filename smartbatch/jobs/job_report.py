@@ -1,4 +1,4 @@
-"""Reports: of a job, read from the store, by samples if it is large; and of a list, from its results."""
+"""Reports on jobs and lists. Jobs are read from the store, and large ones are sampled."""
 
 from __future__ import annotations
 
@@ -37,19 +37,14 @@ from smartbatch.types import Generation, Kind, Result, Usage
 from smartbatch.views.html import Report
 
 _SAMPLED_PLACES = 80
-"""Number of positions in a large job at which results are read."""
+"""Positions at which the results of a large job are read."""
 _MAX_FAILURES = 5_000
-"""Maximum failed requests to read; if there are more, evenly spaced ones are read."""
+"""If there are more failed requests, evenly spaced ones are read."""
 _FALLBACKS = ("are sent by another batch", "are sent in real time")
 _PLAIN_PARAMETERS = ("max_tokens", "temperature", "top_p", "seed")
 
 
 def job_report(store: SqlStore, row: JobRow, wall: float) -> Report:
-    """Return the report of a job; ``wall`` is Unix seconds.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
     run = reported_run(store, row, wall)
     assert run.job is not None
     asked = ReportedRequests(
@@ -64,7 +59,6 @@ def job_report(store: SqlStore, row: JobRow, wall: float) -> Report:
 
 
 def reported_run(store: SqlStore, row: JobRow, wall: float) -> ReportedRun:
-    """Return the outcome of a job, without its results."""
     shards, incidents = store.shards.of_job(row.id), store.facts.incidents(row.id)
     status = status_of(row, shards, asking=0, incidents=incidents, remaining=None, note=None, wall=wall)
     known = status.done and not row.unpriced
@@ -89,7 +83,7 @@ def reported_run(store: SqlStore, row: JobRow, wall: float) -> ReportedRun:
 
 
 def run_of_list(one: StoredDecision | ListDecision, key: str | None = None) -> ReportedRun:
-    """Return the outcome of a real-time list that has no job, or whose job ``key`` was deleted."""
+    """``key`` is given if the list's job was deleted."""
     measured = one.measured
     return ReportedRun(
         title=f"Job {key}" if key else f"Requests of {moment(one.at)} UTC",
@@ -121,7 +115,6 @@ def _seen(store: SqlStore, row: JobRow) -> SeenResults:
 
 
 def _places(store: SqlStore, row: JobRow) -> Iterator[ResultRow]:
-    """Yield all results of a small job, or evenly spaced ones of a large one."""
     size = MAX_SAMPLED // _SAMPLED_PLACES
     if row.total <= MAX_SAMPLED:
         starts = range(0, row.total, size)
@@ -136,7 +129,6 @@ def _places(store: SqlStore, row: JobRow) -> Iterator[ResultRow]:
 
 
 def _failed(store: SqlStore, row: JobRow) -> Iterator[FailedRequest]:
-    """Yield all failed requests, or evenly spaced ones if there are many."""
     if row.failed <= _MAX_FAILURES:
         yield from store.overview.failed(row, limit=_MAX_FAILURES, cancelled=False)
         return
@@ -156,7 +148,7 @@ def _result(row: ResultRow, job_id: str) -> Result:
 
 
 def _parameters(row: JobRow) -> tuple[tuple[str, str], ...]:
-    """Return the parameters that all requests share, without anything that may contain a prompt."""
+    """Parameters that may contain a prompt are left out."""
     try:
         shared = decode_params(row.params)
     except StoreError:
@@ -176,7 +168,7 @@ def _shared(shared: Shared) -> Iterator[tuple[str, str]]:
 
 
 def _confidential(params: Generation) -> Iterator[tuple[str, str]]:
-    """Yield the sizes of parameters whose contents may be confidential."""
+    """Yield only the sizes of parameters whose contents may be confidential."""
     if params.system is not None:
         yield "system", f"{len(params.system):,} characters"
     if params.stop is not None:
@@ -207,7 +199,7 @@ def list_report(model: str, began: float, decided: ListDecision | None, results:
     Args:
         model: ``provider:model``.
         began: Unix seconds of the first submission.
-        decided: the decision on its route; ``None`` if it was read lazily, or is still running.
+        decided: the route decision; ``None`` if the list was read lazily or is still running.
     """
     usage = sum((result.usage for result in results), Usage())
     seen = SeenResults(input_tokens=usage.input_tokens, output_tokens=usage.output_tokens)

@@ -1,4 +1,4 @@
-"""Submission of jobs: all rows are checked, then stored in one transaction, before anything is sent."""
+"""Submission of jobs. All rows are checked and stored in one transaction before anything is sent."""
 
 from __future__ import annotations
 
@@ -40,23 +40,19 @@ from smartbatch.types import Kind, Prompt, Prompts, Request, Strategy
 
 @frozen
 class _Draft:
-    """A job before it is stored."""
-
     kind: Kind
-    requests: Iterator[Request]  # in order, each checked as it is read
-    params: Mapping[str, Any]  # as given
+    requests: Iterator[Request]  # in order, each checked when it is read
+    params: Mapping[str, Any]
     policy: JobPolicy
     options: JobOptions
-    # how many of the first requests are sent in real time; None: all, as without a Batch API
+    # number of leading requests sent in real time; None for all, as without a Batch API
     realtime: int | None = field(kw_only=True)
-    decision: Decision | None = field(default=None, kw_only=True)  # by which the route was chosen
-    names: Sequence[ItemName | None] = field(default=(), kw_only=True)  # of the requests, in order
+    decision: Decision | None = field(default=None, kw_only=True)
+    names: Sequence[ItemName | None] = field(default=(), kw_only=True)  # in the order of the requests
 
 
 @frozen(eq=False, repr=False)
 class JobSubmission:
-    """Stores jobs for one client, within its budget."""
-
     _config: BatchingConfig
     _clock: Clock
     _model: OpenedModel = field(kw_only=True)
@@ -71,7 +67,7 @@ class JobSubmission:
 
     @property
     def unreserved(self) -> float:
-        """USD that jobs cost outside of real time and that the client's budget does not count."""
+        """USD spent by batches for which the client's budget has no reservation."""
         return self._budget.unreserved
 
     def handle(self, row: JobRow) -> Job:
@@ -97,8 +93,7 @@ class JobSubmission:
     def submit_by_count(
         self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions
     ) -> JobRow:
-        """Store requests as a job: in real time if they are few, otherwise by batch; raises like
-        :meth:`submit`."""
+        """Store requests as a job that uses a batch unless there are too few requests."""
         policy = self._policy(options.fallback or "individual")
         few, requests = self._few(requests, params)
         kind, _, rows = self._rows(requests, params)
@@ -115,14 +110,12 @@ class JobSubmission:
         *,
         attended: bool = False,
     ) -> JobRow:
-        """Store prepared requests, with their ``names``, as a job whose route was chosen; raises like
-        :meth:`submit`.
+        """Store prepared requests as a job with the given route.
 
         Args:
-            decision: ``None`` for an attended job whose route was not chosen.
-            attended: it is sent in real time, and only while a process that submitted or named it is running,
-                so that an interrupted run costs nothing more by itself. Its requests fail as they would
-                without a job.
+            decision: ``None`` for an attended job without a route decision.
+            attended: send the requests in real time, and only while a process waits for the job, so that an
+                interrupted run causes no further cost. Requests fail as they would without a job.
         """
         if decision is None or attended:
             policy = self._attended_policy(decision)
@@ -135,8 +128,7 @@ class JobSubmission:
         )
 
     def submit_planned(self, requests: Iterable[Prompt], decision: Decision, options: JobOptions) -> JobRow:
-        """Like :meth:`submit_decided`, for requests of one kind that are not prepared yet; attended if they
-        are sent in real time."""
+        """Store unprepared requests of one kind as a job, attended if they are sent in real time."""
         attended = not decision.chosen.route.by_batch
         kind, common, rows = self._rows(requests, {}, attended=attended)
         return self.submit_decided(rows, common, decision, kind, options, attended=attended)
@@ -144,10 +136,10 @@ class JobSubmission:
     def add_rows(
         self, requests: Iterator[Request], params: Mapping[str, Any], kind: Kind, job: JobRow
     ) -> JobRow:
-        """Add the rows that follow those of a job with a key, and return the job.
+        """Append rows to the job with the same key.
 
-        ``requests`` are prepared and begin with the rows that the job has. Further rows are sent in real
-        time, unless the job uses batches and there are enough rows for one.
+        ``requests`` are prepared and begin with the job's existing rows. Further rows are sent in real time,
+        unless the job uses batches and there are enough rows for one.
         """
         rows = list(requests)
         by_batch = not job.policy.attended and len(rows) - job.total >= self._config.batch_threshold
@@ -162,14 +154,11 @@ class JobSubmission:
         """Store prepared requests of one kind under their names, in an attended job.
 
         Args:
-            join: a job of this client that takes them while it is running.
+            join: a running job of this client that takes the requests.
 
         Returns:
-            the job that has those whose names are new, ``None`` if there are none; and the place of each
-            request.
-
-        Raises:
-            ClientClosed, StoreError: like :meth:`submit`.
+            the job with the requests whose names are new, ``None`` if there are none, and the place of each
+                request.
         """
         policy = self._attended_policy(None)
         draft = _Draft(kind, iter(requests), {}, policy, JobOptions(), realtime=None, names=names)
@@ -182,14 +171,14 @@ class JobSubmission:
         return row.id, places
 
     def digest_of(self, request: Request) -> str:
-        """Return a digest of a request's content, model and account; the same in every process."""
+        """The digest covers content, model and account, and is the same in every process."""
         return fingerprint(request, self._model.of(request).label, self._model.provider.scope).hex()
 
     def adopt(self, id_or_key: str) -> JobRow:
-        """Return a job of an earlier process, and reserve in the client's budget what it can still spend.
+        """Return the job of an earlier process, and reserve the amount that it can still spend.
 
         Raises:
-            JobNotFound: the store has none.
+            JobNotFound: the store has no such job.
         """
         row = self._engine.find(id_or_key)
         self._budget.adopt(row)
@@ -199,11 +188,11 @@ class JobSubmission:
         """Wait until a job has ended, and return all results in order.
 
         Args:
-            began: monotonic seconds at which the caller began.
-            prompts: the ones the job was made from, as given.
+            began: monotonic seconds at which the call began.
+            prompts: the prompts as the user gave them.
 
         Raises:
-            JobTimeout, Interrupted: the time limit has passed, or Ctrl-C; the job continues.
+            JobTimeout, Interrupted: the time limit passed, or Ctrl-C was pressed; the job continues.
             AllRequestsFailed: no request was answered.
         """
         results = ResultList()
@@ -222,11 +211,7 @@ class JobSubmission:
     # -- checks ----------------------------------------------------------------------------------------------
 
     def check_priced(self, *, by_batch: bool = False) -> None:
-        """Check that a budget can be enforced.
-
-        Raises:
-            ConfigError: a price is unknown.
-        """
+        """Raise ConfigError if a price that the budget needs is unknown."""
         check_priced(self._config, self._clock, self._model, self._fallback_model, by_batch=by_batch)
 
     # -- internals -------------------------------------------------------------------------------------------
@@ -234,18 +219,18 @@ class JobSubmission:
     def _accept(self, draft: _Draft) -> JobRow:
         """Store a job within the client's budget."""
         key = draft.options.key
-        # 1. the client has no budget, or the job's requests pay from it directly
+        # 1. the client has no budget, or the job's requests are charged to it directly
         if self._config.budget is None or draft.policy.attended:
             return self._stored(draft)
         self._budget.refresh()
-        # 2. its key names an earlier job: that job's money is reserved
+        # 2. the key belongs to an existing job: reserve money for that job
         earlier = None if key is None else self._engine.store.jobs.get(key)
         if earlier is not None:
             self._budget.adopt(earlier)
             return self._stored(draft)
         reservations = self._budget.reservations
-        # 3. what it may spend is reserved, and becomes its own budget. If the client's budget is shared, a
-        # job without its own gets no more than it can cost, which is known once its rows were read
+        # 3. reserve the maximum cost, which becomes the job's own budget. In a shared budget, a job without
+        # its own budget reserves its maximum cost once all rows are read
         by_cost = self._config.budget_scope != "client" and draft.policy.budget is None
 
         def store(reservation: NewReservation) -> JobRow:
@@ -254,14 +239,14 @@ class JobSubmission:
 
             policy = evolve(draft.policy, budget=reservation.usd, budget_account=reservations.account)
             row = self._stored(evolve(draft, policy=policy), assign, reservation if by_cost else None)
-            if row.id != reservation.job_id:  # another submission of its key was quicker
+            if row.id != reservation.job_id:  # another submission with the same key came first
                 assign(row.id)
             return row
 
         try:
             row = reservations.reserve(0.0 if by_cost else draft.policy.budget, store)
         except BaseException:
-            self._budget.refresh()  # the job may have been stored nevertheless
+            self._budget.refresh()  # the job may have been stored despite the error
             raise
         self._budget.refresh(row.id)
         return row
@@ -272,7 +257,7 @@ class JobSubmission:
         named: Callable[[str], object] = lambda _: None,
         by_cost: NewReservation | None = None,
     ) -> JobRow:
-        """Store a job; ``named`` is called with its id before, and ``by_cost`` grows to its maximum cost."""
+        """``named`` gets the id before the job is stored; ``by_cost`` grows to its maximum cost."""
         within = None if by_cost is None else partial(self._budget.reservations.enlarge, by_cost)
         job, items = self._rows_of(draft, within, deduplicates=True)
         engine = self._engine
@@ -293,7 +278,6 @@ class JobSubmission:
             self._engine.notify(row.id)
 
     def _most_of(self, job: JobRow) -> Callable[[NewItem], float]:
-        """Return the function that gives an item's maximum cost in USD."""
         calibration = self._engine.wiring.calibration(job)
         ceiling = CostCeiling(job, PriceBook(self._config.prices), self._clock.wall(), calibration)
         return partial(ceiling.of_new, alone=job.policy.fallback == "individual")
@@ -305,7 +289,7 @@ class JobSubmission:
         *,
         deduplicates: bool,
     ) -> tuple[JobRow, Items]:
-        """Return a job, and its items, which are made as they are read."""
+        """The items are made while they are read."""
         api, _ = batches_of(self._config, self._model, draft.kind)
         by_batch = api is not None
         if draft.policy.budget is not None:
@@ -341,7 +325,7 @@ class JobSubmission:
         return job, items
 
     def _with_models(self, draft: _Draft, model: OpenedModel, *, by_batch: bool) -> Iterator[Request]:
-        """Yield the requests of a job, each with its own model if that differs from the job's.
+        """Set the model of each request that differs from the job's model.
 
         Raises:
             ConfigError: the job has a budget, and the price of a model is unknown.
@@ -370,8 +354,7 @@ class JobSubmission:
         )
 
     def _attended_policy(self, decision: Decision | None) -> JobPolicy:
-        """Return the policy of an attended job. It always spends from the client's budget, and has its own
-        only if the decision's is tighter."""
+        """The client's budget pays for an attended job, whose own budget only narrows it."""
         policy = evolve(self._policy(None), attended=True)
         if decision is None:
             return policy
@@ -390,11 +373,12 @@ class JobSubmission:
     def _decided_policy(self, decision: Decision, fallback: Fallback | None) -> JobPolicy:
         constraints, piece = decision.constraints, decision.piece
         deadline = None if constraints.deadline is None else self._engine.wall() + constraints.deadline
-        # what happens to requests that a batch did not process:
-        # 1. with a deadline there is no time for another batch
-        # 2. otherwise the caller's choice, or the settings, decide
+        # requests that a batch did not process:
+        # 1. with a deadline, there is no time for another batch
+        # 2. otherwise, the caller's choice or the setting applies
         policy = self._policy(fallback if deadline is None else "individual")
-        # 3. if the batch was our choice, they are sent in real time once it takes longer than planned
+        # 3. if smartbatch chose the batch, they are sent in real time once the batch takes longer than
+        # planned
         ours = fallback is None and constraints.strategy is not Strategy.BATCH
         if ours and policy.fallback == "batch":
             policy = evolve(policy, fallback="individual", timeout=max(1.0, decision.chosen.p95))
@@ -418,8 +402,7 @@ class JobSubmission:
     def _rows(
         self, requests: Iterable[Prompt], params: Mapping[str, Any], *, attended: bool = False
     ) -> tuple[Kind, dict[str, Any], Iterator[Request]]:
-        """Return the kind and common parameters of the requests, taken from the first one, and the requests,
-        which are checked as they are read."""
+        """Take kind and parameters from the first request. Requests are checked when they are read."""
         rows = self._preparer.rows_for_job(self._preparer.admitted(requests, params), attended=attended)
         first = next(rows, None)
         if first is None:
@@ -428,7 +411,7 @@ class JobSubmission:
         return kind_of(first), common, chain((first,), rows)
 
     def _few(self, requests: Iterable[Prompt], params: Mapping[str, Any]) -> tuple[bool, Iterable[Prompt]]:
-        """Return whether there are too few rows for a batch, and the rows."""
+        """Return true if there are too few rows for a batch, and the rows."""
         least = -(-self._config.batch_threshold // self._preparer.answers_each(params))
         if isinstance(requests, Sized):
             return len(requests) < least, requests
@@ -437,7 +420,7 @@ class JobSubmission:
         return len(head) < least, chain(head, rows)
 
     def _longest_wait(self, job: Job) -> float:
-        """Return the default timeout of a wait, in seconds."""
+        """Default timeout in seconds."""
         row = self._engine.store.jobs.get(job.id)
         deadline = None if row is None else row.policy.deadline
         left = 0.0 if deadline is None else deadline - self._engine.wall()

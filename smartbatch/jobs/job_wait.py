@@ -1,4 +1,4 @@
-"""Waiting for a job and reading its results, within a time limit."""
+"""Waiting for a job and reading its results within a time limit."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from smartbatch.jobs.jobs_engine import JobsEngine
 
 LAST_CALLBACKS_SECONDS = 1.0
-"""Seconds that a wait for a job gives callbacks to be called with its end."""
+"""Time for the last callbacks after the job has ended."""
 STATUS_INTERVAL_SECONDS = 1.0
-"""Seconds between checks of a job whose progress is displayed."""
+"""Applies while progress is shown."""
 LAST_LOOK_SECONDS = 0.75
-"""Seconds within which the store must report the status of a job after the time limit has passed."""
+"""Time for reading the status after the time limit has passed."""
 
 
 @frozen
 class _Look:
-    """State before the store was read; a change may arrive, or the time limit may pass, during the read."""
+    """State before a read of the store, to detect changes that arrive during the read."""
 
     seen: SeenChanges
-    last: bool  # the time limit had passed
+    last: bool  # the time limit has passed
 
 
 class JobWait:
-    """One wait for a job, by one caller.
+    """One wait for a job.
 
     Args:
-        engine_of: returns the engine; called each time, because a forked child has its own.
-        total: requests of the job.
-        seconds: how long to wait for the job and the store, in all; ``None`` for as long as it takes.
+        engine_of: returns the engine; called for each use, because a forked child has its own.
+        total: number of requests of the job.
+        seconds: maximum total time to wait for the job and the store; ``None`` for no limit.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class JobWait:
         return self._engine_of()
 
     def carry_on(self) -> JobRow:
-        """Run the job in this process, unless it has ended; return its row."""
+        """Run the job in this process unless it has ended."""
         row = stored_job(self._engine.store, self._job_id)
         if row.state is JobState.DONE:
             self._engine.has_ended(self._job_id)
@@ -66,7 +66,7 @@ class JobWait:
         return row
 
     def status_at_end(self, progress: bool | None) -> JobStatus:
-        """Wait until the job has ended and its callbacks were called; see :meth:`smartbatch.Job.wait`."""
+        """Wait until the job has ended and its callbacks were called."""
         shown: Progress | None = None
         shows = True
         try:
@@ -88,7 +88,7 @@ class JobWait:
                 shown.close()
 
     def displayed_results(self, progress: bool | None, *, ordered: bool, after: int) -> Iterator[Result]:
-        """Yield all results and display the progress; a reader that stops leaves the display as it is."""
+        """Yield all results and show the progress. If the reader stops early, the display stays as it is."""
         begun = after + 1 if ordered else 0
         shown = new_display(progress, self._total, self._engine.clock.now, initial=begun)
         results = self.results(self._engine.result_of, ordered=ordered, after=after, display=lambda: shown)
@@ -117,8 +117,8 @@ class JobWait:
 
         Args:
             read: makes the result of a row.
-            waits: wait for missing results; otherwise yield those that are stored.
-            display: returns what displays the status while results are waited for.
+            waits: wait for missing results; otherwise yield only the stored ones.
+            display: creates the status display used while waiting.
         """
         last = after if ordered else 0
         missing, limit = self._total - (after + 1 if ordered else 0), PAGE_RESULTS
@@ -126,20 +126,20 @@ class JobWait:
             look = self._look()
             job, page = self._read_store(partial(self._job_and_page, ordered, last, limit, waits=waits))
             before = missing
-            # 1. some results are stored: yield them, up to a gap if they are read in order and waited for
+            # 1. new results are stored: yield them, up to the first gap if they are read in order
             for row in page:
                 if waits and ordered and row.ix != last + 1:
                     break
                 last = row.ix if ordered else row.seq
                 missing -= 1
                 yield read(row, self._job_id)
-            # while the first one is missing, no others are read
+            # no further results are read while the first one is missing
             limit = 1 if ordered and missing == before else PAGE_RESULTS
             if missing == before:
-                # 2. there are no new results, and the caller does not wait: done
+                # 2. there are no new results, and the caller does not wait: stop
                 if job is None:
                     return
-                # 3. there are no new results although the job is done: its store is damaged
+                # 3. there are no new results although the job is done: the store is damaged
                 if job.state is JobState.DONE:
                     raise StoreError(
                         f"job {self._job_id} is done, but the store {self._engine.store.place} lacks some of "
@@ -147,7 +147,7 @@ class JobWait:
                     )
                 # 4. there are no new results: wait for a change
                 self._wait_once(look, job, display and display(), reads=True)
-            # 5. all results were yielded, unless rows were sent again in the meantime
+            # 5. all results were yielded: stop, unless rows were sent again in the meantime
             if missing <= 0 and waits and not ordered:
                 missing = self._read_store(partial(self._count_retried, last))
 
@@ -158,14 +158,13 @@ class JobWait:
     def _job_and_page(
         self, ordered: bool, after: int, limit: int, *, waits: bool
     ) -> tuple[JobRow | None, list[ResultRow]]:
-        """Return the job, if the caller waits for its results, and then a page of them."""
+        """The job is read first, and only if the caller waits for its results."""
         return self.carry_on() if waits else None, self.page(ordered=ordered, after=after, limit=limit)
 
     def _count_retried(self, after: int) -> int:
-        """Return how many results are missing after one result per request has been read: rows that were sent
-        again since then have another one."""
+        """Return the number of rows that were sent again after one result per request was read."""
         row = self._engine.store.jobs.get(self._job_id)
-        if row is None:  # it was deleted in the meantime
+        if row is None:  # the job was deleted in the meantime
             return 0
         return row.total - row.finished or len(self.page(ordered=False, after=after, limit=PAGE_RESULTS))
 
@@ -174,7 +173,7 @@ class JobWait:
         return _Look(seen, last=self._engine.clock.now() >= self._until)
 
     def _wait_once(self, look: _Look, row: JobRow, shown: Progress | None, *, reads: bool) -> None:
-        """Wait for one change, and display the status; ``reads``: results are displayed as well.
+        """Wait for one change, and show the status. ``reads`` is true if results are shown as well.
 
         Raises:
             JobTimeout: the time limit has passed.
@@ -206,10 +205,10 @@ class JobWait:
             return None
 
     def _read_store(self, read: Callable[[], T]) -> T:
-        """Return the value that ``read`` reads from the store.
+        """Call ``read`` with the store.
 
         Raises:
-            JobTimeout: the store has not answered, and the time limit has passed.
+            JobTimeout: the store did not answer before the time limit.
         """
         left = None
         if self._until != math.inf:

@@ -1,4 +1,4 @@
-"""The jobs of one client in one process: the store, the threads that run jobs, and their waiters."""
+"""The jobs of one client in one process: the store, the threads that run jobs, and the waiters."""
 
 from __future__ import annotations
 
@@ -41,44 +41,40 @@ if TYPE_CHECKING:
     from smartbatch.jobs.supervision import Supervision
 
 OTHERS_JOB_POLL_SECONDS = 1.0
-"""Seconds between checks of a job that another process runs."""
 OWN_JOB_POLL_SECONDS = 30.0
-"""Seconds between checks of a job of this process, whose waiters are also notified of changes."""
+"""Waiters are also notified of each change, so this interval can be long."""
 LAST_NEWS_SECONDS = 0.1
-"""Seconds reserved at the end of a stop for publishing what is stored, and again for closing the store."""
+"""Reserved twice at the end of a stop: for publishing stored results and for closing the store."""
 CLOSE_SECONDS = 0.25
-"""Seconds for closing the store if the time for the stop is used up."""
+"""Applies if the time for the stop is used up."""
 STORE_RETRY_SECONDS = 10.0
-"""Seconds after which a store that could not be opened is tried again."""
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
 
 
 @define(eq=False, repr=False)
 class _Stop:
-    """A stop that releases jobs."""
-
-    store: SqlStore | None  # that its jobs are in
-    closes: bool  # the store, unless it is used again by then
+    store: SqlStore | None
+    closes: bool  # closes the store unless it is used again by then
 
 
 class JobsEngine:
-    """The jobs of one client in one process: submitting, running and waiting for them. Thread-safe.
+    """The jobs of one client in one process: submits, runs and waits for them. Thread-safe.
 
     Threads start when there is work, and again after a stop.
 
     Args:
-        rng: random numbers for ids and backoff; no two processes may draw the same.
+        rng: random numbers for ids and backoff; no two processes may share a sequence.
 
     Attributes:
         wall: Unix seconds for deadlines and pauses, unaffected by changes of the machine's clock.
-        lock: guards the engine, its supervision and its watchers; while it is held, nothing is read, written,
-            called or published.
+        lock: guards the engine, its supervision and its watchers. While it is held, the store is not used, no
+            callback is called and no event is published.
         client_store: the store, which may not be open.
-        changes: notified whenever a change of a job was stored.
-        controls: user settings for models and actions on jobs.
+        changes: notified after each stored change of a job.
+        controls: the latest model settings and user actions.
         providers: finds the provider of a job.
         wiring: what jobs need from the real-time side.
-        summaries: stores totals of real-time requests next to the jobs.
+        summaries: saves totals of real-time requests in the store.
     """
 
     def __init__(self, config: BatchingConfig, clock: Clock, *, rng: Random, wiring: JobWiring) -> None:
@@ -112,7 +108,7 @@ class JobsEngine:
         """The store, opened if necessary.
 
         Raises:
-            StoreError, ConfigError: it cannot be used; the message says why.
+            StoreError, ConfigError: the store cannot be used.
         """
         return self.client_store.get()
 
@@ -124,7 +120,7 @@ class JobsEngine:
         return "job-" + "".join(self._rng.choices("0123456789abcdefghijklmnopqrstuvwxyz", k=16))
 
     def check_open(self) -> None:
-        """Check that jobs can be accepted.
+        """Raise an error if jobs cannot be accepted.
 
         Raises:
             ClientClosed: the client was stopped.
@@ -132,14 +128,9 @@ class JobsEngine:
         """
         if self._closed:
             raise ClientClosed("the client was stopped; call start() to use it again")
-        self.store.require_folders()  # otherwise jobs would wait, and only their status would say why
+        self.store.require_folders()  # fail now: later, only the status of the job would show the problem
 
     def find(self, id_or_key: str) -> JobRow:
-        """Return a job by its id or its key.
-
-        Raises:
-            JobNotFound: the store has none.
-        """
         row = self.store.jobs.get(id_or_key)
         if row is None:
             raise JobNotFound(
@@ -149,25 +140,25 @@ class JobsEngine:
         return row
 
     def is_done(self, job_id: str) -> bool:
-        """Whether the store has all results of a job, or no longer has the job."""
+        """Return true if the store has all results of a job or no longer has the job."""
         row = self.store.jobs.get(job_id)
         return row is None or row.state is JobState.DONE
 
     # -- running jobs ----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Allow jobs to run again after a stop."""
         with self.lock:
             self._closed = False
 
     def carry_on(self, job_id: str | None = None) -> None:
-        """Run the jobs of the store in this process, unless it does so already or was stopped. If no thread
-        is available, the next call tries again.
+        """Run the jobs of the store in this process unless it already does or was stopped.
+
+        If no thread is available, the next call tries again.
 
         Args:
-            job_id: a job that a caller in this process waits for; attended jobs run only while one does.
+            job_id: a job for which a caller in this process waits; attended jobs run only while one does.
         """
-        from smartbatch.jobs.supervision import Supervision  # imported late: most clients run no job
+        from smartbatch.jobs.supervision import Supervision  # imported late because most clients run no jobs
 
         store = self.store
         with self.lock:
@@ -187,15 +178,14 @@ class JobsEngine:
         supervisor.start()
 
     def carry_on_later(self, then: Callable[[], object]) -> None:
-        """Run the jobs of the store as soon as it can be opened, unless this is stopped before; then call
-        ``then``."""
+        """Run the stored jobs once the store can be opened, and then call ``then``. A stop cancels this."""
         with self.lock:
             if self._closed or self._opens_later:
                 return
             self._opens_later = True
         try:
             self._threads.start(partial(self._open_later, then), "smartbatch-open")
-        except RuntimeError:  # no thread is available: as with a store that cannot be opened
+        except RuntimeError:  # no thread is available: treat it like a store that cannot be opened
             self._opens_later = False
 
     def _open_later(self, then: Callable[[], object]) -> None:
@@ -209,7 +199,7 @@ class JobsEngine:
                     return
             wait = STORE_RETRY_SECONDS
             try:
-                # 2. the store is open: its pauses apply, and its jobs run
+                # 2. the store is open: apply its pauses and run its jobs
                 _ = self.store
                 if not self._closed:
                     self.controls.read()
@@ -217,13 +207,13 @@ class JobsEngine:
                     then()
             except StoreError:  # reported at the first try
                 continue
-            except SmartbatchError as error:  # 3. its address is invalid: trying again does not help
+            except SmartbatchError as error:  # 3. the address is invalid: do not try again
                 self.wiring.report(None, error)
             self._opens_later = False
             return
 
     def has_ended(self, job_id: str) -> None:
-        """Forget a job that has ended, in this process or another."""
+        """Drop a job that has ended in this or another process."""
         with self.lock:
             self.changes.clear_held_locked(job_id)
             self._attended.discard(job_id)
@@ -244,8 +234,11 @@ class JobsEngine:
         )
 
     def release_attended(self, job_id: str) -> None:
-        """Stop running an attended job, unless a future waits for it: items that have not started stay in the
-        store, and items in flight get their results. The next process that names the job resumes it."""
+        """Stop running an attended job unless a future waits for it.
+
+        Items that have not started stay in the store, and items in flight still get their results. The next
+        process that names the job resumes it.
+        """
         with self.lock:
             if self._watchers.runs_locked(job_id):
                 return
@@ -253,27 +246,26 @@ class JobsEngine:
         self.notify(job_id)
 
     def is_free(self, job_id: str) -> bool:
-        """Whether no living process runs an unfinished job."""
+        """Return true if the job is unfinished and no living process runs it."""
         return any(row.id == job_id for row in self.store.leases.claimable())
 
     def notify(self, job_id: str) -> None:
-        """Check a job at once."""
+        """Run the next step of a job immediately."""
         if self._supervisor is not None:
             self._supervisor.notify(job_id)
 
     def recall(self, job_id: str) -> None:
-        """Recall the items of a job that have not started, because it is being cancelled."""
+        """Recall the unstarted items of a job that is being cancelled."""
         if self._supervisor is not None:
             self._supervisor.realtime.recall(job_id)
             self._supervisor.notify(job_id)
 
     def cancel_item(self, job_id: str, ix: int) -> bool:
-        """Cancel an item of an attended job of this process; False if its call has started."""
+        """Cancel an item of an attended job of this process; return false if its call has started."""
         supervisor = self._supervisor
         return supervisor is not None and supervisor.realtime.cancel(job_id, ix)
 
     def resume(self, job_id: str) -> None:
-        """Continue a waiting job."""
         with self.lock:
             self.changes.clear_held_locked(job_id)
         if self._supervisor is not None:
@@ -281,7 +273,7 @@ class JobsEngine:
             self._supervisor.notify(job_id)
 
     def check_carried(self, row: JobRow) -> None:
-        """Raise ``ClientClosed`` if no process runs an unfinished job: waiting would never end."""
+        """Raise ``ClientClosed`` if waiting for the job would never end because no process runs it."""
         if self._closed and row.owner is None:
             raise ClientClosed(
                 f"the client was stopped, so job {row.id} is no longer running; nothing is lost: resume it "
@@ -289,25 +281,24 @@ class JobsEngine:
             )
 
     def check_actions(self) -> None:
-        """Check at once for user actions in the store, if this process runs jobs."""
+        """Check for user actions in the store immediately if this process runs jobs."""
         if self._supervisor is not None:
             self._supervisor.look()
 
     # -- status and results ----------------------------------------------------------------------------------
 
     def refresh_interval(self, job_id: str) -> float:
-        """Return the seconds after which a job is checked even if no change was published."""
+        """Seconds until the next read of a job whose change was not published."""
         supervisor = self._supervisor
         own = supervisor is not None and supervisor.owns(job_id)
         return OWN_JOB_POLL_SECONDS if own else min(OTHERS_JOB_POLL_SECONDS, self._config.batch_poll_interval)
 
     def status_of(self, row: JobRow, *, forecast: bool = True) -> JobStatus:
-        """Return the status of a job, with the time left if ``forecast`` is true."""
         speed = self.wiring.speed if forecast else None
         return read_status(self.store, row, speed=speed, note=self._note, wall=self.wall())
 
     def _note(self, row: JobRow) -> str | None:
-        """Return the reason why a job does not continue, as far as this process knows."""
+        """Return the reason known to this process why a job does not continue."""
         supervisor = self._supervisor
         if row.state is JobState.DONE:
             return None
@@ -326,12 +317,11 @@ class JobsEngine:
         return None
 
     def result_of(self, row: ResultRow, job_id: str) -> Result:
-        """Return a result in the form that users receive."""
         result = self.stored_result(row, job_id)
         return self.wiring.process(result) if result.ok else result
 
     def stored_result(self, row: ResultRow, job_id: str) -> Result:
-        """Return a result before ``post_process``; an answer that smartbatch failed to read is read again."""
+        """Return a result without ``post_process``, parsing the answer again if that failed before."""
         result = result_as_stored(row, job_id, params=lambda: stored_job(self.store, job_id).params)
         for name, reason in result.dropped:  # another process may have stored it and warned only its own user
             self.wiring.tell_dropped(name, reason)
@@ -340,7 +330,7 @@ class JobsEngine:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def futures(self, job_id: str, total: int) -> list[Future[Result]]:
-        """Return a future per item of a job; after a stop, those without a stored result fail at once."""
+        """Return a future per item of a job. After a stop, those without a stored result fail immediately."""
         futures = [self.wiring.new_future() for _ in range(total)]
         if futures:
             with self.lock:
@@ -349,30 +339,31 @@ class JobsEngine:
         return futures
 
     def deliver(self, job_id: str, waiters: Mapping[int, ItemWaiter], *, after: int = 0) -> None:
-        """Hand unprocessed results to ``waiters``, by the position of their item; after a stop, those without
-        a stored result fail at once.
+        """Pass unprocessed results to ``waiters``, a dictionary by item position.
+
+        After a stop, waiters without a stored result fail immediately.
 
         Args:
-            after: sequence number of a result that is older than all of theirs.
+            after: sequence number of a result that is older than all of the waiters' results.
         """
         with self.lock:
             self._watcher_locked(job_id).deliver_locked(waiters, self.stored_result, after=after)
 
     def listen(self, job_id: str, call: Callable[[JobStatus], object]) -> None:
-        """Call ``call`` with the status of a job now and after each change, until it ends or a stop."""
+        """Call ``call`` with the status now and after each change, until the job or the engine stops."""
         run = self.wiring.run_callback
         with self.lock:
             self._watcher_locked(job_id).listen_locked(lambda status: run(partial(call, status)))
 
     def finish_listening(self, job_id: str, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds until the callbacks of a job that has ended were called."""
+        """Wait up to ``timeout`` seconds for the last callbacks of a job that has ended."""
         self._watchers.finish(job_id, timeout)
 
     def _watcher_locked(self, job_id: str) -> Watcher:
         return self._watchers.running_locked(job_id, _stopped() if self._closed else None)
 
     def _serve(self, watcher: Watcher) -> None:
-        awaited = watcher.settle(self.store)
+        awaited = watcher.complete_stored(self.store)
         row = stored_job(self.store, watcher.job_id)
         ended = row.state is JobState.DONE
         if not ended:
@@ -382,7 +373,7 @@ class JobsEngine:
         watcher.call(partial(self.status_of, row), ended=ended)
 
     def publish(self, event: Event) -> None:
-        """Publish an event; the end of a job only once, regardless of who stored its last result."""
+        """Publish an event. The end of a job is published once, even if several threads report it."""
         if isinstance(event, JobFinished):
             with self.lock:
                 if not self.changes.is_new_end_locked(event):
@@ -393,7 +384,7 @@ class JobsEngine:
         self.wiring.tell(event)
 
     def publish_held(self, row: JobRow) -> None:
-        """Publish that a job is held, if it is, but only once until it continues."""
+        """Publish once that a job is held, until it continues."""
         with self.lock:
             if not self.changes.is_newly_held_locked(row):
                 return
@@ -405,16 +396,15 @@ class JobsEngine:
 
     @property
     def is_working(self) -> bool:
-        """Whether the threads that run jobs are alive."""
         return self._supervisor is not None
 
     def on_own_thread(self) -> bool:
-        """Whether the caller is a user's observer running on a thread of the engine."""
+        """Return true if the caller is a user's observer running on a thread of the engine."""
         supervisor = self._supervisor
         return supervisor is not None and supervisor.on_own_thread()
 
     def halt(self) -> None:
-        """Begin to stop: start nothing more, but keep the jobs while answers are in flight."""
+        """First half of a stop: start nothing more, but keep the jobs while answers are in flight."""
         with self._monitor:
             self._closed = True
             supervisor = self._supervisor
@@ -424,16 +414,16 @@ class JobsEngine:
             supervisor.realtime.halt()
 
     def finish(self, until: float, save: Callable[[], object] = lambda: None) -> None:
-        """Release the jobs and close the store. Returns by ``until``, even if the store hangs.
+        """Release the jobs and close the store by ``until``, even if the store hangs.
 
-        Each part waits for its threads without using the store; the last calls to the store are made on a
-        separate thread. If the engine has been opened again in the meantime, the store stays open until the
-        next stop. A second thread that stops the engine waits for the first; if it times out, it stops what
-        has been started since and leaves closing the store to the first.
+        The parts wait for their threads without using the store; a separate thread makes the last calls to
+        the store. If the engine was opened again in the meantime, the store stays open until the next stop. A
+        second thread that stops the engine waits for the first. If this wait times out, the second thread
+        stops whatever was started later and leaves the store to the first.
 
         Args:
             until: monotonic seconds.
-            save: called before the store is closed, with the calls that may hang.
+            save: makes the last calls to the store, which may hang, before the store is closed.
         """
         with self._monitor:
             wait_while(lambda: self._stops, self._monitor, self.clock, until - self.clock.now())
@@ -463,14 +453,14 @@ class JobsEngine:
         def left(reserved: float) -> float:
             return max(0.0, until - reserved - self.clock.now())
 
-        # 1. received answers are stored, and remote calls in progress complete
+        # 1. store received answers, and let remote calls in progress complete
         leases: list[JobLease] = []
         if supervisor is not None:
             unstored = supervisor.realtime.finish(left(2 * LAST_NEWS_SECONDS))
             if unstored:
                 unstored.report_loss(self.wiring.tell, self.clock.now())
             leases = supervisor.end(left(2 * LAST_NEWS_SECONDS))
-        # 2. the waits for jobs end
+        # 2. end the waits for jobs
         error = _stopped()
         with self.lock:
             for watcher in watchers:
@@ -478,7 +468,7 @@ class JobsEngine:
         for watcher in watchers:
             watcher.finish(left(LAST_NEWS_SECONDS))
             watcher.give_up(error)
-        # 3. the jobs are released, and the store is closed
+        # 3. release the jobs, and close the store
         store = self._detach_store(stop)
         if stop.closes:
             self.providers.close()
@@ -495,21 +485,20 @@ class JobsEngine:
 
         if not run_within(close, max(CLOSE_SECONDS, left(0.0)), self.clock, "smartbatch-close"):
             if store is not None:
-                store.give_up()  # otherwise its threads would keep the interpreter alive
+                store.give_up()  # otherwise the store's threads would keep the interpreter alive
             text = "the store did not answer at the stop: its jobs are released when their leases expire"
             self.wiring.report(None, StoreError(text))
         if supervisor is not None:
-            something_ended()  # not before: the thread that closes the store may be the last one running
+            something_ended()  # last: the thread that closes the store may be the only one left
 
     def _detach_store(self, stop: _Stop) -> SqlStore | None:
-        """Return the store that a stop closes; ``None`` if another stop does: an earlier one, or a later one
-        because the engine was opened again or runs jobs."""
+        """Return the store to close; ``None`` if another stop closes it or the engine uses it again."""
         with self.lock:
             stop.closes = stop.closes and self._closed and self._supervisor is None
             return self.client_store.detach() if stop.closes else None
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, end the copies of the parent's futures. Must not take an inherited lock."""
+        """In a forked child, fail the copies of the parent's futures. Must not take an inherited lock."""
         self._closed = True
         self.providers.abandon()
         if self.client_store.opened is not None:

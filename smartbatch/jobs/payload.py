@@ -1,7 +1,7 @@
-"""Requests and results of jobs as bytes, and back: compact JSON, with the same bytes for the same content.
+"""Encodes requests and results of jobs as compact JSON, and decodes them.
 
-Dictionaries keep their order, which for a schema is the order in which a model writes its answer. Everything
-has a version, so that rows stay readable when the format changes.
+Equal content always gives equal bytes. Dictionaries keep their order because a model writes its answer in the
+order of the schema. Each encoded value has a version, so that rows stay readable when the format changes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from smartbatch.types import Embedding, Generation, Message, Priority, Request, 
 
 VERSION = 1
 MAX_MESSAGE_CHARS = 1000
-"""Maximum characters kept of an error's message."""
+"""Longer error messages are cut."""
 
 _SMALL_INT = 2**63
 _strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _lenient = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-"""Python reads the NaN and infinities that it writes."""
+"""Python can read the NaN and infinities that it writes."""
 _fast: Callable[[Any], bytes] | None
 try:
     from orjson import dumps as _fast
@@ -54,21 +54,16 @@ _T = TypeVar("_T")
 
 @frozen
 class Shared:
-    """Parameters that all requests of a job have in common; each request stores only its differences."""
+    """Parameters that all requests of a job share. Each request stores only its differences."""
 
     params: Generation = _NOTHING
-    embedding: Embedding | None = None  # set for embeddings
+    embedding: Embedding | None = None
 
 
 # -- requests ------------------------------------------------------------------------------------------------
 
 
 def encode_params(params: Generation, embedding: Embedding | None = None) -> bytes:
-    """Return the parameters shared by a job's requests as bytes.
-
-    Raises:
-        InvalidRequest: a parameter cannot be written as JSON.
-    """
     given = {name: value for name in _NAMES if (value := _form_of(params, name)) is not None}
     form: dict[str, Any] = {"v": VERSION, "params": given}
     if embedding is not None:
@@ -77,11 +72,7 @@ def encode_params(params: Generation, embedding: Embedding | None = None) -> byt
 
 
 def decode_params(data: bytes) -> Shared:
-    """Return what :func:`encode_params` was given; a schema made from a class becomes a plain schema.
-
-    Raises:
-        StoreError: ``data`` is damaged, or was written by a newer version.
-    """
+    """Inverse of :func:`encode_params`, except that a schema made from a class becomes a plain schema."""
     return _read(
         data,
         lambda form: Shared(Generation(**_generation(form["params"])), _embedding(form.get("embedding"))),
@@ -89,19 +80,18 @@ def decode_params(data: bytes) -> Shared:
 
 
 def encode_request(request: Request, shared: Shared, *, row: int | None = None) -> bytes:
-    """Return ``request`` as bytes: everything that affects its answer, and its context.
+    """Encode everything that affects the answer to ``request``, and its context. Its id is stored separately.
 
-    Its id is stored separately. A schema made from a class is written as a schema, so ``Result.parsed`` will
-    be plain data, as returned by ``json.loads``.
+    A schema made from a class is written as a plain schema, so ``Result.parsed`` will be plain data.
 
     Args:
         request: as returned by :func:`~smartbatch.core.preparation.validation.normalise`.
-        shared: the parameters shared by the job's requests.
-        row: its position in the list, from 0, for errors.
+        shared: the parameters that the job's requests share.
+        row: position in the list, from 0, for error messages.
 
     Raises:
-        InvalidRequest: it has a callable, a context that cannot be written as JSON, or a lone surrogate; the
-            message names the field and the row.
+        InvalidRequest: the request contains a callable, a context that JSON cannot represent, or a lone
+            surrogate. The message names the field and the row.
     """
     if request.call is not None:
         problem = "is a callable, which cannot be stored for another process: use submit() for it"
@@ -124,7 +114,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
     for name in ("deduplicate", "model", "sample", "row"):
         if (value := getattr(request, name)) is not None:
             form[name] = value
-    # the common case: one string and a short context, which the encoder itself can check
+    # common case: a single string and a short context, which the encoder itself can check
     if "prompt" in form and len(form) == 2 + ("context" in form) and _is_flat(form.get("context")):
         try:
             return _strict(form).encode() if _fast is None else _copied(_fast(form))
@@ -134,7 +124,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
 
 
 def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: float | None = None) -> Request:
-    """Return the request that :func:`encode_request` was given, with ``id``.
+    """Inverse of :func:`encode_request`.
 
     Args:
         timeout: seconds, for a request without its own.
@@ -175,28 +165,26 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: floa
 
 
 def context_of(data: bytes) -> Any:
-    """Return the context of an encoded request; raises like :func:`decode_request`."""
     return _read(data, lambda form: form.get("context")) if b'"context"' in data else None
 
 
 def model_of(data: bytes) -> str | None:
-    """Return the model that an encoded request names, without the provider prefix; raises like
-    :func:`decode_request`."""
+    """The name has no provider prefix."""
     return _read(data, lambda form: form.get("model")) if b'"model"' in data else None
 
 
 def place_of(data: bytes) -> tuple[int | None, int | None]:
-    """Return ``row`` and ``sample`` of an encoded request; raises like :func:`decode_request`."""
+    """Return ``row`` and ``sample``."""
     if b'"row"' not in data:
         return None, None
     return _read(data, lambda form: (form.get("row"), form.get("sample")))
 
 
 class RunningDigest:
-    """The digest of a job whose items arrive one by one.
+    """Computes the digest of a job whose items arrive one at a time.
 
     Args:
-        head: the job's model and common parameters, as bytes.
+        head: the job's model and common parameters, encoded.
     """
 
     def __init__(self, head: bytes) -> None:
@@ -205,11 +193,11 @@ class RunningDigest:
     def include(self, item: NewItem) -> None:
         own = None if item.user_id is None else item.user_id.encode("utf-8", "surrogatepass")
         name = b"-" if own is None else b"%d:" % len(own) + own
-        self._running.update(b"%b%d:" % (name, len(item.payload)))  # lengths first: different items
+        self._running.update(b"%b%d:" % (name, len(item.payload)))  # lengths first, so that different items
         self._running.update(item.payload)  # never produce the same bytes
 
     def value(self) -> bytes:
-        """Return 32 bytes for all items so far, which depend on their ids, requests and order."""
+        """The digest covers ids, requests and order."""
         return self._running.digest()
 
 
@@ -217,11 +205,11 @@ class RunningDigest:
 
 
 def encode_result(result: Result) -> bytes:
-    """Return ``result`` as bytes, without its id, which is stored separately.
+    """Encode ``result`` without its id, which is stored separately.
 
-    An answer that was paid for is never rejected: lone surrogates and non-finite numbers are kept, and a
-    ``parsed`` object that cannot be written as JSON is left out, because it can be made from the text again.
-    Error messages are scrubbed once more.
+    A paid answer is never rejected: lone surrogates and non-finite numbers are kept. A ``parsed`` object that
+    JSON cannot represent is left out, because it can be parsed again from the text. Secrets are removed from
+    error messages once more.
     """
     form: dict[str, Any] = {"v": VERSION}
     for (name, write, default), value in zip(_WRITTEN, _kept_of(result), strict=True):
@@ -231,12 +219,12 @@ def encode_result(result: Result) -> bytes:
 
 
 def item_id(job_id: str, ix: int, user_id: str | None) -> str:
-    """Return the id of an item's result: the request's own, or one made from the job and the position."""
+    """Use the request's own id, or make one from the job and the position."""
     return f"{job_id}-{ix}" if user_id is None else user_id
 
 
 def decode_result(data: bytes, *, request_id: str, request: bytes = b"") -> Result:
-    """Return the result that :func:`encode_result` was given.
+    """Inverse of :func:`encode_result`.
 
     Args:
         request_id: the request's id, also for the error.
@@ -262,8 +250,10 @@ def decode_result(data: bytes, *, request_id: str, request: bytes = b"") -> Resu
 
 
 def with_earlier_tries(result: Result, earlier: EarlierTries | None) -> Result:
-    """Return a result with what earlier tries of its item used. If it has no answer, an answer that was
-    refused earlier is included with both reasons, because it was paid for.
+    """Add the usage of earlier tries to a result.
+
+    If it has no answer but an earlier answer was rejected, that answer is included with both reasons, because
+    it was paid for.
     """
     if earlier is None:
         return result
@@ -279,16 +269,11 @@ def with_earlier_tries(result: Result, earlier: EarlierTries | None) -> Result:
 
 
 def encode_error(error: SmartbatchError) -> bytes:
-    """Return the bytes of a result that contains only ``error``; the same bytes serve many items."""
+    """Encode a result that contains only ``error``. The same bytes serve many items."""
     return encode_result(Result("", error=error, cost=0.0))
 
 
 def decode_error(data: bytes, *, request_id: str | None = None) -> SmartbatchError | None:
-    """Return the error in the bytes of a result, or ``None``.
-
-    Raises:
-        StoreError: ``data`` is damaged, or was written by a newer version.
-    """
     return _read(data, lambda form: _error_of(form, request_id))
 
 
@@ -296,7 +281,7 @@ def decode_error(data: bytes, *, request_id: str | None = None) -> SmartbatchErr
 
 
 def _checked(form: Mapping[str, Any], row: int | None) -> bytes:
-    """Write a user's values; reject values that JSON or UTF-8 cannot represent."""
+    """Encode a user's values; reject values that JSON or UTF-8 cannot represent."""
     copied: dict[str, Any] = {}
     for name, value in form.items():
         if name == "params":
@@ -307,7 +292,7 @@ def _checked(form: Mapping[str, Any], row: int | None) -> bytes:
 
 
 def _is_flat(context: Any) -> bool:
-    """Whether a context is ``None``, or a list of strings and small integers."""
+    """True for ``None`` and for lists of strings and small integers."""
     if context is None:
         return True
     return type(context) is list and all(
@@ -316,7 +301,7 @@ def _is_flat(context: Any) -> bool:
 
 
 def _is_plain(form: Mapping[str, Any]) -> bool:
-    """Whether the fast encoder and decoder preserve a value: it contains no large integer."""
+    """False if the value contains a large integer, which the fast encoder and decoder would change."""
     if not (form.keys() <= _NO_LARGE and _is_flat(form.get("context"))):
         return False
     extra = form.get("extra")
@@ -337,7 +322,7 @@ def _refuse(field: str, problem: str, row: int | None) -> NoReturn:
 
 
 def difference(own: Generation, shared: Generation) -> dict[str, Any]:
-    """Return the fields that differ when sent, where 1, 1.0 and True are three different values."""
+    """Return the differing fields; 1, 1.0 and True are three different values."""
     return {name: value for name in _NAMES if not _same(value := _form_of(own, name), _form_of(shared, name))}
 
 
@@ -352,7 +337,7 @@ def _same(one: Any, other: Any) -> bool:
     try:
         return _strict(one) == _strict(other)
     except (TypeError, ValueError, RecursionError):
-        return False  # encoding it reports the error with the field's name
+        return False  # the encoder reports the error with the field's name
 
 
 def _generation(form: Mapping[str, Any]) -> dict[str, Any]:
@@ -375,11 +360,11 @@ def _embedding(form: Any) -> Embedding | None:
 
 
 def _write(form: dict[str, Any]) -> bytes:
-    """Write a result regardless of its content; objects that cannot be written are left out.
+    """Encode any result; objects that JSON cannot represent are left out.
 
-    Without user data, the fast encoder writes the same bytes except for the exponents of small numbers
-    (``1e-5``). It rejects lone surrogates and writes ``null`` for non-finite numbers; no other value here is
-    null.
+    For values without user data, the fast encoder writes the same bytes except for the exponents of small
+    numbers (``1e-5``). It rejects lone surrogates and writes ``null`` for non-finite numbers; no other value
+    is null.
     """
     if _fast is not None and _is_plain(form):
         try:
@@ -401,15 +386,15 @@ def _write(form: dict[str, Any]) -> bytes:
 
 
 def _copied(written: bytes) -> bytes:
-    """Copy the output of the fast encoder: its buffers take at least 1 kB each, and thousands are kept."""
+    """Copy the fast encoder's output: its buffers take at least 1 kB each, and thousands of them are kept."""
     return memoryview(written).tobytes()
 
 
 def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
-    """Return the value that ``make`` makes from encoded data.
+    """Decode ``data``, and pass the value to ``make``.
 
     Raises:
-        StoreError: it is damaged, or was written by another version.
+        StoreError: ``data`` is damaged, or was written by another version.
     """
     try:
         form = _decoded(data)
@@ -448,11 +433,11 @@ _DETAILS: Mapping[str, Any] = {
     **dict.fromkeys(("cost", "retry_after"), int | float),
     "maybe_billed": bool,
 }
-"""Stored attributes of errors besides kind and message; others, such as causes, stay in the process."""
+"""Stored attributes of errors besides kind and message. Others, such as causes, are not stored."""
 
 
 def _error_form(error: SmartbatchError) -> dict[str, Any]:
-    """Return the stored form of an error; :func:`scrub` is applied to its strings once more."""
+    """Secrets are removed from the strings once more."""
     known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
     form: dict[str, Any] = {
         "class": known.__name__,
@@ -472,14 +457,14 @@ def _error_form(error: SmartbatchError) -> dict[str, Any]:
 
 
 def _error_of(result: Mapping[str, Any], request_id: str | None) -> SmartbatchError | None:
-    """Return the error of a result; if its class is unknown here, an error of the closest class."""
+    """An unknown class is replaced by the closest known one."""
     if "error" not in result:
         return None
     form = result["error"]
     kind = form.get("kind")
     found = getattr(errors, form["class"], None)
     if not (isinstance(found, type) and issubclass(found, SmartbatchError)):
-        found = SmartbatchError if kind is None else ProviderError  # written by a later version
+        found = SmartbatchError if kind is None else ProviderError  # written by a newer version
     details: dict[str, Any] = {name: form[name] for name in _DETAILS if name in form}
     if kind is not None:
         details["kind"] = ErrorKind(kind) if kind in _KINDS else ErrorKind.UNKNOWN
@@ -511,12 +496,11 @@ _RESULT: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "context": _PLAIN,
     "parsed": _PLAIN,
 }
-"""The stored fields of a result, in this order, and how each is written and read; for errors see _error_of.
+"""The stored fields of a result, in this order, with their encoders and decoders. For errors see _error_of.
 """
 _READ = {name: read for name, (_, read) in _RESULT.items()}
 _WRITTEN = [(name, write, getattr(_DEFAULT, name)) for name, (write, _) in _RESULT.items()]
 _kept_of = attrgetter(*_RESULT)
 _NO_LARGE = {"v", "prompt", *_RESULT} - {"parsed", "error", "tool_calls"}
-"""Fields that contain no large integer and no data of the user or provider, except a context and ``extra``.
-"""
+"""Fields without large integers and without data of the user or provider, except a context and ``extra``."""
 _USAGE = attrgetter(*fields_dict(Usage))

@@ -1,7 +1,7 @@
-"""The records of the store: jobs, items, results, incidents and actions; shards are in ``shard_records``.
+"""Records of the store: jobs, items, results, incidents and actions. For shards see ``shard_records``.
 
-A *job* is what a user submits, an *item* is one of its requests, and a *shard* is some items sent as one
-provider batch.
+A *job* is submitted by the user, an *item* is one of its requests, and a *shard* is the part of a job that
+becomes one provider batch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from smartbatch.errors import ErrorKind, InvalidRequest, SmartbatchError
 from smartbatch.types import Defect, Result, Route, Usage
 
 LEASE_SECONDS = 15.0
-"""Seconds after which another process may take over a job whose lease is not renewed."""
+"""Another process may take over a job whose lease was not renewed for this long."""
 
 Fallback = Literal["individual", "batch"]
-"""What to do with items that a batch did not process: send them in real time or in another batch."""
+"""Whether items that a batch did not process are sent in real time or in another batch."""
 
 
 def as_texts(given: Iterable[str]) -> tuple[str, ...]:
@@ -33,116 +33,115 @@ def as_texts(given: Iterable[str]) -> tuple[str, ...]:
 
 
 class JobState(enum.Enum):
-    ACTIVE = "active"  # some items have no result yet
-    HELD = "held"  # waiting for a person: ``JobRow.note`` gives the reason
-    DONE = "done"  # every item has a result
+    ACTIVE = "active"  # some items have no result
+    HELD = "held"  # waiting for a user; see ``JobRow.note`` for the reason
+    DONE = "done"
 
 
 @frozen(kw_only=True)
 class JobPolicy:
-    """The choices a job was submitted with, for every process that runs it. Stored as text.
+    """The options a job was submitted with, which apply in every process that runs it. Stored as text.
 
-    The polling interval of its batches is not one of them: each process uses its own setting.
+    The polling interval is not included: each process uses its own setting.
     """
 
-    # Grows with every change of the fields: a store with a newer version, or with a field unknown to this
-    # release, is refused and left unchanged.
+    # Increases with every change of the fields. A job with a newer version or an unknown field is refused and
+    # left unchanged.
     version: ClassVar[int] = 1
 
     fallback: Fallback = "batch"
-    # if it is unknown whether a batch was created: send again after the settle time, or hold the job
+    # if it is unknown whether a batch was created: send its items again after the settle time, or hold the
+    # job
     on_unknown: Literal["settle", "hold"] = "settle"
-    timeout: float | None = (
-        None  # seconds until a batch is cancelled; None: the process's setting (also below)
-    )
-    settle: float | None = None  # seconds for which a batch whose creation is uncertain is looked for
-    max_requests: int | None = None  # maximum requests per shard
-    deadline: float | None = None  # Unix seconds by which every item should have its result
-    late_penalty: float | None = None  # USD at which a missed deadline is valued; None: the default
-    budget: float | None = None  # USD that may be spent on the job
-    budget_account: str | None = None  # the client that reserves this budget within its own
-    retention: float | None = None  # seconds from the job's end until the provider's files are deleted
+    # seconds until a batch is cancelled; for None here and below, the process's setting applies
+    timeout: float | None = None
+    settle: float | None = None  # seconds to search for a batch whose creation is uncertain
+    max_requests: int | None = None  # per shard
+    deadline: float | None = None  # Unix seconds
+    late_penalty: float | None = None  # USD that a missed deadline costs in comparisons; None for the default
+    budget: float | None = None  # USD
+    budget_account: str | None = None  # id of the client that reserves this budget within its own
+    retention: float | None = None  # seconds from the end of the job until the provider's files are deleted
     exclusive_workspace: bool = False  # no other program creates batches in the account's workspace
-    route: Route | None = field(default=None, converter=optional(Route))  # chosen for the whole job
-    # Items are sent in real time, and only while a process that submitted or named the job is running. They
-    # fail as they would without a job, instead of waiting for money.
+    route: Route | None = field(default=None, converter=optional(Route))
+    # Items are sent in real time, and only while a process waits for the job. They fail as they would without
+    # a job, instead of waiting for budget.
     attended: bool = False
-    keep_going: bool = False  # send all items, whatever happens to the first ones
-    traceparent: str | None = None  # the submitter's span (W3C Trace Context)
-    models: tuple[str, ...] = field(default=(), converter=as_texts)  # provider:model named by its requests
+    keep_going: bool = False  # send all items even if the first ones fail with the same error
+    traceparent: str | None = None  # span of the submitter (W3C Trace Context)
+    models: tuple[str, ...] = field(default=(), converter=as_texts)  # the requests' models as provider:model
 
 
 @frozen
 class JobRow:
-    """A stored job; a job to be accepted has only the fields without a default. Times are Unix seconds."""
+    """A stored job. A job to be accepted has only the fields without a default. Times are Unix seconds."""
 
     id: str  # "job-" and 16 random characters
-    key: str | None  # the user's own name for it, unique in the store
-    scope: str  # of the provider's account; never the API key itself
+    key: str | None  # the user's own name for the job, unique in the store
+    scope: str  # identifies the provider's account without revealing the API key
     model: str  # provider:model
     kind: str  # "generate" or "embed"
-    params: bytes  # what all items share; see ``payload``
+    params: bytes  # parameters shared by all items; see ``payload``
     metadata: Mapping[str, Any]  # the user's labels
     policy: JobPolicy
     created_at: float
-    digest: bytes = b""  # over all items in order; a key that is used again with other items is refused
+    digest: bytes = b""  # of all items in order; submitting other items under the same key is refused
     state: JobState = JobState.ACTIVE
     finished_at: float | None = None  # time of the last result
-    total: int = 0  # items
+    total: int = 0  # number of items
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
-    cost: float = 0.0  # USD so far, of the items whose price is known
-    realtime_cost: float = 0.0  # USD the same items would have cost in real time
-    unpriced: int = 0  # results whose price is unknown
+    cost: float = 0.0  # USD so far, of results with a known price
+    realtime_cost: float = 0.0  # USD for the same results in real time
+    unpriced: int = 0  # results with an unknown price
     input_tokens: int = 0
     output_tokens: int = 0
-    truncated: int = 0  # answers with this defect, as the next two
+    truncated: int = 0  # answers
     empty: int = 0
     refused: int = 0
     cancel_requested: bool = False
-    note: str | None = None  # what it is waiting for, as shown to users
+    note: str | None = None  # shown to users: what the job is waiting for
     epoch: int = 0  # of the current or last owner
-    owner: str | None = None  # None if no process has it
-    # USD that may be spent besides ``cost``: the most that its shards and its items in flight can still cost,
-    # and what lost answers may have cost. Counted only for jobs with a budget.
+    owner: str | None = None  # None if no process owns the job
+    # USD that shards and items in flight can still cost, and that lost answers may have cost. Used only for
+    # jobs with a budget.
     reserved: float = 0.0
-    no: int = 0  # its number in the store; grows with each job
+    no: int = 0  # increases with each job in the store
 
     @property
     def finished(self) -> int:
-        """Items that have a result."""
+        """Items with a result."""
         return self.succeeded + self.failed + self.cancelled
 
 
 @frozen
 class JobLease:
-    """The right to write to a job, lost as soon as another process takes the job over."""
+    """The right to write to a job. It is lost when another process takes over the job."""
 
     job_id: str
-    epoch: int  # grows with each takeover; a write under an older epoch changes nothing
+    epoch: int  # increases with each takeover; writes with an older epoch are rejected
 
 
 class LeaseLost(SmartbatchError):
-    """Another process owns the job now, or has advanced the shard; nothing was written."""
+    """Another process owns the job or has advanced the shard; nothing was written."""
 
 
 class OverJobBudget(SmartbatchError):
-    """The job's budget has no room for the reservation; nothing was written."""
+    """The reservation exceeds the job's budget; nothing was written."""
 
 
 @frozen
 class JobNote:
-    text: str | None  # what the job is waiting for, as shown to users; None if it is no longer waiting
-    hold: bool = False  # it is waiting for a person
+    text: str | None  # shown to users: what the job is waiting for; None if it no longer waits
+    hold: bool = False  # waiting for a user
 
 
 ACCOUNT_ERRORS = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
-"""The account cannot be used: the job is held until a person resumes it."""
+"""Errors that make the account unusable and hold the job until a user resumes it."""
 
 
 def held_note(error: SmartbatchError) -> str:
-    """Return the note for a job whose account cannot be used."""
     problem = "the account has no credit" if error.kind is ErrorKind.NO_MONEY else "the API key was rejected"
     return f"held: {problem} ({error.message}); fix this, then resume the job"
 
@@ -151,11 +150,11 @@ def held_note(error: SmartbatchError) -> str:
 
 
 class ItemState(enum.Enum):
-    """The state of an item. The first three are unfinished work, covered by the index ``item_waiting``."""
+    """The state of an item. The index ``item_waiting`` covers the first three, which are unfinished work."""
 
-    OPEN = 0  # to be put into a shard
-    REALTIME = 1  # to be sent in real time
-    IN_FLIGHT = 2  # sent in real time, no answer yet; after a crash, the call may have been billed
+    OPEN = 0  # not in a shard yet
+    REALTIME = 1  # waiting to be sent in real time
+    IN_FLIGHT = 2  # sent in real time without an answer; after a crash, the call may have been billed
     SHARDED = 3  # in a shard that is not settled
     FINAL = 4  # has its result
     FOLLOWING = 5  # gets the result of an identical item
@@ -163,28 +162,28 @@ class ItemState(enum.Enum):
 
 @frozen
 class ItemName:
-    """The name under which an item is found in the store, whichever job it is in."""
+    """The name that identifies an item in the store across jobs."""
 
     text: str
-    digest: str  # of the content that is sent, in hexadecimal
+    digest: str  # hexadecimal digest of the content that is sent
 
 
 @frozen
 class NewItem:
-    """An item to be accepted, in its job's order."""
+    """An item to be accepted, in the order of its job."""
 
     user_id: str | None  # the request's own id, returned with its result
     payload: bytes  # the request; see ``payload``
-    size: int  # approximate bytes of its encoded line, for planning shards
+    size: int  # approximate bytes of the encoded line, for planning shards
     tokens: int  # estimated input tokens
     realtime: bool = False  # sent in real time from the start
-    leader: int | None = None  # position of the identical earlier item whose result it gets
+    leader: int | None = None  # position of the earlier identical item with the result
     name: ItemName | None = None
 
 
 @frozen
 class OpenItem:
-    """An item that waits to be put into a shard or to be sent in real time."""
+    """An item that is waiting for a shard or to be sent in real time."""
 
     ix: int
     size: int
@@ -194,8 +193,6 @@ class OpenItem:
 
 @frozen
 class StoredItem:
-    """An item with its request."""
-
     ix: int
     user_id: str | None
     payload: bytes = field(repr=False)
@@ -205,19 +202,19 @@ class StoredItem:
 
 @frozen
 class ItemSize:
-    bytes: int  # size of its request in the store
+    bytes: int  # bytes of the stored request
     tokens: int  # estimated input tokens
 
 
 @frozen
 class NamedPlace:
-    """Where a named request is stored."""
+    """The place of a named request in the store."""
 
     job_id: str
     ix: int
-    digest: str  # of the content that is sent, in hexadecimal
-    outcome: str | None = None  # of its result, if it had one when it was found
-    after: int = 0  # sequence number of an older result of the job; 0 if none is known
+    digest: str  # hexadecimal digest of the content that is sent
+    outcome: str | None = None  # of its result, if it had one when the place was read
+    after: int = 0  # sequence number of an older result of the job, or 0
 
 
 # -- results -------------------------------------------------------------------------------------------------
@@ -225,17 +222,17 @@ class NamedPlace:
 
 @frozen
 class NewResult:
-    """The final result of an item, or a note on an item that has none yet."""
+    """The final result of an item, or a preliminary one."""
 
     ix: int
-    outcome: str  # succeeded, failed or cancelled; not final: again (send in real time), unrun (not executed)
-    body: bytes = field(repr=False)  # the result; for "again" and "unrun" the error
-    digest: bytes = b""  # 16 bytes of its line's digest, so that a second, different line is noticed
-    usage: Usage = field(factory=Usage)  # all of its tokens, as far as known
+    outcome: str  # succeeded, failed or cancelled; preliminary: again (in real time) or unrun
+    body: bytes = field(repr=False)  # the encoded result; for "again" and "unrun" the error
+    digest: bytes = b""  # 16 bytes of the line's digest, to detect a second, different line
+    usage: Usage = field(factory=Usage)  # all known tokens of the item
     cost: float | None = None  # USD; None if the price is unknown
-    realtime_cost: float | None = None  # USD it would have cost in real time
-    route: Route | None = None  # None if it was not sent
-    in_realtime: bool = False  # a real-time request, which is counted there
+    realtime_cost: float | None = None  # USD for the same tokens in real time
+    route: Route | None = None  # None if the item was not sent
+    in_realtime: bool = False  # sent as a real-time request, whose usage is counted as such
     defects: tuple[Defect, ...] = ()
 
     @property
@@ -245,7 +242,7 @@ class NewResult:
 
 @define
 class StoredCounts:
-    """Totals that one transaction stored for a job by one route; published once, after the commit."""
+    """Totals that one transaction stored for a job and a route, published after the commit."""
 
     model: str  # provider:model
     route: Route | None
@@ -253,9 +250,9 @@ class StoredCounts:
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
-    deduplicated: int = 0  # of these, items that got the answer of an identical request
-    usage: Usage = field(factory=Usage)  # known tokens, including those of answers that ended no item
-    cost: float = 0.0  # USD, likewise
+    deduplicated: int = 0  # items among these that share the answer of an identical request
+    usage: Usage = field(factory=Usage)  # known tokens, including those of answers that completed no item
+    cost: float = 0.0  # USD, including that of answers that completed no item
     realtime_cost: float = 0.0
     unpriced: int = 0
     truncated: int = 0
@@ -265,11 +262,11 @@ class StoredCounts:
 
 @frozen
 class EarlierTries:
-    """Usage of an item in tries that did not end it."""
+    """Usage of an item in tries that did not complete it."""
 
-    cost: float | None  # USD in total; None if one price is unknown
+    cost: float | None  # USD in total; None if a price is unknown
     usage: Usage
-    refused: bytes | None = field(default=None, repr=False)  # result of the last one with an answer
+    refused: bytes | None = field(default=None, repr=False)  # the last result with an answer
 
     def __add__(self, later: EarlierTries) -> EarlierTries:
         cost = None if self.cost is None or later.cost is None else self.cost + later.cost
@@ -278,16 +275,14 @@ class EarlierTries:
 
 @frozen
 class ResultRow:
-    """A stored result."""
-
     ix: int
     user_id: str | None
     outcome: str
     body: bytes = field(repr=False)
-    payload: bytes = field(repr=False)  # the item's request, for its context
+    payload: bytes = field(repr=False)  # the item's request, read for its context
     cost: float | None
-    seq: int  # grows within a job in commit order
-    follower: bool = False  # ``body`` is the result of the identical item that it followed
+    seq: int  # increases within a job in commit order
+    follower: bool = False  # the item shares the result of an identical one
     earlier: EarlierTries | None = None  # None if nothing was billed before
 
 
@@ -296,8 +291,8 @@ class StoredResult:
     """A result and its position.
 
     Attributes:
-        index: the position of its request, from 0.
-        sequence: grows with each result of the store.
+        index: position of the request, from 0.
+        sequence: increases with each result of the store.
         result: the result.
     """
 
@@ -308,10 +303,10 @@ class StoredResult:
 
 @frozen
 class StoredResults:
-    """The changes made by storing some results."""
+    """The changes made by storing results."""
 
-    final: tuple[int, ...]  # items that got their result
-    doubled: tuple[int, ...]  # items that already had a different result, which stays
+    final: tuple[int, ...]  # items that received their result
+    doubled: tuple[int, ...]  # items that already had a different result, which was kept
     counts: tuple[StoredCounts, ...] = ()  # not published yet
     claimed: tuple[StoredItem, ...] = ()  # items claimed in the same transaction
 
@@ -326,9 +321,9 @@ class IncidentRow:
     Attributes:
         kind: a key of ``INCIDENT_TITLES``.
         job_id: the job.
-        shard_id: the batch; ``None`` if it concerns none.
+        shard_id: the batch, or ``None``.
         detail: a description without prompts or answers.
-        money: USD it cost in addition to the results, if known.
+        money: additional USD that the event cost, if known.
         at: Unix seconds.
     """
 
@@ -359,22 +354,20 @@ INCIDENT_TITLES = {
 
 
 def incident_title(kind: str) -> str:
-    """Return the title of a kind of incident; the kind itself if a newer release stored it."""
+    """Fall back to the kind itself if a newer release stored it."""
     return INCIDENT_TITLES.get(kind, kind.replace("_", " "))
 
 
 # -- actions -------------------------------------------------------------------------------------------------
 
 MAX_JOBS_PER_ACTION = 1_000
-"""Maximum number of jobs that one action on a selection changes."""
 MAX_ROWS_PER_ACTION = 100_000
-"""Maximum number of rows of a job that one action sends again."""
+"""Maximum number of rows that one action sends again."""
 MAX_COUNTED_JOBS = 10_000
-"""Maximum to which jobs that an action leaves out are counted."""
+"""Jobs left out of an action are counted up to this number."""
 MAX_STORED_ACTIONS = 10_000
-"""Maximum number of actions that a store keeps."""
 MAX_TEXT_CHARS = 500
-"""Maximum characters of a reason, and of the name of the acting user."""
+"""Applies to the reason of a pause and to the name of a user."""
 
 ActionName = Literal[
     "cancel",
@@ -394,15 +387,15 @@ class Action:
     """A user action on jobs or models, as recorded in the store.
 
     Attributes:
-        number: grows with each action in the store.
+        number: increases with each action in the store.
         at: Unix seconds, by the clock of the store.
         by: the user.
         name: the kind of action.
         target: the job id, ``provider:model``, or a description of the selected jobs.
-        job_id: the job, if the action concerned exactly one.
-        count: how many jobs, rows or models it changed.
-        left_out: how many more it applied to but left unchanged, because they were too many or refused.
-        detail: the new value, in words.
+        job_id: the job, if the action was on exactly one.
+        count: number of changed jobs, rows or models.
+        left_out: number of further matches left unchanged because of a limit or an error.
+        detail: a description of the new value.
     """
 
     number: int = 0
@@ -444,7 +437,7 @@ class JobSelection:
                 "a selection of jobs needs at least one of ids, state and model", field="state"
             )
         for text in (*self.ids, self.model or ""):
-            if not isinstance(text, str) or not text.isprintable():  # a text column refuses some characters
+            if not isinstance(text, str) or not text.isprintable():  # a text column rejects some characters
                 raise InvalidRequest(f"{text!r:.60} is not a job id or a model", field="ids")
 
     def __str__(self) -> str:
@@ -461,8 +454,8 @@ class ActionResult:
     """The outcome of an action on a selection of jobs.
 
     Attributes:
-        count: jobs it changed; for failed rows, the rows.
-        left_out: matching jobs left for the next action, counted up to 10,000.
+        count: number of changed jobs; for failed rows, number of rows.
+        left_out: number of matching jobs left for the next action, at most 10,000.
     """
 
     count: int
@@ -474,10 +467,10 @@ class RetriedRows:
     """The outcome of sending failed rows of a job again.
 
     Attributes:
-        count: rows that are sent again.
-        left_out: failed rows that are not, including those in ``billed``.
-        billed: positions of failed rows that were, or may have been, paid for. They are sent again only if
-            they are named or ``billed=True`` is given.
+        count: number of rows sent again.
+        left_out: number of failed rows not sent again, including those in ``billed``.
+        billed: positions of failed rows that were, or may have been, paid for. To send them again, name them
+            or pass ``billed=True``.
     """
 
     count: int
@@ -486,7 +479,7 @@ class RetriedRows:
 
 
 def actor(by: str | None) -> str:
-    """Return the name of the acting user: the given one, or the user and machine of this process."""
+    """Default to the user and machine of this process."""
     if by is None:
         try:
             user = getpass.getuser()
@@ -497,7 +490,7 @@ def actor(by: str | None) -> str:
 
 
 def one_line(text: str | None) -> str | None:
-    """Return a user's text in its stored form: one line of limited length; ``None`` if it is empty."""
+    """Convert a user's text to its stored form; ``None`` if it is empty."""
     if text is None:
         return None
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())

@@ -1,4 +1,4 @@
-"""The view of a report: requests, answers, the route and the reason for it, and the cost."""
+"""The view of a report: requests, answers, cost, and the route with the reason for it."""
 
 from __future__ import annotations
 
@@ -45,36 +45,36 @@ _FIGURES: tuple[tuple[str, Unit], ...] = (
 )
 
 
-# -- what the results of a report have in common -------------------------------------------------------------
+# -- summary of results ------------------------------------------------------------------------------------
 
 MAX_SAMPLED = 4_000
-"""Requests in a sample."""
+"""Maximum number of requests in a sample."""
 MAX_GROUPS = 200
-"""Maximum number of groups of failures; the others of a kind are counted as one group."""
+"""Further groups are merged into one group per kind."""
 
 
 @frozen
 class RequestFigures:
-    """The figures of one answered request."""
+    """Figures of one answered request."""
 
-    route: str  # empty if it is not recorded
-    latency: float  # seconds of the call that answered, or of its batch
+    route: str  # empty if not recorded
+    latency: float  # seconds of the successful call, or of the batch
     cost: float | None  # USD; None if the price is unknown
-    input_tokens: int  # of all attempts, like the next two
+    input_tokens: int  # of all attempts, as are the next two
     output_tokens: int
     attempts: int
 
 
 class EvenSample:
-    """Keeps an evenly spaced sample of at most :data:`MAX_SAMPLED` of the given requests."""
+    """Keeps an evenly spaced sample of at most :data:`MAX_SAMPLED` requests."""
 
     def __init__(self) -> None:
-        self.seen = 0  # requests it was given
+        self.seen = 0
         self._step = 1
         self._kept: list[RequestFigures] = []
 
     def take(self, figures: RequestFigures) -> None:
-        """Keep every n-th request; if these become too many, every second one is dropped and n doubles."""
+        """Keep every n-th request. When the sample is full, drop every second one and double n."""
         if self.seen % self._step == 0:
             self._kept.append(figures)
             if len(self._kept) > MAX_SAMPLED:
@@ -91,13 +91,13 @@ class FailureGroup:
     """Requests with the same kind of error and the same message."""
 
     kind: str  # an ErrorKind, or the error's class
-    message: str  # the common part of their messages
+    message: str  # the part that all messages share
     count: int
-    example: str  # id of one of them
+    example: str  # id of one request
 
 
 class FailureGroups:
-    """Counts failures by kind and message; beyond a limit, further messages are counted together."""
+    """Counts failures by kind and message. Beyond a limit, further messages are counted by kind only."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str, str], FailureGroup] = {}
@@ -111,27 +111,26 @@ class FailureGroups:
         group.count += 1
 
     def largest(self) -> tuple[FailureGroup, ...]:
-        """Return the groups, largest first."""
         return tuple(sorted(self._groups.values(), key=lambda group: -group.count))
 
 
 @define
 class SeenResults:
-    """A summary of results, in bounded memory."""
+    """Summarizes results in bounded memory."""
 
-    sample: EvenSample = field(factory=EvenSample)  # answered requests, except those sharing another's answer
+    sample: EvenSample = field(factory=EvenSample)  # answered requests, without those that share an answer
     failures: FailureGroups = field(factory=FailureGroups)
     failures_read: int = 0  # failed requests in the groups
-    dropped: dict[str, str] = field(factory=dict)  # parameters that were left out, with the reasons
+    dropped: dict[str, str] = field(factory=dict)  # omitted parameters and the reasons
     input_tokens: int = 0  # of all results
     output_tokens: int = 0
     estimated: int = 0  # results with estimated tokens
     unknown: int = 0  # results with unknown tokens
-    deduplicated: int = 0  # answers of identical requests, without their own cost and time
-    is_whole: bool = True  # these are all results, not a sample
+    deduplicated: int = 0  # requests that share the answer of an identical one, without cost and time
+    is_whole: bool = True  # false for a sample of the results
 
     def count(self, result: Result) -> None:
-        """Count a result that is not the answer of an identical request."""
+        """Must not be called with results that share the answer of an identical request."""
         usage = result.usage
         self.dropped.update(result.dropped)
         self.estimated += usage.estimated
@@ -147,7 +146,7 @@ class SeenResults:
 
 
 def _by_route(sample: Iterable[RequestFigures]) -> dict[str, list[RequestFigures]]:
-    """Return requests by their route, most frequent first."""
+    """Most frequent route first."""
     groups: dict[str, list[RequestFigures]] = {}
     for each in sample:
         groups.setdefault(each.route, []).append(each)
@@ -156,19 +155,19 @@ def _by_route(sample: Iterable[RequestFigures]) -> dict[str, list[RequestFigures
 
 @frozen(kw_only=True)
 class ReportedRun:
-    """The outcome of a job or a real-time list. ``None`` stands for unknown values."""
+    """The outcome of a job or a real-time list. ``None`` means unknown."""
 
     title: str
     job: JobStatus | None = None  # None for a real-time list
-    route: str | None  # the chosen route
+    route: str | None
     decision: Decision | None = field(default=None, repr=False)
     rescue: str | None = None  # why requests planned as a batch were sent in real time
-    settings: tuple[tuple[str, str], ...] = ()  # further facts, such as its deadline
+    settings: tuple[tuple[str, str], ...] = ()  # further facts, such as the deadline
     created: float  # Unix seconds
     finished: float | None  # Unix seconds; None while it runs
     paid: float | None  # USD in total
-    individual_cost: float | None  # USD of the same tokens in real time
-    batch_cost: float | None  # USD of the same tokens by batch
+    individual_cost: float | None  # USD for the same tokens in real time
+    batch_cost: float | None  # USD for the same tokens in batches
     progress: ProgressOverTime | None = field(default=None, repr=False)
 
 
@@ -178,12 +177,12 @@ class ReportedRequests:
 
     kind: str | None  # "generate" or "embed"; None if not recorded
     models: tuple[str, ...]  # provider:model, most frequent first
-    # of all requests, without prompts; None: not recorded
+    # shared by all requests, without prompts; None if not recorded
     parameters: tuple[tuple[str, str], ...] | None = None
-    labels: tuple[tuple[str, str], ...] = ()  # the user's
-    skipped: int = 0  # rows of a file for which no request was made
+    labels: tuple[tuple[str, str], ...] = ()
+    skipped: int = 0  # file rows without a request
     place: str  # the store or file that was read, without a password
-    made_at: float  # Unix seconds of the report
+    made_at: float  # Unix seconds
     written_at: float | None = None  # Unix seconds of the file's last change
 
 
@@ -196,9 +195,9 @@ def report_view(
     """Return the view of a report.
 
     Args:
-        status: of the job; for a list or a file, its totals.
-        seen: the summary of its results.
-        runs: the job, or the jobs whose answers a file contains, oldest first.
+        status: of the job; for a list or a file, the totals.
+        seen: the summary of the results.
+        runs: the job, or the jobs with the answers in a file, oldest first.
     """
     sections = (
         Section("asked", "Requests", tuple(_asked(status, seen, asked))),
@@ -245,7 +244,6 @@ def _cost(s: JobStatus) -> str:
 
 
 def _sentence(s: JobStatus, runs: Sequence[ReportedRun], asked: ReportedRequests) -> str:
-    """Return a one-sentence summary."""
     took = _took(runs)
     words = f"{s.completed:,} of {s.total:,} requests were answered"
     words += "" if took is None else f" in {duration(took)}"
@@ -310,7 +308,7 @@ def _tokens(seen: SeenResults, tokens: int) -> str:
 
 
 def _each(runs: Sequence[ReportedRun], show: Callable[[ReportedRun], Iterator[Part]]) -> Iterator[Part]:
-    """Yield the parts of each run, under its title if there are several."""
+    """A title precedes each run if there are several."""
     for run in runs[:_MAX_RUNS]:
         if len(runs) > 1:
             yield Note(run.title)
@@ -320,7 +318,7 @@ def _each(runs: Sequence[ReportedRun], show: Callable[[ReportedRun], Iterator[Pa
 
 
 def _routes(seen: SeenResults) -> Iterator[Part]:
-    """Yield the shares of the routes; estimates if only a sample was read."""
+    """The shares are estimates if only a sample was read."""
     sample = seen.sample.sampled()
     groups = _by_route(sample)
     if sample and list(groups) != [""]:
@@ -352,7 +350,6 @@ def _costs(s: JobStatus, runs: Sequence[ReportedRun]) -> Iterator[Part]:
 
 
 def _alternatives(run: ReportedRun) -> Iterator[Part]:
-    """Yield the cost and time of the run, compared with those of the other routes."""
     took = None if run.finished is None else run.finished - run.created
     if run.paid is not None and run.individual_cost is not None:
         saved = run.individual_cost - run.paid
@@ -489,7 +486,7 @@ def _versions(asked: ReportedRequests) -> Facts:
 
 
 def totals(model: str, *, total: int, completed: int, failed: int, **known: float) -> JobStatus:
-    """Return the status of finished requests that do not belong to a job."""
+    """Totals of finished requests outside a job."""
     status = JobStatus(
         id="",
         key=None,

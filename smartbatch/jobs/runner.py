@@ -1,10 +1,9 @@
-"""Runs job items in real time: claims them in small portions and stores their results in groups.
+"""Sends job items in real time: claims them in small portions and stores their results in groups.
 
-One thread claims items and submits them. The other stores each group of results in one transaction, which
-also claims an equal number of items if it is still the turn of their job. In between, items pass through the
-client like any other request, with its queue, limits, retries and checks. The store marks an item as in
-flight before it is submitted, and a result is stored before any caller receives it. While results cannot be
-stored, nothing is sent: answers that arrive stay in memory, and items that have not started are recalled.
+One thread claims items and submits them. A second thread stores each group of results in one transaction,
+which may also claim new items for the same job. Items pass through the client like any other request, with
+its queue, limits, retries and checks. The store marks an item as in flight before it is submitted, and a
+result is stored before any caller receives it. While results cannot be stored, nothing is sent.
 """
 
 from __future__ import annotations
@@ -50,27 +49,26 @@ from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.types import Result
 
 MAX_STORE_PAUSE_SECONDS = 10.0
-"""Longest pause between tries to store results, which are paid for and exist only in memory."""
+"""The results are paid for and exist only in memory."""
 MAX_LAST_PAUSE_SECONDS = 1.0
-"""Longest pause between these tries while the runner is closing."""
+"""Applies while the runner is closing."""
 IDLE_SECONDS = 30.0
-"""Seconds without a job after which the threads end; the next job starts them again."""
+"""The threads end after this long without a job. The next job starts them again."""
 HALT_WAIT_SECONDS = 1.0
-"""Seconds for which a halt waits for the one submission that may be in progress."""
+"""Time to wait for a submission in progress."""
 
 _CLAIMS, _RESULTS = "smartbatch-realtime", "smartbatch-results"
-"""The names of the two threads."""
 
 
 @define(eq=False, slots=False, repr=False)
 class RealtimeRunner:
-    """Runs the items of this process's jobs that are sent in real time."""
+    """Sends the real-time items of this process's jobs."""
 
     _runtime: JobRuntime
-    # the limit on a job's items in flight, which several jobs may share; if this process dies, up to that
-    # many may be sent twice
+    # limits a job's items in flight, possibly together with other jobs; if this process dies, up to that many
+    # may be sent twice
     _limit_of: Callable[[JobRow], ItemLimit] = field(kw_only=True)
-    # whether a job must never exceed that limit
+    # true if a job must never exceed that limit
     _is_capped: Callable[[JobRow], bool] = field(default=lambda _: False, kw_only=True)
     _request_timeout: float | None = field(default=None, kw_only=True)  # seconds, for items of attended jobs
     # called with a job's id when none of its items is in flight
@@ -96,9 +94,9 @@ class RealtimeRunner:
     # -- for the supervisor ----------------------------------------------------------------------------------
 
     def offer(self, lease: JobLease) -> None:
-        """Run the items of a job that are due in real time; may be called again while there are any.
+        """Send the real-time items of a job; may be called again while there are any.
 
-        Items that are waiting for money reserved for batches resume once no batch is open.
+        Items that are waiting for budget reserved for batches continue when no batch is open.
         """
         with self._monitor:
             known = self._jobs.get(lease.job_id)
@@ -128,7 +126,7 @@ class RealtimeRunner:
             self._monitor.notify()
 
     def recall(self, job_id: str) -> None:
-        """Cancel the calls of a job that have not started, and submit none of its claimed items."""
+        """Cancel the unstarted calls of a job, and submit none of its claimed items."""
         with self._monitor:
             job = self._jobs.get(job_id)
             futures = [] if job is None else list(job.under_way.values())
@@ -139,7 +137,7 @@ class RealtimeRunner:
                 self._wiring.drop(future)
 
     def withdraw(self, job_id: str) -> bool:
-        """Send no more items of a job and recall its calls; return whether none of its items is in flight.
+        """Send no more items of a job, and recall its calls. Return true if none of its items is in flight.
 
         Otherwise ``done`` is called later.
         """
@@ -154,14 +152,14 @@ class RealtimeRunner:
         return False
 
     def cancel(self, job_id: str, ix: int) -> bool:
-        """Cancel an item; False if its call has started or this process does not run the job."""
+        """Cancel an item. Return false if its call has started or this process does not run the job."""
         with self._monitor:
             job = self._jobs.get(job_id)
             if job is None:
                 return False
             job.cancelled.add(ix)
             future = job.under_way.get(ix)
-        if future is None:  # it has not been submitted, and will not be
+        if future is None:  # it has not been submitted
             return True
         self._wiring.drop(future)
         if future.done() and (future.cancelled() or isinstance(future.exception(), RequestCancelled)):
@@ -171,24 +169,24 @@ class RealtimeRunner:
         return False
 
     def resume(self, job_id: str) -> None:
-        """Claim items of a paused job at once, after its row was reread."""
+        """Claim items of a paused job immediately. Its row must have been reread."""
         with self._monitor:
             job = self._jobs.get(job_id)
             if job is not None:
                 job.wanting, job.is_current, job.short, job.resumes_at = True, False, False, -math.inf
-                job.stop = None  # resuming it means that the rest is to be sent
+                job.stop = None  # resuming the job means sending the rest
                 self._monitor.notify()
 
     def forget(self, job_id: str) -> None:
-        """Drop a job that this process no longer owns; results of items in flight are discarded."""
+        """Drop a job that this process no longer owns. Results of items in flight are discarded."""
         self.recall(job_id)
         with self._monitor:
             self._jobs.pop(job_id, None)
-            self._monitor.notify()  # if it was the last one, the threads end after a while
+            self._monitor.notify()  # after the last job, the threads end
             self._inbox.notify()
 
     def _lost(self, job: RealtimeJob) -> None:
-        """Forget a job whose lease is lost, unless it was claimed again."""
+        """Drop a job whose lease is lost, unless it was claimed again."""
         with self._monitor:
             known = self._jobs.get(job.lease.job_id) is job
         if known:
@@ -196,17 +194,17 @@ class RealtimeRunner:
 
     @property
     def problem(self) -> str | None:
-        """Why results cannot be stored, for users; ``None`` if they can."""
+        """The reason why results cannot be stored, for users."""
         return self._health.problem
 
     def on_own_thread(self) -> bool:
-        """Whether the caller is a user's observer running on a thread of this class."""
+        """Return true if the caller is a user's observer running on a thread of this class."""
         return self._threads.has_current()
 
     def halt(self) -> None:
-        """Submit nothing more and recall everything: the first half of a stop.
+        """First half of a stop: submit nothing more and recall all calls.
 
-        This waits for a submission in progress, so that its call can be recalled too: after this returns, no
+        This waits for a submission in progress, so that its call can be recalled too. After the return, no
         call of a job starts.
         """
         with self._monitor:
@@ -217,13 +215,13 @@ class RealtimeRunner:
         self._recall_all()
 
     def finish(self, grace: float) -> UnstoredAnswers:
-        """Store results for up to ``grace`` seconds, close, and return what could not be stored.
+        """Store results for up to ``grace`` seconds, close, and return the answers that could not be stored.
 
-        This waits for a claim in progress, whose items are not sent.
+        This waits for a claim in progress; the claimed items are not sent.
         """
         with self._monitor:
             self._closing = True
-            self._inbox.notify_all()  # try at once, and then every second
+            self._inbox.notify_all()  # try now, and then every second
             if not self.on_own_thread():
                 wait_while(self._works_locked, self._empty, self._clock, grace)
             self._closed = True
@@ -243,12 +241,12 @@ class RealtimeRunner:
 
     def _start_locked(self) -> None:
         for name, loop in {_CLAIMS: self._claim_loop, _RESULTS: self._store_loop}.items():
-            if name not in self._started:  # if no thread is available now, the next offer tries again
+            if name not in self._started:  # if no thread is available, the next offer tries again
                 self._threads.start(loop, name)
                 self._started.add(name)
 
     def _idles_locked(self, name: str, monitor: Monitor) -> bool:
-        """Wait for work; return True if the thread with that name is to end after a long idle time."""
+        """Wait for work. Return true if the thread has been idle for so long that it should end."""
         idle = not self._jobs and not self._turns.under_way.total()
         if monitor.wait(IDLE_SECONDS if idle else None, idle=idle) or self._jobs or self._verdicts:
             return False
@@ -272,35 +270,35 @@ class RealtimeRunner:
                 self._done(job.lease.job_id)
 
     def _next_turn(self) -> tuple[RealtimeJob, Callable[[], Sequence[StoredItem]]] | None:
-        """Wait for items to submit; return their job and a function that returns the items."""
+        """Wait for items to submit. Return their job and a function that returns the items."""
         with self._monitor:
             while True:
-                # 1. items were claimed together with results; after a halt they are recalled
+                # 1. items were claimed together with results: submit or, after a halt, recall them
                 if self._claimed:
                     job, items = self._claimed.popleft()
                     return job, partial(tuple, items)
                 if self._halted:
                     return None
-                # 2. results cannot be stored, or too many items are in flight: storing a result ends the wait
+                # 2. results cannot be stored, or too many items are in flight: wait until a result is stored
                 now = self._clock.now()
                 turn = math.inf if self._health.is_stuck else self._turns.following(now)
-                # 3. it is a job's turn
+                # 3. a job has its turn: claim its items
                 if isinstance(turn, Turn):
                     self._claiming = turn.job
                     self._turns.begin(turn)
                     return turn.job, partial(self._claim, turn)
-                # 4. all jobs that have items are paused: wait until the first one resumes
+                # 4. all jobs with items are paused: wait for the first one to resume
                 if turn < math.inf:
                     self._monitor.wait(turn - now)
                 elif self._idles_locked(_CLAIMS, self._monitor):
                     return None
 
     def _claim(self, turn: Turn) -> Sequence[StoredItem]:
-        """Claim items of the job whose turn it is; if that fails, nothing changed, and the caller retries."""
+        """Claim items of the job that has its turn. A failed claim changes nothing and is retried."""
         job, items, publishes_done = turn.job, list[StoredItem](), True
         try:
             with self._monitor:
-                job.is_current = True  # before its row is read, because a recall may arrive meanwhile
+                job.is_current = True  # before the row is read, because a recall may arrive during the read
             row = self._store.jobs.get(job.lease.job_id)
             held = row is None or row.state is not JobState.ACTIVE or row.cancel_requested
             if row is None or held or self._runtime.pause_of(row.model) is not None:
@@ -321,7 +319,7 @@ class RealtimeRunner:
         return items
 
     def _submit(self, job: RealtimeJob, items: Sequence[StoredItem]) -> None:
-        """Submit claimed items one by one. Items that exceed the budget fail or wait."""
+        """Items that exceed the budget fail or wait."""
         refused = self._reserve(job, job.budget, items) if items and job.budget else {}
         for item in items:
             if item.ix in refused:
@@ -332,10 +330,10 @@ class RealtimeRunner:
     def _reserve(
         self, job: RealtimeJob, budget: JobBudget, items: Sequence[StoredItem]
     ) -> dict[int, Verdict]:
-        """Reserve the maximum cost of items; return the verdicts on those that exceed the budget."""
+        """Reserve the maximum cost of items, and return verdicts on the items that exceed the budget."""
         try:
             refused = budget.reserve(items)
-        except BaseException as error:  # nothing is reserved, so nothing is submitted
+        except BaseException as error:  # nothing was reserved, so nothing is submitted
             for item in items:
                 self._take_verdict(job, item.ix, Verdict("unrun", not_submitted(error)))
             raise
@@ -365,21 +363,21 @@ class RealtimeRunner:
             stuck, cancelled = self._health.is_stuck, item.ix in job.cancelled
             stop = None if job.stop is None or job.stop.reason is None else job.stop
             self._submitting = job.sends and not (self._halted or stuck or cancelled or stop)
-        # 1. it was cancelled
+        # 1. the item was cancelled
         if cancelled:
             not_sent(RequestCancelled("the request was cancelled before it was sent", request_id=user_id))
             return
-        # 2. the job stopped because its first items failed alike
+        # 2. the job stopped because its first items failed with the same error
         if stop is not None:
             not_sent(stop.error(user_id))
             return
-        # 3. the runner was halted, results cannot be stored, or the job was recalled, withdrawn or forgotten:
+        # 3. the runner was halted, results cannot be stored, or the job was recalled, withdrawn or dropped:
         # the item stays in the store
         if not self._submitting:
             reason = "no answer can be stored at the moment" if stuck else "its job is not running here now"
             not_sent(ClientClosed(reason, request_id=user_id))
             return
-        # 4. it is submitted; an error (the client is closed, the queue full, …) becomes its verdict
+        # 4. submit the item; an error, such as a closed client or a full queue, becomes its verdict
         future: Future[Result] | None = None
         try:
             request = decode_request(item.payload, job.shared, id=user_id, timeout=job.timeout)
@@ -392,18 +390,18 @@ class RealtimeRunner:
             self._submitting = False
             late = self._halted or self._health.is_stuck or not job.sends or item.ix in job.cancelled
             self._empty.notify_all()
-        # 5. one of 1 to 3 became true in the meantime: its call is recalled
+        # 5. one of 1 to 3 became true in the meantime: recall the call
         if late and future is not None:
             self._wiring.drop(future)
 
     def _take_verdict(self, job: RealtimeJob, ix: int, verdict: Verdict) -> None:
         with self._monitor:
             self._verdicts.append((job, ix, verdict))
-            if _RESULTS not in self._started:  # the thread ended just as a job was dropped
+            if _RESULTS not in self._started:  # the thread ended when a job was dropped
                 self._start_locked()
             self._inbox.notify()
             stuck = verdict.is_answer and self._health.is_stuck
-        if stuck:  # on this thread, because those of this class may be waiting for the store
+        if stuck:  # on this thread, because the threads of this class may be waiting for the store
             self._recall_all()
 
     def _recall_all(self) -> None:
@@ -415,7 +413,7 @@ class RealtimeRunner:
     def _claim_failed(self, job: RealtimeJob, error: BaseException) -> None:
         with self._monitor:
             if self._closed and isinstance(error, StoreError):
-                return  # it outlived the grace period of a stop, which closed the store: not an error
+                return  # not an error: the thread outlived the grace period of a stop, which closed the store
             job.failures += 1
             job.wanting = True
             first = job.failures == 1
@@ -435,7 +433,7 @@ class RealtimeRunner:
                     self._health.begin_write()
                 try:
                     self._store_group(job, group)
-                except BaseException as error:  # the results are paid for: they are stored later
+                except BaseException as error:  # the results are paid for, so they are stored later
                     self._store_failed(job, error, first=not tries)
             if self._unstored:
                 tries += 1
@@ -444,10 +442,7 @@ class RealtimeRunner:
                 self._all_stored()
 
     def _gather(self, tries: int) -> bool:
-        """Collect the verdicts to store, which arrived while the last group was being stored.
-
-        False when there is nothing left to do.
-        """
+        """Collect verdicts that arrived while the last group was stored. Return false at the end."""
         with self._inbox:
             if tries and not self._closed:
                 longest = MAX_LAST_PAUSE_SECONDS if self._closing else MAX_STORE_PAUSE_SECONDS
@@ -463,7 +458,7 @@ class RealtimeRunner:
             return True
 
     def _store_failed(self, job: RealtimeJob, error: BaseException, *, first: bool) -> None:
-        """Send nothing more while the store cannot be written, and report that once."""
+        """Send nothing more while the store cannot be written, and report this once."""
         with self._monitor:
             before = self._health.problem
             self._health.complete_write(error)
@@ -487,21 +482,21 @@ class RealtimeRunner:
     def _store_group(self, job: RealtimeJob, group: Sequence[tuple[int, Verdict]]) -> None:
         """Store results of one job in one transaction, which may also claim further items.
 
-        If the store fails, nothing changed, and the same group is stored later. If another process owns the
-        job now, these items belong to it and are forgotten here. Otherwise they are published; an error there
-        is reported, and nothing is stored again.
+        If the store fails, nothing changes, and the same group is stored later. If another process owns the
+        job, the items belong to that process and are dropped. An error while results are published is only
+        reported, because results must not be stored twice.
         """
         results = results_of(job.row, group, self._runtime.prices, self._clock.wall())
         verdicts = [verdict for _, verdict in group]
         final = [result.final for result in results]
         note = job.note_of(verdicts)
         wait = max(verdict.wait for verdict in verdicts)
-        if wait:  # before they can be claimed again, and before a user can resume the job
+        if wait:  # before the items can be claimed again, and before a user can resume the job
             with self._monitor:
                 job.resumes_at = max(job.resumes_at, self._clock.now() + wait)
         turn = self._turn_with(job, len(group)) if all(final) and not wait and note is None else None
         claimed: Sequence[StoredItem] | None = None
-        room = any(final)  # the budget may have room for other items now
+        room = any(final)  # budget may be available for other items
         try:
             at = self._runtime.wall()
             if job.budget is None:
@@ -519,7 +514,7 @@ class RealtimeRunner:
         finally:
             if turn is not None:
                 self._submit_claimed(turn, claimed)
-        # they are no longer in flight; the job claims more if items must run again or the budget has room
+        # the items are no longer in flight; claim more if items must run again or budget is available
         with self._monitor:
             for result in results:
                 job.under_way.pop(result.ix, None)
@@ -537,9 +532,9 @@ class RealtimeRunner:
             self._done(job.lease.job_id)
 
     def _publish_stored(self, job: RealtimeJob, stored: StoredResults, results: Sequence[NewResult]) -> bool:
-        """Publish a job's progress after results were stored; return whether its batches left budget unused.
+        """Publish a job's progress after results were stored. Return true if its batches left budget unused.
 
-        Errors are only reported: the results are stored and must not be stored again.
+        Errors are only reported, because the results must not be stored again.
         """
         try:
             self._store.leases.report_counts(job.lease.job_id, stored.counts)
@@ -552,8 +547,10 @@ class RealtimeRunner:
         return False
 
     def _turn_with(self, job: RealtimeJob, ended: int) -> Turn | None:
-        """Return the turn whose items are claimed in the transaction that stores ``ended`` results of a job;
-        ``None`` if another job is next or the job's row has to be read first."""
+        """Return the turn for the transaction that stores ``ended`` results of a job.
+
+        Returns ``None`` if another job has the next turn or the job's row must be read first.
+        """
         with self._monitor:
             if self._halted or self._health.is_stuck or not job.is_current or job.budget is not None:
                 return None
@@ -564,7 +561,7 @@ class RealtimeRunner:
             return turn
 
     def _submit_claimed(self, turn: Turn, items: Sequence[StoredItem] | None) -> None:
-        """Submit items claimed with results, or recall them after a halt; ``None`` if the claim failed."""
+        """Submit items claimed with results, or recall them after a halt. ``None``: the claim failed."""
         job = turn.job
         with self._monitor:
             self._turns.complete(turn, items or ())

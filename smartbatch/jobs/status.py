@@ -34,15 +34,14 @@ _S = ShardState
 MINUTE = 60.0
 HOUR = 3600.0
 READ_SECONDS = 2.0
-"""Seconds to read the results of batches that have ended."""
+"""Maximum time for reading the results of ended batches."""
 _TINY_USD = 1e-9
-"""Tolerance, in USD, when sums of floats are compared."""
+"""Tolerance when sums of floats are compared."""
 MAX_NOTEBOOK_BATCHES, MAX_BATCHES = 10, 1_000
-"""Maximum number of batches shown in a notebook, and in other views."""
 MAX_INCIDENTS = 20
-"""Maximum number of incidents shown in a view; JSON has all of them."""
+"""Maximum number of incidents in a view. JSON contains all of them."""
 MIN_SECONDS_LEFT = 1.0
-"""Minimum time left that is shown while the job is unfinished."""
+"""Minimum time left shown for an unfinished job."""
 
 
 @frozen
@@ -52,11 +51,11 @@ class ShardStatus:
     Attributes:
         no: number of the batch, from 1, in planning order.
         state: see :class:`~smartbatch.jobs.shard_records.ShardState`.
-        batch_id: the provider's id; ``None`` before there is one.
+        batch_id: the provider's id, or ``None`` if the batch was not created.
         size: number of requests.
-        done: requests completed according to the provider; ``None`` if not reported.
-        age: seconds since it was sent; ``None`` before.
-        word: the provider's own word for its state.
+        done: number of requests that the provider reports as completed; ``None`` if not reported.
+        age: seconds since the batch was sent; ``None`` before.
+        word: the provider's own name of the state.
         cost: USD, if prices are known; for the last batch, set shortly after the job is done.
         note: what the batch is waiting for.
     """
@@ -77,26 +76,26 @@ class JobStatus:
     """The status of a job. ``completed + failed + cancelled`` of ``total`` requests have results.
 
     Attributes:
-        id, key, model: the job's.
-        state: ``active``, ``held`` (waiting for a person, see ``note``) or ``done``.
+        id, key, model: see :class:`~smartbatch.Job`.
+        state: ``active``, ``held`` (waiting for a user, see ``note``) or ``done``.
         total: number of requests.
-        submitted: requests that were sent, including those with results.
-        completed, failed, cancelled: requests with each kind of result.
-        running: requests that the provider has completed, but whose results are not stored yet.
+        submitted: number of requests that were sent, including those with results.
+        completed, failed, cancelled: number of requests with each kind of result.
+        running: number of requests that the provider has completed, but whose results are not stored yet.
         remaining: forecast seconds until the end, from earlier batches and calls; ``None`` if unknown.
-        elapsed: seconds since it was accepted, up to its end.
-        cost: USD so far, of the results whose price is known.
-        realtime_cost: USD the same results would have cost in real time.
-        unpriced: results whose price is unknown; ``cost`` does not include them.
-        truncated, empty, refused: answers with these defects, see :class:`~smartbatch.Result`.
-        wasted: USD in addition to ``cost``, for answers that no result contains, such as those of a batch
-            that was created twice; the total of ``incidents``.
-        shards: its batches.
+        elapsed: seconds from acceptance until now, or until the end.
+        cost: USD so far, of the results with a known price.
+        realtime_cost: USD for the same results in real time.
+        unpriced: number of results with an unknown price, which ``cost`` does not include.
+        truncated, empty, refused: number of answers with these defects; see :class:`~smartbatch.Result`.
+        wasted: USD spent in addition to ``cost`` on unused answers, such as those of a batch that was created
+            twice; the total of ``incidents``.
+        shards: the batches of the job.
         incidents: unexpected events, such as a batch that was created twice.
         rescue: why requests of a batch were sent in real time instead; the first reason if there are several.
         note: what the job is waiting for.
-        created_at: Unix seconds at which it was accepted.
-        cancelling: whether it was cancelled but has not ended yet.
+        created_at: Unix seconds.
+        cancelling: true if the job was cancelled but has not ended yet.
     """
 
     id: str
@@ -127,17 +126,17 @@ class JobStatus:
 
     @property
     def finished(self) -> int:
-        """Requests that have a result."""
+        """The number of requests with a result."""
         return self.completed + self.failed + self.cancelled
 
     @property
     def succeeded(self) -> int:
-        """The same as ``completed``: requests that were answered."""
+        """The number of answered requests; the same as ``completed``."""
         return self.completed
 
     @property
     def done(self) -> bool:
-        """Whether every request has its result."""
+        """True if every request has its result."""
         return self.state == JobState.DONE.value
 
     @property
@@ -149,7 +148,7 @@ class JobStatus:
         return text_of(self.view())
 
     def _repr_html_(self) -> str:
-        from smartbatch.views.html import notebook  # imported late: only a notebook shows it
+        from smartbatch.views.html import notebook  # imported late because only notebooks need it
 
         return notebook(self.view(batches=MAX_NOTEBOOK_BATCHES))
 
@@ -175,13 +174,14 @@ def status_of(
     """Build the status from a job's rows.
 
     Args:
-        asking: items in flight in real time.
+        asking: number of items in flight in real time.
         remaining: forecast seconds until the end.
-        note: this process's note, if the job has none.
+        note: this process's note, used if the job has none.
         wall: Unix seconds.
     """
     open_shards = [shard for shard in shards if shard.state in OPEN_SHARDS]
-    notes = [job.note, note, *(shard.note for shard in open_shards)]  # the notes of shards may be outdated
+    # notes of shards may be outdated, so they come last
+    notes = [job.note, note, *(shard.note for shard in open_shards)]
     return JobStatus(
         id=job.id,
         key=job.key,
@@ -222,11 +222,13 @@ def read_status(
     """Return the status of a stored job.
 
     Args:
-        speed: how fast requests are answered; ``None`` skips the time left, for which rows are counted.
-        note: returns what keeps the job from continuing, as far as this process can tell.
+        speed: durations of earlier calls and batches; ``None`` skips the forecast, for which rows are
+            counted.
+        note: returns the reason known to this process why the job does not continue.
         wall: Unix seconds.
     """
-    # the row is read after the shards: a shard that ends between these reads is counted twice, not left out
+    # read the row after the shards, so that a shard that ends between the reads is counted twice rather than
+    # not at all
     shards = store.shards.of_job(row.id)
     row = store.jobs.get(row.id) or row
     asking = 0 if row.state is JobState.DONE else store.items.count(row.id, ItemState.IN_FLIGHT)
@@ -245,7 +247,7 @@ def first_rescue(shards: Iterable[ShardRow]) -> str | None:
 def _submitted(job: JobRow, open_shards: Sequence[ShardRow], asking: int) -> int:
     unsent = sum(shard.size for shard in open_shards if shard.state in UNSENT_SHARDS)
     sent = sum(shard.size for shard in open_shards if shard.state not in UNSENT_SHARDS)
-    # a shard that is being read also counts among the results, so the sum is bounded on both sides
+    # a shard whose results are being stored is counted twice, so the sum is bounded on both sides
     return max(job.finished, min(job.total - unsent, job.finished + sent + asking))
 
 
@@ -324,7 +326,7 @@ def _facts(s: JobStatus) -> Iterator[tuple[str, Cell]]:
 
 
 def batch_parts(s: JobStatus, most: int) -> Iterator[Part]:
-    """Yield the table of a job's batches, unfinished ones first."""
+    """Unfinished batches come first."""
     ended = ("settled", "dead")
     ordered = sorted(s.shards, key=lambda shard: shard.state in ended)
     yield DataTable.of(
@@ -359,7 +361,7 @@ def incident_parts(incidents: Sequence[IncidentRow]) -> Iterator[Part]:
 
 
 def cost_in_words(s: JobStatus) -> str:
-    """Describe the cost compared with the real-time price, and how many prices are unknown."""
+    """Compare the cost with the real-time price, and mention unknown prices."""
     words = money(s.cost)
     if s.wasted > _TINY_USD:
         words += f" and {money(s.wasted)} for unusable answers"
@@ -379,11 +381,11 @@ def _saved(s: JobStatus) -> str:
 def progress_chart(
     row: JobRow, shards: Sequence[ShardRow], wall: float, expected: tuple[float, float] | None = None
 ) -> ProgressOverTime:
-    """Return the chart of requests done over time: a step for each finished batch, and a line for the rest.
+    """Draw a step for each finished batch and a line for the rest.
 
     Args:
         wall: Unix seconds.
-        expected: when the job will end, in Unix seconds: median and 95 % bound.
+        expected: forecast end of the job in Unix seconds: median and 95 % bound.
     """
     last = row.finished_at or wall
     ended = sorted((shard.ended_at, shard.size) for shard in shards if shard.ended_at is not None)
@@ -410,20 +412,20 @@ def time_left(
     speed: Callable[[JobRow], Speed],
     wall: float,
 ) -> float | None:
-    """Return the median forecast of the seconds until the job ends, or ``None`` if it is unknown.
+    """Forecast the median of the seconds until the job ends; ``None`` if unknown.
 
     Args:
         shards: all shards of the job.
-        asking: items in flight in real time.
-        speed: how fast requests of a job are answered, in real time and by batch.
+        asking: number of items in flight in real time.
+        speed: durations of earlier calls and batches.
         wall: Unix seconds.
     """
     if job.state is JobState.DONE:
         return 0.0
-    if job.state is JobState.HELD or job.note is not None:  # waiting for a person or for budget
+    if job.state is JobState.HELD or job.note is not None:  # waiting for a user or for budget
         return None
     waiting = [shard for shard in shards if shard.state in OPEN_SHARDS]
-    # duplicates of other rows are in none of these states: they finish together with those rows
+    # identical rows that share an answer are in none of these states, and finish with that answer
     to_ask = asking + store.items.count(job.id, ItemState.REALTIME)
     to_plan = 0 if job.cancel_requested else store.items.count(job.id, ItemState.OPEN)
     unplanned = [to_plan] if to_plan else []
@@ -433,7 +435,7 @@ def time_left(
         return None
     calls = 0.0
     if to_ask:
-        # not from the results so far: the duration of a batch says nothing about the speed of calls
+        # not from the results so far, because the duration of a batch says nothing about the speed of calls
         others = max(0, known.throughput.ahead - asking)
         calls = evolve(known.throughput, ahead=others).finish(to_ask, 0.5)
     return max(batches, calls, MIN_SECONDS_LEFT)
@@ -442,7 +444,7 @@ def time_left(
 def _batch_seconds(
     waiting: Sequence[ShardRow], unplanned: Sequence[int], times: Times, wall: float
 ) -> float | None:
-    """Return the seconds until running batches, and unsent ones of the given sizes, have ended."""
+    """Forecast the seconds until the running batches, and unsent ones of the given sizes, have ended."""
     running = [
         RunningBatch(
             shard.size,

@@ -1,4 +1,4 @@
-"""Summary records: route decisions, groups of errors, hourly spending, and durations of batches."""
+"""Records of summaries: route decisions, groups of errors, hourly spending, and durations of batches."""
 
 from __future__ import annotations
 
@@ -15,78 +15,75 @@ from smartbatch.types import Route, Usage
 
 @frozen(kw_only=True)
 class StoredDecision:
-    """A route decision with its forecast and, once known, the outcome. Costs are USD, ``None`` if unknown."""
+    """A route decision with its forecast and, later, its outcome. Costs are in USD, ``None`` if unknown."""
 
     no: int  # increases with every decision in the store; used for paging
     at: float  # Unix seconds
     model: str  # provider:model
     job_id: str | None  # None for a real-time list
-    route: str  # the chosen route
+    route: str
     requests: int
     deadline: float | None  # seconds from the decision
-    p50: float  # forecast seconds until the last answer, by the chosen route
+    p50: float  # forecast seconds until the last answer by the chosen route
     p95: float
     cost: float | None
-    individual_p50: float  # forecast if every request were sent individually
+    individual_p50: float  # forecast seconds if every request were sent individually
     individual_cost: float | None
-    batch_p50: float | None  # forecast if all were sent by batch; None if not possible or not allowed
+    batch_p50: float | None  # forecast seconds for batches only; None if impossible or not allowed
     batch_cost: float | None
     measured: Measured | None  # None until the last answer has arrived
-    decision: Decision | None = field(
-        repr=False
-    )  # in full; None if written by a newer release or not requested
+    decision: Decision | None = field(repr=False)  # None if written by a newer release or not requested
 
 
 @define
 class Failures:
-    """Requests that failed with the same kind of error and the same message."""
+    """Failed requests with the same kind of error and the same message."""
 
     kind: str  # an ErrorKind, or the error's class
-    message: str  # common to all; see ``error_patterns.pattern_of``
-    model: str  # of one of them
+    message: str  # shared part of the messages; see ``error_patterns.pattern_of``
+    model: str  # of one request
     count: int = 0
-    item: int | None = None  # number of one of them in the store, if it belongs to a job
-    request_id: str | None = None  # id of one of them, if it belongs to no job
+    item: int | None = None  # item number of one request in the store, if it belongs to a job
+    request_id: str | None = None  # id of one request, if it belongs to no job
 
 
 @frozen(kw_only=True)
 class ErrorGroup:
-    """Stored errors of the same kind and message; identical requests that share an answer count once."""
+    """Stored errors of the same kind and message. Identical requests that share an answer count once."""
 
     kind: str  # an ErrorKind, or the error's class
-    message: str  # common to all; "#" stands for numbers and ids
+    message: str  # shared part of the messages, with "#" for numbers and ids
     count: int
     first_at: float  # Unix seconds
     last_at: float
-    model: str  # of the latest one, as provider:model
-    job_id: str | None  # of the latest one, if its job is still stored
-    row: int | None  # its position in the job
-    request_id: str | None  # of the latest one; None if its job was forgotten
+    model: str  # provider:model of the latest error
+    job_id: str | None  # job of the latest error, if it is still stored
+    row: int | None  # position in that job
+    request_id: str | None  # request of the latest error; None if its job was deleted
 
 
 @define
 class Spending:
-    """Totals of one model's requests by one route, within an hour or part of it."""
+    """Totals for a model and a route within an hour or part of it."""
 
     model: str  # provider:model
     route: str  # a Route's value; empty for requests that were not sent
-    requests: int = 0  # finished
+    requests: int = 0
     failed: int = 0
     usd: float = 0.0  # as far as prices are known
-    realtime_usd: float = 0.0  # price of the same tokens in real time
-    unpriced: int = 0  # requests whose price is unknown
+    realtime_usd: float = 0.0  # USD for the same tokens in real time
+    unpriced: int = 0  # requests with an unknown price
     input_tokens: int = 0
     output_tokens: int = 0
     hour: float = 0.0  # Unix seconds at which the hour began
 
     def count(self, cost: float | None, usage: Usage, *, failed: bool) -> None:
-        """Count a finished real-time request; ``cost`` is in USD, ``None`` if unknown."""
+        """``cost`` is in USD, ``None`` if unknown."""
         unpriced = cost is None and (not failed or usage.total_tokens > 0)
         usd, tokens = cost or 0.0, (usage.input_tokens, usage.output_tokens)
         self.merge(Spending(self.model, self.route, 1, int(failed), usd, usd, int(unpriced), *tokens))
 
     def merge(self, more: Spending) -> None:
-        """Add the totals of further requests with the same model and route."""
         self.requests += more.requests
         self.failed += more.failed
         self.usd += more.usd
@@ -98,19 +95,19 @@ class Spending:
 
 # -- durations of batches ------------------------------------------------------------------------------------
 #
-# Batches that completed are stored under their model's name. Those that were cancelled or expired would have
-# taken longer (censored observations); without them, forecasts would be too short.
+# Durations of completed batches are stored under the model's name. Batches that were cancelled or expired
+# would have taken longer (censored observations). Without them, forecasts would be too short.
 
 _ROUTES = frozenset(route.value for route in Route)
 
 
 def late_name(model: str) -> str:
-    """Return the name under which the seconds until a batch was given up are stored."""
+    """Name for the running times of batches that were given up."""
     return f"late {model}"
 
 
 def cancel_name(provider: str) -> str:
-    """Return the name under which the seconds between cancelling a batch and its end are stored."""
+    """Name for the seconds between the cancellation of a batch and its end."""
     return f"cancel {provider}"
 
 
@@ -118,13 +115,13 @@ def cancel_name(provider: str) -> str:
 class DurationTopic:
     """What the durations stored under a name measure."""
 
-    model: str  # provider:model; for cancellations the provider
-    route: Route | None  # of calls; BATCH for batches, None for cancellations
-    ended: bool = True  # False for batches that were given up: they would have taken longer
+    model: str  # provider:model; for cancellations, the provider
+    route: Route | None  # BATCH for batches; None for cancellations
+    ended: bool = True  # False for batches that were given up and would have taken longer
 
 
 def topic_of(name: str) -> DurationTopic | None:
-    """Return what the durations under a name measure; ``None`` for an unknown name."""
+    """Return ``None`` for an unknown name."""
     if name.startswith("late "):
         topic = topic_of(name.removeprefix("late "))
         return None if topic is None else evolve(topic, ended=False)
@@ -139,16 +136,16 @@ def topic_of(name: str) -> DurationTopic | None:
 def durations_of(ended: BatchEnded) -> Iterator[tuple[str, tuple[int, float, float]]]:
     """Yield the rows to store when a batch has ended: name, and size, seconds and Unix seconds."""
     size, at = ended.size, ended.ended_at
-    # 1. it was cancelled: store how long the cancellation took, and how long the batch had run before, as it
-    # would have taken longer
+    # 1. it was cancelled: store the duration of the cancellation, and the running time before it as a lower
+    # bound
     if ended.cancelling is not None:
         provider = ended.model.partition(":")[0]
         yield cancel_name(provider), (size, ended.cancelling, at)
         ran = max(0.0, ended.seconds - ended.cancelling)
         yield late_name(ended.model), (size, ran, at - ended.cancelling)
-    # 2. it expired: store that it would have taken longer
+    # 2. it expired: store the running time as a lower bound
     elif ended.state == RemoteState.EXPIRED.value:
         yield late_name(ended.model), (size, ended.seconds, at)
-    # 3. it was completed: store how long it took
+    # 3. it was completed: store its duration
     elif ended.state == RemoteState.COMPLETED.value:
         yield ended.model, (size, ended.seconds, at)

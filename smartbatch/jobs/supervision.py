@@ -1,7 +1,7 @@
 """Runs the jobs of a store for as long as the process lives.
 
-One thread, the supervisor, claims jobs that no living process owns, renews leases even while a remote call
-takes long, and queues the jobs that are due. Worker threads run one step of one job at a time.
+The supervisor thread claims jobs that no living process owns, renews leases even during long remote calls,
+and queues the jobs that are due. Each worker thread runs one step of one job at a time.
 """
 
 from __future__ import annotations
@@ -32,32 +32,30 @@ from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.types import Result, Route, Usage
 
 RENEW_SECONDS = 5.0
-"""Seconds between renewals: two may fail before the lease expires."""
+"""Two renewals may fail before the lease expires."""
 CLAIM_SECONDS = 10.0
-"""Seconds between searches for jobs without an owner; the owned jobs are reread at the same time."""
+"""Seconds between searches for jobs without an owner. The owned jobs are reread at the same time."""
 LOOK_SECONDS = 1.0
-"""Seconds between checks for user actions in the store; each check is one indexed read."""
+"""Seconds between checks for user actions. Each check is one indexed read."""
 MAX_WORKERS = 4
-"""Concurrent steps: a long upload of one job must not delay the polls of the others."""
+"""More than one, because a long upload of one job must not delay the polls of others."""
 IDLE_SECONDS = 30.0
-"""Seconds without a step after which a worker thread ends; the next step starts another."""
+"""Worker threads end after this long without a step."""
 MAX_CLAIMS = 200
-"""Jobs claimed in one search, so that the leases of the first ones are renewed in time."""
+"""Maximum number of jobs claimed per search, so that the first leases are renewed in time."""
 MAX_PAUSE_SECONDS = 60.0
-"""Longest pause between tries of a step that fails because of the store or a bug."""
+"""Longest pause between tries of a failing step."""
 
 
 @define(eq=False)
 class OwnedJob:
-    """A job this process owns."""
-
     lease: JobLease
-    row: JobRow  # as last read
+    row: JobRow
     due: float = -math.inf  # Unix seconds of the next step
     running: bool = False  # a step runs or is queued
-    notified: bool = False  # something happened while the step ran, so the next one is due at once
+    notified: bool = False  # something happened during the step, so the next one is due immediately
     failures: int = 0  # consecutive failed steps
-    error: str | None = None  # why the last step failed, for users
+    error: str | None = None  # shown to users: why the last step failed
 
 
 class Supervision:
@@ -65,10 +63,10 @@ class Supervision:
 
     Args:
         changes: its lock is the engine's lock, which also guards this object.
-        attended: ids of the attended jobs that a caller in this process is waiting for.
+        attended: ids of the attended jobs for which a caller in this process waits.
         controls: user actions in the store.
         run_step: runs one step of a job.
-        realtime: runs the items that are sent in real time.
+        realtime: sends real-time items.
     """
 
     def __init__(
@@ -121,10 +119,10 @@ class Supervision:
         supervision = cls(runtime, changes, attended, controls, partial(run_step, runtime), realtime)
         return supervision
 
-    # -- for others ------------------------------------------------------------------------------------------
+    # -- called by the engine and the runner ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the supervisor thread unless it runs; if no thread is available, the next call retries."""
+        """Start the supervisor thread unless it runs. The next call repeats a failed start."""
         with self._monitor:
             if self._started or self._stopping:
                 return
@@ -132,7 +130,7 @@ class Supervision:
             self._started = self._spawn_locked(watch, "smartbatch-supervisor")
 
     def notify(self, job_id: str | None = None) -> None:
-        """Run a step of a job at once, claiming the job if necessary; without an id, search for jobs."""
+        """Run a step of a job immediately, claiming the job if necessary. Without an id, search for jobs."""
         with self._monitor:
             owned = None if job_id is None else self._owned.get(job_id)
             if job_id is None:
@@ -146,7 +144,7 @@ class Supervision:
             self._monitor.notify()
 
     def look(self) -> None:
-        """Check at once for user actions in the store."""
+        """Check for user actions in the store immediately."""
         with self._monitor:
             self._look_at = -math.inf
             self._monitor.notify()
@@ -156,18 +154,18 @@ class Supervision:
             return job_id in self._owned
 
     def problem_with(self, job_id: str) -> str | None:
-        """Return, for users, what keeps this process from running the job."""
+        """Return the reason why this process cannot run the job, for users."""
         with self._monitor:
             owned = self._owned.get(job_id)
             error = self._error if owned is None else owned.error or self._error
         return error if owned is None else error or self.realtime.problem
 
     def on_own_thread(self) -> bool:
-        """Whether the caller is a user's observer running on a thread of this class."""
+        """Return true if the caller is a user's observer running on a thread of this class."""
         return self._threads.has_current() or self.realtime.on_own_thread()
 
     def halt(self) -> None:
-        """Begin no further step and claim nothing more, but keep the owned jobs: the first half of a stop."""
+        """First half of a stop: begin no further step and claim nothing more, but keep the owned jobs."""
         with self._monitor:
             self._halted = True
             self._ready.clear()
@@ -176,12 +174,12 @@ class Supervision:
     def stop(self, grace: float) -> None:
         """Begin no further step, wait up to ``grace`` seconds for running ones, and release all jobs.
 
-        A step that outlives the grace period continues, but can no longer write.
+        A step that outlives the grace period continues but can no longer write.
         """
         self.release(self.end(grace))
 
     def end(self, grace: float) -> list[JobLease]:
-        """Stop without using the store; return the leases to release."""
+        """Stop without using the store. Return the leases to release."""
         with self._monitor:
             self._halted = self._stopping = True
             self._monitor.notify_all()
@@ -202,45 +200,45 @@ class Supervision:
     def run_task(self, task: Callable[[], None]) -> None:
         try:
             task()
-        except BaseException as error:  # nothing may end this thread: leases depend on it
+        except BaseException as error:  # nothing may end this thread, because leases depend on it
             if self._error is None and not (task == self._look and self._stopping):
-                self._error = describe(error)  # reported once, not at every try
+                self._error = describe(error)  # report an error only once
                 self._report(None, error)
         finally:
             if task != self._look:
                 self._finished()
 
     def next_task_locked(self) -> Callable[[], None] | float | None:
-        """Return the next task of this thread, or the seconds until the next one; ``None`` after a stop."""
+        """Return this thread's next task or the seconds until it is due; ``None`` after a stop."""
         if self._stopping:
             return None
         now = self._clock.now()
         task: Callable[[], None] | None = None
-        # 1. leases must be renewed, even while halted, because steps may still run
+        # 1. leases are due for renewal, even while halted, because steps may still run
         if self._owned and now >= self._renew_at:
             self._renew_at, task = now + RENEW_SECONDS, self._renew
-        # 2. it is time to check for user actions, even while halted, because a pause may end
+        # 2. the check for user actions is due, even while halted, because a pause may end
         elif now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
-            return self._look  # it writes nothing, so a stop need not wait for it if the store hangs
-        # 3. jobs with given ids are to run: claim them
+            return self._look  # a stop need not wait for this task, which writes nothing
+        # 3. jobs with given ids were requested: claim them
         elif self._named and not self._halted:
             task = partial(self._claim_named, list(self._named))
             self._named.clear()
-        # 4. it is time to search for jobs
+        # 4. the search for jobs is due
         elif now >= self._claim_at and not self._halted:
             self._claim_at, task = now + CLAIM_SECONDS, self._claim_jobs
         if task is not None:
             self._busy += 1
             return task
-        # 5. queue the jobs that are due, and wait for the next one, for 1 or 4, or for a notification
+        # 5. otherwise: queue the jobs that are due, and wait for the next event
         soonest = math.inf
         if not self._halted:
             soonest = min(self._queue_due_locked(), self._claim_at - now)
         return min(soonest, self._renew_at - now) if self._owned else soonest
 
     def look_in_locked(self) -> float:
-        """Return the seconds until the next check for user actions, which need not wake an idle process."""
+        """Return the seconds until the next check for user actions. An idle process need not check."""
         return self._look_at - self._clock.now()
 
     @property
@@ -248,7 +246,7 @@ class Supervision:
         return bool(self._owned)
 
     def _queue_due_locked(self) -> float:
-        """Queue all due jobs and start missing workers; return the seconds until the next one is due."""
+        """Queue all due jobs and start missing workers. Return the seconds until the next job is due."""
         wall, soonest = self._runtime.wall(), math.inf
         for owned in self._owned.values():
             if owned.running:
@@ -290,11 +288,11 @@ class Supervision:
                 self._claim_at = -math.inf
         for owned in all_owned:
             job_id = owned.lease.job_id
-            # 1. a user action changed the job: its row is reread, and its budget may have been raised
+            # 1. a user action changed the job: reread its row, because its budget may have been raised
             acted_on = news.any_job or job_id in news.jobs
             if acted_on:
                 self._refresh(owned)
-            # 2. its model was paused: calls that have not started are recalled
+            # 2. its model was paused: recall calls that have not started
             if news.models and self._runtime.pause_of(owned.row.model) is not None:
                 self.realtime.recall(job_id)
             elif news.models or acted_on:
@@ -303,10 +301,10 @@ class Supervision:
                 self.notify(job_id)
 
     def _claim_named(self, job_ids: Iterable[str]) -> None:
-        """Claim jobs by their ids, without reading the others, which may be many."""
+        """Claim jobs by their ids, without reading the possibly many others."""
         rows: list[JobRow] = []
         for job_id in job_ids:
-            if self.owns(job_id):  # it was requested again while it was being claimed
+            if self.owns(job_id):  # it was claimed in the meantime
                 self.notify(job_id)
             elif (row := self._store.jobs.get(job_id)) is not None and row.state is not JobState.DONE:
                 rows.append(row)
@@ -320,17 +318,17 @@ class Supervision:
 
     def _claim(self, rows: Iterable[JobRow]) -> None:
         """Claim jobs that no living process owns."""
-        # 1. the wall clock jumped: nothing is claimed until living owners have had time to renew their leases
+        # 1. the wall clock jumped: wait until living owners have had time to renew their leases
         if self._wall_jumped():
             with self._monitor:
                 self._claim_at = self._clock.now() + 2 * RENEW_SECONDS
             return
         claims = 0
         for row in rows:
-            # 2. steps were halted: nothing more is claimed
+            # 2. the supervision was halted: claim nothing more
             if self._halted:
                 return
-            # 3. a job is left alone if its provider is missing here or another process was quicker
+            # 3. the provider is missing in this process, or another process was quicker: skip the job
             if not self._serves(row):
                 continue
             lease = self._store.leases.claim(row.id, LEASE_SECONDS, unknown=_unknown_outcome(row))
@@ -339,22 +337,22 @@ class Supervision:
             if not self._add(OwnedJob(lease, row)):
                 return
             claims += 1
-            if claims == MAX_CLAIMS:  # the rest after a renewal
+            if claims == MAX_CLAIMS:  # claim the rest after a renewal
                 self.notify()
                 break
         self._error = None
 
     def _serves(self, row: JobRow) -> bool:
-        """Whether this process has the provider of a job and is allowed to run it."""
+        """Return true if this process has the job's provider and is allowed to run the job."""
         return self._is_wanted(row) and self._runtime.provider_of(row) is not None
 
     def _is_wanted(self, row: JobRow) -> bool:
         return not row.policy.attended or row.id in self._attended
 
     def _wall_jumped(self) -> bool:
-        """Whether the wall clock ran ahead since the last search, because it was set or the machine slept.
+        """Return true if the wall clock has jumped since the last search.
 
-        Leases may then have expired although their owners are alive, because they had no time to renew them.
+        After a sleep of the machine, leases may have expired although their owners are alive.
         """
         ahead = self._runtime.wall.ahead()
         if abs(ahead - self._stepped) > RENEW_SECONDS:
@@ -374,7 +372,7 @@ class Supervision:
         return False
 
     def _refresh_owned(self) -> None:
-        """Reread the owned jobs: another process may have cancelled, resumed or deleted one."""
+        """Reread the owned jobs, because another process may have cancelled, resumed or deleted one."""
         with self._monitor:
             all_owned = list(self._owned.values())
         for owned in all_owned:
@@ -399,7 +397,7 @@ class Supervision:
                 self._finished()
 
     def _next_job(self) -> OwnedJob | None:
-        """Wait for the next job whose step is due; ``None`` after a stop or a long time without one."""
+        """Return the next job that is due; ``None`` after a stop or a long idle time."""
         with self._worker_monitor:
             notified = True
             while not self._ready and not self._stopping and notified:
@@ -415,26 +413,25 @@ class Supervision:
             return self._ready.popleft()
 
     def _step(self, owned: OwnedJob) -> None:
-        """Run one step of a job."""
         lease = owned.lease
         try:
-            # 1. no caller in this process waits for it now: release it once no item is in flight
+            # 1. no caller in this process waits for the job: release it when no item is in flight
             if not self._is_wanted(owned.row):
                 self._release_unwanted(owned)
                 return
-            # 2. it runs a step; real-time items are offered at once
+            # 2. run a step; real-time items are offered immediately
             result = self._run_step(lease)
             if result.realtime and not result.finished:
                 self.realtime.offer(lease)
-        # 3. another process owns the job now, or the job was deleted
+        # 3. another process owns the job, or it was deleted
         except (LeaseLost, JobNotFound):
             self._drop(lease)
             return
-        # 4. the step failed: it is due again after a growing pause
+        # 4. the step failed: try again after an increasing pause
         except BaseException as error:
             self._step_failed(owned, error)
             return
-        # 5. the job is finished, or the step returned when the next one is due
+        # 5. the job is finished, or the step returned the time of the next one
         owned.failures, owned.error = 0, None
         if result.finished:
             self._drop(lease)
@@ -450,9 +447,9 @@ class Supervision:
 
     def _step_failed(self, owned: OwnedJob, error: BaseException) -> None:
         if self._stopping and isinstance(error, StoreError):
-            return  # it outlived the grace period of a stop, which closed the store: not an error
+            return  # not an error: the step outlived the grace period of a stop, which closed the store
         owned.failures += 1
-        if owned.failures == 1:  # reported once, not at every try
+        if owned.failures == 1:  # report an error only once
             self._report(owned.lease.job_id, error)
         owned.error = describe(error)
         wait = backoff(owned.failures, self._runtime.rng, first=2.0, longest=MAX_PAUSE_SECONDS)
@@ -472,7 +469,7 @@ class Supervision:
     # -- releasing jobs --------------------------------------------------------------------------------------
 
     def _drop(self, lease: JobLease) -> None:
-        """Forget a job that is finished or owned by another process; a concurrent stop may release it."""
+        """Drop a job that is finished or owned by another process. A concurrent stop may also release it."""
         with self._monitor:
             owned = self._owned.get(lease.job_id)
             is_ours = owned is not None and owned.lease == lease
@@ -486,13 +483,13 @@ class Supervision:
     def _release(self, lease: JobLease) -> None:
         try:
             self._store.leases.release(lease)
-        except SmartbatchError as error:  # the lease expires on its own
+        except SmartbatchError as error:  # the lease will expire
             self._report(lease.job_id, error)
 
     def _spawn_locked(self, target: Callable[[], None], name: str) -> bool:
         try:
             self._threads.start(target, name)
-        except RuntimeError as error:  # the system allows no further thread, or the interpreter is ending
+        except RuntimeError as error:  # the system allows no further thread, or the interpreter is exiting
             self._error = describe(error)
             return False
         return True
@@ -501,8 +498,8 @@ class Supervision:
 def _watch(of: weakref.ref[Supervision], monitor: Monitor) -> None:
     """Run one task after another.
 
-    While no job is owned, this thread holds no reference to the client. A client that is referenced only by
-    its own observers and hooks can then be garbage-collected, which stops this thread.
+    While no job is owned, this thread holds no reference to the client, so that a client without other
+    references can be garbage-collected. That stops this thread.
     """
     while (supervisor := of()) is not None:
         with monitor:
@@ -521,7 +518,7 @@ def _watch(of: weakref.ref[Supervision], monitor: Monitor) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an error for users: the store's by its message, others by their class only."""
+    """Describe an error for users. Errors from outside the store are described by their class only."""
     if isinstance(error, StoreError):
         return error.message
     return f"an error inside smartbatch ({type(error).__name__}); it will be tried again"

@@ -1,4 +1,4 @@
-"""Threads for jobs, and waiting with a time limit that is measured by a given clock."""
+"""Threads for jobs, and waits whose time limit is measured by a given clock."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from smartbatch._fork import run_after_collection
 from smartbatch.types import T
 
 MAX_HUNG_READS = 8
-"""Maximum number of abandoned reads that are still waiting for their source."""
+"""Maximum number of abandoned reads that are still running."""
 
 
 class OwnThreads:
-    """Starts threads, and recognises them."""
+    """Starts threads and recognizes them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._mine = threading.local()
 
     def start(self, run: Callable[[], object], name: str) -> None:
-        """Start a daemon thread: a call that never returns must not keep the interpreter alive.
+        """Start a daemon thread, which cannot keep the interpreter alive if a call never returns.
 
         Raises:
-            RuntimeError: the system allows no further thread, or the interpreter is ending.
+            RuntimeError: the system allows no further thread, or the interpreter is exiting.
         """
         self._clock.spawned()
         try:
@@ -37,12 +37,12 @@ class OwnThreads:
             raise
 
     def has_current(self) -> bool:
-        """Whether the caller runs on one of these threads, for example in a user's observer."""
+        """Return true on one of these threads, for example in a user's observer."""
         return getattr(self._mine, "here", False)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Temporarily treat the caller's thread as one of these, because it runs user code."""
+        """Treat the caller's thread as one of these while it runs user code."""
         before = self.has_current()
         self._mine.here = True
         try:
@@ -60,20 +60,20 @@ class OwnThreads:
 
 
 def wait_while(condition: Callable[[], object], monitor: Monitor, clock: Clock, timeout: float) -> None:
-    """Wait until ``condition`` is false, or for ``timeout`` seconds. The monitor must be held."""
+    """Wait until ``condition`` is false, at most ``timeout`` seconds. The monitor must be held."""
     until = clock.now() + timeout
     while condition() and (remaining := until - clock.now()) > 0:
         monitor.wait(remaining)
 
 
 def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: str) -> bool:
-    """Run something that may hang, such as a read from a stopped server, on its own daemon thread.
+    """Run something that may hang, such as a read from a server, on a separate daemon thread.
 
     Returns:
-        whether it ended within ``seconds``; otherwise it continues, and what it raises is dropped.
+        true if it ended within ``seconds``; otherwise it continues, and its exception is dropped.
 
     Raises:
-        BaseException: what ``run`` raised in time.
+        BaseException: raised by ``run`` in time.
     """
     monitor = clock.monitor()
     ended: list[BaseException | None] = []
@@ -102,10 +102,9 @@ def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: st
 
 
 class TimedReads:
-    """Reads that may hang, each on a separate thread. Thread-safe.
+    """Runs reads that may hang, each on a separate thread. Thread-safe.
 
-    At most :data:`MAX_HUNG_READS` abandoned threads may be running: further reads wait for one of them to
-    end.
+    When :data:`MAX_HUNG_READS` abandoned threads are running, further reads wait for one of them to end.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -114,11 +113,10 @@ class TimedReads:
         self._hung = 0
 
     def read(self, read: Callable[[], T], seconds: float, name: str) -> list[T]:
-        """Return a list with the value that ``read`` returns, or an empty list if it does not return within
-        ``seconds``.
+        """Return the value of ``read`` in a list, which is empty after ``seconds``.
 
         Raises:
-            BaseException: what ``read`` raised in time.
+            BaseException: raised by ``read`` in time.
         """
         until = self._clock.now() + seconds
         found: list[T] = []
@@ -149,4 +147,4 @@ class TimedReads:
 @define(eq=False)
 class _TimedRead:
     ended: bool = False
-    given_up: bool = False  # no caller waits for it now
+    given_up: bool = False  # no caller waits for the read

@@ -1,5 +1,4 @@
-"""Waiting for changes of jobs: waking threads after changes, and watchers, each serving the waiters of one
-job.
+"""Waiting for changes of jobs: wakes threads after changes, and serves the waiters of each job.
 
 A watcher completes futures and calls callbacks from stored results only.
 """
@@ -37,17 +36,18 @@ from smartbatch.observe import logs
 from smartbatch.types import Result, Usage
 
 PAGE_RESULTS = 1000
-"""Number of results to read at a time."""
 MAX_KNOWN_JOBS = 1_000
-"""Jobs whose changes are counted before all counts are dropped, and finished jobs that are remembered. Few of
-the latter are needed: two threads may publish the end of a job, but they do so within moments."""
+"""Maximum number of jobs whose changes are counted, and of finished jobs that are remembered.
+
+A few finished jobs would do, because threads that publish the end of the same job do so within moments.
+"""
 
 
 def stored_job(store: SqlStore, job_id: str) -> JobRow:
     """Return the current row of a job.
 
     Raises:
-        JobNotFound: it was deleted from the store.
+        JobNotFound: the job was deleted from the store.
     """
     row = store.jobs.get(job_id)
     if row is None:
@@ -56,7 +56,7 @@ def stored_job(store: SqlStore, job_id: str) -> JobRow:
 
 
 def result_of_row(row: ResultRow, job_id: str) -> Result:
-    """Return the result of an item; an item that shares the answer of another one cost nothing."""
+    """Return the result of an item. An item that shares the answer of another one cost nothing."""
     request_id = item_id(job_id, row.ix, row.user_id)
     result = decode_result(row.body, request_id=request_id, request=row.payload)
     # the body of an error is shared by many rows and does not contain their costs
@@ -71,7 +71,7 @@ def result_as_stored(row: ResultRow, job_id: str, params: Callable[[], bytes]) -
     """Return a result with the position of its prompt and the number of the answer.
 
     Args:
-        params: returns what the requests of the job share.
+        params: returns the parameters that all requests of the job share.
     """
     result = result_of_row(row, job_id)
     prompt, sample = place_of(row.payload)
@@ -80,8 +80,7 @@ def result_as_stored(row: ResultRow, job_id: str, params: Callable[[], bytes]) -
 
 
 def _read_again(result: Result, row: ResultRow, params: Callable[[], bytes]) -> Result:
-    """Read an answer again that smartbatch itself failed to read, as the answer may be valid. The stored row
-    is not changed."""
+    """Parse an answer again that smartbatch failed to parse earlier. The stored row is not changed."""
     unread = result.error
     assert isinstance(unread, AnswerUnread)
     request = decode_request(row.payload, decode_params(params()), id=result.request_id)
@@ -104,17 +103,16 @@ class SeenChanges:
     """The number of changes published up to some moment."""
 
     job_id: str
-    forgotten: int  # times all counts were dropped
+    forgotten: int  # number of times all counts were dropped
     changes: int
-    progress: int | None  # None if progress alone does not matter
+    progress: int | None  # None to ignore progress
 
 
 class Changes:
-    """Wakes the threads that wait for a change of a job, and remembers the published ends and holds.
-    Thread-safe; methods ending in ``_locked`` need the engine's lock.
+    """Wakes threads that wait for a change of a job, and remembers the published ends and holds. Thread-safe.
 
-    Call :meth:`seen` before reading the store and pass it to :meth:`wait_for_change` afterwards: a change in
-    between ends the wait at once.
+    Methods ending in ``_locked`` need the engine's lock. Call :meth:`seen` before reading the store, and pass
+    its value to :meth:`wait_for_change` afterwards: a change during the read then ends the wait immediately.
     """
 
     def __init__(self, clock: Clock, lock: threading.Lock) -> None:
@@ -128,12 +126,12 @@ class Changes:
         self._held: dict[str, str | None] = {}
 
     def notify(self, job_id: str, *, progress: bool = False) -> None:
-        """Wake the threads that wait for a job; ``progress``: only the number of its results has changed."""
+        """Wake threads that wait for a job. ``progress`` is true if only the number of results changed."""
         with self.lock:
             self.notify_locked(job_id, progress=progress)
 
     def notify_locked(self, job_id: str, *, progress: bool = False) -> None:
-        # occasionally all threads wake, and the counts are dropped
+        # drop the counts and wake all threads
         if len(self._changes) + len(self._progress) >= MAX_KNOWN_JOBS:
             self._changes.clear()
             self._progress.clear()
@@ -153,7 +151,7 @@ class Changes:
         return SeenChanges(job_id, self._forgotten, self._changes[job_id], seen)
 
     def wait_for_change(self, seen: SeenChanges, timeout: float) -> None:
-        """Wait for a change after ``seen``, or for ``timeout`` seconds."""
+        """Wait for a change after ``seen``, at most ``timeout`` seconds."""
         progress = seen.progress is not None
         waiter = self._clock.monitor(self.lock)
         with waiter:
@@ -169,7 +167,7 @@ class Changes:
                 self._waiting.pop(waiter, None)
 
     def is_new_end_locked(self, event: JobFinished) -> bool:
-        """Whether the end of a job is still to be published; a job with retried rows ends a second time."""
+        """Return true if the end of a job was not published. A job with retried rows ends a second time."""
         end = evolve(event, at=0.0)
         if self._ends.get(event.job_id) == end:
             return False
@@ -180,7 +178,7 @@ class Changes:
         return True
 
     def is_newly_held_locked(self, row: JobRow) -> bool:
-        """Whether a job is held, for a reason other than the last published one."""
+        """Return true if a job is held for a reason other than the last published one."""
         if row.state is not JobState.HELD:
             self.clear_held_locked(row.id)
             return False
@@ -194,28 +192,25 @@ class Changes:
 
 
 class ItemWaiter(Protocol):
-    """Waits for the result of an item, like a future."""
+    """Receives the result of an item, like a future."""
 
     def complete(self, result: Result) -> None:
-        """Take the stored result, or a result with the error that ended the wait."""
+        """Receive the stored result, or a result with the error that ended the wait."""
         ...
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, end the wait: the result belongs to the parent. Must not take an inherited
-        lock."""
+        """End the wait in a forked child. Must not take an inherited lock."""
         ...
 
 
 @define(eq=False)
 class _FutureGroup:
-    """Futures made by one call."""
-
-    waiting: dict[int, Any]  # incomplete ones, by the position of their item
+    waiting: dict[int, Any]  # incomplete futures by item position
     read: Callable[[ResultRow, str], Result]
-    after: int = 0  # sequence number of the last result read for them
+    after: int = 0  # sequence number of the last result read for the group
 
     def take(self) -> Any:
-        """Take one that is incomplete, so that no other thread completes it; ``None`` if there is none."""
+        """Remove an incomplete future, so that no other thread completes it."""
         with contextlib.suppress(KeyError):
             return self.waiting.popitem()[1]
         return None
@@ -223,18 +218,19 @@ class _FutureGroup:
 
 @define(eq=False)
 class _Callback:
-    call: Callable[[JobStatus], object]  # the user's
-    last: tuple[Any, ...] | None = None  # the part of the status it was last called with
+    call: Callable[[JobStatus], object]
+    last: tuple[Any, ...] | None = None  # compared part of the last status
 
 
 class Watcher:
-    """The waiters of one job; one thread serves them while there are any. Methods ending in ``_locked`` need
-    the engine's lock.
+    """The waiters of one job, served by one thread while there are any.
+
+    Methods ending in ``_locked`` need the engine's lock.
 
     Attributes:
-        threads: starts that thread.
-        runs: whether it runs.
-        ending: the error of futures without a stored result, once the watch ends.
+        threads: starts the thread.
+        runs: true while the thread runs.
+        ending: the error for futures without a stored result when the watch ends.
     """
 
     def __init__(self, job_id: str, clock: Clock, changes: Changes) -> None:
@@ -246,14 +242,13 @@ class Watcher:
         self.runs = False
         self.ending: SmartbatchError | None = None
         self._groups: list[_FutureGroup] = []
-        self._settling: Any = None  # it may run a user's hooks, during which the process may fork
+        self._completing: Any = None  # running a user's hooks, during which the process may fork
         self._callbacks: list[_Callback] = []
 
     def deliver_locked(
         self, waiters: Mapping[int, Any], read: Callable[[ResultRow, str], Result], *, after: int = 0
     ) -> None:
-        """Complete ``waiters``, by the position of their item, with results whose sequence number is above
-        ``after``, each passed through ``read``."""
+        """Deliver results after sequence number ``after``, processed by ``read``, to ``waiters``."""
         self._groups.append(_FutureGroup(dict(waiters), read, after))
         self._changes.notify_locked(self.job_id)
 
@@ -268,13 +263,13 @@ class Watcher:
         self._changes.notify_locked(self.job_id)
 
     def finish(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for the thread to end; return at once in a callback."""
+        """Wait up to ``timeout`` seconds for the thread to end. In a callback, return immediately."""
         with self._monitor:
             if not self.threads.has_current():
                 wait_while(lambda: self.runs, self._monitor, self._clock, timeout)
 
     def give_up(self, error: SmartbatchError) -> None:
-        """Fail the remaining futures, because the store does not answer and the thread waits for it."""
+        """Fail the remaining futures, because the thread is waiting for a store that does not answer."""
         with self._monitor:
             groups, self._groups, self._callbacks = self._groups, [], []
         for group in groups:
@@ -282,44 +277,45 @@ class Watcher:
                 future.complete(Result("", error=error))
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, end the copies of the parent's futures."""
+        """In a forked child, fail the copies of the parent's futures."""
         for group in list(self._groups):
             for future in list(group.waiting.values()):
                 future.abandon(error)
-        settling = self._settling
-        if settling is not None:
-            settling.abandon(error)
+        completing = self._completing
+        if completing is not None:
+            completing.abandon(error)
 
-    def settle(self, store: SqlStore) -> bool:
-        """Complete the futures whose results are stored; return whether any were waiting."""
+    def complete_stored(self, store: SqlStore) -> bool:
+        """Complete the futures whose results are stored. Return true if any were waiting."""
         with self._monitor:
             self._groups = _merged(self._groups)
             groups = list(self._groups)
         for group in groups:
-            self._settle(group, store)
+            self._complete_group(group, store)
         return bool(groups)
 
     def call(self, status_of: Callable[[], JobStatus], *, ended: bool) -> None:
-        """Call the callbacks for which the status changed; for the last time if the job has ended."""
+        """Call the callbacks for which the status changed. The call at the end of the job is the last one."""
         with self._monitor:
             callbacks = list(self._callbacks)
         if callbacks:
             self._call(callbacks, status_of())
         with self._monitor:
             self._groups = [group for group in self._groups if group.waiting]
-            if ended:  # keep those added in the meantime: each is called once
+            if ended:  # keep callbacks that were added in the meantime, so that each is called once
                 self._callbacks = [one for one in self._callbacks if one not in callbacks]
 
-    def _settle(self, group: _FutureGroup, store: SqlStore) -> None:
+    def _complete_group(self, group: _FutureGroup, store: SqlStore) -> None:
         while group.waiting:
             page = store.items.fresh(self.job_id, after=group.after, limit=PAGE_RESULTS)
             for row in page:
                 group.after = row.seq
-                self._settling = group.waiting.get(row.ix)  # first: a forked child finds it in one of the two
+                # set before the removal, so that a forked child finds the future in one of the two places
+                self._completing = group.waiting.get(row.ix)
                 future = group.waiting.pop(row.ix, None)
                 if future is not None:
                     future.complete(self._read(group, row))
-                self._settling = None
+                self._completing = None
             if not page:
                 return
 
@@ -341,17 +337,17 @@ class Watcher:
                 logs.user_error("on_progress", error)
 
     def has_ended(self, ending: SmartbatchError | None) -> bool:
-        """Whether the thread is to end; ``ending`` is the error that ends the watch, if any."""
+        """Return true if the thread should end. ``ending`` is the error that ends the watch."""
         # 1. futures or callbacks are left, and the watch continues
         with self._monitor:
             if ending is None and (self._groups or self._callbacks):
                 return False
             groups, self._groups, self._callbacks = self._groups, [], []
-        # 2. the watch ends: the remaining futures fail
+        # 2. the watch ends: fail the remaining futures
         for group in groups:
             while (future := group.take()) is not None:
                 future.complete(Result("", error=ending))
-        # 3. something has been added in the meantime: process it too
+        # 3. waiters were added in the meantime: serve them too
         with self._monitor:
             if self._groups or self._callbacks:
                 return False
@@ -361,11 +357,11 @@ class Watcher:
 
 
 class Watchers:
-    """The watchers of an engine's jobs. Methods ending in ``_locked`` need its lock.
+    """The watchers of an engine's jobs. Methods ending in ``_locked`` need the engine's lock.
 
     Args:
         serve: completes the futures and calls the callbacks of a watcher once.
-        refresh_interval: seconds after which a job is checked even if no change was published.
+        refresh_interval: seconds until the next read of a job whose change was not published.
     """
 
     def __init__(
@@ -385,7 +381,7 @@ class Watchers:
         self.by_job: dict[str, Watcher] = {}
 
     def running_locked(self, job_id: str, ending: SmartbatchError | None) -> Watcher:
-        """Return the watcher of a job, whose thread runs; with ``ending``, one that ends at once.
+        """Return the watcher of a job with its thread running. With ``ending``, it ends after one round.
 
         Raises:
             RuntimeError: no thread is available.
@@ -405,19 +401,19 @@ class Watchers:
         return watcher is not None and watcher.runs
 
     def take_locked(self) -> list[Watcher]:
-        """Return all watchers, to be ended by the caller."""
+        """Hand all watchers to the caller, who ends them."""
         watchers, self.by_job = list(self.by_job.values()), {}
         return watchers
 
     def finish(self, job_id: str, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds until a job's watcher has ended."""
+        """Wait up to ``timeout`` seconds for a job's watcher to end."""
         with self._changes.lock:
             watcher = self.by_job.get(job_id)
         if watcher is not None:
             watcher.finish(timeout)
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child, end the copies of the parent's futures. Must not take an inherited lock."""
+        """In a forked child, fail the copies of the parent's futures. Must not take an inherited lock."""
         for watcher in list(self.by_job.values()):
             watcher.abandon(error)
 
@@ -428,7 +424,7 @@ class Watchers:
             try:
                 self._serve(watcher)
                 failed = False
-            except JobNotFound as error:  # it was deleted from the store
+            except JobNotFound as error:  # the job was deleted from the store
                 ending = error
             except Exception as error:
                 if watcher.ending is None and not failed:  # only once, and not after a stop
@@ -444,9 +440,9 @@ class Watchers:
 
 
 def _merged(groups: Iterable[_FutureGroup]) -> list[_FutureGroup]:
-    """Merge groups that use the same reader, so that each result is read once for all of them.
+    """Merge groups with the same reader, so that each result is read once for all of them.
 
-    Single requests of one job make a group each. Groups that wait for the same item stay separate.
+    Single requests of a job make a group each. Groups that wait for the same item stay separate.
     """
     merged: list[_FutureGroup] = []
     for group in groups:
@@ -461,7 +457,7 @@ def _merged(groups: Iterable[_FutureGroup]) -> list[_FutureGroup]:
 
 
 def _visible(status: JobStatus) -> tuple[Any, ...]:
-    """Return the part of a status whose change deserves a callback; the time left does not."""
+    """Return the part of a status whose change triggers a callback, which excludes the time left."""
     return (
         *(status.state, status.submitted, status.finished, status.failed, status.running, status.note),
         *((shard.no, shard.state, shard.done) for shard in status.shards),

@@ -28,8 +28,7 @@ from smartbatch.providers.registry import create
 from smartbatch.types import Request, Result, RunCallback, T, call_now
 
 EnqueuedExchange = Callable[[str, str, LeaseAsk], LeaseGrant | None]
-"""Exchanges enqueued-token counts with other processes, for a provider's scope and a model; returns ``None``
-while the back end is unavailable."""
+"""Exchanges counts of enqueued tokens with other processes; ``None`` while the back end is unavailable."""
 
 PolicyChange = Callable[[JobPolicy], JobPolicy]
 
@@ -38,7 +37,7 @@ class Reopening(Protocol):
     """Sends requests of a job again within the budget of a client."""
 
     def __call__(self, job_id: str, work: Callable[[PolicyChange], T], /) -> T:
-        """Return the result of ``work``, which reopens the requests and applies the change of policy."""
+        """Call ``work``, which reopens the requests and applies the change of policy."""
         ...
 
 
@@ -52,7 +51,7 @@ def reopen_without_client(_: str, work: Callable[[PolicyChange], T], /) -> T:
 
 @frozen
 class RealtimeItem:
-    """A job item to be sent in real time; its request was checked and preprocessed before it was stored."""
+    """A job item to be sent in real time. Its request was checked and preprocessed before it was stored."""
 
     request: Request
     provider: Provider
@@ -60,43 +59,42 @@ class RealtimeItem:
     sink: Callable[
         [Result], None
     ]  # receives the raw result, success or failure; reading it post-processes it
-    own_budget: Budget | None  # pays for it, within the client's budget; None: the client's budget pays
+    # budget of the job within the client's budget; None if only the client's budget pays
+    own_budget: Budget | None
     alone: bool  # shares its call with no other request
-    flex: bool  # sent in the provider's slower tier, if it has one
+    flex: bool  # uses the provider's slower tier if there is one
     keeps_going: bool  # sent even if the provider rejects the key, the account or the model
-    traceparent: str | None  # the span of the job's submitter
+    traceparent: str | None  # span of the job's submitter
 
 
 @frozen(kw_only=True, eq=False, repr=False)
 class JobWiring:
     """Functions and values that jobs need from the real-time side of their process."""
 
-    providers: tuple[Provider, ...]  # the client's own; checked first when a job's provider is looked for
-    serve: Callable[[Provider], None]  # called with a provider made for a job, before it is used
+    providers: tuple[Provider, ...]  # the client's own providers, used first
+    serve: Callable[[Provider], None]  # called with a provider opened for a job before it is used
     send: Callable[[RealtimeItem], Future[Result]]
-    drop: Callable[[Future[Result]], None]  # cancels what ``send`` returned, if its call has not started
+    drop: Callable[[Future[Result]], None]  # cancels a future of ``send`` if its call has not started
     process: Callable[[Result], Result]  # the user's post-processing
-    new_future: Callable[[], Any]  # a future whose callbacks run on a thread that they may block
+    new_future: Callable[[], Any]  # makes a future whose callbacks may block
     tell: Callable[[Event], None]  # publishes an event; never raises
     tell_dropped: Callable[[str, str], None]  # warns that a parameter was left out, with the reason
-    report: Callable[[str | None, BaseException], None]  # logs an error of a job (its id) or of all
-    control: Callable[
-        [ModelControls], None
-    ]  # called with all pauses and limits whenever one changes in the store
-    speed: Callable[[JobRow], Speed]  # how fast requests of a job are answered
-    calibration: Callable[[JobRow], Calibration]  # the learned token counts for a job's model
+    report: Callable[[str | None, BaseException], None]  # logs an error of a job, or with None of all jobs
+    # called with all pauses and limits after each change in the store
+    control: Callable[[ModelControls], None]
+    speed: Callable[[JobRow], Speed]  # forecasts how fast requests of a job are answered
+    calibration: Callable[[JobRow], Calibration]  # learned token counts for a job's model
     outer_budget: Callable[[JobRow], Budget | None]  # also pays for items of a job with its own budget
     parallelism: Callable[[], int]  # concurrent calls of the client
-    shares: Callable[[Request], bool] = lambda _: (
-        False
-    )  # may get the answer of an identical request of its job
+    # true if the request may share the answer of an identical one
+    shares: Callable[[Request], bool] = lambda _: False
     reopen: Reopening = reopen_without_client
     run_callback: RunCallback = call_now  # calls the user's progress callbacks
     exchange_enqueued: EnqueuedExchange | None = None  # None if enqueued tokens are not shared
 
 
 PROVIDER_RETRY_SECONDS = 60.0
-"""Seconds until a provider that could not be opened is tried again: a key may be set later."""
+"""A missing key may be set later."""
 
 
 @define(eq=False)
@@ -109,7 +107,7 @@ class _OpenedProvider:
 
 
 class JobProviders:
-    """Finds the provider of a job, with the same account it was submitted with."""
+    """Finds a provider with the account with which a job was submitted."""
 
     def __init__(self, wiring: JobWiring, clock: Clock) -> None:
         self._wiring = wiring
@@ -118,7 +116,7 @@ class JobProviders:
         self._opened: dict[str, _OpenedProvider] = {}
 
     def provider_of(self, row: JobRow) -> Provider | None:
-        """Return the provider of a job, or ``None`` if this process lacks its key or server."""
+        """Return ``None`` if this process lacks the key or server."""
         name = row.model.partition(":")[0]
         for provider in self._wiring.providers:
             if provider.name == name and provider.scope == row.scope:
@@ -129,7 +127,7 @@ class JobProviders:
         return opened.provider
 
     def problem_with(self, row: JobRow) -> str | None:
-        """Return, in words, why this process cannot run a job; ``None`` if it can."""
+        """Return the reason why this process cannot run a job, for users."""
         if self.provider_of(row) is not None:
             return None
         opened = self._from_environment(row.model)
@@ -138,7 +136,7 @@ class JobProviders:
         return f"needs the {row.model.partition(':')[0]} account it was submitted with: {problem}"
 
     def close(self) -> None:
-        """Close the providers opened here."""
+        """Close the providers opened by this object."""
         with self._opening:
             all_opened, self._opened = self._opened, {}
         for opened in all_opened.values():
@@ -146,7 +144,7 @@ class JobProviders:
                 opened.provider.close()
 
     def abandon(self) -> None:
-        """In a forked child, forget the providers opened here without touching the parent's connections."""
+        """In a forked child, forget the opened providers without touching the parent's connections."""
         for opened in list(self._opened.values()):
             if opened.provider is not None:
                 opened.provider.abandon()
@@ -167,7 +165,7 @@ class JobProviders:
             return _OpenedProvider(create(model, clock=self._clock)[0], "", now)
         except SmartbatchError as error:
             return _OpenedProvider(None, error.message, now)
-        except Exception as error:  # an SDK that is missing or fails to start
+        except Exception as error:  # an SDK is missing or fails to start
             return _OpenedProvider(None, f"it could not be opened ({type(error).__name__})", now)
 
 
@@ -177,26 +175,27 @@ HOUR = 3600.0
 
 @frozen(kw_only=True)
 class StepLimits:
-    """Waiting times of the engine, in seconds, and batch sizes."""
+    """Waiting times of the engine in seconds, and batch sizes."""
 
     poll_interval: float  # between polls of a batch
-    timeout: float  # until a job that may fall back to real time has its batches cancelled
-    # How long a batch whose creation is uncertain is searched for before its items are sent again. 30 minutes
-    # is the longest delay observed for a late create, with a margin.
+    timeout: float  # until the batches of a job that may fall back to real time are cancelled
+    # Time to search for a batch whose creation is uncertain before its items are sent again. The longest
+    # observed delay of a create is 30 minutes, plus a margin.
     settle: float
     max_requests: int  # per shard
-    enqueued_tokens: int | None  # maximum tokens of one model in unfinished batches; None: discovered
-    visibility: float = 2 * MINUTE  # an existing batch may be missing from the list this long; observed: 15 s
+    enqueued_tokens: int | None  # maximum tokens of a model in unfinished batches; None if discovered
+    visibility: float = 2 * MINUTE  # a new batch may be missing from the list for this long; observed: 15 s
     call_timeout: float = MINUTE  # of a small remote call
     transfer_timeout: float = HOUR  # of an upload, a download, or a create that carries its input
-    # A create not sent this soon after its intent was stored is not sent at all: the process was frozen, and
-    # another process may own the job.
+    # A create is not sent if its intent was stored longer ago than this: the process was frozen, and another
+    # one may own the job.
     send_within: float = 5.0
-    max_tries: int = 3  # times an item is sent before its last failure is final
-    reread_pause: float = 2.0  # before results that lack lines are read again; each next pause is 4 × as long
+    max_tries: int = 3  # times an item is sent until its failure is final
+    # before results with missing lines are read again; each further pause is 4 times as long
+    reread_pause: float = 2.0
     reread_time: float = MINUTE  # maximum total of these pauses
-    # How long an abandoned batch is searched for in the list and, once found, followed while it runs. After
-    # 26 hours every batch that could exist has ended.
+    # Time to search the list for an abandoned batch, and to follow it once found. After 26 hours, every
+    # possible batch has ended.
     orphan_watch: float = 26 * HOUR
     longest_pause: float = 10 * MINUTE  # between tries of a failing call
 
@@ -216,23 +215,23 @@ class JobRuntime:
     """Resources for running jobs, shared by all jobs of a process."""
 
     store: SqlStore
-    summaries: SummaryLog  # written every few seconds and at the end
+    summaries: SummaryLog  # saved every few seconds and at the end
     clock: Clock
     rng: Random  # for nonces and backoff
     wall: SteadyWall  # Unix seconds for deadlines and pauses, unaffected by changes of the machine's clock
     prices: PriceBook
     limits: StepLimits
-    # None if this process does not have the job's key: then only steps that need no provider run
+    # None if this process lacks the job's key: only steps that need no provider then run
     provider_of: Callable[[JobRow], Provider | None]
-    pause_of: Callable[[str], Pause | None]  # whether provider:model is paused, as far as this process knows
-    tell: Callable[[Event], None]  # publishes an event; the end of a job only once
+    pause_of: Callable[[str], Pause | None]  # the pause of a provider:model, as far as this process knows
+    tell: Callable[[Event], None]  # publishes an event, but the end of a job only once
     wiring: JobWiring
 
     def tell_progress(self, before: JobRow, *, running: int = 0) -> JobRow:
-        """Publish a job's progress after results were stored, and its end after the last one.
+        """Publish a job's progress after results were stored, and its end after the last result.
 
         Returns:
-            the job as it is now.
+            the current row of the job.
         """
         job = self.store.jobs.get(before.id) or before
         now = self.clock.now()
@@ -250,7 +249,7 @@ class JobRuntime:
                 realtime_cost=job.realtime_cost,
             )
         )
-        # if failed rows were sent again, "before" may describe an earlier end
+        # after failed rows were sent again, "before" may describe an earlier end
         if job.state is JobState.DONE and _end_of(job) != _end_of(before):
             self.tell(
                 JobFinished(

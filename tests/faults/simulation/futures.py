@@ -34,7 +34,7 @@ class Reader(Watcher):
         self.deliver_locked({ix: _Future(self, disk, ix) for ix in range(total)}, _result_of)
 
     def look(self) -> None:
-        self.settle(self._store)
+        self.complete_stored(self._store)
 
     def close(self) -> None:
         _readers.discard(self)
