@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant(
         16,
         "results are set without a look whether the future is over",
-        ((ResultFuture.settle, (("        pass", "        raise"),)),),
+        ((ResultFuture.complete, (("        pass", "        raise"),)),),
         test="tests/realtime/test_unsound_answers.py::"
         "test_an_interrupt_while_futures_are_ended_ends_the_others_too",
     ),
