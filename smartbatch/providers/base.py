@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
     from smartbatch.providers.http.endpoint import HttpNetwork
 
-FLEX = "flex"
+FLEX_TIER_NAME = "flex"
 """Name of the slower tier in both APIs."""
 
 _NAMES_IT = re.compile(r"\bflex\b|service[_ ]?tier", re.I)
@@ -94,19 +94,21 @@ class FlexTier:
     also: tuple[str, ...]
     full: Callable[[ProviderError], bool]
 
-    def is_open_to(self, request: Request) -> bool:
+    def suits(self, request: Request) -> bool:
         """True if ``request`` generates an answer and names no tier itself."""
         if request.embedding is not None or request.call is not None:
             return False
         extra = request.params.extra
         return not extra or not any(name in extra for name in (self.field, *self.also))
 
-    def asked_by(self, request: Request) -> Request:
+    def apply_to(self, request: Request) -> Request:
         """Select the tier for ``request``."""
         params = request.params
-        return evolve(request, params=evolve(params, extra={**(params.extra or {}), self.field: FLEX}))
+        return evolve(
+            request, params=evolve(params, extra={**(params.extra or {}), self.field: FLEX_TIER_NAME})
+        )
 
-    def declines(self, error: ProviderError) -> bool:
+    def is_missing(self, error: ProviderError) -> bool:
         """True if an error means that the model or the account does not have the tier."""
         return error.kind is ErrorKind.CLIENT_ERROR and _NAMES_IT.search(error.message) is not None
 

@@ -20,7 +20,7 @@ PLAIN_ID = re.compile(r"[\w.:=+/-]{1,128}", re.ASCII)  # call id or model name
 _MAX_TOKENS = 10**9
 _DIGITS = re.compile(r"[0-9]{1,12}")
 _MAX_DATE = 64  # characters
-_ECHO = 20  # characters; a shared run of this length counts as part of the prompt
+_ECHO_CHARACTERS = 20  # characters; a shared run of this length counts as part of the prompt
 
 
 def unusable(
@@ -47,7 +47,7 @@ def safe_text(message: str, requests: Sequence[Request], *secrets: str | None) -
 
 def repeats(text: str, requests: Sequence[Request]) -> bool:
     """True if a provider's text contains a long piece of a prompt."""
-    return echoes(text, (prompt for prompt in texts(requests) if len(prompt) >= _ECHO))
+    return echoes(text, (prompt for prompt in texts(requests) if len(prompt) >= _ECHO_CHARACTERS))
 
 
 def without_echo(error: ProviderError, request: Request) -> ProviderError:
@@ -86,15 +86,15 @@ def echoes(text: str, prompts: Iterator[str]) -> bool:
     text = " ".join(text.split())
     for prompt in prompts:
         prompt = " ".join(prompt.split())
-        if len(prompt) < _ECHO:
+        if len(prompt) < _ECHO_CHARACTERS:
             if len(prompt) >= 4 and prompt in text:
                 return True
             continue
         # Any common run of 20 contains a block of 10 at a multiple of 10, so these are searched for first.
         for start in range(0, len(text) - 9, 10):
             if text[start : start + 10] in prompt and any(
-                text[at : at + _ECHO] in prompt
-                for at in range(max(0, start - 10), min(start + 1, len(text) - _ECHO + 1))
+                text[at : at + _ECHO_CHARACTERS] in prompt
+                for at in range(max(0, start - 10), min(start + 1, len(text) - _ECHO_CHARACTERS + 1))
             ):
                 return True
     return False

@@ -20,7 +20,9 @@ T = TypeVar("T")
 # keywords that map user-defined names, which may be keywords themselves, to schemas
 BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 VALUES = ("enum", "const", "default", "examples")  # keywords with data, not schemas
-_IGNORED = frozenset({"$schema", "$comment", "$defs", "definitions", "discriminator", "deprecated"}) | {
+_IGNORED_KEYWORDS = frozenset(
+    {"$schema", "$comment", "$defs", "definitions", "discriminator", "deprecated"}
+) | {
     "readOnly",
     "writeOnly",
 }
@@ -28,7 +30,7 @@ _ANNOTATIONS = ("title", "description", "default", "examples")
 _CHOICES = ("anyOf", "oneOf")
 _SHAPES = ("properties", "required", "additionalProperties", "patternProperties", "items", "prefixItems")
 _OF_TYPE = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
-_PROMPT = "Answer with one JSON value that follows this JSON schema, and with nothing else:\n"
+_SCHEMA_INSTRUCTION = "Answer with one JSON value that follows this JSON schema, and with nothing else:\n"
 
 
 class NotExpressible(ValueError):
@@ -71,7 +73,7 @@ def once_per_schema(write: Callable[[dict[str, Any]], T]) -> Callable[[Mapping[s
 
 def instruction(schema: Mapping[str, Any]) -> str:
     """Describe a schema in the prompt, for an API that cannot enforce it."""
-    return _PROMPT + json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return _SCHEMA_INSTRUCTION + json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
@@ -115,7 +117,7 @@ class _DialectWriter:
                 raise NotExpressible("a part of it allows no value at all")
             schema = {}
         merged = _MergedSchema(self._root, self._open)
-        merged.add(schema)
+        merged.add_part(schema)
         depth = len(self._open)
         self._open += merged.inlined
         try:
@@ -234,7 +236,7 @@ class _DialectWriter:
 
     def _left_over(self, schema: Mapping[str, Any], taken: Iterable[str]) -> dict[str, Any]:
         """Return the keywords that the dialect lacks and the model should know."""
-        skipped = {*taken, *_CHOICES, *_IGNORED, "title", "description", "$ref"}
+        skipped = {*taken, *_CHOICES, *_IGNORED_KEYWORDS, "title", "description", "$ref"}
         left = {key: value for key, value in schema.items() if key not in skipped}
         if left.get("default", 1) is None:
             del left["default"]
@@ -300,9 +302,11 @@ class _MergedSchema:
         self.notes: dict[str, Any] = {}  # contradictory keywords of the parts
         self.inlined: list[str] = []  # targets of the references that were replaced
 
-    def add(self, schema: Mapping[str, Any]) -> None:
+    def add_part(self, schema: Mapping[str, Any]) -> None:
         target, parts = schema.get("$ref"), schema.get("allOf") or ()
-        own = {key: value for key, value in schema.items() if key not in ("allOf", "$ref", *_IGNORED)}
+        own = {
+            key: value for key, value in schema.items() if key not in ("allOf", "$ref", *_IGNORED_KEYWORDS)
+        }
         if isinstance(target, str):
             if not self.schema and not own and not parts:  # a reference without other keywords is kept
                 self.schema["$ref"] = target
@@ -317,14 +321,14 @@ class _MergedSchema:
             if isinstance(part, Mapping) and (
                 i or len(parts) > 1 or own or self.schema or "$ref" not in part
             ):
-                self.add(part)
+                self.add_part(part)
             elif isinstance(part, Mapping):
                 self.schema["$ref"] = part["$ref"]
         self._combine(own)
 
     def _follow(self, target: str) -> None:
         self.inlined.append(target)
-        self.add(_target(self._root, target))
+        self.add_part(_target(self._root, target))
 
     def _combine(self, own: Mapping[str, Any]) -> None:
         if own and isinstance(target := self.schema.pop("$ref", None), str):

@@ -119,7 +119,7 @@ def _deadlined(
             return (normalise(request.call(request, attempt)),)
         if spec.feed is not None:
             return (stream_answer(provider, request, spec.feed, model, spec.attempt, spec.deadline, timeout),)
-        return (generate(request if tier is None else tier.asked_by(request)),)
+        return (generate(request if tier is None else tier.apply_to(request)),)
 
     return call
 

@@ -24,7 +24,7 @@ from smartbatch.events import (
     CalledRequest,
 )
 from smartbatch.prices import RateCard
-from smartbatch.providers.base import FLEX
+from smartbatch.providers.base import FLEX_TIER_NAME
 from smartbatch.realtime.call import Outcome
 from smartbatch.realtime.gates import Ending, Permit, Used
 from smartbatch.realtime.lane import Lane
@@ -153,7 +153,9 @@ def _rates(lane: Lane, outcome: Outcome) -> RateCard | None:
 
 
 def _upgraded(lane: Lane, outcome: Outcome) -> bool:
-    return lane.tier is not None and isinstance(outcome, Answer) and outcome.tier not in (None, FLEX)
+    return (
+        lane.tier is not None and isinstance(outcome, Answer) and outcome.tier not in (None, FLEX_TIER_NAME)
+    )
 
 
 class FlexRefusal(enum.Enum):
@@ -229,7 +231,7 @@ def flex_refusal(lane: Lane, error: ProviderError) -> FlexRefusal | None:
         return None
     if lane.tier.full(error):
         return FlexRefusal.FULL
-    if lane.tier.declines(error):
+    if lane.tier.is_missing(error):
         return FlexRefusal.DECLINED
     if error.kind is ErrorKind.CLIENT_ERROR:
         return FlexRefusal.REJECTED

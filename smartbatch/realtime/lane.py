@@ -140,7 +140,7 @@ class Lane:
         return [(began + self.latency, size) for began, size in self._under_way.values()]
 
     def _takes(self, request: Request, now: float) -> bool:
-        return self.tier is not None and self.tier.is_open_to(request) and self.quota.flex.is_open(now)
+        return self.tier is not None and self.tier.suits(request) and self.quota.flex.is_open(now)
 
 
 _Place = tuple[str, str]

@@ -183,7 +183,7 @@ class ListPlanner:
         """Whether the provider has a flex tier and no request chooses a tier."""
         models = {request.model or self.model.name for request in requests} or {self.model.name}
         tiers = [self.model.provider.flex(name) for name in models]
-        return all(tier is not None and all(map(tier.is_open_to, requests)) for tier in tiers)
+        return all(tier is not None and all(map(tier.suits, requests)) for tier in tiers)
 
     def check_priced(self, *models: OpenedModel) -> None:
         for model in {model.name: model for model in models}.values():

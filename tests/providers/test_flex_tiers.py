@@ -57,14 +57,14 @@ class TestWhoHasIt:
 
 class TestHowItIsAsked:
     def test_both_apis_of_openai_get_the_parameter_next_to_the_users_own(self) -> None:
-        asked, server = OPENAI.asked_by(PROMPT), ServerParameters()
+        asked, server = OPENAI.apply_to(PROMPT), ServerParameters()
         for body in (chat_body(asked, "gpt-5-mini", server), response_body(asked, "gpt-5", server)):
             assert body["service_tier"] == "flex"
             assert body["seed"] == 7
         assert PROMPT.params.extra == {"seed": 7}, "the request itself may go on at the standard price"
 
     def test_gemini_gets_it_at_the_top_of_the_body(self) -> None:
-        body = generate_body(GEMINI.asked_by(Request(prompt="Capital of Peru?")))
+        body = generate_body(GEMINI.apply_to(Request(prompt="Capital of Peru?")))
         assert body["serviceTier"] == "flex"
         assert "serviceTier" not in body.get("generationConfig", {})
 
@@ -74,14 +74,14 @@ class TestHowItIsAsked:
          (GEMINI, {"service_tier": "priority"})],
     )  # fmt: skip
     def test_a_request_that_names_a_tier_keeps_it(self, tier: FlexTier, named: dict[str, str]) -> None:
-        assert not tier.is_open_to(Request(prompt="x", params=Generation(extra=named)))
+        assert not tier.suits(Request(prompt="x", params=Generation(extra=named)))
 
     @pytest.mark.parametrize("tier", [OPENAI, GEMINI])
     def test_texts_may_go_there_vectors_and_own_calls_may_not(self, tier: FlexTier) -> None:
-        assert tier.is_open_to(PROMPT)
-        assert tier.is_open_to(Request(prompt="x"))
-        assert not tier.is_open_to(Request(prompt="x", embedding=Embedding()))
-        assert not tier.is_open_to(Request(call=lambda request, attempt: "mine"))
+        assert tier.suits(PROMPT)
+        assert tier.suits(Request(prompt="x"))
+        assert not tier.suits(Request(prompt="x", embedding=Embedding()))
+        assert not tier.suits(Request(call=lambda request, attempt: "mine"))
 
 
 class TestWhatItSays:
@@ -133,12 +133,12 @@ class TestWhatItSays:
         ],
     )
     def test_a_model_without_the_tier_is_told_from_a_bad_request(self, message: str) -> None:
-        assert OPENAI.declines(said_by_openai(400, message))
-        assert GEMINI.declines(said_by_gemini(400, message))
+        assert OPENAI.is_missing(said_by_openai(400, message))
+        assert GEMINI.is_missing(said_by_gemini(400, message))
 
     def test_a_bad_request_is_not_taken_for_a_model_without_the_tier(self) -> None:
-        assert not OPENAI.declines(said_by_openai(400, "temperature is too flexible"))
-        assert not OPENAI.declines(ProviderError("flex broke", kind=ErrorKind.SERVER_ERROR))
+        assert not OPENAI.is_missing(said_by_openai(400, "temperature is too flexible"))
+        assert not OPENAI.is_missing(ProviderError("flex broke", kind=ErrorKind.SERVER_ERROR))
 
 
 class TestWhichTierAnswered:

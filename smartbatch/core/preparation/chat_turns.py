@@ -92,7 +92,9 @@ def _message(message: Any, field: str) -> Message:
     else:
         refuse(field, f"must be a message with a role and content, not {type(message).__name__}")
     if role not in ROLES:
-        refuse(f"{field}.role", f"must be one of {', '.join(ROLES)}{_role_shown(role)}")
+        # A longer role is not shown, because it may be a misplaced prompt.
+        is_word = isinstance(role, str) and len(role) <= 12 and role.isidentifier()
+        refuse(f"{field}.role", f"must be one of {', '.join(ROLES)}{f', not {role!r}' if is_word else ''}")
     if calls and role != "assistant":
         refuse(f"{field}.tool_calls", "are only allowed in a message with the role assistant")
     if role == "tool":
@@ -128,11 +130,6 @@ def _check_keys(message: Mapping[Any, Any], field: str) -> None:
             field,
             f"has the field {str(key)!r:.40}; a message has role, content, tool_calls and tool_call_id",
         )
-
-
-def _role_shown(role: Any) -> str:
-    """Longer text is not shown, because it may be a misplaced prompt."""
-    return f", not {role!r}" if isinstance(role, str) and len(role) <= 12 and role.isidentifier() else ""
 
 
 def _content(content: Any, field: str, *, may_be_empty: bool) -> str | tuple[Mapping[str, Any], ...]:

@@ -15,7 +15,7 @@ from smartbatch.chats import message_form
 from smartbatch.core.preparation.class_schemas import BuiltSchema
 from smartbatch.types import Embedding, Generation, Request
 
-VERSION = 1  # incremented when the form of the key changes, so that stored keys no longer match
+KEY_VERSION = 1  # incremented when the form of the key changes, so that stored keys no longer match
 
 # canonical JSON of parameters shared by many requests, by identity; dropped together with the parameters
 _written: dict[int, tuple[weakref.ref[Generation], bytes]] = {}
@@ -104,7 +104,7 @@ def _write(params: Generation) -> bytes:
 
 @lru_cache(maxsize=256)
 def _head(scope: str, model: str, isolation_key: str | None) -> bytes:
-    return _json([VERSION, scope, model, isolation_key])
+    return _json([KEY_VERSION, scope, model, isolation_key])
 
 
 @lru_cache(maxsize=256)

@@ -117,7 +117,7 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Any
 
 
 def _multiple_of(validator: Any, step: float, value: Any, _schema: Any) -> Iterator[Any]:
-    if validator.is_type(value, "number") and not _is_multiple(value, step):
+    if validator.is_type(value, "number") and _written(value) % _written(step):
         yield _flaw(f"{_quoted(value)} is not a multiple of {step}")
 
 
@@ -172,10 +172,6 @@ def _flaw(message: str) -> Any:
 def _quoted(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:199]}…"
-
-
-def _is_multiple(value: float, step: float) -> bool:
-    return _written(value) % _written(step) == 0
 
 
 def _written(number: float) -> Fraction:

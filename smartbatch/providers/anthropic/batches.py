@@ -39,8 +39,8 @@ from smartbatch.types import Kind, Request
 if TYPE_CHECKING:
     from smartbatch.providers.anthropic.sdk import AnthropicSdk
 
-_ROOT = "/v1/messages/batches"
-_PAGE = 100
+_BATCHES_PATH = "/v1/messages/batches"
+_BATCHES_PER_PAGE = 100
 _BEFORE, _AFTER = b'{"requests":[', b"]}"
 _COUNTS = ("processing", "succeeded", "errored", "canceled", "expired")
 _RESULTS = re.compile(r"/[A-Za-z0-9_~/-]{1,512}", re.ASCII)
@@ -95,7 +95,7 @@ class AnthropicBatches(BatchApi):
             raise ProviderError("a batch without its input cannot be created", kind=ErrorKind.CLIENT_ERROR)
         body = SpooledBody(creation.lines, before=_BEFORE, after=_AFTER, between=b",")
         headers = {"Idempotency-Key": creation.mark}
-        reply = self._sdk().ask("post", _ROOT, timeout, spooled=body, headers=headers)
+        reply = self._sdk().ask("post", _BATCHES_PATH, timeout, spooled=body, headers=headers)
         try:
             return self._calls.created(reply)
         except ProviderError as error:
@@ -110,8 +110,11 @@ class AnthropicBatches(BatchApi):
         return self._calls.found(self._sdk().ask("get", _path(batch_id), timeout))
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
-        params = {"limit": str(_PAGE), **({"after_id": check_id(after)} if after is not None else {})}
-        reply = self._sdk().ask("get", _ROOT, timeout, params=params)
+        params = {
+            "limit": str(_BATCHES_PER_PAGE),
+            **({"after_id": check_id(after)} if after is not None else {}),
+        }
+        reply = self._sdk().ask("get", _BATCHES_PATH, timeout, params=params)
         data, found = self._calls.listed(reply, "data")
         batches = [self._read(each) for each in found]
         more = data.get("has_more") is True and batches
@@ -130,7 +133,7 @@ class AnthropicBatches(BatchApi):
             raise unusable("the results are at an address of another server", "id", status=200)
         sdk = self._sdk()
         begin = partial(sdk.begin, accept="application/binary")
-        yield from self._calls.results(begin, sdk.url_of(output), timeout)
+        yield from self._calls.result_pieces(begin, sdk.url_of(output), timeout)
 
     def read_line(self, line: bytes, kind: Kind) -> Line:  # noqa: ARG002
         return read_result(line, self._errors)
@@ -176,7 +179,7 @@ class AnthropicBatches(BatchApi):
 
 
 def _path(batch_id: str) -> str:
-    return f"{_ROOT}/{check_id(batch_id)}"
+    return f"{_BATCHES_PATH}/{check_id(batch_id)}"
 
 
 def _is_own(reply: Reply) -> bool:

@@ -63,9 +63,9 @@ def _parts(form: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _parts(part)
 
 
-VERSION = "2026-10-21"  # version used by this adapter; takes no sampling parameters
+API_VERSION = "2026-10-21"  # version used by this adapter; takes no sampling parameters
 # the previous version, which takes sampling parameters for models that still support them
-OLD_VERSION = "2023-06-01"
+OLD_API_VERSION = "2023-06-01"
 
 _RESERVED = ("model", "messages", "stream")
 
@@ -113,7 +113,7 @@ def check_request(request: Request, version: str) -> None:
     for tool in params.tools or ():
         _tool(tool)
     check_format(params, ("format",), within="output_config")
-    if version != VERSION and params.temperature is not None and params.temperature > 1:
+    if version != API_VERSION and params.temperature is not None and params.temperature > 1:
         raise InvalidRequest("Anthropic takes temperatures from 0 to 1", field="temperature")
     check_turns(request.prompt)
     if "system" in (params.extra or {}) and _conversation(request)[0]:
@@ -127,12 +127,12 @@ def _add_sampling(body: dict[str, Any], params: Generation, version: str) -> tup
         value = getattr(params, name)
         if value is None:
             continue
-        if version == VERSION:
+        if version == API_VERSION:
             dropped.append(
                 (
                     name,
-                    f"Anthropic's API {VERSION} takes no sampling parameters; "
-                    f"api_version='{OLD_VERSION}' sends them to models that still do",
+                    f"Anthropic's API {API_VERSION} takes no sampling parameters; "
+                    f"api_version='{OLD_API_VERSION}' sends them to models that still do",
                 )
             )
         else:

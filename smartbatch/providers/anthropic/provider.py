@@ -12,7 +12,7 @@ from smartbatch._fork import one_at_a_time
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.providers.anthropic.answers import MessageReader, read_message
 from smartbatch.providers.anthropic.batches import AnthropicBatches
-from smartbatch.providers.anthropic.bodies import OLD_VERSION, VERSION, check_request, message_body
+from smartbatch.providers.anthropic.bodies import API_VERSION, OLD_API_VERSION, check_request, message_body
 from smartbatch.providers.anthropic.errors import ERRORS
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
@@ -28,7 +28,7 @@ from smartbatch.providers.http.endpoint import (
     secrets_of,
     setting,
 )
-from smartbatch.providers.http.event_stream import EVENTS, EventStream
+from smartbatch.providers.http.event_stream import EVENT_STREAM_TYPE, EventStream
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
 from smartbatch.types import Answer, Duration, Generation, Request
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 DEFAULT_BASE_URL = "https://api.anthropic.com"
 DEFAULT_MAX_TOKENS = 4096
 
-_PATH = "/v1/messages"
+_MESSAGES_PATH = "/v1/messages"
 
 
 class AnthropicProvider(Provider):
@@ -74,15 +74,17 @@ class AnthropicProvider(Provider):
         base_url: str | None = None,
         *,
         auth_token: str | None = None,
-        api_version: str = VERSION,
+        api_version: str = API_VERSION,
         default_max_tokens: int = DEFAULT_MAX_TOKENS,
         headers: Mapping[str, str] | None = None,
         connect_timeout: Duration = 10.0,
         max_body: int = MAX_BODY,
         allow_http: bool = False,
     ) -> None:
-        if api_version not in (VERSION, OLD_VERSION):
-            raise ConfigError(f"api_version={api_version!r} is unknown; use {VERSION!r} or {OLD_VERSION!r}")
+        if api_version not in (API_VERSION, OLD_API_VERSION):
+            raise ConfigError(
+                f"api_version={api_version!r} is unknown; use {API_VERSION!r} or {OLD_API_VERSION!r}"
+            )
         if default_max_tokens < 1:
             raise ConfigError(f"default_max_tokens={default_max_tokens!r} must be at least 1")
         own = own_headers(headers)
@@ -134,7 +136,7 @@ class AnthropicProvider(Provider):
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
         body, dropped = self._message(request, model)
-        reply = self._sdk.get().post(_PATH, encode_json(body), timeout)
+        reply = self._sdk.get().post(_MESSAGES_PATH, encode_json(body), timeout)
         return read_message(self._errors.answer(reply, (request,)), reply, dropped)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
@@ -142,7 +144,9 @@ class AnthropicProvider(Provider):
         content = encode_json({**body, "stream": True})
 
         return EventStream(
-            lambda left, cutoff: self._sdk.get().begin(_PATH, left, EVENTS, cutoff=cutoff, body=content),
+            lambda left, cutoff: self._sdk.get().begin(
+                _MESSAGES_PATH, left, EVENT_STREAM_TYPE, cutoff=cutoff, body=content
+            ),
             MessageReader(self._errors, dropped),
             request,
             timeout,

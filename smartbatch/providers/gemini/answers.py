@@ -52,7 +52,7 @@ _FINISH = {
     "IMAGE_RECITATION": "content_filter",
 }
 
-_UNSAID = "_UNSPECIFIED"  # suffix of an enumeration's "no value"
+_UNSPECIFIED_SUFFIX = "_UNSPECIFIED"  # suffix of an enumeration's "no value"
 
 
 class Gathered:
@@ -72,7 +72,7 @@ class Gathered:
         self._identity: str | None = None
         self._tier: str | None = None
 
-    def add(self, data: Mapping[str, Any]) -> str:
+    def add_chunk(self, data: Mapping[str, Any]) -> str:
         """Add a body or a chunk and return its text."""
         self._model = short(data.get("modelVersion"), PLAIN_ID) or self._model
         self._identity = short(data.get("responseId"), PLAIN_ID) or self._identity
@@ -91,7 +91,7 @@ class Gathered:
             self._texts.append(text)
             return text
         reason = fields(data.get("promptFeedback")).get("blockReason")
-        if isinstance(reason, str) and not reason.endswith(_UNSAID):
+        if isinstance(reason, str) and not reason.endswith(_UNSPECIFIED_SUFFIX):
             self._finish, self.ended = "content_filter", True
         return ""
 
@@ -138,7 +138,7 @@ class Gathered:
         self._thoughts += [text for text in thoughts if isinstance(text, str)]
         self._logprobs += _logprobs(candidate.get("logprobsResult"))
         add_piece(self._extra, unmodelled(candidate, _KNOWN_IN_CANDIDATE))
-        if isinstance(reason, str) and not reason.endswith(_UNSAID):
+        if isinstance(reason, str) and not reason.endswith(_UNSPECIFIED_SUFFIX):
             self.ended = True
             self._finish = _FINISH.get(reason) or (short(reason, PLAIN_WORD) or "unknown").lower()
         return "".join(text for text in texts if isinstance(text, str))
@@ -188,7 +188,7 @@ def _logprobs(result: Any) -> list[TokenLogprob]:
 def read_answer(data: Mapping[str, Any]) -> Answer:
     """Read an answer of ``:generateContent``; a blocked prompt has an empty text and ``content_filter``."""
     gathered = Gathered()
-    gathered.add(data)
+    gathered.add_chunk(data)
     if not data.get("candidates") and not gathered.ended:
         raise _shapeless(gathered.usage)
     return gathered.answer
@@ -282,7 +282,7 @@ class ChunkReader(EventReader):
         self._gathered = Gathered()
 
     def take(self, data: Mapping[str, Any], name: str, head: Reply) -> str:  # noqa: ARG002
-        text = self._gathered.add(data)
+        text = self._gathered.add_chunk(data)
         self.usage, self.ended = self._gathered.usage, self._gathered.ended
         return text
 

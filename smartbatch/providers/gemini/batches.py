@@ -46,7 +46,7 @@ from smartbatch.types import Kind, Request
 if TYPE_CHECKING:
     from smartbatch.providers.gemini.sdk import GeminiSdk
 
-_PAGE = 100
+_BATCHES_PER_PAGE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 _METHODS = {Kind.GENERATE: "batchGenerateContent", Kind.EMBED: "asyncBatchEmbedContent"}
 # states without the prefix ``BATCH_STATE_`` or ``JOB_STATE_``; any other state counts as running
@@ -60,7 +60,7 @@ _STATES = {
 }
 _PREFIX = re.compile(r"^(?:BATCH|JOB)_STATE_")
 _MARK = re.compile(r"sb-[A-Za-z0-9_-]{1,64}")
-_TYPE = "application/jsonl"
+_INPUT_CONTENT_TYPE = "application/jsonl"
 _FILE = re.compile(r"files/[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _ADDRESS = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?/[\x21-\x7e]{1,4096}", re.ASCII)
 _MISSING = re.compile(r"may not exist", re.I)
@@ -105,9 +105,9 @@ class GeminiBatches(BatchApi):
             "X-Goog-Upload-Protocol": "resumable",
             "X-Goog-Upload-Command": "start",
             "X-Goog-Upload-Header-Content-Length": str(len(content)),
-            "X-Goog-Upload-Header-Content-Type": _TYPE,
+            "X-Goog-Upload-Header-Content-Type": _INPUT_CONTENT_TYPE,
         }
-        file = {"name": file_id, "display_name": name[:_MAX_DISPLAY_NAME], "mime_type": _TYPE}
+        file = {"name": file_id, "display_name": name[:_MAX_DISPLAY_NAME], "mime_type": _INPUT_CONTENT_TYPE}
         body = {"file": {**file, "size_bytes": len(content)}}
         try:
             reply = self._sdk().ask("post", "upload/{api_version}/files", timeout, body=body, headers=headers)
@@ -156,7 +156,7 @@ class GeminiBatches(BatchApi):
         return self._calls.found(self._sdk().ask("get", _path(batch_id), timeout))
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
-        path = f"batches?pageSize={_PAGE}"
+        path = f"batches?pageSize={_BATCHES_PER_PAGE}"
         if after is not None:
             path += f"&pageToken={quote(after, safe='')}"
         reply = self._sdk().ask("get", path, timeout)
@@ -180,7 +180,7 @@ class GeminiBatches(BatchApi):
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         sdk = self._sdk()
-        yield from self._calls.results(
+        yield from self._calls.result_pieces(
             lambda url, left: sdk.begin(url.removeprefix(sdk.url_of("")), left, "application/binary"),
             sdk.url_of(f"{_check_file(output)}:download?alt=media"),
             timeout,

@@ -60,7 +60,7 @@ _MODEL = re.compile(r"(?:(?:models|tunedModels)/)?[\w.@-]{1,256}", re.ASCII)
 _TOOL = re.compile(r"[a-zA-Z_]")
 _ROLES = {"user": "user", "assistant": "model"}
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
-_JSON = "application/json"
+_JSON_CONTENT_TYPE = "application/json"
 _RESERVED = ("model", "contents", "systemInstruction", "system_instruction", "requests")
 _CONFIGS = ("generationConfig", "generation_config")
 _FORMATS = (
@@ -223,11 +223,11 @@ def _config(request: Request) -> dict[str, Any]:
         config["stopSequences"] = list(params.stop)
     if params.schema is not None:
         schema = sent_schema(params.schema)
-        config["responseMimeType"] = _JSON
+        config["responseMimeType"] = _JSON_CONTENT_TYPE
         if schema is not None:
             config["responseJsonSchema"] = schema
     elif params.response_format is not None and params.response_format.get("type") == "json_object":
-        config["responseMimeType"] = _JSON
+        config["responseMimeType"] = _JSON_CONTENT_TYPE
     return config
 
 

@@ -42,7 +42,7 @@ from smartbatch.providers.http.endpoint import (
     secrets_of,
     setting,
 )
-from smartbatch.providers.http.event_stream import EVENTS, EventStream
+from smartbatch.providers.http.event_stream import EVENT_STREAM_TYPE, EventStream
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
 from smartbatch.types import Answer, Duration, Request
@@ -149,7 +149,9 @@ class GeminiProvider(Provider):
         path = f"{resource(model)}:streamGenerateContent?alt=sse"
         body = generate_body(request)
         return EventStream(
-            lambda left, cutoff: self._sdk.get().begin(path, left, EVENTS, cutoff=cutoff, body=body),
+            lambda left, cutoff: self._sdk.get().begin(
+                path, left, EVENT_STREAM_TYPE, cutoff=cutoff, body=body
+            ),
             ChunkReader(self._errors),
             request,
             timeout,

@@ -101,7 +101,9 @@ class BatchCalls:
             if batch is None or not batch.state.ended:
                 raise
 
-    def results(self, begin: Callable[[str, float], LiveReply], url: str, timeout: float) -> Iterator[bytes]:
+    def result_pieces(
+        self, begin: Callable[[str, float], LiveReply], url: str, timeout: float
+    ) -> Iterator[bytes]:
         """Yield a result file as it arrives, following redirects, and close it.
 
         A web page is an error, because it would count as results without a readable line. Bodies that are

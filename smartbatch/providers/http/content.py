@@ -111,7 +111,7 @@ def encode_json(body: Mapping[str, Any]) -> bytes:
     return _encode(body).encode("ascii")
 
 
-_PIECE = 65536
+_PIECE_BYTES = 65536
 
 
 class SpooledBody:
@@ -148,7 +148,7 @@ class SpooledBody:
         left = self.file_size
         try:
             with open(self._source, "rb") as file:
-                while left > 0 and (piece := file.read(min(_PIECE, left))):
+                while left > 0 and (piece := file.read(min(_PIECE_BYTES, left))):
                     left -= len(piece)
                     yield piece if self._between is None else piece.replace(b"\n", self._between)
         except OSError as error:

@@ -18,7 +18,7 @@ from smartbatch.providers.http.replies import LiveReply, Reply
 from smartbatch.providers.http.transport import Cutoff
 from smartbatch.types import Answer, Request, Usage
 
-EVENTS = "text/event-stream"  # content type of a stream
+EVENT_STREAM_TYPE = "text/event-stream"  # content type of a stream
 
 
 class EventReader(ABC):

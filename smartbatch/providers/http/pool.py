@@ -93,8 +93,8 @@ IDLE_SECONDS = 60.0
 which only a failed call would reveal.
 """
 
-_NEARLY = 0.01
-_NEARLY_OF = 1 / 500
+_TIMEOUT_TOLERANCE_SECONDS = 0.01
+_TIMEOUT_TOLERANCE_SHARE = 1 / 500
 """A time-out may be wrong by this many seconds or this fraction of the remaining time, whichever is more (1.2
 s of ten minutes). A new time-out includes half of this tolerance, so that the next call can keep it.
 """
@@ -175,7 +175,7 @@ def _arm(sock: Any) -> None:
     interpreter lock.
     """
     left = seconds_left(sock.deadline)
-    nearly = max(_NEARLY, left * _NEARLY_OF)
+    nearly = max(_TIMEOUT_TOLERANCE_SECONDS, left * _TIMEOUT_TOLERANCE_SHARE)
     at_hand = sock.gettimeout()
     if at_hand is None or not 0 <= at_hand - left < nearly:
         sock.settimeout(left + nearly / 2)

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 MAX_BODY = 64 * 1024 * 1024  # maximum bytes of a decoded answer; stops gzip bombs and endless bodies
 
-_PIECE = 65536
-_FED = 4096  # compressed bytes per step; the rest is copied after each gzip member, which may be tiny
-_MEMBER = b"\x1f"  # first byte of a gzip member; the second may not have arrived yet
+_PIECE_BYTES = 65536
+_INFLATED_STEP_BYTES = (
+    4096  # compressed bytes per step; the rest is copied after each gzip member, which may be tiny
+)
+_GZIP_FIRST_BYTE = b"\x1f"  # first byte of a gzip member; the second may not have arrived yet
 
 
 @frozen
@@ -99,15 +101,19 @@ def _inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
         raise _encoded_otherwise()
     decoder = _decoder()
     begun = ended = False
-    for piece in (each[at : at + _FED] for each in pieces for at in range(0, len(each), _FED)):
+    for piece in (
+        each[at : at + _INFLATED_STEP_BYTES]
+        for each in pieces
+        for at in range(0, len(each), _INFLATED_STEP_BYTES)
+    ):
         begun = True
         while piece and not ended:
             if decoder.eof:
-                ended = encoding == "deflate" or not piece.startswith(_MEMBER)
+                ended = encoding == "deflate" or not piece.startswith(_GZIP_FIRST_BYTE)
                 decoder = decoder if ended else _decoder()
                 continue
             try:
-                yield decoder.decompress(piece, _PIECE)
+                yield decoder.decompress(piece, _PIECE_BYTES)
             except zlib.error:
                 raise _broken() from None
             piece = decoder.unused_data if decoder.eof else decoder.unconsumed_tail

@@ -15,10 +15,10 @@ from typing import Any
 MAX_HEAD = 65536  # maximum bytes of the head, interim answers, chunk extensions and trailers together
 MAX_LINES = 100  # maximum header lines, as in ``http.client``
 
-_USUAL = 8192  # characters of a head; lines of longer heads are not cached
-_FIRST = 8192  # bytes per read until the head is complete; usually the whole answer
-_PIECE = 65536  # bytes per read of a body
-_GROWTH = 1 << 20  # bytes by which a body's buffer grows; the announced length may never arrive
+_MAX_CACHED_HEAD_CHARACTERS = 8192  # characters of a head; lines of longer heads are not cached
+_HEAD_READ_BYTES = 8192  # bytes per read until the head is complete; usually the whole answer
+_PIECE_BYTES = 65536  # bytes per read of a body
+_BUFFER_GROWTH_BYTES = 1 << 20  # bytes by which a body's buffer grows; the announced length may never arrive
 
 _STATUS = re.compile(r"HTTP/1\.(\d)[ \t]+([1-9]\d\d)(?:[ \t\r]|$)", re.ASCII)
 _FIELD = re.compile(r"([^\x00-\x20:\x7f]+):([^\r\n\x00]*)")
@@ -83,7 +83,7 @@ class IncomingResponse:
         # 2. Known length: up to that length. 3. Otherwise: up to the end of the connection.
         if self.length == 0:
             return b""
-        piece = self._some(_PIECE if self.length is None else min(_PIECE, self.length))
+        piece = self._some(_PIECE_BYTES if self.length is None else min(_PIECE_BYTES, self.length))
         if self.length is None:
             return piece
         if not piece:
@@ -97,7 +97,7 @@ class IncomingResponse:
 
     def _head(self) -> str:
         """Read the head of an answer without the empty line; further bytes stay in the buffer."""
-        data = self._rest or self._received(_FIRST)
+        data = self._rest or self._received(_HEAD_READ_BYTES)
         found = _end_of_head(data)
         if found is None:
             data, found = self._long_head(data)
@@ -118,7 +118,7 @@ class IncomingResponse:
                 raise RemoteDisconnected("no answer") if not data else BadStatusLine("")
             if len(data) > self._left:
                 raise LineTooLong("head")
-            piece = self._received(_FIRST)
+            piece = self._received(_HEAD_READ_BYTES)
             if not piece:
                 raise RemoteDisconnected("no answer") if not data else HTTPException("the head was cut")
             searched = max(0, len(data) - 3)
@@ -147,7 +147,7 @@ class IncomingResponse:
     # -- the body --------------------------------------------------------------------------------------------
 
     def _filled(self, start: bytes, length: int) -> bytes:
-        buffer, filled = bytearray(min(length, len(start) + _GROWTH)), len(start)
+        buffer, filled = bytearray(min(length, len(start) + _BUFFER_GROWTH_BYTES)), len(start)
         buffer[:filled] = start
         while filled < length:
             if filled == len(buffer):
@@ -174,7 +174,7 @@ class IncomingResponse:
             if not self._chunk:
                 self._trailers()
                 return b""
-        piece = self._some(min(_PIECE, self._chunk))
+        piece = self._some(min(_PIECE_BYTES, self._chunk))
         if not piece:
             raise IncompleteRead(b"", self._chunk)
         self._chunk -= len(piece)
@@ -194,7 +194,7 @@ class IncomingResponse:
 
     def _line(self) -> bytes:
         while (end := self._rest.find(b"\n")) < 0:
-            piece = self._received(_FIRST)
+            piece = self._received(_HEAD_READ_BYTES)
             if not piece:
                 raise IncompleteRead(self._rest)
             self._rest += piece
@@ -247,7 +247,7 @@ def _fields(head: str) -> tuple[dict[str, str], bool]:
         lines = _FOLD.sub(" ", head).replace("\r\n", "\n").split("\n")[1:]
     if len(lines) > MAX_LINES:
         raise HTTPException("got more than 100 headers")
-    field = _field if len(head) <= _USUAL else _field.__wrapped__
+    field = _field if len(head) <= _MAX_CACHED_HEAD_CHARACTERS else _field.__wrapped__
     fields = list(map(field, lines))
     found = [each for each in fields if each is not None]
     headers = dict(found)

@@ -51,12 +51,12 @@ from smartbatch.types import Kind, Request
 if TYPE_CHECKING:
     from smartbatch.providers.http.requests_bridge import RequestsSession
 
-_PAGE = 100
-_FILES = 10_000
+_BATCHES_PER_PAGE = 100
+_FILES_PER_PAGE = 10_000
 _MAX_PAGES = 1000  # of a list of files
 _JSON = {"Content-Type": "application/json"}
-_SUFFIX = ".jsonl"  # required in the names of batch inputs
-_QUOTA = "token_limit_exceeded"  # too many tokens are in unfinished batches
+_INPUT_SUFFIX = ".jsonl"  # required in the names of batch inputs
+_QUOTA_CODE = "token_limit_exceeded"  # too many tokens are in unfinished batches
 
 # LiteLLM's ids are base64 strings of some 400 characters; no id has a slash or starts with a period
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+~-]{0,1023}")
@@ -154,7 +154,7 @@ class OpenAIBatches(BatchApi):
         3. The answer has no file id, or the file could not be processed.
         4. The provider reports another size than was sent, so the file is not used.
         """
-        body, content_type = upload_form({"purpose": self._purpose}, source, name + _SUFFIX)
+        body, content_type = upload_form({"purpose": self._purpose}, source, name + _INPUT_SUFFIX)
         reply = self._session().ask(
             "POST", "/files", timeout, data=body, headers={"Content-Type": content_type}
         )
@@ -166,13 +166,13 @@ class OpenAIBatches(BatchApi):
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
         """Search the account's batch inputs from the newest to the oldest."""
-        query = {"purpose": self._purpose, "limit": str(_FILES), "order": "desc"}
+        query = {"purpose": self._purpose, "limit": str(_FILES_PER_PAGE), "order": "desc"}
         deadline = time.monotonic() + timeout
         for _ in range(_MAX_PAGES):
             reply = self._session().ask("GET", "/files", deadline - time.monotonic(), params=query)
             data, files = self._listed(reply)
             for each in files:
-                if each.get("filename") in (name, name + _SUFFIX):
+                if each.get("filename") in (name, name + _INPUT_SUFFIX):
                     return _read_file(each)
             following = _next(data, files, query.get("after"))
             if following is None:
@@ -219,7 +219,7 @@ class OpenAIBatches(BatchApi):
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
         """Unreadable batches are skipped unless they have a mark of this library."""
-        query = {"limit": str(_PAGE), **({"after": after} if after else {})}
+        query = {"limit": str(_BATCHES_PER_PAGE), **({"after": after} if after else {})}
         reply = self._session().ask("GET", "/batches", timeout, params=query)
         data, listed = self._listed(reply)
         batches = []
@@ -245,7 +245,7 @@ class OpenAIBatches(BatchApi):
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         session = self._session()
         url = session.url_of(f"/files/{_quoted(output)}/content")
-        yield from self._calls.results(lambda url, left: session.begin("GET", url, left), url, timeout)
+        yield from self._calls.result_pieces(lambda url, left: session.begin("GET", url, left), url, timeout)
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """A request rejected because of a parameter was not run; the next batch omits the parameter."""
@@ -339,7 +339,7 @@ def _read_file(data: Mapping[str, Any]) -> RemoteFile:
     name = data.get("filename")
     return RemoteFile(
         id=file_id,
-        name=name.removesuffix(_SUFFIX) if isinstance(name, str) else "",
+        name=name.removesuffix(_INPUT_SUFFIX) if isinstance(name, str) else "",
         size=whole(data.get("bytes")),
         ready=status not in _UNREADY,
     )
@@ -347,11 +347,11 @@ def _read_file(data: Mapping[str, Any]) -> RemoteFile:
 
 def _mark_over_quota(error: ProviderError) -> None:
     if _over_quota(error.code, error.message):
-        error.code, error.kind = _QUOTA, ErrorKind.RATE_LIMIT
+        error.code, error.kind = _QUOTA_CODE, ErrorKind.RATE_LIMIT
 
 
 def _over_quota(code: str | None, message: str) -> bool:
-    return code == _QUOTA or _QUOTA_TEXT.search(message) is not None
+    return code == _QUOTA_CODE or _QUOTA_TEXT.search(message) is not None
 
 
 def _failure(errors: Any, secrets: Sequence[str]) -> ProviderError:
@@ -362,7 +362,7 @@ def _failure(errors: Any, secrets: Sequence[str]) -> ProviderError:
     code, message = short(first.get("code"), PLAIN_WORD), first.get("message", "")
     kind = kind_of_code(code, None, message) or ErrorKind.CLIENT_ERROR
     if _over_quota(code, message):
-        code, kind = _QUOTA, ErrorKind.RATE_LIMIT
+        code, kind = _QUOTA_CODE, ErrorKind.RATE_LIMIT
     line = whole(first.get("line"))
     where = f" in line {line}" if line is not None else ""
     text = safe_text(message, (), *secrets)

@@ -117,7 +117,7 @@ def _levels(form: Mapping[str, Any]) -> int:
 
 ANSWER_TOOL: Final = "structured_answer"  # the function that the model must call in the mode ``tool``
 
-_INSTRUCTION = (
+_SCHEMA_INSTRUCTION = (
     "Answer with one JSON value that follows this JSON schema, and with nothing else: no explanation and no "
     "code fence.\n"
 )
@@ -148,7 +148,7 @@ def add_schema(body: dict[str, Any], schema: Mapping[str, Any], mode: str) -> No
         named = {"name": "answer", "strict": sent.strict, "schema": sent.schema}
         form = {"type": "json_schema", **({"json_schema": named} if chat else named)}
     else:
-        _instruct(body, _INSTRUCTION + json.dumps(sent.schema, ensure_ascii=False))
+        _instruct(body, _SCHEMA_INSTRUCTION + json.dumps(sent.schema, ensure_ascii=False))
         if mode == "prompt":
             return
         form = {"type": "json_object"}

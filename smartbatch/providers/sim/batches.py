@@ -40,7 +40,7 @@ from smartbatch.providers.foreign_text import count, unusable
 from smartbatch.providers.http.content import encode_json
 from smartbatch.types import Answer, Generation, Kind, Request, Tool, Usage
 
-_PAGE = 100
+_BATCHES_PER_PAGE = 100
 # request parameters that affect a simulated answer
 _PARAMS = ("system", "max_tokens", "stop", "response_format", "schema", "tools", "tool_choice", "logprobs")
 
@@ -118,8 +118,8 @@ class SimBatches(BatchApi):
     def page(self, after: str | None, timeout: float) -> BatchPage:  # noqa: ARG002
         found = self._backend.get().batches(self._wall())
         begin = next((at for at, batch in enumerate(found, 1) if batch.id == after), 0)
-        shown = [_shown(batch) for batch in found[begin : begin + _PAGE]]
-        more = shown[-1].id if len(found) > begin + _PAGE else None
+        shown = [_shown(batch) for batch in found[begin : begin + _BATCHES_PER_PAGE]]
+        more = shown[-1].id if len(found) > begin + _BATCHES_PER_PAGE else None
         return BatchPage(tuple(shown), more, self._wall())
 
     def cancel(self, batch_id: str, timeout: float) -> None:  # noqa: ARG002

@@ -29,7 +29,7 @@ from smartbatch.types import Answer, Duration, Message, Request, ToolCall, Usage
 _EMULATED = {"500": "500", "503": "503", "429": "429", "timeout": "hang", "network": "reset"}
 FAULTS = tuple(_EMULATED)
 """Kinds of faults. A single rate is split evenly between them."""
-_VALIDATED = 0.1
+_VALIDATION_SHARE = 0.1
 """Fraction of a batch's turnaround spent on validation."""
 
 
@@ -80,7 +80,7 @@ class SimProvider(Provider):
                 tpm=tpm,
                 faults=_emulated(faults),
                 seed=seed,
-                batch_validating=_VALIDATED * turnaround,
+                batch_validating=_VALIDATION_SHARE * turnaround,
                 batch_turnaround=turnaround,
             )
         except ConfigError as error:
