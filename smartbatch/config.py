@@ -19,15 +19,15 @@ from smartbatch.types import Duration, GenerationParams, OnError, Prefer, Strate
 
 __all__ = ["BatchingConfig", "ClientParams", "Settings", "changed", "check_names", "checked", "checked_table"]
 
-PREFIX = "SMARTBATCH_"
-RESERVED = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
+VARIABLE_PREFIX = "SMARTBATCH_"
+RESERVED_PREFIXES = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
 """Prefixes of variables for tests and the simulated provider; settings with such names are still read."""
 
-OF_APPLICATIONS = ("SMARTBATCH_MODEL", "SMARTBATCH_WEB_TIMEOUT")
+APPLICATION_VARIABLES = ("SMARTBATCH_MODEL", "SMARTBATCH_WEB_TIMEOUT")
 """Variables read only by applications of web frameworks."""
 
 LARGE_QUEUE = 10_000
-DAY = 86_400
+DAY_SECONDS = 86_400
 
 
 @frozen(kw_only=True, init=False)
@@ -66,7 +66,7 @@ class BatchingConfig:
         "block", "Whether a submission waits or raises an error while the queue is full.", "block", "raise"
     )
     queue_timeout: float | None = seconds(
-        None, "Maximum time to wait for room before QueueFull is raised.", 0, DAY
+        None, "Maximum time to wait for room before QueueFull is raised.", 0, DAY_SECONDS
     )
     urgent_reserve: float = setting(
         0.1,
@@ -79,9 +79,9 @@ class BatchingConfig:
     parallelism: int = setting(
         4, "int", "Maximum number of concurrent calls, and of worker threads.", 1, 1024
     )
-    call_timeout: float = seconds(600.0, "Maximum time of one call.", 0.1, DAY)
+    call_timeout: float = seconds(600.0, "Maximum time of one call.", 0.1, DAY_SECONDS)
     request_timeout: float | None = seconds(
-        None, "Time from submission until an unanswered request fails.", 0.1, 30 * DAY
+        None, "Time from submission until an unanswered request fails.", 0.1, 30 * DAY_SECONDS
     )
 
     retries: int = setting(3, "int", "Maximum retries of a failed request.", 0, 20)
@@ -97,7 +97,9 @@ class BatchingConfig:
         5, "int", "Consecutive failures that open the breaker; more if calls fail often anyway.", 1, 1000
     )
     breaker_pause: float = seconds(1.0, "Maximum time from opening a breaker to its first probe.", 0.01, 3600)
-    breaker_max_pause: float = seconds(5.0, "Maximum time between probes of an open breaker.", 0.01, DAY)
+    breaker_max_pause: float = seconds(
+        5.0, "Maximum time between probes of an open breaker.", 0.01, DAY_SECONDS
+    )
     breaker_probes: int = setting(4, "int", "Maximum number of concurrent probes of an open breaker.", 1, 100)
     on_breaker_open: Literal["wait", "fail", "fallback"] = choice(
         "wait",
@@ -110,7 +112,7 @@ class BatchingConfig:
         None, "text", "The model, as provider:model, to use while the breaker is open."
     )
     outage_patience: float = seconds(
-        10_800.0, "How long each request waits for a provider that is down.", 0, 7 * DAY
+        10_800.0, "How long each request waits for a provider that is down.", 0, 7 * DAY_SECONDS
     )
 
     max_rpm: int | None = setting(None, "int", "Requests per minute.", 1, 10**9)
@@ -156,7 +158,7 @@ class BatchingConfig:
     cache: str | None = setting(
         None, "text", "File of the response cache, so that identical requests are not paid for again."
     )
-    cache_ttl: float = seconds(7 * DAY, "How long a cached answer is used.", 1, 3650 * DAY)
+    cache_ttl: float = seconds(7 * DAY_SECONDS, "How long a cached answer is used.", 1, 3650 * DAY_SECONDS)
     cache_max_bytes: int = setting(
         2**30,
         "int",
@@ -182,14 +184,14 @@ class BatchingConfig:
         3600.0,
         "Default timeout of submit_and_wait, and time after which a job may fall back to real time.",
         0.1,
-        30 * DAY,
+        30 * DAY_SECONDS,
     )
     batch_max_requests: int = setting(5000, "int", "Maximum requests per batch.", 1, 100_000)
     batch_settle: float = seconds(
         1800.0,
         "How long to search for a batch whose creation is uncertain before its requests are sent again.",
         0.1,
-        30 * DAY,
+        30 * DAY_SECONDS,
     )
     batch_on_unknown: Literal["settle", "hold"] = choice(
         "settle",
@@ -207,7 +209,7 @@ class BatchingConfig:
         None,
         "Time after the end of a job until its files at the provider are deleted; none keeps them.",
         0,
-        365 * DAY,
+        365 * DAY_SECONDS,
     )
     batch_enqueued_tokens: int | None = setting(
         None, "int", "Maximum tokens per model in unfinished batches.", 1, 10**12
@@ -328,7 +330,7 @@ class BatchingConfig:
                 default=attribute.default,
                 range=spec_of(attribute).range,
                 help=spec_of(attribute).help,
-                environment="" if name == "prices" else PREFIX + name.upper(),
+                environment="" if name == "prices" else VARIABLE_PREFIX + name.upper(),
             )
             for name, attribute in _keys().items()
         )
@@ -409,7 +411,7 @@ def _keys() -> dict[str, Attribute[Any]]:
 
 
 def variable_of(key: str) -> str | None:
-    return PREFIX + key.upper() if key in _keys() and key != "prices" else None
+    return VARIABLE_PREFIX + key.upper() if key in _keys() and key != "prices" else None
 
 
 def _contradictions(c: BatchingConfig) -> Iterator[str]:
@@ -477,18 +479,18 @@ def _nearest(name: str, known: Collection[str], prefix: str = "") -> str:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     variables = {variable: key for key in _keys() if (variable := variable_of(key)) is not None}
-    for variable in sorted(name for name in environ if name.startswith(PREFIX)):
+    for variable in sorted(name for name in environ if name.startswith(VARIABLE_PREFIX)):
         text = environ[variable]
         if key := variables.get(variable):
             if text.strip():
                 values[key] = _spec(key, key).parse(f"{key} ({variable})", text)
-        elif variable == f"{PREFIX}PRICES":
+        elif variable == f"{VARIABLE_PREFIX}PRICES":
             raise ConfigError(
                 f"{variable}: prices are a table, which does not fit into a variable; put them into a "
                 "settings file (--config FILE), or pass prices={…} to the client"
             )
-        elif variable not in OF_APPLICATIONS and not variable.startswith(RESERVED):
-            if near := did_you_mean(variable, variables, PREFIX):
+        elif variable not in APPLICATION_VARIABLES and not variable.startswith(RESERVED_PREFIXES):
+            if near := did_you_mean(variable, variables, VARIABLE_PREFIX):
                 raise ConfigError(f"unknown variable {variable}{near}")
             _warn_of(variable)
     return values
@@ -574,7 +576,7 @@ def _yaml(path: Path, text: str) -> Mapping[str, Any]:
     return content
 
 
-OF_PROVIDERS = frozenset({"api_key", "base_url", "headers", "organization", "project"})
+ADAPTER_ARGUMENTS = frozenset({"api_key", "base_url", "headers", "organization", "project"})
 """Arguments of adapters that other libraries accept along with settings."""
 NEAR_SETTINGS = {
     **dict.fromkeys(("concurrency", "max_concurrency", "max_workers", "workers", "threads"), "parallelism"),
@@ -582,7 +584,7 @@ NEAR_SETTINGS = {
     "max_cost": "budget",
 }
 """Names used by other libraries, with the name used here."""
-_OF_REQUESTS = frozenset({"priority", "purpose", "context", "isolation_key"})
+_REQUEST_FIELDS = frozenset({"priority", "purpose", "context", "isolation_key"})
 """Fields of a request that clients and shortcuts do not accept."""
 
 
@@ -595,9 +597,9 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
     for name in names:
         if name in known:
             continue
-        if name in OF_PROVIDERS and "provider_options" in known:
+        if name in ADAPTER_ARGUMENTS and "provider_options" in known:
             raise ConfigError(f"{name} is an option of the provider: provider_options={{{name!r}: …}}")
-        if name in _OF_REQUESTS:
+        if name in _REQUEST_FIELDS:
             raise ConfigError(
                 f"unknown setting or parameter {name}: set it on a request, Request(…, {name}=…)"
             )

@@ -49,7 +49,7 @@ _CONTEXTS: Mapping[str, dict[str, str]] = {
 }
 """The bundled table's names for batch and flex processing."""
 
-_KEPT = "prices.json"
+_KEPT_PRICES_FILE = "prices.json"
 """File in the user's state folder that keeps prices of the bundled table for later processes, because
 importing genai-prices takes 0.3 s.
 """
@@ -362,7 +362,7 @@ _KEPT_MODELS = 256
 
 
 def _read_kept(table: str) -> dict[str, Any]:
-    path = os.path.join(state_folder(), _KEPT)
+    path = os.path.join(state_folder(), _KEPT_PRICES_FILE)
     try:
         check_own(path)
         with open(path, encoding="utf-8") as file:
@@ -374,7 +374,7 @@ def _read_kept(table: str) -> dict[str, Any]:
 
 def _keep(table: str, values: Mapping[str, Any]) -> None:
     last = dict(list({**_read_kept(table), **values}.items())[-_KEPT_MODELS:])
-    path = os.path.join(state_folder(), _KEPT)
+    path = os.path.join(state_folder(), _KEPT_PRICES_FILE)
     part = f"{path}.{os.getpid()}"
     with suppress(OSError, StoreError):
         own_folder(os.path.dirname(path))

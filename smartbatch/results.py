@@ -259,8 +259,8 @@ class ResultList(list[Result[T]]):
         from smartbatch.views.model import DataTable, Section, View  # imported late: rarely needed
 
         places: list[int | None] = list(range(len(self)))
-        if len(self) > 2 * SHOWN + 1:
-            places = [*places[:SHOWN], None, *places[-SHOWN:]]
+        if len(self) > 2 * MAX_SHOWN_RESULTS + 1:
+            places = [*places[:MAX_SHOWN_RESULTS], None, *places[-MAX_SHOWN_RESULTS:]]
         rows = [("…",) * 6 if at is None else (str(at), *_row(self[at])) for at in places]
         table = DataTable.of("Results", "row, answer, route, tokens, cost:money, error", rows)
         return notebook(View(_summary(self), (Section("results", "Results", (table,)),)))
@@ -300,7 +300,7 @@ def of_prompts(results: ResultList[T], prompts: object) -> ResultList[T]:
     return results
 
 
-SHOWN = 5
+MAX_SHOWN_RESULTS = 5
 """Results a notebook shows from each end of a list."""
 
 
@@ -358,7 +358,7 @@ def as_kept(result: Result) -> Result:
     return evolve(kept, route=Route.CACHED) if result.ok else kept
 
 
-_FRAMES = 3
+_MAX_SHOWN_FRAMES = 3
 """Traceback frames that a notebook shows: the innermost ones, down to the interrupted call."""
 
 
@@ -393,7 +393,7 @@ class Interrupted(KeyboardInterrupt):
         """Return the lines IPython shows, without the code around each frame."""
         lines = ["Traceback (most recent call last):"]
         frames = [one for one in _frames(self.__traceback__) if not _is_shell(one.tb_frame.f_globals)]
-        for one in frames[-_FRAMES:]:
+        for one in frames[-_MAX_SHOWN_FRAMES:]:
             (summary,) = traceback.extract_tb(one, limit=1)
             lines.append(f'  File "{summary.filename}", line {summary.lineno}, in {summary.name}')
             lines.append(f"    {summary.line}")

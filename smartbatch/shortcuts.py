@@ -42,7 +42,7 @@ __all__ = [
     "list_jobs",
 ]
 
-_OF_LIST = (
+_LIST_ARGUMENTS = (
     CONSTRAINTS - {"budget"} | {"key"} | TableParams.__optional_keys__ | ReadingParams.__optional_keys__
 )
 """Arguments of a single list. A budget belongs to the client, which sends only this list."""
@@ -214,7 +214,7 @@ def _stored(store: str | None) -> StoredJobs:
 def _run(
     prompts: Prompts, model: str, progress: bool | None, params: Mapping[str, Any], **more: Any
 ) -> ResultList:
-    settings, of_list = split_constraints(params, _OF_LIST)
+    settings, of_list = split_constraints(params, _LIST_ARGUMENTS)
     results: ResultList | None = None
     try:
         with BatchingClient(model, **settings) as client:

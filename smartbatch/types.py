@@ -248,7 +248,7 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
     return parts
 
 
-WRAPPED = "answer"
+WRAPPER_PROPERTY = "answer"
 """The property that wraps an answer whose schema is not an object, for APIs that accept only objects."""
 
 

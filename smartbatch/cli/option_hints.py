@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from smartbatch.config import NEAR_SETTINGS, OF_PROVIDERS, variable_of
+from smartbatch.config import ADAPTER_ARGUMENTS, NEAR_SETTINGS, variable_of
 from smartbatch.core.preparation.validation import FOREIGN_NAMES
 from smartbatch.errors import did_you_mean, nearest
 from smartbatch.types import ListParams
@@ -72,7 +72,7 @@ def option_hint(word: str, command: str, options: Mapping[str, Collection[str]])
     if name in _NO_OPTION_ADVICE:
         return f"; {_NO_OPTION_ADVICE[name]}"
     # 3. Name a provider option, a setting, an option of another command, or a Python parameter.
-    if name in OF_PROVIDERS and "--provider-option" in own:
+    if name in ADAPTER_ARGUMENTS and "--provider-option" in own:
         return f"; set it with --provider-option {name}=…"
     if (variable := variable_of(name)) is not None:
         return f"; set it with the variable {variable}, or with {name} in a settings file (--config FILE)"

@@ -16,8 +16,8 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-_DEPTH = 16  # recursive schemas end at this depth
-_SIZE = 10_000  # recursive schemas with branches end at this size
+_MAX_DEPTH = 16  # recursive schemas end at this depth
+_MAX_SIZE = 10_000  # recursive schemas with branches end at this size
 
 _FORMATS = {
     "binary": "bytes",
@@ -78,7 +78,7 @@ class _Builder:
 
     def value(self, schema: Any, depth: int) -> Any:
         self._size += 1
-        if not isinstance(schema, Mapping) or depth > _DEPTH or self._size > _SIZE:
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._size > _MAX_SIZE:
             return None
         if isinstance(ref := schema.get("$ref"), str):
             return self.value(self._resolve(ref), depth + 1)
@@ -92,7 +92,7 @@ class _Builder:
             branches = schema.get(word)
             if isinstance(branches, list) and branches:
                 # Deep in a recursion the last branch is used, which by convention ends it.
-                return self.value(branches[0 if depth < _DEPTH // 2 else -1], depth + 1)
+                return self.value(branches[0 if depth < _MAX_DEPTH // 2 else -1], depth + 1)
         return self._typed(schema, depth)
 
     def _typed(self, schema: Mapping[str, Any], depth: int) -> Any:
@@ -121,7 +121,7 @@ class _Builder:
             properties = {}
         required = schema.get("required")
         names = list(properties)
-        if depth >= _DEPTH // 2 and isinstance(required, list):
+        if depth >= _MAX_DEPTH // 2 and isinstance(required, list):
             names = [name for name in names if name in required or _ends(properties[name])]
         if not names and (least := int(schema.get("minProperties", 0))):
             further = schema.get("additionalProperties", {})
@@ -131,7 +131,7 @@ class _Builder:
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
         first = schema.get("prefixItems")
         items = [self.value(part, depth + 1) for part in first] if isinstance(first, list) else []
-        least = int(schema.get("minItems", 0 if depth > _DEPTH // 2 or items else 1))
+        least = int(schema.get("minItems", 0 if depth > _MAX_DEPTH // 2 or items else 1))
         least = min(least, int(schema.get("maxItems", least)), 1000)
         for i in range(len(items), least):
             item = self.value(schema.get("items", {}), depth + 1)

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from smartbatch.emulator.settings import EmulatorSettings
 
-_SLACK = 1e-9  # tolerance for floating-point errors of a refill
+_REFILL_TOLERANCE = 1e-9  # tolerance for floating-point errors of a refill
 
 
 def go_duration(seconds: float) -> str:
@@ -117,7 +117,9 @@ class _SecondWindows:
 
     def _window_limit(self, window: int) -> float:
         # The cumulative sum is rounded: 90 per minute are 1, 2, 1, 2 … per second.
-        return math.floor((window + 1) * self._rate + _SLACK) - math.floor(window * self._rate + _SLACK)
+        return math.floor((window + 1) * self._rate + _REFILL_TOLERANCE) - math.floor(
+            window * self._rate + _REFILL_TOLERANCE
+        )
 
     def left(self, now: float) -> float:
         if (window := math.floor(now)) != self._window:
@@ -129,7 +131,7 @@ class _SecondWindows:
         self._used += cost
 
     def wait(self, now: float, cost: float) -> float:
-        if self.left(now) + _SLACK >= cost:
+        if self.left(now) + _REFILL_TOLERANCE >= cost:
             return 0.0
         window = math.floor(now) + 1
         while self._window_limit(window) < min(cost, math.floor(self.capacity)):
@@ -142,7 +144,9 @@ class _SecondWindows:
 
     def allowed(self, first: float, now: float) -> float:
         start, end = math.floor(first), math.floor(now) + 1
-        return math.floor(end * self._rate + _SLACK) - math.floor(start * self._rate + _SLACK)
+        return math.floor(end * self._rate + _REFILL_TOLERANCE) - math.floor(
+            start * self._rate + _REFILL_TOLERANCE
+        )
 
 
 class Limits:
@@ -186,7 +190,7 @@ class Limits:
         costs = {"requests": 1, "tokens": tokens, "output": 1}
         for what, (meter, limit) in self._meters.items():
             left, cost = meter.left(now), costs[what]
-            if left + _SLACK >= cost:
+            if left + _REFILL_TOLERANCE >= cost:
                 continue
             if self._count_refused and "requests" in self._meters:
                 self._meters["requests"][0].take(now, 1)
@@ -205,7 +209,9 @@ class Limits:
 
     def levels(self, now: float) -> list[Level]:
         return [
-            Level(what, int(limit), max(0, math.floor(meter.left(now) + _SLACK)), meter.full_in(now))
+            Level(
+                what, int(limit), max(0, math.floor(meter.left(now) + _REFILL_TOLERANCE)), meter.full_in(now)
+            )
             for what, (meter, limit) in self._meters.items()
         ]
 

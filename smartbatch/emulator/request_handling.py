@@ -29,7 +29,9 @@ from smartbatch.emulator.settings import FAULTS, EmulatorParams, EmulatorSetting
 from smartbatch.errors import ConfigError
 
 _logger = logging.getLogger("smartbatch.emulator")
-_HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>\n"
+_HTML_PAGE = (
+    b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>\n"
+)
 # The first API that serves a request handles it. OpenAI's serves all paths.
 _APIS: tuple[Api, ...] = (AnthropicApi(), GeminiApi(), OpenAIApi())
 FLEX = "flex"
@@ -249,13 +251,15 @@ def _apply_fault(api: Api, reply: ServerReply, fault: str | None) -> ServerReply
         case "500":
             return evolve(api.internal_error(), delay=reply.delay)
         case "html":
-            return ServerReply(502, _HTML, content_type="text/html", delay=reply.delay)
+            return ServerReply(502, _HTML_PAGE, content_type="text/html", delay=reply.delay)
         case "bad_json":
             return evolve(reply, body=b'{"id": "chatcmpl-', event_interval=0.0, delivered=None)
         case "empty":
             return evolve(reply, body=b"", event_interval=0.0, delivered=None)
         case "html_200":
-            return evolve(reply, body=_HTML, content_type="text/html", event_interval=0.0, delivered=None)
+            return evolve(
+                reply, body=_HTML_PAGE, content_type="text/html", event_interval=0.0, delivered=None
+            )
         case "stream_end" | "stream_error" if isinstance(body, list):
             first_half = body[: max(1, len(body) // 2)]
             error = [api.error_event()] if fault == "stream_error" else []

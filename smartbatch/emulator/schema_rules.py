@@ -13,17 +13,17 @@ Rule: TypeAlias = "Callable[[Mapping[str, Any], Path], str | None]"
 
 _NAMED = ("properties", "$defs", "definitions", "patternProperties")
 _DATA = ("enum", "const", "default", "examples")
-_COMMON = frozenset({"type", "title", "description", "enum", "anyOf", "$ref", "$defs"}) | {
+_COMMON_KEYWORDS = frozenset({"type", "title", "description", "enum", "anyOf", "$ref", "$defs"}) | {
     *("properties", "required", "additionalProperties", "items", "minItems"),
 }
-_OPENAI = _COMMON | {
+_OPENAI_KEYWORDS = _COMMON_KEYWORDS | {
     *("const", "maxItems", "pattern", "format", "multipleOf", "definitions"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
 }
 _OPENAI_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
-_ANTHROPIC = _COMMON | {"const", "allOf", "default", "format", "definitions"}
+_ANTHROPIC_KEYWORDS = _COMMON_KEYWORDS | {"const", "allOf", "default", "format", "definitions"}
 _ANTHROPIC_FORMATS = (*_OPENAI_FORMATS, "uri")
-_GEMINI = _COMMON | {
+_GEMINI_KEYWORDS = _COMMON_KEYWORDS | {
     *("$id", "$anchor", "format", "prefixItems", "maxItems", "minimum", "maximum", "oneOf"),
     "propertyOrdering",
 }
@@ -48,7 +48,7 @@ def openai_flaw(schema: Mapping[str, Any], *, strict: bool) -> str | None:
             beside = sorted(key for key in part if key not in ("$ref", "$defs", "definitions"))
             return f"{where}$ref cannot have keywords {beside}." if beside else None
         for key in part:
-            if key not in _OPENAI:
+            if key not in _OPENAI_KEYWORDS:
                 return f"{where}'{key}' is not permitted."
         if not {"type", "anyOf"} & set(part):
             return f"{where}schema must have a 'type' key."
@@ -72,7 +72,7 @@ def anthropic_flaw(schema: Mapping[str, Any]) -> str | None:
     def rule(part: Mapping[str, Any], path: Path) -> str | None:
         del path
         kind = part.get("type")
-        if beyond := sorted(key for key in part if key not in _ANTHROPIC):
+        if beyond := sorted(key for key in part if key not in _ANTHROPIC_KEYWORDS):
             return f"For '{kind}' type, properties {', '.join(beyond)} are not supported"
         if not {"type", "anyOf", "allOf", "$ref", "enum", "const"} & set(part):
             return "Schema type is missing"
@@ -105,7 +105,7 @@ def gemini_flaw(schema: Mapping[str, Any]) -> str | None:
         if "$ref" in part and any(key[:1] != "$" for key in part):
             return f"{where}: if $ref is set, only properties starting with $ may be set"
         for key in part:
-            if key not in _GEMINI:
+            if key not in _GEMINI_KEYWORDS:
                 return f'{where}: Unknown name "{key}"'
         if any(type(value) not in (str, int, float) for value in part.get("enum", ())):
             return f"{where}: enum values must be strings or numbers"

@@ -14,7 +14,7 @@ from flask.typing import ResponseReturnValue
 from werkzeug.local import LocalProxy
 
 from smartbatch._clock import RealClock
-from smartbatch.config import PREFIX
+from smartbatch.config import VARIABLE_PREFIX
 from smartbatch.dashboard import Access
 from smartbatch.integrations.hosting import COMMANDS, HostClient, HostSettings
 from smartbatch.realtime.setup import HookParams
@@ -58,7 +58,9 @@ class Smartbatch:
         Raises:
             ConfigError: as for the constructor.
         """
-        host = HostClient(HostSettings.of(app.config.get_namespace(PREFIX), "app.config"), self._hooks)
+        host = HostClient(
+            HostSettings.of(app.config.get_namespace(VARIABLE_PREFIX), "app.config"), self._hooks
+        )
         app.extensions[_NAME] = host
         app.cli.add_command(_commands())
         if host.settings.web_timeout is not None:

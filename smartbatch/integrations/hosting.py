@@ -17,7 +17,7 @@ from smartbatch._fork import PerProcess
 from smartbatch._words import duration, seconds_of
 from smartbatch.cli.main import main
 from smartbatch.client import BatchingClient
-from smartbatch.config import OF_APPLICATIONS, PREFIX, BatchingConfig, check_names
+from smartbatch.config import APPLICATION_VARIABLES, VARIABLE_PREFIX, BatchingConfig, check_names
 from smartbatch.dashboard import Access, Dashboard
 from smartbatch.dashboard import app as dashboard_app
 from smartbatch.errors import ConfigError, RequestTimeout, SmartbatchError
@@ -155,8 +155,8 @@ class HostSettings:
 
 
 def _variables() -> dict[str, str]:
-    found = {name: os.environ.get(name, "").strip() for name in OF_APPLICATIONS}
-    return {name.removeprefix(PREFIX).lower(): text for name, text in found.items() if text}
+    found = {name: os.environ.get(name, "").strip() for name in APPLICATION_VARIABLES}
+    return {name.removeprefix(VARIABLE_PREFIX).lower(): text for name, text in found.items() if text}
 
 
 @frozen

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import smartbatch
 from smartbatch import BatchingClient, BatchingConfig, ConfigError, InvalidRequest
 from smartbatch.cli.main import build_parser
-from smartbatch.config import NEAR_SETTINGS, OF_PROVIDERS, ClientParams, Settings
+from smartbatch.config import ADAPTER_ARGUMENTS, NEAR_SETTINGS, ClientParams, Settings
 from smartbatch.core.preparation.validation import FOREIGN_NAMES, check_params
 from smartbatch.shortcuts import ScriptParams
 from smartbatch.types import ListParams, RequestParams
@@ -23,7 +23,7 @@ KNOWN = sorted(
         *Settings.__optional_keys__,
         *FOREIGN_NAMES,
         *NEAR_SETTINGS,
-        *OF_PROVIDERS,
+        *ADAPTER_ARGUMENTS,
     }
 )
 KNOWN += ["model", "stream", "messages", "input", "n", "user", "reasoning_effort"]

@@ -12,7 +12,7 @@ from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
 from smartbatch.core.preparation.json_schemas import Misfit
 from smartbatch.errors import AnswerUnread, UnusableAnswer, ValidationFailed
-from smartbatch.types import WRAPPED, Answer, Generation, Message, Request
+from smartbatch.types import WRAPPER_PROPERTY, Answer, Generation, Message, Request
 
 
 def without_nulls(schema: Mapping[str, Any], value: Any) -> Any:
@@ -219,8 +219,8 @@ def _forms(schema: Mapping[str, Any], value: Any) -> Iterator[Any]:
     optional nulls.
     """
     is_object = schema.get("type") == "object" or "properties" in schema
-    wrapped = not is_object and isinstance(value, dict) and set(value) == {WRAPPED}
-    for form in (value[WRAPPED], value) if wrapped else (value,):
+    wrapped = not is_object and isinstance(value, dict) and set(value) == {WRAPPER_PROPERTY}
+    for form in (value[WRAPPER_PROPERTY], value) if wrapped else (value,):
         yield form
         fewer = without_nulls(schema, form)
         if fewer != form:

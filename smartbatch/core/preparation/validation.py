@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, TypeAlias, get_args
 from attrs import evolve
 
 from smartbatch._words import DURATION_EXAMPLES, seconds_in
-from smartbatch.config import NEAR_SETTINGS, OF_PROVIDERS, Settings
+from smartbatch.config import ADAPTER_ARGUMENTS, NEAR_SETTINGS, Settings
 from smartbatch.core.preparation.chat_turns import (
     check_choice,
     checked_choice,
@@ -168,7 +168,7 @@ def _hint(name: str, known: Collection[str]) -> str:
     if setting in Settings.__optional_keys__:
         running = "; to change it later, call client.set_parallelism(…)" if setting == "parallelism" else ""
         return f", but a setting of the client: BatchingClient(…, {setting}=…){running}"
-    if name in OF_PROVIDERS:
+    if name in ADAPTER_ARGUMENTS:
         option = f"BatchingClient(…, provider_options={{{name!r}: …}})"
         return f", but an option of the provider: {option}"
     if name in _ELSEWHERE:

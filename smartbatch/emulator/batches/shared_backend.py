@@ -30,7 +30,7 @@ from smartbatch.emulator.batches.batch_records import (
 from smartbatch.emulator.settings import EmulatorSettings
 
 _ACCOUNT = ("sim", "")
-_BLOCK = 1000  # lines of an input file in memory at the same time
+_BLOCK_LINES = 1000  # lines of an input file in memory at the same time
 
 
 class SharedBackend:
@@ -228,7 +228,7 @@ class InputFile(Sequence[Entry]):
     def __getitem__(self, at: int | slice) -> Entry | list[Entry]:
         if isinstance(at, slice):
             return [self[each] for each in range(*at.indices(self._size))]
-        block, place = divmod(at, _BLOCK)
+        block, place = divmod(at, _BLOCK_LINES)
         held = self._block
         if block != held[0]:
             held = self._block = block, self._lines(block)
@@ -238,7 +238,7 @@ class InputFile(Sequence[Entry]):
         with self._lock, open(self._path, "rb") as file:
             while True:
                 file.seek(self._starts[min(block, len(self._starts) - 1)])
-                lines = list(islice(file, _BLOCK))
+                lines = list(islice(file, _BLOCK_LINES))
                 if block < len(self._starts):
                     return lines
                 self._starts.append(file.tell())

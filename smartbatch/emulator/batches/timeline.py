@@ -15,7 +15,7 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 _NORMAL = NormalDist()
 _SCALE = 1 / (1 << 64)
-_FINALIZING = 0.1  # fraction of a run after its last line, for preparing the results
+_FINALIZING_SHARE = 0.1  # fraction of a run after its last line, for preparing the results
 
 
 class BatchRandomness:
@@ -135,7 +135,7 @@ def timeline(
     validated = created + settings.batch_validating
     started = validated + settings.batch_queueing
     ended = max(started, created + turnaround)
-    run_seconds = (ended - started) * (1 - _FINALIZING)
+    run_seconds = (ended - started) * (1 - _FINALIZING_SHARE)
     expires = created + settings.batch_window
     runs, final = total, "completed"
     if failing:

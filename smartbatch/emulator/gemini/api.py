@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from smartbatch.emulator.composed_answers import Completion, count_tokens, logprobs_of, vector_for, words_of
-from smartbatch.emulator.gemini.batches import EMBED, GENERATE, answer_batches, create
+from smartbatch.emulator.gemini.batches import EMBED_METHOD, GENERATE_METHOD, answer_batches, create
 from smartbatch.emulator.gemini.files import answer_files, is_upload_chunk, start_or_continue
 from smartbatch.emulator.gemini.parsing import (
     QUOTA_EXHAUSTED,
@@ -204,7 +204,7 @@ def _usage(request: GenerationRequest, answer: Completion | None, output_tokens:
 _CALL = re.compile(r"/(v1|v1beta)/(?:models|tunedModels)/([^/:]+):(\w+)")
 _MODELS = re.compile(r"/(v1|v1beta)/models(?:/([^/:]+))?")
 _STORED = re.compile(r"(?:/upload|/download)?/(?:v1|v1beta)/(?:files|batches)(?:/|$)")
-_RPC = "type.googleapis.com/google.rpc."
+_RPC_TYPE_PREFIX = "type.googleapis.com/google.rpc."
 _DEFAULT_MODELS = ("gemini-3.8-flash", "gemini-2.5-flash", "gemini-embedding-001")
 
 
@@ -222,7 +222,11 @@ class GeminiApi(Api):
             )
             raise api_error(403, message)
         if settings.keys is not None and key not in settings.keys:
-            info = {"@type": f"{_RPC}ErrorInfo", "reason": "API_KEY_INVALID", "domain": "googleapis.com"}
+            info = {
+                "@type": f"{_RPC_TYPE_PREFIX}ErrorInfo",
+                "reason": "API_KEY_INVALID",
+                "domain": "googleapis.com",
+            }
             raise api_error(400, "API key not valid. Please pass a valid API key.", info)
 
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
@@ -344,14 +348,14 @@ def _exhausted(metric: str, quota: str, value: str, model: str, delay: str) -> b
     return error_body(
         429,
         message,
-        {"@type": f"{_RPC}QuotaFailure", "violations": [violation]},
-        {"@type": f"{_RPC}Help", "links": []},
+        {"@type": f"{_RPC_TYPE_PREFIX}QuotaFailure", "violations": [violation]},
+        {"@type": f"{_RPC_TYPE_PREFIX}Help", "links": []},
         _retry_info(delay),
     )
 
 
 def _retry_info(delay: str) -> dict[str, Any]:
-    return {"@type": f"{_RPC}RetryInfo", "retryDelay": delay}
+    return {"@type": f"{_RPC_TYPE_PREFIX}RetryInfo", "retryDelay": delay}
 
 
 def _key(head: Head) -> str | None:
@@ -366,6 +370,6 @@ def _model(name: str) -> dict[str, Any]:
 
 
 _BATCH_METHODS: dict[str, Callable[[str, Mapping[str, Any]], ModelCall]] = {
-    GENERATE: generate_in_batch,
-    EMBED: embed_in_batch,
+    GENERATE_METHOD: generate_in_batch,
+    EMBED_METHOD: embed_in_batch,
 }

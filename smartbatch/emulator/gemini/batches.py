@@ -35,11 +35,11 @@ from smartbatch.emulator.parsed_requests import ApiError, MalformedBody, ModelCa
 from smartbatch.emulator.provider_api import BatchContext, Item, ServerReply, json_reply, page_after
 from smartbatch.emulator.settings import EmulatorSettings
 
-GENERATE = "batchGenerateContent"
-EMBED = "asyncBatchEmbedContent"
-_TYPE = "type.googleapis.com/google.ai.generativelanguage.v1main."
-_KINDS = {GENERATE: "GenerateContentBatch", EMBED: "EmbedContentBatch"}
-_INLINE = {GENERATE: "inlinedResponses", EMBED: "inlinedEmbedContentResponses"}
+GENERATE_METHOD = "batchGenerateContent"
+EMBED_METHOD = "asyncBatchEmbedContent"
+_TYPE_PREFIX = "type.googleapis.com/google.ai.generativelanguage.v1main."
+_KINDS = {GENERATE_METHOD: "GenerateContentBatch", EMBED_METHOD: "EmbedContentBatch"}
+_INLINE = {GENERATE_METHOD: "inlinedResponses", EMBED_METHOD: "inlinedEmbedContentResponses"}
 _STATES = {
     "validating": "PENDING",
     "queued": "PENDING",
@@ -65,7 +65,7 @@ def operation(
     """
     kind = _KINDS[batch.endpoint]
     metadata = {
-        "@type": _TYPE + kind,
+        "@type": _TYPE_PREFIX + kind,
         "name": f"batches/{batch.id}",
         "model": f"models/{batch.model}",
         "state": f"BATCH_STATE_{(batch.unknown_status or _STATES[batch.state]).upper()}",
@@ -88,7 +88,7 @@ def operation(
     if (error := _failure(batch)) is not None:
         shape["error"] = error
     elif output is not None:
-        shape["response"] = {"@type": f"{_TYPE}{kind}Output", **output}
+        shape["response"] = {"@type": f"{_TYPE_PREFIX}{kind}Output", **output}
     return shape
 
 
@@ -125,7 +125,7 @@ def _inline(line: OutputLine, endpoint: str, context: BatchContext) -> dict[str,
     # A line that is malformed in a file is an empty object in inline results.
     shape = {} if line.damage else _outcome(line, endpoint, context)
     metadata = line.metadata
-    if metadata is None and line.position is None and endpoint == GENERATE:
+    if metadata is None and line.position is None and endpoint == GENERATE_METHOD:
         metadata = {"key": line.custom_id}
     return (
         {**shape, "metadata": dict(metadata)}
@@ -147,7 +147,7 @@ def _outcome(line: OutputLine, endpoint: str, context: BatchContext) -> dict[str
     match line.outcome:
         case "succeeded":
             response: dict[str, Any] = json.loads(line.body)
-            if endpoint == GENERATE:
+            if endpoint == GENERATE_METHOD:
                 response["responseId"] = line.identity
             return {"response": response}
         case "cancelled":
@@ -192,7 +192,7 @@ def _failure(batch: BatchSnapshot) -> Mapping[str, Any] | None:
     return None
 
 
-MAX_INLINE = 20 * 1024 * 1024  # bytes of a create with inline requests
+MAX_INLINE_BYTES = 20 * 1024 * 1024  # bytes of a create with inline requests
 
 ParseRequest = Callable[[Mapping[str, Any]], ModelCall]
 
@@ -224,8 +224,8 @@ def parse_creation(body: bytes) -> ParsedCreate:
     requests = inline.get("requests") if isinstance(inline, Mapping) else None
     if not isinstance(requests, list) or not requests:
         raise api_error(400, "* input_config.requests.requests: must not be empty")
-    if len(body) > MAX_INLINE:
-        raise api_error(400, f"Request payload size exceeds the limit: {MAX_INLINE} bytes.")
+    if len(body) > MAX_INLINE_BYTES:
+        raise api_error(400, f"Request payload size exceeds the limit: {MAX_INLINE_BYTES} bytes.")
     return ParsedCreate(name, None, requests)
 
 
@@ -279,7 +279,7 @@ def _text_or_none(value: Any) -> str | None:
 
 
 _PATH = re.compile(r"/(?:v1|v1beta)/batches(?:/([^/:]+)(:cancel)?)?")
-_API = "gemini"
+_API_NAME = "gemini"
 _PAGE, _MAX_PAGE = 50, 1000
 
 
@@ -311,11 +311,11 @@ def create(
     if creation.requests is not None:
         entries = inline_entries(creation.requests, parse_request, settings)
     # The backend rejects a missing file, because only the backend knows whether the create arrives.
-    elif (file := context.backend.file(_API, key, file_id or "", context.now)) is not None:
+    elif (file := context.backend.file(_API_NAME, key, file_id or "", context.now)) is not None:
         entries, problems = entries_in_file(file.data, parse_request, settings)
     try:
         batch = context.backend.create(
-            _API, key, entries, now=context.now, label=label, model=model,
+            _API_NAME, key, entries, now=context.now, label=label, model=model,
             endpoint=method, file_id=file_id, problems=problems,
         )  # fmt: skip
     except BatchBackendError as error:
@@ -337,18 +337,18 @@ def answer_batches(head: Head, context: BatchContext, *, key: str) -> ServerRepl
         case "GET", "one":
             return _get(name, context, key)
         case "POST", "cancel":
-            if context.backend.cancel(_API, key, name, context.now) is None:
+            if context.backend.cancel(_API_NAME, key, name, context.now) is None:
                 raise _not_found()
             return json_reply({})
         case "DELETE", "one":
-            if not context.backend.delete(_API, key, name, context.now):
+            if not context.backend.delete(_API_NAME, key, name, context.now):
                 raise _not_found()
             return json_reply({})
     raise unknown_url(head)
 
 
 def _get(name: str, context: BatchContext, key: str) -> ServerReply:
-    batch = context.backend.batch(_API, key, name, context.now)
+    batch = context.backend.batch(_API_NAME, key, name, context.now)
     if batch is None:
         raise _not_found()
     if batch.file_id is not None or not batch.ended or batch.state == "failed":
@@ -363,7 +363,7 @@ def _get(name: str, context: BatchContext, key: str) -> ServerReply:
 
 def _inline_lines(batch: BatchSnapshot, context: BatchContext, key: str) -> list[OutputLine]:
     try:
-        return list(context.backend.outputs(_API, key, batch.id, context.now))
+        return list(context.backend.outputs(_API_NAME, key, batch.id, context.now))
     except BatchBackendError as error:
         if error.reason == "unavailable":
             raise api_error(503, "The service is currently unavailable.") from error
@@ -371,7 +371,7 @@ def _inline_lines(batch: BatchSnapshot, context: BatchContext, key: str) -> list
 
 
 def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
-    batches = context.backend.batches(_API, key, context.now)
+    batches = context.backend.batches(_API_NAME, key, context.now)
     page, token = page_of(head, batches, _PAGE, _MAX_PAGE)
     # Lists omit inline results.
     shape: dict[str, Any] = {"operations": [operation(batch, context) for batch in page]} if page else {}

@@ -27,7 +27,7 @@ from smartbatch.emulator.schema_rules import gemini_flaw
 # the message of a 429 that names no quota
 QUOTA_EXHAUSTED = "Resource has been exhausted (e.g. check quota)."
 MAX_TEXTS = 100  # maximum requests of one ``batchEmbedContents``
-DIMENSIONS = 3072  # default and maximum length of the vectors of ``gemini-embedding-001``
+MAX_DIMENSIONS = 3072  # default and maximum length of the vectors of ``gemini-embedding-001``
 
 _STATUSES = {
     400: "INVALID_ARGUMENT",
@@ -46,7 +46,7 @@ _FIELDS = frozenset(
 )
 _RANGES = (("temperature", 0, 2), ("topP", 0, 1))
 _TIERS = ("unspecified", "standard", "flex", "priority")
-_JSON = "application/json"
+_JSON_TYPE = "application/json"
 
 
 def api_error(status: int, message: str, *details: dict[str, Any]) -> ApiError:
@@ -151,7 +151,7 @@ def embedded_texts(model: str, fields: Mapping[str, Any]) -> tuple[list[str], in
     if len(requests) > MAX_TEXTS:
         message = f"* BatchEmbedContentsRequest.requests: at most {MAX_TEXTS} requests can be in one batch"
         raise api_error(400, message)
-    texts, dimensions = [], DIMENSIONS
+    texts, dimensions = [], MAX_DIMENSIONS
     for number, request in enumerate(requests):
         where = f"* BatchEmbedContentsRequest.requests[{number}]"
         if not isinstance(request, Mapping) or request.get("model") != f"models/{model}":
@@ -164,9 +164,9 @@ def embedded_texts(model: str, fields: Mapping[str, Any]) -> tuple[list[str], in
         except UnicodeEncodeError:
             raise api_error(400, f"{where}.content: a text holds half of a surrogate pair.") from None
         texts.append(text)
-        dimensions = found(request, "outputDimensionality") or DIMENSIONS
-        if type(dimensions) is not int or not 1 <= dimensions <= DIMENSIONS:
-            raise api_error(400, f"{where}.output_dimensionality: must be from 1 to {DIMENSIONS}")
+        dimensions = found(request, "outputDimensionality") or MAX_DIMENSIONS
+        if type(dimensions) is not int or not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise api_error(400, f"{where}.output_dimensionality: must be from 1 to {MAX_DIMENSIONS}")
     return texts, dimensions
 
 
@@ -213,9 +213,9 @@ def _schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         schema = _with_lower_case_types(found(config, "responseSchema"))
     kind = found(config, "responseMimeType")
     if schema is None:
-        return {} if kind == _JSON else None
-    if kind != _JSON or not isinstance(schema, Mapping):
-        raise api_error(400, f"* generation_config.response_mime_type: a schema needs {_JSON}")
+        return {} if kind == _JSON_TYPE else None
+    if kind != _JSON_TYPE or not isinstance(schema, Mapping):
+        raise api_error(400, f"* generation_config.response_mime_type: a schema needs {_JSON_TYPE}")
     if found(config, "responseJsonSchema") is not None and (flaw := gemini_flaw(schema)) is not None:
         raise api_error(400, f"* generation_config.response_json_schema: {flaw}")
     return schema

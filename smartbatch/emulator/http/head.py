@@ -14,7 +14,7 @@ import h11
 from attrs import field, frozen
 
 _CACHED_HEADS = 512
-_CACHED_SIZE = 4096  # bytes; larger heads are not cached
+_MAX_CACHED_BYTES = 4096  # bytes; larger heads are not cached
 _MAX_PARAMETERS = 100  # parameters per query; no API has a tenth of that
 _cache: dict[bytes, Head] = {}
 
@@ -63,7 +63,7 @@ def parse_head(raw: bytes) -> Head:
     head = _cache.get(raw)
     if head is None:
         head = _parse(raw)
-        if len(raw) <= _CACHED_SIZE:
+        if len(raw) <= _MAX_CACHED_BYTES:
             if len(_cache) >= _CACHED_HEADS:
                 _cache.clear()
             _cache[raw] = head

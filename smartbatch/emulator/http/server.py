@@ -25,9 +25,9 @@ from smartbatch.emulator.settings import EmulatorParams, EmulatorSettings, loopb
 from smartbatch.errors import ConfigError
 
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
-_MAX_HEAD = 64 * 1024  # total bytes of all header lines
-_LINGER = 1.0  # seconds from an error answer until the connection is closed
-_SLOW_PIECES = 20  # chunks of a slow body
+_MAX_HEAD_BYTES = 64 * 1024  # total bytes of all header lines
+_LINGER_SECONDS = 1.0  # seconds from an error answer until the connection is closed
+_SLOW_BODY_CHUNKS = 20  # chunks of a slow body
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStatus}
 _STATUS_LINES[499] = "HTTP/1.1 499 Client Closed Request\r\n"
 _STATUS_LINES[529] = "HTTP/1.1 529 Overloaded\r\n"
@@ -138,8 +138,8 @@ class ServerConnection(asyncio.Protocol):
         if end < 4:
             found = _HEAD_END.search(bytes(self._buffer))
             end = found.end() if found else 0
-        if not end or end > _MAX_HEAD:
-            if len(self._buffer) > _MAX_HEAD:
+        if not end or end > _MAX_HEAD_BYTES:
+            if len(self._buffer) > _MAX_HEAD_BYTES:
                 raise BadRequest(431, "Request header fields too large.")
             if self._buffer[0] <= 0x20:
                 raise BadRequest(400, "Malformed HTTP request.")
@@ -166,7 +166,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport.write(_head_bytes(error.status, "application/json", len(body), [], keep=False) + body)
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        self._loop.call_later(_LINGER, self._transport.close)
+        self._loop.call_later(_LINGER_SECONDS, self._transport.close)
 
     def _answer(self, head: Head, body: bytes) -> None:
         reply = self._handler.handle(head, body, self._loop.time())
@@ -231,7 +231,7 @@ class ServerConnection(asyncio.Protocol):
     def _send_slowly(self, head: Head, reply: ServerReply) -> None:
         data = _encoded(head, reply)
         start = len(data) - _body_size(reply)
-        step = max(1, (len(data) - start) // _SLOW_PIECES)
+        step = max(1, (len(data) - start) // _SLOW_BODY_CHUNKS)
         pieces = [data[at : at + step] for at in range(start, len(data), step)]
         self._send_pieces(
             head, reply, [data[:start], *pieces], self._handler.settings.hang_seconds / len(pieces)
@@ -324,7 +324,7 @@ def _head_bytes(
     return "".join(lines).encode("latin-1")
 
 
-_BACKLOG = 1024  # connections queued by the kernel before they are accepted
+_BACKLOG_CONNECTIONS = 1024  # connections queued by the kernel before they are accepted
 
 
 class Emulator:
@@ -460,7 +460,9 @@ class Emulator:
     async def _serve_until(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[None]) -> None:
         connections: set[ServerConnection] = set()
         server = await loop.create_server(
-            lambda: ServerConnection(self.handler, loop, connections), sock=self._socket, backlog=_BACKLOG
+            lambda: ServerConnection(self.handler, loop, connections),
+            sock=self._socket,
+            backlog=_BACKLOG_CONNECTIONS,
         )
         await end
         server.close()
@@ -481,7 +483,7 @@ def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ConfigError(f"port {port} does not exist; use 1 to 65535, or 0 for a free one")
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG_CONNECTIONS)
     except OSError as error:
         raise ConfigError(
             f"port {port} on {host}: {error.strerror}; name another port, or 0 for a free one"

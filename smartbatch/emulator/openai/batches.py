@@ -144,7 +144,7 @@ class _InputReader:
 
 
 PATH = re.compile(r"/v1/(files|batches)(?:/([^/]+)(?:/(content|cancel))?)?")  # the paths of files and batches
-_API = "openai"
+_API_NAME = "openai"
 _STATUS_NAMES = {"queued": "in_progress", "running": "in_progress"}
 _STATUSES = {"no_such_file": 400, "enqueued": 429, "not_found": 404, "not_ended": 400, "gone": 404}
 _FAILED: dict[str, tuple[int, bytes]] = {
@@ -209,12 +209,12 @@ def _create(head: Head, body: bytes, context: BatchContext, key: str) -> ServerR
         raise api_error(400, "Invalid value for 'completion_window': use '24h'.", param="completion_window")
     if not isinstance(file_id, str):
         raise api_error(400, "Missing required parameter: 'input_file_id'.", param="input_file_id")
-    file = context.backend.file(_API, key, file_id, context.now)
+    file = context.backend.file(_API_NAME, key, file_id, context.now)
     if file is None or file.purpose != "batch":
         raise api_error(400, f"Invalid file: there is no batch file '{file_id}'.", param="input_file_id")
     content = read_input(file.data, endpoint, head, context.settings)
     batch = context.backend.create(
-        _API, key, content.entries, now=context.now, label=label, model=content.model, endpoint=endpoint,
+        _API_NAME, key, content.entries, now=context.now, label=label, model=content.model, endpoint=endpoint,
         file_id=file_id, problems=content.problems,
     )  # fmt: skip
     return json_reply(_shape(batch, context))
@@ -234,25 +234,25 @@ def _metadata(given: Any) -> dict[str, str]:
 
 
 def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
-    found = context.backend.batches(_API, key, context.now)
+    found = context.backend.batches(_API_NAME, key, context.now)
     shown, more = files.page(found, head.parameters, most=100, default=20)
     return json_reply(files.listing([_shape(batch, context) for batch in shown], more))
 
 
 def _get(name: str, context: BatchContext, key: str) -> ServerReply:
-    batch = context.backend.batch(_API, key, name, context.now)
+    batch = context.backend.batch(_API_NAME, key, name, context.now)
     if batch is None:
         raise _missing(name)
     return json_reply(_shape(batch, context))
 
 
 def _cancel(name: str, context: BatchContext, key: str) -> ServerReply:
-    before = context.backend.batch(_API, key, name, context.now)
+    before = context.backend.batch(_API_NAME, key, name, context.now)
     if before is None:
         raise _missing(name)
     if before.state in ("completed", "failed", "expired"):
         raise api_error(409, f"Cannot cancel a batch with status '{before.state}'.")
-    batch = context.backend.cancel(_API, key, name, context.now)
+    batch = context.backend.cancel(_API_NAME, key, name, context.now)
     assert batch is not None
     return json_reply(_shape(batch, context))
 

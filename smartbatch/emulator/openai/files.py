@@ -24,11 +24,11 @@ from smartbatch.emulator.provider_api import (
 )
 
 # seconds a file with purpose ``batch`` is kept by default (OpenAI's API reference, files)
-_LIFETIME = 30 * 86_400.0
+_FILE_LIFETIME_SECONDS = 30 * 86_400.0
 _BOUNDARY = re.compile(r'boundary="?([^";,]+)"?')
 _NAME = re.compile(rb'\bname="([^"]*)"')
 _FILE_NAME = re.compile(rb'\bfilename="([^"]*)"')
-_API = "openai"
+_API_NAME = "openai"
 
 
 def uploaded(head: Head, body: bytes, context: BatchContext, key: str) -> ServerReply:
@@ -41,20 +41,22 @@ def uploaded(head: Head, body: bytes, context: BatchContext, key: str) -> Server
         raise api_error(400, "'file' is a required property", param="file")
     if purpose == "batch" and not name.endswith(".jsonl"):
         raise api_error(400, "Invalid file format. The batch API takes .jsonl files.", param="file")
-    lifetime = _LIFETIME if purpose == "batch" else math.inf
+    lifetime = _FILE_LIFETIME_SECONDS if purpose == "batch" else math.inf
     if "expires_after[seconds]" in fields:
         seconds = fields["expires_after[seconds]"]
         if not seconds.isdecimal() or not 3600 <= int(seconds) <= 2_592_000:
             raise api_error(400, "expires_after is from 3600 to 2592000 seconds.", param="expires_after")
         lifetime = float(seconds)
-    file = context.backend.put_file(_API, key, name, data, context.now, purpose=purpose, lifetime=lifetime)
+    file = context.backend.put_file(
+        _API_NAME, key, name, data, context.now, purpose=purpose, lifetime=lifetime
+    )
     return json_reply(_shape(file, context, len(data)))
 
 
 def listed(head: Head, context: BatchContext, key: str, write: Callable[[OutputLine], bytes]) -> ServerReply:
     """Return the list of files, newest first, or oldest first with ``order=asc``."""
     query = head.parameters
-    files = context.backend.files(_API, key, context.now)
+    files = context.backend.files(_API_NAME, key, context.now)
     if "purpose" in query:
         files = [file for file in files if file.purpose == query["purpose"][0]]
     if query.get("order", ["desc"])[0] == "asc":
@@ -79,7 +81,7 @@ def content(
     if file.batch is None:
         fetched = Download(file.data, lambda: None)
     else:
-        fetched = context.backend.fetch(_API, key, file.batch, context.now, write=write, part=file.part)
+        fetched = context.backend.fetch(_API_NAME, key, file.batch, context.now, write=write, part=file.part)
     disposition = ("content-disposition", f'attachment; filename="{file.id}.jsonl"')
     return ServerReply(
         200, fetched.body, [disposition], "application/octet-stream", delivered=fetched.delivered
@@ -87,7 +89,7 @@ def content(
 
 
 def deleted(file_id: str, context: BatchContext, key: str) -> ServerReply:
-    if not context.backend.delete_file(_API, key, file_id, context.now):
+    if not context.backend.delete_file(_API_NAME, key, file_id, context.now):
         raise _missing(file_id)
     return json_reply({"id": file_id, "object": "file", "deleted": True})
 
@@ -121,7 +123,7 @@ def listing(shapes: list[dict[str, Any]], more: bool) -> dict[str, Any]:
 
 
 def _found(file_id: str, context: BatchContext, key: str) -> StoredFile:
-    file = context.backend.file(_API, key, file_id, context.now)
+    file = context.backend.file(_API_NAME, key, file_id, context.now)
     if file is None:
         raise _missing(file_id)
     return file
@@ -134,7 +136,7 @@ def _missing(file_id: str) -> ApiError:
 def _size(file: StoredFile, context: BatchContext, key: str, write: Callable[[OutputLine], bytes]) -> int:
     if file.batch is None or file.part is None:
         return len(file.data)
-    return context.backend.size(_API, key, file.batch, context.now, write=write, part=file.part)
+    return context.backend.size(_API_NAME, key, file.batch, context.now, write=write, part=file.part)
 
 
 def _shape(file: StoredFile, context: BatchContext, size: int) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 # inputs of a call, tokens of an input, tokens of a call (OpenAI's API reference, embeddings)
 MAX_TEXTS, MAX_TOKENS, MAX_CALL_TOKENS = 2048, 8192, 300_000
-DIMENSIONS = {"text-embedding-3-large": 3072}  # vector lengths of models with a length other than 1,536
+MODEL_DIMENSIONS = {"text-embedding-3-large": 3072}  # vector lengths of models with a length other than 1,536
 
 
 class _OpenAIEmbeddings(ModelCall):
@@ -82,8 +82,8 @@ def parse_embeddings(_head: Head, body: Mapping[str, Any]) -> ModelCall:
         raise api_error(400, message, code="context_length_exceeded", param="input")
     if sum(counts) > MAX_CALL_TOKENS:
         raise api_error(400, f"Requested more than {MAX_CALL_TOKENS} tokens per request.", param="input")
-    dimensions = body.get("dimensions", DIMENSIONS.get(model, 1536))
-    if type(dimensions) is not int or not 1 <= dimensions <= DIMENSIONS.get(model, 1536):
+    dimensions = body.get("dimensions", MODEL_DIMENSIONS.get(model, 1536))
+    if type(dimensions) is not int or not 1 <= dimensions <= MODEL_DIMENSIONS.get(model, 1536):
         raise api_error(400, "'$.dimensions' is invalid.", param="dimensions")
     encoding = body.get("encoding_format", "float")
     if encoding not in ("float", "base64"):

@@ -17,7 +17,7 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 
 from smartbatch.cli.clients import missing_store
-from smartbatch.config import PREFIX, BatchingConfig, checked_table
+from smartbatch.config import VARIABLE_PREFIX, BatchingConfig, checked_table
 from smartbatch.errors import SmartbatchError
 from smartbatch.integrations.django.host import PLACE, host, remote_hosts
 from smartbatch.integrations.hosting import HostClient
@@ -100,7 +100,8 @@ def _warnings(found: HostClient) -> Iterator[CheckMessage]:
     for name, value in checked_table(table, PLACE).items():
         if value != getattr(config, name):
             yield CheckWarning(
-                f"{name} is set twice: in {PLACE}, and by the variable {PREFIX}{name.upper()}, which wins",
+                f"{name} is set twice: in {PLACE}, and by the variable "
+                f"{VARIABLE_PREFIX}{name.upper()}, which wins",
                 hint="Remove one of them.",
                 id="smartbatch.W002",
             )

@@ -23,7 +23,7 @@ from smartbatch.providers.schema_forms import (
     once_per_schema,
     subschemas,
 )
-from smartbatch.types import WRAPPED, Answer, Generation
+from smartbatch.types import WRAPPER_PROPERTY, Answer, Generation
 
 STRICT = Dialect(
     keywords=frozenset({"pattern", "format", "multipleOf", "minimum", "maximum"})
@@ -42,7 +42,7 @@ class SentSchema:
     """A schema as it is sent. Its root is an object."""
 
     strict: bool  # whether the API enforces it
-    schema: Mapping[str, Any]  # any other root becomes the property WRAPPED
+    schema: Mapping[str, Any]  # any other root becomes the property WRAPPER_PROPERTY
 
 
 @once_per_schema
@@ -65,8 +65,8 @@ def sent_schema(schema: dict[str, Any]) -> SentSchema:
 def _wrapped(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {WRAPPED: schema},
-        "required": [WRAPPED],
+        "properties": {WRAPPER_PROPERTY: schema},
+        "required": [WRAPPER_PROPERTY],
         "additionalProperties": False,
     }
 
@@ -85,7 +85,7 @@ def _moved(schema: Any) -> Any:
         return schema
     moved = {key: value if key in VALUES else _moved(value) for key, value in schema.items()}
     if isinstance(target := moved.get("$ref"), str) and target.startswith("#"):
-        moved["$ref"] = f"#/properties/{WRAPPED}{target[1:]}"
+        moved["$ref"] = f"#/properties/{WRAPPER_PROPERTY}{target[1:]}"
     return moved
 
 

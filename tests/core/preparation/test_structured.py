@@ -33,7 +33,7 @@ from smartbatch.core.preparation.structured import (
     repair_request,
 )
 from smartbatch.errors import AnswerUnread, InvalidRequest
-from smartbatch.types import WRAPPED, Answer, Generation, Message, Request
+from smartbatch.types import WRAPPER_PROPERTY, Answer, Generation, Message, Request
 
 OBJECT = '{"a": 1, "b": [true, null]}'
 VALUE = {"a": 1, "b": [True, None]}
@@ -359,11 +359,11 @@ class TestClasses:
 
     def test_an_answer_is_taken_out_of_its_wrapping(self) -> None:
         """Where an API takes objects only; an object with a property of that name is its own."""
-        assert verdict(list[int], {WRAPPED: [1]}) == verdict(list[int], [1]) == Parsed([1])
+        assert verdict(list[int], {WRAPPER_PROPERTY: [1]}) == verdict(list[int], [1]) == Parsed([1])
         own = pydantic.create_model("Own", answer=(int, 0))
-        assert verdict(own, {WRAPPED: 1}) == Parsed(own(answer=1))
+        assert verdict(own, {WRAPPER_PROPERTY: 1}) == Parsed(own(answer=1))
         loose = pydantic.create_model("Loose", a=(int, 0))
-        assert verdict(loose | None, {WRAPPED: {"a": 5}}) == Parsed(loose(a=5))
+        assert verdict(loose | None, {WRAPPER_PROPERTY: {"a": 5}}) == Parsed(loose(a=5))
 
     def test_a_validator_of_the_class_has_the_last_word(self) -> None:
         """What follows the schema may still be refused by the class; the error keeps the value to itself."""
