@@ -35,7 +35,7 @@ def cancel_in_console(w: World, batch: str) -> None:
 def test_c17_a_batch_cancelled_in_the_console_holds_its_job(
     provider: str, fallback: Any, tmp_path: Path
 ) -> None:
-    with world(provider, tmp_path, batch_turnaround=HOUR, batch_cancel_seconds=90.0) as w:
+    with world(provider, tmp_path, rare=240, batch_turnaround=HOUR, batch_cancel_seconds=90.0) as w:
         prompts = texts(20)
         client = w.process(batch_timeout=20 * HOUR)
         job = client.submit_batch(prompts, batch_fallback=fallback)
@@ -61,7 +61,7 @@ def test_c17_a_batch_cancelled_in_the_console_holds_its_job(
 
 @each_provider
 def test_c17_a_deadline_does_not_override_a_cancel_in_the_console(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path, batch_turnaround=HOUR, batch_cancel_seconds=90.0) as w:
+    with world(provider, tmp_path, rare=240, batch_turnaround=HOUR, batch_cancel_seconds=90.0) as w:
         job = w.process().submit_batch(texts(20), deadline="6h")
         w.pass_time(30 * MINUTE)
         cancel_in_console(w, w.creates[0].id)

@@ -24,7 +24,7 @@ def creates(w: World) -> list[int]:
 @each_provider
 def test_c18_refused_lines_fail_and_the_others_are_sent_again(provider: str, tmp_path: Path) -> None:
     bad = in_batch(0, "refused_lines", {3, 7})
-    with world(provider, tmp_path, batch_turnaround=HOUR, batch_line_fault_for=bad) as w:
+    with world(provider, tmp_path, rare=240, batch_turnaround=HOUR, batch_line_fault_for=bad) as w:
         prompts = texts(10)
         job = w.process().submit_batch(prompts)
         results = w.results(job)
@@ -109,7 +109,7 @@ def test_c18_a_refused_model_is_not_the_fault_of_lines(tmp_path: Path) -> None:
 
 
 def test_c18_a_batch_failed_by_the_provider_is_created_again_twice(tmp_path: Path) -> None:
-    with world("openai", tmp_path, batch_turnaround=HOUR) as w:
+    with world("openai", tmp_path, rare=240, batch_turnaround=HOUR) as w:
         failed: set[str] = set()
 
         def fail_two(seen: Seen, reply: ServerReply) -> ServerReply:
@@ -129,11 +129,8 @@ def test_c18_a_batch_failed_by_the_provider_is_created_again_twice(tmp_path: Pat
 # -- limits --------------------------------------------------------------------------------------------------
 
 
-LIMITS: list[dict[str, Any]] = [{"batch_max_lines": 3}, {"batch_max_bytes": 1000}]
-
-
 @each_provider
-@pytest.mark.parametrize("limit", LIMITS, ids=["lines", "bytes"])
+@pytest.mark.parametrize("limit", sampled([{"batch_max_lines": 3}, {"batch_max_bytes": 1000}]))
 def test_b12_a_batch_above_a_limit_is_halved_and_so_are_later_jobs(
     provider: str, limit: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -111,7 +111,7 @@ def test_c18_batches_that_always_fail_are_replaced_by_real_time(provider: str, t
 
 
 @each_provider
-@pytest.mark.parametrize("deadline", [6 * HOUR, None])
+@pytest.mark.parametrize("deadline", sampled([6 * HOUR, None], first=1))
 def test_c16_a_batch_with_a_stuck_cancel_delays_nothing(
     provider: str, deadline: float | None, tmp_path: Path
 ) -> None:
@@ -139,6 +139,7 @@ def test_c16_a_batch_with_a_stuck_cancel_delays_nothing(
         assert [result.text for result in job.results()] == w.right(prompts)
 
 
+@pytest.mark.full
 @each_provider
 def test_c16_a_batch_that_never_ends_is_not_polled_forever(provider: str, tmp_path: Path) -> None:
     with world(

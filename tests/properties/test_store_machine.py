@@ -630,7 +630,7 @@ def run(machine: type[StoreMachine], examples: int, steps: int) -> None:
     )
 
 
-@pytest.mark.parametrize("examples", sampled([10, 50]))
+@pytest.mark.parametrize("examples", sampled([6, 50]))
 def test_an_sqlite_store_says_what_the_model_says(examples: int) -> None:
     run(StoreMachine, examples, 40)
 
