@@ -40,7 +40,7 @@ def row(index: int) -> KeyedRow:
 def told(*results: Result) -> list[str]:
     summary = RunSummary()
     for index, result in enumerate(results):
-        summary.add(row(index), result)
+        summary.count_row(row(index), result)
     return [line for line in summary_lines(summary) if line.startswith(("Tokens", "Cost"))]
 
 
@@ -86,7 +86,7 @@ def test_a_list_says_what_is_unknown_and_what_was_paid_now() -> None:
 
 def test_rows_are_numbered_as_in_results() -> None:
     summary = RunSummary()
-    summary.add(row(0), Result("r", text="yes"))
-    summary.add(row(1), LOST)
+    summary.count_row(row(0), Result("r", text="yes"))
+    summary.count_row(row(1), LOST)
     last = summary_lines(summary)[-1]
     assert last == "Failed: row 1: timeout: the answer is lost"
