@@ -171,7 +171,6 @@ class Collector:
             head.batch_key,
             starting,
             int(demand.tokens),
-            min([ticket.must_start for ticket in starting]),
         )
         batch.move(BatchState.READY)
         lane.started(batch.id, len(batch), now)

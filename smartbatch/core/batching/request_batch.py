@@ -66,8 +66,6 @@ class Batch(Generic[T, R]):
     key: Hashable = None  # common to its requests: isolation key and, for packed prompts, all parameters
     items: list[T] = field(factory=list)  # most urgent first
     tokens: int = 0  # estimated input and output tokens of all items
-    # when the first of its requests reaches its maximum wait, monotonic seconds
-    must_start: float = math.inf
     # the packed prompt; None if each request is sent as it is
     compiled: Packed | None = field(default=None, repr=False)
     # Provider answers by the fingerprint of the sent request, below a middleware that may be shared;
@@ -89,10 +87,6 @@ class Batch(Generic[T, R]):
 
     def age(self, now: float) -> float:
         return now - self.opened
-
-    def should_force_send(self, now: float) -> bool:
-        """Whether one of its requests has reached its maximum wait."""
-        return now >= self.must_start
 
     def fill(self, items: Sequence[T], tokens: int) -> None:
         if self.state is not BatchState.ACCUMULATING:

@@ -127,19 +127,14 @@ class Classifiers:
             if isinstance(said, ProviderError):
                 return said
             if isinstance(said, ErrorKind):
-                return _with_kind(provider_error, said)
+                if provider_error.kind is said:
+                    return provider_error
+                changed = copy.copy(provider_error)
+                changed.kind, changed.__cause__ = said, provider_error.__cause__
+                return changed
             if said is not None:
                 _note(provider_error, classifier, f"returned a {type(said).__name__}")
         return provider_error
-
-
-def _with_kind(error: ProviderError, kind: ErrorKind) -> ProviderError:
-    if error.kind is kind:
-        return error
-    changed = copy.copy(error)
-    changed.kind = kind
-    changed.__cause__ = error.__cause__
-    return changed
 
 
 def _note(error: ProviderError, classifier: Classifier, what: str) -> None:

@@ -329,7 +329,11 @@ class ReportedLimits:
                     limit, now, rounded=dimension != _REQUESTS, charged_at_end=dimension == _OUTPUT
                 )
                 changed = True
-            elif not reading.limit and limit is not None and _about_equal(limit, bucket.limit):
+            elif (
+                not reading.limit
+                and limit is not None
+                and abs(limit - bucket.limit) < _CHANGED_SHARE * bucket.limit
+            ):
                 limit = None  # keep the known limit; adopt the other figures
             before = bucket.limit
             if limit != reading.limit:
@@ -442,7 +446,3 @@ def _implied_limit(reading: LimitReading) -> float | None:
     if not reading.remaining or not reading.reset or reading.reset > _MAX_IMPLYING_SECONDS:
         return None
     return reading.remaining / (1.0 - reading.reset / _MINUTE_SECONDS)
-
-
-def _about_equal(limit: float, known: float) -> bool:
-    return abs(limit - known) < _CHANGED_SHARE * known
