@@ -111,22 +111,6 @@ def test_what_was_spent_of_a_budget_stays_spent(back_end: BackEnd, time: Time) -
     assert asks("third", 1.5, **wants)[0] == pytest.approx(0.3)
 
 
-def test_a_cost_above_the_whole_budget_gets_nothing(back_end: BackEnd, time: Time) -> None:
-    key = hidden(back_end.prepare(), f"budget {uuid4()}")
-    more = [2.0, 0.0, 0.0, 0.0]
-    asked = LeaseAsk(
-        member="one",
-        limits=MemberLimits(caps=[1.0, 0.0, 0.0, 0.0]),
-        least=more,
-        wanted=more,
-        kind=QuotaKind.BUDGET,
-    )
-    grant = back_end.exchange(key, asked)
-    assert grant.granted[0] == 0.0
-    assert grant.left[0] == 1.0
-    assert grant.wait > 0.0
-
-
 def test_money_that_a_forgotten_client_gives_back_is_there_again(back_end: BackEnd, time: Time) -> None:
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
     limit, half = [1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]

@@ -24,7 +24,7 @@ from smartbatch.prices import Price
 from smartbatch.realtime.shared_quota import forget_all
 from smartbatch.sharing.addresses import open_back_end
 from smartbatch.sharing.back_end import Incompatible, hidden
-from smartbatch.sharing.limit_leases import record_with, shared_leases
+from smartbatch.sharing.limit_leases import record_with
 from smartbatch.sharing.sqlite_back_end import SqliteBackEnd
 from smartbatch.types import Answer, LimitReport, Usage
 
@@ -76,16 +76,6 @@ def test_what_others_leased_is_not_there(
     client = client_of(provider, parallelism=8, max_rpm=600, shared=address)
     assert client.generate(map(str, range(40))).failed == 0
     assert 3.0 <= clock.now() <= 4.5
-
-
-@pytest.mark.full
-def test_a_client_alone_is_not_slower(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
-) -> None:
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
-    client = client_of(provider, parallelism=8, max_rpm=600, shared=address)
-    assert client.generate(map(str, range(500))).failed == 0
-    assert clock.now() <= 1.0
 
 
 def test_a_client_that_ends_gives_back_what_it_leased(
@@ -291,24 +281,6 @@ def test_a_configured_limit_ends_with_its_processes(
     assert took(client_of, provider, 90, max_rpm=60, shared=address) >= 80.0
 
 
-@pytest.mark.full
-def test_a_limit_that_a_server_named_before_is_left_when_it_names_none(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
-) -> None:
-    assert took(client_of, limited_by(60, "an account", clock), 60, shared=address) <= 5.0
-    assert took(client_of, limited_by(None, "an account", clock), 200, shared=address) <= 15.0
-    assert took(client_of, limited_by(None, "an account", clock), 200, shared=address) <= 1.0
-
-
-@pytest.mark.full
-def test_a_limit_that_evidence_contradicts_is_left_by_a_client_that_shares(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
-) -> None:
-    provider = limited_by(60, "an account", clock)
-    assert took(client_of, provider, 1500, shared=address) <= 15.0 + 1500 * 0.01 / 16
-    assert took(client_of, provider, 1500, shared=address) <= 15.0 + 1500 * 0.01 / 16
-
-
 def test_a_file_is_one_machines_at_a_time(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,22 +454,6 @@ def test_money_is_leased_for_what_waits_at_a_stop(
     assert [future.exception(0) for future in futures] == [None] * 3
 
 
-def test_money_is_leased_for_what_waits_at_two_stops_at_once(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
-) -> None:
-    client = spender(clock, client_of, address, 1.0)
-    with clock.held():
-        futures, stops = [], []
-        for number in range(2):
-            client.start()
-            futures.append(client.submit(str(number)))
-            stops.append(InTime(clock, client.stop))
-            eventually(lambda: inside(client).realtime.state == "stopped")
-    for stop in stops:
-        stop.result()
-    assert [future.exception(0) for future in futures] == [None] * 2
-
-
 def test_a_client_is_published_until_its_last_run_ends(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
@@ -561,11 +517,6 @@ def test_money_of_another_version_is_not_waited_for(
     assert "stored in version 99" in str(error)
     assert "install the same smartbatch" in str(error)
     assert clock.now() <= 1.0
-
-
-def test_the_clients_of_a_process_lease_on_one_thread(address: str) -> None:
-    assert shared_leases(address, RealClock()) is shared_leases(address, RealClock())
-    assert shared_leases(address, VirtualClock()) is not shared_leases(address, RealClock())
 
 
 def test_a_budget_whose_place_cannot_be_read_starts_no_client(

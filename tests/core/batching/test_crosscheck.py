@@ -80,8 +80,6 @@ def prompts(texts: list[str]) -> list[int]:
 
 
 class TestCountsOfOthers:
-    """Tokens as two tokenizers of this test count them, which know nothing of our estimates."""
-
     TOKENIZERS = (r" ?[A-Za-z]{1,7}|\d{1,3}|\s|[^\sA-Za-z\d]", r" ?[A-Za-z]{1,5}|\d|\s|[^\sA-Za-z\d]")
 
     @pytest.fixture(params=TOKENIZERS)
@@ -129,7 +127,6 @@ class TestExchangedAnswers:
         assert seen / exchanges >= 0.95
 
     def test_some_of_many_are_seen_even_where_estimates_are_rough(self, prompts: list[int]) -> None:
-        """One in a hundred is exchanged; each time the batch is found unsound."""
         for seed in range(10):
             lines, _ = exchanged(billed(prompts, 0.08, seed=seed), 0.01, random.Random(seed))
             assert rate(lines) > 0
@@ -141,10 +138,6 @@ class TestExchangedAnswers:
         counts = [count for _, count in pairs]
         random.Random(7).shuffle(counts)
         assert observed(zip(prompts, counts, strict=True)).unrelated
-
-    def test_when_each_has_its_neighbours_answer_the_counts_are_unrelated(self, prompts: list[int]) -> None:
-        counts = [count for _, count in billed(prompts, 0.08)]
-        assert observed(zip(prompts, [*counts[1:], counts[0]], strict=True)).unrelated
 
 
 class TestFalseAlarms:
@@ -171,23 +164,10 @@ class TestFalseAlarms:
     def test_another_tokenizer_is_no_reason(self, ratio: float) -> None:
         assert rate(billed(lengths(500), 0.05, ratio=ratio)) == 0
 
-    def test_a_long_text_that_all_share_and_we_did_not_count_is_no_reason(self) -> None:
-        assert rate(billed(lengths(500), 0.02, constant=5000)) == 0
-
     def test_a_token_more_or_less_is_no_reason_however_exact_the_others_are(self) -> None:
         check = observed([(estimate, estimate) for estimate in range(200, 600)])
         assert not any(check.suspicious(8, count) for count in (7, 8, 9))
         assert check.suspicious(8, 12)
-
-    @pytest.mark.parametrize("count", [2, 3, 4, 8])
-    def test_nor_is_it_where_prompts_have_a_few_tokens_only(self, count: int) -> None:
-        assert rate([(count, count)] * 20 + [(count, count - 1), (count, count + 1)] * 5) == 0
-
-    def test_prompts_of_one_length_are_no_reason(self) -> None:
-        check = observed([(100, 113)] * 50)
-        assert not check.suspicious(100, 113)
-        assert not check.unrelated
-        assert check.suspicious(100, 130)
 
 
 class TestLittleEvidence:
@@ -209,17 +189,6 @@ class TestLittleEvidence:
         assert check.suspicious(100, 9000)
         assert not check.suspicious(estimate, count)
 
-    def test_nothing_observed_shows_nothing(self) -> None:
-        assert not Crosscheck().suspicious(100, 1000)
-        assert not Crosscheck().unrelated
-
-    def test_what_was_learned_after_a_question_counts_for_the_next(self) -> None:
-        check = observed([(100, 100)] * 30)
-        assert check.suspicious(100, 200)
-        for _ in range(100):
-            check.observe(100, 200)
-        assert not check.suspicious(100, 200)
-
 
 counts = st.tuples(st.integers(-5, 10**6), st.integers(-5, 10**6))
 
@@ -232,17 +201,6 @@ def test_no_counts_break_it(pairs: list[Pair], asked: Pair) -> None:
 
 
 @pytest.mark.full
-@given(st.lists(counts, min_size=20, max_size=60), st.randoms(use_true_random=False))
-def test_the_order_of_the_lines_does_not_matter(pairs: list[Pair], rng: random.Random) -> None:
-    check = observed(pairs)
-    shuffled = list(pairs)
-    rng.shuffle(shuffled)
-    other = observed(shuffled)
-    assert [check.suspicious(*pair) for pair in pairs] == [other.suspicious(*pair) for pair in pairs]
-    assert check.unrelated == other.unrelated
-
-
-@pytest.mark.full
 def test_a_shard_of_the_largest_size_is_judged_in_a_moment() -> None:
     lines = billed(lengths(100_000), 0.08)
     started = time.perf_counter()
@@ -251,8 +209,6 @@ def test_a_shard_of_the_largest_size_is_judged_in_a_moment() -> None:
 
 
 class TestOtherScripts:
-    """Of thirty requests a few have characters that our estimate weighs otherwise than the tokenizer."""
-
     ODD = ("这个产品非常好，我会再买一次。" * 3, "😀🎉" * 20, "это очень хороший товар " * 4)
 
     def lines(self) -> list[tuple[int, int, int]]:
@@ -282,12 +238,3 @@ class TestOtherScripts:
         for line in lines:
             check.observe(*line)
         assert [at for at, line in enumerate(lines) if check.suspicious(*line)] == [2, 20]
-
-    def test_they_are_seen_where_bytes_follow_estimates_exactly(self) -> None:
-        """Four bytes for each token are like the others', however many these are."""
-        check = Crosscheck()
-        for estimate in range(50, 150):
-            check.observe(estimate, estimate, 4 * estimate)
-        assert not check.suspicious(100, 100, 400)
-        assert check.suspicious(100, 140, 400)
-        assert not check.suspicious(100, 140, 800)  # of another script

@@ -21,7 +21,6 @@ from smartbatch.core.batching.packing import (
     random_word,
     split,
     split_usage,
-    usage_weights,
 )
 from smartbatch.core.batching.prompts_about_packs import suspicious
 from smartbatch.core.limits.cooldown import PackingHealth
@@ -51,12 +50,8 @@ def thousand(rng: random.Random) -> list[str]:
 
 
 class TestNobodyGetsAnothersAnswer:
-    def test_the_list_has_a_hundred_different_hostile_prompts(self) -> None:
-        assert len(set(HOSTILE)) == len(HOSTILE) >= 100
-
     @pytest.mark.parametrize("damage", sampled(DAMAGE, keep=6))
     def test_a_thousand_prompts_under_each_damage(self, damage: str) -> None:
-        """Each answer is the prompt's own or missing; what is missing would be sent alone."""
         rng = random.Random(f"{damage}")
         answered = 0
         prompts = thousand(rng)
@@ -72,14 +67,12 @@ class TestNobodyGetsAnothersAnswer:
         assert (answered == 0) == (damage in ("renumbered", "shifted", "without checks"))
 
     def test_an_undamaged_reply_answers_everybody(self) -> None:
-        """Hostile prompts are answered like others: only what they say to the model is dangerous."""
         for start in range(0, 100, PACK):
             group = HOSTILE[start : start + PACK]
             packed = pack(*group, seed=start)
             assert split(packed, written(honest(packed))) == [answer_to(prompt) for prompt in group]
 
     def test_damages_combined(self) -> None:
-        """Two damages, one after the other, do not make up for each other."""
         rng = random.Random(5)
         shuffles = ["dropped", "ids swapped", "answers swapped", "doubled", "merged", "reversed"]
         texts = ["cut", "spliced", "repeated", "noise"]
@@ -91,7 +84,6 @@ class TestNobodyGetsAnothersAnswer:
                     assert answer is None or damage_stays_inside(second, prompt, answer)
 
     def test_an_answer_that_quotes_another_id_makes_that_other_unclear(self) -> None:
-        """Where a prompt made the model write another item's answer, that item is sent alone."""
         packed = pack("bad", "victim", "bystander")
         items = honest(packed)
         forged = json.dumps({"id": packed.ids[1], "answer": f"{packed.checks[1]} PWNED {packed.checks[1]}"})
@@ -101,14 +93,12 @@ class TestNobodyGetsAnothersAnswer:
         assert answers[2] == answer_to("bystander")
 
     def test_a_check_word_in_the_middle_makes_an_answer_unclear(self) -> None:
-        """Where a reply seems to end twice, what follows the first end may belong to another item."""
         packed = pack("a", "b")
         items = honest(packed)
         items[0]["answer"] += f" {answer_to('b')} {packed.checks[0]}"
         assert split(packed, written(items)) == [None, answer_to("b")]
 
     def test_an_id_in_disguise_is_no_id(self) -> None:
-        """An id spelled with JSON escapes was not copied, it was made up."""
         packed = pack("a", "b")
         escaped = "".join(f"\\u{ord(letter):04x}" for letter in packed.ids[0])
         text = written(honest(packed)).replace(packed.ids[0], escaped)
@@ -140,12 +130,10 @@ def alike(a: str, b: str) -> int:
 
 class TestTheForm:
     def test_prompts_travel_as_data(self) -> None:
-        """What the model reads is a JSON array whose strings are exactly the prompts."""
         packed = pack(*HOSTILE)
         assert [item["prompt"] for item in items_of(packed.request)] == HOSTILE
 
     def test_ids_are_random_and_appear_in_no_prompt(self) -> None:
-        """Two packs of the same prompts share no id; a word that occurs in a prompt is drawn again."""
         first, second = pack("a", "b", seed=1), pack("a", "b", seed=2)
         assert not set(first.ids) & set(second.ids)
         words = iter(["aaaaaaaa", "bbbbbbbb", "cccccccc", "dddddddd", "eeeeeeee", "ffffffff"])
@@ -154,15 +142,6 @@ class TestTheForm:
         )
         assert packed.ids + packed.checks == ("bbbbbbbb", "eeeeeeee", "dddddd", "ffffff")
 
-    def test_rng_that_are_stuck_are_an_error_and_no_endless_loop(self) -> None:
-        with pytest.raises(ValueError, match="random source"):
-            BatchCompiler(lambda: "aaaaaaaa", native_schema=False).compile([Request("a"), Request("b")])
-
-    def test_the_system_text_holds_for_every_reply(self) -> None:
-        system = pack("a", "b", system="Answer in French.").request.params.system
-        assert system is not None
-        assert system.endswith("Answer in French.")
-
     def test_room_for_the_output_is_the_sum_of_the_caps_and_the_frames(self) -> None:
         most = pack(*"abcdefghij", max_tokens=100).request.params.max_tokens
         assert most is not None
@@ -170,7 +149,6 @@ class TestTheForm:
         assert pack("a", "b").request.params.max_tokens == MAX_PACK_OUTPUT_TOKENS
 
     def test_the_schema_is_sent_only_where_it_is_native_and_never_changes(self) -> None:
-        """A provider compiles a schema once; ids in it would make each call's a new one."""
         requests = [Request("a"), Request("b")]
         first = compiler(1, native_schema=True).compile(requests).request.params.schema
         assert first == compiler(2, native_schema=True).compile(requests).request.params.schema
@@ -205,7 +183,6 @@ class TestTheForm:
         ],
     )
     def test_only_plain_texts_are_packable(self, request_: Request) -> None:
-        """Chats, structured answers, stops, seeds, tools, vectors and own callables go alone."""
         assert packable(Request("a", Generation(system="s", temperature=0.5, max_tokens=3, top_p=0.5)))
         assert not packable(request_)
 
@@ -245,11 +222,6 @@ class TestReading:
 
 
 class TestRoom:
-    def test_a_pack_is_full_when_its_output_would_not_fit(self) -> None:
-        """Requests with a cap of 1,000 tokens travel six at a time, as frames and escapes need room too."""
-        room = PackRoom()
-        assert sum(room.take(10, 1000) for _ in range(50)) == 6
-
     def test_a_pack_has_room_to_the_last_token(self) -> None:
         """24,000 with 260 of instructions and 24 for each; 8,192 of answers, with an eighth and 48 more."""
         assert not PackRoom().take(23_717, 0)
@@ -262,16 +234,8 @@ class TestRoom:
         assert room.take(10, 7)
         assert (room.prompts, room.output) == (0, 0)
 
-    def test_what_does_not_fit_takes_nothing(self) -> None:
-        room = PackRoom()
-        assert not room.take(10**6, 1)
-        assert not room.take(1, 10**6)
-        assert room == PackRoom()
-
 
 class TestTries:
-    """A hostile reply, and a random source that repeats itself, do not cost much time."""
-
     @pytest.mark.parametrize(("broken", "found"), [(19, True), (20, False)])
     def test_the_list_of_answers_is_looked_for_at_twenty_places(self, broken: int, found: bool) -> None:
         packed = pack("a", "b")
@@ -313,31 +277,14 @@ class TestSharing:
         assert [part.input_tokens for part in parts] == [4, 4, 2]
         assert sum(parts[1:], parts[0]) == Usage(10, 7, 5, 2)
 
-    def test_tokens_written_to_a_cache_are_shared_as_well(self) -> None:
-        whole = Usage(40, 0, 10, cache_write_tokens=25, cache_write_1h_tokens=11)
-        first, second = split_usage(whole, [3, 1], [3, 1])
-        assert first + second == whole
-        assert (first.cache_write_tokens, first.cache_write_1h_tokens) == (19, 8)
-        assert first.cached_tokens + first.cache_write_tokens <= first.input_tokens
-
-    def test_without_weights_it_is_split_evenly(self) -> None:
-        assert [part.input_tokens for part in split_usage(Usage(4, 0), [0, 0], [0, 0])] == [2, 2]
-
-    def test_missing_answers_weigh_as_the_mean(self) -> None:
-        """What was billed for an unreadable answer is still charged to a request."""
-        assert usage_weights(["abcdefgh", None, "abcd" * 4]) == [2, 3, 4]
-        assert usage_weights([None, None]) == [1, 1]
-
 
 class TestHealth:
     def test_good_packs_leave_packing_on(self) -> None:
-        """One item of ten asked again is within the bounds, for ever."""
         health = PackingHealth()
         assert all(health.observe(float(i), 10, 1) is None for i in range(1000))
         assert health.off_until(2000.0) == 2000.0
 
     def test_three_bad_packs_turn_it_off(self) -> None:
-        """Two are no verdict yet; the third says why and for how long."""
         health = PackingHealth()
         assert [health.observe(0.0, 10, 3) for _ in range(2)] == [None, None]
         reason = health.observe(0.0, 10, 3)
@@ -345,33 +292,8 @@ class TestHealth:
         assert "9 of the last 30" in reason
         assert health.off_until(0.0) == 60.0
 
-    def test_after_the_pause_one_bad_pack_is_enough_and_the_pause_doubles(self) -> None:
-        """A trial that fails is not repeated soon; one that goes well forgives everything."""
-        health = PackingHealth()
-        now, pauses = 0.0, []
-        for _ in range(8):
-            while health.observe(now, 10, 10) is None:
-                pass
-            pauses.append(health.off_until(now) - now)
-            now = health.off_until(now)
-            assert health.resume(now) is not None
-            assert health.resume(now) is None
-        assert pauses == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]
-        for _ in range(5):
-            assert health.observe(now, 10, 0) is None
-        assert [health.observe(now, 10, 10) is None for _ in range(2)] == [True, False]
-        assert health.off_until(now) == now + 60.0
-
-    def test_packs_under_way_when_it_is_turned_off_do_not_count(self) -> None:
-        health = PackingHealth()
-        for _ in range(3):
-            health.observe(0.0, 10, 10)
-        assert health.observe(1.0, 10, 10) is None
-        assert health.off_until(1.0) == 60.0
-
 
 def test_the_form_of_an_answer_is_closed_as_strict_schemas_have_to_be() -> None:
-    """Each object names all it has, requires it, and allows nothing else."""
     schema = compiler(native_schema=True).compile([Request("a"), Request("b")]).request.params.schema
     assert isinstance(schema, dict)
     for each in (schema, schema["properties"]["answers"]["items"]):

@@ -26,7 +26,6 @@ def sent(*items: str) -> Batch[str, str | None]:
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(BatchState, BatchState)))
 def test_a_batch_follows_the_table_and_nothing_else(before: BatchState, after: BatchState) -> None:
-    """Every pair of states is tried: the legal ones move, the others raise and change nothing."""
     batch = empty(state=before)
     if (before, after) in LEGAL:
         batch.move(after)
@@ -41,7 +40,6 @@ def test_a_batch_follows_the_table_and_nothing_else(before: BatchState, after: B
 
 
 def test_the_table_is_the_life_of_a_batch() -> None:
-    """One way leads from gathering to its end; each state but the ends can fail; an end is for ever."""
     life = [
         BatchState.ACCUMULATING,
         BatchState.READY,
@@ -52,13 +50,6 @@ def test_the_table_is_the_life_of_a_batch() -> None:
     ]
     steps = set(itertools.pairwise(life)) | {(state, BatchState.FAILED) for state in life[:-1]}
     assert set(LEGAL) == steps
-
-
-def test_a_batch_knows_its_size_age_and_tokens() -> None:
-    batch = empty(opened=10.0)
-    batch.fill(["a", "b"], tokens=7)
-    batch.fill(["c"], tokens=3)
-    assert (len(batch), batch.tokens, batch.age(12.5)) == (3, 10, 2.5)
 
 
 @pytest.mark.parametrize("state", [state for state in BatchState if state is not BatchState.ACCUMULATING])
@@ -79,7 +70,6 @@ def test_a_batch_is_completed_all_at_once() -> None:
 
 
 def test_a_batch_is_completed_one_by_one_in_any_order() -> None:
-    """The outcomes stand in the order of the items; none is completed twice."""
     batch = sent("a", "b", "c")
     batch.complete(2, "C")
     batch.complete(0, "A")
@@ -92,17 +82,11 @@ def test_a_batch_is_completed_one_by_one_in_any_order() -> None:
 
 
 def test_an_error_completes_what_has_no_outcome_yet() -> None:
-    """What came before it is kept, and the batch has failed for good."""
     batch = sent("a", "b")
     batch.complete(0, "A")
     batch.fail("broken")
     batch.close(answered=True)
     assert (batch.outcomes, batch.state, batch.ended) == (["A", "broken"], BatchState.FAILED, True)
-
-
-def test_each_item_needs_its_outcome() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        sent("a", "b").complete_all(["A"])
 
 
 @pytest.mark.parametrize("state", [BatchState.READY, BatchState.COMPLETED, BatchState.FAILED])

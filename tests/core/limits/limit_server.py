@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 
 from attrs import define, field
@@ -73,16 +73,37 @@ def noisy(share: float, rng: random.Random) -> Admit:
     return lambda at: rng.random() >= share
 
 
+class Top:
+    """A random source that always returns the maximum, so that pauses are whole."""
+
+    def random(self) -> float:
+        return 1.0
+
+
 @define
 class Run:
-    """The outcome of a run."""
+    """The outcome of a run: when calls were sent, answered and refused."""
 
-    answered: int = 0
-    refused: int = 0
-    seconds: float = 0.0
+    sent: list[float] = field(factory=list)
     ends: list[float] = field(factory=list)
     refusals: list[float] = field(factory=list)
+    seconds: float = 0.0
     early: int = 0  # calls made before a Retry-After they could have known had ended
+
+    @property
+    def answered(self) -> int:
+        return len(self.ends)
+
+    @property
+    def refused(self) -> int:
+        return len(self.refusals)
+
+    def late_share(self, since: float) -> float:
+        """The share of calls refused after ``since``."""
+        return sum(at > since for at in self.refusals) / max(1, sum(at > since for at in self.sent))
+
+    def rate(self, begin: float, end: float) -> float:
+        return sum(begin < at <= end for at in self.ends) / (end - begin)
 
 
 def run(
@@ -92,24 +113,27 @@ def run(
     *,
     latency: Latency,
     workers: int = 64,
+    cap: Callable[[float], float] = lambda at: math.inf,
     retry_after: Callable[[float], float] | None = None,
     quick_refusals: bool = False,
+    until: float = math.inf,
     seed: int = 0,
 ) -> Run:
-    """Send ``requests`` until all are answered; return the outcome. No request is given up."""
-    rng = random.Random(seed)
-    outcome = Run()
+    """Send ``requests`` until all are answered, or until a moment. No request is given up.
+
+    Args:
+        cap: by the time, maximum calls that the server processes.
+    """
+    rng, outcome, order = random.Random(seed), Run(), count()
     events: list[tuple[float, int, Reservation, bool, float | None]] = []
-    order = count()
-    waiting, now, forbidden = requests, 0.0, -math.inf
-    while outcome.answered < requests:
-        while waiting and len(events) < workers:
-            at = quota.look(now, 0.0)
-            if at > now:
-                break
+    waiting, processed, now, forbidden = requests, 0, 0.0, -math.inf
+    while outcome.answered < requests and now < until:
+        while waiting and len(events) < workers and quota.look(now, 0.0) <= now:
             outcome.early += now < forbidden
+            outcome.sent.append(now)
             permit, waiting = quota.take(now, 0.0), waiting - 1
-            accepted = admit(now + UPLINK)
+            accepted = processed < cap(now) and admit(now + UPLINK)
+            processed += accepted
             took = latency(rng)
             if not accepted and quick_refusals:
                 took = min(took, 0.002)
@@ -120,13 +144,13 @@ def run(
         assert look > now
         assert min(due, look) < math.inf, "nothing in flight and nothing to wait for"
         now = min(due, look)
-        for permit, accepted, asked in _due(events, now):
+        while events and events[0][0] <= now:
+            _, _, permit, accepted, asked = heapq.heappop(events)
             if accepted:
-                outcome.answered += 1
+                processed -= 1
                 outcome.ends.append(now)
                 quota.succeeded(permit, now, 0.0)
                 continue
-            outcome.refused += 1
             outcome.refusals.append(now)
             waiting += 1
             quota.refused(permit, now, asked, rng)
@@ -135,11 +159,3 @@ def run(
         assert quota.in_flight == len(events)
     outcome.seconds = now
     return outcome
-
-
-def _due(
-    events: list[tuple[float, int, Reservation, bool, float | None]], now: float
-) -> Iterator[tuple[Reservation, bool, float | None]]:
-    while events and events[0][0] <= now:
-        _, _, permit, accepted, asked = heapq.heappop(events)
-        yield permit, accepted, asked

@@ -36,14 +36,6 @@ def test_spent_and_reserved_never_pass_the_limit(limit: float, steps: list[tuple
     assert budget.reserved == 0.0
 
 
-@pytest.mark.full
-def test_a_million_small_costs_add_up_exactly() -> None:
-    budget = Budget(100.0)
-    for _ in range(100_000):
-        budget.reconcile(budget.reserve(0.000_001), 0.000_000_1)
-    assert budget.spent == 0.01
-
-
 def test_roundings_never_favour_spending() -> None:
     assert not Budget(1.9e-9).fits(1.1e-9)
     assert Budget(1.9e-9).fits(1e-9)
@@ -141,16 +133,6 @@ def test_a_reservation_of_the_rest_can_be_spent_in_parts(limit: float, shares: l
     assert outer.spent == budget.spent
 
 
-def test_a_limit_can_be_moved() -> None:
-    budget = Budget(0.0)
-    assert budget.short(0.3) is not None
-    budget.widen(0.3)
-    assert budget.fits(0.3)
-    budget.widen(-0.1)
-    assert budget.fits(0.2)
-    assert not budget.fits(0.2001)
-
-
 LIMIT = 1.0
 
 
@@ -171,15 +153,6 @@ class Spender:
 def spender(name: str, limit: float = LIMIT) -> Spender:
     budget = Budget(0.0)
     return Spender(budget, budget.share(limit, name, lambda: None))
-
-
-def test_a_budget_that_becomes_shared_keeps_its_reservations() -> None:
-    budget = Budget()
-    reserved = budget.reserve(0.25)
-    budget.share(LIMIT, "one", lambda: None)
-    assert budget.left == 0.0
-    budget.release(reserved)
-    assert budget.left == 0.25
 
 
 def exchanged(record: SharedRecord, one: Spender, now: float, fate: str, *, leaving: bool = False) -> None:
@@ -214,27 +187,6 @@ def test_a_failed_return_of_money_is_repeated(fate: str) -> None:
     exchanged(record, other, 60.0, "made")
     exchanged(record, one, 61.0, "made")
     assert record.levels[0] == pytest.approx(LIMIT)
-
-
-def test_money_of_a_lost_grant_is_available_again() -> None:
-    record, one = SharedRecord(), spender("one")
-    one.lease.lack(0.4)
-    exchanged(record, one, 0.0, "answer lost")
-    assert one.budget.left == 0.0
-    assert record.levels[0] == pytest.approx(0.6)
-    exchanged(record, one, 1.0, "made")
-    assert record.levels[0] == pytest.approx(LIMIT)
-
-
-def test_an_exchange_after_a_later_one_changes_nothing() -> None:
-    record, one = SharedRecord(), spender("one")
-    exchanged(record, one, 0.0, "late")
-    one.lease.lack(0.4)
-    exchanged(record, one, 1.0, "made")
-    with pytest.raises(LateExchange):
-        exchange(record, one.late.pop(), 2.0)
-    assert record.levels[0] == pytest.approx(0.6)
-    assert one.budget.left == 0.4
 
 
 def test_a_hopeless_cost_delays_no_smaller_one() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,7 +9,7 @@ import pytest
 from ctrl_c import interrupted_at_every_moment
 
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.limits.budget_reservations import JobReservations, NewReservation
+from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.limits.shared_limit import SharedRecord, exchange
 
 _T = TypeVar("_T")
@@ -78,20 +77,6 @@ def test_a_job_with_all_its_results_keeps_no_more_than_it_can_still_cost() -> No
     assert not reservations.jobs
 
 
-def test_a_job_reserves_at_most_what_is_left() -> None:
-    budget, reservations = begun(10.0, 8.0)
-    budget.reconcile(budget.reserve(2.0), 4.0)  # another call that cost more than it reserved
-    reservations.charge("job-1", 3.0, ended=False, still=5.0)
-    assert stand(budget) == (7.0, 3.0)
-
-
-def test_a_job_that_ended_is_not_booked_again() -> None:
-    budget, reservations = begun(10.0, 8.0)
-    reservations.charge("job-1", 3.0, ended=True)
-    reservations.charge("job-1", 9.0, ended=False, still=1.0)
-    assert stand(budget) == (3.0, 0.0)
-
-
 def test_ctrl_c_leaves_a_reservation_with_a_job_or_none() -> None:
     budget, reservations = Budget(1.0), JobReservations(Budget(1.0), unguarded, "account")
 
@@ -149,13 +134,6 @@ def test_a_renewed_reservation_includes_the_old_one() -> None:
     assert stand(budget) == (3.5, 4.5)
     assert reservations.renew("job-1", 99.0, 3.5, lambda held: held) == 6.5
     assert budget.left == 0.0
-
-
-def test_a_job_that_wants_nothing_more_keeps_its_reservation() -> None:
-    budget, reservations = begun(10.0, 8.0)
-    assert reservations.renew("job-1", 0.0, 0.0, lambda held: held) == 8.0
-    assert reservations.renew("job-2", 0.0, 0.0, lambda held: held) == 0.0
-    assert (reservations.jobs, stand(budget)) == (["job-1"], (0.0, 8.0))
 
 
 def test_an_end_read_before_a_retry_releases_nothing() -> None:
@@ -243,32 +221,3 @@ def test_a_job_can_enlarge_its_reservation_later() -> None:
     assert one.jobs.reserve(0.0, lambda held: one.jobs.enlarge(held, 6.0)) == 6.0
     assert one.budget.reserved == 0.0
     assert other.jobs.reserve(0.0, lambda held: other.jobs.enlarge(held, 12.0)) == pytest.approx(4.0)
-
-
-def test_a_job_of_an_overspent_client_gets_what_is_left() -> None:
-    record = SharedRecord()
-    one = Sharer(record, "one")
-    assert one.hold_back("job-1", 6.0) == 6.0
-    one.jobs.charge("job-1", 7.0, ended=True)
-    assert one.hold_back("job-2", 8.0) == pytest.approx(3.0)
-
-
-def test_a_retried_job_leases_what_it_wants_of_a_shared_budget() -> None:
-    record = SharedRecord()
-    one, other = Sharer(record, "one"), Sharer(record, "other")
-    assert other.hold_back("job-2", 3.0) == 3.0
-    assert one.jobs.renew("job-1", 6.0, 1.0, lambda held: held) == 6.0
-    assert one.budget.reserved == 6.0
-
-
-def test_many_retries_of_a_job_leave_no_old_changes() -> None:
-    _, reservations = begun(10.0, 4.0)
-
-    def again(depth: int) -> None:
-        reservations.renew("job-1", 0.0, 0.0, lambda _: again(depth - 1) if depth else None)
-
-    for _ in range(100):
-        again(2)
-    gc.collect()
-    assert sum(type(one) is NewReservation for one in gc.get_objects()) <= 1 + 2
-    assert reservations.jobs == ["job-1"]

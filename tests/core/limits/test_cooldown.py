@@ -67,10 +67,6 @@ def test_suspensions_double_up_to_the_longest_until_one_trial_succeeds() -> None
     assert suspension.begin(now) == Suspension.FIRST_SECONDS
 
 
-def test_a_permanent_failure_suspends_for_the_longest_time_at_once() -> None:
-    assert Suspension().begin(0.0, longest=True) == Suspension.MAX_SECONDS
-
-
 WHY = "no capacity"
 
 
@@ -132,31 +128,6 @@ def test_it_says_once_that_the_pause_is_over() -> None:
     assert health.resume(59.0) is None
     assert health.resume(60.0) == "the pause is over; the next request is a trial"
     assert health.resume(60.0) is None
-
-
-def test_a_failed_trial_doubles_the_pause_up_to_an_hour() -> None:
-    health, now = FlexHealth(), 0.0
-    assert refused(health, now, 3)
-    pauses = []
-    for _ in range(9):
-        began = now
-        while not health.is_open(now):
-            now += 1.0
-        pauses.append(now - began)
-        assert health.resume(now)
-        assert refused(health, now)
-    assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
-
-
-def test_a_trial_that_is_answered_makes_the_next_pause_short_again() -> None:
-    health = FlexHealth()
-    refused(health, 0.0, 3)
-    health.resume(60.0)
-    refused(health, 60.0)
-    health.resume(180.0)
-    health.answered()
-    assert refused(health, 180.0, 3)
-    assert health.is_open(240.0)
 
 
 def test_a_model_without_the_tier_is_suspended_by_one_refusal() -> None:

@@ -31,12 +31,6 @@ def verdict() -> ProviderError:
     return ProviderError("it failed", kind=ErrorKind.UNKNOWN, status=418, retry_after=2.0)
 
 
-def test_without_classifiers_the_providers_verdict_applies():
-    given = verdict()
-    assert Classifiers().verdict(ERROR, given) is given
-    assert Classifiers([lambda error, so_far: None]).verdict(ERROR, given) is given
-
-
 def test_the_first_that_does_not_pass_decides():
     asked: list[str] = []
 
@@ -59,11 +53,6 @@ def test_the_first_that_does_not_pass_decides():
     assert (found.kind, found.status, found.retry_after) == (ErrorKind.RATE_LIMIT, 418, 2.0)
     assert found.__cause__ is cause
     assert given.kind is ErrorKind.UNKNOWN
-
-
-def test_a_whole_verdict_replaces_the_providers():
-    mine = ProviderError("mine", kind=ErrorKind.RATE_LIMIT, retry_after=60.0)
-    assert Classifiers([lambda *_: mine]).verdict(ERROR, verdict()) is mine
 
 
 def test_a_broken_classifier_is_passed_over_and_named():
@@ -122,14 +111,6 @@ def test_anything_else_among_them_lets_the_list_continue(other: Result) -> None:
         results = [other if at == place else bad() for at in range(3 * STOPPING_FAILURES)]
         assert not any(stop.stops_with(result) for result in results)
         assert stop.reason is None
-
-
-def test_ids_and_numbers_in_messages_make_no_difference() -> None:
-    stop = EqualFailures(100)
-    results = [
-        bad(f"unknown parameter (request req_0123abcd{n:04d}, {n} tokens)") for n in range(STOPPING_FAILURES)
-    ]
-    assert [stop.stops_with(result) for result in results][-1]
 
 
 def test_requests_that_a_rejected_key_withholds_count_as_the_rejected_one() -> None:

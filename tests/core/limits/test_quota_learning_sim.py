@@ -81,17 +81,6 @@ def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object,
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("latency", sampled(["50 ms", "around 2 s"]))
-@pytest.mark.parametrize("style", ["openai", "anthropic"])
-def test_figures_read_at_the_answer_and_without_resets_do_as_well(style: str, latency: str) -> None:
-    tokens = {"tokens": 250_000.0} if style == "openai" else {"input": 1e6, "output": 80_000.0}
-    server = Server(style, {"requests": 6000, **tokens}, late=True, hints=False, resets=False)
-    client = run(server, LATENCIES[latency], jitter=0.005)
-    assert used(server) >= 0.99
-    assert client.counts.share <= 0.001
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(["5 ms", "500 ms"]))
 def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> None:
     """6,000 per minute and at most 100 at once: calls are spaced just below the rate."""

@@ -148,44 +148,6 @@ def test_random_refusals_do_not_slow_a_healthy_service_for_long(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("is_first_contact", "quick"),
-    sampled([(False, True), (False, False), (True, False), (True, True)], keep=2),
-)
-@pytest.mark.parametrize("share", sampled([0.02, 0.04], first=1))
-def test_refusals_at_random_are_no_rate(share: float, is_first_contact: bool, quick: bool) -> None:
-    """Lower speed does not reduce them: 6,400 calls take at most 8.5 s, 5 s without any."""
-    for seed in range(9):
-        quota = Quota()
-        if is_first_contact:
-            quota.approach()
-        refuses = noisy(share, random.Random(seed))
-        outcome = run(quota, refuses, 6400, latency=lognormal(0.05, 0.3), seed=seed, quick_refusals=quick)
-        assert outcome.seconds <= 8.5, f"seed={seed}"
-
-
-def one_rate_and_a_share(share: float, rng: random.Random) -> Admit:
-    """100 per second in windows of a second, and some calls are refused at random."""
-    windows, random_ones = fixed_windows(100, 1.0, rng.random()), noisy(share, rng)
-    return lambda at: random_ones(at) and windows(at)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("told", [None, 6000])
-@pytest.mark.parametrize("share", sampled([0.02, 0.04], first=1))
-def test_refusals_at_random_leave_a_limit_in_use(told: int | None, share: float) -> None:
-    used = []
-    for seed in range(3):
-        quota = Quota()
-        quota.configure(told, None, 0.0)
-        admit = one_rate_and_a_share(share, random.Random(seed))
-        outcome = run(quota, admit, 4500, latency=lognormal(0.05, 0.3), seed=seed, quick_refusals=True)
-        used.append(45 / outcome.seconds)
-        assert outcome.refused <= 2 * share * 4500
-    assert sorted(used)[1] >= 0.49
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("told", sampled([None, 60_000]))
 def test_a_rate_that_was_learned_from_a_bad_moment_is_left(told: int | None) -> None:
     """Half of all calls are refused for three seconds, then 2 %: in the median of nine draws, 6,400 calls

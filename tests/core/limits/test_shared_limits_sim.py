@@ -39,12 +39,7 @@ class Run:
     """Some processes at one server."""
 
     def __init__(
-        self,
-        server: Server,
-        count: int,
-        *,
-        told: int | None = None,
-        latency: str = "50 ms",
+        self, server: Server, count: int, *, told: int | None = None, latency: str = "50 ms"
     ) -> None:
         self.server = server
         self.quotas = [Quota() for _ in range(count)]
@@ -66,11 +61,6 @@ class Run:
     def refused(self) -> float:
         calls = sum(client.counts.calls for client in self.clients)
         return sum(client.counts.refused for client in self.clients) / calls
-
-    def lease(self, n: int) -> LimitLease:
-        found = self.quotas[n].lease
-        assert found is not None
-        return found
 
 
 @pytest.mark.parametrize(
@@ -96,15 +86,6 @@ def test_processes_fill_a_limit_they_learn_together(limits: str, latency: str) -
     run = Run(Server(style, minute), 4, latency=latency).fill(120.0)
     assert run.used(30.0, 120.0) >= 0.98
     assert run.refused <= 0.005
-
-
-@pytest.mark.full
-def test_a_limit_below_five_a_second_is_leased_one_request_at_a_time() -> None:
-    """Sixty a minute by four processes: used to 98 %, and nobody waits for another's unused call."""
-    run = Run(Server("gemini", {"requests": 60}), 4, told=60).fill(300.0)
-    assert run.used(80.0, 300.0) >= 0.98
-    answered = [client.counts.answered for client in run.clients]
-    assert min(answered) >= 0.85 * max(answered)
 
 
 @pytest.mark.full
@@ -185,21 +166,6 @@ def test_a_rate_that_was_measured_far_too_low_grows_for_all(seed: int) -> None:
     assert sum(at > 5.0 for at in refusals) <= 0.03 * calls
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seed", sampled(range(6), keep=2))
-@pytest.mark.parametrize("calls", sampled(["at once", "each second"], keep=2))
-def test_refusals_that_led_another_process_to_a_rate_prove_no_lower_one(calls: str, seed: int) -> None:
-    server = Silent("gemini", {"requests": 600}, sizes={"requests": 1} if calls == "at once" else None)
-    if calls == "each second":
-        server.meters = {"requests": SecondMeter(600)}
-    run = Run(server, 4)
-    for client in run.clients:
-        client.latency = lambda rng: 0.05 * math.exp(rng.gauss(0.0, 0.3))
-    fill(server, *run.clients, seconds=60.0, seed=seed, jitter=0.005, exchanges=run.sharing)
-    assert run.used(20.0, 60.0) >= 0.75
-    assert run.refused <= 0.09  # of the first minute, first contact included
-
-
 def test_processes_share_the_slow_start() -> None:
     run = Run(Silent("gemini", {"requests": 600}), 16, latency="400 ms").fill(0.002)
     sent = [client.counts.calls for client in run.clients]
@@ -234,22 +200,6 @@ def test_new_processes_keep_a_rate_that_others_found(idle: float, seed: int) -> 
     assert run.used(begin, begin + 90.0) >= 0.95
     most = 0.1 if idle else 0.04
     assert sum(one.refused for one in counts) <= most * sum(one.calls for one in counts)
-
-
-@pytest.mark.full
-def test_a_found_rate_grows_to_a_raised_limit() -> None:
-    server = Silent("gemini", {"requests": 600})
-    run = Run(server, 4)
-    meter = server.meters["requests"]
-    fill(
-        server,
-        *run.clients,
-        seconds=180.0,
-        jitter=0.005,
-        exchanges=run.sharing,
-        change=(45.0, {"requests": 1800}),
-    )
-    assert meter.used(120.0, 180.0) >= 0.8
 
 
 @pytest.mark.full
@@ -323,16 +273,6 @@ def test_an_urgent_call_of_one_process_goes_before_what_others_want() -> None:
     assert got == [False, False, True]
 
 
-def test_calls_wait_until_the_first_exchange_is_over() -> None:
-    quota = Quota()
-    process = Process(quota, "new")
-    assert quota.look(0.0, 1.0) == math.inf
-    sharing = Sharing([process])
-    sharing(0.0)
-    sharing(0.001)
-    assert quota.look(0.001, 1.0) == 0.001
-
-
 @pytest.mark.parametrize("meanwhile", ["another was refused", "the exchange was lost"])
 def test_the_end_of_an_outage_is_reported_until_it_is_known(meanwhile: str) -> None:
     record, one, other = SharedRecord(), LimitLease("one", int), LimitLease("other", int)
@@ -372,29 +312,6 @@ def test_calls_during_an_outage_of_the_back_end_give_nothing_back(on_lost: str) 
         now += 0.1
     asked = lease.ask(now, quota.facts(now))
     assert asked.kept == asked.returned == [0.0] * 4
-
-
-@pytest.mark.parametrize(
-    ("left", "own", "until"),
-    [(2.0, 0.0, 12.0), (2.0, 11.9, None), (2.0, 11.5, 12.0), (0.1, 0.0, None), (0.25, 0.0, 10.25)],
-)
-def test_a_cooldown_of_others_counts_if_it_is_a_tenth_longer(
-    left: float, own: float, until: float | None
-) -> None:
-    record, lease = SharedRecord(), LimitLease("one", lambda: None)
-    exchange(record, LeaseAsk("other", findings=Findings(cooled=left)), EPOCH)
-    lease.adopt(exchange(record, lease.ask(10.0, Quota().facts(10.0)), EPOCH), 10.0)
-    assert lease.cooldown(10.0, own) == until
-
-
-def test_an_incompatible_back_end_refuses_calls_only_with_stop() -> None:
-    for on_lost, refusal in (("stop", "another version"), ("share", ""), ("local", "")):
-        lease = LimitLease("one", lambda: None, on_lost)
-        assert lease.refusal == ""
-        assert lease.lose(1.0, "another version")
-        assert lease.refusal == refusal
-        assert not lease.lose(2.0)
-        assert lease.refusal == ""
 
 
 def test_the_first_call_after_a_pause_makes_an_exchange_due() -> None:

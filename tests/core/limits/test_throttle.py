@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections.abc import Callable
 
@@ -70,27 +69,3 @@ def test_a_trial_may_begin_with_a_call_that_says_nothing() -> None:
     throttle.take(began)
     throttle.end(began, began + 0.1, accepted=None)
     assert throttle.rate is not None
-
-
-def half_of_sixty_fail(at: float = math.inf) -> tuple[AdaptiveThrottle, float]:
-    """End sixty calls until a trial begins, and begin one more at ``at``; return when the trial began."""
-    throttle = AdaptiveThrottle()
-    for number in range(60):
-        throttle.take(0.001 * number)
-    for number in range(60):
-        now = 1.0 + 0.001 * number
-        if now == at:
-            throttle.take(now)
-        throttle.end(0.001 * number, now, accepted=number % 2 == 0)
-        if throttle.rate is not None:
-            return throttle, now
-    raise AssertionError("no trial began")
-
-
-def test_a_call_at_the_moment_a_trial_begins_is_not_part_of_it() -> None:
-    _, at = half_of_sixty_fail()
-    throttle, began = half_of_sixty_fail(at)
-    assert began == at
-    rate = throttle.rate
-    throttle.end(at, at + 0.1, accepted=False)
-    assert throttle.rate == rate
