@@ -30,9 +30,8 @@ from smartbatch.jobs.records import (
     RetriedRows,
 )
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_actions import FailedRow
 from smartbatch.jobs.wiring import JobWiring, Reopening, reopen_without_client
-from smartbatch.types import Deadline, Result
+from smartbatch.types import Deadline
 
 PAGE_ROWS = 1_000
 
@@ -111,30 +110,24 @@ def retry_failed(
         for row in page:
             after = row.ix
             result = decode_result(row.body, request_id="")
-            may_be_paid = _may_be_paid(row, result)
+            unsure = getattr(result.error, "maybe_billed", False)
+            used = bool(result.usage.total_tokens)
+            may_be_paid = row.cost is None or bool(row.cost) or row.tried or unsure or used
             # 1. it may have been billed, and neither its position nor ``billed`` was given: skip it
             if may_be_paid and named is None and not billed:
                 left.append(row.ix)
                 continue
             # 2. send it again; if it was billed, keep its result as an earlier try
-            again[row.ix] = _as_try(row, result) if may_be_paid else None
+            again[row.ix] = None
             if may_be_paid:
+                refused = isinstance(result.error, UnusableAnswer) and result.text is not None
+                outcome = "again" if refused else "unrun"
+                again[row.ix] = NewResult(row.ix, outcome, row.body, cost=row.cost, usage=result.usage)
                 paid.append(row.ix)
         if len(page) < PAGE_ROWS:
             break
     count, left_out = reopening(job_id, partial(store.actions.reopen, job_id, again, paid, by))
     return RetriedRows(count, left_out, tuple(left or paid))
-
-
-def _may_be_paid(row: FailedRow, result: Result) -> bool:
-    unsure = getattr(result.error, "maybe_billed", False)
-    return bool(row.cost is None or row.cost or row.tried or unsure or result.usage.total_tokens)
-
-
-def _as_try(row: FailedRow, result: Result) -> NewResult:
-    refused = isinstance(result.error, UnusableAnswer) and result.text is not None
-    outcome = "again" if refused else "unrun"
-    return NewResult(row.ix, outcome, row.body, cost=row.cost, usage=result.usage)
 
 
 # -- actions of other processes ----------------------------------------------------------------------------

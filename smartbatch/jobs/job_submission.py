@@ -75,7 +75,9 @@ class JobSubmission:
 
     # -- submitting ------------------------------------------------------------------------------------------
 
-    def submit(self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions) -> JobRow:
+    def submit_by_batch(
+        self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions
+    ) -> JobRow:
         """Store requests as a job for the Batch API.
 
         Raises:

@@ -33,7 +33,7 @@ from smartbatch.providers.answer_parts import from_base64, to_base64
 from smartbatch.providers.http.content import decode_json
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Tool, Usage
 
-VERSION = 1
+FORMAT_VERSION = 1
 MAX_MESSAGE_CHARS = 1000
 """Longer error messages are cut."""
 
@@ -65,7 +65,7 @@ class Shared:
 
 def encode_params(params: Generation, embedding: Embedding | None = None) -> bytes:
     given = {name: value for name in _NAMES if (value := _form_of(params, name)) is not None}
-    form: dict[str, Any] = {"v": VERSION, "params": given}
+    form: dict[str, Any] = {"v": FORMAT_VERSION, "params": given}
     if embedding is not None:
         form["embedding"] = [embedding.task_type, embedding.dimensions]
     return _checked(form, None)
@@ -97,7 +97,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
         problem = "is a callable, which cannot be stored for another process: use submit() for it"
         _refuse("call", problem, row)
     prompt = request.prompt
-    form: dict[str, Any] = {"v": VERSION}
+    form: dict[str, Any] = {"v": FORMAT_VERSION}
     if isinstance(prompt, str):
         form["prompt"] = prompt
     else:
@@ -211,7 +211,7 @@ def encode_result(result: Result) -> bytes:
     JSON cannot represent is left out, because it can be parsed again from the text. Secrets are removed from
     error messages once more.
     """
-    form: dict[str, Any] = {"v": VERSION}
+    form: dict[str, Any] = {"v": FORMAT_VERSION}
     for (name, write, default), value in zip(_WRITTEN, _kept_of(result), strict=True):
         if value is not None and (default is None or value != default):
             form[name] = write(value)
@@ -398,7 +398,7 @@ def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
     """
     try:
         form = _decoded(data)
-        if (version := form["v"]) == VERSION:
+        if (version := form["v"]) == FORMAT_VERSION:
             return make(form)
         if type(version) is not int:
             raise TypeError
@@ -407,7 +407,8 @@ def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
             "a row of the store is damaged and was left unchanged; restore the store from a copy"
         ) from None
     raise StoreError(
-        f"a row of the store has format {version}, but this smartbatch reads format {VERSION}: update it"
+        f"a row of the store has format {version}, but this smartbatch reads format {FORMAT_VERSION}: "
+        "update it"
     )
 
 

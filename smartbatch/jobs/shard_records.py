@@ -166,7 +166,7 @@ class UnsettledItem:
 # of the three providers, Anthropic's ``[a-zA-Z0-9_-]{1,64}``, and OpenAI's limit for metadata values. A nonce
 # is never reused, because a late create of an old shard could then look like the create of a new one.
 
-_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_BASE62_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _WIRE_ID = re.compile(r"([0-9A-Za-z]{22})-([0-9A-Za-z]{1,6})")
 
 
@@ -189,7 +189,7 @@ def parse_wire_id(text: str) -> tuple[str, int] | None:
         return None  # accept only one spelling of each number, so that ids are unique
     position = 0
     for digit in found.group(2):
-        position = position * 62 + _DIGITS.index(digit)
+        position = position * 62 + _BASE62_DIGITS.index(digit)
     return found.group(1), position
 
 
@@ -202,6 +202,6 @@ def _base62(number: int) -> str:
     digits = []
     while True:
         number, digit = divmod(number, 62)
-        digits.append(_DIGITS[digit])
+        digits.append(_BASE62_DIGITS[digit])
         if not number:
             return "".join(reversed(digits))

@@ -31,8 +31,6 @@ from smartbatch.views.model import (
 from smartbatch.views.terminal import text_of
 
 _S = ShardState
-MINUTE = 60.0
-HOUR = 3600.0
 READ_SECONDS = 2.0
 """Maximum time for reading the results of ended batches."""
 _TINY_USD = 1e-9

@@ -217,7 +217,7 @@ class ListRouter:
         api, _ = batches_of(self._config, self._planner.model, Kind.GENERATE)
         if not by_batch or not waits or api is None:
             return self._realtime.stream(request)
-        job = self._jobs().handle(self._jobs().submit([request], {}, JobOptions()))
+        job = self._jobs().handle(self._jobs().submit_by_batch([request], {}, JobOptions()))
         (future,) = job.futures()
         return stored_stream(self._clock, future, job.cancel)
 
@@ -246,7 +246,7 @@ class ListRouter:
         requests, params = prompts_of(requests, params)
         plain, given = split_known(params, JobParams.__optional_keys__)
         if not given:
-            return self._jobs().submit(requests, plain, options)
+            return self._jobs().submit_by_batch(requests, plain, options)
         asked = self._planner.checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
         rows = self._planner.preparer.rows_for_job(asked.requests)
         return self._submit_decided(asked, rows, self._planner.considered(asked), options)
