@@ -278,7 +278,7 @@ class BatchingClient:
             Interrupted: Ctrl-C while waiting for a result; it has the results not yet yielded.
         """
         options = ReaderOptions(on_error, on_progress, progress)
-        return self._running.routing.results(prompts, params, self, options)
+        return self._running.routing.map_results(prompts, params, self, options)
 
     def as_completed(
         self,
@@ -292,7 +292,7 @@ class BatchingClient:
     ) -> Iterator[Result[T]]:
         """Like :meth:`map`, in order of arrival. Use each request's ``context`` to identify it."""
         options = ReaderOptions(on_error, on_progress, progress, ordered)
-        return self._running.routing.results(prompts, params, self, options)
+        return self._running.routing.map_results(prompts, params, self, options)
 
     def generate(
         self,

@@ -336,7 +336,7 @@ class RunningState:
 
             def submit_numbered(request: Request, number: int) -> ResultFuture:
                 own = key if key is None or not number else f"{key}#{number + 1}"
-                return self.stored.submit(request, own, durable=durable)
+                return self.stored.submit_durable(request, own, durable=durable)
 
         samples = preparer.samples(request)
         if len(samples) == 1:

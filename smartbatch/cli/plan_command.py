@@ -93,7 +93,7 @@ class RouteChooser:
 
     def add_result(self, result: Result) -> None:
         if self._chosen is not None:
-            self._chosen[1].add(result)
+            self._chosen[1].add_result(result)
 
     def score(self, ended: float, jobs: Sequence[JobStatus]) -> RunOutcome | None:
         """Compare the announced plan with the outcome. Return ``None`` without a plan or an answer."""

@@ -100,11 +100,11 @@ class JobRun:
             units = partial(
                 ClusterUnits.of, self._cluster, self._args.model, config, options, stopped=self._stopped
             )
-        rows.submit(lambda needed: self._chooser.choose(needed, self._stopped), units)
+        rows.submit_missing(lambda needed: self._chooser.choose(needed, self._stopped), units)
         with self._progress() as progress:
             followed = rows.follow(progress.advance_to if rows.in_real_time else progress.show)
             followed.refresh()
-            write(rows.results(progress.advance), progress)
+            write(rows.row_results(progress.advance), progress)
             followed.refresh()
         for line in followed.held("; then run the same command again"):
             say(line)
@@ -309,7 +309,7 @@ class _Run:
             return
         result = outcome.result
         if outcome.earlier:
-            self._before.amounts.add(amounts_of(result))
+            self._before.amounts.add_amounts(amounts_of(result))
             if result.ok:
                 self._before.answered += 1
                 return

@@ -125,7 +125,7 @@ class RunSummary:
         extra = max(0, result.attempts - 1)
         self.retried += extra > 0
         self.extra_calls += extra
-        self.amounts.add(amounts_of(result))
+        self.amounts.add_amounts(amounts_of(result))
         self.sequential += result.latency
         self.together += result.route in (Route.BATCH, Route.SHARED)
 
@@ -151,7 +151,7 @@ class RunSummary:
             decision, actual: compare time and cost with the forecast and with the other routes.
         """
         total = evolve(self.amounts)
-        total.add(before.amounts)
+        total.add_amounts(before.amounts)
         resumed = bool(before.answered or before.resent or before.amounts.cost)
         lines = [f"{self._counts(before)}."]
         if self.stopped is not None:

@@ -352,8 +352,7 @@ class Advisor:
         most = card.cost(card.expected_usage(given, made))
         return rounds_of(n, max(0.0, min(limits)), most, cost.expected / n)
 
-    # -- prices and limits
-    # -------------------------------------------------------------------------------------
+    # -- prices and limits -----------------------------------------------------------------------------------
 
     def _limits(self) -> dict[str, float]:
         """Return the lowest of the configured, reported and discovered limits per minute."""
@@ -427,8 +426,8 @@ class AnnouncedPlan:
     def route(self) -> Route:
         return self._decision.chosen.route
 
-    def add(self, result: Result) -> None:
-        self.actual.add(result, *self._prices_of(result))
+    def add_result(self, result: Result) -> None:
+        self.actual.add_result(result, *self._prices_of(result))
 
     def score(self, seconds: float, actual: ActualCost | None = None) -> RouteScored | None:
         """Publish and return the actual time and cost; ``None`` if nothing was answered.

@@ -193,8 +193,7 @@ class AwaitedPlaces:
         for future in list(self._awaited):
             future.abandon(error)
 
-    # -- completion
-    # --------------------------------------------------------------------------------------------
+    # -- completion ------------------------------------------------------------------------------------------
 
     def _settle(self, waiters: _Waiters, result: Result) -> None:
         """Complete the futures that wait for one request.

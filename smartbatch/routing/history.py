@@ -291,8 +291,7 @@ class ForecastHistory:
                 )
             )
 
-    # -- forecasts
-    # ---------------------------------------------------------------------------------------------
+    # -- forecasts -------------------------------------------------------------------------------------------
 
     def latency(self, route: Route, model: str) -> ForecastAt:
         """Return the forecast for calls to a model, such as ``openai:gpt-5-mini``.

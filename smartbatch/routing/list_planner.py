@@ -97,7 +97,7 @@ class ListPlanner:
             if self._is_cached(request):
                 workload.cached += 1
             else:
-                workload.add(request, self._shared_key(request), advisor.other(request, kind))
+                workload.add_request(request, self._shared_key(request), advisor.other(request, kind))
         return Plan(advisor.consider(workload, constraints, kind, batchable=batchable))
 
     def checked(
@@ -167,7 +167,7 @@ class ListPlanner:
         )
         workload.cached = len(asked.requests) - len(requests)
         for request in requests:
-            workload.add(request, self._shared_key(request), advisor.other(request, asked.kind))
+            workload.add_request(request, self._shared_key(request), advisor.other(request, asked.kind))
         return advisor.consider(workload, asked.constraints, asked.kind, batchable=asked.batchable)
 
     def _is_cached(self, request: Request) -> bool:

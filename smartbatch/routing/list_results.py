@@ -54,7 +54,7 @@ class RouteTaker:
     def resumed(self, asked: CheckedList, options: ListOptions) -> JobResults | None:
         if asked.key is None or self._stored.earlier(asked.key) is None:
             return None
-        return self._stored.results(asked, None, options)
+        return self._stored.stored_results(asked, None, options)
 
     def lazily(
         self,
@@ -98,7 +98,7 @@ class RouteTaker:
         """
         chosen, constraints = decision.chosen, decision.constraints
         if chosen.route.by_batch:
-            results = self._stored.results(asked, decision, options)
+            results = self._stored.stored_results(asked, decision, options)
             if results.job_id is not None:
                 again = f"smartbatch.job({results.job_id!r}).results()"
                 if asked.key is not None:
@@ -107,7 +107,7 @@ class RouteTaker:
                 warn_of_batch(self.planner.advisor.label, rest, chosen.first, times, again)
             return results
         if asked.key is not None:
-            return self._stored.results(asked, decision, options)
+            return self._stored.stored_results(asked, decision, options)
         budget = None
         if constraints.budget is not None:
             models = map(self.planner.model.of, asked.requests)
@@ -155,7 +155,7 @@ class RoutedResults(Iterator[Result]):
         except BaseException:
             self.close()
             raise
-        plan.add(result)
+        plan.add_result(result)
         return result
 
     def _announce(self) -> AnnouncedPlan:

@@ -96,7 +96,7 @@ class ListRouter:
 
     # -- lists -----------------------------------------------------------------------------------------------
 
-    def results(
+    def map_results(
         self,
         prompts: Prompts,
         params: Mapping[str, Any],

@@ -43,7 +43,9 @@ class StoredLists:
     def earlier(self, key: str) -> JobRow | None:
         return self._jobs().engine.store.jobs.get(key)
 
-    def results(self, asked: CheckedList, decision: Decision | None, options: ListOptions) -> JobResults:
+    def stored_results(
+        self, asked: CheckedList, decision: Decision | None, options: ListOptions
+    ) -> JobResults:
         """Store a list, or find it by its key, and return its results.
 
         Args:

@@ -104,7 +104,7 @@ class StoredRequests:
 
     # -- submitting ------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, key: str | None, *, durable: bool | None) -> ResultFuture:
+    def submit_durable(self, request: Request, key: str | None, *, durable: bool | None) -> ResultFuture:
         """Store a request and return its future; see :meth:`smartbatch.BatchingClient.submit`.
 
         Raises:
@@ -240,8 +240,7 @@ class StoredRequests:
         else:
             self._realtime.cancelled(future)
 
-    # -- collecting
-    # --------------------------------------------------------------------------------------------
+    # -- collecting ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (taken := self._next()) is not None:
@@ -388,8 +387,7 @@ class StoredRequests:
         except Exception as error:
             fail([each], error, "the request could not be sent")
 
-    # -- start and stop
-    # ----------------------------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Accept requests, also after a stop."""

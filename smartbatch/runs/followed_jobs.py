@@ -56,7 +56,7 @@ class FollowedJobs:
                 job.wait(WAIT_STEP_SECONDS)
             self.refresh()
 
-    def results(self, job: Job, *, rest: bool) -> Iterator[Result]:
+    def results_in_order(self, job: Job, *, rest: bool) -> Iterator[Result]:
         """Yield the results of ``job`` in order as they arrive.
 
         Args:

@@ -32,19 +32,22 @@ from smartbatch.providers.http.content import decode_json
 from smartbatch.runs.output_lines import (
     LINE_START,
     Amounts,
+    decoded_line,
     defects_of,
     figures_of,
     is_answer,
+    is_of_prompt,
     is_output_line,
-    keys_of,
+    line_of_row,
+    mismatch,
+    place_of,
     replaced_amounts,
     replacing,
     resend_id,
-    sample_of,
     to_resend,
     with_key,
 )
-from smartbatch.runs.row_keys import HALF_BYTES, KeyedRow, RowKeys
+from smartbatch.runs.row_keys import KeyedRow, RowKeys
 from smartbatch.tables.result_files import to_line
 from smartbatch.types import Defect
 
@@ -164,8 +167,8 @@ class OutputFile:
             for line in file:
                 digest.update(line)
                 size += len(line)
-                if (content := _decoded(line)) is not None:
-                    places.add(_place_of(content, keys))
+                if (content := decoded_line(line)) is not None:
+                    places.add(place_of(content, keys))
                     resend = resend or resend_id(content)
         if not size:
             return
@@ -176,10 +179,10 @@ class OutputFile:
             begun = secrets.token_hex(4)
 
         def line_of(line: bytes) -> bytes:
-            content = _decoded(line)
-            if content is None or (place := _place_of(content, keys)) is None:
+            content = decoded_line(line)
+            if content is None or (place := place_of(content, keys)) is None:
                 return line
-            if not _is_of_prompt(content, keys[place]):
+            if not is_of_prompt(content, keys[place]):
                 return line
             content = with_key(content, keys[place].hex())
             if begun is not None and defect in defects_of(figures_of(content)):
@@ -256,7 +259,7 @@ class OutputFile:
         if self._in_order:
             return
         with self._reader() as source:
-            self.rewrite(self._in_their_order(source), "ordering")
+            self.rewrite(self._ordered_lines(source), "ordering")
 
     def finish(self, *, asked: bool) -> None:
         """Put the output in order. If anything was sent, flush it to disk and verify it.
@@ -269,7 +272,7 @@ class OutputFile:
             self.sync()
             self.check()
 
-    def _in_their_order(self, source: IO[bytes]) -> Iterator[bytes]:
+    def _ordered_lines(self, source: IO[bytes]) -> Iterator[bytes]:
         for offset in self._offsets:
             if offset >= 0:
                 source.seek(offset)
@@ -413,13 +416,14 @@ class OutputFile:
 
     def _scan(self, file: BufferedReader, keys: RowKeys, found: Recovered) -> None:
         for number, line in enumerate(file, 1):
-            content, place = _line_of_row(line, keys)
+            content, place = line_of_row(line, keys)
             if content is None:
                 content = self._content(number, line, file)
                 if content is None:
                     found.cut = len(line)
                     return
-                self._check(number, content, keys)
+                if (problem := mismatch(number, content, keys)) is not None:
+                    raise InputError(f"{self.shown} {problem}")
             if not line.endswith(b"\n"):
                 if not self._look_only:
                     self._write(b"\n")
@@ -476,34 +480,6 @@ class OutputFile:
             "them twice"
         )
 
-    def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> None:
-        """Reject an answer to another row. A failure under other settings is accepted."""
-        index, sample, key = content["index"], sample_of(content), keys_of(content)[0]
-        way_out = "choose another -o, or remove the file to start again"
-        if index >= keys.rows:
-            raise InputError(
-                f"{self.shown} belongs to another input: its line {number} answers row {index}, but the "
-                f"input has {keys.rows} rows (is --limit smaller than before?); {way_out}"
-            )
-        if sample >= keys.n:
-            raise InputError(
-                f"{self.shown} has more answers per row: its line {number} is sample {sample} (counted "
-                f"from 0) of row {index}, but --n asks for {keys.n} (is it smaller than before?); {way_out}"
-            )
-        if content["error"] is not None:
-            return
-        expected = keys[index * keys.n].hex()
-        if key[: len(key) // 2] != expected[: len(key) // 2]:
-            raise InputError(
-                f"{self.shown} belongs to another model, system text or parameters: its line {number} (row "
-                f"{index}) was answered by {str(content.get('model'))[:100]!r} under other settings; "
-                f"{way_out}"
-            )
-        raise InputError(
-            f"{self.shown} belongs to another input: its line {number} answers a prompt that row {index} of "
-            f"this input and template does not have; {way_out}"
-        )
-
     def _record(self, place: int, answered: bool) -> None:
         if place <= self._highest:
             self._in_order = False
@@ -530,33 +506,6 @@ class OutputFile:
             raise OutputLost(
                 f"{self.shown}: cannot be written: {error.strerror or error}; what was written is kept{full}"
             ) from error
-
-
-def _decoded(line: bytes) -> dict[str, Any] | None:
-    try:
-        content = decode_json(line)
-    except (ValueError, RecursionError):
-        return None
-    return content if is_output_line(content) else None
-
-
-def _place_of(content: dict[str, Any], keys: RowKeys) -> int | None:
-    return keys.place(content["index"], sample_of(content))
-
-
-def _line_of_row(line: bytes, keys: RowKeys) -> tuple[dict[str, Any], int] | tuple[None, None]:
-    """Decode a line and return it with the place of its answer, if it has the key of its row."""
-    content = _decoded(line)
-    place = None if content is None else _place_of(content, keys)
-    if content is None or place is None or keys[place].hex() not in keys_of(content):
-        return None, None
-    return content, place
-
-
-def _is_of_prompt(content: dict[str, Any], key: bytes) -> bool:
-    """Whether a line answers the prompt of a key, under any settings."""
-    prompt = key.hex()[2 * HALF_BYTES :]
-    return any(key[2 * HALF_BYTES :] == prompt for key in keys_of(content))
 
 
 @contextmanager

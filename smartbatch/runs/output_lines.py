@@ -15,7 +15,7 @@ from typing import Any, Final
 from attrs import define, fields_dict
 
 from smartbatch.providers.http.content import decode_json
-from smartbatch.runs.row_keys import HALF_BYTES, KeyedRow
+from smartbatch.runs.row_keys import HALF_BYTES, KeyedRow, RowKeys
 from smartbatch.tables.result_files import Line, outcome_fields, to_line
 from smartbatch.types import Defect, Result
 
@@ -41,7 +41,7 @@ class Amounts:
     empty: int = 0
     refused: int = 0
 
-    def add(self, more: Amounts) -> None:
+    def add_amounts(self, more: Amounts) -> None:
         for name in fields_dict(Amounts):
             setattr(self, name, getattr(self, name) + getattr(more, name))
 
@@ -104,6 +104,61 @@ def keys_of(content: Line) -> list[str]:
     """Return the keys of a line's row, the latest first."""
     keys: list[str] = content["key"].split()
     return keys
+
+
+def decoded_line(line: bytes) -> dict[str, Any] | None:
+    try:
+        content = decode_json(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if is_output_line(content) else None
+
+
+def place_of(content: dict[str, Any], keys: RowKeys) -> int | None:
+    return keys.place(content["index"], sample_of(content))
+
+
+def line_of_row(line: bytes, keys: RowKeys) -> tuple[dict[str, Any], int] | tuple[None, None]:
+    """Decode a line and return it with the place of its answer, if it has the key of its row."""
+    content = decoded_line(line)
+    place = None if content is None else place_of(content, keys)
+    if content is None or place is None or keys[place].hex() not in keys_of(content):
+        return None, None
+    return content, place
+
+
+def is_of_prompt(content: dict[str, Any], key: bytes) -> bool:
+    """Whether a line answers the prompt of a key, under any settings."""
+    prompt = key.hex()[2 * HALF_BYTES :]
+    return any(key[2 * HALF_BYTES :] == prompt for key in keys_of(content))
+
+
+def mismatch(number: int, content: Line, keys: RowKeys) -> str | None:
+    """Return why a line cannot belong to an output of these rows; ``None`` for a failure of one of them."""
+    index, sample, key = content["index"], sample_of(content), keys_of(content)[0]
+    way_out = "choose another -o, or remove the file to start again"
+    if index >= keys.rows:
+        return (
+            f"belongs to another input: its line {number} answers row {index}, but the input has {keys.rows} "
+            f"rows (is --limit smaller than before?); {way_out}"
+        )
+    if sample >= keys.n:
+        return (
+            f"has more answers per row: its line {number} is sample {sample} (counted from 0) of row "
+            f"{index}, but --n asks for {keys.n} (is it smaller than before?); {way_out}"
+        )
+    if content["error"] is not None:
+        return None
+    expected = keys[index * keys.n].hex()
+    if key[: len(key) // 2] != expected[: len(key) // 2]:
+        return (
+            f"belongs to another model, system text or parameters: its line {number} (row {index}) was "
+            f"answered by {str(content.get('model'))[:100]!r} under other settings; {way_out}"
+        )
+    return (
+        f"belongs to another input: its line {number} answers a prompt that row {index} of this input and "
+        f"template does not have; {way_out}"
+    )
 
 
 def figures_of(content: Line) -> Line:

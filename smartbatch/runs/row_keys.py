@@ -132,7 +132,7 @@ class UniqueIds:
     def __init__(self) -> None:
         self._digests = array("Q")
 
-    def add(self, id: str | int) -> None:
+    def add_id(self, id: str | int) -> None:
         self._digests.frombytes(digest_of_id(id))
 
     @property

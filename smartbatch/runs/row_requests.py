@@ -180,9 +180,9 @@ class InputRequests:
                 absent = (absent if any_read else set(self._maker.fields)) - row.fields.keys()
                 any_read = True
                 self.keys.append(self._keys_of.digest(self._checked_prompt(row)))
-                ids.add(self._maker.id(row))
+                ids.add_id(self._maker.id(row))
             except (BadField, InvalidRequest) as error:
-                bad.add(row, error)
+                bad.add_row(row, error)
         if bad.count == 0 and ids.suspects:
             self._find_equal_ids(ids.suspects, bad)
         if bad.count and absent:
@@ -201,7 +201,7 @@ class InputRequests:
                 continue
             first = seen.setdefault(str(id), row)
             if first is not row:
-                bad.add(row, BadField(f"has the same id as {self._source.place(first)}; {_OTHER_ID}"))
+                bad.add_row(row, BadField(f"has the same id as {self._source.place(first)}; {_OTHER_ID}"))
 
     def read(
         self,
@@ -245,12 +245,11 @@ class InputRequests:
 
     def skipped_rows(self, written: Callable[[int], bool]) -> Iterator[KeyedRow]:
         """Read the input again and yield the skipped rows that are not ``written``."""
-
-        def is_left_out(place: int) -> bool:
-            return written(place) or not self.keys.has_skipped(place)
-
         if self.keys.skipped:
-            yield from (row for row, _ in self._read_again(is_left_out, stopped=lambda: False))
+            rows = self._read_again(
+                lambda place: written(place) or not self.keys.has_skipped(place), stopped=lambda: False
+            )
+            yield from (row for row, _ in rows)
 
     def prompts(self, skip: Callable[[int], bool], stopped: Callable[[], bool]) -> Iterator[Any]:
         """Read the input again and yield its prompts as requests; raises the errors of :meth:`read`."""
@@ -341,7 +340,7 @@ class _BadRows:
         self.count = 0
         self.advice = ""
 
-    def add(self, row: Row | BadRow, error: BadField | InvalidRequest) -> None:
+    def add_row(self, row: Row | BadRow, error: BadField | InvalidRequest) -> None:
         self.count += 1
         if isinstance(error, MissingFields):
             self._missing[error.reason] += 1

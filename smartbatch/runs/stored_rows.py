@@ -92,7 +92,7 @@ class StoredRows:
             if not one.ended:  # reserves in this run's budget what the job may still spend
                 self._client.job(one.job.id, reserve=True)
 
-    def submit(
+    def submit_missing(
         self, choose: Callable[[bytearray], Plan], units: Callable[[str], ClusterUnits] | None = None
     ) -> None:
         """Store the rows that are neither answered nor in progress as a job, if there are any.
@@ -216,7 +216,7 @@ class StoredRows:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def results(self, advance: Callable[[Result], object]) -> Rows:
+    def row_results(self, advance: Callable[[Result], object]) -> Rows:
         """Yield the rows to be written with their results. Call :meth:`follow` first.
 
         1. Real-time jobs with an output file: results arrive as they are stored, so that a slow row does not
@@ -279,7 +279,7 @@ class StoredRows:
             # after Ctrl-C, a file receives every stored result; standard output receives results of batches
             # only in order
             rest = one.realtime or self._to_file
-            results = self._followed.results(one.job, rest=rest)
+            results = self._followed.results_in_order(one.job, rest=rest)
         for result in results:
             yield self._outcome(one, result)
 

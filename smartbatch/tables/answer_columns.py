@@ -14,7 +14,7 @@ import attrs
 from smartbatch.chats import PART_FORMS
 from smartbatch.errors import kind_name
 from smartbatch.tables.columns import Columns, column_name, kind_of_table
-from smartbatch.types import Result, Usage
+from smartbatch.types import Result
 
 _USAGE = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 
@@ -32,7 +32,9 @@ def answer_columns(results: Sequence[Result[Any]]) -> Columns:
         columns |= {"row": rows_of(results), "sample": [result.sample for result in results]}
     columns["text"] = [result.text for result in results]
     vectors = [result.embedding for result in results]
-    usages = [None if _is_unknown(result.usage) else result.usage for result in results]
+    usages = [
+        None if result.usage.unknown and not result.usage.total_tokens else result.usage for result in results
+    ]
     after: Columns = {
         name: [None if usage is None else getattr(usage, name) for usage in usages] for name in _USAGE
     }
@@ -72,10 +74,6 @@ def fits(table: Any, results: Sequence[Result[Any]]) -> bool:
     if not has_samples(results):
         return size == len(results)
     return set(rows_of(results)) == set(range(size))
-
-
-def _is_unknown(usage: Usage) -> bool:
-    return usage.unknown and not usage.total_tokens
 
 
 def parsed_columns(values: Sequence[Any]) -> Columns:

@@ -41,7 +41,9 @@ def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
         if message := header_error(names):
             yield BadRow(1, message)
             return
-        _check_rows(file, source.metadata.num_rows)
+        size, rows = file.seek(0, 2), source.metadata.num_rows
+        if rows > _FREE_ROWS + _ROWS_PER_BYTE * size:
+            raise TooLarge(f"{size:,} bytes stand for {rows:,} rows")
         for group, chunks in enumerate(column_chunks(file)):
             kept, size = _plan(pyarrow.types, file, source, chunks, group)
             reader = pyarrow.parquet.ParquetFile(
@@ -63,13 +65,6 @@ def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # raised for damaged files
         text = str(error).splitlines() or [type(error).__name__]
         yield BadRow(number + 1, f"not a whole Parquet file: {text[0]}")
-
-
-def _check_rows(file: IO[bytes], rows: int) -> None:
-    file.seek(0, 2)
-    size = file.tell()
-    if rows > _FREE_ROWS + _ROWS_PER_BYTE * size:
-        raise TooLarge(f"{size:,} bytes stand for {rows:,} rows")
 
 
 def _plan(

@@ -272,7 +272,7 @@ def test_a_million_ids_take_eight_bytes_each(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(unique_ids, "_MAX_IDS_PER_SET", 10)
     ids = unique_ids.UniqueIds()
     for id in [*range(100), "7", "x", "x"]:
-        ids.add(id)
+        ids.add_id(id)
     assert ids.suspects == {unique_ids.digest_of_id(7), unique_ids.digest_of_id("x")}
 
 

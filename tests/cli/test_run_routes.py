@@ -297,7 +297,7 @@ def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
             os.kill(os.getpid(), signal.SIGINT)
             until(lambda: "interrupted: nothing is lost" in capfd.readouterr().err)
 
-    monkeypatch.setattr(Workload, "add", add)
+    monkeypatch.setattr(Workload, "add_request", add)
     assert run(model="sim:demo?latency=0") == 130
     assert len(added) == 3
     assert stored_jobs() == []

@@ -211,8 +211,8 @@ def test_requests_of_a_batch_that_were_sent_in_real_time_are_counted(
     actual = ActualCost()
     routes = [Route.BATCH] * by_batch + [Route.FLEX] * (in_real_time > 0)
     for each in routes + [Route.INDIVIDUAL] * (in_real_time - 1):
-        actual.add(answered(route=each))
-        actual.add(answered(route=each, deduplicated=True))
+        actual.add_result(answered(route=each))
+        actual.add_result(answered(route=each, deduplicated=True))
     assert outcome(decided(route), 1.0, actual, "too late") == ([f"{printed}."] if printed else [])
 
 

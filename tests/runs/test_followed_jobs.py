@@ -53,7 +53,7 @@ def test_after_an_interruption_calls_under_way_end_before_the_rest_is_read(
         job.stored = 7
 
     followed = FollowedJobs([job], lambda _: None, clock, stopped=lambda: len(got) == 3, ending=ending)  # type: ignore[list-item]
-    for result in followed.results(job, rest=rest):  # type: ignore[arg-type]
+    for result in followed.results_in_order(job, rest=rest):  # type: ignore[arg-type]
         got.append(result)  # noqa: PERF402 - whether it was stopped depends on it
     assert ended == [3]
     assert [result.request_id for result in got] == [f"r-{ix}" for ix in range(found)]
@@ -63,7 +63,7 @@ def test_a_job_that_ends_is_read_to_its_end_and_nothing_is_ended_early(clock: Vi
     """Without an interruption there is no grace to wait for."""
     job = Kept(5, 5)
     followed = FollowedJobs([job], lambda _: None, clock, ending=lambda: pytest.fail("nobody interrupted it"))  # type: ignore[list-item]
-    assert [result.text for result in followed.results(job, rest=True)] == [  # type: ignore[arg-type]
+    assert [result.text for result in followed.results_in_order(job, rest=True)] == [  # type: ignore[arg-type]
         f"answer {ix}" for ix in range(5)
     ]
 

@@ -66,9 +66,9 @@ class Runs:
                 return client.forecast(asked, count=sum(needed), strategy=strategy)
 
             stored.take_up(batches_only=strategy == "batch")
-            stored.submit(planned)
+            stored.submit_missing(planned)
             stored.follow(lambda _: None).refresh()
-            for group in stored.results(lambda _: None):
+            for group in stored.row_results(lambda _: None):
                 for row, outcome in group:
                     found[row.place] = outcome.result.text
                 if len(found) >= most:

@@ -4,7 +4,7 @@
 - ``offers``: speed and price of the available routes.
 - ``options``: the constraints, and a forecast for each available route.
 - ``choice``: the chosen option with its reason, and the minimum number of requests for a batch.
-- ``explanation``: a decision in words, as parts of a page, and in its stored form.
-- ``outcome``: actual time and cost of a decision.
+- ``explanation``: a decision in words and as parts of a page.
+- ``outcome``: actual time and cost of a decision, and its stored form.
 - ``rescue``: when to withdraw the batches of a running job.
 """

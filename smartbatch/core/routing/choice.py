@@ -120,7 +120,9 @@ def choose(
         endless = evolve(constraints, deadline=None)
         always = _judged(by_batch(load.by_job, 0, of_job(load, offers[0], batch), batch, endless), endless)
     closed = tuple(_closed(load, offers, batch, constraints))
-    return Decision(load, constraints, options, chosen, reason + _rescued(chosen), alone, always, closed)
+    if chosen.rescue_at is not None:
+        reason += f"; the chance that it finishes before its rescue begins is {share(chosen.chance)}"
+    return Decision(load, constraints, options, chosen, reason, alone, always, closed)
 
 
 def break_even(
@@ -299,7 +301,11 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
         chosen = min(feasible, key=lambda option: (option.weight, option.expected))
         trial = None if chosen.batches else _trial(chosen, feasible)
         if trial is not None:
-            return trial, _tried(trial, chosen)
+            return trial, (
+                "no batch has been observed yet, so one is tried: it costs less, and half of all batches "
+                f"are assumed to finish within {duration(trial.p50)} "
+                f"({chosen.route.value}: {duration(chosen.p50)})"
+            )
         reason = _weighed(chosen, feasible, load, constraints)
     return chosen, reason
 
@@ -320,13 +326,6 @@ def _soonest_ones(options: Sequence[Option]) -> list[Option]:
     return [option for option in options if not is_beaten(option)]
 
 
-def _rescued(chosen: Option) -> str:
-    """Describe the probability that a batch finishes before its rescue."""
-    if chosen.rescue_at is None:
-        return ""
-    return f"; the chance that it finishes before its rescue begins is {share(chosen.chance)}"
-
-
 def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:
     """Return a batch to try because none has been observed: it is cheaper, and its median time is not longer.
 
@@ -334,13 +333,6 @@ def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:
     """
     better = (each for each in feasible if each.untried and each.p50 <= chosen.p50)
     return min((each for each in better if price(each) < price(chosen)), key=price, default=None)
-
-
-def _tried(trial: Option, chosen: Option) -> str:
-    return (
-        "no batch has been observed yet, so one is tried: it costs less, and half of all batches are assumed "
-        f"to finish within {duration(trial.p50)} ({chosen.route.value}: {duration(chosen.p50)})"
-    )
 
 
 def _fits(option: Option, budget: float) -> bool:

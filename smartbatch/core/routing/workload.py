@@ -108,7 +108,7 @@ class _PartialCosts:
     high: float = 0.0  # answers; 5 of 100 lists cost more
     most: float = 0.0  # answers of maximum length
 
-    def add(self, n: int, each: _PartialCosts) -> None:
+    def add_costs(self, n: int, each: _PartialCosts) -> None:
         self.given += n * each.given
         self.least += n * each.least
         self.largest += n * each.largest
@@ -183,7 +183,9 @@ class Workload:
         self._sampled = 0
         self._sampled_in = self._sampled_most = 0.0
 
-    def add(self, request: Request, key: bytes | None = None, other: OtherModel | None = None) -> None:
+    def add_request(
+        self, request: Request, key: bytes | None = None, other: OtherModel | None = None
+    ) -> None:
         """Add a request.
 
         Args:
@@ -226,9 +228,9 @@ class Workload:
         self.most_out += n * each.most
         self._unlimited += n * each.unlimited
         for name, usd in each.usd:
-            self._usd[name].add(n, usd)
+            self._usd[name].add_costs(n, usd)
             if repeated:
-                self._repeated[name].add(n, usd)
+                self._repeated[name].add_costs(n, usd)
 
     def _each(
         self,

@@ -19,8 +19,7 @@ from attrs import astuple, fields_dict, frozen
 
 from smartbatch.core.limits.failures import OTHER_MESSAGES, pattern_of
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.decision_text import decision_of, decision_text
-from smartbatch.core.routing.outcome import ListDecision, Measured
+from smartbatch.core.routing.outcome import ListDecision, Measured, decision_of, decision_text
 from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import StoreError, kind_name
 from smartbatch.jobs.payload import decode_error, item_id

@@ -130,7 +130,7 @@ class Rates:
 def quoted(learned: Calibration, params: Generation, requests: int = 100) -> Length:
     workload = Workload(learned, {"standard": Rates()})
     for _ in range(requests):
-        workload.add(Request("a text to be labelled", params))
+        workload.add_request(Request("a text to be labelled", params))
     cost = workload.cost("standard")
     assert cost is not None
     return Length(cost.low / requests, cost.expected / requests, cost.high / requests)

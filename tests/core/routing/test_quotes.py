@@ -88,7 +88,7 @@ PROVIDERS = [
 def quote(learned: Calibration, provider: Provider, requests: Sequence[Request]) -> Cost:
     workload = Workload(learned, {"standard": provider.prices})
     for request in requests:
-        workload.add(request)
+        workload.add_request(request)
     cost = workload.cost("standard")
     assert cost is not None
     return cost

@@ -20,7 +20,7 @@ class Rates:
 def listed(*keys: bytes | None, kept: bool = False) -> Workload:
     found = Workload(Calibration(), {"standard": Rates()}, kept=kept)
     for key in keys:
-        found.add(Request("a word or two", Generation(max_tokens=9)), key)
+        found.add_request(Request("a word or two", Generation(max_tokens=9)), key)
     return found
 
 

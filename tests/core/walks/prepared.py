@@ -183,7 +183,7 @@ def costs(rng: random.Random, record: Record) -> None:
             usage = rng.choice((Usage(), Usage(900, 80)))
             route = rng.choice(list(Route))
             cost = rng.choice((None, 0.0, 0.5, 0.5))
-            one.add(Result(str(place), usage=usage, cost=cost, route=route), *prices)
+            one.add_result(Result(str(place), usage=usage, cost=cost, route=route), *prices)
             record.note(
                 "cost", paid=one.paid, individual=one.individual, by_batch=one.by_batch, answered=one.answered
             )

@@ -230,13 +230,13 @@ def workloads(rng: random.Random, record: Record) -> None:
         load.add_alike(rng.randrange(4), 70, rng.choice(list(Kind)))
     far, unlimited = [b"%06d" % place for place in range(NEAR_KEYS + 2)], rng.random() < 0.5
     for key in (*far, *far[:3]) if rng.random() < 0.3 else ():
-        load.add(Request("far", Generation(max_tokens=9)), key)
+        load.add_request(Request("far", Generation(max_tokens=9)), key)
     for place in range(rng.randrange(40)):
         limit = rng.choice((None, 100)) if unlimited else 100
         request = Request("word " * rng.randrange(1, 30), Generation(max_tokens=limit))
         if rng.random() < 0.1:
             request = Request("word", embedding=Embedding())
-        load.add(request, rng.choice((None, bytes([place % 7]) * 16)))
+        load.add_request(request, rng.choice((None, bytes([place % 7]) * 16)))
     record.note(
         "load",
         load.load,

@@ -9,10 +9,10 @@ import pytest
 
 from smartbatch.core.forecast import Forecaster
 from smartbatch.core.routing.choice import Decision, choose
-from smartbatch.core.routing.decision_text import decision_of, decision_text
 from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
 from smartbatch.core.routing.options import Constraints
+from smartbatch.core.routing.outcome import decision_of, decision_text
 from smartbatch.core.routing.workload import AnswerLengths, Cost, Load
 from smartbatch.routing.history import BATCH_PRIOR, CALL_PRIOR
 from smartbatch.types import Route, Strategy
