@@ -2,20 +2,61 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import anthropic
+import httpx2
 import pytest
-from anthropic_batch_world import MODEL, OLD, ROOT, counts_of, lines_of, params, refusal_of, requests, sdk_of
+from anthropic.types.messages import MessageBatch
 from raw_client import RawClient
-from virtual_service import START, VirtualService
+from virtual_service import START, VirtualService, check_odd_lines, one_batch
 
 from smartbatch.testing import Emulator, answer_for
 
+MODEL = "claude-haiku-5-5"
+ROOT = "/v1/messages/batches"
+OLD = "x-api-key: k\r\nanthropic-version: 2023-06-01\r\n"
+
+
+def sdk_of(virtual: VirtualService, key: str = "k") -> anthropic.Anthropic:
+    return anthropic.Anthropic(
+        base_url="http://emulator.localhost", api_key=key, max_retries=0, http_client=virtual.client()
+    )
+
+
+def params(prompt: str, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 50, "messages": [{"role": "user", "content": prompt}], **fields}
+
+
+def requests(count: int, mark: str = "j", **fields: Any) -> list[dict[str, Any]]:
+    return [{"custom_id": f"{mark}-{n}", "params": params(f"{mark}{n}", **fields)} for n in range(count)]
+
+
+def lines_of(sdk: anthropic.Anthropic, batch: str) -> list[tuple[str, str]]:
+    """Return id and kind of each line, ``type`` of the error included."""
+    found = []
+    for line in sdk.messages.batches.results(batch):
+        result = line.result
+        kind = f"errored {result.error.error.type}" if result.type == "errored" else result.type
+        found.append((line.custom_id, kind))
+    return found
+
+
+def counts_of(batch: MessageBatch) -> dict[str, int]:
+    return {name: count for name, count in batch.request_counts.model_dump().items() if count}
+
+
+def refusal_of(call: Callable[[], object]) -> str:
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        call()
+    error = caught.value.body["error"]
+    return f"{caught.value.status_code} {error['type']}: {error['message']}"
+
 
 def test_the_sdk_sends_a_batch_over_http_and_reads_its_answers(emu: Emulator) -> None:
-    """Create, look, list, read, delete; the results are at the emulator's own address; the ledger agrees."""
     with anthropic.Anthropic(base_url=emu.url, api_key="k", max_retries=0, timeout=10) as sdk:
         made = sdk.messages.batches.create(requests=requests(3))
         found = sdk.messages.batches.retrieve(made.id)
@@ -38,7 +79,6 @@ def test_the_sdk_sends_a_batch_over_http_and_reads_its_answers(emu: Emulator) ->
 
 
 def test_a_bearer_token_is_a_key_too_and_no_key_is_refused(raw: RawClient) -> None:
-    """As at the other paths of this API; so is a request that names no version."""
     version = "anthropic-version: 2023-06-01\r\n"
     assert raw.ask(method="GET", path=ROOT, headers=version)[0] == 200
     assert raw.ask(method="GET", path=ROOT, headers=version, key=None)[0] == 401
@@ -67,7 +107,6 @@ def test_all_counters_but_processing_are_zero_until_the_batch_has_ended() -> Non
 
 
 def test_a_cancelled_batch_ends_with_what_was_done() -> None:
-    """The lines that ran are answered and billed, the others are not; a second cancel comes too late."""
     virtual = VirtualService(batch_turnaround=100, batch_cancel_seconds=5)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(10)).id
@@ -86,7 +125,6 @@ def test_a_cancelled_batch_ends_with_what_was_done() -> None:
 
 
 def test_what_has_not_run_after_a_day_expires_unbilled() -> None:
-    """The batch ends at its window; its lines say what became of them."""
     virtual = VirtualService(batch_turnaround=200_000)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(4)).id
@@ -98,7 +136,6 @@ def test_what_has_not_run_after_a_day_expires_unbilled() -> None:
 
 
 def test_results_are_gone_after_their_retention_and_the_batch_is_not() -> None:
-    """It is archived then: there is no address of results any more."""
     virtual = VirtualService(batch_retention=1000)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(1)).id
@@ -111,7 +148,6 @@ def test_results_are_gone_after_their_retention_and_the_batch_is_not() -> None:
 
 
 def test_lists_come_in_pages_from_the_newest_on() -> None:
-    """Both directions, as the SDK walks them; another key sees its own batches only."""
     virtual = VirtualService()
     sdk = sdk_of(virtual)
     made = []
@@ -167,7 +203,6 @@ def test_what_is_wrong_with_the_batch_itself_is_refused_at_once(given: Any, mess
 
 
 def test_errors_of_a_message_are_in_the_results_of_the_batch() -> None:
-    """The batch is taken, and its other lines are answered; nothing is billed for the wrong ones."""
     virtual = VirtualService(models=[MODEL])
     sdk = sdk_of(virtual)
     wrong = [
@@ -199,14 +234,137 @@ def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None
     assert virtual.ledger.summary()["batches"]["by_outcome"] == {"created": 2, "refused": 1}
 
 
-def test_a_prompt_asked_in_a_batch_and_in_real_time_is_paid_twice() -> None:
-    virtual = VirtualService()
+@pytest.mark.parametrize(
+    ("fault", "expected", "billed", "delivered"),
+    [
+        ("missing_lines", ["succeeded", None, "succeeded"], 3, 2),
+        ("item_error", ["succeeded", "errored api_error", "succeeded"], 2, 2),
+        ("item_invalid", ["succeeded", "errored invalid_request_error", "succeeded"], 2, 2),
+        ("status_zero", ["succeeded", "errored unknown_error", "succeeded"], 2, 2),
+    ],
+)
+def test_a_line_can_fail_or_be_missing(fault: str, expected: list, billed: int, delivered: int) -> None:
+    virtual = one_batch(line_fault=fault)
+    sdk = sdk_of(virtual)
+    batch = sdk.messages.batches.create(requests=requests(3)).id
+    kinds = dict(lines_of(sdk, batch))
+    assert [kinds.get(f"j-{n}") for n in range(3)] == expected
+    figures = virtual.ledger.summary()["batches"]
+    assert (figures["lines_billed"], figures["lines_delivered"]) == (billed, delivered)
+
+
+def test_a_line_can_be_doubled_foreign_swapped_without_usage_or_no_json() -> None:
+    def texts(fault: str) -> list[tuple[str, str]]:
+        virtual = one_batch(line_fault=fault)
+        sdk = sdk_of(virtual)
+        batch = sdk.messages.batches.create(requests=requests(3)).id
+        results = sdk.messages.batches.results(batch)
+        return [(line.custom_id, line.result.message.content[0].text) for line in results]
+
+    check_odd_lines(texts, MODEL)
+    virtual = one_batch(line_fault="no_usage")
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(2)).id
-    assert virtual.ledger.paid_twice() == []
-    list(sdk.messages.batches.results(batch))
-    again = params("j1")
-    sdk.messages.create(**again)
-    [call] = [call for call in virtual.ledger.calls if call.endpoint == "POST /v1/messages"]
-    virtual.ledger.close(call, status=200, billed=5, delivered=True)  # as the wire does
-    assert virtual.ledger.paid_twice() == [call.prompt]
+    found = [
+        hasattr(line.result.message.usage, "input_tokens") for line in sdk.messages.batches.results(batch)
+    ]
+    assert found == [True, False]
+
+    virtual = one_batch(line_fault="malformed_lines")
+    sdk = sdk_of(virtual)
+    batch = sdk.messages.batches.create(requests=requests(3)).id
+    with pytest.raises(ValueError):
+        list(sdk.messages.batches.results(batch))
+    rows = virtual.replies[-1].content.split(b"\n")
+    assert [json.loads(rows[n])["custom_id"] for n in (0, 2)] == ["j-0", "j-2"]
+    with pytest.raises(ValueError):
+        json.loads(rows[1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "counts", "kinds"),
+    [
+        ("fail_validation", {"errored": 4}, {"errored invalid_request_error"}),
+        ("no_money_lines", {"errored": 4}, {"errored rate_limit_error"}),
+        ("expire_all", {"expired": 4}, {"expired"}),
+        ("expire_part", {"succeeded": 2, "expired": 2}, {"succeeded", "expired"}),
+        ("wrong_counts", {"succeeded": 3}, {"succeeded"}),
+    ],
+)
+def test_a_batch_can_fail_or_expire(fault: str, counts: dict, kinds: set) -> None:
+    virtual = one_batch(fault)
+    sdk = sdk_of(virtual)
+    batch = sdk.messages.batches.create(requests=requests(4))
+    assert (batch.processing_status, counts_of(batch)) == ("ended", counts)
+    lines = lines_of(sdk, batch.id)
+    assert sorted(name for name, _ in lines) == [f"j-{n}" for n in range(4)]
+    assert {kind for _, kind in lines} == kinds
+
+
+def test_a_create_whose_answer_is_lost_exists_at_once_later_or_never() -> None:
+    for outcome, fault, at_once, later in (
+        ("lost", "lost_create", 1, 1),
+        ("late", "late_create", 0, 1),
+        ("dropped", "dropped_create", 0, 0),
+    ):
+        virtual = one_batch(fault, batch_late_seconds=60)
+        sdk = sdk_of(virtual)
+        with pytest.raises(anthropic.APIConnectionError):
+            sdk.messages.batches.create(requests=requests(2))
+        assert len(sdk.messages.batches.list().data) == at_once
+        virtual.now += 60
+        assert len(sdk.messages.batches.list().data) == later
+        [record] = virtual.ledger.batches
+        assert (record.outcome, record.created_at is not None) == (outcome, bool(later))
+
+
+def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu: Emulator) -> None:
+    emu.configure(batch_faults={"lost_create": 1.0, "cut_download": 1.0})
+    with anthropic.Anthropic(base_url=emu.url, api_key="k", max_retries=0, timeout=10) as sdk:
+        with pytest.raises(anthropic.APIConnectionError):
+            sdk.messages.batches.create(requests=requests(20))
+        [batch] = sdk.messages.batches.list()
+        url = f"{ROOT}/{batch.id}/results"
+        downloads = [sdk.get(url, cast_to=httpx2.Response).content for _ in range(2)]
+    first, second = downloads
+    assert len(first) < len(second)
+    assert second.startswith(first)
+    [record] = emu.ledger.batches
+    assert (record.outcome, sum(line.delivered for line in record.lines.values())) == ("lost", 20)
+
+
+def test_a_batch_can_be_hidden_from_lists_and_lookups_for_a_while() -> None:
+    virtual = one_batch("list_lag", batch_list_lag=60)
+    sdk = sdk_of(virtual)
+    batch = sdk.messages.batches.create(requests=requests(1)).id
+    assert sdk.messages.batches.list().data == []
+    assert sdk.messages.batches.retrieve(batch).id == batch
+    virtual.now += 60
+    assert [each.id for each in sdk.messages.batches.list()] == [batch]
+
+    virtual = one_batch("get_lag", batch_get_lag=60)
+    sdk = sdk_of(virtual)
+    batch = sdk.messages.batches.create(requests=requests(1)).id
+    assert refusal_of(lambda: sdk.messages.batches.retrieve(batch)).startswith("404 ")
+    assert [each.id for each in sdk.messages.batches.list()] == [batch]
+    virtual.now += 60
+    assert sdk.messages.batches.retrieve(batch).id == batch
+
+
+def test_results_can_be_out_of_reach() -> None:
+    virtual = one_batch("results_unavailable", batch_results_outage=60)
+    sdk = sdk_of(virtual)
+    batch = sdk.messages.batches.create(requests=requests(2)).id
+    assert refusal_of(lambda: lines_of(sdk, batch)).startswith("503 api_error")
+    virtual.now += 60
+    assert len(lines_of(sdk, batch)) == 2
+
+
+def test_an_odd_status_is_not_final() -> None:
+    virtual = one_batch("odd_status", batch_turnaround=100)
+    sdk = sdk_of(virtual)
+    batch = sdk.messages.batches.create(requests=requests(2)).id
+    virtual.now += 10
+    assert sdk.messages.batches.retrieve(batch).processing_status not in ("in_progress", "canceling", "ended")
+    virtual.now += 90
+    assert sdk.messages.batches.retrieve(batch).processing_status == "ended"

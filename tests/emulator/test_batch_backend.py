@@ -2,23 +2,81 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections import Counter
+from contextlib import suppress
+from typing import Any
 
 import pytest
-from batch_backend_world import ME, World, entries
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.emulator import EmulatorSettings
-from smartbatch.emulator.batches.batch_records import BatchBackendError, InputProblem
+from smartbatch.emulator import BATCH_FAULTS, LINE_FAULTS, Call, EmulatorSettings, Ledger
+from smartbatch.emulator.batches.backend import BatchBackend
+from smartbatch.emulator.batches.batch_records import (
+    AnswerLost,
+    BatchBackendError,
+    BatchSnapshot,
+    Entry,
+    OutputLine,
+    parse_entry,
+)
 from smartbatch.emulator.batches.timeline import BatchRandomness, timeline
+from smartbatch.emulator.openai.model_calls import parse_embeddings
+from smartbatch.emulator.parsed_requests import ModelOutput
+from smartbatch.errors import ConfigError
 from tests.together import run_together
+
+ME = ("openai", "k")
+
+
+def entry(number: int, charge: int = 5) -> Entry:
+    body = json.dumps({"answer": number, "usage": {"total_tokens": 7}}).encode()
+    return Entry(f"id-{number}", f"prompt-{number}", charge, lambda identity: ModelOutput(body, 2, 7))
+
+
+def entries(count: int) -> list[Entry]:
+    return [entry(number) for number in range(count)]
+
+
+class World:
+    """A backend, its ledger, and the account of one client."""
+
+    def __init__(self, api: str = "openai", **options: Any) -> None:
+        self.ledger = Ledger()
+        self.backend = BatchBackend(EmulatorSettings(**options), self.ledger)
+        self.api = api
+
+    def create(self, now: float = 0.0, count: int = 10, **options: Any) -> BatchSnapshot:
+        return self.backend.create(self.api, "k", entries(count), now=now, model="m", **options)
+
+    def batch(self, name: str, now: float) -> BatchSnapshot | None:
+        return self.backend.batch(self.api, "k", name, now)
+
+    def ended(self, now: float = 1000.0, **options: Any) -> BatchSnapshot:
+        """Create a batch and return it at a late time."""
+        found = self.batch(self.create(**options).id, now)
+        assert found is not None
+        assert found.ended
+        return found
+
+    def lines(self, name: str, now: float = 1000.0) -> list[OutputLine]:
+        return list(self.backend.outputs(self.api, "k", name, now))
+
+    def figures(self) -> dict[str, Any]:
+        return self.ledger.summary()["batches"]
+
+
+def by_position(lines: list[OutputLine]) -> dict[int | None, list[OutputLine]]:
+    found: dict[int | None, list[OutputLine]] = {}
+    for line in lines:
+        found.setdefault(line.position, []).append(line)
+    return found
 
 
 def test_a_batch_goes_from_validation_to_its_end_and_its_counts_grow():
-    """Every state at its time; a tenth of the run is left for putting the results together."""
     world = World(batch_validating=10, batch_queueing=10, batch_turnaround=120)
     name = world.create().id
     seen = {now: world.batch(name, now) for now in (0, 9.9, 10, 19.9, 20, 65, 110, 119.9, 120)}
@@ -55,19 +113,7 @@ def test_a_line_is_billed_exactly_when_it_has_run():
     assert {line.billed for line in record.lines.values()} == {7}
 
 
-def test_without_any_time_a_batch_ends_at_once():
-    world = World()
-    assert world.create().state == "completed"
-
-
-def test_the_newest_batch_comes_first_in_the_list():
-    world = World()
-    names = [world.create(now=float(step)).id for step in range(3)]
-    assert [batch.id for batch in world.backend.batches(*ME, 5.0)] == names[::-1]
-
-
 def test_another_key_or_provider_sees_nothing_of_it():
-    """Neither batches nor files, and it can neither cancel nor delete them."""
     world = World(batch_turnaround=10)
     file = world.backend.put_file(*ME, "in.jsonl", b"x", 0.0)
     name = world.create(file_id=file.id).id
@@ -99,7 +145,6 @@ def test_ids_are_never_used_again():
 
 
 def test_turnaround_varies_around_its_median():
-    """Lognormal: half of the batches are faster, and the logarithms have the sigma."""
     rng = BatchRandomness(EmulatorSettings(batch_turnaround=60, batch_turnaround_sigma=0.5))
     logs = [math.log(rng.turnaround("openai", index)) for index in range(2000)]
     assert statistics.median(logs) == pytest.approx(math.log(60), abs=0.05)
@@ -119,7 +164,6 @@ def test_turnaround_varies_around_its_median():
 def test_counts_only_grow_and_add_up_at_any_time(
     count, validating, queueing, turnaround, times, fault, cancel
 ):
-    """Whenever it is polled, in whatever steps; and the ledger agrees with what is returned."""
     world = World(
         batch_validating=validating,
         batch_queueing=queueing,
@@ -157,49 +201,6 @@ def test_a_line_has_run_at_its_own_time(total, created, turnaround, position):
 # ends
 
 
-def test_what_has_not_run_within_the_window_expires_unbilled():
-    world = World(batch_turnaround=100, batch_window=50)
-    batch = world.ended()
-    assert (batch.state, batch.ended_at, batch.expires_at) == ("expired", 50, 50)
-    assert (batch.counts.succeeded, batch.counts.expired) == (5, 5)
-    assert [line.outcome for line in world.lines(batch.id)] == ["succeeded"] * 5 + ["expired"] * 5
-    assert world.figures()["lines_billed"] == 5
-    assert None not in (batch.output_id, batch.error_id)
-
-
-@pytest.mark.parametrize(("fault", "done"), [("expire_part", 5), ("expire_all", 0)])
-def test_a_batch_can_expire_with_part_or_nothing_done(fault, done):
-    world = World(batch_turnaround=10, batch_faults={fault: 1.0})
-    batch = world.ended()
-    assert (batch.state, batch.ended_at, batch.expires_at) == ("expired", 10, 10)
-    assert (batch.counts.succeeded, batch.counts.expired) == (done, 10 - done)
-    assert world.figures()["lines_billed"] == done
-    assert (batch.output_id is None) == (done == 0)
-
-
-def test_a_cancelled_batch_keeps_what_has_run():
-    world = World(batch_turnaround=100, batch_cancel_seconds=30)
-    name = world.create().id
-    assert world.backend.cancel(*ME, name, 50.0).state == "cancelling"
-    assert world.backend.cancel(*ME, name, 70.0).cancelling_at == 50.0
-    assert world.batch(name, 79.9).state == "cancelling"
-    batch = world.batch(name, 80.0)
-    assert (batch.state, batch.ended_at) == ("cancelled", 80)
-    assert (batch.counts.succeeded, batch.counts.cancelled) == (5, 5)
-    assert Counter(line.outcome for line in world.lines(name)) == {"succeeded": 5, "cancelled": 5}
-    assert world.figures()["lines_billed"] == 5
-    assert world.ledger.batches[0].cancelled_at == 50.0
-
-
-def test_a_cancel_in_the_validation_leaves_nothing_to_pay():
-    world = World(batch_validating=10, batch_turnaround=100)
-    name = world.create(problems=[InputProblem("x", "x")]).id
-    world.backend.cancel(*ME, name, 5.0)
-    batch = world.batch(name, 50.0)
-    assert (batch.state, batch.counts.cancelled) == ("cancelled", 10)
-    assert world.figures()["lines_ran"] == 0
-
-
 def test_a_batch_may_win_the_race_against_its_cancel():
     world = World(batch_turnaround=100, batch_cancel_seconds=5, batch_faults={"cancel_completes": 1.0})
     name = world.create().id
@@ -207,13 +208,6 @@ def test_a_batch_may_win_the_race_against_its_cancel():
     assert world.batch(name, 99.0).state == "cancelling"
     assert world.batch(name, 100.0).state == "completed"
     assert world.figures()["lines_billed"] == 10
-
-
-def test_a_cancel_after_the_end_changes_nothing():
-    world = World(batch_turnaround=10)
-    name = world.create().id
-    assert world.backend.cancel(*ME, name, 10.0).state == "completed"
-    assert world.ledger.batches[0].cancelled_at is None
 
 
 def test_a_stuck_batch_never_ends_unless_it_is_cancelled():
@@ -224,47 +218,7 @@ def test_a_stuck_batch_never_ends_unless_it_is_cancelled():
     assert world.backend.cancel(*ME, name, 1e9).state == "cancelled"
 
 
-def test_a_batch_that_fails_its_validation_runs_nothing():
-    world = World(batch_validating=10, batch_turnaround=100, batch_faults={"fail_validation": 1.0})
-    name = world.create().id
-    assert world.batch(name, 9.9).state == "validating"
-    assert world.batch(name, 9.9).problems == ()
-    batch = world.batch(name, 10.0)
-    assert (batch.state, batch.output_id, batch.error_id) == ("failed", None, None)
-    assert batch.problems[0].code == "invalid_request"
-    assert world.lines(name) == []
-    assert world.figures()["lines_ran"] == 0
-
-
 # enqueued tokens
-
-
-def test_a_batch_above_the_enqueued_tokens_fails_after_its_create():
-    """OpenAI's way: only its model and account count, and only until the others have ended."""
-    world = World(batch_turnaround=10, batch_validating=1, batch_enqueued_tokens=70)
-    first = world.create()
-    second = world.create(now=1.0)
-    failed = world.batch(second.id, 2.0)
-    assert (failed.state, failed.problems[0].code) == ("failed", "token_limit_exceeded")
-    assert "Limit: 70 enqueued tokens" in failed.problems[0].message
-    other = world.backend.create("openai", "k", entries(10), now=2.0, model="other")
-    foreign = world.backend.create("openai", "k2", entries(10), now=2.0, model="m")
-    assert world.batch(other.id, 50.0).state == "completed"
-    assert world.backend.batch("openai", "k2", foreign.id, 50.0).state == "completed"
-    assert world.batch(first.id, 50.0).state == "completed"
-    assert world.batch(world.create(now=50.0).id, 99.0).state == "completed"
-    assert world.figures()["lines_billed"] == 40
-
-
-@pytest.mark.parametrize(("api", "refusal"), [("openai", "early"), ("anthropic", "late"), ("gemini", "late")])
-def test_others_refuse_a_create_above_the_enqueued_tokens(api, refusal):
-    world = World(api, batch_turnaround=10, batch_enqueued_tokens=70, batch_enqueued_refusal=refusal)
-    world.create()
-    with pytest.raises(BatchBackendError) as caught:
-        world.create(now=1.0)
-    assert caught.value.reason == "enqueued"
-    assert world.figures()["by_outcome"] == {"created": 1, "refused": 1}
-    assert world.create(now=20.0)
 
 
 # threads
@@ -280,3 +234,298 @@ def test_threads_that_create_at_the_same_time_get_batches_of_their_own():
     run_together(lambda _: create(), range(4))
     assert len(set(names)) == 200
     assert world.figures()["lines_billed"] == 400
+
+
+def test_a_late_create_comes_to_exist_within_its_time():
+    world = World(batch_faults={"late_create": 1.0}, batch_late_seconds=100, batch_turnaround=10)
+    with pytest.raises(AnswerLost) as caught:
+        world.create(now=50.0)
+    assert caught.value.damage == "reset"
+    assert world.backend.batches(*ME, 50.0) == []
+    [batch] = world.backend.batches(*ME, 150.0)
+    assert 50.0 < batch.created_at <= 150.0
+    [record] = world.ledger.batches
+    assert (record.outcome, record.at, record.created_at) == ("late", 50.0, batch.created_at)
+    # In a world of its own the same random numbers: absent just before, there at the very moment.
+    again = World(batch_faults={"late_create": 1.0}, batch_late_seconds=100)
+    with pytest.raises(AnswerLost):
+        again.create(now=50.0)
+    assert again.backend.batches(*ME, math.nextafter(batch.created_at, 0)) == []
+    assert len(again.backend.batches(*ME, batch.created_at)) == 1
+
+
+def late_world() -> tuple[World, str]:
+    world = World(batch_faults={"late_create": 1.0}, batch_late_seconds=100, batch_turnaround=10)
+    file = world.backend.put_file("openai", "k", "in", b"", 0.0, identity="chosen")
+    with pytest.raises(AnswerLost):
+        world.create(file_id=file.id)
+    return world, file.id
+
+
+def test_a_fence_comes_too_late_for_a_create_that_has_arrived():
+    world, file = late_world()
+    assert world.backend.delete_file(*ME, file, 100.0)
+    [batch] = world.backend.batches(*ME, 1e6)
+    assert batch.state == "completed"
+    assert batch.file_id == file
+    assert (world.figures()["fenced"], world.figures()["lines_billed"]) == (0, 10)
+
+
+def test_a_file_name_used_again_opens_the_fence():
+    world, file = late_world()
+    world.backend.delete_file(*ME, file, 0.0)
+    world.backend.put_file("openai", "k", "in", b"", 0.0, identity="chosen")
+    assert len(world.backend.batches(*ME, 1e6)) == 1
+
+
+def test_a_single_line_has_nobody_to_swap_with():
+    world = World(batch_faults={"swapped_answers": 1.0})
+    [line] = world.lines(world.ended(count=1).id)
+    assert json.loads(line.body)["answer"] == 0
+    assert line.correct
+    assert world.figures()["lines_lost"] == 0
+
+
+def test_shuffled_results_are_all_there_in_another_order():
+    world = World(batch_faults={"shuffled": 1.0})
+    positions = [line.position for line in world.lines(world.ended().id)]
+    assert positions != sorted(positions) == list(range(10))
+
+
+# results
+
+
+def test_downloads_are_cut_at_line_ends_and_within_lines():
+    world = World(batch_faults={"cut_download": 1.0})
+    cuts = []
+    for _ in range(20):
+        fetched = world.backend.fetch(*ME, world.create().id, 0.0, write=lambda line: line.body)
+        cuts.append(b"".join(fetched.body)[-1:] in (b"", b"\n"))
+    assert 3 < sum(cuts) < 17
+
+
+def test_only_answers_that_are_true_are_booked_as_delivered():
+    world = World(
+        batch_line_fault_for=lambda index, position, custom_id: {
+            1: "malformed_lines",
+            2: "swapped_answers",
+            3: "item_error",
+            4: "doubled_lines",
+            5: "foreign_lines",
+        }.get(position)
+    )
+    name = world.ended().id
+    world.backend.delivered(name, world.lines(name))
+    delivered = [line.position for line in world.ledger.batches[0].lines.values() if line.delivered]
+    assert delivered == [0, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_download_is_the_same_every_time():
+    world = World()
+    call = parse_embeddings(None, {"model": "m", "input": ["some text"] * 3})  # type: ignore[arg-type]
+    batch = world.backend.create(*ME, [parse_entry("v", lambda: call, EmulatorSettings()), entry(1)], now=0.0)
+    first, second = (
+        world.backend.fetch(*ME, batch.id, 1.0, write=lambda line: line.body).body for _ in range(2)
+    )
+    assert first == second
+    assert len(first) > 10_000
+
+
+def test_without_a_ledger_lines_run_while_their_results_are_read():
+    ran: list[str | None] = []
+
+    def noted(each: Entry) -> Entry:
+        def run(identity: str) -> ModelOutput:
+            ran.append(each.custom_id)
+            return each.run(identity)
+
+        return evolve(each, run=run)
+
+    backend = BatchBackend(EmulatorSettings(), None)
+    batch = backend.create("openai", "k", [noted(entry(number)) for number in range(10)], now=0.0)
+    ended = backend.batch("openai", "k", batch.id, 1000.0)
+    assert ended is not None
+    assert (ended.state, ended.counts.succeeded, ran) == ("completed", 10, [])
+    lines = iter(backend.outputs("openai", "k", batch.id, 1000.0))
+    found = [next(lines)]
+    assert ran == ["id-0"]
+    found += lines
+    assert len(ran) == 10
+    world = World()
+    assert [line.body for line in found] == [line.body for line in world.lines(world.ended().id)]
+
+
+def test_every_fault_has_about_its_rate():
+    rates = {"lost_create": 0.1, "late_create": 0.2, "stuck": 0.1, "expire_part": 0.3, "list_lag": 0.5}
+    lines = {"missing_lines": 0.1, "swapped_answers": 0.2, "foreign_lines": 0.25}
+    rng = BatchRandomness(EmulatorSettings(batch_faults=rates | lines))
+    met = [rng.batch_faults("openai", index, {}) for index in range(4000)]
+    met_lines = [rng.line_faults("openai", 0, position, None) for position in range(4000)]
+    for name, rate in rates.items():
+        assert sum(name in faults for faults in met) / 4000 == pytest.approx(rate, abs=0.03), name
+    for name, rate in lines.items():
+        assert sum(name in faults for faults in met_lines) / 4000 == pytest.approx(rate, abs=0.03), name
+    assert not any({"lost_create", "late_create"} <= faults for faults in met)
+    assert not any({"stuck", "expire_part"} <= faults for faults in met)
+    assert any({"late_create", "list_lag"} <= faults for faults in met)
+
+
+def test_other_requests_do_not_move_the_rng():
+    rates = {"late_create": 0.3, "missing_lines": 0.3, "expire_part": 0.3, "shuffled": 0.5}
+
+    def outcomes(busy: bool) -> list[Any]:
+        world = World(batch_faults=rates, batch_turnaround=10, seed=5)
+        told = []
+        for step in range(20):
+            if busy:
+                world.backend.put_file(*ME, "f", b"", step * 100.0)
+                with suppress(AnswerLost):
+                    world.backend.create("anthropic", "k", entries(3), now=step * 100.0)
+                world.backend.batches(*ME, step * 100.0)
+            try:
+                told.append(world.create(now=step * 100.0).id)
+            except AnswerLost as lost:
+                told.append(lost.damage)
+        ends = world.backend.batches(*ME, 1e6)
+        told += [(end.id, end.state, [line.position for line in world.lines(end.id, 1e6)]) for end in ends]
+        return told
+
+    calm = outcomes(busy=False)
+    assert calm == outcomes(busy=True)
+    assert "reset" in calm
+    assert any("expired" in told for told in calm)
+
+
+def test_scripts_name_faults_of_batches_and_lines():
+    world = World(
+        batch_fault_for=lambda index, label: ["lost_create", "shuffled"] if label.get("sb") == "x" else None,
+        batch_line_fault_for=lambda index, position, custom_id: "item_error" if custom_id == "id-2" else None,
+        batch_faults={"missing_lines": 1.0},
+    )
+    with pytest.raises(AnswerLost):
+        world.create(label={"sb": "x"})
+    plain = world.create(label={"sb": "y"})
+    assert [line.custom_id for line in world.lines(plain.id)] == ["id-2"]
+    assert world.figures()["by_outcome"] == {"lost": 1, "created": 1}
+
+
+@pytest.mark.parametrize("hook", ["batch_fault_for", "batch_line_fault_for"])
+def test_a_script_with_an_unknown_fault_is_an_error(hook):
+    world = World(**{hook: lambda *place: "gremlin"})
+    with pytest.raises(ConfigError, match=f"{hook} named an unknown fault 'gremlin'"):
+        world.create()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_faults": {"gremlin": 1.0}}, "gremlin"),
+        ({"batch_faults": {"lost_create": 1.5}}, "lost_create"),
+        ({"batch_faults": {"lost_create": 0.6, "late_create": 0.6}}, "more than 1"),
+        ({"batch_turnaround": -1.0}, "batch_turnaround"),
+        ({"batch_window": math.inf}, "batch_window"),
+        ({"batch_enqueued_tokens": 0}, "batch_enqueued_tokens"),
+        ({"batch_enqueued_refusal": "never"}, "batch_enqueued_refusal"),
+        ({"batch_max_lines": 0}, "batch_max_lines"),
+    ],
+)
+def test_settings_out_of_range_are_named(options, said):
+    with pytest.raises(ConfigError, match=said):
+        EmulatorSettings(**options)
+
+
+@pytest.mark.parametrize("fault", [*BATCH_FAULTS, *LINE_FAULTS])
+def test_every_fault_can_be_met(fault):
+    plain, spoiled = (World(batch_turnaround=10, batch_faults=rates) for rates in ({}, {fault: 1.0}))
+    cancel = fault == "cancel_completes"
+    assert heard(spoiled, cancel=cancel) != heard(plain, cancel=cancel)
+
+
+def heard(world: World, *, cancel: bool) -> list[Any]:
+    """Everything a client can read about one batch; ids are the same in all worlds."""
+    said: list[Any] = []
+    try:
+        said.append(world.create())
+    except AnswerLost as lost:
+        said.append(lost.damage)
+    [name] = [record.id for record in world.ledger.batches]
+    for now in (0.0, 1.0, 9.0, 10.0, 12.0):
+        said += [world.backend.batches(*ME, now), world.batch(name, now)]
+        if cancel:
+            world.backend.cancel(*ME, name, now)
+        try:
+            said.append(
+                world.backend.fetch(*ME, name, now, write=lambda line: repr(line).encode() + line.body)
+            )
+        except BatchBackendError as error:
+            said.append(error.reason)
+        else:
+            said[-1] = said[-1].body
+    return said
+
+
+# the ledger
+
+
+def test_a_prompt_paid_in_a_batch_and_in_real_time_is_paid_twice():
+    world = World(
+        batch_line_fault_for=lambda index, position, custom_id: "missing_lines" if position == 1 else None
+    )
+    world.ended(now=50.0)
+    for index, prompt in enumerate(["prompt-0", "prompt-1", "prompt-99"]):
+        call = Call(index, 100.0, "POST /v1/chat/completions", prompt=prompt)
+        world.ledger.open(call)
+        world.ledger.close(call, status=200, billed=5, delivered=True)
+    assert world.ledger.paid_twice() == ["prompt-0"]
+    assert sorted(world.ledger.paid_twice(excluding_lost=False)) == ["prompt-0", "prompt-1"]
+    assert world.ledger.summary()["paid_twice"] == 1
+    assert world.ledger.summary()["prompts_billed"] == 11
+
+
+def test_the_ledger_file_restores_what_happened_to_batches(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    script = ["lost_create", "dropped_create", "late_create", None, "expire_part"]
+    backend = BatchBackend(
+        EmulatorSettings(
+            batch_turnaround=10,
+            batch_late_seconds=20,
+            batch_fault_for=lambda index, label: script[index],
+            batch_line_fault_for=lambda index, position, custom_id: (
+                "missing_lines" if position == 1 else None
+            ),
+        ),
+        ledger,
+    )
+    file = backend.put_file(*ME, "in", b"", 0.0)
+    for step in range(5):
+        with suppress(AnswerLost):
+            backend.create(*ME, entries(4), now=float(step), label={"sb": str(step)}, file_id=file.id)
+    backend.delete_file(*ME, file.id, 4.0)
+    for batch in backend.batches(*ME, 100.0):
+        backend.cancel(*ME, batch.id, 100.0)
+        backend.fetch(*ME, batch.id, 100.0, write=lambda line: line.body).delivered()
+    restored = Ledger.read(path)
+    assert restored.batches == ledger.batches
+    assert restored.summary() == ledger.summary()
+    assert restored.full() == ledger.full()
+    assert json.loads(json.dumps(ledger.full())) == ledger.full()
+    outcomes = [record.outcome for record in restored.batches]
+    assert outcomes == ["lost", "dropped", "fenced", "created", "created"]
+    assert restored.summary()["batches"]["lines_lost"] == 3
+    ledger.end()
+    path.write_bytes(path.read_bytes().split(b"\n", 1)[0] + b"\n")
+    Ledger(path).end()
+    assert path.read_bytes() == b""
+
+
+def test_a_reset_forgets_batches_and_what_they_still_do(tmp_path):
+    world = World(batch_turnaround=10)
+    old = world.create()
+    world.ledger.reset()
+    world.backend.advance(5.0)
+    world.backend.delivered(old.id, [])
+    assert world.ledger.batches == ()
+    world.backend.reset()
+    assert world.backend.batches(*ME, 20.0) == []
+    assert world.figures()["creates"] == 0

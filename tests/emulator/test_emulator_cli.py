@@ -45,7 +45,6 @@ def parsed(*options: str) -> argparse.Namespace:
 @pytest.mark.full
 @pytest.mark.parametrize("number", sampled([signal.SIGINT, signal.SIGTERM], keep=1))
 def test_it_serves_until_a_signal(number):
-    """One line names the address; Ctrl-C and SIGTERM end it with exit code 0 and silence."""
     with process() as (running, port), RawClient(port) as client:
         assert client.ask(chat())[0] == 200
         running.send_signal(number)
@@ -55,7 +54,6 @@ def test_it_serves_until_a_signal(number):
 
 @pytest.mark.full
 def test_the_ledger_file_survives_a_kill(tmp_path):
-    """Each answer that was sent has its line, even when the emulator is killed with -9."""
     path, answers = tmp_path / "ledger.jsonl", tmp_path / "answers.jsonl"
     answers.write_text(json.dumps({"question": "2+2?", "answer": "4"}) + "\n\n")
     options = ["--ledger-file", str(path), "--answers", str(answers), "--prompt-field", "question"]
@@ -70,7 +68,6 @@ def test_the_ledger_file_survives_a_kill(tmp_path):
 
 @pytest.mark.full
 def test_batches_run_in_a_process_of_their_own(tmp_path):
-    """With the faults asked for; the ledger's file tells another process what became of them."""
     path = tmp_path / "ledger.jsonl"
     options = [
         "--ledger-file",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_client import RawClient, chat, request_bytes
 
-from smartbatch.emulator import FAULTS, EmulatorSettings
+from smartbatch.emulator import EmulatorSettings
 from smartbatch.emulator.settings import MIXED, FaultPlan
 from smartbatch.errors import ConfigError
 from smartbatch.testing import Emulator
@@ -32,7 +34,6 @@ def faulty_client(emu: Emulator, fault: str, **fields: object) -> RawClient:
     ],
 )
 def test_error_statuses_come_in_the_services_shape_and_are_not_billed(emu, fault, status, type_):
-    """Errors leave the connection usable, and only the plain 429 says how long to wait."""
     with faulty_client(emu, fault) as client:
         got, headers, body = client.answer()
         assert (got, json.loads(body)["error"]["type"]) == (status, type_)
@@ -58,7 +59,6 @@ def test_a_reset_is_billed_only_when_the_work_was_done(emu, fault, billed):
 
 
 def test_a_hanging_answer_never_comes(emu):
-    """Nothing is sent until the connection ends; the work was done and is billed."""
     with faulty_client(emu, "hang") as client:
         assert client.rest() == b""
     [call] = emu.ledger.calls
@@ -67,7 +67,6 @@ def test_a_hanging_answer_never_comes(emu):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stalled_answer_stays_in_its_middle(emu, stream):
-    """Headers and half of the body come, then nothing until the connection is cut; billed, not delivered."""
     with faulty_client(emu, "stall", stream=stream) as client:
         data = client.rest()
     assert data.startswith(b"HTTP/1.1 200")
@@ -78,7 +77,6 @@ def test_a_stalled_answer_stays_in_its_middle(emu, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_truncated_answer_ends_in_its_middle(emu, stream):
-    """Headers and half of the body come, then the connection ends; billed, not delivered."""
     with faulty_client(emu, "truncated", stream=stream) as client:
         data = client.rest()
     assert data.startswith(b"HTTP/1.1 200")
@@ -96,7 +94,6 @@ def test_a_truncated_answer_ends_in_its_middle(emu, stream):
     ],
 )
 def test_bodies_that_are_no_json_arrive_whole(emu, fault, status, type_):
-    """The transport is fine, the content is not; only answers with status 200 are billed."""
     with faulty_client(emu, fault) as client:
         got, headers, body = client.answer()
     assert (got, headers["content-type"]) == (status, type_)
@@ -108,7 +105,6 @@ def test_bodies_that_are_no_json_arrive_whole(emu, fault, status, type_):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_slow_body_trickles_in_but_is_whole(emu, stream):
-    """It comes in pieces over hang_seconds, and counts as delivered at its end."""
     with faulty_client(emu, "slow_body", stream=stream) as client:
         status, _, body = client.answer()
         assert status == 200
@@ -131,27 +127,23 @@ def test_a_fault_for_that_fails_is_an_answer_and_not_a_traceback(emu, raw):
 
 
 def test_an_outage_answers_503_for_its_count_of_requests(emu, raw):
-    """Requests from the start index on are refused, the ones after it served."""
     emu.configure(outage=(2, 3))
     assert [raw.ask(chat())[0] for _ in range(7)] == [200, 200, 503, 503, 503, 200, 200]
     assert emu.ledger.summary()["by_fault"] == {"outage": 3}
 
 
 def test_an_outage_can_be_a_span_of_time():
-    """Seconds count from the first request; the end is not part of it."""
     plan = FaultPlan(EmulatorSettings(outage_between=(1.0, 2.0)))
     assert [plan.in_outage(0, t) for t in (0.0, 0.9, 1.0, 1.9, 2.0)] == [False, False, True, True, False]
 
 
 @given(seed=st.integers(0, 2**63), rate=st.floats(0, 1))
 def test_the_same_seed_gives_the_same_faults(seed, rate):
-    """Two plans agree on every index, and an index does not depend on those before it."""
     one, other = (FaultPlan(EmulatorSettings(seed=seed, faults=rate)) for _ in range(2))
     assert [one.fault(i) for i in range(30)] == [other.fault(i) for i in reversed(range(30))][::-1]
 
 
 def test_a_rate_is_kept_in_the_long_run():
-    """Two per cent are about two per cent, and every common kind occurs."""
     plan = FaultPlan(EmulatorSettings(seed=5, faults=0.02))
     found = [fault for i in range(20_000) if (fault := plan.fault(i))]
     assert 300 < len(found) < 500
@@ -159,7 +151,6 @@ def test_a_rate_is_kept_in_the_long_run():
 
 
 def test_latencies_spread_around_their_median():
-    """Without sigma all are equal; with it half are above the median; tokens add to it."""
     assert {FaultPlan(EmulatorSettings(latency=0.4)).latency(i, 9) for i in range(9)} == {0.4}
     assert FaultPlan(EmulatorSettings(latency=0.4, per_token=0.01)).latency(0, 10) == pytest.approx(0.5)
     plan = FaultPlan(EmulatorSettings(latency=0.4, latency_sigma=0.5))
@@ -186,7 +177,6 @@ def test_latencies_spread_around_their_median():
     ],
 )
 def test_bad_settings_are_refused_by_name(settings, named):
-    """A setting that makes no sense is refused before a port is opened."""
     with pytest.raises(ConfigError, match=named):
         Emulator(**settings)
 
@@ -199,7 +189,79 @@ def test_settings_that_are_refused_change_nothing(emu):
     assert emu.settings is before
 
 
-def test_every_fault_is_described():
-    """The table of faults is what an unknown one is compared with, and the mixture is part of it."""
-    assert set(MIXED) <= set(FAULTS)
-    assert all(FAULTS.values())
+Ask = Callable[..., tuple[int, dict[str, Any]]]
+APIS = ("chat", "responses", "gemini")
+
+
+def _asking(raw: RawClient, api: str) -> Ask:
+    """Return what asks one API, with the tier in its own words."""
+
+    def ask(tier: str | None = None, **fields: Any) -> tuple[int, dict[str, Any]]:
+        if api == "gemini":
+            body = {"contents": [{"role": "user", "parts": [{"text": "hello"}]}], **fields}
+            where: dict[str, Any] = {
+                "path": "/v1beta/models/m:generateContent",
+                "headers": "x-goog-api-key: k\r\n",
+                "key": None,
+            }
+        else:
+            body = chat(**fields) if api == "chat" else {"model": "m", "input": "hello", **fields}
+            where = {"path": "/v1/chat/completions" if api == "chat" else "/v1/responses"}
+        name = "serviceTier" if api == "gemini" else "service_tier"
+        status, _, answer = raw.ask(body | ({name: tier} if tier else {}), **where)
+        return status, answer
+
+    return ask
+
+
+@pytest.fixture(params=APIS)
+def ask(request: pytest.FixtureRequest, raw: RawClient) -> Ask:
+    return _asking(raw, request.param)
+
+
+def tier_of(answer: dict[str, Any]) -> str:
+    """The tier an answer says it came from."""
+    found = answer.get("service_tier") or answer["usageMetadata"]["serviceTier"]
+    assert isinstance(found, str)
+    return found
+
+
+def test_an_answer_says_its_tier_and_the_ledger_knows_it(emu: Emulator, ask: Ask) -> None:
+    assert tier_of(ask("flex")[1]) == "flex"
+    assert tier_of(ask()[1]) in ("default", "standard")
+    slow, plain = emu.ledger.calls
+    assert (slow.tier, plain.tier == "flex") == ("flex", False)
+    assert slow.billed == plain.billed > 0
+    assert emu.ledger.summary()["billed_flex_tokens"] == slow.billed
+
+
+def test_flex_takes_three_times_as_long_or_a_configured_factor(emu: Emulator, ask: Ask) -> None:
+    emu.configure(latency=0.001, per_token=0.001)
+    ask("flex"), ask()
+    slow, plain = emu.ledger.calls
+    emu.configure(flex_slower=7.0)
+    ask("flex")
+    assert slow.latency == pytest.approx(3 * plain.latency)
+    assert emu.ledger.calls[2].latency == pytest.approx(7 * plain.latency)
+
+
+def test_missing_capacity_is_reported_as_by_the_api_and_not_billed(emu: Emulator, ask: Ask) -> None:
+    emu.configure(faults={"no_room": 1.0})
+    status, answer = ask("flex")
+    assert (status, answer["error"]["code"]) in [(429, "resource_unavailable"), (503, 503)]
+    assert ask()[0] == 200, "others do not meet it"
+    assert [(call.fault, call.billed > 0) for call in emu.ledger.calls] == [("no_room", False), (None, True)]
+
+
+def test_models_without_the_tier_refuse_it(emu: Emulator, ask: Ask) -> None:
+    emu.configure(flex=False)
+    status, answer = ask("flex")
+    assert status == 400
+    assert "tier" in answer["error"]["message"]
+    assert ask()[0] == 200
+
+
+def test_a_tier_nobody_knows_is_refused(ask: Ask) -> None:
+    status, answer = ask("turbo")
+    assert status == 400
+    assert "tier" in answer["error"]["message"]

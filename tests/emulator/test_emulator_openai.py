@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-import urllib3
 from raw_client import RawClient, chat, request_bytes
 
 from smartbatch.testing import Emulator, answer_for
@@ -24,7 +23,6 @@ def sdk(emu: Emulator) -> Iterator[openai.OpenAI]:
 
 
 def test_the_sdk_gets_an_answer_that_belongs_to_its_prompt(sdk, emu):
-    """A chat completion is a function of prompt, model and seed, with usage of a quarter of the bytes."""
     made = sdk.chat.completions.create(model="gpt-5-mini", messages=MESSAGES)
     assert made.choices[0].message.content == answer_for(PROMPT, "gpt-5-mini")
     assert made.choices[0].finish_reason == "stop"
@@ -48,7 +46,6 @@ def _text(sdk, prompt, **options):
 
 
 def test_a_stream_carries_the_same_text_and_ends_with_the_usage(sdk, emu):
-    """Pieces join to the whole answer; the last chunk has no choices but the usage."""
     chunks = list(
         sdk.chat.completions.create(
             model="m", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
@@ -74,7 +71,6 @@ def _streamed(raw, body, **options):
 
 
 def test_a_paced_stream_is_whole_and_booked_as_delivered(emu, sdk):
-    """With seconds per token the events come one by one, and the ledger knows the end was reached."""
     emu.configure(per_token=0.001)
     chunks = list(sdk.chat.completions.create(model="m", messages=MESSAGES, stream=True))
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == answer_for(PROMPT, "m")
@@ -101,7 +97,6 @@ def test_responses_answer_and_stream(sdk):
 
 @pytest.mark.full
 def test_output_is_cut_at_the_cap(emu, sdk):
-    """max tokens are honoured, and the finish reason says so, in both APIs."""
     emu.configure(answers={PROMPT: "äöü" * 100})
     made = sdk.chat.completions.create(model="m", messages=MESSAGES, max_completion_tokens=3)
     assert made.choices[0].finish_reason == "length"
@@ -112,14 +107,12 @@ def test_output_is_cut_at_the_cap(emu, sdk):
 
 
 def test_output_that_just_fits_is_not_cut(emu, sdk):
-    """The cap is the most that is allowed, not the least that is refused."""
     emu.configure(answers={PROMPT: "12345678"})
     made = sdk.chat.completions.create(model="m", messages=MESSAGES, max_completion_tokens=2)
     assert (made.choices[0].finish_reason, made.choices[0].message.content) == ("stop", "12345678")
 
 
 def test_the_last_user_message_is_the_prompt(sdk):
-    """Earlier turns, and an assistant's later word, do not decide the answer; parts are joined."""
     turns = [
         {"role": "user", "content": "first"},
         {"role": "assistant", "content": "yes?"},
@@ -134,7 +127,6 @@ def test_the_last_user_message_is_the_prompt(sdk):
 
 
 def test_stop_and_n_are_honoured(emu, sdk):
-    """The text ends before a stop text; n answers are n choices and n times the tokens."""
     emu.configure(answers={PROMPT: "one two three"})
     made = sdk.chat.completions.create(model="m", messages=MESSAGES, stop=["two"], n=2)
     assert [choice.message.content for choice in made.choices] == ["one ", "one "]
@@ -142,7 +134,6 @@ def test_stop_and_n_are_honoured(emu, sdk):
 
 
 def test_a_schema_is_answered_with_an_instance_of_it(sdk):
-    """Structured output is an object with all its properties, the same for the same prompt."""
     schema = {
         "type": "object",
         "properties": {
@@ -180,7 +171,6 @@ def test_models_are_listed_and_unknown_ones_refused(emu, sdk):
 
 @pytest.mark.parametrize("key", ["wrong", None])
 def test_a_wrong_or_missing_key_is_refused(emu, raw, key):
-    """With keys configured only these pass; a request without a key is refused."""
     emu.configure(keys=["right"])
     assert raw.ask(chat(), key="right")[0] == 200
     status, _, body = raw.ask(chat(), key=key)
@@ -217,7 +207,6 @@ def test_a_wrong_or_missing_key_is_refused(emu, raw, key):
     ],
 )
 def test_a_bad_request_is_refused_naming_the_field(raw, emu, body, param):
-    """Status 400 in the service's shape; the connection stays usable and nothing is billed."""
     status, headers, answer = raw.ask(body)
     assert status == 400
     assert answer["error"]["type"] == "invalid_request_error"
@@ -253,20 +242,7 @@ def test_unknown_paths_and_methods_are_refused(raw, method, path, status):
     assert raw.ask(chat(), method=method, path=path)[0] == status
 
 
-def test_urllib3_keeps_its_connection(emu):
-    """Twenty calls take one connection, and each answer belongs to its prompt."""
-    with urllib3.HTTPConnectionPool("127.0.0.1", emu.port, maxsize=1, block=True) as pool:
-        for number in range(20):
-            made = pool.request(
-                "POST", "/v1/chat/completions", json=chat(str(number)), headers={"Authorization": "Bearer k"}
-            )
-            assert made.json()["choices"][0]["message"]["content"] == answer_for(str(number), "m")
-        assert pool.num_connections == 1
-
-
 def test_the_seed_decides_the_answers(emu, raw):
-    """The same seed answers the same, another one differently; request ids follow the index."""
-
     def ask() -> tuple[str, str]:
         emu.reset()
         _, headers, body = raw.ask(chat())

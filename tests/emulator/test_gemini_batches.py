@@ -27,7 +27,7 @@ from google import genai
 from google.genai import types
 from levels import sampled
 from pydantic import ValidationError
-from virtual_service import START, VirtualService
+from virtual_service import START, VirtualService, check_odd_lines, one_batch
 
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.testing import Emulator, answer_for
@@ -66,7 +66,6 @@ def test_the_sdk_sends_a_file_over_http_and_reads_its_answers(emu: Emulator, ver
 
 
 def test_the_sdk_sends_inline_requests_and_finds_the_answers_in_the_batch() -> None:
-    """With their metadata, whatever is in it; lists leave the answers out."""
     virtual = VirtualService()
     sdk = sdk_of(virtual)
     requests = [*inlined(2), types.InlinedRequest(contents="j2", metadata={"other": "x"})]
@@ -80,7 +79,6 @@ def test_the_sdk_sends_inline_requests_and_finds_the_answers_in_the_batch() -> N
 
 
 def test_the_sdk_sends_embeddings_inline_and_as_a_file() -> None:
-    """One vector a line, of the length that was asked for; inline they have no names, only an order."""
     virtual = VirtualService()
     sdk = sdk_of(virtual)
     config = types.EmbedContentConfig(output_dimensionality=8)
@@ -110,7 +108,6 @@ def test_the_sdk_sends_embeddings_inline_and_as_a_file() -> None:
 
 
 def test_the_operation_tells_states_and_counts_as_the_service_does() -> None:
-    """Counts are texts and left out when zero; results stand in two places; the input file is named."""
     virtual = VirtualService(batch_turnaround=100, batch_validating=10)
     sdk = sdk_of(virtual)
     batch = create(sdk, [*rows(9), {"key": "wrong", "request": {}}], "sb-1")
@@ -159,7 +156,6 @@ def test_inline_results_can_lack_metadata_or_have_unreadable_errors() -> None:
 
 
 def test_a_cancelled_batch_keeps_what_was_done() -> None:
-    """The other lines say that they were cancelled, and are not billed."""
     virtual = VirtualService(batch_turnaround=100, batch_cancel_seconds=5)
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(10))
@@ -192,7 +188,6 @@ def test_a_cancelled_batch_keeps_what_was_done() -> None:
     ),
 )
 def test_a_file_that_is_wrong_fails_the_whole_batch_after_its_validation(lines: list, message: str) -> None:
-    """Nothing runs; the reason is next to the metadata, where the SDK does not look."""
     virtual = VirtualService(batch_validating=10, batch_max_lines=5, batch_max_bytes=1000)
     sdk = sdk_of(virtual)
     batch = create(sdk, lines)
@@ -268,7 +263,6 @@ def test_batches_are_listed_in_pages_from_the_newest_on() -> None:
 
 
 def test_a_late_create_whose_file_was_deleted_never_is() -> None:
-    """The fence: unbilled, and counted as such. A batch that has created does not need its file any more."""
     for delete, outcome, created in ((True, "fenced", 0), (False, "late", 1)):
         virtual = VirtualService(batch_fault_for=lambda _i, _label: "late_create", batch_late_seconds=60)
         sdk = sdk_of(virtual)
@@ -294,7 +288,6 @@ def test_a_late_create_whose_file_was_deleted_never_is() -> None:
 
 
 def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None:
-    """With 429, without any quota's name; other models have their own room."""
     virtual = VirtualService(batch_turnaround=100, batch_enqueued_tokens=6)
     sdk = sdk_of(virtual)
     create(sdk, rows(4))
@@ -303,3 +296,126 @@ def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None
     virtual.now += 100
     create(sdk, rows(4))
     assert virtual.ledger.summary()["batches"]["by_outcome"] == {"created": 3, "refused": 1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected", "billed", "delivered"),
+    sampled(
+        [
+            ("missing_lines", {"j-0": 0, "j-2": 0}, 3, 2),
+            ("item_error", {"j-0": 0, "j-1": 14, "j-2": 0}, 2, 2),
+            ("item_invalid", {"j-0": 0, "j-1": 3, "j-2": 0}, 2, 2),
+            ("status_zero", {"j-0": 0, "j-1": 0, "j-2": 0}, 2, 2),
+        ],
+        keep=2,
+    ),
+)
+def test_a_line_can_fail_or_be_missing(fault: str, expected: dict, billed: int, delivered: int) -> None:
+    virtual = one_batch(line_fault=fault)
+    sdk = sdk_of(virtual)
+    lines = read(sdk, create(sdk, rows(3)))
+    assert kinds_of(lines) == expected
+    assert sum("response" in line for line in lines) == delivered
+    figures = virtual.ledger.summary()["batches"]
+    assert (figures["lines_billed"], figures["lines_delivered"]) == (billed, delivered)
+
+
+def test_a_line_can_be_doubled_foreign_swapped_or_without_usage() -> None:
+    def texts(fault: str) -> list[tuple[str, str]]:
+        sdk = sdk_of(one_batch(line_fault=fault))
+        return [(line["key"], text_of(line)) for line in read(sdk, create(sdk, rows(3)))]
+
+    check_odd_lines(texts, MODEL)
+    sdk = sdk_of(one_batch(line_fault="no_usage"))
+    lines = read(sdk, create(sdk, rows(2)))
+    assert ["usageMetadata" in line["response"] for line in lines] == [True, False]
+
+
+def test_a_line_can_be_cut_or_no_json_at_all() -> None:
+    virtual = one_batch(line_fault="malformed_lines")
+    sdk = sdk_of(virtual)
+    batch = create(sdk, rows(3))
+    data = sdk.files.download(file=sdk.batches.get(name=batch).dest.file_name).split(b"\n")
+    assert [json.loads(data[n])["key"] for n in (0, 2)] == ["j-0", "j-2"]
+    with pytest.raises(ValueError):
+        json.loads(data[1])
+    inline = [types.InlinedRequest(contents=f"j{n}", metadata={"key": f"j-{n}"}) for n in range(2)]
+    batch = sdk.batches.create(model=MODEL, src=inline, config={"display_name": "m"}).name
+    found = raw_of(virtual, sdk, batch)["metadata"]["output"]["inlinedResponses"]["inlinedResponses"]
+    assert found[1] == {"metadata": {"key": "j-1"}}
+
+
+@pytest.mark.parametrize(
+    ("fault", "state", "expected"),
+    sampled(
+        [
+            ("no_money_lines", "SUCCEEDED", dict.fromkeys(("j-0", "j-1", "j-2", "j-3"), 8)),
+            ("expire_part", "EXPIRED", {"j-0": 0, "j-1": 0, "j-2": 4, "j-3": 4}),
+            ("wrong_counts", "SUCCEEDED", dict.fromkeys(("j-0", "j-1", "j-2", "j-3"), 0)),
+            ("expire_all", "EXPIRED", None),
+            ("fail_validation", "FAILED", None),
+        ],
+        keep=2,
+    ),
+)
+def test_a_batch_can_fail_or_expire(fault: str, state: str, expected: dict | None) -> None:
+    virtual = one_batch(fault)
+    sdk = sdk_of(virtual)
+    batch = create(sdk, rows(4))
+    raw = raw_of(virtual, sdk, batch)
+    assert (raw["metadata"]["state"], raw["done"]) == (f"BATCH_STATE_{state}", True)
+    if expected is None:
+        assert "output" not in raw["metadata"]
+        assert virtual.ledger.summary()["batches"]["lines_ran"] == 0
+    else:
+        assert kinds_of(read(sdk, batch)) == expected
+    if fault == "wrong_counts":
+        assert raw["metadata"]["batchStats"]["successfulRequestCount"] == "3"
+
+
+def test_a_create_whose_answer_is_lost_exists_at_once_or_never() -> None:
+    for fault, names in (("lost_create", ["mark"]), ("dropped_create", [])):
+        virtual = one_batch(fault)
+        sdk = sdk_of(virtual)
+        file = upload(sdk, jsonl(rows(2)))
+        with pytest.raises(httpx2.ReadError):
+            sdk.batches.create(model=MODEL, src=file, config={"display_name": "mark"})
+        assert [batch.display_name for batch in sdk.batches.list()] == names
+
+
+def test_results_can_be_out_of_reach() -> None:
+    virtual = one_batch("results_unavailable", batch_results_outage=60)
+    sdk = sdk_of(virtual)
+    batch = create(sdk, rows(2))
+    assert refusal_of(lambda: read(sdk, batch)).startswith("503 UNAVAILABLE")
+    virtual.now += 60
+    assert len(read(sdk, batch)) == 2
+
+    virtual = one_batch("results_unavailable", batch_results_outage=60)
+    sdk = sdk_of(virtual)
+    inline = [types.InlinedRequest(contents="j0")]
+    batch = sdk.batches.create(model=MODEL, src=inline, config={"display_name": "m"}).name
+    assert refusal_of(lambda: sdk.batches.get(name=batch)).startswith("503 UNAVAILABLE")
+    virtual.now += 60
+    assert sdk.batches.get(name=batch).dest.inlined_responses[0].response.text == answer_for("j0", MODEL)
+
+
+def test_results_are_gone_after_their_retention() -> None:
+    virtual = one_batch(batch_retention=1000)
+    sdk = sdk_of(virtual)
+    batch = create(sdk, rows(1))
+    virtual.now += 1000
+    assert refusal_of(lambda: read(sdk, batch)).startswith("403 ")
+    assert sdk.batches.get(name=batch).state == "JOB_STATE_SUCCEEDED"
+
+
+def test_an_odd_status_is_not_final() -> None:
+    virtual = one_batch("odd_status", batch_turnaround=100, batch_validating=5)
+    sdk = sdk_of(virtual)
+    batch = create(sdk, rows(2))
+    virtual.now += 10
+    with pytest.warns(UserWarning, match="BATCH_STATE_"):
+        found = sdk.batches.get(name=batch)
+    assert not found.done
+    virtual.now += 90
+    assert sdk.batches.get(name=batch).done

@@ -36,7 +36,6 @@ def begin(raw: RawClient, emu: Emulator, size: int, **file: str) -> str:
 
 @pytest.mark.parametrize("version", ["v1", "v1beta"])
 def test_the_sdk_manages_a_file_under_the_name_it_chose(version: str) -> None:
-    """The file is there for two days, under both names, with its size and digest."""
     virtual = VirtualService()
     sdk = sdk_of(virtual, version=version)
     data = jsonl(rows(3))
@@ -55,7 +54,6 @@ def test_the_sdk_manages_a_file_under_the_name_it_chose(version: str) -> None:
 
 
 def test_a_large_file_comes_in_pieces_over_http(emu: Emulator, tmp_path: Path) -> None:
-    """The SDK sends 8 MiB at a time from a path; all of it arrives."""
     path = tmp_path / "large.jsonl"
     path.write_bytes(jsonl([{"key": "a", "request": {"pad": "x" * 9_000_000}}]))
     options = types.HttpOptions(base_url=emu.url, timeout=10_000)
@@ -67,7 +65,6 @@ def test_a_large_file_comes_in_pieces_over_http(emu: Emulator, tmp_path: Path) -
 
 
 def test_a_name_that_is_taken_meets_the_file_that_has_it() -> None:
-    """A second upload is refused with 409, also when both began before either ended; the first one stays."""
     virtual = VirtualService()
     sdk = sdk_of(virtual)
     upload(sdk, b"first\n", "same")
@@ -87,7 +84,6 @@ def test_two_uploads_of_one_name_race_and_one_wins(emu: Emulator, raw: RawClient
 
 
 def test_an_upload_reports_its_offset_and_continues_there(emu: Emulator, raw: RawClient) -> None:
-    """Its address stands for the key; a piece at another place, or a missing one, is refused."""
     path = begin(raw, emu, 6)
     status, headers, _ = step(raw, path, "upload", b"abc", "X-Goog-Upload-Offset: 0\r\n")
     assert (status, headers["x-goog-upload-status"]) == (200, "active")
@@ -116,7 +112,6 @@ def test_an_upload_that_is_begun_wrongly_is_refused(emu: Emulator, raw: RawClien
 
 
 def test_files_are_listed_in_pages_and_each_key_sees_its_own() -> None:
-    """The newest first; the token of a page goes on behind it although a new file came to the front."""
     virtual = VirtualService()
     sdk = sdk_of(virtual)
     names = []

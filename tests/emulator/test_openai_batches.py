@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 
+import httpx2
 import openai
 import pytest
+import urllib3
 from levels import sampled
-from openai_batch_world import CHAT, ENDS, Customer, line, until, world
-from raw_client import RawClient, chat
+from openai_batch_world import CHAT, ENDS, KEY, Customer, line, read, until, world
+from raw_client import RawClient, chat, request_bytes
 
 from smartbatch.testing import answer_for
 
 
 def test_a_batch_from_the_upload_to_the_deletion(emu, customer):
-    """All calls of the SDK; every answer is that of a real-time call, and is recorded as delivered."""
     emu.configure(batch_turnaround=0.05)
     file = customer.upload([line(number) for number in range(5)])
     assert (file.filename, file.purpose, file.status) == ("job.jsonl", "batch", "processed")
@@ -65,24 +67,7 @@ def test_other_endpoints_take_batches_too(customer, endpoint, body):
         assert {len(item["embedding"]) for item in answer["data"]} == {4}
 
 
-@pytest.mark.full
-def test_a_running_batch_tells_its_progress(emu, customer):
-    emu.configure(batch_validating=3600)
-    assert customer.create().status == "validating"
-    emu.configure(batch_validating=0, batch_turnaround=0.4)
-    seen = []
-    batch = customer.create(20)
-    while batch.status != "completed":
-        seen.append((batch.status, batch.request_counts.completed))
-        assert (batch.output_file_id, batch.error_file_id, batch.usage) == (None, None, None)
-        batch = customer.sdk.batches.retrieve(batch.id)
-    assert {status for status, _ in seen} <= {"in_progress", "finalizing"}
-    assert [count for _, count in seen] == sorted(count for _, count in seen)
-    assert customer.sdk.batches.list().data[1].request_counts.total == 0
-
-
 def test_lists_come_in_pages(customer):
-    """Newest first, followed with ``after``; files also the other way round and by purpose."""
     names = [customer.create(1).id for _ in range(5)][::-1]
     page = customer.sdk.batches.list(limit=2)
     assert ([batch.id for batch in page.data], page.has_more) == (names[:2], True)
@@ -149,7 +134,6 @@ def test_failed_lines_are_in_the_error_file(fault, status, code):
 
 
 def test_what_did_not_run_before_the_expiry_is_not_counted_as_failed():
-    """Finished lines in the output file, the others in the error file; the counts do not add up."""
     with world(batch_faults={"expire_part": 1.0}) as (emu, customer):
         batch = customer.run(5)
         assert batch.status == "expired"
@@ -164,7 +148,6 @@ def test_what_did_not_run_before_the_expiry_is_not_counted_as_failed():
 
 @pytest.mark.full
 def test_a_cancelled_batch_keeps_its_finished_lines():
-    """While it is cancelling there are no files; afterwards both; a second cancel is no error."""
     with world(batch_turnaround=3.0, batch_cancel_seconds=0.2) as (_, customer):
         name = customer.create(20).id
         batch = until(
@@ -224,7 +207,6 @@ def test_the_ledger_is_served_with_its_batches(emu, customer):
 
 @pytest.mark.full
 def test_the_ledger_knows_what_became_due_without_anybody_asking(emu, customer):
-    """Lines run, and are billed, also when the client is away; after the end of the emulator nothing is."""
     emu.configure(batch_turnaround=0.05)
     customer.create(3)
     until(lambda: emu.ledger.batches[0].state, lambda state: state == "completed")
@@ -235,3 +217,277 @@ def test_the_ledger_knows_what_became_due_without_anybody_asking(emu, customer):
     time_is_over = time.monotonic() + 0.25
     until(time.monotonic, lambda now: now > time_is_over)
     assert emu.ledger.summary() == figures
+
+
+def test_a_create_whose_answer_is_lost_can_be_found_by_its_metadata():
+    with world(batch_faults={"lost_create": 1.0}) as (emu, customer):
+        with pytest.raises(openai.APIConnectionError):
+            customer.create(metadata={"sb": "nonce"})
+        [batch] = customer.sdk.batches.list().data
+        assert batch.metadata == {"sb": "nonce"}
+        assert emu.ledger.batches[0].outcome == "lost"
+        assert emu.ledger.summary()["by_fault"] == {"reset": 1}
+
+
+def test_results_are_gone_after_their_retention():
+    with world(batch_retention=0) as (_, customer), pytest.raises(openai.NotFoundError):
+        customer.sdk.files.content(customer.run().output_file_id)
+
+
+def test_a_cut_download_looks_whole():
+    with world(batch_faults={"cut_download": 1.0}) as (_, customer):
+        output = customer.run(20).output_file_id
+        first = customer.sdk.files.with_raw_response.content(output)
+        assert "content-length" not in first.headers
+        cut, whole = first.content, customer.sdk.files.content(output).read()
+        assert whole.startswith(cut)
+        assert len(cut) < len(whole)
+        assert len(read(whole)) == 20
+
+
+def test_spoiled_lines_leave_the_others_whole():
+    faults = {0: "missing_lines", 1: "doubled_lines", 2: "malformed_lines", 3: "foreign_lines"}
+    with world(
+        batch_faults={"shuffled": 1.0},
+        batch_line_fault_for=lambda index, place, name: faults.get(place),
+    ) as (emu, customer):
+        data = customer.sdk.files.content(customer.run(10).output_file_id).read()
+        found: list[str] = []
+        broken = 0
+        for row in data.split(b"\n")[:-1]:
+            try:
+                found.append(json.loads(row)["custom_id"])
+            except ValueError:
+                broken += 1
+        assert broken == 1
+        assert sorted(name for name in found if name.startswith("id-")) == [
+            "id-1", "id-1", *(f"id-{number}" for number in range(3, 10)),
+        ]  # fmt: skip
+        assert len(found) == 10
+        assert found != sorted(found)
+        figures = emu.ledger.summary()["batches"]
+        assert (figures["lines_billed"], figures["lines_delivered"], figures["lines_lost"]) == (10, 8, 2)
+
+
+def test_an_unknown_status_reaches_the_client_unchanged():
+    with world(batch_faults={"odd_status": 1.0}, batch_turnaround=3600) as (_, customer):
+        assert customer.create().status == "rebalancing"
+
+
+def test_compatible_servers_may_drop_what_a_batch_is_known_by(emu, customer):
+    emu.configure(batch_echo_metadata=False, batch_echo_input_file=False)
+    batch = customer.run(metadata={"sb": "nonce"})
+    assert batch.metadata is None
+    assert "input_file_id" not in batch.model_dump(exclude_unset=True)
+    assert emu.ledger.batches[0].label == {"sb": "nonce"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "created"),
+    sampled(
+        [
+            ("500", openai.InternalServerError, 1),
+            ("503", openai.InternalServerError, 0),
+            ("429", openai.RateLimitError, 0),
+            ("reset", openai.APIConnectionError, 1),
+            ("reset_before", openai.APIConnectionError, 0),
+            ("hang", openai.APIConnectionError, 1),
+            ("html", openai.InternalServerError, 1),
+        ],
+        keep=2,
+    ),
+)
+def test_a_create_meets_the_faults_of_the_connection(fault, error, created):
+    with world(fault_for=lambda index, fields: fault if fields["path"] == "/v1/batches" else None) as (
+        emu,
+        customer,
+    ):
+        with pytest.raises(error):
+            customer.create()
+        assert emu.ledger.summary()["batches"]["created"] == created
+
+
+@pytest.mark.parametrize("fault", sampled(["truncated", "reset", "stall", "empty"], keep=1))
+def test_a_download_that_broke_off_is_not_booked_as_delivered(fault):
+    broken = [True]
+    with world(
+        fault_for=lambda index, fields: fault if fields["path"].endswith("content") and broken.pop() else None
+    ) as (emu, customer):
+        output = customer.run().output_file_id
+        broken[:] = [False, True]
+        try:
+            assert customer.sdk.files.content(output).read() == b""
+            assert fault == "empty"
+        except (openai.APIConnectionError, httpx2.HTTPError):
+            assert fault != "empty"
+        assert emu.ledger.summary()["batches"]["lines_delivered"] == 0
+        assert len(customer.lines(output)) == 5
+        assert emu.ledger.summary()["batches"]["lines_delivered"] == 5
+
+
+@pytest.mark.full
+def test_lines_are_delivered_only_when_the_last_byte_has_left():
+    with world(answers={f"prompt {number}": "x" * 4_000_000 for number in range(8)}) as (emu, customer):
+        output = customer.run(8).output_file_id
+        with RawClient(emu.port) as leaving:
+            leaving.send(request_bytes(method="GET", path=f"/v1/files/{output}/content"))
+            assert leaving.socket.recv(10)
+        assert customer.sdk.batches.list().data
+        assert emu.ledger.summary()["batches"]["lines_delivered"] == 0
+        assert len(customer.lines(output)) == 8
+        assert emu.ledger.summary()["batches"]["lines_delivered"] == 8
+
+
+def test_an_outage_stops_files_and_batches_too():
+    with world(outage=(0, 2)) as (_, customer):
+        for call in (customer.sdk.batches.list, lambda: customer.upload([line(1)])):
+            with pytest.raises(openai.InternalServerError):
+                call()
+        assert customer.sdk.batches.list().data == []
+
+
+def test_limits_of_real_time_calls_do_not_count_for_batches():
+    with world(rpm=1) as (_, customer):
+        assert len(customer.lines(customer.run().output_file_id)) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    sampled(
+        [
+            ({"endpoint": "/v1/completions2"}, "endpoint"),
+            ({"completion_window": "7d"}, "completion_window"),
+            ({"input_file_id": "file-none"}, "input_file_id"),
+            ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+            ({"metadata": {"x" * 65: "x"}}, "metadata"),
+            ({"metadata": {"x": "x" * 513}}, "metadata"),
+        ],
+        keep=2,
+    ),
+)
+def test_a_create_with_a_wrong_field_is_refused(emu, customer, changes, param):
+    asked = {
+        "input_file_id": customer.upload([line(1)]).id,
+        "endpoint": CHAT,
+        "completion_window": "24h",
+    } | changes
+    with pytest.raises(openai.BadRequestError) as caught:
+        customer.sdk.batches.create(**asked)
+    assert caught.value.param == param
+    assert customer.sdk.batches.list().data == []
+    assert emu.ledger.summary()["batches"]["created"] == 0
+
+
+def test_results_are_no_input(customer):
+    output = customer.run(1).output_file_id
+    with pytest.raises(openai.BadRequestError):
+        customer.sdk.batches.create(input_file_id=output, endpoint=CHAT, completion_window="24h")
+
+
+def test_uploads_are_checked(emu, customer):
+    with pytest.raises(openai.BadRequestError, match="jsonl"):
+        customer.upload([line(1)], name="job.txt")
+    with pytest.raises(openai.BadRequestError, match="expires_after"):
+        customer.sdk.files.create(
+            file=("a.jsonl", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 5}
+        )
+    kept = customer.sdk.files.create(
+        file=("a.jsonl", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert kept.expires_at - kept.created_at == 3600
+    for fields, said in (
+        ({"file": ("a.jsonl", b"x")}, "purpose"),
+        ({"purpose": "batch"}, "file"),
+        (None, "multipart"),
+    ):
+        answer = urllib3.request("POST", f"{emu.base_url}/files", fields=fields, headers=KEY)
+        assert answer.status == 400
+        assert said in answer.json()["error"]["message"]
+    assert urllib3.request("PUT", f"{emu.base_url}/files", headers=KEY).status == 405
+
+
+def test_an_upload_keeps_every_byte(customer):
+    data = b'\r\n--\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n\x00\xff' + b"\r\n" * 5
+    assert customer.sdk.files.content(customer.upload(data).id).read() == data
+
+
+@pytest.mark.full
+def test_large_uploads_are_taken_whole_or_in_chunks(emu, customer):
+    data = b"x" * (40 * 1024 * 1024)
+    assert customer.upload(data).bytes == len(data)
+    head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
+    head += b'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
+    answer = urllib3.request(
+        "POST",
+        f"{emu.base_url}/files",
+        body=iter([head, data, b"\r\n--b--\r\n"]),
+        headers={**KEY, "content-type": "multipart/form-data; boundary=b"},
+    )
+    assert answer.json()["bytes"] == len(data)
+    assert urllib3.request("POST", f"{emu.base_url}/responses", headers=KEY, body=data).status == 413
+
+
+# validation
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "number"),
+    sampled(
+        [
+            ([line(0), b"{not json\n"], "invalid_json_line", 2),
+            ([line(0), b"[]\n"], "invalid_json_line", 2),
+            ([line(0), b'{"custom_id": NaN}\n'], "invalid_json_line", 2),
+            ([line(0), line(1), line(0)], "duplicate_custom_id", 3),
+            ([line(0, custom_id=None)], "invalid_request", 1),
+            ([line(0, custom_id="")], "invalid_request", 1),
+            ([line(0, method="GET")], "invalid_request", 1),
+            ([line(0), b"\n", line(1, url="/v1/responses")], "url_mismatch", 3),
+            ([line(0, body=None)], "invalid_request", 1),
+            ([line(0, body={})], "invalid_request", 1),
+            ([line(0), line(1, body={"model": "other"})], "model_mismatch", 2),
+            ([b"\n\n"], "empty_file", None),
+            ([line(0), line(1), line(2), line(3)], "too_many_tasks", None),
+            ([line(0, "x" * 5000)], "file_too_large", None),
+        ],
+        keep=4,
+    ),
+)
+def test_a_wrong_input_file_fails_the_validation(lines, code, number):
+    with world(batch_max_lines=3, batch_max_bytes=4000) as (emu, customer):
+        batch = customer.run(lines)
+        assert batch.status == "failed"
+        assert batch.failed_at is not None
+        assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, number)
+        assert (batch.output_file_id, batch.error_file_id) == (None, None)
+        assert batch.request_counts.model_dump() == {"total": 0, "completed": 0, "failed": 0}
+        assert emu.ledger.summary()["batches"]["lines_billed"] == 0
+
+
+def test_a_model_that_does_not_exist_fails_the_validation():
+    with world(models=["other"]) as (_, customer):
+        assert customer.run().errors.data[0].code == "model_not_found"
+
+
+def test_too_many_texts_to_embed_fail_the_validation(customer):
+    body = {"model": "m", "input": ["a"] * 2000}
+    given = [line(number, url="/v1/embeddings", body=body) for number in range(26)]
+    assert customer.run(given, endpoint="/v1/embeddings").errors.data[0].code == "too_many_tasks"
+
+
+def test_a_batch_above_the_enqueued_tokens_fails_or_is_refused():
+    with world(batch_enqueued_tokens=15, batch_turnaround=3600) as (emu, customer):
+        big = {"model": "m", "max_tokens": 5000, "messages": [{"role": "user", "content": "prompt 0"}]}
+        first = customer.create([line(0, body=big), *(line(number) for number in range(1, 5))])
+        assert first.status == "in_progress", "only prompts are counted, not what may come out"
+        failed = customer.create()
+        failed = customer.sdk.batches.retrieve(failed.id)
+        assert (failed.status, failed.errors.data[0].code) == ("failed", "token_limit_exceeded")
+        emu.configure(batch_enqueued_refusal="early")
+        with pytest.raises(openai.RateLimitError) as caught:
+            customer.create()
+        assert caught.value.code == "token_limit_exceeded"
+        customer.sdk.batches.cancel(first.id)
+        again = customer.sdk.batches.create(
+            input_file_id=failed.input_file_id, endpoint=CHAT, completion_window="24h"
+        )
+        assert again.status == "in_progress"

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx2
 
-from smartbatch.emulator import Emulator
 from smartbatch.emulator.http.head import parse_head
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.request_handling import RequestHandler
@@ -57,18 +56,6 @@ def one_batch(faults: str | None = None, line_fault: str | None = None, **settin
         batch_line_fault_for=lambda _index, position, _id: line_fault if position == 1 else (),
         **settings,
     )
-
-
-def check_lost_create_and_cut_download(emu: Emulator, downloads: list[bytes]) -> None:
-    """Check that the first download is a part of the second, and the only create was answered by nothing.
-
-    The 20 lines of the second download are delivered.
-    """
-    first, second = downloads
-    assert len(first) < len(second)
-    assert second.startswith(first)
-    [record] = emu.ledger.batches
-    assert (record.outcome, sum(line.delivered for line in record.lines.values())) == ("lost", 20)
 
 
 def check_odd_lines(texts: Callable[[str], list[tuple[str, str]]], model: str) -> None:
