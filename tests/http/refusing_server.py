@@ -46,7 +46,6 @@ class RefusingServer:
         return OpenAIProvider("sk-of-nobody", f"{self.url}/v1")
 
     def refuses(self) -> bool:
-        """Count a call, and return whether it is refused."""
         with self._lock:
             self.calls += 1
             self._began = self._began or time.monotonic()
@@ -57,7 +56,6 @@ class RefusingServer:
 def refusing_server(
     seconds: float, headers: Callable[[bool], dict[str, str]], *, ahead: float = 0.0
 ) -> Iterator[RefusingServer]:
-    """Run such a server on loopback."""
     state = RefusingServer(seconds, headers, ahead)
 
     class Handler(BaseHTTPRequestHandler):

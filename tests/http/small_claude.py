@@ -29,7 +29,6 @@ class SmallClaude:
         self.url = ""
 
     def message(self, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the answer, or ``None`` where the request is refused."""
         self.asked.append(body)
         text = self.answer(body)
         if text is None:
@@ -75,7 +74,6 @@ class SmallClaude:
         return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
     def result(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return what became of a request of a batch."""
         message = self.message(params)
         if message is None:
             return {"type": "errored", "error": REFUSED}
@@ -90,7 +88,6 @@ def small_claude(
     monkeypatch: pytest.MonkeyPatch,
     answer: Callable[[dict[str, Any]], str | None] = lambda body: "an answer",
 ) -> Iterator[SmallClaude]:
-    """Serve it, and point the environment at it."""
     claude = SmallClaude(answer)
 
     class Handler(BaseHTTPRequestHandler):

@@ -41,8 +41,6 @@ print(json.dumps({name: [result.route.value, result.cost] for name, result in re
 
 
 class Created:
-    """Is told, from inside the emulator, that the create of a batch arrived."""
-
     def __init__(self) -> None:
         self.seen = threading.Event()
 
@@ -52,7 +50,6 @@ class Created:
 
 @pytest.mark.full
 def test_what_a_killed_process_deferred_is_answered_once_to_the_next(tmp_path: Path) -> None:
-    """In another order and in two groups: each request is paid once, and each has its cost."""
     names, created = [f"question {n}" for n in range(20)], Created()
     with emulator(batch_turnaround=0.5, batch_fault_for=created) as emu:
         surroundings = os.environ | {

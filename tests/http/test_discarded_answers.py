@@ -22,8 +22,6 @@ TEXTS = ["one", "two", "three"]
 
 @contextmanager
 def server(answer: Callable[[dict[str, Any]], bytes]) -> Iterator[str]:
-    """A server of OpenAI's API that answers 200 with what ``answer(body)`` returns; its base URL."""
-
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -96,7 +94,6 @@ DISCARDS = {
 
 @pytest.mark.parametrize("change", DISCARDS.values(), ids=list(DISCARDS))
 def test_what_discarded_vectors_cost_is_counted(change: Callable[[list[dict[str, Any]]], object]) -> None:
-    """Once for each call, however many requests shared it."""
     billed = []
 
     def answer(body: dict[str, Any]) -> bytes:
@@ -116,7 +113,6 @@ BROKEN = [b'{"object": "chat.completion"}', b'{"usage": {"prompt_tokens": 1', b"
 
 @pytest.mark.parametrize("body", BROKEN)
 def test_a_discarded_answer_without_usage_is_held_back(body: bytes) -> None:
-    """Nobody can say what it was billed for: the whole reservation stays."""
     with server(lambda _: body) as url, client_at(url, retries=0, max_tokens=5) as client:
         with pytest.raises(ProviderError):
             client.submit("hello").result(30)

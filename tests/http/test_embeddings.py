@@ -32,7 +32,6 @@ def client(emu: Emulator) -> Iterator[BatchingClient]:
 
 @pytest.mark.full
 def test_each_text_gets_exactly_its_vector_from_any_thread(emu: Emulator, client: BatchingClient) -> None:
-    """640 single requests of 32 threads share calls; base64, shuffled indices and threads mix nothing up."""
     wrong: list[str] = []
 
     def ask(thread: int) -> None:
@@ -49,7 +48,6 @@ def test_each_text_gets_exactly_its_vector_from_any_thread(emu: Emulator, client
 
 
 def test_a_lone_request_goes_alone_and_at_once(emu: Emulator, client: BatchingClient) -> None:
-    """On an idle client there is no other request to wait for."""
     result = client.submit_embedding("alone", dimensions=8).result(30)
     assert result.embedding == vector_for("alone", MODEL, 8)
     assert result.queued < client.config.batch_window
@@ -58,7 +56,6 @@ def test_a_lone_request_goes_alone_and_at_once(emu: Emulator, client: BatchingCl
 
 @pytest.mark.full
 def test_a_list_is_embedded_in_order_and_split_by_the_providers_cap(emu: Emulator) -> None:
-    """No call carries more than 2,048 texts, and 5,000 texts need few calls, however fast they are fed."""
     texts = [f"number {number}" for number in range(5_000)]
     options = {"api_key": "sk-of-the-test", "base_url": emu.base_url}
     results = smartbatch.embed(
@@ -73,7 +70,6 @@ def test_a_list_is_embedded_in_order_and_split_by_the_providers_cap(emu: Emulato
 
 
 def test_what_a_call_costs_is_split_over_its_texts_exactly(emu: Emulator, client: BatchingClient) -> None:
-    """The sum of the results' tokens is what the server billed."""
     results = client.embed([f"{'word ' * number}end" for number in range(50)], dimensions=8)
     assert results.usage.input_tokens == sum(call.billed for call in emu.ledger.calls)
     assert results.cost is not None
@@ -83,7 +79,6 @@ def test_what_a_call_costs_is_split_over_its_texts_exactly(emu: Emulator, client
 def test_a_poison_text_is_found_by_halves_and_hurts_nobody_else(
     emu: Emulator, client: BatchingClient
 ) -> None:
-    """One text of a hundred is longer than the model takes; the other 99 get their vectors in few calls."""
     texts = [f"text {number}" for number in range(100)]
     texts[37] = "too long " * 8_000
     with client:
@@ -100,13 +95,11 @@ def test_a_poison_text_is_found_by_halves_and_hurts_nobody_else(
 
 
 def test_a_task_type_openai_does_not_know_is_left_out_and_said(client: BatchingClient) -> None:
-    """The result records what was dropped, and why."""
     result = client.submit_embedding("a text", task_type="RETRIEVAL_QUERY").result(30)
     assert [field for field, _ in result.dropped] == ["task_type"]
 
 
 def test_a_provider_without_embeddings_says_so_before_anything_is_queued() -> None:
-    """The embedded provider only generates."""
     with BatchingClient("sim:demo") as client, pytest.raises(InvalidRequest, match="no embeddings"):
         client.submit_embedding("a text")
 
@@ -122,7 +115,6 @@ def test_a_provider_without_embeddings_says_so_before_anything_is_queued() -> No
 def test_bad_constraints_are_refused_before_anything_is_sent(
     emu: Emulator, client: BatchingClient, arguments: dict[str, object], field: str
 ) -> None:
-    """The error names the field."""
     with pytest.raises(InvalidRequest) as caught:
         client.submit_embedding("a text", **arguments)  # type: ignore[arg-type]
     assert caught.value.field == field
@@ -130,7 +122,6 @@ def test_bad_constraints_are_refused_before_anything_is_sent(
 
 
 def test_a_call_carries_no_more_tokens_than_the_provider_takes(emu: Emulator, client: BatchingClient) -> None:
-    """60 texts of 7,000 tokens are more than the 300,000 of a call: they are split before they are sent."""
     texts = [f"{number} " + "word" * 7_000 for number in range(60)]
     results = client.embed(texts, dimensions=8)
     assert results.failed == 0
@@ -139,7 +130,6 @@ def test_a_call_carries_no_more_tokens_than_the_provider_takes(emu: Emulator, cl
 
 
 def test_vectors_are_a_matrix_where_numpy_is_installed(client: BatchingClient) -> None:
-    """32-bit floats, a row a text, exactly the numbers of the wire."""
     numpy = pytest.importorskip("numpy")
     texts = ["one", "two", "three"]
     vectors = client.embed(texts, dimensions=16).vectors
@@ -148,14 +138,12 @@ def test_vectors_are_a_matrix_where_numpy_is_installed(client: BatchingClient) -
 
 
 def test_vectors_are_a_list_where_one_is_missing(client: BatchingClient) -> None:
-    """A failed text has ``None`` in its place, so positions stay those of the texts."""
     vectors = client.embed(["one", "too long " * 8_000, "three"], dimensions=8).vectors
     assert [vector is None for vector in vectors] == [False, True, False]
 
 
 @pytest.mark.full
 def test_requests_for_vectors_are_stored_as_a_run_by_the_batch_api(emu: Emulator, tmp_path: Path) -> None:
-    """By a plan that was made for them; a job of vectors, not of texts."""
     texts = [f"text {number}" for number in range(12)]
     asked = Embedding(dimensions=8)
     settings = {"store": str(tmp_path / "jobs.db"), "batch_poll_interval": 0.05}

@@ -32,7 +32,6 @@ SOON: dict[str, Any] = {"deadline": "10m", "max_tokens": 300}
 
 @pytest.fixture(autouse=True)
 def fresh_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests learned of the same model must not choose the routes here."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
@@ -59,7 +58,6 @@ def right(results: ResultList, model: str = "gpt-5-mini") -> bool:
 
 
 def at_the_prices(results: ResultList) -> float:
-    """USD of the results by the standard and the flex prices of their routes."""
     book, now = PriceBook(), 1_795_000_000.0
     cards = {
         None: book.rates("openai", "gpt-5-mini", now),
@@ -76,7 +74,6 @@ def at_the_prices(results: ResultList) -> float:
 @pytest.mark.full
 @pytest.mark.parametrize("api", sampled(["chat", "responses"], keep=1))
 def test_a_list_with_some_time_goes_by_flex_at_half_the_price(emu: Emulator, api: str) -> None:
-    """Two hundred word problems; the ledger knows every one as of the tier, and no call was wasted."""
     with client_of(openai(emu, api)) as client:
         plan = client.plan(PROBLEMS, **SOON)
         assert plan.route is Route.FLEX
@@ -94,7 +91,6 @@ def test_a_list_with_some_time_goes_by_flex_at_half_the_price(emu: Emulator, api
 
 @pytest.mark.full
 def test_a_job_in_the_slower_tier_says_what_it_saved(emu: Emulator) -> None:
-    """Half the price: as much was saved as was paid."""
     with client_of(openai(emu)) as client:
         job = client.submit_batch(PROBLEMS, strategy="auto", **SOON)
         status = job.wait()
@@ -106,7 +102,6 @@ def test_a_job_in_the_slower_tier_says_what_it_saved(emu: Emulator) -> None:
 
 @pytest.mark.full
 def test_its_times_are_learned_apart_from_those_of_other_calls(emu: Emulator) -> None:
-    """Quick answers there teach what the tier takes, and nothing about calls at the standard price."""
     calls: list[Route | None] = []
 
     def note(event: Event) -> None:
@@ -127,7 +122,6 @@ def test_its_times_are_learned_apart_from_those_of_other_calls(emu: Emulator) ->
 
 @pytest.mark.full
 def test_requests_without_flex_capacity_move_on_and_are_paid_once(emu: Emulator) -> None:
-    """One in ten is sent away: the bill is exactly that of the tiers that answered."""
     emu.configure(faults={"no_room": 0.1})
     with client_of(openai(emu)) as client:
         results = client.generate(PROBLEMS, **SOON)
@@ -162,7 +156,6 @@ def test_a_full_flex_tier_costs_a_few_calls_and_is_then_avoided(emu: Emulator, w
 
 @pytest.mark.full
 def test_gemini_has_it_where_the_user_gives_its_price(emu: Emulator) -> None:
-    """Its refusals come as 503 there, which must not be taken for an outage of the model."""
     emu.configure(faults={"no_room": 0.05})
     model = "gemini-3.8-flash"
     prices = {f"gemini:{model}": GEMINI}
@@ -188,7 +181,6 @@ def test_gemini_has_it_where_the_user_gives_its_price(emu: Emulator) -> None:
 def test_nobody_who_did_not_ask_for_patience_is_sent_there(
     emu: Emulator, settings: dict[str, Any], constraints: dict[str, Any]
 ) -> None:
-    """Nor who turned it off, or named a tier."""
     with client_of(openai(emu), **settings) as client:
         routes = [option.route for option in client.plan(PROBLEMS, **SOON, **constraints).options]
     assert Route.INDIVIDUAL in routes

@@ -28,7 +28,6 @@ def provider_of(name: str, emu: Emulator) -> tuple[str, Provider]:
 
 
 def run(name: str, emu: Emulator, max_tokens: int) -> tuple[LaneStatus, int]:
-    """Have all calls answered; returns what is known of the model then, and the refused."""
     model, provider = provider_of(name, emu)
     with BatchingClient(model, provider=provider, parallelism=WORKERS) as client:
         results = client.generate((f"question {n}" for n in range(CALLS)), max_tokens=max_tokens)
@@ -48,7 +47,6 @@ learned limits."""
 @pytest.mark.full
 @pytest.mark.parametrize("name", sampled(["openai", "anthropic", "gemini"]))
 def test_a_limit_of_requests_is_found_and_kept(name: str) -> None:
-    """None is lost, and all workers are refused once at most."""
     with emulator(latency=0.02, latency_sigma=0.3, seed=3, rpm=6000, burst=150) as emu:
         lane, refused = run(name, emu, max_tokens=30)
     assert lane.requests_per_minute == pytest.approx(6000, rel=0.02)
@@ -58,7 +56,6 @@ def test_a_limit_of_requests_is_found_and_kept(name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["openai"])
 def test_a_limit_of_tokens_is_found_and_kept(name: str) -> None:
-    """60,000 a minute, of which each call is charged its output cap of 105."""
     with emulator(latency=0.02, latency_sigma=0.3, seed=3, tpm=60_000) as emu:
         lane, refused = run(name, emu, max_tokens=105)
     assert lane.tokens_per_minute == pytest.approx(60_000, rel=0.02)

@@ -29,7 +29,6 @@ GEMINI = "gemini:gemini-3.8-flash"
 
 
 def own_questions(folder: Path) -> Path:
-    """Write 300 questions with right answers, for checkouts without the shared data."""
     path = folder / "questions.jsonl"
     rows = [{"question": f"What is {n} plus {n + 1}?", "answer": f"#### {2 * n + 1}"} for n in range(300)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -52,7 +51,6 @@ def answers_of(path: Path) -> dict[str, str]:
 
 
 def start(emu: Emulator, questions: Path, out: Path, model: str = OPENAI) -> subprocess.Popen[str]:
-    """Start ``smartbatch run`` in a process of its own."""
     command = [sys.executable, "-m", "smartbatch", "run", str(questions), "--model", model]
     command += [
         "--prompt-field",
@@ -94,7 +92,6 @@ def assert_all_right(questions: Path, out: Path) -> None:
 def test_despite_faults_all_answers_are_right_ordered_and_paid_once(
     questions: Path, tmp_path: Path, model: str
 ) -> None:
-    """2 % of the calls meet a 500, a 503, a 429, a reset, a hang or a cut body."""
     out = tmp_path / "out.jsonl"
     with emulator(faults=FAULTS, hang_seconds=60, answers=answers_of(questions), seed=11) as emu:
         finish(start(emu, questions, out, model))
@@ -106,7 +103,6 @@ def test_despite_faults_all_answers_are_right_ordered_and_paid_once(
 
 @pytest.mark.full
 def test_a_run_killed_at_half_goes_on_and_asks_no_answered_row_again(questions: Path, tmp_path: Path) -> None:
-    """kill -9 at half, the same line again: all right, in order, no answered row is asked or paid again."""
     out = tmp_path / "out.jsonl"
     half = len(rows_of(questions)) // 2
     reached_half = threading.Event()

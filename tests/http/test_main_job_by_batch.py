@@ -65,7 +65,6 @@ class Creates:
             assert self._monitor.wait_for(lambda: self._seen >= count, PATIENCE), "no create came"
 
     def killed(self) -> None:
-        """Let the held create go on: its sender is dead."""
         with self._monitor:
             self._killed += 1
             self._monitor.notify_all()
@@ -89,7 +88,6 @@ def surroundings(emu: Emulator) -> dict[str, str]:
 
 
 def cost_in_real_time(questions: Path, model: str, folder: Path, answers: Mapping[str, str]) -> float:
-    """USD that the same rows cost one by one."""
     out = folder / "realtime.jsonl"
     with emulator(answers=answers, latency=0) as emu:
         line = command(questions, model, "-o", out, "--parallelism", 8)
@@ -131,12 +129,10 @@ def killed_twice(questions: Path, model: str, folder: Path, *, batch: int) -> No
 
 @pytest.mark.full
 def test_a_run_killed_twice_is_right_paid_once_and_half_price(tmp_path: Path) -> None:
-    """kill -9 in the middle of two creates, then the same line: nothing is lost and nothing bought twice."""
     killed_twice(own_questions(tmp_path, 120), OPENAI, tmp_path, batch=40)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("model", [OPENAI, ANTHROPIC, GEMINI])
 def test_gsm8k_goes_through_every_batch_api_killed_twice(model: str, tmp_path: Path) -> None:
-    """1,319 right answers in order, at half of what they cost in real time."""
     killed_twice(shared("prompts/gsm8k_test.jsonl"), model, tmp_path, batch=500)

@@ -24,7 +24,6 @@ ALONE = 35e-6
 
 
 def answer(body: dict[str, Any]) -> str | None:
-    """Answer all but what is to be refused."""
     return None if "refuse" in str(body["messages"]) else "an answer"
 
 
@@ -181,7 +180,6 @@ def test_requests_of_a_job_that_were_not_sent_count_as_such(claude: SmallClaude,
 
 
 def scores(client: BatchingClient) -> list[RouteScored]:
-    """Return the scores that are told from now on."""
     told: list[RouteScored] = []
     client.observe(lambda event: told.append(event) if isinstance(event, RouteScored) else None)
     return told
@@ -316,7 +314,6 @@ client.submit_batch([f"question {n % 4_000}" for n in range(12_500)]).wait()
 
 @pytest.mark.full
 def test_equal_rows_are_found_across_pages_and_after_a_kill(claude: SmallClaude, tmp_path: Path) -> None:
-    """The store alone says who follows whom, so another process ends them all."""
     store = str(tmp_path / "jobs.db")
     assert subprocess.run([sys.executable, "-c", KILLED, MODEL, store]).returncode == -signal.SIGKILL
     assert not claude.asked

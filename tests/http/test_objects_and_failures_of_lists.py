@@ -22,8 +22,6 @@ from tests.levels import sampled
 
 @attrs.frozen
 class Attrs:
-    """As it is asked for."""
-
     name: str
     tags: list[str]
     inner: Dataclass | None = None
@@ -31,23 +29,17 @@ class Attrs:
 
 @dataclasses.dataclass(frozen=True)
 class Dataclass:
-    """As it is asked for."""
-
     name: str
     count: int
 
 
 class Pydantic(pydantic.BaseModel):
-    """As it is asked for."""
-
     name: str
     count: int
     done: bool
 
 
 class Node(pydantic.BaseModel):
-    """Recursive, with what no API takes as it is."""
-
     size: int = pydantic.Field(ge=3, multiple_of=5)
     word: str = pydantic.Field(min_length=2, max_length=4)
     place: tuple[int, Literal["a"]]
@@ -62,7 +54,6 @@ each_way = pytest.mark.parametrize("way", ["batch", "hybrid"])
 
 
 def all_until_one_fails(w: World, results: Iterator[Result]) -> tuple[list[Result], SmartbatchError]:
-    """Return what is yielded, and what is raised then."""
     seen: list[Result] = []
     with pytest.raises(SmartbatchError) as raised:
         seen.extend(results)
@@ -71,7 +62,6 @@ def all_until_one_fails(w: World, results: Iterator[Result]) -> tuple[list[Resul
 
 @pytest.mark.parametrize("provider", sampled(PROVIDERS, keep=3))
 def test_a_batch_sends_each_schema_in_the_form_that_its_provider_takes(provider: str, tmp_path: Path) -> None:
-    """As a call in real time does; no row is refused, and none is asked twice."""
     kinds = [Node, list[int], Literal["a", "b"], Node | None]
     requests = [Request(text, Generation(schema=kinds[n % 4])) for n, text in enumerate(texts(12))]
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
@@ -86,8 +76,6 @@ def test_a_batch_sends_each_schema_in_the_form_that_its_provider_takes(provider:
 def test_an_error_of_ours_keeps_the_answers_of_a_batch(
     provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are paid once, and named as unread through no fault of their own."""
-
     def broken(text: str) -> Any:
         raise ImportError("half made")
 
@@ -108,7 +96,6 @@ def test_an_error_of_ours_keeps_the_answers_of_a_batch(
 def test_a_list_by_batch_makes_objects_of_each_requests_own_class(
     provider: str, way: str, tmp_path: Path
 ) -> None:
-    """As in real time; and what the cache keeps becomes an object again."""
     requests = [Request(text, Generation(schema=KINDS[n % 3])) for n, text in enumerate(texts(18))]
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process(cache=str(tmp_path / "answers.db"))
@@ -147,7 +134,6 @@ def test_a_batch_answer_that_does_not_fit_its_class_is_repaired_alone(tmp_path: 
 
 @each_provider
 def test_a_refused_batch_line_raises_in_its_place_on_request(provider: str, tmp_path: Path) -> None:
-    """What came before it was yielded; the same failure is a result without ``on_error="raise"``."""
     line = in_batch(0, "item_invalid", {5})
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE, batch_line_fault_for=line) as w:
         client = w.process()
@@ -160,7 +146,6 @@ def test_a_refused_batch_line_raises_in_its_place_on_request(provider: str, tmp_
 
 
 def test_the_first_failure_of_a_hybrid_cancels_its_batch(tmp_path: Path) -> None:
-    """The list is not read on, so nothing more is paid than has to be."""
     with world("openai", tmp_path, rare=60, batch_turnaround=HOUR) as w:
         client = w.process(retries=0)
         w.service.meet = lambda seen: w.refusal(400) if seen.what == "ask" else None

@@ -37,7 +37,6 @@ def provider_of(name: str, emu: Emulator) -> Provider:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_prompts_are_answered_as_alone(emu: Emulator, name: str) -> None:
-    """The schema of a pack is taken, and every answer is its prompt's own."""
     prompts = [f"Question {i}?" for i in range(100)]
     with BatchingClient(MODELS[name], provider=provider_of(name, emu), packing=True) as client:
         results = client.generate(prompts)
@@ -47,7 +46,6 @@ def test_packed_prompts_are_answered_as_alone(emu: Emulator, name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_class_is_asked_for_and_answered(emu: Emulator, name: str) -> None:
-    """The schema reaches the service in its own form."""
     with BatchingClient(MODELS[name], provider=provider_of(name, emu)) as client:
         result = client.submit("Write a note.", schema=Note).result(30)
     assert isinstance(result.parsed, Note)

@@ -37,7 +37,6 @@ def client_of(emu: Emulator, **settings: object) -> BatchingClient:
 
 @pytest.mark.full
 def test_packed_prompts_get_the_answers_they_would_get_alone(emu: Emulator) -> None:
-    """A thousand prompts, a hundred of them hostile, in far fewer calls; the bill is split exactly."""
     prompts = [prompt for prompt in HOSTILE if prompt.strip()][:100] + [f"Question {i}?" for i in range(900)]
     with client_of(emu, packing=True) as client:
         results = client.generate(prompts)
@@ -47,7 +46,6 @@ def test_packed_prompts_get_the_answers_they_would_get_alone(emu: Emulator) -> N
 
 
 def test_packed_answers_teach_the_forecast_of_the_next_list(emu: Emulator) -> None:
-    """Their lengths do; it was twenty times too high for ever."""
     prompts = [f"Classify ticket {i}: the invoice is wrong" for i in range(20)]
     with client_of(emu, packing=True) as client:
         first = client.plan(prompts).cost
@@ -61,7 +59,6 @@ def test_packed_answers_teach_the_forecast_of_the_next_list(emu: Emulator) -> No
 
 @pytest.mark.full
 def test_packing_goes_on_through_faults(emu: Emulator) -> None:
-    """Resets, 5xx and time-outs on one call in ten: still every answer with its own prompt."""
     emu.configure(faults=0.1)
     prompts = [f"Question {i}?" for i in range(400)]
     with client_of(
@@ -72,7 +69,6 @@ def test_packing_goes_on_through_faults(emu: Emulator) -> None:
 
 
 def test_a_class_is_asked_for_and_answered(emu: Emulator) -> None:
-    """The schema reaches the service, the object comes back."""
     with client_of(emu) as client:
         result = client.submit("Write a note.", schema=Note).result(30)
     assert isinstance(result.parsed, Note)
@@ -80,7 +76,6 @@ def test_a_class_is_asked_for_and_answered(emu: Emulator) -> None:
 
 
 def test_a_service_that_answers_prose_is_told_and_then_given_up(emu: Emulator) -> None:
-    """Four calls, all paid, and an error without the answer."""
     emu.configure(answers={"Write a note.": "canary prose"})
     with client_of(emu, deduplicate=False) as client:
         future = client.submit("Write a note.", schema={"type": "object", "required": ["never"]})
@@ -92,7 +87,6 @@ def test_a_service_that_answers_prose_is_told_and_then_given_up(emu: Emulator) -
 
 
 def test_a_fenced_answer_needs_no_second_call(emu: Emulator) -> None:
-    """What is around the JSON is taken off."""
     note = json.dumps({"text": "t", "stars": 5, "tags": []})
     emu.configure(answers={"Write a note.": f"Here it is:\n```json\n{note}\n```"})
     with client_of(emu) as client:

@@ -22,7 +22,6 @@ BAD = '{"people": "canary"}'
 
 
 def answer(body: dict[str, Any]) -> str:
-    """One prompt of all is answered in another form than asked for, whatever is said."""
     return BAD if "prompt 3" in json.dumps(body["messages"]) else '{"people": 5}'
 
 
@@ -35,7 +34,6 @@ def claude(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallCla
 
 
 def check(result: Result) -> None:
-    """The text is there, the reason next to it, and no message repeats the text."""
     assert result.text == BAD
     error = result.error
     assert isinstance(error, ValidationFailed)
@@ -90,8 +88,6 @@ def test_a_row_of_a_run_has_both(strategy: str, claude: SmallClaude) -> None:
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
 def test_what_post_process_refuses_is_kept_as_well(strategy: str, claude: SmallClaude) -> None:
-    """Score, but do not gate: whoever marks an answer as failed still has it."""
-
     def judge(result: Result) -> Result:
         if result.text == BAD:
             return evolve(result, error=ValidationFailed("too short"))
@@ -106,8 +102,6 @@ def test_what_post_process_refuses_is_kept_as_well(strategy: str, claude: SmallC
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
 def test_a_failure_after_it_keeps_the_text_and_says_both_reasons(strategy: str, claude: SmallClaude) -> None:
-    """The next try of the row is refused by the server: the answer that came before was paid for."""
-
     def once(body: dict[str, Any]) -> str | None:
         before = sum("prompt 3" in json.dumps(asked["messages"]) for asked in claude.asked)
         return None if before > 1 and "prompt 3" in json.dumps(body["messages"]) else answer(body)
@@ -125,8 +119,6 @@ def test_a_failure_after_it_keeps_the_text_and_says_both_reasons(strategy: str, 
 
 
 def test_a_row_that_was_billed_twice_says_the_tokens_and_the_cost_of_both(claude: SmallClaude) -> None:
-    """By batch its answer does not fit, in real time it does; each answer is of 10 tokens and 5."""
-
     def better(body: dict[str, Any]) -> str:
         before = sum("prompt 3" in json.dumps(asked["messages"]) for asked in claude.asked)
         return answer(body) if before == 1 else '{"people": 5}'

@@ -57,7 +57,6 @@ def test_a_seed_that_the_server_rejects_costs_no_request_and_is_reported(
 
 
 def test_vectors_come_as_numbers_from_a_server_without_encodings(caplog: pytest.LogCaptureFixture) -> None:
-    """The texts of the refused call stay together: one call more, and no halves."""
     with emulator(rejects=["encoding_format"]) as emu:
         with BatchingClient(
             "openai:text-embedding-3-small", provider_options=options(emu), shared="off"
@@ -103,7 +102,6 @@ def test_the_options_force_a_parameter() -> None:
 
 
 def test_parameters_that_are_rejected_one_after_the_other_use_up_no_tries() -> None:
-    """Rows, streams and vectors of a client without retries are all answered."""
     rejects = ["stream_options", "seed", "max_tokens", "json_schema", "encoding_format"]
     with (
         emulator(rejects=rejects, latency=0.01) as emu,
@@ -122,7 +120,6 @@ def test_parameters_that_are_rejected_one_after_the_other_use_up_no_tries() -> N
 def test_the_lines_of_a_batch_learn_and_are_sent_once_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Refused lines are not billed; they go into a new batch, which lacks the parameter."""
     with emulator(rejects=["seed"], batch_turnaround=0.05) as emu:
         with BatchingClient(
             "openai:m",

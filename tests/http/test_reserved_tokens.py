@@ -46,7 +46,6 @@ def test_a_first_call_reserves_at_least_its_bill(provider: str) -> None:
 
 @each_provider
 def test_lost_answers_to_long_prompts_are_held_back_in_full(provider: str) -> None:
-    """The tokens estimated of short prompts are mostly frames, and teach nothing of those of other texts."""
     with emulator() as emu, client_at(emu, provider, max_tokens=1) as client:
         client.generate([f"q {n}" for n in range(30)])
         emu.configure(faults={"reset": 1.0})

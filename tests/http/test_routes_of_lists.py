@@ -32,7 +32,6 @@ def routes(results: ResultList) -> Counter[Route | None]:
 
 
 def finished(w: World) -> float:
-    """Return the seconds the only job took."""
     (job,) = w.process().jobs()
     status = job.status()
     assert status.done
@@ -96,7 +95,6 @@ def test_a_rescue_begins_when_the_plan_says(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_batch_is_chosen_if_real_time_would_miss_the_deadline(tmp_path: Path) -> None:
-    """Real time was never seen, so it is assumed to be slow; batches were seen to be fast."""
     with world("openai", tmp_path, rare=60, batch_turnaround=2.0) as w:
         client = w.process()
         for each in range(20):
@@ -110,7 +108,6 @@ def test_a_batch_is_chosen_if_real_time_would_miss_the_deadline(tmp_path: Path) 
 
 @pytest.mark.full
 def test_the_more_waiting_is_worth_the_surer_a_rescue_is_to_be(tmp_path: Path) -> None:
-    """What a missed deadline counts as is decided with the route, and kept with the job."""
     left = []
     for place, time_value in enumerate((0.0, 500.0)):
         where = tmp_path / str(place)
@@ -302,10 +299,6 @@ def test_a_plan_sends_nothing_and_its_run_keeps_to_it(tmp_path: Path) -> None:
 def test_ten_answers_bring_the_forecast_of_the_same_list_near(
     strategy: str, before: int, tmp_path: Path
 ) -> None:
-    """Whatever was seen of other lists; in the same process as in the next one.
-
-    Of answers that come at the same moment some may not be learned from.
-    """
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process()
         learned = inside(client).history.calibration("openai:gpt-5-mini", Kind.GENERATE)
@@ -332,7 +325,6 @@ def test_ten_answers_bring_the_forecast_of_the_same_list_near(
 
 @each_provider
 def test_what_batches_took_makes_the_next_plan_right(provider: str, tmp_path: Path) -> None:
-    """As calls in real time do; also for the next process."""
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process(max_tokens=2000)
         guessed = client.plan(texts(40), strategy="batch")

@@ -36,7 +36,6 @@ def test_every_request_is_answered_although_the_first_form_is_refused(rejects: l
 
 
 def test_an_answer_that_does_not_fit_fails_in_json_mode_as_well() -> None:
-    """It is validated on this side, whatever the server promises."""
     with emulator(rejects=["json_schema"], answers={"Classify.": '{"lable": "good"}'}) as emu:
         options = {"api_key": "k", "base_url": emu.base_url}
         with BatchingClient(

@@ -36,7 +36,6 @@ def emu() -> Iterator[Emulator]:
 
 @pytest.fixture(params=list(SERVICES))
 def client_of(request: pytest.FixtureRequest, emu: Emulator) -> Iterator[ClientOf]:
-    """Clients of one service of the emulator, stopped after the test."""
     made: list[BatchingClient] = []
     model, options = SERVICES[request.param]
     url = emu.base_url if model.startswith("openai") else emu.url
@@ -53,7 +52,6 @@ def client_of(request: pytest.FixtureRequest, emu: Emulator) -> Iterator[ClientO
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for the emulator's or a worker's thread to get somewhere."""
     pause = threading.Event()
     for _ in range(30_000):
         if condition():
@@ -63,7 +61,6 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def read_error(stream: TextStream) -> tuple[str, ProviderError]:
-    """The text before the error, and the error."""
     text = ""
     with pytest.raises(ProviderError) as caught:  # noqa: PT012
         for chunk in stream:
@@ -72,7 +69,6 @@ def read_error(stream: TextStream) -> tuple[str, ProviderError]:
 
 
 def test_the_chunks_are_the_answer_and_its_usage_is_told(emu: Emulator, client_of: ClientOf) -> None:
-    """Text, usage, cost and the first chunk's time; the whole stream was delivered."""
     emu.configure(per_token=0.01, latency=0.05)
     stream = client_of().stream("short")
     chunks = list(stream)
@@ -89,7 +85,6 @@ def test_the_chunks_are_the_answer_and_its_usage_is_told(emu: Emulator, client_o
 def test_a_stream_is_tried_again_before_its_first_chunk(
     emu: Emulator, client_of: ClientOf, fault: str
 ) -> None:
-    """Whatever went wrong, the reader sees one answer."""
     emu.configure(fault_for=lambda index, body: fault if index == 1 else None)
     client = client_of()
     list(client.stream("short"))
@@ -113,7 +108,6 @@ def test_a_stream_is_tried_again_before_its_first_chunk(
 def test_a_stream_is_never_tried_again_after_its_first_chunk(
     emu: Emulator, client_of: ClientOf, fault: str, kinds: set[ErrorKind]
 ) -> None:
-    """A part of the text, then the error; what was made of it is billed."""
     emu.configure(faults={fault: 1.0})
     client = client_of(call_timeout=0.4 if fault == "stall" else 20.0)
     stream = client.stream("long")
@@ -128,7 +122,6 @@ def test_a_stream_is_never_tried_again_after_its_first_chunk(
 
 
 def test_closing_in_the_middle_cuts_the_connection(emu: Emulator, client_of: ClientOf) -> None:
-    """The service cannot deliver the rest, and the only worker makes the next call."""
     emu.configure(per_token=PER_TOKEN)
     client = client_of(parallelism=1)
     stream = client.stream("long")
@@ -142,7 +135,6 @@ def test_closing_in_the_middle_cuts_the_connection(emu: Emulator, client_of: Cli
 
 
 def test_leaving_the_loop_cuts_the_connection(emu: Emulator, client_of: ClientOf) -> None:
-    """Without a word."""
     emu.configure(per_token=PER_TOKEN)
     client = client_of(parallelism=1)
     for _ in client.stream("long"):
@@ -152,7 +144,6 @@ def test_leaving_the_loop_cuts_the_connection(emu: Emulator, client_of: ClientOf
 
 
 def test_a_stop_with_a_time_ends_streams(emu: Emulator, client_of: ClientOf) -> None:
-    """Their readers get an error, and no connection stays."""
     emu.configure(per_token=PER_TOKEN)
     client = client_of()
     stream = client.stream("long")
@@ -164,7 +155,6 @@ def test_a_stop_with_a_time_ends_streams(emu: Emulator, client_of: ClientOf) -> 
 
 
 def test_a_slow_reader_gets_everything(emu: Emulator, client_of: ClientOf) -> None:
-    """What is not read waits on the wire, not in memory; here it all fits into the box."""
     stream = client_of().stream("long")
     until(lambda: bool(emu.ledger.calls) and emu.ledger.calls[0].done)
     assert "".join(stream) == LONG
@@ -172,7 +162,6 @@ def test_a_slow_reader_gets_everything(emu: Emulator, client_of: ClientOf) -> No
 
 @pytest.mark.full
 def test_a_hundred_streams_from_twenty_threads(emu: Emulator, client_of: ClientOf) -> None:
-    """Each gets its own answer, with two in a hundred requests failing before they begin."""
     emu.configure(faults={"503": 0.01, "reset": 0.01}, latency=0.005)
     client = client_of(parallelism=8)
     texts: dict[str, str] = {}
@@ -190,7 +179,6 @@ def test_a_hundred_streams_from_twenty_threads(emu: Emulator, client_of: ClientO
 
 
 def test_closing_ends_the_wait_for_the_first_chunk(emu: Emulator, client_of: ClientOf) -> None:
-    """A model may think for minutes: the worker is free at once all the same."""
     emu.configure(fault_for=lambda index, body: "hang" if index == 0 else None)
     client = client_of(parallelism=1, breaker_threshold=1)
     stream = client.stream("long")
@@ -202,7 +190,6 @@ def test_closing_ends_the_wait_for_the_first_chunk(emu: Emulator, client_of: Cli
 
 @pytest.mark.full
 def test_an_unread_stream_does_not_hold_up_the_interpreters_end(emu: Emulator) -> None:
-    """Neither one that is left half-way at the end of the script, nor one that was never read."""
     emu.configure(per_token=PER_TOKEN)
     address = {"base_url": emu.base_url, "api_key": "sk-test-of-streams"}
     ended = run_script(
@@ -219,7 +206,6 @@ def test_an_unread_stream_does_not_hold_up_the_interpreters_end(emu: Emulator) -
 @pytest.mark.full
 @pytest.mark.parametrize("service", sampled(list(SERVICES)))
 def test_a_forked_child_leaves_the_parents_stream_alone(emu: Emulator, service: str) -> None:
-    """It cannot read it, and its end does not close it; the child's own client works."""
     emu.configure(per_token=PER_TOKEN)
     model, options = SERVICES[service]
     url = emu.base_url if model.startswith("openai") else emu.url

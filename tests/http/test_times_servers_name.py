@@ -29,7 +29,6 @@ def ask(server: RefusingServer) -> ResultList:
 @pytest.mark.full
 @pytest.mark.parametrize("wrong", sampled(WRONG))
 def test_a_server_that_asks_for_no_wait_gets_one(wrong: str) -> None:
-    """It refuses for a second and a half: all are answered then, after a few calls each."""
     with refusing_server(1.5, lambda refused: {"retry-after": WRONG[wrong]()} if refused else {}) as server:
         results = ask(server)
     assert results.failed == 0
@@ -38,8 +37,6 @@ def test_a_server_that_asks_for_no_wait_gets_one(wrong: str) -> None:
 
 @pytest.mark.full
 def test_a_date_to_wait_for_is_read_by_the_servers_clock() -> None:
-    """Where our clock is a minute fast the date is no past one: each call is refused once at most."""
-
     def in_two_seconds(refused: bool) -> dict[str, str]:
         return {"retry-after": formatdate(time.time() - 60.0 + 2.0, usegmt=True)} if refused else {}
 
@@ -51,8 +48,6 @@ def test_a_date_to_wait_for_is_read_by_the_servers_clock() -> None:
 
 @pytest.mark.full
 def test_a_moment_at_which_a_limit_is_full_again_is_no_duration() -> None:
-    """Unix time, read as seconds from now, would put the second call off by years."""
-
     def full_in_a_second(refused: bool) -> dict[str, str]:
         limit = {"limit": "6000", "remaining": "0", "reset": str(int(time.time()) + 1)}
         return {f"x-ratelimit-{name}-requests": value for name, value in limit.items()}

@@ -26,12 +26,11 @@ CALLED = [["weather"], ["weather", "save"], []]
 
 
 def weather(city: str, unit: str = "C") -> str:
-    """Return the weather of a city."""
     return f"{city}: 5 {unit}"
 
 
 def save(label: str) -> None:
-    """Save a label."""
+    pass
 
 
 @pytest.fixture
@@ -58,7 +57,6 @@ def names_called(results: Any) -> list[list[str]]:
 
 
 def check_calls(result: Result) -> None:
-    """Each call has arguments as its tool takes them and an id of its own; the answer is a success."""
     assert result.ok
     assert (result.finish_reason, result.text or "", result.empty) == ("tool_calls", "", False)
     assert len({call.id for call in result.tool_calls}) == len(result.tool_calls) > 0
@@ -83,7 +81,6 @@ def test_calls_are_in_the_results_of_every_provider_and_route(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_conversation_goes_on_with_the_results_of_its_tools(variant: str, emu: Emulator) -> None:
-    """``message()`` and one message a result are all that the next turn takes, in every API."""
     chat: list[Any] = [{"role": "user", "content": PROMPTS[1]}]
     with client_of(variant, tools=[weather, save]) as client:
         first = client.submit(chat).result()

@@ -19,7 +19,6 @@ each_provider = pytest.mark.parametrize("provider", sorted(MODELS))
 
 
 def client_at(emu: Emulator, provider: str, **more: Any) -> BatchingClient:
-    """A client whose tokens all have one price, so that the ledger's tokens are money."""
     url = emu.base_url if provider == "openai" else emu.url
     model = f"{provider}:{MODELS[provider]}"
     settings: dict[str, Any] = {

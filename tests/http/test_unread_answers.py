@@ -19,16 +19,12 @@ from tests.faults.world import MINUTE, World, texts, world
 
 
 class Row(pydantic.BaseModel):
-    """As it is asked for."""
-
     name: str
     count: int
 
 
 @contextmanager
 def reading_fails(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have smartbatch fail whenever it reads an answer, for some time."""
-
     def broken(text: str) -> Any:
         raise ImportError("half made")
 
@@ -46,8 +42,6 @@ def w(tmp_path: Path) -> Iterator[World]:
 def test_results_of_a_job_are_read_again_for_every_reader(
     w: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """For the process that ran it, for another one after its hooks, and on the command line; the counts of
-    the job stay."""
     client = w.process()
     with reading_fails(monkeypatch):
         job = client.submit_batch(texts(3), schema=Row)
@@ -102,7 +96,6 @@ def test_a_list_with_a_key_gets_its_answers_when_it_is_found_again(
 
 
 def test_an_answer_that_turns_out_not_to_fit_is_named_so(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And while reading still fails, the error stays that of smartbatch."""
     with reading_fails(monkeypatch):
         job = w.process().submit_batch(texts(2), schema=Row, key="rows")
         w.wait(job)
@@ -118,7 +111,6 @@ def test_an_answer_that_turns_out_not_to_fit_is_named_so(w: World, monkeypatch: 
 def test_a_stored_answer_that_cannot_be_parsed_is_reported_and_kept(
     w: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No data takes the place of the object; the next one who asks gets it."""
     first = w.process(schema=Row)
     text = first.submit("q", key="one").result().text
     w.stop(first)

@@ -26,15 +26,12 @@ TINY: Final = 1e-6
 
 @define
 class Billing:
-    """What the provider bills, by the list that asked."""
-
     rng: random.Random
     faults: float
     bill: Counter[str] = field(factory=Counter)
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def answer(self, request: Request) -> Answer:
-        """Answer at a drawn cost, or fail: not billed, billed and told, or billed and the answer lost."""
         assert isinstance(request.prompt, str)
         with self._lock:
             fate, tokens = (
@@ -72,7 +69,6 @@ class Run:
 
     @property
     def exceeded(self) -> list[str]:
-        """Whose budget was exceeded."""
         found = [
             name
             for name, bound in self.bounds.items()
@@ -83,7 +79,6 @@ class Run:
 
 
 def run(seed: int) -> Run:
-    """Have one client spend what it may."""
     rng = random.Random(seed)
     billing = Billing(random.Random(seed + 1), rng.choice([0.0, 0.1, 0.3]))
     budget = rng.uniform(30, 400) if rng.random() < 0.7 else None
@@ -123,7 +118,6 @@ def _client(billing: Billing, budget: float | None, folder: str, seed: int) -> B
 
 
 def _list(client: BatchingClient, name: str, budget: float | None) -> list[Result]:
-    """Ask one by one: a list that is known as a whole is refused when its budget will hardly do."""
     return list(client.map((f"{name} {number}" for number in range(60)), budget=budget))
 
 

@@ -30,8 +30,6 @@ _T = TypeVar("_T")
 
 @frozen
 class Start:
-    """One call, as the provider saw it begin."""
-
     at: float
     prompts: tuple[str, ...]
     attempt: int
@@ -80,7 +78,6 @@ class Scripted(Provider):
         self._begun = threading.Condition(self._lock)
 
     def wait_for(self, calls: int) -> None:
-        """Wait, in real time, until so many calls have begun."""
         with self._begun:
             assert self._begun.wait_for(lambda: len(self.starts) >= calls, PATIENCE), "no such call"
 
@@ -106,12 +103,10 @@ class Scripted(Provider):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompts in the order their calls began."""
         return [prompt for start in self.starts for prompt in start.prompts]
 
     @property
     def sizes(self) -> list[int]:
-        """How many requests each call carried."""
         return [len(start.prompts) for start in self.starts]
 
     def _call(self, requests: tuple[Request, ...], attempt: int, timeout: float) -> None:
@@ -162,7 +157,6 @@ class Aside:
             self._outcome.set_exception(error)
 
     def result(self) -> Any:
-        """What it returned; raises what it raised."""
         return self._outcome.result(PATIENCE)
 
     def done(self) -> bool:
@@ -188,7 +182,6 @@ class InTime:
 
 
 def eventually(condition: Callable[[], _T]) -> _T:
-    """Wait, in real time, for another thread or process to get somewhere; return what was found."""
     pause = threading.Event()
     for _ in range(int(PATIENCE * 1000)):
         if found := condition():
@@ -198,7 +191,6 @@ def eventually(condition: Callable[[], _T]) -> _T:
 
 
 def blocked(client: BatchingClient) -> int:
-    """How many threads wait for room in the queue."""
     engine = inside(client).realtime.engine
     return 0 if engine is None else engine.queue.blocked
 
@@ -208,25 +200,16 @@ def submit_all(client: BatchingClient, prompts: Iterable[str], **params: Any) ->
 
 
 def failure(kind: ErrorKind, **details: Any) -> ProviderError:
-    """A fresh error of ``kind``, as an adapter would raise it."""
     return ProviderError(f"scripted {kind.value}", kind=kind, **details)
 
 
 def unavailable() -> ProviderError:
-    """A 503."""
     return failure(ErrorKind.SERVER_ERROR, status=503)
 
 
 def broken() -> ProviderError:
-    """A 500: the request's own fault as likely as the provider's."""
     return failure(ErrorKind.SERVER_ERROR, status=500)
 
 
 def limited(retry_after: float | None = None) -> ProviderError:
-    """A 429."""
     return failure(ErrorKind.RATE_LIMIT, status=429, retry_after=retry_after)
-
-
-def paid(text: str, cost: float) -> Answer:
-    """An answer that says what it cost."""
-    return Answer(text=text, usage=Usage(1, 1), cost=cost)

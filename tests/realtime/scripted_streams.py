@@ -71,8 +71,6 @@ class Speaker(Provider):
 
 
 class Speech(AnswerStream):
-    """One stream; closing it ends a silence at once, as a closed connection does."""
-
     def __init__(self, speaker: Speaker, prompt: str, attempt: int, timeout: float) -> None:
         self.prompt = prompt
         self.began = speaker.clock.now()
@@ -120,12 +118,10 @@ class Speech(AnswerStream):
 
 
 def read(stream: TextStream) -> list[str]:
-    """All chunks, read on a thread of its own, so that a hang fails the test."""
     return Aside(lambda: list(stream)).result()  # type: ignore[no-any-return]
 
 
 def read_error(stream: TextStream) -> tuple[list[str], SmartbatchError]:
-    """The chunks before the error, and the error."""
     chunks: list[str] = []
 
     def work() -> None:
@@ -143,7 +139,6 @@ def balanced(client: BatchingClient) -> bool:
 
 
 def begun(client: BatchingClient, speaker: Speaker) -> TextStream:
-    """A stream whose first chunk was read, and which then stays silent for a thousand seconds."""
     speaker.script = lambda prompt, _: ["be", 1000.0, "late"] if prompt == "long" else [prompt]
     stream = client.stream("long")
     assert Aside(lambda: next(stream)).result() == "be"

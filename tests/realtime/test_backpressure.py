@@ -17,8 +17,6 @@ ClientOf = Callable[..., BatchingClient]
 
 
 class Full:
-    """One call under way, a hundred requests waiting, no room, and time held."""
-
     def __init__(self, clock: VirtualClock, client_of: ClientOf, **settings: Any) -> None:
         self.clock = clock
         self.provider = Scripted(clock, latency=settings.pop("latency", 1.0))
@@ -33,11 +31,9 @@ class Full:
         )
 
     def release(self) -> None:
-        """Let time run."""
         self.held.__exit__(None, None, None)
 
     def aside(self, count: int, work: Callable[[], Any]) -> InTime:
-        """Have another thread do ``work``, which is to block as the ``count``-th."""
         aside = InTime(self.clock, work)
         eventually(lambda: blocked(self.client) == count)
         return aside
@@ -45,12 +41,10 @@ class Full:
 
 @pytest.fixture
 def full(clock: VirtualClock, client_of: ClientOf) -> Callable[..., Full]:
-    """Make a client with a full queue."""
     return lambda **settings: Full(clock, client_of, **settings)
 
 
 def test_a_full_queue_blocks_until_a_call_starts(full: Callable[..., Full]) -> None:
-    """The caller goes on when the next request leaves the queue, at second 1."""
     scene = full()
     caller = scene.aside(1, lambda: (scene.client.submit("late"), scene.clock.now()))
     scene.release()
@@ -60,7 +54,6 @@ def test_a_full_queue_blocks_until_a_call_starts(full: Callable[..., Full]) -> N
 
 
 def test_a_caller_waits_no_longer_than_queue_timeout(full: Callable[..., Full]) -> None:
-    """After two seconds without room it gets QueueFull, which names the setting."""
     scene = full(latency=1000.0, queue_timeout=2.0)
     caller = scene.aside(1, lambda: scene.client.submit("late"))
     scene.release()
@@ -70,7 +63,6 @@ def test_a_caller_waits_no_longer_than_queue_timeout(full: Callable[..., Full]) 
 
 
 def test_a_caller_waits_no_longer_than_the_time_out_of_its_request(full: Callable[..., Full]) -> None:
-    """After five seconds without room its future has failed; the next caller is let in at second 1000."""
     scene = full(latency=1000.0)
     caller = scene.aside(1, lambda: (scene.client.submit("late", timeout=5.0), scene.clock.now()))
     patient = scene.aside(2, lambda: (scene.client.submit("patient"), scene.clock.now()))
@@ -84,17 +76,7 @@ def test_a_caller_waits_no_longer_than_the_time_out_of_its_request(full: Callabl
     assert "late" not in scene.provider.prompts
 
 
-def test_queue_timeout_ends_the_wait_before_the_time_out_of_a_request(full: Callable[..., Full]) -> None:
-    """Whichever is over first says how the wait ends."""
-    scene = full(latency=1000.0, queue_timeout=2.0)
-    caller = scene.aside(1, lambda: scene.client.submit("late", timeout=5.0))
-    scene.release()
-    with pytest.raises(QueueFull, match="queue_timeout"):
-        caller.result()
-
-
 def test_a_list_goes_on_where_the_queue_stays_full(full: Callable[..., Full]) -> None:
-    """Its requests fail one after the other, each when its own time-out is over."""
     scene = full(latency=1000.0)
     reader = scene.aside(1, lambda: (list(scene.client.map(["a", "b"], timeout=2.0)), scene.clock.now()))
     scene.release()
@@ -104,7 +86,6 @@ def test_a_list_goes_on_where_the_queue_stays_full(full: Callable[..., Full]) ->
 
 
 def test_a_full_queue_may_raise_at_once(full: Callable[..., Full]) -> None:
-    """queue_full="raise" says how many wait, and nothing is counted as submitted."""
     scene = full(queue_full="raise")
     with pytest.raises(QueueFull, match="100 of 100"):
         scene.client.submit("late")
@@ -113,7 +94,6 @@ def test_a_full_queue_may_raise_at_once(full: Callable[..., Full]) -> None:
 
 
 def test_there_is_always_room_for_who_is_urgent(full: Callable[..., Full]) -> None:
-    """A queue full of background work takes a tenth more of urgent and high requests, without blocking."""
     scene = full(queue_full="raise")
     urgent = [
         scene.client.submit(f"h{i}", priority="urgent" if i % 2 else "high", deduplicate=False)
@@ -126,7 +106,6 @@ def test_there_is_always_room_for_who_is_urgent(full: Callable[..., Full]) -> No
 
 
 def test_an_urgent_caller_is_not_let_in_behind_normal_ones(full: Callable[..., Full]) -> None:
-    """Room for urgent requests wakes an urgent caller, not the five normal ones blocked before it."""
     scene = full()
     submit_all(scene.client, [f"h{i}" for i in range(10)], priority="high")
     callers = [
@@ -142,7 +121,6 @@ def test_an_urgent_caller_is_not_let_in_behind_normal_ones(full: Callable[..., F
 
 
 def test_requests_that_ran_out_of_time_make_room(full: Callable[..., Full]) -> None:
-    """When the waiting ones time out at second 2, the blocked caller is let in although no call has ended."""
     scene = full(latency=1000.0, timeout=2.0)
     caller = scene.aside(1, lambda: (scene.client.submit("late"), scene.clock.now()))
     scene.release()
@@ -155,7 +133,6 @@ def test_requests_that_ran_out_of_time_make_room(full: Callable[..., Full]) -> N
 
 
 def test_cancelled_requests_make_room(full: Callable[..., Full]) -> None:
-    """Each cancelled request lets one caller in."""
     scene = full()
     callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(3)]  # type: ignore[misc]
     for future in scene.waiting[:3]:
@@ -168,7 +145,6 @@ def test_cancelled_requests_make_room(full: Callable[..., Full]) -> None:
 def test_a_place_is_passed_on_when_who_was_woken_for_it_is_interrupted(
     full: Callable[..., Full], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C comes after the wake-up and before the place is taken: the next in line gets it."""
     scene = full()
     monitor = type(scene.clock.monitor())
     waited, unlucky = monitor.wait_for, list[threading.Thread]()
@@ -195,7 +171,6 @@ def test_a_place_is_passed_on_when_who_was_woken_for_it_is_interrupted(
 
 
 def test_a_stop_sends_blocked_callers_away(full: Callable[..., Full]) -> None:
-    """No thread stays blocked at a client that takes nothing more."""
     scene = full()
     callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(3)]  # type: ignore[misc]
     scene.client.stop(timeout=0)
@@ -206,7 +181,6 @@ def test_a_stop_sends_blocked_callers_away(full: Callable[..., Full]) -> None:
 
 
 def test_identical_requests_that_waited_for_room_still_share_a_call(full: Callable[..., Full]) -> None:
-    """Ten threads blocked with the same question make one call, once there is room."""
     scene = full()
     callers = [scene.aside(i + 1, lambda: scene.client.submit("same")) for i in range(10)]
     scene.release()
@@ -216,18 +190,7 @@ def test_identical_requests_that_waited_for_room_still_share_a_call(full: Callab
 
 
 def test_joining_an_identical_request_needs_no_room(full: Callable[..., Full]) -> None:
-    """An identical request adds no call, so a full queue does not hold it back."""
     scene = full(queue_full="raise")
     follower = scene.client.submit("w7")
     scene.release()
     assert follower.result(PATIENCE).deduplicated
-
-
-@pytest.mark.full
-def test_a_hundred_blocked_callers_all_get_in(full: Callable[..., Full]) -> None:
-    """No wake-up is lost, however many wait."""
-    scene = full()
-    callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(100)]  # type: ignore[misc]
-    scene.release()
-    assert all(caller.result().result(PATIENCE).ok for caller in callers)
-    assert scene.client.counts.balanced()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scenes import PATIENCE, Scripted, failure, limited, submit_all, unavailable
+from scenes import PATIENCE, Scripted, failure, submit_all, unavailable
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -22,13 +22,11 @@ UNDISTURBED = ROWS / WIDE * LATENCY
 
 
 def partly(share: float, error: Callable[[], Any], seed: int = 1) -> Callable[[str, int], Any]:
-    """A script by which a share of the calls fails at random."""
     rng = random.Random(seed)
     return lambda prompt, _: error() if rng.random() < share else f"re: {prompt}"
 
 
 def ask_all(client: BatchingClient, clock: VirtualClock, rows: int = ROWS) -> None:
-    """Ask for all rows and see that each has its answer."""
     with clock.held():
         futures = submit_all(client, [f"p{i}" for i in range(rows)])
     assert [future.result(PATIENCE).text for future in futures] == [f"re: p{i}" for i in range(rows)]
@@ -39,7 +37,6 @@ def ask_all(client: BatchingClient, clock: VirtualClock, rows: int = ROWS) -> No
 def test_a_share_of_503s_costs_what_it_costs(
     share: float, times: float, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """1,000 rows, 64 wide: in so many times the undisturbed time, and with a call more for each failure."""
     events: list[Any] = []
     provider = Scripted(clock, partly(share, unavailable), latency=LATENCY)
     client = client_of(provider, parallelism=WIDE, queue_capacity=2_000, observers=[events.append])
@@ -50,35 +47,9 @@ def test_a_share_of_503s_costs_what_it_costs(
     assert not [event for event in events if isinstance(event, BreakerChanged)]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("asked", sampled([None, 1.0], first=1))
-def test_lone_refusals_delay_only_the_rows_they_meet(
-    asked: float | None, clock: VirtualClock, client_of: ClientOf
-) -> None:
-    """2 % of 429s, with and without a Retry-After of a second."""
-    provider = Scripted(clock, partly(0.02, lambda: limited(asked)), latency=LATENCY)
-    ask_all(client_of(provider, parallelism=WIDE, queue_capacity=2_000), clock)
-    assert clock.now() <= 4 * UNDISTURBED
-
-
-@pytest.mark.full
-def test_an_outage_ends_when_it_ends(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Ten seconds of it amid a busy time: all is well again within three seconds, and the probes were few."""
-    outage = range(4, 14)
-    provider = Scripted(
-        clock,
-        lambda prompt, _: unavailable() if int(clock.now()) in outage else f"re: {prompt}",
-        latency=0.2,
-    )
-    ask_all(client_of(provider, parallelism=16, queue_capacity=4_000), clock, rows=800)
-    assert clock.now() <= 800 / 16 * 0.2 + 10 + 3
-    assert len([start for start in provider.starts if 6 <= start.at < 14]) <= 40
-
-
 def test_a_row_that_alone_keeps_failing_ends_after_its_tries(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Four calls where no other fails; the last two let the others go first and follow alone."""
     provider = Scripted(
         clock, lambda prompt, _: unavailable() if prompt == "p7" else f"re: {prompt}", latency=LATENCY
     )
@@ -91,28 +62,10 @@ def test_a_row_that_alone_keeps_failing_ends_after_its_tries(
     assert clock.now() <= 200 / 4 * LATENCY + 5.0
 
 
-@pytest.mark.full
-def test_what_may_have_been_billed_is_not_sent_dozens_of_times(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
-    """Half of all calls meet a 503; a row that is always reset after sending ends after four calls."""
-    reset = failure(ErrorKind.NETWORK_ERROR, maybe_billed=True)
-    half = partly(0.5, unavailable)
-    provider = Scripted(
-        clock, lambda prompt, tries: reset if prompt == "p7" else half(prompt, tries), latency=LATENCY
-    )
-    client = client_of(provider, parallelism=8)
-    with clock.held():
-        futures = submit_all(client, [f"p{i}" for i in range(200)])
-    assert [i for i, future in enumerate(futures) if future.exception(PATIENCE) is not None] == [7]
-    assert provider.prompts.count("p7") == 4
-
-
 @pytest.mark.parametrize("status", [404, 403, 401, 402])
 def test_a_refusal_that_every_row_would_meet_stops_the_lane(
     status: int, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """An unknown model, no permission, a wrong key, no money: as many calls as run in parallel, no more."""
     kinds = {404: ErrorKind.CLIENT_ERROR, 402: ErrorKind.NO_MONEY}
     kind = kinds.get(status, ErrorKind.AUTH_ERROR)
     provider = Scripted(clock, lambda *_: failure(kind, status=status))
@@ -125,7 +78,6 @@ def test_a_refusal_that_every_row_would_meet_stops_the_lane(
 
 
 def test_a_refusal_of_one_row_among_answers_stops_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A 403 for the words of one prompt, as moderating gateways give it, is that prompt's own."""
     provider = Scripted(
         clock,
         lambda prompt, _: failure(ErrorKind.AUTH_ERROR, status=403) if prompt == "p50" else f"re: {prompt}",
@@ -137,7 +89,6 @@ def test_a_refusal_of_one_row_among_answers_stops_nobody(clock: VirtualClock, cl
 
 
 def test_the_fallback_model_takes_over_from_an_unknown_one(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Also the rows whose calls were refused are asked there."""
     provider = Scripted(clock, lambda *_: failure(ErrorKind.CLIENT_ERROR, status=404))
     client = client_of(provider, parallelism=4, on_breaker_open="fallback", fallback_model="sim:spare")
     with clock.held():
@@ -149,7 +100,6 @@ def test_the_fallback_model_takes_over_from_an_unknown_one(clock: VirtualClock, 
 def test_in_a_stopped_lane_only_the_refusal_of_all_is_free_of_charge(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """A billed answer that makes no sense is not asked again of the fallback; a time-out once, counted."""
     retries: list[RetryScheduled] = []
     errors = {
         "unknown": failure(ErrorKind.CLIENT_ERROR, status=404),
@@ -175,12 +125,10 @@ def test_in_a_stopped_lane_only_the_refusal_of_all_is_free_of_charge(
 
 
 def page() -> ProviderError:
-    """A gateway's page where an answer should be."""
     return failure(ErrorKind.INVALID_RESPONSE, status=200, code="html")
 
 
 def test_a_stray_web_page_between_answers_is_asked_again(clock: VirtualClock, client_of: ClientOf) -> None:
-    """2 % of them, the very first call's among them."""
     calls = itertools.count()
     provider = Scripted(
         clock, lambda prompt, _: page() if next(calls) % 50 == 0 else f"re: {prompt}", latency=LATENCY
@@ -192,7 +140,6 @@ def test_a_stray_web_page_between_answers_is_asked_again(clock: VirtualClock, cl
 def test_an_endpoint_that_only_sends_web_pages_is_a_wrong_address(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """A probe after the first ones is enough: all rows fail, and say why."""
     provider = Scripted(clock, lambda *_: page(), latency=LATENCY)
     client = client_of(provider, parallelism=8)
     with clock.held():

@@ -26,7 +26,6 @@ PRICES = {"scripted:default": {"input": 0, "output": 1_000_000}}
 
 
 def make(clock: VirtualClock, script: Any, observer: Any, **settings: Any) -> BatchingClient:
-    """A client whose calls cost up to ten dollars each."""
     provider = Scripted(clock, script, latency=lambda prompt: 0.1 + len(prompt) % 7, priced=True)
     given = {"prices": PRICES, "max_tokens": 10, "observers": [observer], "deduplicate": False, **settings}
     return BatchingClient(provider, clock=clock, rng=random.Random(1), **given)
@@ -35,7 +34,6 @@ def make(clock: VirtualClock, script: Any, observer: Any, **settings: Any) -> Ba
 @pytest.mark.full
 @given(seed=st.integers(0, 2**32), budget=st.floats(0.0, 300.0), faults=st.sampled_from([0.0, 0.2]))
 def test_no_budget_is_ever_exceeded(seed: int, budget: float, faults: float) -> None:
-    """64 workers, calls that cost anything up to what they may: at no step is more spent or reserved."""
     clock, rng = VirtualClock(), random.Random(seed)
     costs = [rng.randrange(11) for _ in range(60)]
     broken = [rng.random() < faults for _ in range(60)]
@@ -67,7 +65,6 @@ def test_no_budget_is_ever_exceeded(seed: int, budget: float, faults: float) -> 
 
 
 def test_the_rest_fails_and_what_was_finished_is_kept(clock: VirtualClock, client_of: ClientOf) -> None:
-    """With 35 dollars for calls of ten, three requests are answered and the others never sent."""
     provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True)
     client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=2)
     results = client.generate([f"p{i}" for i in range(8)])
@@ -79,7 +76,6 @@ def test_the_rest_fails_and_what_was_finished_is_kept(clock: VirtualClock, clien
 
 
 def test_cheap_calls_make_room_for_more(clock: VirtualClock, client_of: ClientOf) -> None:
-    """What a call did not use of its reservation is there for the next."""
     provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 1)), priced=True)
     client = client_of(provider, budget=20.0, prices=PRICES, max_tokens=10, parallelism=8)
     results = client.generate([f"p{i}" for i in range(11)])
@@ -88,7 +84,6 @@ def test_cheap_calls_make_room_for_more(clock: VirtualClock, client_of: ClientOf
 
 
 def test_a_shared_call_reserves_no_more_than_there_is(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Ten requests of ten dollars cannot share a call on 35: fewer do, and every request ends."""
     provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 1)), priced=True, max_shared=10)
     client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=1)
     with clock.held():
@@ -99,7 +94,6 @@ def test_a_shared_call_reserves_no_more_than_there_is(clock: VirtualClock, clien
 
 
 def test_the_budget_outlives_a_restart(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Stopping and starting does not bring the money back."""
     provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True)
     client = client_of(provider, budget=15.0, prices=PRICES, max_tokens=10)
     assert client.submit("a").result(PATIENCE).ok
@@ -109,7 +103,6 @@ def test_the_budget_outlives_a_restart(clock: VirtualClock, client_of: ClientOf)
 
 
 def test_a_budget_needs_a_price(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Without one it could not be kept, and that is said before anything is sent."""
     with pytest.raises(ConfigError, match=r"the price of scripted:default is unknown"):
         client_of(Scripted(clock, priced=True), budget=1.0)
     assert client_of(Scripted(clock, priced=True), budget=1.0, allow_unknown_price=True)
@@ -119,7 +112,6 @@ def test_a_budget_needs_a_price(clock: VirtualClock, client_of: ClientOf) -> Non
 def test_an_own_callable_may_say_what_it_cost(
     costs: Sequence[float], clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """An answer that says its cost is charged with it."""
     provider = Scripted(clock, lambda prompt, _: Answer("fine", cost=costs[int(prompt)]))
     client = client_of(provider)
     results = client.generate(["0", "1"])
@@ -128,7 +120,6 @@ def test_an_own_callable_may_say_what_it_cost(
 
 
 def test_the_reservation_of_an_answer_without_usage_is_kept(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Some servers leave the usage out: the cost is unknown, and the budget holds all the same."""
     provider = Scripted(clock, lambda *_: Answer("fine"), priced=True)
     client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=2)
     results = client.generate([f"p{i}" for i in range(8)])
@@ -143,7 +134,6 @@ def test_the_reservation_of_an_answer_without_usage_is_kept(clock: VirtualClock,
 def test_a_fallback_that_costs_more_reserves_more(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was reserved at the price of the first model would let the second overspend."""
     down = Scripted(clock, lambda *_: unavailable(), priced=True, latency=0.1)
     dear = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True, name="dear")
     own_registry(monkeypatch)  # for this test only
@@ -167,7 +157,6 @@ def test_a_fallback_that_costs_more_reserves_more(
 def test_a_pack_that_says_its_cost_and_answers_nothing_is_paid(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The bill of a call stands, whatever its answer is worth and however it is told."""
     provider = Scripted(clock, lambda *_: Answer("nonsense", cost=0.5))
     client = client_of(provider, packing=True, parallelism=1)
     with clock.held():

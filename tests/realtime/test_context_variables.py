@@ -16,7 +16,6 @@ TENANT: ContextVar[str] = ContextVar("TENANT", default="nobody")
 
 
 def test_they_reach_callables_middleware_observers_and_callbacks() -> None:
-    """Each place says on whose behalf it runs; the second request runs on the thread of the first."""
     seen: dict[str, list[str]] = {}
     called_back = threading.Semaphore(0)
 
@@ -111,7 +110,6 @@ def test_every_event_of_a_request_has_its_id_its_purpose_and_its_context() -> No
 
 
 def test_plain_values_of_an_event_do_not_include_the_context() -> None:
-    """It is the user's own object, and need be neither JSON nor fit for a log."""
     events: list[Event] = []
     with BatchingClient("sim:demo?latency=0", observers=[events.append]) as client:
         client.submit("x", context=object(), purpose="labels").result(30)

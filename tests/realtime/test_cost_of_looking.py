@@ -18,7 +18,6 @@ ClientOf = Callable[..., BatchingClient]
 def test_a_pause_of_the_quota_is_seen_before_requests_are_gathered(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While all lanes pause, each of 300 new requests wakes the collector, and none takes out the others."""
     client = client_of(Embedder(clock, lambda *_: limited(500.0)))
     taken = [0]
     pop = LaneQueue.pop

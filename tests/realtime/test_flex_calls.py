@@ -44,8 +44,6 @@ def refused(message: str) -> ProviderError:
 
 
 class Tiered(Scripted):
-    """A provider with a slower tier, which answers by a script of its own; notes the tier of every call."""
-
     def __init__(
         self, clock: VirtualClock, flex: Callable[[str, int], Any] | None = None, **more: Any
     ) -> None:
@@ -111,7 +109,6 @@ class TestInTheTier:
     def test_an_answer_that_another_tier_gave_is_billed_as_that_one(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """Providers bill what served a request, and say what that was."""
         provider = Tiered(clock, lambda *_: Answer("upgraded", usage=USAGE, tier="default"))
         client, events = client_for(client_of, provider)
         (result,) = ask(clock, client, ["one"])
@@ -137,7 +134,6 @@ class TestInTheTier:
     def test_identical_requests_share_an_answer_of_one_tier_and_never_of_both(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """Who asked for speed does not wait for the slower tier."""
         provider = Tiered(clock)
         client, _ = client_for(client_of, provider)
         with clock.held():
@@ -146,23 +142,11 @@ class TestInTheTier:
         assert texts == ["slow: same", "slow: same", "re: same"]
         assert sorted(provider.tiers) == ["default", FLEX]
 
-    def test_a_refusal_for_the_limit_is_tried_again_in_the_tier(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
-        """The tier shares the limits of the model: a real refusal waits, and does not leave the tier."""
-        limit = failure(ErrorKind.RATE_LIMIT, retry_after=20.0, code="rate_limit_exceeded", status=429)
-        provider = Tiered(clock, lambda prompt, attempt: limit if attempt == 0 else Answer("x", usage=USAGE))
-        client, _ = client_for(client_of, provider)
-        (result,) = ask(clock, client, ["one"])
-        assert result.route is Route.FLEX
-        assert clock.now() >= 20.0
-
 
 class TestSentAway:
     def test_without_capacity_a_request_goes_on_at_once_at_the_standard_price(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """It is no limit of the user: nothing pauses, and no try is lost."""
         provider = Tiered(clock, lambda *_: no_room())
         client, events = client_for(client_of, provider, retries=0)
         (result,) = ask(clock, client, ["one"])
@@ -221,7 +205,6 @@ class TestSentAway:
     def test_a_bad_request_fails_with_what_the_standard_tier_says(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """A refusal that does not name the tier may be its doing; it is not billed, so both are asked."""
         provider = Tiered(
             clock, lambda *_: refused("bad field"), script=lambda *_: refused("bad field, said plainly")
         )
@@ -242,19 +225,25 @@ class TestSentAway:
         assert (retry.kind, retry.counted, retry.maybe_billed) == ("timeout", True, True)
         assert client.submit("two").result(PATIENCE).ok, "slowness of the tier is no outage of the model"
 
+    @pytest.mark.parametrize(
+        ("error", "earliest"),
+        [
+            (failure(ErrorKind.SERVER_ERROR), 0.0),
+            (failure(ErrorKind.RATE_LIMIT, retry_after=20.0, code="rate_limit_exceeded", status=429), 20.0),
+        ],
+        ids=["an error", "a limit of the model"],
+    )
     def test_other_failures_are_tried_again_in_the_tier(
-        self, clock: VirtualClock, client_of: ClientOf
+        self, clock: VirtualClock, client_of: ClientOf, error: ProviderError, earliest: float
     ) -> None:
         provider = Tiered(
-            clock,
-            lambda prompt, attempt: (
-                failure(ErrorKind.SERVER_ERROR) if attempt == 0 else Answer(prompt, usage=USAGE, tier=FLEX)
-            ),
+            clock, lambda prompt, attempt: error if attempt == 0 else Answer(prompt, usage=USAGE, tier=FLEX)
         )
         client, _ = client_for(client_of, provider)
         (result,) = ask(clock, client, ["one"])
         assert result.route is Route.FLEX
         assert provider.tiers == [FLEX, FLEX]
+        assert clock.now() >= earliest
 
     def test_clients_of_one_account_know_of_each_others_refusals(
         self, clock: VirtualClock, client_of: ClientOf
@@ -270,7 +259,6 @@ class TestMoney:
     def test_it_is_reserved_at_the_standard_price_as_it_may_end_there(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """A budget that holds the price of the tier, and not the standard one, pays for nothing."""
         provider = Tiered(clock)
         client, _ = client_for(client_of, provider, parallelism=1)
         words = "word " * 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from collections.abc import Callable
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, CancelledError, Future
+from concurrent.futures import ALL_COMPLETED, CancelledError, Future
 from typing import Any
 
 import pytest
@@ -22,8 +22,6 @@ ClientOf = Callable[..., BatchingClient]
 
 
 class Scene:
-    """A client with one worker, busy with a first call, while time is held."""
-
     def __init__(self, clock: VirtualClock, client_of: ClientOf, **settings: Any) -> None:
         self.clock = clock
         self.events: list[Event] = []
@@ -45,20 +43,10 @@ class Scene:
 
 @pytest.fixture
 def scene(clock: VirtualClock, client_of: ClientOf) -> Scene:
-    """One call under way, time held."""
     return Scene(clock, client_of)
 
 
-def test_a_future_is_the_standard_librarys(scene: Scene) -> None:
-    """Whatever takes a concurrent.futures.Future takes this one."""
-    assert isinstance(scene.first, Future)
-    scene.release()
-    assert isinstance(scene.first.result(PATIENCE), Result)
-    assert scene.first.exception(PATIENCE) is None
-
-
 def test_a_failed_requests_future_raises_its_error(clock: VirtualClock, client_of: ClientOf) -> None:
-    """result() raises it, exception() returns it, and the whole result is in outcome."""
     scene = Scene(clock, client_of, script=lambda *_: failure(ErrorKind.CLIENT_ERROR, status=400))
     scene.release()
     with pytest.raises(ProviderError) as caught:
@@ -69,10 +57,11 @@ def test_a_failed_requests_future_raises_its_error(clock: VirtualClock, client_o
 
 
 def test_a_request_is_cancelled_before_its_call_starts(scene: Scene) -> None:
-    """It never reaches the provider, and counts and events include it."""
     waiting = scene.client.submit("waiting")
-    assert waiting.cancel()
+    assert [waiting.cancel(), waiting.cancel()] == [True, True]
     assert waiting.cancelled()
+    counts = scene.client.counts
+    assert (counts.cancelled, counts.waiting) == (1, 0)
     scene.release()
     with pytest.raises(CancelledError):
         waiting.result(PATIENCE)
@@ -82,24 +71,13 @@ def test_a_request_is_cancelled_before_its_call_starts(scene: Scene) -> None:
 
 
 def test_a_request_cannot_be_cancelled_once_its_call_started(scene: Scene) -> None:
-    """The answer is paid for, so it is delivered."""
     assert scene.first.running()
     assert not scene.first.cancel()
     scene.release()
     assert scene.first.result(PATIENCE).ok
 
 
-def test_cancelling_twice_counts_once(scene: Scene) -> None:
-    """The second time says it is cancelled already."""
-    waiting = scene.client.submit("waiting")
-    assert [waiting.cancel(), waiting.cancel()] == [True, True]
-    counts = scene.client.counts
-    assert (counts.cancelled, counts.waiting) == (1, 0)
-    scene.release()
-
-
 def test_a_cancel_that_meets_a_start_is_told_all_the_same(scene: Scene) -> None:
-    """A worker may meet a cancelled future before the canceller said so: it counts once all the same."""
     waiting = scene.client.submit("waiting")
     last = scene.client.submit("last")
     assert Future.cancel(waiting)  # as far as cancel() has come when a worker looks
@@ -116,7 +94,6 @@ def test_a_cancel_that_meets_a_start_is_told_all_the_same(scene: Scene) -> None:
 
 
 def test_result_times_out_as_the_standard_library_does(scene: Scene) -> None:
-    """A wait of the caller's own ends with TimeoutError and leaves the request alone."""
     with pytest.raises(TimeoutError):
         scene.first.result(timeout=0.01)
     with pytest.raises(concurrent.futures.TimeoutError):
@@ -126,7 +103,6 @@ def test_result_times_out_as_the_standard_library_does(scene: Scene) -> None:
 
 
 def test_wait_and_as_completed_see_cancelled_requests(scene: Scene) -> None:
-    """A cancelled future is done, for both of them."""
     futures = [scene.first, *submit_all(scene.client, "abc")]
     assert futures[2].cancel()
     scene.release()
@@ -137,7 +113,6 @@ def test_wait_and_as_completed_see_cancelled_requests(scene: Scene) -> None:
 
 
 def test_as_completed_hears_of_a_cancel_that_comes_while_it_waits(scene: Scene) -> None:
-    """A cancellation wakes an iterating thread as an answer does."""
     waiting = scene.client.submit("waiting")
     waiter = Aside(lambda: [future.cancelled() for future in concurrent.futures.as_completed([waiting])])
     waiting.cancel()
@@ -145,17 +120,7 @@ def test_as_completed_hears_of_a_cancel_that_comes_while_it_waits(scene: Scene) 
     scene.release()
 
 
-@pytest.mark.parametrize("when", [FIRST_COMPLETED, FIRST_EXCEPTION])
-def test_wait_returns_with_the_first(scene: Scene, when: str) -> None:
-    """FIRST_COMPLETED and FIRST_EXCEPTION work as usual."""
-    futures = [scene.first, scene.client.submit("second")]
-    scene.release()
-    done, _ = concurrent.futures.wait(futures, timeout=PATIENCE, return_when=when)
-    assert done
-
-
 def test_callbacks_run_once_each_in_the_order_they_were_added(scene: Scene) -> None:
-    """Each gets the future."""
     called: list[tuple[int, bool]] = []
     for i in range(3):
         scene.first.add_done_callback(lambda future, i=i: called.append((i, future is scene.first)))  # type: ignore[misc]
@@ -165,7 +130,6 @@ def test_callbacks_run_once_each_in_the_order_they_were_added(scene: Scene) -> N
 
 
 def test_a_callback_added_after_the_end_runs_at_once_on_the_callers_thread(scene: Scene) -> None:
-    """As the standard library has it."""
     scene.release()
     scene.first.result(PATIENCE)
     ran_on: list[str] = []
@@ -175,7 +139,6 @@ def test_a_callback_added_after_the_end_runs_at_once_on_the_callers_thread(scene
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 def test_a_callback_that_raises_hurts_nobody(scene: Scene, error: type[BaseException]) -> None:
-    """Neither the other callbacks, nor the other requests, nor the workers."""
     called: list[str] = []
 
     def mistake(_: Any) -> None:
@@ -192,7 +155,6 @@ def test_a_callback_that_raises_hurts_nobody(scene: Scene, error: type[BaseExcep
 
 
 def test_a_callback_may_wait_for_another_request(client_of: ClientOf) -> None:
-    """Callbacks have a thread of their own, so one that blocks holds no worker up, even the only one."""
     go = threading.Event()
     client = client_of(lambda request, attempt: str(go.wait(PATIENCE)), clock=RealClock(), parallelism=1)
     first, second = submit_all(client, ["first", "second"])
@@ -204,7 +166,6 @@ def test_a_callback_may_wait_for_another_request(client_of: ClientOf) -> None:
 
 
 def test_a_callback_may_submit_and_wait(client_of: ClientOf) -> None:
-    """A chain of requests, each asked by the callback of the one before."""
     client = client_of(lambda request, attempt: f"re: {request.prompt}", clock=RealClock(), parallelism=1)
     heard: Future[str | None] = Future()
 
@@ -215,19 +176,7 @@ def test_a_callback_may_submit_and_wait(client_of: ClientOf) -> None:
     assert heard.result(PATIENCE) == "re: more on re: first"
 
 
-def test_a_callback_hears_of_a_cancellation(scene: Scene) -> None:
-    """Cancelling counts as an end."""
-    heard: list[bool] = []
-    waiting = scene.client.submit("waiting")
-    waiting.add_done_callback(lambda future: heard.append(future.cancelled()))
-    waiting.cancel()
-    scene.release()
-    scene.client.stop()
-    assert heard == [True]
-
-
 def test_an_observer_that_raises_hurts_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Not even with SystemExit on a worker: it goes on. On the main thread that is a real exit."""
     heard: list[Event] = []
 
     def mistake(event: Event) -> None:

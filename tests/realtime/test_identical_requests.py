@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from scenes import PATIENCE, InTime, Scripted, failure, submit_all
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ErrorKind, ProviderError, RequestTimeout
+from smartbatch.errors import ErrorKind, RequestTimeout
 from smartbatch.events import RequestFinished
 from smartbatch.types import Answer, Result, Route, Usage
 
@@ -21,12 +20,10 @@ PRICES = {"scripted:default": {"input": 1_000_000, "output": 1_000_000}}
 
 
 def bill(result: Result) -> tuple[str | None, Usage, float | None, bool]:
-    """What a result says about answer and cost."""
     return result.text, result.usage, result.cost, result.deduplicated
 
 
 def test_a_thousand_identical_requests_make_one_call(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Every request gets the answer; one pays for it."""
     provider = Scripted(clock, lambda *_: Answer("same", usage=Usage(3, 4)), priced=True)
     client = client_of(provider, prices=PRICES)
     with clock.held():
@@ -38,25 +35,6 @@ def test_a_thousand_identical_requests_make_one_call(clock: VirtualClock, client
     assert bill(results[0]) == ("same", Usage(3, 4), 7.0, False)
     assert {bill(result) for result in results[1:]} == {("same", Usage(), 0.0, True)}
     assert client.spent == 7.0
-
-
-def test_identical_requests_from_many_threads_make_one_call(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The first request is the leader, whichever thread it comes from."""
-    provider = Scripted(clock)
-    client = client_of(provider)
-    with clock.held():
-        futures: list[Any] = []
-        threads = [
-            threading.Thread(target=lambda: futures.append(client.submit("x")), daemon=True)
-            for _ in range(50)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-    results = [future.result(PATIENCE) for future in futures]
-    assert len(provider.starts) == 1
-    assert [result.deduplicated for result in results].count(False) == 1
 
 
 @pytest.mark.parametrize(
@@ -73,7 +51,6 @@ def test_identical_requests_from_many_threads_make_one_call(clock: VirtualClock,
 def test_requests_that_differ_make_their_own_calls(
     difference: dict[str, Any], clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Whatever reaches the wire, keeps requests apart or was asked for separately counts."""
     provider = Scripted(clock)
     client = client_of(provider)
     with clock.held():
@@ -84,7 +61,6 @@ def test_requests_that_differ_make_their_own_calls(
 
 
 def test_a_client_may_share_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
-    """deduplicate=False in the settings holds for every request."""
     provider = Scripted(clock)
     client = client_of(provider, deduplicate=False)
     with clock.held():
@@ -94,7 +70,6 @@ def test_a_client_may_share_nothing(clock: VirtualClock, client_of: ClientOf) ->
 
 
 def test_an_answered_request_is_asked_again(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Only requests in flight are shared: this is no cache."""
     provider = Scripted(clock)
     client = client_of(provider)
     for _ in range(2):
@@ -105,7 +80,6 @@ def test_an_answered_request_is_asked_again(clock: VirtualClock, client_of: Clie
 def test_when_the_leader_is_cancelled_the_follower_carries_on(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The call is made for the follower, which then pays and counts as itself."""
     events: list[Any] = []
     provider = Scripted(clock, lambda prompt, _: Answer(f"re: {prompt}", usage=Usage(3, 4)), priced=True)
     client = client_of(provider, parallelism=1, prices=PRICES, observers=[events.append])
@@ -125,7 +99,6 @@ def test_when_the_leader_is_cancelled_the_follower_carries_on(
 
 
 def test_when_all_askers_cancel_no_call_is_made(clock: VirtualClock, client_of: ClientOf) -> None:
-    """No request is left that needs the answer."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -139,7 +112,6 @@ def test_when_all_askers_cancel_no_call_is_made(clock: VirtualClock, client_of: 
 
 
 def test_a_more_urgent_duplicate_pulls_the_request_forward(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The more urgent of two requests decides when the call is made."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -156,7 +128,6 @@ def test_a_more_urgent_duplicate_pulls_the_request_forward(clock: VirtualClock, 
 def test_a_more_urgent_duplicate_pulls_a_paused_retry_forward(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Also of a request that waits for its next try; the pause itself is kept."""
     provider = Scripted(
         clock,
         lambda prompt, n: (
@@ -179,21 +150,9 @@ def test_a_more_urgent_duplicate_pulls_a_paused_retry_forward(
     assert provider.prompts.index("same", 1) <= 3
 
 
-def test_a_failure_reaches_every_asker_with_its_own_name(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Each future has an exception of its own that names its request."""
-    client = client_of(Scripted(clock, lambda *_: failure(ErrorKind.CLIENT_ERROR, status=400)))
-    with clock.held():
-        futures = [client.submit("x", id=f"id-{i}") for i in range(5)]
-    errors = [future.exception(PATIENCE) for future in futures]
-    assert all(isinstance(error, ProviderError) for error in errors)
-    assert [getattr(error, "request_id", None) for error in errors] == [f"id-{i}" for i in range(5)]
-    assert len({id(error) for error in errors}) == 5
-
-
 def test_an_asker_whose_time_ends_leaves_the_others_their_answer(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The first times out during the call; the second gets the answer under its own id and context."""
     provider = Scripted(clock, lambda *_: Answer("late", usage=Usage(3, 4)), latency=10.0, priced=True)
     client = client_of(provider, prices=PRICES)
     with clock.held():
@@ -212,8 +171,6 @@ def test_an_asker_whose_time_ends_leaves_the_others_their_answer(
 
 
 def test_an_asker_who_gave_up_does_not_pay_for_the_others(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The first fails a billed try and times out: the one that gets the answer pays for both tries."""
-
     def script(prompt: str, attempt: int) -> Any:
         if attempt == 0:
             return failure(ErrorKind.SERVER_ERROR, status=500, usage=Usage(5, 0))
@@ -230,7 +187,6 @@ def test_an_asker_who_gave_up_does_not_pay_for_the_others(clock: VirtualClock, c
 
 
 def test_failed_attempts_are_billed_to_one_asker(clock: VirtualClock, client_of: ClientOf) -> None:
-    """When the leader is cancelled and the call fails, its cost is still on exactly one bill."""
     provider = Scripted(
         clock, lambda *_: failure(ErrorKind.CLIENT_ERROR, status=400, usage=Usage(5, 0)), priced=True
     )
@@ -247,7 +203,6 @@ def test_failed_attempts_are_billed_to_one_asker(clock: VirtualClock, client_of:
 
 
 def test_joining_a_call_under_way_cannot_be_cancelled(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Its call has started."""
     provider = Scripted(clock)
     client = client_of(provider)
     with clock.held():
@@ -262,7 +217,6 @@ def test_joining_a_call_under_way_cannot_be_cancelled(clock: VirtualClock, clien
 def test_a_request_without_a_window_ends_that_of_an_identical_one(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """They have a call of their own at once, whatever else the first one waited for."""
     provider = Scripted(clock, max_shared=10)
     client = client_of(
         provider, batch_window=5.0, min_batch_size=5, max_wait=10, prefer_individual_for=["chat"]

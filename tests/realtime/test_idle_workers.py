@@ -44,7 +44,6 @@ def test_an_idle_client_ends_its_workers_and_still_works(clock: VirtualClock, cl
 
 
 def test_a_call_of_an_hour_is_no_idle_time(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The worker that makes it takes the next call as well."""
     workers: list[threading.Thread] = []
 
     def answer(prompt: str, attempt: int) -> str:
@@ -62,7 +61,6 @@ def test_a_call_of_an_hour_is_no_idle_time(clock: VirtualClock, client_of: Clien
 def test_the_queue_is_free_while_a_worker_is_started(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That takes as long as several decisions, for which all callers would wait."""
     client = client_of(Scripted(clock, lambda *_: "yes"), parallelism=4)
     free: list[bool] = []
     start = threading.Thread.start

@@ -27,8 +27,6 @@ ClientOf = Callable[..., BatchingClient]
 def test_a_submit_that_is_interrupted_at_its_end_sends_nothing(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Its caller never gets the future, so the answer would not be read."""
-
     def observer(event: Event) -> None:
         if isinstance(event, RequestSubmitted):
             raise KeyboardInterrupt
@@ -48,7 +46,6 @@ def test_a_submit_that_is_interrupted_at_its_end_sends_nothing(
 def test_an_interrupted_cancel_leaves_nothing_to_wait_for(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second Ctrl-C comes in the middle of cancelling: a stop without limit returns all the same."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -72,7 +69,6 @@ def test_an_interrupted_cancel_leaves_nothing_to_wait_for(
 def test_an_interrupted_stop_leaves_no_thread(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The callbacks' thread included, once it has told those who were not answered."""
     provider = Scripted(clock)
     client = client_of(provider)
     told = threading.Event()
@@ -94,7 +90,6 @@ def test_an_interrupted_stop_leaves_no_thread(
 
 @pytest.mark.parametrize("started", [False, True])
 def test_money_for_a_job_locks_nobody_out_whenever_ctrl_c_comes(started: bool) -> None:
-    """It is held back on the thread of who submits the job, under the lock that every request needs."""
     client = BatchingClient(lambda _: "done", budget=1.0)
     if started:
         client.start()
@@ -111,7 +106,6 @@ def test_money_for_a_job_locks_nobody_out_whenever_ctrl_c_comes(started: bool) -
 def test_a_list_that_is_given_up_locks_nobody_out_whenever_ctrl_c_comes(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Its finaliser runs on the main thread, in the middle of anything."""
     client = client_of(Scripted(clock))
     engine = engine_of(client)
     for at in interrupted_at_every_moment(lambda: engine.abandon_futures([])):
@@ -125,7 +119,6 @@ def test_a_list_that_is_given_up_locks_nobody_out_whenever_ctrl_c_comes(
 def test_a_job_that_ctrl_c_leaves_stored_keeps_its_money(
     stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in the store, so it is carried on and costs what it may; one that is not there gives it back."""
     store = str(tmp_path / "jobs.db")
     client = BatchingClient("sim:demo?latency=0", store=store, budget=10.0)
     accept = JobTable.accept
@@ -148,7 +141,6 @@ def test_a_job_that_ctrl_c_leaves_stored_keeps_its_money(
 
 
 def test_what_a_finaliser_cancels_is_told_as_well(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A list that is given up while a thread holds the queue's lock: the figures count every request."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -163,12 +155,9 @@ def test_what_a_finaliser_cancels_is_told_as_well(clock: VirtualClock, client_of
 
 
 def test_a_late_callback_may_outrun_the_thread_that_asked_for_it() -> None:
-    """After a stop the callbacks' thread ends as soon as it is done, maybe before who started it goes on."""
     before = callback_threads()
 
     class Slow:
-        """A monitor whose owner is slow to go on."""
-
         def __init__(self, monitor: Any) -> None:
             self.monitor = monitor
 

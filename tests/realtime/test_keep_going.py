@@ -82,7 +82,6 @@ def test_limits_hold_them_and_do_not_fail_them(clock: VirtualClock, client_of: C
 def test_failures_of_the_provider_among_them_are_retried_as_usual(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """After its delays: the breaker, which holds calls in an outage, does not hold these."""
     down = ProviderError("down", kind=ErrorKind.SERVER_ERROR, status=503)
     provider = Scripted(
         clock, lambda prompt, attempt: down if prompt == ROWS[9] else refusal(prompt), latency=0.1
@@ -96,7 +95,6 @@ def test_failures_of_the_provider_among_them_are_retried_as_usual(
 def test_a_fallback_model_takes_over_what_it_can(
     clock: VirtualClock, client_of: ClientOf, kind: type[Scripted]
 ) -> None:
-    """Vectors of two models cannot be compared, so rows of vectors have the refusal."""
     provider = kind(clock, lambda prompt, _: refusal(prompt))
     client = client_of(provider, fallback_model="sim:spare", on_breaker_open="fallback", parallelism=4)
     if kind is Scripted:

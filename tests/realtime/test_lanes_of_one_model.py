@@ -15,7 +15,6 @@ ClientOf = Callable[..., BatchingClient]
 
 
 def test_an_outage_that_ends_in_one_lane_is_over_in_all(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Texts open the breaker and a vector closes it: texts that come later are not told of an old outage."""
     down = Embedder(clock, lambda *_: unavailable() if clock.now() < 10 else "fine", latency=0.1)
     client = client_of(down, parallelism=4, breaker_threshold=2, outage_patience=60.0)
     with clock.held():
@@ -33,7 +32,6 @@ def test_an_outage_that_ends_in_one_lane_is_over_in_all(clock: VirtualClock, cli
 
 
 def test_patience_with_an_outage_ends_in_all_lanes(clock: VirtualClock, client_of: ClientOf) -> None:
-    """What waits in another lane than the one that noticed the outage fails with it, and not hours later."""
     down = Embedder(clock, lambda *_: unavailable(), latency=0.1)
     client = client_of(down, parallelism=4, breaker_threshold=2, outage_patience=60.0)
     with clock.held():
@@ -51,7 +49,6 @@ def test_patience_with_an_outage_ends_in_all_lanes(clock: VirtualClock, client_o
 
 
 def test_answered_texts_count_when_the_first_vector_fails(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A broken connection is then an error of one request, and no wrong address that stops all the others."""
     flaky = Embedder(
         clock, lambda prompt, _: failure(ErrorKind.NETWORK_ERROR) if prompt == "vector" else "fine"
     )

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import budget_runs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scenes import PATIENCE, InTime, Scripted, eventually, submit_all
 
 from smartbatch import BatchingClient, Price, Result
 from smartbatch._clock import VirtualClock
-from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderError
 from smartbatch.providers.mock import MockProvider
 from smartbatch.types import Answer, Request, Usage
@@ -30,8 +26,6 @@ ClientOf = Callable[..., BatchingClient]
 def spending_client(
     tokens: Any, *, latency: float = 0.0, sleep: Any = None, **settings: Any
 ) -> BatchingClient:
-    """A client whose answers use ``tokens(prompt)`` tokens, a USD each."""
-
     def answer(request: Request) -> Answer:
         return Answer("ok", usage=Usage(1, tokens(request.prompt)))
 
@@ -41,7 +35,6 @@ def spending_client(
 
 
 def questions(count: int, mark: object = "question") -> Iterator[str]:
-    """Read one by one: a list that is known as a whole is refused when its budget will hardly do."""
     return (f"{mark} {number}" for number in range(count))
 
 
@@ -61,7 +54,6 @@ def test_a_list_stops_before_its_budget_does_and_keeps_what_was_answered() -> No
 @pytest.mark.parametrize("taught", sampled([0, 30], first=1))
 @pytest.mark.parametrize("planned", sampled([1, 3, 40], first=2))
 def test_a_plan_is_run_as_forecast_where_its_requests_may_cost_far_more(taught: int, planned: int) -> None:
-    """A call reserves the most it can cost; that leaves room for the others within the forecast."""
     clock = VirtualClock()
     with spending_client(lambda _: 3, clock=clock, latency=1.0, sleep=clock.sleep) as client:
         client.generate(questions(taught), max_tokens=1000)
@@ -73,7 +65,6 @@ def test_a_plan_is_run_as_forecast_where_its_requests_may_cost_far_more(taught: 
 
 
 def test_a_plan_without_a_budget_stops_if_it_costs_far_more() -> None:
-    """It spends its high cost, and next to it no more than the calls in flight can cost."""
     with spending_client(lambda prompt: 900 if prompt.startswith("planned") else 3) as client:
         client.generate(questions(30), max_tokens=1000)
         plan = client.plan(list(questions(200, "planned")), max_tokens=1000)
@@ -84,7 +75,6 @@ def test_a_plan_without_a_budget_stops_if_it_costs_far_more() -> None:
 
 
 def test_a_call_whose_answer_is_lost_counts_at_its_most() -> None:
-    """Whether it was billed is unknown."""
     calls = []
 
     def lose(request: Request) -> Answer:
@@ -118,7 +108,6 @@ def test_lists_side_by_side_keep_their_own_budgets_and_the_client_s() -> None:
 def test_only_a_list_spends_from_its_budget_where_others_ask_the_same(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The list runs out of money; the two who ask the same without a budget share a call of their own."""
     provider = Scripted(clock, lambda *_: Answer("ok", usage=Usage(1, 3)), priced=True)
     client = client_of(provider, parallelism=1, prices=PRICES)
     with clock.held():
@@ -133,10 +122,6 @@ def test_only_a_list_spends_from_its_budget_where_others_ask_the_same(
 def test_a_list_that_waits_for_its_own_money_holds_up_nobody_else(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """All that the list has is reserved for its first call; others go at once, and it goes on when that ends.
-
-    Three of its calls cost a USD each, and then what is left is less than the most that another one may cost.
-    """
     provider = Scripted(
         clock,
         lambda *_: Answer("ok", usage=Usage(1, 1)),
@@ -155,7 +140,6 @@ def test_a_list_that_waits_for_its_own_money_holds_up_nobody_else(
 
 
 def test_a_list_with_little_money_is_sent_in_order(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Four fit at once, whatever else is asked meanwhile; each that ends lets the next one go."""
     provider = Scripted(clock, lambda *_: Answer("ok", usage=Usage(1, 0)), priced=True)
     client = client_of(provider, parallelism=8, prices=PRICES)
     with clock.held():
@@ -169,45 +153,8 @@ def test_a_list_with_little_money_is_sent_in_order(clock: VirtualClock, client_o
     assert began[-1][0] == 4.0
 
 
-@pytest.mark.parametrize("seed", sampled(range(15), keep=4))
-def test_a_budget_is_never_exceeded_by_64_threads(seed: int) -> None:
-    rng = random.Random(seed)
-    limit = rng.uniform(20, 200)
-    costs = {f"question {n}": rng.randint(0, 9) for n in range(150)}
-    with spending_client(lambda prompt: costs[prompt], parallelism=64) as client:
-        results = client.generate(iter(costs), max_tokens=9, budget=limit)
-    assert spent(results) <= limit
-    assert results.succeeded == len(costs) or spent(results) > limit - 9
-
-
 @pytest.mark.parametrize("seed", sampled(range(15), keep=2))
 def test_lists_and_a_job_side_by_side_never_exceed_a_budget(seed: int) -> None:
     found = budget_runs.run(seed)
     assert not found.exceeded
     assert found.answered > 0
-
-
-@given(
-    outer=st.floats(0, 50),
-    inner=st.lists(st.floats(0, 50), min_size=1, max_size=3),
-    calls=st.lists(st.tuples(st.integers(0, 2), st.floats(0, 20), st.floats(0, 1)), max_size=40),
-)
-def test_no_order_of_calls_exceeds_a_budget_or_the_one_it_is_within(
-    outer: float, inner: list[float], calls: list[tuple[int, float, float]]
-) -> None:
-    whole = Budget(outer)
-    own_budgets = [Budget(limit, whole) for limit in inner]
-    open_calls = []
-    for which, cost, share in calls:
-        own_budget = own_budgets[which % len(own_budgets)]
-        if own_budget.fits(cost):
-            open_calls.append((own_budget, own_budget.reserve(cost), cost * share))
-        if len(open_calls) > 3:
-            payer, hold, actual = open_calls.pop(0)
-            payer.reconcile(hold, actual)
-        for limit, budget in zip([outer, *inner], [whole, *own_budgets], strict=True):
-            assert budget.spent + budget.reserved <= limit + 1e-6
-    for payer, hold, _ in open_calls:
-        payer.release(hold)
-    assert whole.reserved == 0
-    assert whole.spent == pytest.approx(sum(own_budget.spent for own_budget in own_budgets))

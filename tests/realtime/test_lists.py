@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import queue
 import threading
@@ -31,7 +30,6 @@ ClientOf = Callable[..., BatchingClient]
 
 
 def generate_stored(client: BatchingClient, texts: list[str]) -> int:
-    """Store the list as a job that runs in real time."""
     return client.submit_run(texts, client.forecast(texts)).wait().completed
 
 
@@ -50,8 +48,6 @@ _WAYS: dict[str, Callable[[BatchingClient, list[str]], int]] = {
 
 
 class Timed(MockProvider):
-    """A mock whose latency depends on the prompt."""
-
     def __init__(self, clock: VirtualClock, latency: Callable[[str], float]) -> None:
         def answer(request: Request) -> str:
             clock.sleep(latency(str(request.prompt)))
@@ -61,33 +57,15 @@ class Timed(MockProvider):
 
 
 def mock(clock: VirtualClock, latency: float = 1.0, answers: Any = None) -> MockProvider:
-    """A mock in virtual time that repeats its prompt."""
     script = answers or (lambda request: f"re: {request.prompt}")
     return MockProvider(script, latency=latency, sleep=clock.sleep)
 
 
 def prompts(count: int) -> list[str]:
-    """So many different prompts."""
     return [f"p{i}" for i in range(count)]
 
 
-def extend_one_by_one(seen: list[Result], stream: Iterator[Result]) -> None:
-    """Keep what came before an error."""
-    for result in stream:
-        seen.append(result)  # noqa: PERF402
-
-
-def test_four_at_once_are_four_times_as_fast(clock: VirtualClock, client_of: ClientOf) -> None:
-    """100 equal calls at parallelism 4 take 25 times one call."""
-    client = client_of(mock(clock), parallelism=4)
-    results = client.generate(prompts(100))
-    assert results.wall == pytest.approx(25.0)
-    assert results.speed_up is not None
-    assert results.speed_up >= 3.9
-
-
 def test_progress_is_told_for_each_result_as_it_arrives(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A slow first request holds up the results, and not the progress."""
     client = client_of(Timed(clock, lambda prompt: 9.0 if prompt == "p0" else 1.0), parallelism=4)
     told: list[ListProgress] = []
     results = list(client.map(prompts(7), on_progress=told.append))
@@ -119,8 +97,6 @@ def test_progress_counts_failures_and_costs_and_its_errors_end_no_list(
 def test_twenty_five_items_take_the_time_of_seven_calls(
     ask: str, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Four at once cannot take less: 25 / 7 is the most, and the scheduler loses nothing of it."""
-
     def latency(prompt: str) -> float:
         if (
             prompt == "p0" and ask not in _STORED
@@ -133,23 +109,7 @@ def test_twenty_five_items_take_the_time_of_seven_calls(
     assert clock.now() == pytest.approx(7.0)
 
 
-def test_one_straggler_delays_nobody_else(clock: VirtualClock, client_of: ClientOf) -> None:
-    """24 quick calls next to a slow one: with three workers left they take 8 seconds, and end before it."""
-    ended: dict[str, float] = {}
-    provider = Timed(clock, lambda prompt: 100.0 if prompt == "p3" else 1.0)
-    client = client_of(provider, parallelism=4)
-    with clock.held():
-        for prompt in prompts(25):
-            future = client.submit(prompt)
-            future.add_done_callback(lambda _, prompt=prompt: ended.__setitem__(prompt, clock.now()))  # type: ignore[misc]
-    client.stop()
-    assert max(at for prompt, at in ended.items() if prompt != "p3") <= 8.0
-    assert ended["p3"] == 100.0
-
-
 class _Waits(VirtualClock):
-    """Counts the waits of the thread that made it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.waits = 0
@@ -169,7 +129,6 @@ class _Waits(VirtualClock):
 
 
 def test_a_reader_of_a_whole_list_is_not_woken_for_each_result(client_of: ClientOf) -> None:
-    """Each wake-up takes the interpreter from the threads that answer."""
     clock = _Waits()
     client = client_of(mock(clock, 0.01), clock=clock, parallelism=2)
     assert len(client.generate(prompts(500))) == 500
@@ -180,14 +139,12 @@ def test_a_reader_of_a_whole_list_is_not_woken_for_each_result(client_of: Client
 def test_results_come_in_the_order_of_the_prompts(
     kind: Callable[[list[str]], Any], clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Whatever the latencies, and whether it is a list, a tuple or an iterator."""
     client = client_of(Timed(clock, lambda prompt: int(prompt[1:]) * 7 % 13 / 10), parallelism=8)
     results = list(client.map(kind(prompts(200))))
     assert [result.text for result in results] == [f"re: {p}" for p in prompts(200)]
 
 
 def test_as_completed_gives_the_quick_ones_first(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Its order is the order of the answers; the context tells the position."""
     client = client_of(Timed(clock, lambda prompt: {"a": 3.0, "b": 1.0, "c": 2.0}[prompt]), parallelism=3)
     requests = [Request(prompt, context=i) for i, prompt in enumerate("abc")]
     with clock.held():
@@ -195,39 +152,7 @@ def test_as_completed_gives_the_quick_ones_first(clock: VirtualClock, client_of:
     assert [result.context for result in stream] == [1, 2, 0]
 
 
-def test_an_endless_generator_is_read_as_results_are_taken(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The first ten of endlessly many prompts; no more is read than the queue holds."""
-    read = itertools.count()
-
-    def endless() -> Iterator[str]:
-        while True:
-            yield f"p{next(read)}"
-
-    client = client_of(mock(clock), parallelism=4, queue_capacity=100)
-    first = list(itertools.islice(client.map(endless()), 10))
-    assert [result.text for result in first] == [f"re: {p}" for p in prompts(10)]
-    assert next(read) <= 250
-
-
-@pytest.mark.full
-def test_a_long_generator_needs_no_more_than_the_queue(clock: VirtualClock, client_of: ClientOf) -> None:
-    """At no time more requests are under way than the capacity, whatever the list's length."""
-    most = 0
-
-    def lazy() -> Iterator[str]:
-        nonlocal most
-        for prompt in prompts(3_000):
-            counts = client.counts
-            most = max(most, counts.waiting + counts.in_flight)
-            yield prompt
-
-    client = client_of(mock(clock), parallelism=8, queue_capacity=100)
-    assert sum(result.ok for result in client.map(lazy())) == 3_000
-    assert most <= 100
-
-
 def test_a_failed_request_has_its_place(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The rest continues; its result holds the error."""
     failing = mock(clock, answers=lambda request: ValueError("no") if request.prompt == "p3" else "fine")
     results = client_of(failing).generate(prompts(6))
     assert [result.ok for result in results] == [True, True, True, False, True, True]
@@ -237,7 +162,6 @@ def test_a_failed_request_has_its_place(clock: VirtualClock, client_of: ClientOf
 
 
 def test_a_failed_request_may_raise(clock: VirtualClock, client_of: ClientOf) -> None:
-    """on_error="raise" yields what came before and raises the failed one's error in its place."""
     failing = mock(clock, answers=lambda request: ValueError("no") if request.prompt == "p3" else "fine")
     client = client_of(failing)
     seen: list[Result] = []
@@ -247,7 +171,6 @@ def test_a_failed_request_may_raise(clock: VirtualClock, client_of: ClientOf) ->
 
 
 def test_when_all_fail_one_error_tells_why(clock: VirtualClock, client_of: ClientOf) -> None:
-    """It carries the results, and the first one's kind and cause."""
     failing = MockProvider(fail_on=dict.fromkeys(range(1, 10), ErrorKind.CLIENT_ERROR))
     with pytest.raises(AllRequestsFailed, match="all 5 requests failed") as caught:
         client_of(failing).generate(prompts(5))
@@ -257,7 +180,6 @@ def test_when_all_fail_one_error_tells_why(clock: VirtualClock, client_of: Clien
 
 
 def test_an_empty_list_is_answered_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
-    """There is nothing to ask and nothing that failed."""
     results = client_of(mock(clock)).generate([])
     assert (list(results), results.wall, results.speed_up, results.mean_latency) == ([], 0.0, None, 0.0)
 
@@ -265,7 +187,6 @@ def test_an_empty_list_is_answered_at_once(clock: VirtualClock, client_of: Clien
 def test_a_bad_row_in_a_list_is_found_before_anything_is_sent(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The error names row and field, and no call was made for the rows before it."""
     provider = mock(clock)
     with pytest.raises(InvalidRequest, match="row 2") as caught:
         client_of(provider).generate(["fine", "fine too", "", "never"])
@@ -275,66 +196,13 @@ def test_a_bad_row_in_a_list_is_found_before_anything_is_sent(
 
 @pytest.mark.parametrize("single", ["one prompt", {"role": "user", "content": "x"}])
 def test_a_single_prompt_is_no_list(single: Any, clock: VirtualClock, client_of: ClientOf) -> None:
-    """A text is not taken for a list of letters."""
     with pytest.raises(InvalidRequest, match="list of prompts"):
         client_of(mock(clock)).generate(single)
-
-
-def test_a_generator_that_raises_midway_loses_nothing_it_gave(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
-    """The results of what was read come first; then its own error is raised, with the position in a note."""
-
-    def broken() -> Iterator[str]:
-        yield from prompts(10)
-        raise OSError("the file ended")
-
-    client = client_of(mock(clock))
-    seen: list[Result] = []
-    with pytest.raises(OSError, match="the file ended") as caught:
-        extend_one_by_one(seen, client.map(broken()))
-    assert [result.text for result in seen] == [f"re: {p}" for p in prompts(10)]
-    assert any("10" in note for note in getattr(caught.value, "__notes__", []))
-    assert client.counts.balanced()
-
-
-def test_a_bad_row_of_a_generator_is_named_after_the_results_before_it(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
-    """A lazily read list cannot be checked as a whole, but what was accepted is not lost."""
-    client = client_of(mock(clock))
-    seen: list[Result] = []
-    with pytest.raises(InvalidRequest, match="row 3") as caught:
-        extend_one_by_one(seen, client.map(iter(["a", "b", "c", ""])))
-    assert len(seen) == 3
-    assert caught.value.row == 3
-
-
-@pytest.mark.full
-def test_leaving_the_loop_early_cancels_what_has_not_started(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
-    """After a break no call is made but those under way, and the client goes on."""
-    provider = mock(clock)
-    client = client_of(provider, parallelism=2)
-
-    def first() -> bool:
-        for result in client.map(iter(prompts(500))):
-            return result.ok
-        return False
-
-    assert InTime(clock, first).result()
-    gc.collect()
-    eventually(lambda: client.queue_size == 0)  # whoever looks next cancels what was left
-    assert client.submit("next").result(30).ok
-    client.stop()
-    assert len(provider.calls) <= 2 + 2 + 1
 
 
 def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The garbage collector comes at any moment, and must not wait for a lock its own thread holds."""
     provider = mock(clock)
     client = client_of(provider, parallelism=1)
     engine = engine_of(client)
@@ -353,7 +221,6 @@ def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(
 
 
 def test_a_stream_may_be_closed(clock: VirtualClock, client_of: ClientOf) -> None:
-    """close() cancels what waits; nothing more comes."""
     provider = mock(clock)
     client = client_of(provider, parallelism=2)
     stream: Any = client.map(prompts(100))
@@ -366,7 +233,6 @@ def test_a_stream_may_be_closed(clock: VirtualClock, client_of: ClientOf) -> Non
 def test_ctrl_c_in_the_callers_loop_leaves_the_client_usable(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """KeyboardInterrupt out of the prompts or the loop body passes, and cancels what has not started."""
     provider = mock(clock)
     client = client_of(provider, parallelism=1)
 
@@ -381,16 +247,8 @@ def test_ctrl_c_in_the_callers_loop_leaves_the_client_usable(
     assert len(provider.calls) < 20
 
 
-def test_two_streams_of_one_client_do_not_mix(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Each gets its own results, in its own order."""
-    client = client_of(mock(clock), parallelism=4)
-    pairs = zip(client.map(f"a{i}" for i in range(50)), client.map(f"b{i}" for i in range(50)), strict=True)
-    assert [(a.text, b.text) for a, b in pairs] == [(f"re: a{i}", f"re: b{i}") for i in range(50)]
-
-
 @pytest.mark.full
 def test_a_list_longer_than_the_queue_waits_for_itself(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Also where a full queue raises: the stream takes no more than there is room for."""
     client = client_of(mock(clock), parallelism=4, queue_capacity=100, queue_full="raise")
     others = [client.submit(f"other {i}", priority="deferrable") for i in range(60)]
     assert [result.ok for result in client.map(prompts(500))] == [True] * 500
@@ -398,7 +256,6 @@ def test_a_list_longer_than_the_queue_waits_for_itself(clock: VirtualClock, clie
 
 
 def test_parameters_of_a_list_hold_for_each_request(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Generation parameters and fields of the request alike."""
     provider = mock(clock)
     client = client_of(provider, temperature=0.5)
     list(client.map(["a", "b"], system="Be brief.", priority="high", purpose="test"))
@@ -408,7 +265,6 @@ def test_parameters_of_a_list_hold_for_each_request(clock: VirtualClock, client_
 
 
 def test_the_sums_of_a_list_are_those_of_its_results(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Tokens, latency and successes are added up."""
     provider = SimProvider(sleep=clock.sleep, now=clock.now, latency=2.0)
     results = client_of(provider, parallelism=2).generate(prompts(4))
     assert results.total_latency == pytest.approx(8.0)

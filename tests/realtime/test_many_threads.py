@@ -33,7 +33,6 @@ FAULTS = (
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Run ``work(number)`` on so many threads, begun together."""
     together = threading.Barrier(count)
     mistakes: list[BaseException] = []
 
@@ -54,8 +53,6 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 class Watch:
-    """An observer that reads the counts at every event and counts how each request ended."""
-
     def __init__(self) -> None:
         self.client: BatchingClient | None = None
         self.unbalanced: list[Any] = []
@@ -78,7 +75,6 @@ class Watch:
 def test_two_hundred_threads_submit_fifty_requests_each(
     shared: int, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Each of 10,000 results belongs to its prompt, each future is settled once, and the sums agree."""
     provider = Scripted(clock, max_shared=shared, latency=0.05)
     watch = Watch()
     client = client_of(provider, parallelism=32, queue_capacity=10_000, observers=[watch], deduplicate=False)
@@ -113,7 +109,6 @@ def test_two_hundred_threads_submit_fifty_requests_each(
 def test_two_hundred_items_with_faults_are_all_accounted_for(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """total == succeeded + failed, for every seed of the faults (E8)."""
     for seed in range(20):
         rng = random.Random(seed)
         plan = [[rng.choice(FAULTS) if rng.random() < 0.3 else None for _ in range(5)] for _ in range(200)]
@@ -146,7 +141,6 @@ def test_two_hundred_items_with_faults_are_all_accounted_for(
 def test_cancelling_threads_and_workers_agree_on_every_future(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Half of the requests are cancelled at random moments: each ends once, in counts and events."""
     watch = Watch()
     client = client_of(
         Scripted(clock, latency=0.01),
@@ -186,7 +180,6 @@ def test_cancelling_threads_and_workers_agree_on_every_future(
 def test_identical_requests_of_many_threads_are_balanced_too(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Identical requests, cancellations and time-outs together: nothing is lost and nothing counted twice."""
     watch = Watch()
     client = client_of(Scripted(clock, latency=0.5), parallelism=4, queue_capacity=10_000, observers=[watch])
     engine = inside(client.start()).realtime.engine

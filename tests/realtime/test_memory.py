@@ -20,7 +20,6 @@ ClientOf = Callable[..., BatchingClient]
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
-    """What is collected here is collected because no reference is left."""
     gc.collect()
     gc.disable()
     yield
@@ -30,8 +29,6 @@ def without_collector() -> Iterator[None]:
 @pytest.mark.full
 @pytest.mark.usefixtures("without_collector")
 def test_an_answer_nobody_holds_is_gone_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
-    """With its request and its context."""
-
     class Context:
         pass
 
@@ -48,7 +45,6 @@ def test_an_answer_nobody_holds_is_gone_at_once(clock: VirtualClock, client_of: 
 @pytest.mark.full
 @pytest.mark.usefixtures("without_collector")
 def test_a_future_that_raised_is_gone_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Its error's traceback shows where it was waited for; that must not keep a reference to the future."""
     client = client_of(Scripted(clock, lambda *_: failure(ErrorKind.CLIENT_ERROR)))
     future = client.submit("x")
     dead = weakref.ref(future)
@@ -61,7 +57,6 @@ def test_a_future_that_raised_is_gone_at_once(clock: VirtualClock, client_of: Cl
 
 @pytest.mark.full
 def test_deadlines_of_ended_requests_are_forgotten(clock: VirtualClock, client_of: ClientOf) -> None:
-    """One slow request with an early deadline does not keep a thousand later ones in memory."""
     client = client_of(
         Scripted(clock, latency=lambda prompt: 900.0 if prompt == "slow" else 0.01), parallelism=2
     )
@@ -81,7 +76,6 @@ def test_deadlines_of_ended_requests_are_forgotten(clock: VirtualClock, client_o
 
 @pytest.mark.full
 def test_cancelled_requests_leave_nothing_in_the_queue(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Who submits and cancels again and again while nothing moves fills no memory."""
     provider = Scripted(clock, latency=100.0)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -97,7 +91,6 @@ def test_cancelled_requests_leave_nothing_in_the_queue(clock: VirtualClock, clie
 def test_cancelled_requests_that_joined_one_which_waits_leave_no_time_outs(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Each submit looked through all that were kept."""
     provider = Scripted(clock, latency=100.0)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -119,7 +112,6 @@ def test_cancelled_requests_that_joined_one_which_waits_leave_no_time_outs(
 def test_a_request_that_waits_long_keeps_nobody_elses_memory(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """A background request lets thousands go first in a lane that shares calls."""
     client = client_of(Scripted(clock, latency=0.01, max_shared=4), parallelism=1, batch_window=0.01)
     with clock.held():
         client.submit("first")
@@ -140,7 +132,6 @@ def test_a_request_that_waits_long_keeps_nobody_elses_memory(
 def test_quotas_that_no_client_uses_are_let_go_and_the_latest_are_kept(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A service with a key for each of its customers would keep them all; a client in use keeps its own."""
     monkeypatch.setattr(shared_quota, "MAX_UNUSED_QUOTAS", 4)
     scopes = [f"customer {number}" for number in range(40)]
 

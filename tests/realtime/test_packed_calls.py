@@ -19,24 +19,17 @@ from smartbatch.events import Event, PackingChanged, RetryScheduled
 from smartbatch.prices import Price
 from smartbatch.providers import MockProvider, SimProvider
 from smartbatch.providers.base import Capabilities
-from smartbatch.types import Answer, Message, Request, Result, Route, Usage
+from smartbatch.types import Answer, Message, Request, Result, Usage
 from tests.levels import sampled
 
 ClientOf = Callable[..., BatchingClient]
 
 
 def is_pack(request: Request) -> bool:
-    """Whether a request carries several."""
     return "JSON array" in (request.params.system or "")
 
 
 class Model(MockProvider):
-    """Answers each prompt by repeating it, packed or alone, a second a call; packs may be damaged.
-
-    Args:
-        damage: turns the items of a pack's reply into the text that arrives, or returns another outcome.
-    """
-
     def __init__(
         self, clock: VirtualClock, damage: Callable[[list[dict[str, str]]], Any] = written, **more: Any
     ) -> None:
@@ -45,7 +38,6 @@ class Model(MockProvider):
 
     @property
     def sizes(self) -> list[int]:
-        """How many prompts each call carried."""
         return [len(items_of(c.request)) if is_pack(c.request) else 1 for c in self.calls]
 
     def _reply(self, request: Request) -> Any:
@@ -60,7 +52,6 @@ class Model(MockProvider):
 
 
 def ask(clock: VirtualClock, client: BatchingClient, prompts: list[str], **params: Any) -> list[Result]:
-    """Submit all prompts at one moment and wait for their results."""
     with clock.held():
         futures = [client.submit(prompt, **params) for prompt in prompts]
     return [future.result(PATIENCE) for future in futures]
@@ -75,7 +66,6 @@ def right(prompts: list[str], results: list[Result]) -> bool:
 
 
 def test_a_packed_batch_ends_with_one_outcome_per_request(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A middleware meets the container that the window filled and the router closes."""
     provider = Model(clock)
     met: list[tuple[Any, str]] = []
 
@@ -103,7 +93,6 @@ class TestTheJudge:
     def test_a_thousand_prompts_a_hundred_hostile_under_all_damages(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """Every prompt has exactly its own answer, whatever happened to the packs."""
         rng = random.Random(3)
         lock = threading.Lock()
 
@@ -122,35 +111,16 @@ class TestTheJudge:
         assert right(prompts, ask(clock, client, prompts))
         assert sum(size > 1 for size in provider.sizes) > 3
 
-    def test_in_good_order_it_takes_a_tenth_of_the_calls(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
-        """Four hundred prompts are little more than forty calls."""
-        provider = Model(clock)
-        prompts = plain(400)
-        results = ask(clock, client_of(provider, packing=True), prompts)
-        assert right(prompts, results)
-        assert len(provider.calls) <= 44
-        assert {result.route for result in results} >= {Route.SHARED}
-
 
 class TestWhoIsPacked:
     def test_nobody_by_default(self, clock: VirtualClock, client_of: ClientOf) -> None:
-        """Packing is off until it is asked for."""
         provider = Model(clock)
         assert right(plain(30), ask(clock, client_of(provider), plain(30)))
         assert provider.sizes == [1] * 30
 
-    def test_a_lone_request_goes_as_it_is(self, clock: VirtualClock, client_of: ClientOf) -> None:
-        """A single request has nothing to be packed with."""
-        provider = Model(clock)
-        client_of(provider, packing=True).submit("alone").result(PATIENCE)
-        assert provider.prompts == ["alone"]
-
     def test_one_isolation_key_and_one_set_of_parameters_a_pack(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """Whatever waits at the same time: what must not share a prompt does not."""
         provider = Model(clock)
         client = client_of(provider, packing=True)
         with clock.held():
@@ -170,7 +140,6 @@ class TestWhoIsPacked:
     def test_chats_structured_answers_and_suspicious_prompts_go_alone(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """They neither travel in packs nor close the window of those that do."""
         provider = Model(clock)
         client = client_of(provider, packing=True, parallelism=64)
         with clock.held():
@@ -192,7 +161,6 @@ class TestWhoIsPacked:
     def test_a_provider_that_shares_calls_by_itself_is_not_packed(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """Its own way is better."""
         provider = Model(clock, max_shared=5)
         ask(clock, client_of(provider, packing=True), plain(20))
         assert not any(is_pack(request) for call in provider.calls for request in call.requests)
@@ -200,7 +168,6 @@ class TestWhoIsPacked:
     def test_packs_are_no_larger_than_max_batch_size_and_the_room_for_answers(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """Six answers of a thousand tokens fit where ten short ones do."""
         provider = Model(clock)
         ask(clock, client_of(provider, packing=True, max_batch_size=7), plain(40), max_tokens=20)
         assert max(provider.sizes) == 7
@@ -212,7 +179,6 @@ class TestWhoIsPacked:
         assert max(provider.sizes) == 1
 
     def test_the_schema_goes_where_it_is_native(self, clock: VirtualClock, client_of: ClientOf) -> None:
-        """Elsewhere the words of the instructions have to do."""
         for native in (False, True):
             provider = Model(clock)
             provider.capabilities = Capabilities(schemas=native, priced=False)
@@ -221,7 +187,6 @@ class TestWhoIsPacked:
             assert schemas == {native}
 
     def test_packing_and_individual_contradict_each_other(self) -> None:
-        """Both names are in the error."""
         with pytest.raises(ConfigError, match=r"packing.*strategy"):
             BatchingClient("sim:demo", packing=True, strategy="individual")
 
@@ -230,7 +195,6 @@ class TestTheBill:
     def test_usage_and_cost_of_a_pack_are_split_exactly(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """The shares add up to what the provider billed, missing answers included."""
         rng = random.Random(1)
         provider = Model(clock, lambda items: DAMAGE["dropped"](items, rng))
         provider.capabilities = Capabilities()
@@ -249,7 +213,6 @@ class TestTheBill:
         assert billed > 0
 
     def test_a_budget_holds_with_packs(self, clock: VirtualClock, client_of: ClientOf) -> None:
-        """Nothing hangs, and nothing is spent beyond it."""
         provider = SimProvider(sleep=clock.sleep, now=clock.now, latency=1.0)
         provider.capabilities = Capabilities()
         client = client_of(
@@ -267,7 +230,6 @@ class TestWhenItGoesWrong:
     def test_what_a_pack_does_not_say_is_asked_alone_and_costs_no_try(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """Half of each answer is lost; all are answered, with retries=0."""
         events: list[Event] = []
         provider = Model(clock, lambda items: written(items[: (len(items) + 1) // 2]))
         client = client_of(provider, packing=True, retries=0, observers=[events.append])
@@ -280,14 +242,11 @@ class TestWhenItGoesWrong:
     def test_a_refused_pack_is_asked_one_by_one(
         self, clock: VirtualClock, client_of: ClientOf, reason: str
     ) -> None:
-        """One prompt in it may be the cause."""
         provider = Model(clock, lambda items: Answer(written(items), finish_reason=reason))
         assert right(plain(20), ask(clock, client_of(provider, packing=True), plain(20)))
         assert provider.sizes.count(1) == 20
 
     def test_a_pack_the_provider_rejects_is_halved(self, clock: VirtualClock, client_of: ClientOf) -> None:
-        """One prompt that makes the request invalid fails no other request."""
-
         def damage(items: list[dict[str, str]]) -> Any:
             if any("invalid" in item["answer"] for item in items):
                 return ProviderError("bad request", kind=ErrorKind.CLIENT_ERROR, status=400)
@@ -303,12 +262,10 @@ class TestWhenItGoesWrong:
     def test_nonsense_instead_of_a_pack_answers_nobody_and_hurts_nobody(
         self, clock: VirtualClock, client_of: ClientOf, nonsense: Any
     ) -> None:
-        """All are sent alone."""
         provider = Model(clock, lambda _: nonsense)
         assert right(plain(20), ask(clock, client_of(provider, packing=True), plain(20)))
 
     def test_an_outage_is_no_verdict_on_packing(self, clock: VirtualClock, client_of: ClientOf) -> None:
-        """A 503 is retried as a pack."""
         events: list[Event] = []
         provider = Model(clock, fail_on={2: ErrorKind.SERVER_ERROR, 3: ErrorKind.RATE_LIMIT})
         client = client_of(provider, packing=True, observers=[events.append])
@@ -318,7 +275,6 @@ class TestWhenItGoesWrong:
     def test_packing_that_fails_too_often_turns_itself_off_and_says_so(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """Then nothing is packed for a minute; after it one pack is tried."""
         events: list[Event] = []
         provider = Model(clock, lambda _: "sorry")
         client = client_of(provider, packing=True, observers=[events.append], parallelism=2)
@@ -334,12 +290,3 @@ class TestWhenItGoesWrong:
         assert [size > 1 for size in later].count(True) <= 2
         changes = [event for event in events if isinstance(event, PackingChanged)]
         assert [change.enabled for change in changes][:3] == [False, True, False]
-
-
-def test_the_embedded_provider_answers_packs(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The demo packs as well, with the same answers as alone."""
-    texts = []
-    for packing in (False, True):
-        client = client_of(SimProvider(sleep=clock.sleep, now=clock.now), packing=packing)
-        texts.append([result.text for result in ask(clock, client, plain(50))])
-    assert texts[0] == texts[1]

@@ -19,30 +19,11 @@ ClientOf = Callable[..., BatchingClient]
 
 
 def one_by_one(clock: VirtualClock, client_of: ClientOf, **settings: Any) -> tuple[Scripted, BatchingClient]:
-    """A client with one worker, busy with a first call."""
     provider = Scripted(clock)
     return provider, client_of(provider, **{"parallelism": 1, **settings})
 
 
-@pytest.mark.full
-def test_an_urgent_request_overtakes_ten_thousand_background_ones(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
-    """It starts on the next free slot: fifth of all, since four were in flight when it came."""
-    provider = Scripted(clock)
-    client = client_of(provider, parallelism=4, queue_capacity=10_000)
-    with clock.held():
-        background = [client.submit_background(f"b{i}") for i in range(10_000)]
-        provider.wait_for(4)
-        urgent = client.submit_urgent("urgent")
-    assert urgent.result(PATIENCE).queued == 1.0
-    assert provider.prompts.index("urgent") == 4
-    for future in background:
-        future.result(PATIENCE)
-
-
 def test_priorities_are_served_in_their_order(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Of requests that came together the more urgent start first, and equals in the order they came."""
     provider, client = one_by_one(clock, client_of)
     with clock.held():
         client.submit("first")
@@ -54,23 +35,9 @@ def test_priorities_are_served_in_their_order(clock: VirtualClock, client_of: Cl
     assert provider.prompts[1:] == expected
 
 
-@pytest.mark.parametrize("value", [100, "urgent", Priority.URGENT])
-def test_a_priority_has_a_name_and_a_number(value: Any, clock: VirtualClock, client_of: ClientOf) -> None:
-    """Each of the three spellings means the same."""
-    provider, client = one_by_one(clock, client_of)
-    with clock.held():
-        client.submit("first")
-        provider.wait_for(1)
-        client.submit("normal")
-        client.submit("fast", priority=value)
-    client.stop()
-    assert provider.prompts == ["first", "fast", "normal"]
-
-
 def test_a_low_request_that_waited_long_goes_before_a_new_normal_one(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The order is the order of latest starts, so a request ages by itself."""
     provider = Scripted(clock, latency=lambda prompt: 115.0 if prompt == "first" else 1.0)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -90,7 +57,6 @@ def test_a_low_request_that_waited_long_goes_before_a_new_normal_one(
 
 
 def test_a_nearer_deadline_goes_first(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Among equal priorities the request whose time ends sooner is served sooner."""
     provider, client = one_by_one(clock, client_of)
     with clock.held():
         client.submit("first")
@@ -104,7 +70,6 @@ def test_a_nearer_deadline_goes_first(clock: VirtualClock, client_of: ClientOf) 
 
 @pytest.mark.parametrize("priority", list(Priority))
 def test_a_distant_deadline_makes_nobody_later(priority: Priority) -> None:
-    """The latest start is the patience of the priority, or the deadline if that is sooner."""
     start = latest_start(100.0, priority, None)
     assert start == 100.0 + PATIENCE_OF[priority]
     assert latest_start(100.0, priority, start + 1) == start
@@ -115,7 +80,6 @@ def test_a_distant_deadline_makes_nobody_later(priority: Priority) -> None:
 def test_no_priority_starves_under_an_hour_of_too_much_traffic(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """At 125 % load of normal requests, low and deferrable ones start after their patience, not never."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1, queue_capacity=10_000, deduplicate=False)
     waits: dict[str, list[tuple[float, float]]] = {"low": [], "deferrable": []}
@@ -149,8 +113,6 @@ def test_no_priority_starves_under_an_hour_of_too_much_traffic(
 def test_nobody_starves_behind_a_stream_of_urgent_requests(
     lanes: int, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """It fills every slot for ten minutes: a deferrable one starts within five minutes, in the same
-    lane and in another one, and the urgent ones give up one slot in twenty."""
     provider = Embedder(clock)
     client = client_of(provider, parallelism=2, queue_capacity=10_000, deduplicate=False)
     submit = client.submit if lanes == 1 else client.submit_embedding
@@ -175,29 +137,15 @@ def test_nobody_starves_behind_a_stream_of_urgent_requests(
     assert not [start for start in provider.starts if start.at < 239 and start.prompt.startswith("later")]
 
 
-def test_a_retry_keeps_the_place_its_request_had(clock: VirtualClock, client_of: ClientOf) -> None:
-    """After its pause a retried request goes before all that came after it."""
-    provider = Scripted(clock, lambda prompt, attempt: broken() if (prompt, attempt) == ("a", 0) else "fine")
-    client = client_of(provider, parallelism=1, retry_initial=1.0)
-    with clock.held():
-        futures = [client.submit("a")]
-        provider.wait_for(1)
-        rest = InTime(clock, lambda: (clock.sleep(0.1), submit_all(client, [f"p{i}" for i in range(20)]))[1])
-    futures += rest.result()
-    assert all(future.result(PATIENCE).ok for future in futures)
-    assert provider.prompts.index("a", 1) <= 3
-
-
-def test_a_retry_keeps_its_place_among_the_requests_of_all_lanes(
-    clock: VirtualClock, client_of: ClientOf
+@pytest.mark.parametrize("vector", [False, True], ids=["in its lane", "among all lanes"])
+def test_a_retry_keeps_the_place_its_request_had(
+    vector: bool, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Also where nothing else waits in its own: a vector goes again before the texts that came after it."""
     provider = Embedder(clock, lambda prompt, attempt: broken() if (prompt, attempt) == ("a", 0) else "fine")
     client = client_of(provider, parallelism=1, retry_initial=1.0)
     with clock.held():
-        vector = client.submit_embedding("a")
+        first = client.submit_embedding("a") if vector else client.submit("a")
         provider.wait_for(1)
         rest = InTime(clock, lambda: (clock.sleep(0.1), submit_all(client, [f"p{i}" for i in range(20)]))[1])
-    assert vector.result(PATIENCE).ok
-    assert all(future.result(PATIENCE).ok for future in rest.result())
+    assert all(future.result(PATIENCE).ok for future in [first, *rest.result()])
     assert provider.prompts.index("a", 1) <= 3

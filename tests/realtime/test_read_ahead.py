@@ -22,7 +22,6 @@ NAME = "smartbatch-prompts"
 
 @pytest.fixture
 def client() -> Iterator[BatchingClient]:
-    """Answers each prompt with itself."""
     with BatchingClient("mock", provider=MockProvider(lambda request: f"re: {request.prompt}")) as made:
         yield made
 
@@ -38,8 +37,6 @@ def end_of_readers() -> None:
 
 
 class Conversation:
-    """Prompts of which each is given only after the answer to the one before was returned."""
-
     def __init__(self) -> None:
         self._given: queue.Queue[str | None] = queue.Queue()
 
@@ -53,7 +50,6 @@ class Conversation:
 
 @pytest.mark.parametrize("method", ["map", "as_completed"])
 def test_an_answer_comes_before_the_next_prompt(client: BatchingClient, method: str) -> None:
-    """A prompt may be made from the answer before it."""
     prompts = Conversation()
     prompts.say("0")
     texts = []
@@ -65,7 +61,6 @@ def test_an_answer_comes_before_the_next_prompt(client: BatchingClient, method: 
 
 
 def test_an_answer_is_told_before_the_next_prompt(client: BatchingClient) -> None:
-    """Of a list that is collected, by ``on_progress``."""
     prompts = Conversation()
     prompts.say("first")
 
@@ -76,7 +71,6 @@ def test_an_answer_is_told_before_the_next_prompt(client: BatchingClient) -> Non
 
 
 def test_no_more_is_read_than_there_is_room_for() -> None:
-    """An endless iterator is read as far as results are taken."""
     read: list[int] = []
 
     def endless() -> Iterator[str]:
@@ -129,7 +123,6 @@ def test_an_error_of_the_iterator_comes_after_the_results_before_it(client: Batc
 
 @pytest.mark.parametrize("leave", ["break", "close", "raise"])
 def test_a_generator_is_closed_on_its_thread(client: BatchingClient, leave: str) -> None:
-    """When the loop is left early, whoever still holds the generator."""
     closed_by: queue.Queue[str] = queue.Queue()
 
     def prompts() -> Iterator[str]:
@@ -160,7 +153,6 @@ def test_a_generator_is_closed_on_its_thread(client: BatchingClient, leave: str)
 
 
 def test_a_thread_bound_source_is_read_by_the_caller(client: BatchingClient) -> None:
-    """The error of the cursor says how."""
     base = sqlite3.connect(":memory:")
     base.executescript("create table asked (text); insert into asked values ('a'), ('b');")
 

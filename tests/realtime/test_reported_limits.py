@@ -33,14 +33,12 @@ def failure(kind: ErrorKind) -> ProviderError:
 def test_every_ending_brings_its_report(
     clock: VirtualClock, client_of: Callable[..., Any], said: Answer | ProviderError
 ) -> None:
-    """A first call is enough to know the limit."""
     provider = Scripted(clock, lambda prompt, attempt: said if attempt == 0 else "yes")
     client_of(provider).submit("one").exception(30.0)
     assert shared_quota(provider.scope, "default").quota.reported_limits == {"requests": 600}
 
 
 def test_calls_refused_together_are_one_pause(clock: VirtualClock, client_of: Callable[..., Any]) -> None:
-    """Sixteen refusals, one event."""
     seen: list[Event] = []
     refusal = ProviderError("slow down", kind=ErrorKind.RATE_LIMIT, status=429, retry_after=2.0)
     provider = Scripted(clock, lambda prompt, attempt: refusal if attempt == 0 else "yes")
@@ -60,7 +58,6 @@ PLENTY = LimitReport(
 def test_a_report_that_little_is_left_is_learned_from_at_once(
     left: dict[str, int], clock: VirtualClock, client_of: Callable[..., Any]
 ) -> None:
-    """Also a moment after one that said that plenty is left."""
     little = evolve(PLENTY, requests_reset=30.0, tokens_reset=30.0, **left)
     said = {"1": PLENTY, "2": little, "3": little}
     provider = Scripted(clock, lambda prompt, _: Answer("yes", limits=said[prompt]), latency=0.001)
@@ -84,10 +81,6 @@ HOUR = 3600.0
 def test_no_reset_holds_a_call_for_longer_than_an_hour_or_a_quota_of_a_day(
     reset: float, longest: float, clock: VirtualClock, client_of: Callable[..., Any]
 ) -> None:
-    """One call is allowed and none is left; the next one goes all the same, at the latest after that time.
-
-    99.5 % of a limit's rate is used, so a quota of 20 hours takes a little longer.
-    """
     used_up = LimitReport(requests_limit=1, requests_remaining=0, requests_reset=reset)
     provider = Scripted(clock, lambda *_: Answer("yes", limits=used_up), latency=0.0)
     client = client_of(provider, parallelism=1)
@@ -101,7 +94,6 @@ def test_no_reset_holds_a_call_for_longer_than_an_hour_or_a_quota_of_a_day(
 def test_a_limit_beyond_reason_fails_no_call(
     limit: int, clock: VirtualClock, client_of: Callable[..., Any]
 ) -> None:
-    """Servers that mean "no limit" name such; each answer is paid for, whatever its headers say."""
     odd = LimitReport(requests_limit=limit, requests_remaining=0, requests_reset=1.0)
     provider = Scripted(clock, lambda *_: Answer("yes", limits=odd), latency=0.1)
     assert client_of(provider, parallelism=4).generate(map(str, range(40))).failed == 0
@@ -111,7 +103,6 @@ def test_a_limit_beyond_reason_fails_no_call(
 def test_a_wait_of_more_than_a_minute_is_told(
     clock: VirtualClock, client_of: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, as an event and as a warning that is on standard error by default."""
     seen: list[Event] = []
     used_up = LimitReport(requests_limit=2, requests_remaining=0, requests_reset=2 * HOUR)
     provider = Scripted(clock, lambda *_: Answer("yes", limits=used_up), latency=0.0)
@@ -128,7 +119,6 @@ def test_a_wait_of_more_than_a_minute_is_told(
 def test_a_long_wait_of_one_request_is_told(
     clock: VirtualClock, client_of: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Told to come back in five minutes it does; the others are answered meanwhile."""
     refusal = ProviderError("slow down", kind=ErrorKind.RATE_LIMIT, status=429, retry_after=300.0)
     provider = Scripted(clock, lambda prompt, n: refusal if (prompt, n) == ("0", 0) else "yes")
     with caplog.at_level(logging.WARNING, "smartbatch"):

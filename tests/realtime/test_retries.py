@@ -13,7 +13,6 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
 from smartbatch.events import CooldownStarted, RetryScheduled
-from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Answer, Request, Usage
 
 ClientOf = Callable[..., BatchingClient]
@@ -37,7 +36,6 @@ CALLS = {
 def test_each_kind_of_failure_has_its_number_of_tries(
     kind: ErrorKind, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Then the request fails with that kind, its id, and the number of calls made."""
     provider = Scripted(clock, lambda *_: failure(kind), latency=0.01)
     client = client_of(provider, retries=3)
     future = client.submit("x", id="mine")
@@ -51,7 +49,6 @@ def test_each_kind_of_failure_has_its_number_of_tries(
 
 
 def test_retries_wait_longer_each_time(clock: VirtualClock, client_of: ClientOf) -> None:
-    """1, 2, 4 … seconds, up to retry_max_delay, each drawn between half and the whole of it."""
     provider = Scripted(clock, lambda *_: broken(), latency=0.0)
     client = client_of(provider, retries=6, retry_max_delay=10.0, breaker_threshold=1000)
     assert client.submit("x").exception(PATIENCE) is not None
@@ -64,7 +61,6 @@ def test_retries_wait_longer_each_time(clock: VirtualClock, client_of: ClientOf)
 def test_requests_that_failed_together_do_not_return_together(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Their backoff is drawn from random numbers."""
     provider = Scripted(clock, lambda _, attempt: broken() if attempt == 0 else "fine", latency=0.0)
     client = client_of(provider, parallelism=3, breaker_threshold=1000)
     with clock.held():
@@ -75,7 +71,6 @@ def test_requests_that_failed_together_do_not_return_together(
 
 
 def test_the_servers_retry_after_wins(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Asked to wait 7 seconds it waits 7, and at most a tenth more."""
     provider = Scripted(
         clock,
         lambda _, n: failure(ErrorKind.SERVER_ERROR, status=503, retry_after=7.0) if n == 0 else "fine",
@@ -89,7 +84,6 @@ def test_the_servers_retry_after_wins(clock: VirtualClock, client_of: ClientOf) 
 def test_tries_are_not_used_up_by_a_server_that_asks_for_no_wait(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Refused for five minutes with Retry-After: 0, every request is answered, after a dozen calls each."""
     provider = Scripted(
         clock, lambda *_: limited(0.0) if clock.now() - begun < 300.0 else "fine", latency=0.01
     )
@@ -100,7 +94,6 @@ def test_tries_are_not_used_up_by_a_server_that_asks_for_no_wait(
 
 
 def test_a_lone_refusal_holds_only_the_request_it_met(clock: VirtualClock, client_of: ClientOf) -> None:
-    """After a 429 that asks for 20 seconds it waits 20 seconds, and the others are answered meanwhile."""
     provider = Scripted(clock, lambda prompt, n: limited(20.0) if (prompt, n) == ("a", 0) else "fine")
     events: list[Any] = []
     client = client_of(provider, parallelism=1, observers=[events.append])
@@ -114,7 +107,6 @@ def test_a_lone_refusal_holds_only_the_request_it_met(clock: VirtualClock, clien
 
 
 def test_refusals_that_repeat_pause_everybody(clock: VirtualClock, client_of: ClientOf) -> None:
-    """After four 429s that ask for 20 seconds nothing is sent for 20 seconds, and nothing is lost."""
     provider = Scripted(clock, lambda prompt, n: limited(20.0) if prompt in "abcd" and n == 0 else "fine")
     events: list[Any] = []
     client = client_of(provider, parallelism=1, observers=[events.append])
@@ -127,8 +119,6 @@ def test_refusals_that_repeat_pause_everybody(clock: VirtualClock, client_of: Cl
 
 
 def test_a_refusal_costs_no_try(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Ten refusals and a failure later a request with one retry is answered."""
-
     def script(_: str, attempt: int) -> Any:
         return limited(0.5) if attempt < 10 else broken() if attempt == 10 else "fine"
 
@@ -140,7 +130,6 @@ def test_a_refusal_costs_no_try(clock: VirtualClock, client_of: ClientOf) -> Non
 
 
 def test_two_clients_of_one_account_pause_together(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Refusals that one client meets hold the other one's calls as well."""
     one = Scripted(clock, lambda _, n: limited(30.0) if n == 0 else "fine", scope="account")
     other = Scripted(clock, scope="account")
     other_account = Scripted(clock, scope="another account")
@@ -166,7 +155,6 @@ def test_two_clients_of_one_account_pause_together(clock: VirtualClock, client_o
 def test_a_new_client_waits_for_what_is_left_of_the_pause_of_a_stopped_one(
     clock: VirtualClock, client_of: ClientOf, gap: float, earliest: float, latest: float
 ) -> None:
-    """The pause is the account's: no client of it calls before its end, and none waits longer."""
     one = Scripted(clock, lambda *_: limited(30.0), scope="account")
     first = client_of(one, shared="off")
     with clock.held():
@@ -186,8 +174,6 @@ def test_a_new_client_waits_for_what_is_left_of_the_pause_of_a_stopped_one(
 
 
 def test_tokens_of_failed_attempts_are_counted(clock: VirtualClock, client_of: ClientOf) -> None:
-    """What a failed call was billed for is on the request's bill, in tokens and in money."""
-
     def script(_: str, attempt: int) -> Any:
         if attempt < 2:
             return failure(ErrorKind.SERVER_ERROR, status=500, usage=Usage(10, 5))
@@ -201,17 +187,7 @@ def test_tokens_of_failed_attempts_are_counted(clock: VirtualClock, client_of: C
     assert client.spent == pytest.approx(40 * 1 + 17 * 2)
 
 
-def test_a_failed_request_tells_what_it_used(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Its result holds tokens of all attempts."""
-    provider = Scripted(clock, lambda *_: failure(ErrorKind.UNKNOWN, usage=Usage(3, 4)))
-    future = client_of(provider).submit("x")
-    assert future.exception(PATIENCE)
-    assert future.outcome is not None
-    assert future.outcome.usage == Usage(6, 8)
-
-
 def test_a_users_classifier_decides_on_retries(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A failure it calls the client's is not repeated."""
     provider = Scripted(clock, lambda *_: broken())
     client = client_of(provider, classifiers=[lambda error, verdict: ErrorKind.CLIENT_ERROR])
     assert client.submit("x").exception(PATIENCE)
@@ -219,7 +195,6 @@ def test_a_users_classifier_decides_on_retries(clock: VirtualClock, client_of: C
 
 
 def test_a_request_that_always_fails_delays_no_other(clock: VirtualClock, client_of: ClientOf) -> None:
-    """One that always meets a 500 fails by itself; 200 others are answered as if it were not there."""
     provider = Scripted(clock, lambda prompt, _: broken() if prompt == "failing" else "fine")
     client = client_of(provider, parallelism=4)
     with clock.held():
@@ -230,35 +205,7 @@ def test_a_request_that_always_fails_delays_no_other(clock: VirtualClock, client
     assert clock.now() <= 51 + 10  # 204 calls by four workers, and the last backoff of the failing one
 
 
-@pytest.mark.full
-def test_many_requests_that_always_fail_delay_no_other(clock: VirtualClock, client_of: ClientOf) -> None:
-    """From its second failure on a request lets the others that wait go first."""
-    ended: dict[str, float] = {}
-    provider = Scripted(clock, lambda prompt, _: broken() if prompt.startswith("failing") else "fine")
-    client = client_of(provider, parallelism=4, breaker_threshold=1000)
-    with clock.held():
-
-        def ask() -> list[ResultFuture]:
-            futures = []
-            for i in range(200):
-                futures.append(client.submit(f"failing {i}" if i % 4 == 0 else f"p{i}"))
-                clock.sleep(0.001)  # who failed once came before who has not been sent
-            return futures
-
-        asking = InTime(clock, ask)
-    futures = asking.result()
-    failing_ones = futures[::4]
-    others = [future for i, future in enumerate(futures) if i % 4]
-    for i, future in enumerate(others):
-        future.add_done_callback(lambda _, i=i: ended.__setitem__(str(i), clock.now()))  # type: ignore[misc]
-    assert all(future.result(PATIENCE).ok for future in others)
-    assert all(isinstance(failing.exception(PATIENCE), ProviderError) for failing in failing_ones)
-    # 200 first calls by four workers take 50 s, a retry of each failing one 12.5 s, and a trial some more
-    assert max(ended.values()) <= 70.0
-
-
 def test_retries_go_on_while_the_client_stops(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Leaving the with block completes what is pending, with the tries it has."""
     provider = Scripted(clock, lambda _, attempt: broken() if attempt < 2 else "fine")
     with client_of(provider) as client, clock.held():
         future = client.submit("x")
@@ -266,7 +213,6 @@ def test_retries_go_on_while_the_client_stops(clock: VirtualClock, client_of: Cl
 
 
 def test_no_retry_follows_a_cancelled_stop(clock: VirtualClock, client_of: ClientOf) -> None:
-    """stop(cancel_waiting=True) finishes the calls under way and makes no further ones."""
     provider = Scripted(clock, lambda *_: broken())
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -282,7 +228,6 @@ def test_no_retry_follows_a_cancelled_stop(clock: VirtualClock, client_of: Clien
 def test_what_is_asked_again_after_all_was_cancelled_has_its_tries(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The call under way makes no further tries for who cancelled, and is not that of who asks anew."""
     provider = Scripted(clock, lambda prompt, attempt: broken() if attempt == 0 else "fine")
     client = client_of(provider)
     with clock.held():
@@ -297,8 +242,6 @@ def test_what_is_asked_again_after_all_was_cancelled_has_its_tries(
 def test_halves_of_a_failed_call_are_not_sent_after_a_cancelled_stop(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """A shared call that fails for what is in it is sent again in halves, but not once all is cancelled."""
-
     class Spoilt(Scripted):
         def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Answer]:
             super().generate_many(requests, **details)

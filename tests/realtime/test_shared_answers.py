@@ -30,8 +30,6 @@ class City:
 
 
 class Vectors(Scripted):
-    """Answers with the same vector."""
-
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
         self.capabilities = Capabilities(max_texts=10)
@@ -43,8 +41,6 @@ class Vectors(Scripted):
 
 @define
 class Prefixing:
-    """A middleware that writes something in front of each answer, made of each request."""
-
     mark: Callable[[Request], str]
     shareable: bool = False
     seen: int = 0
@@ -81,8 +77,6 @@ def test_post_process_runs_for_each_who_asked_with_its_own_context(
 def test_what_post_process_refuses_for_one_is_not_refused_for_another(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Each failure names its own request, and the counts are right."""
-
     def hook(result: Result) -> Result:
         if result.context != "b":
             raise ValueError("not for you")
@@ -103,8 +97,6 @@ def test_what_post_process_refuses_for_one_is_not_refused_for_another(
 def test_each_who_asked_has_an_object_of_its_own(
     params: dict[str, Any], clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Also of an own provider that answers with objects; what a hook does to one is not done to another."""
-
     def hook(result: Result) -> None:
         if result.context == "a" and isinstance(result.parsed, City):
             result.parsed.name = "changed"
@@ -130,7 +122,6 @@ def test_each_who_asked_has_a_vector_of_its_own(clock: VirtualClock, client_of: 
 
 
 def test_an_asker_with_the_same_id_gets_its_own_context(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The first gives up during the call."""
     client = client_of(Scripted(clock, latency=5.0))
     with clock.held():
         client.submit("x", id="same", context="first", timeout=2.0)
@@ -166,9 +157,6 @@ def answered(client: BatchingClient) -> tuple[str | None, Route | None, float | 
 def test_two_clients_of_one_cache_keep_their_middleware_apart(
     shareable: bool, tmp_path: Path, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """What is kept is what the provider said; each middleware sees it, and one that says nothing shares
-    nothing.
-    """
     provider = Scripted(clock, lambda *_: Answer("said", usage=Usage(1, 1)), scope="scripted:one")
     cache = str(tmp_path / "answers.db")
     layers = [Prefixing(lambda _, mark=mark: f"{mark} ", shareable=shareable) for mark in "AB"]  # type: ignore[misc]
@@ -190,8 +178,6 @@ def test_two_clients_of_one_cache_keep_their_middleware_apart(
 def test_what_a_middleware_asked_instead_is_kept_as_that(
     tmp_path: Path, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Another prompt than the caller's: who asks it has its answer, who asks the first has not."""
-
     @define
     class Asking:
         shareable: bool = True
@@ -209,8 +195,6 @@ def test_what_a_middleware_asked_instead_is_kept_as_that(
 
 
 class Objects(Api):
-    """A Batch API that answers with JSON."""
-
     def read_line(self, line: bytes, kind: Kind) -> Line:
         read = super().read_line(line, kind)
         assert read.answer is not None
@@ -220,8 +204,6 @@ class Objects(Api):
 def test_a_wrongly_shareable_middleware_fails_instead_of_mixing_answers(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """It says that it is shareable, and sends each asker's context to the provider."""
-
     @define
     class Telling:
         shareable: bool = True
@@ -241,8 +223,6 @@ def test_a_wrongly_shareable_middleware_fails_instead_of_mixing_answers(
 def test_equal_rows_are_post_processed_each_with_their_own(
     way: str, ordered: bool, tmp_path: Path, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Whatever way a list goes: ids, contexts and objects are each row's own."""
-
     def hook(result: Result) -> Result:
         result.parsed["row"] = result.context["row"]
         return result

@@ -17,15 +17,14 @@ from scenes import PATIENCE, Aside, InTime, Scripted, eventually, submit_all
 from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed
-from smartbatch.events import ClientStarted, ClientStopped, RequestFinished
+from smartbatch.events import ClientStopped, RequestFinished
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.types import Request, Result
+from smartbatch.types import Request
 
 ClientOf = Callable[..., BatchingClient]
 
 
 def test_leaving_the_with_block_completes_what_is_pending(clock: VirtualClock, client_of: ClientOf) -> None:
-    """All futures are done, and all callbacks have run, when the block is left."""
     heard: list[str | None] = []
     with client_of(Scripted(clock), parallelism=2) as client:
         futures = submit_all(client, [f"p{i}" for i in range(20)])
@@ -35,24 +34,7 @@ def test_leaving_the_with_block_completes_what_is_pending(clock: VirtualClock, c
     assert sorted(text or "" for text in heard) == sorted(f"re: p{i}" for i in range(20))
 
 
-@pytest.mark.full
-def test_observers_have_heard_everything_when_a_stop_returns(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
-    """The figures of a stopped client are complete, every time."""
-    for _ in range(50):
-        events: list[Any] = []
-        client = client_of(Scripted(clock), parallelism=8, observers=[events.append])
-        futures = submit_all(client, [f"p{i}" for i in range(8)])
-        client.stop()
-        assert all(future.done() for future in futures)
-        assert sum(isinstance(event, RequestFinished) for event in events) == 8
-        assert isinstance(events[0], ClientStarted)
-        assert isinstance(events[-1], ClientStopped)
-
-
 def test_a_stop_waits_until_the_last_observer_has_heard(client_of: ClientOf) -> None:
-    """A request is over when its future is settled and its end was told, not when its call came back."""
     hears, go = threading.Event(), threading.Event()
 
     def slow(event: Any) -> None:
@@ -77,7 +59,6 @@ def test_a_stop_waits_until_the_last_observer_has_heard(client_of: ClientOf) -> 
 @pytest.mark.full
 @pytest.mark.parametrize("heard", [RequestFinished, ClientStopped])
 def test_an_observer_that_never_returns_does_not_hold_a_stop(client_of: ClientOf, heard: type) -> None:
-    """It is told of the request that the stop fails, or of the stop itself."""
     goes_on = threading.Event()
 
     def observe(event: Any) -> None:
@@ -100,7 +81,6 @@ def test_an_observer_that_never_returns_does_not_hold_a_stop(client_of: ClientOf
 
 
 def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Answered, in flight and waiting: the first keeps its answer, the others get an error that says why."""
     provider = Scripted(clock, latency=lambda prompt: 1.0 if prompt == "quick" else 100.0)
     events: list[Any] = []
     client = client_of(provider, parallelism=1, observers=[events.append])
@@ -123,7 +103,6 @@ def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock: VirtualClock,
 
 
 def test_the_late_answer_of_a_stopped_client_hurts_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The call comes back after its request was failed; the future is settled once."""
     provider = Scripted(clock, latency=100.0)
     client = client_of(provider)
     with clock.held():
@@ -139,7 +118,6 @@ def test_the_late_answer_of_a_stopped_client_hurts_nobody(clock: VirtualClock, c
 
 
 def test_a_stopped_client_takes_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
-    """submit says so, and how to use it again."""
     client = client_of(Scripted(clock))
     client.stop()
     with pytest.raises(ClientClosed, match=r"start\(\)"):
@@ -147,14 +125,14 @@ def test_a_stopped_client_takes_nothing(clock: VirtualClock, client_of: ClientOf
 
 
 def test_a_stopped_client_may_be_started_again(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Three times over; providers are opened and closed each time."""
     provider = Scripted(clock)
     client = client_of(provider)
     for round_ in range(3):
-        client.start()
+        assert client.start().start() is client
         assert client.submit(f"p{round_}").result(PATIENCE).ok
         client.stop()
     assert (provider.opened, provider.closed) == (3, 3)
+    client.stop()
 
 
 def test_the_counts_outlive_the_stop_until_the_next_start(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -167,19 +145,7 @@ def test_the_counts_outlive_the_stop_until_the_next_start(clock: VirtualClock, c
         assert (client.counts.submitted, client.counts.succeeded) == (prompts, prompts)
 
 
-def test_starting_and_stopping_twice_is_fine(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The second time does nothing."""
-    provider = Scripted(clock)
-    client = client_of(provider)
-    assert client.start().start() is client
-    assert client.submit("x").result(PATIENCE).ok
-    client.stop()
-    client.stop()
-    assert provider.opened == 1
-
-
 def test_a_client_that_never_ran_may_be_stopped(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Nothing was started, so nothing is opened or waited for."""
     provider = Scripted(clock)
     client = client_of(provider)
     client.stop()
@@ -188,7 +154,6 @@ def test_a_client_that_never_ran_may_be_stopped(clock: VirtualClock, client_of: 
 
 
 def test_two_threads_may_stop_a_client(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Both return when everything is done, and not before."""
     client = client_of(Scripted(clock), parallelism=1)
     with clock.held():
         futures = submit_all(client, "abc")
@@ -198,7 +163,6 @@ def test_two_threads_may_stop_a_client(clock: VirtualClock, client_of: ClientOf)
 
 
 def test_a_stop_with_a_time_ends_one_without(clock: VirtualClock, client_of: ClientOf) -> None:
-    """While one thread waits for everything, another may end it within a second."""
     provider = Scripted(clock, latency=1_000.0)
     events: list[Any] = []
     client = client_of(provider, parallelism=1, observers=[events.append])
@@ -214,7 +178,6 @@ def test_a_stop_with_a_time_ends_one_without(clock: VirtualClock, client_of: Cli
 
 
 def test_a_callback_may_stop_the_client(client_of: ClientOf) -> None:
-    """It completes what is pending and does not wait for itself."""
     go = threading.Event()
     client = client_of(lambda request, attempt: str(go.wait(PATIENCE)), clock=RealClock(), parallelism=1)
     stopped = threading.Event()
@@ -232,7 +195,6 @@ def test_a_callback_may_stop_the_client(client_of: ClientOf) -> None:
 
 @pytest.mark.parametrize("where", ["observer", "own callable"])
 def test_a_worker_may_stop_the_client(where: str, client_of: ClientOf) -> None:
-    """An observer or a callable that calls stop() does not wait for the very thread it runs on."""
     stopped = threading.Event()
     calls: list[str] = []
 
@@ -257,7 +219,6 @@ def test_a_worker_may_stop_the_client(where: str, client_of: ClientOf) -> None:
 
 
 def test_an_observer_may_stop_the_client_while_it_stops(client_of: ClientOf) -> None:
-    """Also at the end of each request: none of the stops waits for the thread it was called on."""
     stopped, meet = threading.Event(), threading.Barrier(2)
 
     def call(request: Any, attempt: int) -> str:
@@ -287,7 +248,6 @@ def test_an_observer_may_stop_the_client_while_it_stops(client_of: ClientOf) -> 
 def test_what_waits_is_seen_and_may_be_cancelled_while_the_client_stops(
     cancel: Callable[[BatchingClient], object], clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """What is in flight is finished."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -311,7 +271,6 @@ def slow_for_old(clock: VirtualClock) -> Scripted:
 def started_while_it_stops(
     client: BatchingClient, provider: Scripted, clock: VirtualClock
 ) -> tuple[ResultFuture, InTime, ResultFuture]:
-    """Return a request that its stop waits for, that stop, and a request of the second run."""
     with clock.held():
         old = client.submit("old")
         provider.wait_for(1)
@@ -322,7 +281,6 @@ def started_while_it_stops(
 
 
 def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The old requests end with the old threads, the new ones are served by new threads, also afterwards."""
     provider = slow_for_old(clock)
     client = client_of(provider, parallelism=1)
     old, stopping, new = started_while_it_stops(client, provider, clock)
@@ -336,7 +294,6 @@ def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, clien
 def test_a_second_run_that_ends_first_leaves_the_first_its_provider(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """A stop without a time finishes what is in flight, whatever ends meanwhile."""
     provider = slow_for_old(clock)
     client = client_of(provider, parallelism=1)
     old, stopping, new = started_while_it_stops(client, provider, clock)
@@ -351,7 +308,6 @@ def test_a_second_run_that_ends_first_leaves_the_first_its_provider(
 def test_a_list_that_is_dropped_while_its_client_stops_is_cancelled(
     started: bool, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Also where the client was started again meanwhile: the new run is not concerned."""
     go = threading.Event()
     provider = Scripted(clock, lambda prompt, attempt: prompt if prompt != "1" else str(go.wait(PATIENCE)))
     client = client_of(provider, parallelism=1)
@@ -377,7 +333,6 @@ def test_a_list_that_is_dropped_while_its_client_stops_is_cancelled(
 def test_an_exception_in_the_with_block_cancels_what_has_not_started(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """It passes unchanged; calls under way get exit_grace to end."""
     provider = Scripted(clock, latency=1.0)
     mistake = ValueError("mine")
 
@@ -399,7 +354,6 @@ def test_an_exception_in_the_with_block_cancels_what_has_not_started(
 
 
 def test_cancelling_all_leaves_the_client_usable(clock: VirtualClock, client_of: ClientOf) -> None:
-    """cancel_pending says how many, and the next request is served."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -414,7 +368,6 @@ def test_cancelling_all_leaves_the_client_usable(clock: VirtualClock, client_of:
 
 
 def test_stopping_leaves_no_threads(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Collector, workers and the callback thread of ten starts are gone."""
     client = client_of(Scripted(clock))
     before = set(threading.enumerate())
     for _ in range(10):
@@ -427,7 +380,6 @@ def test_stopping_leaves_no_threads(clock: VirtualClock, client_of: ClientOf) ->
 
 
 def test_submitting_threads_meet_a_stop_cleanly(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Whatever is accepted is answered, whatever is not raises ClientClosed, and no thread hangs."""
     client = client_of(Scripted(clock, latency=0.0), parallelism=4, deduplicate=False)
     accepted: list[Any] = []
 
@@ -450,7 +402,6 @@ def test_submitting_threads_meet_a_stop_cleanly(clock: VirtualClock, client_of: 
 def test_a_stop_keeps_to_its_time_and_a_second_whatever_hangs(
     clock: VirtualClock, client_of: ClientOf, tmp_path: Path
 ) -> None:
-    """A call, a callback, an observer and a reader of a job that never return, all at once."""
     never = threading.Event()
 
     def hang(*_: Any) -> None:
@@ -476,30 +427,3 @@ def test_a_stop_keeps_to_its_time_and_a_second_whatever_hangs(
 
     assert InTime(clock, stop).result() <= 2.0
     never.set()
-
-
-def test_a_hook_that_stops_its_client_is_waited_for_by_the_clock(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
-    """The stop goes on in the background, and time does not pass it by."""
-    stopping: list[BatchingClient] = []
-    stopped_at: list[float] = []
-
-    def observer(event: Any) -> None:
-        if isinstance(event, ClientStopped):
-            stopped_at.append(clock.now())
-
-    def hook(result: Result) -> Result:
-        began.append(clock.now())
-        stopping[0].stop()
-        return result
-
-    began: list[float] = []
-    client = client_of(Scripted(clock), post_process=hook, observers=[observer])
-    stopping.append(client)
-    with clock.held():
-        first = client.submit("first")
-        sleeper = Aside(lambda: clock.sleep(1e6))  # to where time goes if nothing else is waited for
-    assert first.result(PATIENCE).ok
-    sleeper.result()
-    assert stopped_at == began

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scenes import Aside, InTime, Scripted, broken, failure, limited, unavailable
+from scenes import Aside, Scripted, broken, failure, limited, unavailable
 from scripted_streams import USED, ClientOf, Part, Speaker, Speech, balanced, read, read_error
 
 from smartbatch._clock import VirtualClock
@@ -20,7 +20,6 @@ from smartbatch.types import Answer, Embedding, Request, Route, Usage
 
 
 def test_the_chunks_are_the_answer(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Joined they are the result's text; the result has what any other has, and the time of the first."""
     client = client_of(Speaker(clock))
     stream = client.stream("why?", context={"row": 7}, id="mine")
     assert read(stream) == ["re: ", "why?"]
@@ -31,14 +30,7 @@ def test_the_chunks_are_the_answer(clock: VirtualClock, client_of: ClientOf) -> 
     assert result.request_id == stream.request_id == "mine"
 
 
-def test_chunks_arrive_while_the_answer_is_made(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Each at its own time."""
-    stream = client_of(Speaker(clock)).stream("why?")
-    assert InTime(clock, lambda: [clock.now() for _ in stream]).result() == [1.0, 2.0]
-
-
 def test_an_iterator_that_has_ended_stays_ended(clock: VirtualClock, client_of: ClientOf) -> None:
-    """As the standard library's do; closing it then changes nothing."""
     stream = client_of(Speaker(clock)).stream("why?")
     assert [Aside(lambda: next(stream)).result() for _ in range(2)] == ["re: ", "why?"]
     for _ in range(2):
@@ -50,8 +42,6 @@ def test_an_iterator_that_has_ended_stays_ended(clock: VirtualClock, client_of: 
 
 
 def test_empty_pieces_are_no_chunks(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The first chunk is the first text, and until it the request may be tried again."""
-
     def script(prompt: str, attempt: int) -> list[Part]:
         return ["", 1.0, unavailable()] if attempt == 0 else ["", 2.0, "yes"]
 
@@ -60,15 +50,7 @@ def test_empty_pieces_are_no_chunks(clock: VirtualClock, client_of: ClientOf) ->
     assert (stream.result.attempts, stream.result.time_to_first_chunk) == (2, 2.0)
 
 
-def test_an_answer_without_text_is_no_chunk(clock: VirtualClock, client_of: ClientOf) -> None:
-    """And no error."""
-    stream = client_of(Speaker(clock, lambda *_: [1.0])).stream("why?")
-    assert read(stream) == []
-    assert stream.result.ok
-
-
 def test_the_result_is_there_after_the_end_only(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Asked for sooner it says what to do."""
     client = client_of(Speaker(clock))
     with clock.held():
         stream = client.stream("why?")
@@ -79,7 +61,6 @@ def test_the_result_is_there_after_the_end_only(clock: VirtualClock, client_of: 
 
 
 def test_usage_that_nobody_told_is_estimated(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Servers without a usage chunk would stream for free otherwise."""
     stream = client_of(Speaker(clock, usage=None)).stream("why?")
     read(stream)
     expected = Usage(estimate_request(Request(prompt="why?")), 2, estimated=True)
@@ -90,21 +71,18 @@ def test_usage_that_nobody_told_is_estimated(clock: VirtualClock, client_of: Cli
 
 
 def test_a_provider_that_cannot_stream_answers_in_one_chunk(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Its first chunk comes at the end."""
     stream = client_of(Scripted(clock)).stream("why?")
     assert read(stream) == ["re: why?"]
     assert (stream.result.latency, stream.result.time_to_first_chunk) == (1.0, 1.0)
 
 
 def test_own_callables_answer_in_one_chunk(clock: VirtualClock, client_of: ClientOf) -> None:
-    """As the model, and as a request's own call."""
     client = client_of(lambda request, attempt: f"own: {request.prompt}")
     assert read(client.stream("why?")) == ["own: why?"]
     assert read(client.stream("why?", call=lambda request, attempt: "mine")) == ["mine"]
 
 
 def test_a_hook_that_answers_is_one_chunk(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Nothing is called."""
     speaker = Speaker(clock)
     stream = client_of(speaker, preprocess=[lambda request: "from a cache"]).stream("why?")
     assert read(stream) == ["from a cache"]
@@ -113,7 +91,6 @@ def test_a_hook_that_answers_is_one_chunk(clock: VirtualClock, client_of: Client
 
 
 def test_middleware_may_answer_instead(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Its answer is one chunk; one that lets the call go sees the whole answer."""
     seen: list[Any] = []
 
     def layer(spec: Any, proceed: Any) -> Any:
@@ -129,7 +106,6 @@ def test_middleware_may_answer_instead(clock: VirtualClock, client_of: ClientOf)
 
 
 def test_a_vector_cannot_be_streamed(clock: VirtualClock, client_of: ClientOf) -> None:
-    """It is refused at once."""
     with pytest.raises(InvalidRequest) as caught:
         client_of(Speaker(clock)).stream(Request("why?", embedding=Embedding()))
     assert caught.value.field == "embedding"
@@ -142,7 +118,6 @@ def test_a_vector_cannot_be_streamed(clock: VirtualClock, client_of: ClientOf) -
 def test_a_stream_is_tried_again_before_its_first_chunk(
     clock: VirtualClock, client_of: ClientOf, problem: Callable[[], ProviderError]
 ) -> None:
-    """The reader only sees the stream that worked."""
     speaker = Speaker(clock, lambda prompt, attempt: [problem()] if attempt < 2 else [1.0, "yes"])
     stream = client_of(speaker).stream("why?")
     assert read(stream) == ["yes"]
@@ -153,7 +128,6 @@ def test_a_stream_is_tried_again_before_its_first_chunk(
 def test_a_stream_is_never_tried_again_after_its_first_chunk(
     clock: VirtualClock, client_of: ClientOf, kind: ErrorKind
 ) -> None:
-    """The iteration ends with the error, its kind kept; what was read stays read."""
     error = failure(kind, status=503 if kind is ErrorKind.SERVER_ERROR else None)
     speaker = Speaker(clock, lambda prompt, attempt: ["be", "gun", error])
     client = client_of(speaker)
@@ -168,7 +142,6 @@ def test_a_stream_is_never_tried_again_after_its_first_chunk(
 
 
 def test_a_stream_that_breaks_keeps_its_reservation(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The usage is an estimate, and an estimate is no bill."""
     speaker = Speaker(clock, lambda prompt, _: ["four"] * 5 + [failure(ErrorKind.NETWORK_ERROR)], priced=True)
     prices = {"speaker:default": Price(input=1.0, output=10.0)}
     client = client_of(speaker, prices=prices, budget=1.0, max_tokens=100)
@@ -182,7 +155,6 @@ def test_a_stream_that_breaks_keeps_its_reservation(clock: VirtualClock, client_
 
 
 def test_a_count_from_before_the_end_is_completed(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Some services say at the beginning what they read, and count what they write later."""
     broke = failure(ErrorKind.NETWORK_ERROR, usage=Usage(100, 1, 80))
     stream = client_of(Speaker(clock, lambda *_: ["four"] * 5 + [broke])).stream("why?")
     read_error(stream)
@@ -192,7 +164,6 @@ def test_a_count_from_before_the_end_is_completed(clock: VirtualClock, client_of
 def test_a_first_stream_that_breaks_does_not_stop_the_others(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The provider did answer: this is no wrong address."""
     speaker = Speaker(
         clock, lambda prompt, _: ["be", failure(ErrorKind.NETWORK_ERROR)] if prompt == "bad" else ["fine"]
     )
@@ -202,7 +173,6 @@ def test_a_first_stream_that_breaks_does_not_stop_the_others(
 
 
 def test_middleware_cannot_begin_a_stream_again(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Its second call fails, so the reader never gets pieces of two answers."""
     speaker = Speaker(clock, lambda prompt, _: ["be", failure(ErrorKind.SERVER_ERROR)])
 
     def layer(spec: Any, proceed: Any) -> Any:
@@ -216,8 +186,6 @@ def test_middleware_cannot_begin_a_stream_again(clock: VirtualClock, client_of: 
 
 
 def test_a_piece_that_is_no_text_is_an_invalid_answer(clock: VirtualClock, client_of: ClientOf) -> None:
-    """And not a broken worker."""
-
     class Odd(Speaker):
         def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> Any:
             speech = super().stream(request, model=model, attempt=attempt, timeout=timeout)
@@ -229,7 +197,6 @@ def test_a_piece_that_is_no_text_is_an_invalid_answer(clock: VirtualClock, clien
 
 
 def test_the_mock_streams_word_by_word(clock: VirtualClock, client_of: ClientOf) -> None:
-    """With its latency before the first, its time per token between them, and the failures asked for."""
     mock = MockProvider(
         {"q": "one two three"},
         latency=1.0,

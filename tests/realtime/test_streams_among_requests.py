@@ -17,7 +17,6 @@ from smartbatch.events import CallFinished, CallStarted, Event, RequestFinished,
 
 
 def test_streams_are_never_shared(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Neither with their equals nor with a call, and no window holds them up."""
     speaker = Speaker(clock, lambda prompt, _: [prompt], max_shared=10)
     client = client_of(speaker, parallelism=10)
     streams = [client.stream("same") for _ in range(5)]
@@ -28,8 +27,6 @@ def test_streams_are_never_shared(clock: VirtualClock, client_of: ClientOf) -> N
 
 
 def test_a_shared_streams_retries_stay_alone(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A provider whose calls are shared gets a stream alone at every try, however many wait by then."""
-
     def script(prompt: str, attempt: int) -> list[Part]:
         if prompt == "long":
             return [100.0, "x"]
@@ -44,22 +41,7 @@ def test_a_shared_streams_retries_stay_alone(clock: VirtualClock, client_of: Cli
     assert speaker.shared_calls == 0
 
 
-def test_an_urgent_stream_goes_first(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Priorities hold for streams."""
-    speaker = Speaker(clock)
-    client = client_of(speaker, parallelism=1)
-    with clock.held():
-        client.submit("first")
-        eventually(lambda: bool(speaker.speeches))
-        for number in range(20):
-            client.submit_background(f"later {number}")
-        urgent = client.stream("urgent", priority="urgent")
-    read(urgent)
-    assert speaker.prompts[1] == "urgent"
-
-
 def test_events_of_a_stream_are_those_of_any_call(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Metrics and logs need not know."""
     events: list[Event] = []
     client = client_of(Speaker(clock), observers=[events.append])
     read(client.stream("why?"))
@@ -74,31 +56,8 @@ def test_events_of_a_stream_are_those_of_any_call(clock: VirtualClock, client_of
     assert client.metrics.snapshot().succeeded == 1
 
 
-@pytest.mark.full
-def test_a_hundred_streams_from_twenty_threads(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Each reader gets its own answer, and all of it."""
-    speaker = Speaker(
-        clock, lambda prompt, _: [part for word in range(20) for part in (0.1, f"{prompt}/{word} ")]
-    )
-    client = client_of(speaker, parallelism=16, queue_capacity=100)
-
-    def reads(thread: int) -> dict[str, str]:
-        return {
-            prompt: "".join(client.stream(prompt)) for prompt in (f"{thread}-{number}" for number in range(5))
-        }
-
-    readers = [InTime(clock, lambda thread=thread: reads(thread)) for thread in range(20)]
-    texts: dict[str, str] = {}
-    for reader in readers:
-        texts |= reader.result()
-    assert len(texts) == 100
-    assert all(text == "".join(f"{prompt}/{word} " for word in range(20)) for prompt, text in texts.items())
-    assert (client.counts.succeeded, balanced(client)) == (100, True)
-
-
 @pytest.mark.parametrize("seed", sampled(range(5), keep=2))
 def test_streams_closed_at_random_lose_nothing(clock: VirtualClock, client_of: ClientOf, seed: int) -> None:
-    """Read, left, closed by others, with and without errors: the counts balance and no worker is lost."""
     rng = random.Random(seed)
     fates = {f"p{number}": rng.choice(["read", "leave", "closed", "never"]) for number in range(60)}
 

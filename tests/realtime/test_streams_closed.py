@@ -25,7 +25,6 @@ from smartbatch.types import Request, Result, Usage
 
 
 def test_closing_before_the_start_sends_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The request is cancelled, in the counts and for the reader."""
     speaker = Speaker(clock)
     events: list[Event] = []
     client = client_of(speaker, parallelism=1, observers=[events.append])
@@ -47,7 +46,6 @@ def test_closing_before_the_start_sends_nothing(clock: VirtualClock, client_of: 
 
 
 def test_closing_after_the_start_closes_the_connection(clock: VirtualClock, client_of: ClientOf) -> None:
-    """At once: the only worker is free for the next request in the same second."""
     speaker = Speaker(clock)
     client = client_of(speaker, parallelism=1)
     with clock.held():
@@ -64,7 +62,6 @@ def test_closing_after_the_start_closes_the_connection(clock: VirtualClock, clie
 def test_a_reader_hears_that_another_thread_closed_its_stream(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """It must not take the piece for the whole."""
     speaker = Speaker(clock)
     with clock.held():
         stream = begun(client_of(speaker), speaker)
@@ -75,7 +72,6 @@ def test_a_reader_hears_that_another_thread_closed_its_stream(
 
 
 def test_closing_between_two_tries_ends_the_request(clock: VirtualClock, client_of: ClientOf) -> None:
-    """It is not tried again, and no thread waits for the end of its backoff."""
     speaker = Speaker(clock, lambda prompt, attempt: [limited(50.0)])
     client = client_of(speaker)
     with clock.held():
@@ -89,7 +85,6 @@ def test_closing_between_two_tries_ends_the_request(clock: VirtualClock, client_
 
 
 def test_closed_streams_are_no_sign_against_the_provider(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The breaker stays closed however many were closed."""
     speaker = Speaker(clock)
     client = client_of(speaker, breaker_threshold=1)
     with clock.held():
@@ -118,7 +113,6 @@ def leaves_the_with_block(stream: TextStream) -> None:
 def test_leaving_early_closes_the_stream(
     clock: VirtualClock, client_of: ClientOf, leave: Callable[[TextStream], None]
 ) -> None:
-    """However the loop is left, although the stream itself is still there."""
     speaker = Speaker(clock, lambda *_: ["be", 1000.0])
     with clock.held():
         stream = client_of(speaker).stream("long")
@@ -128,7 +122,6 @@ def test_leaving_early_closes_the_stream(
 
 
 def test_a_stream_that_was_left_stays_closed(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Although its answer was complete by then: what one gets must not depend on who was faster."""
     client = client_of(Speaker(clock, lambda *_: ["a", "b", "c"]))
     stream = client.stream("why?")
     eventually(lambda: client.counts.succeeded == 1)
@@ -141,7 +134,6 @@ def test_a_stream_that_was_left_stays_closed(clock: VirtualClock, client_of: Cli
 def test_who_leaves_a_loop_may_ask_for_the_result_at_once(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is waited for: the stream is closed on another thread, which may be late."""
     asked, wait = threading.Event(), ChunkBox.wait
 
     class Late(threading.Thread):
@@ -168,7 +160,6 @@ def test_who_leaves_a_loop_may_ask_for_the_result_at_once(
 
 @pytest.mark.full
 def test_a_forgotten_stream_is_closed(clock: VirtualClock, client_of: ClientOf) -> None:
-    """By the garbage collector, also where it is part of a cycle."""
     speaker = Speaker(clock)
     client = client_of(speaker)
     with clock.held():
@@ -181,7 +172,6 @@ def test_a_forgotten_stream_is_closed(clock: VirtualClock, client_of: ClientOf) 
 
 
 def test_ctrl_c_while_waiting_closes_the_stream(client_of: ClientOf) -> None:
-    """The client can be used afterwards."""
     clock = RealClock()
     speaker = Speaker(clock)
     client = client_of(speaker, clock=clock)
@@ -206,7 +196,6 @@ def test_ctrl_c_while_waiting_closes_the_stream(client_of: ClientOf) -> None:
 
 
 def test_cancelling_all_that_waits_includes_streams(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The reader of one gets the error, and so does the reader of a list."""
     speaker = Speaker(clock)
     client = client_of(speaker, parallelism=1)
     with clock.held():

@@ -18,7 +18,6 @@ from smartbatch.types import Request
 
 
 def test_a_slow_reader_slows_the_call_down(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Never more than a bounded number of chunks waits for it, and it gets them all."""
     total = 3 * text_stream.MAX_CHUNKS
     speaker = Speaker(clock, lambda *_: [f"{number} " for number in range(total)])
     stream = client_of(speaker).stream("long")
@@ -39,7 +38,6 @@ def test_a_slow_reader_slows_the_call_down(clock: VirtualClock, client_of: Clien
 
 
 def test_large_chunks_are_bounded_by_their_size(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A chunk larger than the bound still passes, alone."""
     large = "x" * (text_stream.MAX_CHARACTERS // 2)
     pieces: list[Part] = [large, large, large, large * 3, "end"]
     speaker = Speaker(clock, lambda *_: pieces)
@@ -50,7 +48,6 @@ def test_large_chunks_are_bounded_by_their_size(clock: VirtualClock, client_of: 
 
 
 def test_a_stream_nobody_reads_is_cut_when_its_call_is_over(clock: VirtualClock, client_of: ClientOf) -> None:
-    """It blocks a worker for so long and no longer, and is no sign against the provider."""
     speaker = Speaker(clock, lambda prompt, _: ["x"] * 5000 if prompt == "long" else [prompt])
     client = client_of(speaker, parallelism=1, call_timeout=60, breaker_threshold=1)
     unread = client.stream("long")
@@ -65,7 +62,6 @@ def test_a_stream_nobody_reads_is_cut_when_its_call_is_over(clock: VirtualClock,
 def test_a_slow_readers_time_out_is_no_sign_against_the_provider(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The provider could not send what was not read."""
     speaker = Speaker(clock, lambda prompt, _: ["x"] * 1500 + [100.0, "y"] if prompt == "long" else [prompt])
     client = client_of(speaker, call_timeout=60, breaker_threshold=1)
     stream = client.stream("long")
@@ -84,7 +80,6 @@ def test_a_slow_readers_time_out_is_no_sign_against_the_provider(
 
 
 def test_a_request_time_out_ends_a_stream(clock: VirtualClock, client_of: ClientOf) -> None:
-    """What came until then can still be read."""
     speaker = Speaker(clock, lambda *_: ["be", 100.0, "late"])
     client = client_of(speaker)
     stream = client.stream("long", timeout=5.0)
@@ -98,8 +93,6 @@ def test_a_request_time_out_ends_a_stream(clock: VirtualClock, client_of: Client
 def test_a_request_time_out_closes_a_stream_that_does_not_keep_it(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The reader gets the error in time, and the worker is free."""
-
     class Deaf(Speaker):
         def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> Speech:
             return super().stream(request, model=model, attempt=attempt, timeout=10 * timeout)
@@ -114,7 +107,6 @@ def test_a_request_time_out_closes_a_stream_that_does_not_keep_it(
 
 
 def test_a_call_time_out_ends_a_stream(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The time counts for the whole stream, not from piece to piece."""
     speaker = Speaker(clock, lambda *_: [part for _ in range(100) for part in ("x", 1.0)])
     chunks, error = read_error(client_of(speaker, call_timeout=10).stream("long"))
     assert len(chunks) == 10
@@ -122,7 +114,6 @@ def test_a_call_time_out_ends_a_stream(clock: VirtualClock, client_of: ClientOf)
 
 
 def test_a_stop_completes_streams(clock: VirtualClock, client_of: ClientOf) -> None:
-    """They can be read afterwards."""
     client = client_of(Speaker(clock), parallelism=1)
     streams = [client.stream(f"p{number}") for number in range(3)]
     client.stop()
@@ -130,7 +121,6 @@ def test_a_stop_completes_streams(clock: VirtualClock, client_of: ClientOf) -> N
 
 
 def test_a_stop_does_not_wait_for_a_reader(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The thread that stops the client may be the one that should have read; it can do so afterwards."""
     total = 3 * text_stream.MAX_CHUNKS
     with clock.held(), client_of(Speaker(clock, lambda *_: ["x"] * total)) as client:
         begun_one = client.stream("long")
@@ -142,8 +132,6 @@ def test_a_stop_does_not_wait_for_a_reader(clock: VirtualClock, client_of: Clien
 def test_a_signal_handler_may_close_a_stream(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that interrupts the reading where a lock is held."""
-
     class Closing(deque[str]):
         def popleft(self) -> str:
             stream.close()  # as a handler that runs between two steps of the reader
@@ -160,7 +148,6 @@ def test_a_signal_handler_may_close_a_stream(
 
 
 def test_a_stop_with_a_time_ends_streams(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Begun and waiting ones alike end with the reason; the connection is closed."""
     speaker = Speaker(clock)
     client = client_of(speaker, parallelism=1)
     with clock.held():
@@ -174,7 +161,6 @@ def test_a_stop_with_a_time_ends_streams(clock: VirtualClock, client_of: ClientO
 
 
 def test_a_stream_the_budget_forbids_raises_in_its_loop(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Nothing is sent."""
     speaker = Speaker(clock, priced=True)
     prices = {"speaker:default": Price(input=1.0, output=10.0)}
     chunks, error = read_error(client_of(speaker, prices=prices, budget=1e-9).stream("why?"))

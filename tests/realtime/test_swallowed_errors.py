@@ -21,7 +21,6 @@ ClientOf = Callable[..., BatchingClient]
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """What is logged as a warning."""
     stream = io.StringIO()
     logs.enable("warning", stream)
     yield stream
@@ -29,7 +28,6 @@ def log() -> Iterator[io.StringIO]:
 
 
 def entries(log: io.StringIO) -> list[tuple[str, str]]:
-    """The names of the entries and the class names of their errors."""
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
     return [(line["event"], line["error"]) for line in lines]
 
@@ -37,8 +35,6 @@ def entries(log: io.StringIO) -> list[tuple[str, str]]:
 def test_a_connection_that_cannot_be_closed_ends_its_stream_all_the_same(
     clock: VirtualClock, log: io.StringIO
 ) -> None:
-    """The reader has closed the stream, so it cannot be raised there."""
-
     def close() -> None:
         raise OSError("already gone")
 
@@ -53,7 +49,6 @@ def test_a_connection_that_cannot_be_closed_ends_its_stream_all_the_same(
 def test_an_error_of_the_library_itself_fails_the_request_and_is_logged(
     clock: VirtualClock, client_of: ClientOf, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker goes on, so without the entry only the caller would know."""
     prepare = ResponseRouter.prepare
 
     def broken(*_: object) -> None:

@@ -11,7 +11,7 @@ from scenes import PATIENCE, InTime, Scripted, broken, submit_all
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ProviderError, RequestTimeout
+from smartbatch.errors import RequestTimeout
 from smartbatch.results import ResultList
 from smartbatch.types import Request, Route
 
@@ -19,7 +19,6 @@ ClientOf = Callable[..., BatchingClient]
 
 
 def test_a_waiting_request_fails_when_its_time_ends(clock: VirtualClock, client_of: ClientOf) -> None:
-    """At second 3, without having been sent, and its place in the queue is free."""
     provider = Scripted(clock, latency=10.0)
     client = client_of(provider, parallelism=1)
     ended: list[float] = []
@@ -39,7 +38,6 @@ def test_a_waiting_request_fails_when_its_time_ends(clock: VirtualClock, client_
 
 
 def test_the_provider_is_told_how_much_time_is_left(clock: VirtualClock, client_of: ClientOf) -> None:
-    """After 2 seconds in the queue a request with 5 seconds gives its call 3."""
     provider = Scripted(clock, latency=2.0)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -53,7 +51,6 @@ def test_the_provider_is_told_how_much_time_is_left(clock: VirtualClock, client_
 def test_a_failed_result_has_the_latency_and_route_of_its_last_call(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """After an error, and when its time ends during the call; what waited until then was never sent."""
     provider = Scripted(clock, lambda prompt, _: broken() if prompt == "breaks" else "fine", latency=2.0)
     client = client_of(provider, parallelism=1, retries=0)
     with clock.held():
@@ -69,18 +66,7 @@ def test_a_failed_result_has_the_latency_and_route_of_its_last_call(
     assert "not sent 1" in repr(ResultList([broke, late, waited]))
 
 
-def test_a_failed_callable_has_its_latency_and_route(clock: VirtualClock, client_of: ClientOf) -> None:
-    def fail(request: Request, attempt: int) -> str:
-        clock.sleep(1.5)
-        raise ValueError("no")
-
-    client = client_of(fail, retries=0)
-    (result,) = client.map(["x"], on_error="result")
-    assert (result.latency, result.route, result.attempts) == (1.5, Route.INDIVIDUAL, 1)
-
-
 def test_a_call_gets_no_more_than_call_timeout(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The setting limits every call; a longer patience of the request does not."""
     provider = Scripted(clock)
     client = client_of(provider, call_timeout=30.0)
     assert client.submit("x", timeout=100.0).result(PATIENCE).ok
@@ -90,7 +76,6 @@ def test_a_call_gets_no_more_than_call_timeout(clock: VirtualClock, client_of: C
 def test_a_callable_that_ignores_its_deadline_is_not_waited_for(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The future fails in time; the late answer is dropped, and the counts balance before and after it."""
     ended: list[float] = []
 
     def stubborn(request: Request, attempt: int) -> str:
@@ -119,7 +104,6 @@ def test_a_callable_that_ignores_its_deadline_is_not_waited_for(
 
 
 def test_the_settings_may_give_every_request_a_time_out(clock: VirtualClock, client_of: ClientOf) -> None:
-    """request_timeout holds where the request says nothing; its own wins."""
     client = client_of(Scripted(clock, latency=10.0), request_timeout=4.0)
     with clock.held():
         usual, long = client.submit("x"), client.submit("y", timeout=60.0)
@@ -129,7 +113,6 @@ def test_the_settings_may_give_every_request_a_time_out(clock: VirtualClock, cli
 
 
 def test_time_also_ends_between_two_tries(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A request that waits for its retry fails when its own time is over, with the tries it made."""
     ended: list[float] = []
     client = client_of(Scripted(clock, lambda *_: broken(), latency=0.1), retry_initial=10.0)
     with clock.held():
@@ -141,29 +124,9 @@ def test_time_also_ends_between_two_tries(clock: VirtualClock, client_of: Client
     assert ended == [3.0]
 
 
-@pytest.mark.full
-def test_a_thousand_time_outs_are_kept_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Each waiting request fails at its own moment, whatever the order they came in."""
-    provider = Scripted(clock, latency=10_000.0)
-    client = client_of(provider, parallelism=1, queue_capacity=1_000)
-    ended: dict[int, float] = {}
-    with clock.held():
-        client.submit("first", timeout=20_000)
-        provider.wait_for(1)
-        for i in range(1_000):
-            seconds = 1.0 + (i * 617) % 1_000
-            future = client.submit(f"p{i}", timeout=seconds)
-            future.add_done_callback(lambda _, seconds=seconds: ended.__setitem__(int(seconds), clock.now()))  # type: ignore[misc]
-    client.stop()
-    assert len(ended) == 1_000
-    assert all(at == pytest.approx(seconds) for seconds, at in ended.items())
-    assert client.counts.balanced()
-
-
 def test_a_request_that_is_being_cancelled_when_its_time_ends_is_cancelled(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The future says cancelled, so it is not failed as well."""
     provider = Scripted(clock, latency=10.0)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -177,21 +140,9 @@ def test_a_request_that_is_being_cancelled_when_its_time_ends_is_cancelled(
     assert (counts.cancelled, counts.failed, counts.succeeded) == (1, 0, 1)
 
 
-def test_a_provider_that_keeps_its_deadline_fails_the_same_way(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
-    """Whether the adapter or the client notices first, the request is over when its time is."""
-    provider = Scripted(clock, lambda *_: TimeoutError(), latency=2.0)
-    future = client_of(provider).submit("x", timeout=2.0)
-    assert isinstance(future.exception(PATIENCE), RequestTimeout | ProviderError)
-    assert clock.now() <= 3.0
-
-
 def test_who_has_little_time_left_does_not_spoil_a_call_for_the_others(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """A shared call may take as long as its longest time-out; the others fail in time."""
-
     class Punctual(Scripted):
         def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Any]:
             answers = super().generate_many(requests, **details)

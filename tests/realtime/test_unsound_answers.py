@@ -13,7 +13,6 @@ from scenes import PATIENCE, Aside, Scripted, failure, submit_all
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ErrorKind, SmartbatchError
-from smartbatch.realtime.router import ResponseRouter
 from smartbatch.types import Answer, LimitReport, Result, Usage
 
 ClientOf = Callable[..., BatchingClient]
@@ -32,7 +31,6 @@ ClientOf = Callable[..., BatchingClient]
 def test_figures_that_no_call_can_have_are_an_invalid_answer(
     answer: Answer, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The sums of usage and cost would be wrong from then on."""
     client = client_of(Scripted(clock, lambda *_: answer), max_tpm=1_000_000, retries=0)
     error = client.submit("x").exception(PATIENCE)
     assert isinstance(error, SmartbatchError)
@@ -42,7 +40,6 @@ def test_figures_that_no_call_can_have_are_an_invalid_answer(
 
 
 def test_limits_that_are_none_are_passed_over(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The answer itself is sound, and paid for."""
     limits: Any = {"requests": 5}
     client = client_of(Scripted(clock, lambda *_: Answer("fine", limits=limits)))
     assert client.submit("x").result(PATIENCE).text == "fine"
@@ -51,7 +48,6 @@ def test_limits_that_are_none_are_passed_over(clock: VirtualClock, client_of: Cl
 def test_a_mistake_among_the_verdicts_fails_the_call_and_nothing_else(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Limits whose fields are no numbers break the counting: that request fails, the worker goes on."""
     wrong: Any = LimitReport(requests_limit="many", requests_remaining="some")  # type: ignore[arg-type]
     provider = Scripted(
         clock, lambda prompt, _: Answer("fine", limits=wrong if prompt == "wrong" else None), latency=0.1
@@ -66,25 +62,7 @@ def test_a_mistake_among_the_verdicts_fails_the_call_and_nothing_else(
     assert engine.gates.permits_out == 0
 
 
-def test_a_mistake_before_the_first_verdict_gives_the_permit_back(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Permits out equal calls in flight, also then."""
-
-    def broken(*_: Any) -> None:
-        raise ArithmeticError
-
-    monkeypatch.setattr(ResponseRouter, "_end_permit", broken)
-    client = client_of(Scripted(clock, latency=0.1))
-    engine = engine_of(client)
-    assert isinstance(client.submit("x").exception(PATIENCE), SmartbatchError)
-    client.stop()
-    assert engine.gates.permits_out == 0
-
-
 def test_a_wait_longer_than_the_system_can_count_is_no_end() -> None:
-    """A provider asks for a thousand years, in real time: the next request is answered, and stop returns."""
-
     def asks(request: Any, attempt: int) -> str:
         if request.prompt == "slow":
             raise failure(ErrorKind.SERVER_ERROR, status=500, retry_after=3e10)
@@ -100,7 +78,6 @@ def test_a_wait_longer_than_the_system_can_count_is_no_end() -> None:
 
 
 def test_a_stop_may_have_all_the_time_in_the_world() -> None:
-    """An infinite time-out is none."""
     client = BatchingClient("sim:demo")
     future = client.submit("x")
     client.stop(timeout=math.inf)
@@ -108,7 +85,6 @@ def test_a_stop_may_have_all_the_time_in_the_world() -> None:
 
 
 def test_a_future_that_somebody_else_ended_hurts_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Only the client may end its futures; one that was ended by a user, waiting or in flight, is let go."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -129,7 +105,6 @@ def test_a_future_that_somebody_else_ended_hurts_nobody(clock: VirtualClock, cli
 def test_an_interrupt_while_futures_are_ended_ends_the_others_too(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in the middle of a stop: other threads may wait for the rest of them."""
     provider = Scripted(clock, latency=100.0)
     client = client_of(provider, parallelism=3)
     with clock.held():

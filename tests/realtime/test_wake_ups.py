@@ -23,7 +23,6 @@ ClientOf = Callable[..., BatchingClient]
 def test_an_urgent_identical_request_closes_the_window_at_once(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Half-way through the window it joins a request that waits there, and both go."""
     provider = Scripted(clock, max_shared=10)
     client = client_of(provider, parallelism=5, batch_window=0.1)
     with clock.held():
@@ -42,7 +41,6 @@ def test_an_urgent_identical_request_closes_the_window_at_once(
 
 
 def test_cancelling_what_others_wait_behind_lets_them_go(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A request that waits for many tokens is cancelled; the small one behind it goes at that moment."""
     provider = Scripted(clock)
     client = client_of(provider, max_tpm=6_000)
     with clock.held():
@@ -64,7 +62,6 @@ def test_cancelling_what_others_wait_behind_lets_them_go(clock: VirtualClock, cl
 def test_a_late_call_of_a_stopped_client_makes_room_for_the_other(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Two clients share a quota; one stops and leaves its calls behind, whose ends let the other go on."""
     theirs, mine = (Scripted(clock, latency=latency, scope="account") for latency in (0.2, 1.0))
     other = client_of(theirs, parallelism=8, max_tpm=10**9)
     client = client_of(mine, max_tpm=10**9)
@@ -86,7 +83,6 @@ def test_a_late_call_of_a_stopped_client_makes_room_for_the_other(
 def test_a_call_that_never_went_makes_room_for_the_other(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cancelled request holds the last place of a shared quota for a moment, and the other one looks."""
     theirs, mine = (Scripted(clock, latency=100.0, scope="account") for _ in range(2))
     other, client = (client_of(provider, parallelism=8, max_tpm=10**9) for provider in (theirs, mine))
     engine_of(client)
@@ -114,7 +110,6 @@ def test_a_call_that_never_went_makes_room_for_the_other(
 def test_a_limit_that_leaves_with_its_client_holds_nobody_back(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The tightest limit of those who share a quota counts, until its owner stops."""
     theirs, mine = (Scripted(clock, scope="account") for _ in range(2))
     other, client = client_of(theirs, max_rpm=1), client_of(mine)
     with clock.held():
@@ -135,7 +130,6 @@ def test_a_limit_that_leaves_with_its_client_holds_nobody_back(
 def test_a_lane_that_opens_after_the_stop_leaves_no_limit_behind(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """A thread may be on its way to submit while another one stops the client."""
     provider, theirs = (Scripted(clock, scope="account") for _ in range(2))
     client, other = client_of(provider, max_rpm=1), client_of(theirs)
     engine = engine_of(client)
@@ -148,7 +142,6 @@ def test_a_lane_that_opens_after_the_stop_leaves_no_limit_behind(
 
 
 def test_what_moves_to_the_fallback_is_served_there_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Although the fallback's lane opens in the middle of a look at the others, and no worker is left."""
     provider = Embedder(clock, lambda *_: unavailable())
     client = client_of(
         provider,
@@ -168,7 +161,6 @@ def test_what_moves_to_the_fallback_is_served_there_at_once(clock: VirtualClock,
 
 
 def test_a_lane_whose_opening_is_interrupted_is_opened_again(clock: VirtualClock) -> None:
-    """Ctrl-C before the engine knows a lane must not leave one that takes requests and serves none."""
     served: list[Lane] = []
     interrupts = [KeyboardInterrupt()]
 

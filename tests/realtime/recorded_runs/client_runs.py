@@ -73,7 +73,6 @@ class Run:
 
 
 def _urgency(row: int) -> dict[str, Any]:
-    """The least urgent come first."""
     names = ("low", "normal", "high", "urgent")
     return {"prompt": f"row {row}", "priority": names[row // 10]}
 
@@ -108,8 +107,6 @@ RUNS = {
 
 
 class _Server(Provider):
-    """Meets what a run says. All threads run one after the other, so there is no lock."""
-
     name = "simulated"
 
     def __init__(self, run: Run, clock: SerialClock) -> None:
@@ -166,7 +163,6 @@ def _packed_reply(request: Request) -> str:
 
 
 def figures_of(run: Run) -> dict[str, str]:
-    """Run a client that knows nothing of earlier ones, and return the figures of its run."""
     with tempfile.TemporaryDirectory() as folder:
         return _figures(run, os.path.join(folder, "jobs.db"))
 
