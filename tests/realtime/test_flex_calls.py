@@ -17,7 +17,8 @@ from smartbatch.core.preparation import validation
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderError
 from smartbatch.events import CallFinished, CooldownStarted, Event, FlexChanged, RetryScheduled
 from smartbatch.prices import Price
-from smartbatch.providers.base import FLEX, FlexTier
+from smartbatch.providers.base import FLEX_TIER_NAME as FLEX
+from smartbatch.providers.base import FlexTier
 from smartbatch.providers.openai.errors import FLEX_TIER as OPENAI
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.realtime.ticket import CallOptions, ResultFuture
