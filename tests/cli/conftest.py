@@ -13,13 +13,11 @@ from cli.runs import CALLS
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of a run must meet no others, and leave nothing in the home of who runs the tests."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the test's own, for input, output, store and the embedded provider's batches."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
     return tmp_path
@@ -27,7 +25,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A fresh module of own calls, importable here and in child processes."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "own_calls.py").write_text(CALLS)
     monkeypatch.syspath_prepend(tmp_path / "code")

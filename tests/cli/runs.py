@@ -67,18 +67,15 @@ def summary_lines(summary: RunSummary, *, wall: float = 1.0, **more: Any) -> lis
 
 
 def prompts(count: int, name: str = "in.txt", word: str = "prompt") -> list[str]:
-    """Write an input of so many rows, and return its prompts."""
     Path(name).write_text("".join(f"{word} {i}\n" for i in range(count)))
     return [f"{word} {i}" for i in range(count)]
 
 
 def written(name: str = "out.jsonl") -> list[dict[str, Any]]:
-    """Return the lines of an output."""
     return [json.loads(line) for line in Path(name).read_bytes().split(b"\n")[:-1]]
 
 
 def use_emulator(emu: Emulator, monkeypatch: pytest.MonkeyPatch, key: str = "sk-of-the-tests") -> None:
-    """Point the command line at an emulator."""
     monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", key)
     monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
@@ -118,7 +115,6 @@ class Child:
             pipe.close()
 
     def begun(self, count: int) -> list[str]:
-        """Wait for the next ``count`` calls to begin."""
         while self._seen.count(b"\n") < count:
             ready, _, _ = select.select([self._began], [], [], PATIENCE)
             data = os.read(self._began, 1 << 16) if ready else b""
@@ -131,7 +127,6 @@ class Child:
         os.write(self._leave, b"." * count)
 
     def printed(self, text: bytes) -> bytes:
-        """Read standard error up to the line with ``text``."""
         while line := self.stderr.readline():
             if text in line:
                 return line
@@ -139,7 +134,6 @@ class Child:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait until a condition holds that another process brings about."""
     ends = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < ends, "it did not happen"
@@ -147,7 +141,6 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def stored_jobs() -> list[JobRow]:
-    """The jobs of the store without a key of their own, oldest first."""
     store = open_store()
     try:
         return sorted(store.jobs.latest(), key=lambda row: row.created_at)
@@ -156,7 +149,6 @@ def stored_jobs() -> list[JobRow]:
 
 
 def stored_prompts() -> set[str]:
-    """The prompts whose answers the jobs of that store have."""
     store = open_store()
     try:
         return {

@@ -18,7 +18,6 @@ from smartbatch.testing import emulator
 
 @contextmanager
 def reading_fails(monkeypatch: pytest.MonkeyPatch, text: str = "") -> Iterator[None]:
-    """Have smartbatch fail for some time whenever it reads an answer that ends in ``text``."""
     read = structured._read
 
     def broken(params: Any, answer: str | None, finish_reason: str) -> Any:
@@ -39,7 +38,6 @@ def run(*args: str) -> int:
 def test_the_same_line_reads_them_again(
     output: tuple[str, ...], calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As long as reading fails the row is failed, with its answer as text; once it works it is answered."""
     expected = prompts(4)
 
     def lines() -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ import gzip
 import io
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ import zstandard
 
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, InputError
-from smartbatch.runs.table_output import _base
 from smartbatch.tables import parquet_rows, row_source
-from smartbatch.tables.columns import shape_of
 from smartbatch.tables.row_formats import BadRow
 from smartbatch.tables.row_source import RowSource
 
@@ -34,13 +31,11 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def peak(path: Path) -> int:
-    """The MB that reading a file took, in a process of its own."""
     line = [sys.executable, "-c", PEAK, str(path)]
     return int(subprocess.run(line, capture_output=True, text=True, check=True).stdout) >> 10
 
 
 def bomb(rows: int, characters: int) -> bytes:
-    """Rows of Parquet whose texts are two, in a dictionary."""
     import pyarrow
     import pyarrow.parquet
 
@@ -68,7 +63,6 @@ def bomb(rows: int, characters: int) -> bytes:
 def test_ten_times_the_content_takes_no_more_memory(
     tmp_path: Path, name: str, small: Callable[[], bytes], large: Callable[[], bytes]
 ) -> None:
-    """Below what a row of the longest kind takes anyway."""
     peaks = []
     for make in (small, large):
         (tmp_path / name).write_bytes(make())
@@ -77,18 +71,7 @@ def test_ten_times_the_content_takes_no_more_memory(
     assert peaks[1] < 500, peaks
 
 
-def test_equal_texts_of_parquet_are_held_once(tmp_path: Path) -> None:
-    """However many rows have them."""
-    (tmp_path / "in.parquet").write_bytes(bomb(300, 100_000))
-    with RowSource(str(tmp_path / "in.parquet")) as source:
-        texts = [row.fields["prompt"] for row in source.rows() if not isinstance(row, BadRow)]
-    assert len(texts) == 300
-    assert texts[0] == "x" * 100_000 != texts[1]
-    assert len(set(map(id, texts))) < 30, "a few for each batch of rows"
-
-
 def test_a_page_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its header, before it is unpacked."""
     monkeypatch.setattr(parquet_rows, "MAX_PAGE_BYTES", 100_000)
     (tmp_path / "in.parquet").write_bytes(bomb(10, 100_000))
     with RowSource(str(tmp_path / "in.parquet")) as source:
@@ -98,7 +81,6 @@ def test_a_page_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_more_rows_than_a_file_can_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of equal rows takes no bytes."""
     monkeypatch.setattr(parquet_rows, "_FREE_ROWS", 100)
     (tmp_path / "in.parquet").write_bytes(bomb(20_000, 1))
     with RowSource(str(tmp_path / "in.parquet")) as source:
@@ -139,10 +121,9 @@ def test_content_out_of_all_proportion_is_refused(
 def test_more_lines_than_so_few_bytes_should_have_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, begin: str, row: str, end: str, ending: str
 ) -> None:
-    """Each may be a row that is remembered. In a file that is not compressed they are read."""
     monkeypatch.setattr(row_source, "_FREE_LINES", 1_000)
     path, packed = tmp_path / name, tmp_path / f"{name}.{ending}"
-    path.write_text(begin + row * 100_000 + end)
+    path.write_text(begin + row * 10_000 + end)
     packed.write_bytes((gzip.compress if ending == "gz" else zstandard.compress)(path.read_bytes()))
     most = 1_000 + 8 * packed.stat().st_size
     with (
@@ -151,39 +132,16 @@ def test_more_lines_than_so_few_bytes_should_have_are_refused(
     ):
         list(source.rows())
     with RowSource(str(path)) as source:
-        assert len(list(source.rows())) >= (100_000 if row.strip() else 1)
-
-
-def seconds(work: Callable[[int], object], size: int) -> float:
-    """The least of three times."""
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        work(size)
-        times.append(time.perf_counter() - began)
-    return min(times)
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        pytest.param(lambda size: _base("result_" * size), id="a name of prefixes"),
-        pytest.param(lambda size: shape_of({f"k{n}": 1} for n in range(size)), id="records without an end"),
-    ],
-)
-def test_ten_times_the_input_takes_some_ten_times_as_long(work: Callable[[int], object]) -> None:
-    """And not a hundred times."""
-    work(100)
-    assert seconds(work, 100_000) < 40 * max(seconds(work, 10_000), 1e-3)
+        assert len(list(source.rows())) >= (10_000 if row.strip() else 1)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "printed"),
     [
         ("a.toml", "#" * 300_000, "is larger than 256 KiB"),
-        ("a.toml", "a = " + "[" * 100_000, "is nested too deeply"),
-        ("a.yaml", "a: " + "[" * 100_000 + "]" * 100_000, "is nested too deeply"),
-        ("a.yaml", "a:\n  " + "- " * 100_000, "is nested too deeply"),
+        ("a.toml", "a = " + "[" * 10_000, "is nested too deeply"),
+        ("a.yaml", "a: " + "[" * 10_000 + "]" * 10_000, "is nested too deeply"),
+        ("a.yaml", "a:\n  " + "- " * 10_000, "is nested too deeply"),
         (
             "a.yaml",
             "a0: &a0 [x]\n"

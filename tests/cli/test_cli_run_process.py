@@ -30,7 +30,6 @@ OWN = "call:own_calls:ask"
 @pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143)], keep=1))
 def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int, code: int) -> None:
-    """Calls in flight end and are written, in order; what has not started is left for the same line again."""
     expected = prompts(500)
     with Child("-o", "out.jsonl", "--parallelism", "3") as child:
         first = child.begun(3)
@@ -45,7 +44,6 @@ def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int
 
 
 def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> None:
-    """kill -9: what was written is whole, what was stored gets written, and the next run asks the rest."""
     expected = prompts(60)
     with Child("-o", "out.jsonl", "--parallelism", "2") as child:
         child.release(20)
@@ -70,7 +68,6 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> N
 
 @pytest.mark.full
 def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
-    """``smartbatch run … | head -1`` is no error worth a traceback."""
     prompts(300)
     with Child("--parallelism", "1") as child:
         child.release(1)
@@ -88,7 +85,6 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
 def test_the_cost_counts_answers_that_the_reader_did_not_wait_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """After ``| head -1`` the summary tells the cost of all that the store holds, not of what was printed."""
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("".join(f"question {n}\n" for n in range(300)))
     with emulator() as emu:
@@ -113,7 +109,6 @@ def test_the_cost_counts_answers_that_the_reader_did_not_wait_for(
 
 
 def memory_of_a_run(rows: int) -> int:
-    """Bytes of a process that asked so many rows, at its largest."""
     with Path("in.jsonl").open("w") as file:
         for i in range(rows):
             file.write(json.dumps({"id": f"row {i}", "text": f"{i} {'x' * 200}"}) + "\n")
@@ -131,11 +126,9 @@ def memory_of_a_run(rows: int) -> int:
 
 @pytest.mark.full
 def test_memory_does_not_grow_with_the_input(calls: Any) -> None:
-    """Six times the rows: the file is 3 MB larger, the process is not (24 bytes a row are booked)."""
     assert memory_of_a_run(12_000) - memory_of_a_run(2_000) < 9 * 2**20
 
 
 @pytest.mark.soak
 def test_a_million_rows_stream_in_constant_memory(calls: Any) -> None:
-    """Fifty times the rows: 24 bytes and a bit a row to track them, and nothing else that grows."""
     assert memory_of_a_run(1_000_000) - memory_of_a_run(20_000) < 48 * 2**20

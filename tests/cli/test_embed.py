@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import Child, prompts, stored_jobs, until, use_emulator, written
+from cli.runs import Child, prompts, stored_jobs, use_emulator, written
 
 from smartbatch.cli.main import main
 from smartbatch.emulator.composed_answers import vector_for
@@ -46,7 +46,6 @@ def texts() -> Texts:
 
 @pytest.fixture
 def emu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: Texts) -> Any:
-    """An emulator that the command line talks to, and a folder of the test's own."""
     monkeypatch.chdir(tmp_path)
     with emulator(fault_for=texts.fault, hang_seconds=60, batch_turnaround=0.2) as emu:
         use_emulator(emu, monkeypatch)
@@ -65,7 +64,6 @@ def vector(text: str, dimensions: int = 8) -> list[float]:
 def test_every_row_gets_the_vector_of_its_text(
     emu: Emulator, texts: Texts, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In shared calls, exact to the wire; the summary has what was asked and paid."""
     Path("in.csv").write_text("id,title,body\na,Tea,hot\nb,Ice,cold\nc,Air,thin\n")
     assert run("--template", "{title}: {body}", "--dimensions", "8", input="in.csv") == 0
     rows = written()
@@ -88,13 +86,6 @@ def test_the_length_of_vectors_is_the_models_own_without_an_option(emu: Emulator
     assert written()[0]["embedding"] == vector("prompt 0", 1536)
 
 
-def test_standard_output_has_the_vectors(emu: Emulator, capfd: pytest.CaptureFixture[str]) -> None:
-    prompts(2)
-    assert run("--dimensions", "4", "--quiet", output=None) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert [json.loads(line)["embedding"] for line in lines] == [vector(f"prompt {i}", 4) for i in range(2)]
-
-
 def test_a_terminal_is_told_the_length_of_each_vector(
     emu: Emulator, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,19 +93,6 @@ def test_a_terminal_is_told_the_length_of_each_vector(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert run("--quiet", output=None) == 0
     assert capfd.readouterr().out == "0  prompt 0 → a vector of length 1,536\n"
-
-
-@pytest.mark.full
-def test_the_same_line_again_pays_only_new_texts(emu: Emulator, texts: Texts) -> None:
-    prompts(5)
-    assert run("--dimensions", "8", "--limit", "3") == 0
-    texts.calls.clear()
-    assert run("--dimensions", "8") == 0
-    assert sorted(text for call in texts.calls for text in call) == ["prompt 3", "prompt 4"]
-    texts.calls.clear()
-    assert run("--dimensions", "8") == 0
-    assert texts.calls == []
-    assert [row["embedding"] for row in written()] == [vector(f"prompt {i}") for i in range(5)]
 
 
 @pytest.mark.full
@@ -131,33 +109,7 @@ def test_an_output_of_other_vectors_is_refused(
 
 
 @pytest.mark.full
-def test_a_run_that_is_killed_is_taken_up_and_pays_no_stored_vector_twice(
-    emu: Emulator, texts: Texts
-) -> None:
-    """kill -9 while a shared call is under way: only its texts are asked again."""
-    expected = prompts(3_000)  # more than one call may carry, so that a second one begins
-    texts.hang_from = 1
-    options = ["--embed", "--dimensions", "8", "-o", "out.jsonl", "--parallelism", "1"]
-    with Child(*options, model=MODEL) as child:
-        until(lambda: len(texts.calls) > 1 and _lines("out.jsonl") == len(texts.calls[0]))
-        child.process.kill()
-        child.process.wait()
-    answered = texts.calls[0]
-    assert [row["input"]["prompt"] for row in written()] == answered
-    texts.hang_from = None
-    texts.calls.clear()
-    assert run("--dimensions", "8") == 0
-    assert sorted(answered + [text for call in texts.calls for text in call]) == sorted(expected)
-    assert [row["embedding"] for row in written()] == [vector(text) for text in expected]
-
-
-def _lines(name: str) -> int:
-    return Path(name).read_bytes().count(b"\n") if Path(name).exists() else 0
-
-
-@pytest.mark.full
 def test_vectors_go_by_batch_and_a_killed_run_finds_its_batch(emu: Emulator, texts: Texts) -> None:
-    """kill -9 when the batch is created: the next run adopts it, with each text billed once."""
     expected = prompts(20)
     created = threading.Event()
     emu.configure(batch_fault_for=lambda *_: created.set())
@@ -176,30 +128,9 @@ def test_vectors_go_by_batch_and_a_killed_run_finds_its_batch(emu: Emulator, tex
 
 
 @pytest.mark.full
-def test_vectors_by_batch_are_not_asked_again(emu: Emulator, texts: Texts) -> None:
-    """Not even without the output: the store has them."""
-    expected = prompts(12)
-    assert run("--dimensions", "8", "--strategy", "batch") == 0
-    Path("out.jsonl").unlink()
-    assert run("--dimensions", "8", "--strategy", "batch") == 0
-    assert [row["embedding"] for row in written()] == [vector(text) for text in expected]
-    assert texts.calls == []
-    assert [job.total for job in stored_jobs()] == [12]
-
-
-@pytest.mark.full
-def test_the_first_texts_of_a_hybrid_are_asked_at_once(emu: Emulator, texts: Texts) -> None:
-    expected = prompts(12)
-    assert run("--dimensions", "8", "--strategy", "hybrid") == 0
-    assert [row["embedding"] for row in written()] == [vector(text) for text in expected]
-    assert 0 < sum(map(len, texts.calls)) < 12
-
-
-@pytest.mark.full
 def test_a_table_of_parquet_has_vectors_of_32_bits_also_when_it_is_resumed(
     emu: Emulator, texts: Texts, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A table that is read back, with new vectors or with failures alone, is written as it was."""
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
@@ -287,7 +218,6 @@ def test_a_row_of_messages_is_refused_with_its_line(emu: Emulator, capfd: pytest
 
 
 def test_a_plan_of_vectors_says_what_they_take(emu: Emulator, capfd: pytest.CaptureFixture[str]) -> None:
-    """In shared calls, without a token of an answer."""
     prompts(40)
     assert main(["plan", "in.txt", "--model", MODEL, "--embed", "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
@@ -315,7 +245,6 @@ def test_gemini_is_told_the_task_type(
 def test_a_run_that_asks_a_model_for_vectors_for_texts_is_told_of_embed(
     emu: Emulator, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """When no row was answered, and by the name alone: so it is a hint, and no refusal."""
     emu.configure(fault_for=None, models=["gpt-5-mini"])
     prompts(2)
     assert main(["run", "in.txt", "--model", MODEL, "-o", "out.jsonl"]) == 1

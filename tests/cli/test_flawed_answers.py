@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(calls: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     with Server() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
         yield server

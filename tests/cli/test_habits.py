@@ -25,7 +25,6 @@ KEYS = [(prefix, key) for prefix, read in registry.VARIABLES.items() for key in 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the test's own, and nothing of a provider in the environment."""
     monkeypatch.chdir(tmp_path)
     for read in registry.VARIABLES.values():
         for name in (*read.keys, read.address):
@@ -76,7 +75,6 @@ def test_models_tells_the_prices_of_one_model_and_those_of_the_user(
 def test_models_needs_no_key_wherever_the_servers_are(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor https, as nothing is sent."""
     for read in registry.VARIABLES.values():
         monkeypatch.setenv(read.address, "http://10.0.0.5:8000/v1")
     assert [row["prefix"] for row in rows(capfd, "models")] == [f"{each}:" for each in registry.prefixes()]
@@ -102,7 +100,6 @@ def test_models_says_of_which_no_price_is_known(capfd: pytest.CaptureFixture[str
 def test_the_doctor_prints_no_secret(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys, tokens, and passwords in addresses, usable or not."""
     for prefix, key in KEYS:
         monkeypatch.setenv(key, f"planted-{prefix}-{key}-5ecret")
     monkeypatch.setenv("OPENAI_BASE_URL", "https://me:planted-5ecret@gateway.example/v1")
@@ -140,7 +137,6 @@ def test_the_doctor_knows_the_variables_that_providers_read(
 def test_the_doctor_finds_nothing_wrong_with_a_server_of_ones_own_that_needs_no_key(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over plain http, a key would be sent unencrypted, and so would headers that count as one."""
     monkeypatch.setenv("OPENAI_BASE_URL", "http://10.0.0.5:8000/v1")
     told = "http://10.0.0.5:8000/v1 (OPENAI_BASE_URL)"
     assert found(capfd, "openai") == f"no key: OPENAI_API_KEY is not set; {told}"
@@ -177,7 +173,6 @@ def test_the_doctor_notices_a_file_that_stands_before_the_library(
 def test_the_doctor_notices_the_other_project(
     capfd: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Installed next to this one, and imported in place of it."""
     info = folder / "smartbatch-3.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: smartbatch\nVersion: 3.1\n")
@@ -201,8 +196,6 @@ def test_completion_prints_code_for_each_shell(shell: str, capfd: pytest.Capture
 @pytest.mark.full
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_actions_options_and_choices(shell: str, folder: Path) -> None:
-    """The key is pressed in a shell that a person uses, and the line is sent: the command is given words that
-    were not typed."""
     program, given = installed(shell, packages=shell), folder / "given"
     script = folder / "smartbatch"
     root = Path(__file__).parents[2]
@@ -247,7 +240,6 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 def press(command: list[str], keys: str, environ: dict[str, str]) -> None:
-    """Press keys in a terminal once the shell there is ready for them; return when it has ended."""
     ours, theirs = os.openpty()
     command = [sys.executable, "-c", WITH_TERMINAL, *command]
     with subprocess.Popen(
@@ -274,7 +266,6 @@ COMMANDS = build_parser().commands
 def test_the_help_of_a_command_is_one_screen_with_examples(
     command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A screen is 40 lines of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     assert main([command, "--help"]) == 0
     printed = capfd.readouterr().out
@@ -287,7 +278,6 @@ def test_the_help_of_a_command_is_one_screen_with_examples(
 def test_options_that_do_not_fit_one_screen_are_shown_by_another(
     command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Every option of the command is there, in the help that the first one names."""
     main([command, "--help"])
     short = capfd.readouterr().out
     assert main([command, "--help-all"]) == 0

@@ -12,7 +12,6 @@ from smartbatch.cli.interrupts import Interrupts
 
 
 def test_the_first_signal_is_marked_and_acted_upon_elsewhere() -> None:
-    """The main thread goes on with what it does; the work is done on another thread."""
     acted = threading.Semaphore(0)
     threads: list[threading.Thread] = []
 
@@ -29,7 +28,6 @@ def test_the_first_signal_is_marked_and_acted_upon_elsewhere() -> None:
 
 
 def test_the_second_signal_ends_at_once() -> None:
-    """The second Ctrl-C raises."""
     with Interrupts(on_first=lambda: None):
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -37,7 +35,6 @@ def test_the_second_signal_ends_at_once() -> None:
 
 
 def test_the_handlers_from_before_come_back() -> None:
-    """After the block a signal means what it meant before, and no thread of the block is left."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     threads = set(threading.enumerate())
     with Interrupts(on_first=lambda: None):
@@ -47,7 +44,6 @@ def test_the_handlers_from_before_come_back() -> None:
 
 
 def test_outside_the_main_thread_signals_are_left_alone() -> None:
-    """Only the main thread can set handlers; elsewhere the block simply runs."""
     ran: list[int] = []
 
     def run() -> None:

@@ -19,7 +19,6 @@ SIM = "sim:demo?batch_seconds=0.02"
 
 @pytest.fixture
 def client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchingClient]:
-    """A client of the store that the command reads."""
     monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
     with BatchingClient(SIM) as client:
         yield client
@@ -27,7 +26,6 @@ def client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchingCl
 
 @pytest.fixture
 def done(client: BatchingClient) -> Job:
-    """A job of three rows under a key. It has ended, and its batch is settled, which is a moment later."""
     job = client.submit_batch(["a", "b", "c"], key="letters")
     job.wait(20)
     until(lambda: all(shard.state == "settled" for shard in job.status().shards))
@@ -42,7 +40,6 @@ def jobs(*args: str) -> int:
 def test_without_a_store_none_is_made(
     args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The command says where it would be; a job that is named is not found."""
     store = tmp_path / "none.db"
     assert jobs(*args, "--store", str(store)) == 0
     assert f"no jobs: there is no store at {store} yet" in capfd.readouterr().err
@@ -54,7 +51,6 @@ def test_without_a_store_none_is_made(
 def test_the_list_has_a_line_for_each_job_newest_first(
     client: BatchingClient, done: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The columns of the dashboard's table; with --json everything, its batches included."""
     second = client.submit_batch(["d"])
     second.wait(20)
     assert jobs() == 0
@@ -71,7 +67,6 @@ def test_the_list_has_a_line_for_each_job_newest_first(
 
 
 def test_a_job_is_shown_by_its_key_in_text_and_as_json(done: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    """An unknown name is an error; the jobs after it are shown as well."""
     assert jobs("show", "nobody", "letters") == 1
     shown = capfd.readouterr()
     assert shown.out.startswith(f"Job letters  done\n{SIM.partition('?')[0]}\nDone 3 of 3")
@@ -116,7 +111,6 @@ def test_a_job_is_named_by_the_output_of_its_run_where_that_is_the_only_one(
 def test_results_are_lines_in_order_and_a_file_is_never_replaced(
     done: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """On standard output and in a file they are the same."""
     assert jobs("results", "letters") == 0
     printed = capfd.readouterr().out
     assert [json.loads(line)["index"] for line in printed.splitlines()] == [0, 1, 2]
@@ -130,7 +124,6 @@ def test_results_are_lines_in_order_and_a_file_is_never_replaced(
 def test_a_file_that_gets_the_name_meanwhile_stays(
     done: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Results never replace what somebody else wrote while they were."""
     stored = Job.stored
 
     def meddling(self: Job, *args: Any, **more: Any) -> Any:
@@ -147,7 +140,6 @@ def test_a_file_that_gets_the_name_meanwhile_stays(
 def test_a_job_that_goes_on_is_watched_to_its_end(
     client: BatchingClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With --json a line for every change, and the last one at the end."""
     job = client.submit_batch([f"row {i}" for i in range(5)])
     assert jobs("watch", "--json") == 0
     states = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
@@ -158,7 +150,6 @@ def test_a_job_that_goes_on_is_watched_to_its_end(
 
 
 def test_a_job_is_forgotten_once_it_has_ended(done: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    """With its results; naming it again is an error."""
     assert jobs("forget", "letters") == 0
     assert f"job {done.id}: deleted" in capfd.readouterr().err
     assert jobs("forget", "letters") == 1
@@ -169,7 +160,6 @@ def test_a_job_is_forgotten_once_it_has_ended(done: Job, capfd: pytest.CaptureFi
 def test_a_job_that_is_cancelled_ends_with_exit_code_0(
     client: BatchingClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What is done by then is kept, the rest is cancelled."""
     slow = BatchingClient("sim:demo?batch_seconds=3600")
     job = slow.submit_batch(["a", "b"])
     assert jobs("cancel", job.id, "--quiet") == 0
@@ -195,7 +185,6 @@ def test_a_job_that_is_cancelled_ends_with_exit_code_0(
 def test_arguments_that_do_not_fit_are_refused(
     args: list[str], printed: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, and the reason."""
     assert jobs(*args) == 2
     assert printed in capfd.readouterr().err
 
@@ -227,7 +216,6 @@ def test_deadline_and_budget_of_a_job_are_changed(
 def test_a_model_is_paused_listed_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Looking makes no store."""
     monkeypatch.setenv("SMARTBATCH_STORE", str(tmp_path / "jobs.db"))
     assert main(["pause"]) == 0
     assert main(["resume", "sim:demo"]) == 1

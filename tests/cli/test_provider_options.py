@@ -17,7 +17,6 @@ from smartbatch.testing import emulator
 
 
 def read(pair: str, model: str = "openai:m") -> Any:
-    """Return the value of one option."""
     (value,) = options_of(Namespace(model=model, provider_option=[pair])).values()
     return value
 
@@ -50,7 +49,6 @@ def test_an_option_that_is_a_text_stays_as_it_is_written(key: str) -> None:
     ],
 )
 def test_an_option_is_read_in_its_type(pair: str, model: str, value: Any) -> None:
-    """A text in quotes is one, too; an option that nobody knows is for the adapter to refuse."""
     found = read(pair, model)
     assert (type(found), found) == (type(value), value)
 
@@ -74,7 +72,6 @@ def test_a_value_of_another_type_is_refused_and_not_repeated(pair: str, model: s
 
 
 def test_options_of_an_own_provider_are_json_or_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they are to be is not known."""
     own_registry(monkeypatch)
     providers.register("mine", lambda name, clock, options: (MockProvider(), name))
     assert [read(f"x={text}", "mine:m") for text in ("5", "true", "a")] == [5, True, "a"]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from cli.runs import use_emulator, written
 from smartbatch.cli.main import main
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import open_store
-from smartbatch.runs.output_file import OutputFile, OutputLost, OutputRow
 from smartbatch.testing import Emulator, emulator
 
 PATIENCE = 60.0
@@ -47,7 +46,6 @@ def run(*more: str, model: str = SIM) -> int:
 
 
 def jobs() -> list[JobRow]:
-    """The jobs of the store, oldest first."""
     store = open_store("jobs.db")
     try:
         return sorted(store.jobs.latest(), key=lambda row: row.created_at)
@@ -57,7 +55,6 @@ def jobs() -> list[JobRow]:
 
 @pytest.mark.full
 def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[str]) -> None:
-    """Every row has its line, by the Batch API; the summary names the job."""
     prompts = lines_of(50)
     assert run("-o", "out.jsonl") == 0
     rows = written()
@@ -75,7 +72,6 @@ def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[
 
 @pytest.mark.full
 def test_the_same_line_again_asks_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """Not with a whole output, and not without one: the store has the answers."""
     lines_of(20)
     assert run("-o", "out.jsonl") == 0
     before = Path("out.jsonl").read_bytes()
@@ -89,45 +85,10 @@ def test_the_same_line_again_asks_nothing(capfd: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.full
-def test_standard_output_has_the_same_lines_each_time(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """Without an output file the store is the record: the line may be repeated, and costs nothing."""
-    lines_of(30)
-    assert run() == 0
-    first = capfdbinary.readouterr().out
-    assert [json.loads(line)["index"] for line in first.split(b"\n")[:-1]] == list(range(30))
-    assert run("--quiet") == 0
-    again = capfdbinary.readouterr()
-    assert again.out == first
-    assert again.err == b""
-    assert len(jobs()) == 1
-
-
-@pytest.mark.full
-def test_a_line_that_was_lost_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A death between the store and the output costs a line of the file, which the next run writes."""
-    lines_of(30)
-    append = OutputFile.append
-
-    def until_the_end(self: OutputFile, rows: Sequence[OutputRow]) -> None:
-        if any(row.index == 17 for row, _, _ in rows):
-            raise OutputLost("out.jsonl: cannot be written: No space left on device")
-        append(self, rows)
-
-    monkeypatch.setattr(OutputFile, "append", until_the_end)
-    assert run("-o", "out.jsonl") == 1
-    assert [row["index"] for row in written()] == list(range(17))
-    monkeypatch.setattr(OutputFile, "append", append)
-    assert run("-o", "out.jsonl") == 0
-    assert [row["index"] for row in written()] == list(range(30))
-    assert len(jobs()) == 1
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("output", [["-o", "out.jsonl"], []])
 def test_rows_that_failed_are_asked_again_as_a_job_of_their_own(
     output: list[str], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """They end in an error and exit code 1; the same line asks them, and nothing else, once more."""
     lines_of(6)
 
     def refused(batch: int, position: int, _id: str | None) -> str | None:
@@ -153,26 +114,6 @@ def test_rows_that_failed_are_asked_again_as_a_job_of_their_own(
     assert first.key.startswith(f"run:{'out.jsonl' if output else 'stdout'}:")
 
 
-@pytest.mark.full
-def test_answers_of_a_real_time_run_are_not_asked_again_by_batch() -> None:
-    """The output says what is answered, whatever way it took; a mixture ends in order."""
-    lines_of(10)
-    assert main(["run", "in.txt", "--model", SIM, "-o", "out.jsonl", "--limit", "4", "--quiet"]) == 0
-    assert run("-o", "out.jsonl", "--quiet") == 0
-    assert [row["index"] for row in written()] == list(range(10))
-    assert [job.total for job in jobs()] == [6]
-
-
-@pytest.mark.full
-def test_a_longer_input_asks_the_new_rows_only() -> None:
-    """Rows that were added at the end are a job of their own, also for standard output."""
-    lines_of(5)
-    assert run("--quiet") == 0
-    lines_of(8)
-    assert run("--quiet") == 0
-    assert [job.total for job in jobs()] == [5, 3]
-
-
 class Interrupted:
     """A run in a process of its own that got Ctrl-C when its batch was created, and what it said."""
 
@@ -196,7 +137,6 @@ def when_created(event: threading.Event) -> Callable[[int, Mapping[str, str]], N
 def test_ctrl_c_leaves_the_job_to_the_next_run(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The job is not cancelled; another input is refused meanwhile, a longer one asks its new rows only."""
     lines_of(40)
     created = threading.Event()
     with emulator(batch_turnaround=3.0, batch_fault_for=when_created(created)) as emu:
@@ -220,25 +160,6 @@ def test_ctrl_c_leaves_the_job_to_the_next_run(
         assert [row["input"]["prompt"] for row in written()] == prompts
         assert [row.total for row in jobs()] == [40, 5]
         assert emu.ledger.paid_twice(excluding_lost=False) == []
-
-
-def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """An input that changes while its rows are stored: nothing is stored, nothing is sent."""
-    lines_of(10)
-    recover = OutputFile.recover
-
-    def edit_then_recover(self: OutputFile, keys: Any) -> Any:
-        with Path("in.txt").open("r+b") as file:
-            file.seek(len("prompt 0\nprompt 1\n"))
-            file.write(b"PROMPT")
-        return recover(self, keys)
-
-    monkeypatch.setattr(OutputFile, "recover", edit_then_recover)
-    assert run("-o", "out.jsonl") == 2
-    assert "in.txt: changed while it was being read" in capfd.readouterr().err
-    assert jobs() == []
 
 
 @pytest.mark.parametrize(
@@ -267,7 +188,6 @@ def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
 def test_what_makes_no_sense_is_refused_before_anything_is_stored(
     line: list[str], printed: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, a message with the option, and no output file."""
     lines_of(3)
     assert main(["run", "in.txt", "-o", "out.jsonl", "--store", "jobs.db", *line]) == 2
     message = capfd.readouterr().err
@@ -278,7 +198,6 @@ def test_what_makes_no_sense_is_refused_before_anything_is_stored(
 
 @pytest.mark.full
 def test_a_budget_bounds_batches_and_a_larger_one_asks_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows beyond it fail and say so, what was paid stays within it, and with more only they are asked."""
     answers = dict.fromkeys(lines_of(40), "a long word " * 20)
     with emulator(answers=answers) as emu:
         use_emulator(emu, monkeypatch)
@@ -293,20 +212,3 @@ def test_a_budget_bounds_batches_and_a_larger_one_asks_the_rest(monkeypatch: pyt
         assert emu.ledger.paid_twice(excluding_lost=False) == []
     assert [row["error"] for row in written()] == [None] * 40
     assert [job.total for job in jobs()] == [40, kinds["budget_exceeded"]]
-
-
-@pytest.mark.full
-def test_a_reader_that_goes_away_ends_the_run_quietly() -> None:
-    """``| head -1`` is no error worth a traceback, and the job goes on."""
-    lines_of(2000)
-    line = [sys.executable, "-m", "smartbatch", *words(SIM)]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert json.loads(process.stdout.readline())["index"] == 0
-        process.stdout.close()
-        said = process.stderr.read()
-        assert process.wait(PATIENCE) == 1
-    assert b"Traceback" not in said
-    assert b"BrokenPipe" not in said
-    assert jobs()[0].total == 2000

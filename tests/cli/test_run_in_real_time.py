@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -15,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.runs import PATIENCE, Child, prompts, stored_jobs, stored_prompts, until, use_emulator, written
+from cli.runs import Child, prompts, stored_jobs, until, use_emulator, written
 
 from smartbatch.cli.main import main
-from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.store import default_place
 from smartbatch.testing import emulator
-from smartbatch.types import Result
 
 OWN = "call:own_calls:ask"
 OPENAI = "openai:gpt-5-mini"
@@ -37,7 +32,6 @@ def lines_of_output() -> int:
 
 
 def killed(expected: list[str], *args: str, count: int = 3) -> None:
-    """Let a run be killed when ``count`` of its rows are stored and written, and one is being asked."""
     with Child("--parallelism", "1", "-o", "out.jsonl", *args) as child:
         child.release(count)
         child.begun(count + 1)
@@ -52,7 +46,6 @@ def killed(expected: list[str], *args: str, count: int = 3) -> None:
 
 @pytest.mark.full
 def test_a_row_that_takes_long_holds_up_no_other(calls: Any) -> None:
-    """The others are written as they come; at the end the file is in order."""
     expected = prompts(40)
     with Child("--parallelism", "2", "-o", "out.jsonl", model="call:own_calls:first_waits") as child:
         child.begun(1)
@@ -64,7 +57,6 @@ def test_a_row_that_takes_long_holds_up_no_other(calls: Any) -> None:
 
 @pytest.mark.full
 def test_a_run_that_is_over_leaves_nothing_in_the_store(calls: Any) -> None:
-    """The output is its record, failed rows included; without the output everything is asked afresh."""
     expected = prompts(20)
     calls.broken.add("prompt 7")
     assert run("--retries", "0") == 1
@@ -81,20 +73,9 @@ def test_a_run_that_is_over_leaves_nothing_in_the_store(calls: Any) -> None:
 
 
 @pytest.mark.full
-def test_while_rows_are_asked_the_store_has_them(calls: Any) -> None:
-    """All rows are on disk before the first is asked, those with answers after the others are killed."""
-    expected = prompts(10)
-    killed(expected)
-    (job,) = stored_jobs()
-    assert (job.total, job.succeeded) == (10, 3)
-    assert stored_prompts() == set(expected[:3])
-
-
-@pytest.mark.full
 def test_without_an_output_the_store_is_the_record_of_a_run_with_failed_rows(
     calls: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The same line asks the failed row alone, and prints all; then the store has nothing of it any more."""
     prompts(8)
     calls.broken.add("prompt 2")
     assert run("--retries", "0", "--quiet", output=None) == 1
@@ -113,7 +94,6 @@ def test_without_an_output_the_store_is_the_record_of_a_run_with_failed_rows(
 
 @pytest.mark.full
 def test_an_output_counts_although_the_store_is_gone(calls: Any) -> None:
-    """After a kill and without the store, nothing that is written is paid again."""
     expected = prompts(10)
     killed(expected)
     for path in Path(default_place()).parent.glob("jobs.db*"):
@@ -132,7 +112,6 @@ def test_an_output_counts_although_the_store_is_gone(calls: Any) -> None:
 
 @pytest.mark.full
 def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """Another run on the store, and jobs resume without a name, leave it alone; its own line goes on."""
     expected = prompts(10)
     killed(expected)
     others = prompts(5, "other.txt", "other")
@@ -158,51 +137,9 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
 
 
 @pytest.mark.full
-def test_what_may_be_paid_twice_is_told_before_the_store_forgets_it(calls: Any) -> None:
-    """The row that was being asked when the run was killed is asked again."""
-    expected = prompts(6)
-    killed(expected)
-    with Child("--parallelism", "2", "-o", "out.jsonl") as child:
-        child.release(6)
-        assert sorted(child.begun(3)) == expected[3:]
-        said = child.stderr.read().decode()
-        assert child.process.wait() == 0
-    assert re.search(r"may be paid for twice: \d requests were in progress .* when their process", said)
-    assert stored_jobs() == []
-
-
-@pytest.mark.full
-def test_what_is_written_is_not_read_again_when_a_run_goes_on(
-    calls: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the answers in the store those are read that the output lacks, here that of a torn line."""
-    expected = prompts(10)
-    killed(expected, count=6)
-    output = Path("out.jsonl")
-    output.write_bytes(output.read_bytes()[:-9])
-    read: list[str] = []
-
-    def decode(data: bytes, **more: Any) -> Result:
-        result = decode_result(data, **more)
-        read.append(expected[result.context[0]])
-        return result
-
-    monkeypatch.setattr("smartbatch.jobs.watching.decode_result", decode)
-    for name in ("TEST_BEGAN", "TEST_LEAVE"):
-        Path(name).write_bytes(b"." * 4)  # leave for all that are left
-        monkeypatch.setenv(name, str(os.open(name, os.O_RDWR)))
-    assert run(model="call:own_calls:gated") == 0
-    assert sorted(Path("TEST_BEGAN").read_text().split("\n")) == ["", *expected[6:]]
-    assert set(read) == set(expected[5:])  # that one, and the four that this run stored itself
-    assert [row["input"]["prompt"] for row in written()] == expected
-    assert stored_jobs() == []
-
-
-@pytest.mark.full
 def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(
     calls: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``smartbatch jobs resume ID`` asks the rest; the same line writes it, and asks nothing."""
     expected = prompts(10)
     killed(expected)
     (job,) = stored_jobs()
@@ -225,7 +162,6 @@ def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(
 
 @pytest.mark.full
 def test_ctrl_c_says_what_becomes_of_the_rest(calls: Any) -> None:
-    """What is under way is stored and written; the note names the job, which can be dropped."""
     prompts(50)
     with Child("--parallelism", "2", "-o", "out.jsonl") as child:
         child.begun(2)
@@ -244,7 +180,6 @@ def test_ctrl_c_says_what_becomes_of_the_rest(calls: Any) -> None:
 
 @pytest.mark.full
 def test_a_second_ctrl_c_ends_at_once(calls: Any) -> None:
-    """It waits for no call, and leaves the rest to the same line."""
     prompts(50)
     with Child("--parallelism", "2", "-o", "out.jsonl") as child:
         child.begun(2)
@@ -263,7 +198,6 @@ def test_a_second_ctrl_c_ends_at_once(calls: Any) -> None:
 def test_another_input_for_the_output_drops_what_was_left(
     calls: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A prompt is mended and the line typed anew: the old rest can never be asked any more."""
     expected = prompts(10)
     killed(expected)
     Path("out.jsonl").unlink()
@@ -279,7 +213,6 @@ def test_another_input_for_the_output_drops_what_was_left(
 def test_the_rest_of_a_run_in_real_time_can_go_by_batch(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What is answered stays, what is not is withdrawn from real time and submitted: nothing twice."""
     expected = prompts(30)
     killed = threading.Event()
 
@@ -302,7 +235,6 @@ def test_the_rest_of_a_run_in_real_time_can_go_by_batch(
 
 @pytest.mark.full
 def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job belongs to the account it was submitted with; the rest of a run may change over."""
     expected = prompts(12)
     with emulator(hang_seconds=60, fault_for=lambda i, _: "hang" if i == 4 else None) as emu:
         use_emulator(emu, monkeypatch, "sk-the-first-of-the-tests")
@@ -320,7 +252,6 @@ def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.full
 def test_the_same_line_twice_at_once_without_output_asks_for_each_reader(calls: Any) -> None:
-    """Two samples of the same questions are two samples, whichever is first."""
     expected = prompts(4)
     with Child("--parallelism", "2") as first:
         first.begun(2)
@@ -341,8 +272,6 @@ def test_the_same_line_twice_at_once_without_output_asks_for_each_reader(calls: 
 def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
     monkeypatch: pytest.MonkeyPatch, calls: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What will hardly do is refused, with what would. What may, goes: the rows beyond it do not wait,
-    say so in their lines, and the next run goes on."""
     with emulator(latency=0, answers=dict.fromkeys(prompts(40), "a long word " * 20)) as emu:
         use_emulator(emu, monkeypatch)
         options = ["--max-tokens", "100", "--strategy", "individual", "--budget"]
@@ -364,55 +293,9 @@ def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
 
 
 @pytest.mark.full
-def test_an_empty_account_fails_the_rows_and_holds_nothing(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The run ends with what the provider said; with money, the same line asks the rows."""
-    prompts(3)
-    empty = threading.Event()
-    empty.set()
-
-    def fault(_index: int, _body: Mapping[str, Any]) -> str | None:
-        return "no_money" if empty.is_set() else None
-
-    with emulator(fault_for=fault) as emu:
-        use_emulator(emu, monkeypatch)
-        assert run(model=OPENAI) == 1
-        assert {row["error"]["kind"] for row in written()} == {"no_money"}
-        empty.clear()
-        assert run(model=OPENAI) == 0
-    assert [row["error"] for row in written()] == [None] * 3
-
-
-@pytest.mark.full
-def test_equal_rows_share_their_calls(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in any list: of equal questions that wait at the same time one is asked."""
-    Path("in.txt").write_text("the same question\n" * 200)
-    with emulator(latency=0.3) as emu:
-        use_emulator(emu, monkeypatch)
-        assert run(model=OPENAI) == 0
-        assert len(emu.ledger.calls) < 10
-    assert len(written()) == 200
-
-
-@pytest.mark.full
-def test_the_time_limit_of_requests_holds(calls: Any) -> None:
-    """``request_timeout`` ends a row that waits too long, as it does without a store."""
-    prompts(3)
-    Path("settings.toml").write_text("request_timeout = 0.5\n")
-    with Child("--parallelism", "1", "-o", "out.jsonl", "--config", "settings.toml") as child:
-        child.begun(1)
-        until(lambda: lines_of_output() or child.process.poll() is not None)
-        child.release(3)
-        assert child.process.wait() == 1
-    assert "timeout" in {row["error"] and row["error"]["kind"] for row in written()}
-
-
-@pytest.mark.full
 def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A home that cannot be written: what, why, and the option that names another place."""
     prompts(3)
     Path("no-folder").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(Path("no-folder").resolve()))
@@ -424,11 +307,3 @@ def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
     assert calls.asked == []
     assert not Path("out.jsonl").exists()
     assert run("--store", "here.db") == 0
-
-
-@pytest.mark.full
-def test_a_run_needs_no_home_of_its_own_for_help(tmp_path: Path) -> None:
-    """Nothing is made before there is something to keep."""
-    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "untouched")}
-    subprocess.run([sys.executable, "-m", "smartbatch", "jobs"], env=env, check=True, timeout=PATIENCE)
-    assert not (tmp_path / "untouched").exists()

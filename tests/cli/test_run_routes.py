@@ -27,7 +27,6 @@ OPENAI = "openai:gpt-5-mini"
 
 @pytest.fixture(autouse=True)
 def poll_interval(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches end soon."""
     monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
 
 
@@ -37,7 +36,6 @@ def run(*more: str, model: str = OPENAI, output: str | None = "out.jsonl") -> in
 
 
 def calls_in_real_time(emu: Emulator) -> int:
-    """Calls in real time: those of batches have no prompt."""
     return sum(call.prompt is not None for call in emu.ledger.calls)
 
 
@@ -72,7 +70,6 @@ def test_rows_go_by_the_route_that_was_chosen(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The plan says so before, the output is in order, nothing is paid twice, the same line asks nothing."""
     expected = prompts(24)
     with emulator(latency=0) as emu:
         use_emulator(emu, monkeypatch)
@@ -94,7 +91,6 @@ def test_rows_go_by_the_route_that_was_chosen(
 def test_the_choice_and_its_reason_are_told_first_and_scored_last(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One line before anything is sent; in the end the forecast, what it took, and the two plain routes."""
     prompts(30)
     monkeypatch.setenv("SMARTBATCH_STRATEGY", "hybrid")
     with emulator(latency=0) as emu:
@@ -114,7 +110,6 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
 
 @pytest.mark.full
 def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """Own calls have no Batch API, and an option allows real time."""
     prompts(12)
     own = "call:own_calls:ask"
     assert run("--strategy", "hybrid", "--batch-fallback", "individual", model=own) == 0
@@ -122,19 +117,6 @@ def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.Capture
     assert printed.startswith("Sending in real time: ")
     assert "A batch is not possible for this list." in printed.splitlines()[0]
     assert len(calls.asked) == 12
-
-
-@pytest.mark.full
-def test_quiet_says_nothing_of_routes(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Not before and not after."""
-    prompts(12)
-    with emulator(latency=0) as emu:
-        use_emulator(emu, monkeypatch)
-        assert run("--prefer", "cost", "--quiet") == 0
-        assert len(emu.ledger.batches) == 1
-    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -149,7 +131,6 @@ def test_quiet_says_nothing_of_routes(
 def test_constraints_that_cannot_be_met_end_the_run_before_anything_is_sent(
     constraints: list[str], printed: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, the nearest that can be met, no output, no job, no call."""
     prompts(40)
     with emulator(latency=0) as emu:
         use_emulator(emu, monkeypatch)
@@ -165,7 +146,6 @@ def test_constraints_that_cannot_be_met_end_the_run_before_anything_is_sent(
 def test_a_run_whose_batch_fails_says_how_many_rows_were_sent_in_real_time_and_why(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In the summary and in the report of its job."""
     prompts(12)
     with emulator(latency=0, batch_faults={"fail_validation": 1.0}) as emu:
         use_emulator(emu, monkeypatch)
@@ -185,7 +165,6 @@ def test_a_run_whose_batch_fails_says_how_many_rows_were_sent_in_real_time_and_w
 def test_a_run_that_has_nothing_to_ask_chooses_nothing(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store has every answer: no constraint can be too much for that, and nothing is chosen or scored."""
     prompts(20)
     sim = "sim:demo?batch_seconds=0.02"
     assert run("--prefer", "cost", model=sim, output=None) == 0
@@ -201,7 +180,6 @@ def test_a_run_that_has_nothing_to_ask_chooses_nothing(
 def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The rows asked at once and the batch are one job; it keeps its deadline, whatever is said next."""
     expected = prompts(40)
     created = threading.Event()
 
@@ -240,7 +218,6 @@ def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
 def test_new_rows_get_a_choice_of_their_own(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What is under way in real time goes on so; the rows added at the end go by the batch they are worth."""
     prompts(8)
     killed = threading.Event()
 
@@ -270,7 +247,6 @@ def test_new_rows_get_a_choice_of_their_own(
 def test_the_time_an_input_takes_to_read_counts(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A deadline is meant from when the command was given."""
     prompts(12)
     recover = OutputFile.recover
     begun = threading.Event()
@@ -287,7 +263,6 @@ def test_the_time_an_input_takes_to_read_counts(
 def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A long input takes a while to read; Ctrl-C does not wait for it, and nothing is stored."""
     prompts(5000)
     added: list[object] = []
 
@@ -307,7 +282,6 @@ def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
 
 @pytest.mark.full
 def test_a_run_that_is_taken_up_with_new_rows_keeps_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the job of then can still spend is held back first; new rows get the rest, and no more."""
     answers = dict.fromkeys(prompts(30), "a long word " * 20)
     created = threading.Event()
 
@@ -336,7 +310,6 @@ def test_a_run_that_is_taken_up_with_new_rows_keeps_its_budget(monkeypatch: pyte
 
 
 def test_rows_may_name_their_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is sent to its own; the same command again finds all of them, and another provider is refused."""
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": "one"}, {"prompt": "two", "model": "sim:other"}, {"prompt": "three", "model": ""}]
     Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -25,7 +25,6 @@ def places(lines: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 
 def test_each_row_has_a_line_for_each_answer(calls: Any) -> None:
-    """In the order of the input; equal prompts share none; the same line again asks nothing."""
     Path("in.txt").write_text("prompt 0\nprompt 0\n")
     expected = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     for _ in range(2):
@@ -37,7 +36,6 @@ def test_each_row_has_a_line_for_each_answer(calls: Any) -> None:
 
 
 def test_a_larger_number_pays_only_for_the_further_answers(calls: Any) -> None:
-    """Also if the first run was one without the option."""
     expected = prompts(2)
     assert run() == 0
     first = written()
@@ -64,7 +62,6 @@ def test_a_smaller_number_is_refused(
 
 
 def test_only_the_answers_that_failed_are_asked_again(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """A failed answer is named by its row and its number."""
     prompts(2)
     assert run(n=2) == 0
     lines = Path("out.jsonl").read_bytes().splitlines(keepends=True)
@@ -82,7 +79,6 @@ def test_only_the_answers_that_failed_are_asked_again(calls: Any, capfd: pytest.
 
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
 def test_tables_have_the_number_of_the_answer(name: str, calls: Any) -> None:
-    """And are resumed, although the input has a column of that name."""
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
     Path("in.txt").unlink(missing_ok=True)
@@ -116,7 +112,6 @@ def test_tables_have_the_number_of_the_answer(name: str, calls: Any) -> None:
 
 
 def test_a_skipped_row_has_one_line(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """In a file and on standard output alike; its cell is filled later, and its answers are asked."""
     line = ["run", "in.csv", "--template", "{text}", "--model", "call:own_calls:ask", "--quiet"]
     line += ["--on-missing", "skip", "--n", "2"]
     Path("in.csv").write_text("id,text\na,one\nb,\nc,three\n")

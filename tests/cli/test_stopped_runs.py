@@ -14,7 +14,7 @@ from smartbatch import AllRequestsFailed, ListStopped, ProviderError, Request
 from smartbatch.cli.main import main
 from smartbatch.errors import ErrorKind
 
-ROWS = 200
+ROWS = 60
 
 
 class Refusing:
@@ -37,7 +37,6 @@ class Refusing:
 
 @pytest.fixture(params=[(400, ErrorKind.CLIENT_ERROR), (401, ErrorKind.AUTH_ERROR)], ids=["400", "401"])
 def refusing(request: pytest.FixtureRequest, calls: Any, monkeypatch: pytest.MonkeyPatch) -> Refusing:
-    """What the model of a run calls."""
     found = Refusing(*request.param)
     monkeypatch.setattr(calls, "ask", found)
     return found

@@ -89,7 +89,6 @@ def test_no_speedup_is_claimed_if_there_is_none(wall: float) -> None:
 
 
 def test_equal_failures_are_one_line_with_a_count() -> None:
-    """Also if ids and numbers in their messages differ; rows that were not sent are listed separately."""
     summary = RunSummary()
     for index in range(3):
         summary.count_row(row(index), broken(f"broken (request req_01ab{index}cdef)"))
@@ -142,7 +141,6 @@ def test_an_unknown_price_is_never_counted_as_nothing(costs: list[float | None],
 
 
 def decided(chosen: Route, deadline: float | None = None, *, priced: bool = True) -> Decision:
-    """A decision between always individually, 20 s for 4 USD, and always by batch, 1,000 s for 2 USD."""
     alone = Option(Route.INDIVIDUAL, 20.0, 60.0, 25.0, Cost(3, 4, 5) if priced else None, calls=10, share=1.0)
     cheap = Cost(1, 2, 3) if priced else None
     batch = Option(Route.BATCH, 1000.0, 9000.0, 2000.0, cheap, calls=0, share=0.5, batches=1)
@@ -153,7 +151,6 @@ def decided(chosen: Route, deadline: float | None = None, *, priced: bool = True
 
 
 def spent(usd: float | None) -> ActualCost:
-    """What a run cost whose tokens cost 4 USD individually and 2 USD by batch."""
     return ActualCost(paid=usd, individual=4.0, by_batch=2.0)
 
 
@@ -207,7 +204,6 @@ def test_a_run_says_whether_its_deadline_was_met() -> None:
 def test_requests_of_a_batch_that_were_sent_in_real_time_are_counted(
     route: Route, by_batch: int, in_real_time: int, printed: str | None
 ) -> None:
-    """Not those that a hybrid sends at once, nor copies of the answers of equal requests."""
     actual = ActualCost()
     routes = [Route.BATCH] * by_batch + [Route.FLEX] * (in_real_time > 0)
     for each in routes + [Route.INDIVIDUAL] * (in_real_time - 1):
@@ -224,7 +220,6 @@ class Terminal(io.TextIOWrapper):
 
 
 def test_a_person_reads_lines_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal a row is one line, whatever its prompt or answer holds."""
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", Terminal(shown, encoding="utf-8"))
     output = StandardOutput()
@@ -238,6 +233,5 @@ def test_a_person_reads_lines_without_control_characters(monkeypatch: pytest.Mon
 
 
 def test_a_failed_row_is_one_line() -> None:
-    """A line end in a message or an id cannot forge a second line."""
     failure = Result("r", error=ProviderError("a\nb", kind=ErrorKind.UNKNOWN))
     assert failure_line(row(4, id="x\ny"), failure) == r"row 4 (id x\ny): unknown: a\nb"

@@ -36,7 +36,6 @@ def run(name: str, *args: str, input: str = "in.txt") -> int:
 
 
 def table(name: str) -> list[dict[str, Any]]:
-    """The rows of a table."""
     with open(name, "rb") as file:
         rows = list(READERS[name.rpartition(".")[2]](file))
     assert not any(isinstance(row, BadRow) for row in rows), rows
@@ -44,17 +43,14 @@ def table(name: str) -> list[dict[str, Any]]:
 
 
 def left() -> set[str]:
-    """What stands in the folder, apart from what the tests put there."""
     return {path.name for path in Path().iterdir()} - {"code", "state", "in.txt", "in.jsonl"}
 
 
 def partial(name: str) -> list[Line]:
-    """The lines of a run that has not ended."""
     return [json.loads(line) for line in Path(name + ".partial.jsonl").read_bytes().split(b"\n")[:-1]]
 
 
 def ends_without_asking(calls: Any, name: str, expected: list[str]) -> None:
-    """Run again: the table is made of what is there, and nothing else is left."""
     calls.asked.clear()
     assert run(name) == 0
     assert calls.asked == []
@@ -65,7 +61,6 @@ def ends_without_asking(calls: Any, name: str, expected: list[str]) -> None:
 @pytest.mark.full
 @both
 def test_a_table_is_written_and_resumed(calls: Any, name: str) -> None:
-    """The first three rows; then all of them, of which only the others are asked; then nothing."""
     expected = prompts(5)
     assert run(name, "--limit", "3") == 0
     assert [row["prompt"] for row in table(name)] == expected[:3]
@@ -84,25 +79,9 @@ def test_a_table_is_written_and_resumed(calls: Any, name: str) -> None:
 
 
 @pytest.mark.full
-@both
-def test_failed_rows_are_told_and_asked_again(calls: Any, name: str) -> None:
-    prompts(3)
-    calls.broken.add("prompt 1")
-    assert run(name, "--retries", "0") == 1
-    assert [row["error"] or None for row in table(name)][::2] == [None, None]
-    assert "broken on purpose" in table(name)[1]["error"]
-    calls.broken.clear()
-    calls.asked.clear()
-    assert run(name) == 0
-    assert calls.asked == ["prompt 1"]
-    assert not any(row["error"] for row in table(name))
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("before", [0, 7])
 @pytest.mark.parametrize("name", [f"out.{format}" for format in FORMATS])
 def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any, name: str, before: int) -> None:
-    """kill -9, also where a table of an earlier run is there: that one stays whole until the next is."""
     expected = prompts(60)
     if before:
         with Child("-o", name, "--limit", str(before)) as child:
@@ -131,7 +110,6 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any, name
 def test_a_run_that_ends_as_its_table_is_written_goes_on_from_its_lines(
     calls: Any, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A full disk: the table of before stays, the lines stay, and nothing is asked again."""
     expected = prompts(4)
     assert run(name, "--limit", "2") == 0
     earlier = Path(name).read_bytes()
@@ -149,7 +127,6 @@ def test_a_run_that_ends_as_its_table_is_written_goes_on_from_its_lines(
 
 @pytest.mark.parametrize("name", ["out.parquet", pytest.param("out.csv", marks=pytest.mark.full)])
 def test_a_run_over_strange_rows_ends_with_a_table_that_can_be_read(calls: Any, name: str) -> None:
-    """Whatever an input may have beside the prompt, what was answered is in the table."""
     row = {"prompt": "p", "deep": nested(190, 1), "meta": {"x\ud83d": 1}, "y\ud83d": 2}
     Path("in.jsonl").write_text(json.dumps(row) + "\n")
     assert run(name, input="in.jsonl") == run(name, input="in.jsonl") == 0
@@ -161,8 +138,6 @@ def test_a_run_over_strange_rows_ends_with_a_table_that_can_be_read(calls: Any, 
 def test_a_table_that_cannot_be_written_leaves_the_lines_and_says_where(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With ``-o`` on these the same line ends, and asks nothing again."""
-
     def refuse(*_: object, **__: object) -> None:
         raise UnwritableTable("a value fits no column")
 
@@ -182,7 +157,6 @@ def test_a_table_that_cannot_be_written_leaves_the_lines_and_says_where(
 def test_a_run_that_was_killed_after_its_table_was_written_is_over(
     calls: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lines are still there, and say no more than the table."""
     expected = prompts(3)
     with monkeypatch.context() as patched:
         patched.setattr(table_output.OutputFile, "remove", table_output.OutputFile.close)
@@ -191,26 +165,10 @@ def test_a_run_that_was_killed_after_its_table_was_written_is_over(
     ends_without_asking(calls, name, expected)
 
 
-@pytest.mark.full
-@both
-def test_an_output_of_another_run_is_refused_and_left(
-    calls: Any, name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    prompts(3)
-    assert run(name) == 0
-    before = Path(name).read_bytes()
-    prompts(3, word="other")
-    assert run(name) == 2
-    assert f"{name} belongs to another input" in capfd.readouterr().err
-    assert Path(name).read_bytes() == before
-    assert left() == {name}
-
-
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", "notes\n", "index,key\n1,2\n", 'a,b\n"1\n'])
 def test_a_table_that_is_no_output_is_refused(
     calls: Any, content: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor is a file of one line taken for an empty table, and replaced."""
     prompts(3)
     Path("out.csv").write_text(content)
     assert run("out.csv") == 2
@@ -238,14 +196,6 @@ def test_a_plan_leaves_out_what_the_table_has(
     assert main(["plan", "in.txt", "--model", OWN, "-o", name]) == 0
     assert capfd.readouterr().out.startswith("5 rows")
     assert left() == {"moved"}
-
-
-def test_two_runs_do_not_write_one_table(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    prompts(1)
-    with table_output.TableOutput("out.csv"):
-        assert run("out.csv") == 2
-    assert "out.csv: another run is writing to it" in capfd.readouterr().err
-    assert left() == set()
 
 
 def test_a_parquet_file_without_pyarrow_is_refused_before_anything_is_sent(
@@ -278,7 +228,6 @@ def test_the_results_of_a_job_are_a_table(
 
 
 def line(index: int, **changed: Any) -> Line:
-    """A line as a run writes it."""
     usage = dict.fromkeys(("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"), 3)
     usage |= {"cache_write_tokens": 0, "cache_write_1h_tokens": 0}
     plain = {"model": "sim:x", "text": "answer", "finish_reason": "stop", "usage": usage, "cost": 0.5}
@@ -287,7 +236,6 @@ def line(index: int, **changed: Any) -> Line:
 
 
 def round_trip(format: str, lines: list[Line]) -> list[dict[str, Any]]:
-    """Write lines, read them back as lines, and write these; return the rows, which are the same."""
     first, again = io.BytesIO(), io.BytesIO()
     write_table(format, lambda: iter(lines), first)
     first.seek(0)
@@ -305,26 +253,8 @@ def round_trip(format: str, lines: list[Line]) -> list[dict[str, Any]]:
     return read[0]
 
 
-@pytest.mark.full
-def test_vectors_are_a_column_of_32_bit_numbers(tmp_path: Path) -> None:
-    """As providers send them; a row that failed has none."""
-    import pandas
-    import polars
-
-    error = {"kind": "timeout", "message": "late", "code": None}
-    lines = [line(0, embedding=[0.5, -0.25]), line(1, text="", error=error), line(2, embedding=[1.0, 3.0])]
-    path = tmp_path / "out.parquet"
-    with path.open("wb") as file:
-        write_table("parquet", lambda: iter(lines), file)
-    for column in (pandas.read_parquet(path)["embedding"], polars.read_parquet(path)["embedding"]):
-        found = [None if vector is None else list(vector) for vector in column]
-        assert found == [[0.5, -0.25], None, [1.0, 3.0]]
-    assert polars.read_parquet(path).schema["embedding"] == polars.List(polars.Float32)
-
-
 @pytest.mark.parametrize(("numbers", "bits"), [([0.5, -0.25], "float"), ([0.1, 0.5], "double")])
 def test_a_table_that_is_read_back_keeps_the_width_of_its_numbers(numbers: list[float], bits: str) -> None:
-    """Vectors stay vectors; numbers of an answer that is an object lose no digit for being called alike."""
     import pyarrow.parquet
 
     vectors = [{"embedding": numbers}, {"embedding": [1.0]}]
@@ -340,7 +270,6 @@ def test_a_table_that_is_read_back_keeps_the_width_of_its_numbers(numbers: list[
 
 
 def test_names_that_meet_are_told_apart() -> None:
-    """Of the input, of the answers, and of parsed objects."""
     lines = [
         line(0, input={"text": "q", "result_text": "r", "key": "k"}, parsed={"text": "p", "score": 1}),
         line(1, input={"score": 5}, parsed=[1, 2]),
@@ -354,7 +283,6 @@ def test_names_that_meet_are_told_apart() -> None:
 
 
 def nested(levels: int, inner: Any, kind: type = list) -> Any:
-    """A value inside of lists, or records, of one member each."""
     for _ in range(levels):
         inner = [inner] if kind is list else {"in": inner}
     return inner
@@ -362,7 +290,6 @@ def nested(levels: int, inner: Any, kind: type = list) -> Any:
 
 @pytest.mark.parametrize("kind", [list, dict])
 def test_what_is_nested_deeply_is_text_in_a_table(kind: type) -> None:
-    """Readers of Parquet refuse a file whose columns nest deeper than a hundred levels of theirs."""
     values = [nested(levels, 1, kind) for levels in (10, 60, 190)]
     rows = round_trip("parquet", [line(0, input=dict(zip("abc", values, strict=True)))])
     assert rows[0]["a"] == values[0]
@@ -372,7 +299,6 @@ def test_what_is_nested_deeply_is_text_in_a_table(kind: type) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_names_that_are_no_utf_8_do_not_keep_a_table_from_being_written(format: str) -> None:
-    """They have lone surrogates: those of columns are escaped, and records with such names are texts."""
     lines = [
         line(0, input={"a\ud83d": "in", "meta": {"b\ud83d": [1]}}, parsed={"c\ud83d": "out"}),
         line(1, input={"meta": {"d": 2}}),
@@ -383,7 +309,6 @@ def test_names_that_are_no_utf_8_do_not_keep_a_table_from_being_written(format: 
 
 
 def test_values_that_fit_no_column_are_told() -> None:
-    """Such as those of lines that were other ones when the columns were found."""
     found = iter([[line(0)], [line(0, attempts="many")]])
     with pytest.raises(UnwritableTable, match="many"):
         write_table("parquet", lambda: iter(next(found)), io.BytesIO())

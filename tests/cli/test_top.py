@@ -44,7 +44,6 @@ def client() -> Iterator[BatchingClient]:
 
 
 def shown(width: int = 110, height: int | None = None, client: BatchingClient | None = None) -> list[str]:
-    """The lines of a frame."""
     return [line.text for line in frame(Source(client=client), width, height)]
 
 
@@ -159,12 +158,10 @@ class Screen:
         self._stale = True  # until the program has seen its new size, and clears the screen
 
     def until(self, words: str) -> None:
-        """Read until the screen shows words; the program's end is an error."""
         while not any(words in row for row in self.rows):
             self._draw(self._decode(os.read(self.leader, 65536)))
 
     def rest(self) -> str:
-        """Return what was written and not read."""
         os.set_blocking(self.leader, False)
         return os.read(self.leader, 65536).decode()
 
@@ -201,7 +198,6 @@ class Screen:
 
 @contextmanager
 def top(screen: Screen, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the command in a terminal until the block ends."""
     environ = {**os.environ, "TERM": "xterm", "PYTHONUNBUFFERED": "", **environ}  # as a terminal has it
     command = [sys.executable, "-m", "smartbatch", "top"]
     streams = {"stdin": screen.follower, "stdout": screen.follower, "stderr": screen.follower}
@@ -253,7 +249,6 @@ def test_it_follows_the_size_of_its_window(client: BatchingClient) -> None:
 
 @pytest.mark.full
 def test_it_can_be_stopped_and_goes_on(folder: Path) -> None:
-    """Ctrl-Z gives the terminal back, and fg takes it again."""
     screen = Screen(80, 24)
     before = modes_of(screen)
     with top(screen) as running:

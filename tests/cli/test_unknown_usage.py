@@ -21,7 +21,6 @@ LOST = Result(
     attempts=1,
     route=Route.INDIVIDUAL,
 )
-ANSWERED = Result("r", text="yes", cost=0.5, attempts=1, route=Route.INDIVIDUAL)
 PARTLY = Result(
     "r", text="yes", usage=Usage(10, 5, unknown=True), cost=0.5, attempts=2, route=Route.INDIVIDUAL
 )
@@ -82,11 +81,3 @@ def test_a_list_says_what_is_unknown_and_what_was_paid_now() -> None:
     assert results.as_dicts()[0]["input_tokens"] is None
     assert "at least $1.25, $1.00 of it paid now" in repr(results)
     assert "not sent" not in repr(results)
-
-
-def test_rows_are_numbered_as_in_results() -> None:
-    summary = RunSummary()
-    summary.count_row(row(0), Result("r", text="yes"))
-    summary.count_row(row(1), LOST)
-    last = summary_lines(summary)[-1]
-    assert last == "Failed: row 1: timeout: the answer is lost"

@@ -78,7 +78,6 @@ class Host:
         return self._ask("GET", path, "", {})
 
     def post(self, path: str, form: dict[str, str], **headers: str) -> http.client.HTTPResponse:
-        """Send a form as a browser does from a page of this server."""
         own = {
             "Origin": f"http://127.0.0.1:{self.port}",
             "Content-Type": "application/x-www-form-urlencoded",
@@ -94,7 +93,6 @@ class Host:
 
 @contextmanager
 def running(shelf: Bench, options: tuple[str, ...], program: str = BOARD) -> Iterator[Host]:
-    """Run gunicorn with one worker."""
     Path(shelf.folder, "board.py").write_text(program.format(place=shelf.place, token=TOKEN))
     command = [sys.executable, "-m", "gunicorn", "board:application", "--chdir", str(shelf.folder)]
     command += ["--bind", "127.0.0.1:0", "--graceful-timeout", "5", "--no-control-socket", "-k", *options]

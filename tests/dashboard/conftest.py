@@ -15,7 +15,6 @@ from tests.jobs.stores import Bench
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> Iterator[Bench]:
-    """A place for jobs in a file."""
     made = Bench("sqlite", str(tmp_path / "jobs.db"), tmp_path)
     yield made
     made.close()
@@ -23,20 +22,16 @@ def shelf(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def opened(shelf: Bench) -> SqlStore:
-    """A store object on that place."""
     return shelf.open()
 
 
 @pytest.fixture
 def visitor(shelf: Bench) -> Visitor:
-    """Somebody who may do everything."""
     return Visitor(app(store=shelf.place, shared="off", access=LOCAL))
 
 
 @pytest.fixture
 def reader_of(shelf: Bench) -> Callable[..., Visitor]:
-    """Makes somebody who may only look."""
-
     def make(*, show_content: bool = False) -> Visitor:
         board = app(store=shelf.place, shared="off", access=lambda environ: "read", show_content=show_content)
         return Visitor(board)

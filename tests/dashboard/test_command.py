@@ -24,7 +24,6 @@ from tests.jobs.stores import Bench, new_items
 
 @contextmanager
 def serving(shelf: Bench) -> Iterator[LocalServer]:
-    """Serve the dashboard on a thread."""
     board = app(store=shelf.place, shared="off", access=LOCAL)
     server = LocalServer(0, board)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -48,7 +48,6 @@ def visitor(place: str) -> Visitor:
 
 
 def read(visitor: Visitor, path: str) -> str:
-    """The text of a page, as somebody without a style sheet reads it."""
     answer = visitor.get(path)
     assert answer.status == 200
     assert answer.text.count("<script") == 1  # its own file
@@ -91,7 +90,6 @@ def test_an_empty_store_has_empty_pages(visitor: Visitor, store: SqlStore, path:
 def test_a_decision_is_shown_with_what_it_saved_and_lost_and_how_that_is_known(
     visitor: Visitor, store: SqlStore
 ) -> None:
-    """Money by the tokens that were used, where their price is known; time by forecast, as always."""
     by_batch, alone = decision(strategy="batch"), decision(strategy="individual")
     late, soon = 2 * by_batch.chosen.p95, 0.5 * alone.chosen.p50
     write(store, ListDecision(AT, "openai:m", by_batch, measured(late)))
@@ -120,7 +118,6 @@ def test_a_decision_is_shown_with_what_it_saved_and_lost_and_how_that_is_known(
 def test_where_the_price_of_a_route_is_unknown_a_hybrid_is_held_against_its_forecast(
     visitor: Visitor, store: SqlStore
 ) -> None:
-    """And says so: what always-batch would have cost was not measured."""
     made = decision(strategy="hybrid")
     assert made.batch is not None
     assert made.batch.cost is not None
@@ -150,16 +147,6 @@ def test_what_is_not_measured_yet_shows_its_forecast(visitor: Visitor, store: Sq
     assert "No outcome yet" in text
     assert "$1.00, " in text
     assert "forecast" in text
-
-
-def test_of_a_list_that_had_to_go_in_real_time_nothing_is_said_of_the_batch_api(
-    visitor: Visitor, store: SqlStore
-) -> None:
-    """Always-batch was not forecast for it, whether there is one or not."""
-    write(store, ListDecision(AT, "openai:m", evolve(decision(strategy="individual"), batch=None)))
-    text = read(visitor, "/decisions")
-    assert "forecast no forecast" in text
-    assert "no Batch API" not in text.partition("There is no comparison")[0]
 
 
 def test_calibration_counts_how_often_what_came_was_within_the_forecast(
@@ -204,11 +191,6 @@ def test_many_decisions_are_shown_page_by_page(visitor: Visitor, store: SqlStore
     rows = [len(re.findall(r'href="/decisions/\d+"', page)) for page in (first, second)]
     assert rows == [DECISIONS_PER_PAGE, 5]
     assert "Newest decisions" in second
-
-
-def test_unknown_prices_are_unknown_and_not_nothing(visitor: Visitor, store: SqlStore) -> None:
-    write(store, ListDecision(AT, "openai:m", decision(), measured(3.0, None)))
-    assert "unknown" in read(visitor, "/decisions")
 
 
 # -- errors --------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ ROWS = 500
 
 @pytest.fixture
 def job_id(shelf: Bench, opened: SqlStore) -> str:
-    """A job with results."""
     job, lease = started(opened, shelf, ROWS)
     shard = led(opened, lease, opened.shards.plan(lease, shelf.shard(*range(ROWS))), ShardState.INGESTING)
     texts = [encode_result(Result(f"row-{ix}", text=f"answer é {ix} " + "x" * 300)) for ix in range(ROWS)]
@@ -50,7 +49,6 @@ def test_tables_have_all_rows(visitor: Visitor, job_id: str) -> None:
 
 
 def test_no_cell_of_a_table_is_a_formula(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
-    """The browser opens it in a spreadsheet; numbers stay numbers, and JSON lines stay as they are."""
     texts = ["=1+1", "+cmd", "-cmd", "@SUM(A1)", "\t=1", "-5", "plain"]
     job, lease = started(opened, shelf, len(texts))
     shard = led(

@@ -50,7 +50,6 @@ class Elements(HTMLParser):
 
 
 def check(answer: Answer) -> None:
-    """Nothing of a name became an element, an attribute, an address elsewhere or a header."""
     read = Elements(answer.text)
     loaded = [tag for tag in read.tags if tag in ("script", "img", "iframe", "style")]
     assert loaded == ["script", "style", "img"], "the icon of the head alone"
@@ -121,7 +120,6 @@ def test_an_address_of_any_fields_is_answered(
     + [f"/{sign}/evil.example" for sign in "\t\n\r\0\x7f\u2028\ud800 "],
 )
 def test_the_way_back_stays_in_the_dashboard(back: str) -> None:
-    """An action that is refused leads back to a page, and never to another host."""
     read = Elements(message_page("t", "x", Query(), back=back).decode())
     links = [value for name, value in read.attributes if name == "href"]
     assert links[-1] == ("/jobs?a=1" if back == "/jobs?a=1" else "/")

@@ -24,19 +24,10 @@ def page_of(**bodies: str) -> live.Rendered:
 
 
 def events_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a stream: their ids and what they hold."""
     for block in lines:
         fields = dict(line.partition(": ")[::2] for line in block.decode().strip().split("\n"))
         if "data" in fields:
             yield {"id": fields["id"], "sections": json.loads(fields["data"])}
-
-
-def test_a_version_names_what_is_shown() -> None:
-    seen = page_of(a="1", b="2").version
-    assert page_of(a="1", b="2").changed(seen) == {}
-    assert page_of(a="1", b="3").changed(seen) == {"b": "3"}
-    assert page_of(a="1", b="2", c="4").changed(seen) == {"a": "1", "b": "2", "c": "4"}
-    assert page_of(a="1").changed("") == {"a": "1"}
 
 
 def test_a_stream_tells_what_changed_and_that_it_is_there() -> None:
@@ -66,7 +57,6 @@ def test_a_page_that_costs_more_is_looked_at_less_often() -> None:
 
 
 def test_what_is_written_after_a_quiet_look_is_seen_at_once_and_noise_is_not() -> None:
-    """Where all that is written changes nothing that is shown, there is a look in five seconds more."""
     clock, looks = VirtualClock(), []
 
     def render() -> live.Rendered:

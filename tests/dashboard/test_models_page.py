@@ -14,12 +14,10 @@ from jobs.remote import Remote
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.dashboard import app
-from smartbatch.dashboard.models_page import quantile
 from smartbatch.dashboard.source import SharedView, Source
 from smartbatch.jobs.store import open_store
-from smartbatch.jobs.summary_records import DurationTopic, cancel_name, late_name, topic_of
+from smartbatch.jobs.summary_records import late_name
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
-from smartbatch.types import Route
 from tests.dashboard.visits import LOCAL, Visitor
 
 ClientOf = Callable[..., BatchingClient]
@@ -44,25 +42,6 @@ def read(visitor: Visitor) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", plain)).split())
 
 
-@pytest.mark.parametrize(
-    ("name", "topic"),
-    [
-        ("openai:m", DurationTopic("openai:m", Route.BATCH)),
-        (late_name("openai:m"), DurationTopic("openai:m", Route.BATCH, ended=False)),
-        ("latency flex openai:m", DurationTopic("openai:m", Route.FLEX)),
-        (
-            late_name("latency individual openai:a b"),
-            DurationTopic("openai:a b", Route.INDIVIDUAL, ended=False),
-        ),
-        (cancel_name("openai"), DurationTopic("openai", None)),
-        ("latency odd openai:m", None),
-        ("nothing", None),
-    ],
-)
-def test_names_in_the_store_say_what_they_are_about(name: str, topic: DurationTopic | None) -> None:
-    assert topic_of(name) == topic
-
-
 def test_without_a_store_nothing_is_known(visitor: Visitor, place: str) -> None:
     text = read(visitor)
     assert "No calls yet" in text
@@ -75,7 +54,6 @@ def test_without_a_store_nothing_is_known(visitor: Visitor, place: str) -> None:
 def test_what_a_client_learned_is_shown_by_model_and_route(
     client_of: ClientOf, clock: VirtualClock, visitor: Visitor, place: str
 ) -> None:
-    """The names under which clients keep it are those that the page looks for."""
     client = client_of(Remote(clock, latency=2.0, turnaround=600.0), store=place)
     for number in range(4):
         client.submit(f"prompt {number}").result()
@@ -134,31 +112,3 @@ def test_limits_are_those_that_processes_told_of_last(
     text = read(visitor)
     assert "gemini:m 1,234 – – – – 2" in text
     assert text.count("gemini:nothing known") == 1  # among the prices
-
-
-@pytest.mark.parametrize(("q", "expected"), [(0.0, 1.0), (0.5, 2.0), (0.95, 4.0), (1.0, 4.0)])
-def test_a_quantile_is_a_value_that_was_seen(q: float, expected: float) -> None:
-    assert quantile([1.0, 2.0, 3.0, 4.0], q) == expected
-
-
-def test_names_are_found_by_the_index(place: str) -> None:
-    store = open_store(place)
-    names = [f"openai:m{number}" for number in range(5)]
-    for name in reversed(names):
-        store.facts.observe_turnarounds(name, [(1, 1.0, AT)] * 3)
-    assert store.facts.topics() == names
-    assert store.facts.topics(limit=2) == names[:2]
-    seen: list[tuple[str, tuple[object, ...]]] = []
-    rows = store.facts.db.rows
-
-    def noted(statement: str, *values: object) -> list[tuple[object, ...]]:
-        seen.append((statement, values))
-        return rows(statement, *values)
-
-    store.facts.db.rows = noted  # type: ignore[method-assign]
-    store.facts.topics()
-    [(statement, values)] = seen
-    plans = [plan[-1] for plan in rows(f"EXPLAIN QUERY PLAN {statement}", *values)]
-    by_index = "SEARCH turnaround USING COVERING INDEX turnaround_model"
-    assert [plan for plan in plans if "turnaround" in plan] == [by_index, f"{by_index} (model>?)"]
-    store.close()

@@ -16,7 +16,6 @@ from tests.jobs.stores import Bench, led, started
 
 
 def times(*seconds: float) -> Any:
-    """How long batches take, after some were seen."""
     known = Forecaster(Prior.of(600.0, 1200.0))
     for at, each in enumerate(seconds):
         known.observe(Observation(100, each, float(at), True))
@@ -25,7 +24,6 @@ def times(*seconds: float) -> Any:
 
 @pytest.fixture
 def job(shelf: Bench, opened: SqlStore) -> tuple[JobRow, list[ShardRow]]:
-    """A job of four requests in two batches, accepted at 1000 and sent at 1010."""
     policy = JobPolicy(deadline=3000.0)
     row, lease = started(opened, shelf, 4, policy=policy)
     shards = []

@@ -61,28 +61,6 @@ def test_a_line_says_what_the_job_says(store: SqlStore, bench: Bench) -> None:
     assert line.owner is not None
 
 
-def test_counts_stop_and_say_so(
-    store: SqlStore,
-    bench: Bench,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    accepted(store, bench, 4)
-    assert store.overview.count(JobState.ACTIVE) == 4
-    monkeypatch.setattr(job_overview, "MAX_COUNTED", 2)
-    assert store.overview.count(JobState.ACTIVE) == 3
-
-
-def test_a_model_is_looked_for_among_the_newest_jobs(
-    store: SqlStore,
-    bench: Bench,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    accepted(store, bench, 2, model="gemini:g")
-    newest = accepted(store, bench, 1, model="gemini:g") + accepted(store, bench, 1)
-    monkeypatch.setattr(job_overview, "MAX_COUNTED", 2)
-    assert [line.id for line in store.overview.page(JobFilter(model="gemini:g"), limit=50)] == newest[:1]
-
-
 def test_creations_that_nobody_knows_of_are_found_in_all_accounts(
     store: SqlStore,
     bench: Bench,
@@ -115,7 +93,6 @@ def test_jobs_that_nobody_carries_on_or_that_say_why_are_found(
 
 
 def test_counts_and_searches_end_at_a_bound(store: SqlStore, bench: Bench) -> None:
-    """However many jobs there are: 10,000 are counted and looked through for a model, 1,000 for a note."""
     accepted(store, bench, 1)
     bench.behind("""INSERT INTO job (no, id, scope, model, kind, metadata, policy, digest, created_at, state,
         total, owner, lease_until)
@@ -163,7 +140,6 @@ PAGES: dict[str, Callable[[SqlStore], object]] = {
 def test_every_question_goes_by_an_index(
     shelf: Bench, opened: SqlStore, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite says how it would read: through an index, or backwards by number with an end in sight."""
     _, lease = started(opened, shelf, 2)
     shard = led(opened, lease, opened.shards.plan(lease, shelf.shard(0, 1)), ShardState.INGESTING)
     opened.shards.ingest(lease, shard, [result(0, "failed", b"no")], at=1.0)

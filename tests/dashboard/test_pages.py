@@ -37,7 +37,6 @@ SECRET = "the whole prompt and the whole answer"
 
 
 def text_of(answer: Answer, section: str) -> str:
-    """Return the words of a section of a page."""
     found = re.search(rf'<section id="{section}".*?</section>', answer.text, re.DOTALL)
     assert found is not None, answer.text
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", found[0])).split())
@@ -88,7 +87,6 @@ def test_a_client_shows_its_own_queue(
 
 @pytest.fixture
 def held() -> Iterator[Callable[..., BatchingClient]]:
-    """Makes clients of one thread whose calls last until the end of the test."""
     over = Event()
     made: list[BatchingClient] = []
 
@@ -104,7 +102,6 @@ def held() -> Iterator[Callable[..., BatchingClient]]:
 
 
 def submitted(client: BatchingClient, count: int) -> None:
-    """Submit so many requests, and have one of them in a call."""
     for number in range(count):
         client.submit(str(number))
     eventually(lambda: client.status.in_flight == 1)
@@ -113,7 +110,6 @@ def submitted(client: BatchingClient, count: int) -> None:
 def test_a_client_adds_its_queue_to_those_of_others_in_its_process(
     held: Callable[..., BatchingClient], tmp_path: Path
 ) -> None:
-    """All of a process are shown as they are this moment, once it has told of them."""
     place = f"sqlite:///{tmp_path / 'limits.db'}"
     one, other = held("one", shared=place), held("other", shared=place)
     submitted(one, 3)
@@ -126,23 +122,9 @@ def test_a_client_adds_its_queue_to_those_of_others_in_its_process(
     assert text_of(page, "processes").count("running") == 1
 
 
-def test_a_client_that_does_not_share_there_is_added_to_those_that_do(
-    held: Callable[..., BatchingClient], tmp_path: Path
-) -> None:
-    place = f"sqlite:///{tmp_path / 'limits.db'}"
-    sharing, alone = held("sharing", shared=place), held("alone", shared="off")
-    submitted(sharing, 3)
-    submitted(alone, 5)
-    eventually(lambda: participants(place).processes)
-    page = Visitor(app(client=alone, shared=place, access=LOCAL)).get("/")
-    assert "alone:default" in text_of(page, "limits")
-    assert text_of(page, "processes").count("running") == 2
-
-
 def test_limits_say_what_the_last_minute_took_and_what_waits_for_what(
     client_of: Callable[..., BatchingClient], clock: VirtualClock
 ) -> None:
-    """Without a store: how full each limit is, who waits how long by priority, and when all will be done."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=4.0)
     client = client_of(provider, parallelism=2, max_rpm=600)
     visitor = Visitor(app(client=client, access=LOCAL))
@@ -161,7 +143,6 @@ def test_limits_say_what_the_last_minute_took_and_what_waits_for_what(
 def test_errors_and_spending_are_shown_without_a_store(
     client_of: Callable[..., BatchingClient], clock: VirtualClock, tmp_path: Path
 ) -> None:
-    """Those of a client since the dashboard was made; once it uses a store, the store has them."""
     refused = ProviderError("no <b>such</b> model 17", kind=ErrorKind.CLIENT_ERROR, status=400)
     replies: dict[str, Any] = {"a": ProviderAnswer(text="yes", usage=Usage(input_tokens=10)), "b": refused}
     provider = Scripted(clock, lambda prompt, attempt: replies[prompt], priced=True)
@@ -196,15 +177,12 @@ def test_a_budget_that_processes_share_is_spent_only_when_nobody_can_lease_more(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A client that was idle has given back what it leased; it may lease it again, also when the place where
-    it does was unavailable for a while."""
     answer = ProviderAnswer(text="yes", usage=Usage(input_tokens=25))
     provider = Scripted(clock, lambda prompt, attempt: answer, priced=True)
     shared = {"shared": f"sqlite:///{tmp_path / 'limits.db'}", "budget_scope": "shared:nightly"}
     client = client_of(provider, budget=125.0, max_tokens=10, prices=PRICES, **shared)
 
     def seen(section: str) -> str:
-        """The words of a section, once what is not spent has gone back."""
         for seconds in (6.0, 0.001):
             clock.sleep(seconds)
         return text_of(Visitor(app(client=client, access=LOCAL)).get("/"), section)
@@ -229,8 +207,6 @@ def test_a_budget_that_processes_share_is_spent_only_when_nobody_can_lease_more(
 def test_what_one_process_finds_of_a_provider_is_not_hidden_by_another(
     visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is idle and all is well; of two that wait, one found the provider down, and one is on its own after
-    a refusal."""
     well = LaneStatus(model="sim:a", quota="q")
     down = evolve(well, breaker="open", waits_for="breaker", waiting=60)
     alone = evolve(well, cooldown=200.0, is_lost=True, waits_for="cooldown", waiting=2)
@@ -359,7 +335,6 @@ def test_a_job_that_is_not_there_is_not_found(visitor: Visitor, opened: SqlStore
 def test_what_does_not_change_is_not_sent_again(
     visitor: Visitor, shelf: Bench, opened: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The version names what is shown, and clocks on a page go in steps."""
     from smartbatch.dashboard.source import Source
 
     started(opened, shelf, 3)
@@ -371,7 +346,6 @@ def test_what_does_not_change_is_not_sent_again(
 
 
 def test_a_page_is_small(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
-    """At most 60 kB travel for a first page, its script and its style sheet included."""
     for number in range(60):
         opened.jobs.accept(shelf.job(key=f"a list of some name, number {number}"), new_items(1))
     for page in ("/", "/jobs"):

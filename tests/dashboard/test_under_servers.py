@@ -20,7 +20,6 @@ MOUNTS = {"itself": (BOARD, ""), "Flask": (FLASK, "/inside/jobs"), "Django": (DJ
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pages_and_news_come_from_every_kind_of_worker(shelf: Bench, opened: SqlStore, kind: str) -> None:
-    """Where a stream has a thread it comes as events; a sync worker has none, and is asked."""
     with running(shelf, KINDS[kind]) as host:
         assert b"<h1>Now</h1>" in host.open("/").read()
         seen = json.loads(host.open("/news?page=/jobs").read())["version"]
@@ -40,7 +39,6 @@ def test_pages_and_news_come_from_every_kind_of_worker(shelf: Bench, opened: Sql
 def test_actions_are_posted_through_every_mount_and_kind_of_worker(
     shelf: Bench, opened: SqlStore, mount: str, kind: str
 ) -> None:
-    """As the form of the page says; from another origin, or by nobody, nothing is done."""
     job, _ = started(opened, shelf)
     program, root = MOUNTS[mount]
     with running(shelf, KINDS[kind], program) as host:

@@ -36,10 +36,6 @@ class Answer:
         return json.loads(self.text)
 
 
-def _own() -> dict[str, str]:
-    return {"Host": "127.0.0.1:8137", "Authorization": f"Bearer {TOKEN}"}
-
-
 @frozen
 class Visitor:
     """Somebody with a browser.
@@ -67,7 +63,6 @@ class Visitor:
         return self._ask(method, path, b"", headers)
 
     def open(self, path: str, **headers: str) -> tuple[int, Iterable[bytes]]:
-        """Return the status and the body as the application gives it, unread."""
         heard: list[str] = []
         environ = self._environ("GET", path, b"", headers)
         body = self.app(environ, lambda status, _headers, _error=None: heard.append(status) or print)  # type: ignore[func-returns-value]

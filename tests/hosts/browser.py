@@ -24,7 +24,6 @@ FLAGS = (
 
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Any]:
-    """Run Chromium until the block ends, with a profile of its own in ``folder``."""
     chromium = installed("chromium", "chromium-browser", "google-chrome", packages=PACKAGES)
     driver = installed("chromedriver", packages=PACKAGES)
     from selenium import webdriver

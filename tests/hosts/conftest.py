@@ -9,7 +9,6 @@ import pytest
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where it is: a file, or a schema of the test's own."""
     if request.param == "sqlite":
         return str(tmp_path / "jobs.db")
     address: str = request.getfixturevalue("postgres_address")

@@ -16,12 +16,10 @@ signal.signal(signal.SIGUSR1, lambda *_: None)
 
 
 def say(text: str) -> None:
-    """Write at once and whole, so that nothing is lost however the process ends."""
     os.write(1, f"{text}\n".encode())
 
 
 def echo(request: Any, attempt: int) -> str:
-    """Answer with the prompt and the process that answered it."""
     return f"{request.prompt} by {os.getpid()}"
 
 
@@ -72,7 +70,6 @@ class Interrupted:
 
 
 def when_main_waits(then: Callable[[], object], inside: str = "") -> None:
-    """Call ``then`` once the main thread waits for another thread, in a call named ``inside`` if given."""
     main: Any = threading.main_thread().ident
     while True:
         frame: Any = sys._current_frames().get(main)
@@ -92,7 +89,6 @@ def when_main_waits(then: Callable[[], object], inside: str = "") -> None:
 
 
 def deaf_server() -> tuple[str, Callable[[], object]]:
-    """A server that takes requests and never answers; its address, and what waits for the first request."""
     listener = socket.create_server(("127.0.0.1", 0))
     heard = threading.Event()
 

@@ -6,7 +6,6 @@ from smartbatch import BatchingClient
 
 
 def named_in_incidents(store: str) -> int:
-    """Requests that they name as perhaps paid twice."""
     with BatchingClient("sim:demo", store=store) as client:
         details = [incident.detail for job in client.jobs() for incident in job.incidents()]
     return sum(int(detail.split()[0].replace(",", "")) for detail in details)

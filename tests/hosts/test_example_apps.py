@@ -20,12 +20,11 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from browser import PACKAGES, browser
+from browser import browser
 from run_script import GUARD, PACKAGE
 from web_servers import WORKERS, Provider, Running, WebServer, provider, run_server, runs_on
 
 from smartbatch.testing import answer_for
-from tests.programs import installed
 
 pytestmark = pytest.mark.full
 
@@ -34,7 +33,6 @@ MODEL = "openai:m"
 
 
 def gunicorn(application: str, folder: str, kind: str, *more: str) -> WebServer:
-    """Return two workers that are forked after the import, where a process answers several at once."""
     options = ("--bind", "127.0.0.1:0", "--workers", str(WORKERS), "--graceful-timeout", str(int(GUARD)))
     forks = ("--preload", "--no-control-socket", "--worker-class", kind, *more)
     command = ("gunicorn", application, "--chdir", str(EXAMPLES / folder), *options, *forks)
@@ -50,7 +48,6 @@ ANY_APP = pytest.mark.parametrize("app", APPS, ids=[app.name for app in APPS])
 
 @contextlib.contextmanager
 def run_app(app: WebServer, folder: Path, service: Provider) -> Iterator[Running]:
-    """Run an example with the emulator behind it,."""
     settings = {
         "FLASK_SMARTBATCH_MODEL": MODEL,
         "FLASK_SMARTBATCH_STORE": str(folder / "flask.smartbatch.db"),
@@ -85,8 +82,6 @@ def health(running: Running) -> dict[str, Any]:
 def test_a_form_starts_jobs_and_their_pages_show_the_results(
     app: WebServer, quick: Provider, tmp_path: Path
 ) -> None:
-    """Three lines in real time, and a dozen by batch; an empty form starts nothing. Whichever worker is asked
-    for the progress, the page follows the job to its end."""
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -113,7 +108,6 @@ def test_a_form_starts_jobs_and_their_pages_show_the_results(
 
 @ANY_APP
 def test_each_worker_has_a_client_of_its_own(app: WebServer, quick: Provider, tmp_path: Path) -> None:
-    """None is the parent's, which imported the application."""
     with run_app(app, tmp_path, quick) as running, ThreadPoolExecutor(16) as pool:
         asked = [f"question {n}" for n in range(48)]
         assert list(pool.map(lambda text: posted(running, "/ask", text), asked)) == [
@@ -141,7 +135,6 @@ def test_a_stop_answers_what_is_in_flight(app: WebServer, tmp_path: Path) -> Non
 
 
 def test_the_admin_lists_jobs_and_shows_one(quick: Provider, tmp_path: Path) -> None:
-    """For somebody who logs in; there is nothing to add, and nothing to change."""
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -165,7 +158,6 @@ BOARD = "/smartbatch/dashboard/"
 
 
 def start_job(page: Any, address: str) -> str:
-    """Fill in the form with two lines, wait for the results, and return the id of the job."""
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -180,7 +172,6 @@ def start_job(page: Any, address: str) -> str:
 def test_the_dashboard_is_in_the_flask_application_for_those_who_know_the_password(
     app: WebServer, quick: Provider, tmp_path: Path
 ) -> None:
-    """Its pages, and the news of a page as a stream."""
     from selenium.webdriver.common.by import By
 
     with run_app(app, tmp_path, quick) as running, browser(tmp_path) as page:
@@ -218,7 +209,6 @@ def test_the_dashboard_is_in_the_django_project_for_those_who_may_see_jobs(
 
 
 def superuser(folder: Path) -> None:
-    """Make the tables of the example, and its user."""
     manage(folder, "migrate")
     manage(folder, "createsuperuser", "--noinput", "--username=me", "--email=me@example.com")
 
@@ -233,7 +223,6 @@ def log_in(page: Any, address: str) -> None:
 
 
 def manage(folder: Path, *arguments: str) -> None:
-    """Run a command of the example, on the database of its server."""
     environ = {
         **os.environ,
         "DATABASE": str(folder / "django.sqlite3"),
@@ -244,19 +233,7 @@ def manage(folder: Path, *arguments: str) -> None:
     subprocess.run(command, env=environ, cwd=folder, check=True, capture_output=True, timeout=2 * GUARD)
 
 
-def test_without_a_browser_tests_say_so_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all have to run, that is a failure."""
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="chromium is not installed"):
-        installed("chromium", packages=PACKAGES)
-    monkeypatch.setenv("CI", "1")
-    with pytest.raises(pytest.fail.Exception, match="chromium is not installed"):
-        installed("chromium", packages=PACKAGES)
-
-
 def test_the_reloader_of_runserver_starts_one_client(quick: Provider, tmp_path: Path) -> None:
-    """The process that watches the files has none; the one that it replaces gives its place to the next."""
     shutil.copytree(EXAMPLES / "django_app", tmp_path / "project")
     command = ("python", str(tmp_path / "project/manage.py"), "runserver", "127.0.0.1:PORT")
     with run_app(WebServer("runserver", command), tmp_path, quick) as running:
@@ -272,7 +249,6 @@ def test_the_reloader_of_runserver_starts_one_client(quick: Provider, tmp_path: 
 
 
 def who_has_the_store(running: Running) -> list[int]:
-    """Return the processes of the server that have opened the store."""
     parent = running.process.pid
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return [process for process in (parent, *map(int, children)) if has_the_store(process)]
@@ -287,7 +263,6 @@ def has_the_store(process: int) -> bool:
 
 
 def until_it_answers(running: Running, but: set[int]) -> dict[str, Any]:
-    """Return how the client is, once a process other than those answers."""
     until = time.monotonic() + GUARD
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):  # it ends in the middle

@@ -444,12 +444,10 @@ def check(case: Case) -> None:
 
 @pytest.mark.parametrize("name", sampled(ENDS))
 def test_the_interpreter_ends_when(name: str) -> None:
-    """It ends with its own exit code, however the script ends."""
     check(ENDS[name])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sampled(PENDING))
 def test_nothing_holds_up_the_exit(name: str) -> None:
-    """It ends within the grace, whatever is pending."""
     check(PENDING[name])

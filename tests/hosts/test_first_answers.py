@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from run_script import run_script
 
-from tests.levels import sampled
-
 SCRIPT = """
 import json, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -60,17 +58,16 @@ KINDS = {
 TEXTS = {"to be repaired": "{'a': 'x',}", "whole": '{"a": "x"}'}
 
 
-@pytest.mark.parametrize("kind", sampled(KINDS, keep=1))
-@pytest.mark.parametrize("text", sampled(TEXTS, keep=1))
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", TEXTS)
 def test_no_first_answer_of_a_process_fails(kind: str, text: str) -> None:
-    """What reads them is imported by one thread at a time; the others wait for it."""
     ended = run_script(f"{KINDS[kind]}\nTEXT = {TEXTS[text]!r}\n{SCRIPT}")
     assert ended.err == ""
     assert ended.lines == ["[]"]
 
 
 def test_threads_that_import_a_circle_of_modules_take_turns() -> None:
-    """Entered at two places at once, such a circle gives one thread a module that is half made."""
     ended = run_script(
         """
         import pathlib, sys, tempfile, threading

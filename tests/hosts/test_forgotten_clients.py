@@ -26,12 +26,10 @@ def own_threads() -> int:
 
 
 def stopping() -> set[threading.Thread]:
-    """The threads that stop forgotten clients."""
     return {thread for thread in threading.enumerate() if thread.name == f"{NAME}-stop"}
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Whether a condition becomes true in time; it is checked again whenever another thread ran."""
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
@@ -70,7 +68,6 @@ class Application:
 
 @pytest.mark.full
 def test_clients_whose_own_observers_refer_to_them_are_collected() -> None:
-    """With their threads; futures that are kept hold none of them."""
     before, applications, kept = own_threads(), [], []
     for number in range(6):
         application = Application()
@@ -88,7 +85,6 @@ def test_clients_whose_own_observers_refer_to_them_are_collected() -> None:
 
 @pytest.mark.full
 def test_a_client_that_only_its_observer_refers_to_answers_what_it_was_asked() -> None:
-    """It is collected after the last answer, not before."""
     asked, answer = threading.Event(), threading.Event()
 
     def slow(_request: object, _attempt: int) -> str:
@@ -107,7 +103,6 @@ def test_a_client_that_only_its_observer_refers_to_answers_what_it_was_asked() -
 
 
 def test_a_forgotten_client_answers_what_it_was_asked() -> None:
-    """The future is all that is held."""
     future = BatchingClient("sim:demo?latency=0.05").submit("prompt")
     gc.collect()
     assert future.result(30).ok

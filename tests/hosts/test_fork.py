@@ -44,8 +44,8 @@ def passes(script: str, *, out: list[str], guard: float = 30) -> None:
     assert ended.code == 0
 
 
+@pytest.mark.full
 def test_a_child_that_leaves_the_block_of_a_periodic_reporter_reports_nothing() -> None:
-    """It has no thread of it; it printed the empty figures of the child, and could wait for a lock."""
     passes(
         """
         from smartbatch.observe.reporters import PeriodicReporter
@@ -64,7 +64,6 @@ def test_a_child_that_leaves_the_block_of_a_periodic_reporter_reports_nothing() 
 
 @pytest.mark.full
 def test_300_forks_under_load_leave_no_child_hanging() -> None:
-    """Whatever lock a thread of the parent holds at that moment, each child asks and is answered (M4)."""
     passes(
         """
         import itertools
@@ -98,7 +97,6 @@ def test_300_forks_under_load_leave_no_child_hanging() -> None:
 
 @pytest.mark.full
 def test_no_answer_reaches_the_wrong_process_over_http() -> None:
-    """4 children and their parent ask at once over connections that were warm before; all get their own."""
     passes(
         """
         from smartbatch.testing import answer_for, emulator
@@ -133,7 +131,6 @@ def test_no_answer_reaches_the_wrong_process_over_http() -> None:
 
 
 def test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are() -> None:
-    """Queue, counts, metrics and budget begin at zero; the parent goes on undisturbed."""
     passes(
         """
         call = Endless()
@@ -153,8 +150,8 @@ def test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are() -> No
     )
 
 
+@pytest.mark.full
 def test_the_future_of_several_answers_ends_in_a_child_as_others_do() -> None:
-    """Before one of the answers came, and in the parent it still gets all of them."""
     passes(
         """
         call = Endless()
@@ -173,7 +170,6 @@ def test_the_future_of_several_answers_ends_in_a_child_as_others_do() -> None:
 
 @pytest.mark.full
 def test_money_held_for_the_parents_calls_is_free_in_the_child() -> None:
-    """A child can spend what the budget has, although calls of the parent are under way."""
     passes(
         """
         from smartbatch import Answer, Price, Usage
@@ -200,7 +196,6 @@ def test_money_held_for_the_parents_calls_is_free_in_the_child() -> None:
 
 @pytest.mark.full
 def test_two_children_do_not_throw_the_same_rng() -> None:
-    """Their pauses before a retry differ, so that they do not come back at the same moment."""
     passes(
         """
         from smartbatch import ErrorKind
@@ -226,7 +221,6 @@ def test_two_children_do_not_throw_the_same_rng() -> None:
 
 @pytest.mark.full
 def test_a_child_of_a_child_works() -> None:
-    """Forking twice is like forking once."""
     passes(
         """
         client = BatchingClient(echo)
@@ -246,7 +240,6 @@ def test_a_child_of_a_child_works() -> None:
 
 @pytest.mark.full
 def test_a_child_that_ends_as_scripts_do_runs_its_exit_within_the_grace() -> None:
-    """It closes its own client, prints nothing, and leaves the parent's calls alone."""
     passes(
         """
         client = BatchingClient(echo, exit_grace=300)
@@ -263,7 +256,6 @@ def test_a_child_that_ends_as_scripts_do_runs_its_exit_within_the_grace() -> Non
 
 @pytest.mark.full
 def test_a_fork_inside_a_callback_works() -> None:
-    """The child of the callbacks' own thread has callbacks of its own."""
     passes(
         """
         client = BatchingClient(echo)
@@ -290,7 +282,6 @@ def test_a_fork_inside_a_callback_works() -> None:
 
 @pytest.mark.full
 def test_a_fork_inside_a_call_works() -> None:
-    """An own call may start processes, as those that use multiprocessing do."""
     passes(
         """
         def call(request, attempt):
@@ -306,7 +297,6 @@ def test_a_fork_inside_a_call_works() -> None:
 
 @pytest.mark.full
 def test_a_child_that_reads_on_in_the_parents_list_is_told_so() -> None:
-    """It gets an error that says why, and does not wait for ever."""
     passes(
         """
         client = BatchingClient(echo)
@@ -326,7 +316,6 @@ def test_a_child_that_reads_on_in_the_parents_list_is_told_so() -> None:
 
 @pytest.mark.full
 def test_another_librarys_hook_may_use_the_client_in_the_child() -> None:
-    """A hook that was registered before ours, and one after it, find a client that works or say so (H26)."""
     passes(
         """
         def hook():
@@ -363,7 +352,6 @@ if __name__ == "__main__":
 @pytest.mark.full
 @pytest.mark.parametrize("method", sampled(["fork", "forkserver", "spawn"]))
 def test_every_start_method_of_multiprocessing_works(method: str, tmp_path) -> None:
-    """A client made at module level works in each worker."""
     script = tmp_path / "workers.py"
     script.write_text(WORKERS)
     ended = run_script(
@@ -380,7 +368,6 @@ def test_every_start_method_of_multiprocessing_works(method: str, tmp_path) -> N
 
 @pytest.mark.full
 def test_a_pickled_client_refuses_and_says_what_to_do() -> None:
-    """It names the reason before anything reaches another process."""
     passes(
         """
         import pickle
@@ -442,7 +429,6 @@ def passes_without_hooks(script: str, *, out: list[str]) -> None:
 
 @pytest.mark.full
 def test_a_child_forked_without_hooks_works_and_ends_what_it_inherited() -> None:
-    """Its own requests are answered, and the parent's futures say whose they are, whichever it asks first."""
     passes_without_hooks(
         """
         call = Endless()
@@ -468,7 +454,6 @@ def test_a_child_forked_without_hooks_works_and_ends_what_it_inherited() -> None
 
 @pytest.mark.full
 def test_figures_are_empty_after_a_fork_without_hooks_also_while_they_were_locked() -> None:
-    """Metrics that a user made are read in the child although a thread of the parent held their lock."""
     passes_without_hooks(
         """
         from smartbatch.events import CallFinished, RequestSubmitted
@@ -507,7 +492,6 @@ def test_figures_are_empty_after_a_fork_without_hooks_also_while_they_were_locke
 
 @pytest.mark.full
 def test_children_forked_without_hooks_store_jobs_and_ask_over_connections_of_their_own() -> None:
-    """Store, cache, connections and limits that the parent used are opened anew."""
     passes_without_hooks(
         """
         import tempfile

@@ -45,7 +45,6 @@ def passes(
 
 @pytest.mark.full
 def test_a_client_that_was_used_before_the_patching_works_after_it_and_ends() -> None:
-    """Locks, threads and limits are made anew; what was made for native threads is left alone."""
     passes(
         """
         client = BatchingClient("sim:demo", parallelism=4)
@@ -62,7 +61,6 @@ def test_a_client_that_was_used_before_the_patching_works_after_it_and_ends() ->
 
 @pytest.mark.full
 def test_calls_wait_for_their_answers_at_the_same_time_over_tls_too() -> None:
-    """The server answers none of two calls before both have come, so neither may stop all green threads."""
     both = threading.Barrier(2)
 
     def answer(exchange: Exchange) -> None:
@@ -86,7 +84,6 @@ def test_calls_wait_for_their_answers_at_the_same_time_over_tls_too() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("model", ["openai:m", "anthropic:m", "gemini:m"])
 def test_every_provider_works_after_the_patching(model: str) -> None:
-    """In real time many calls wait at once; batches, their files and streams come, too."""
     with provider(0.05) as service:
         root = service.environ["OPENAI_BASE_URL"].removesuffix("/v1")
         passes(
@@ -111,7 +108,6 @@ def test_every_provider_works_after_the_patching(model: str) -> None:
 
 @pytest.mark.full
 def test_a_store_that_waits_for_a_lock_does_not_stop_other_green_threads(tmp_path: Path) -> None:
-    """The one that holds the lock has its turn, gives it back, and the job is stored."""
     passes(
         f"""
         import sqlite3

@@ -24,7 +24,6 @@ MOST_BYTES = 120_000_000
 
 
 def data_files(folder: Path) -> set[str]:
-    """The files of the package that are no Python code, by their paths in it."""
     return {
         str(path.relative_to(folder))
         for path in (folder / "smartbatch").rglob("*")
@@ -54,7 +53,6 @@ class Installed:
     folder: Path = field()
 
     def run(self, *command: str, **environ: str) -> str:
-        """Return what a program of the environment prints; nothing of this process's is in its way."""
         kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
         bin = self.environment / "bin"
         done = subprocess.run(
@@ -74,7 +72,6 @@ class Installed:
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The sdist is built from a copy of the source, the wheel from the sdist; then the copy is removed."""
     folder = tmp_path_factory.mktemp("installed")
     source, dist, environment = folder / "source", folder / "dist", folder / "environment"
     shutil.copytree(ROOT, source, ignore=LEFT_OUT)

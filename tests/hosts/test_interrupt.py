@@ -131,7 +131,6 @@ smartbatch.generate(prompts, model=call, exit_grace=20, observers=[call.observe]
 @pytest.mark.full
 @pytest.mark.parametrize("place", sampled(CAUGHT))
 def test_a_caught_interrupt_leaves_the_client_usable(place: str) -> None:
-    """It cancels what has not started, and the same client answers the next prompt."""
     ended = run_script(SETTING + CAUGHT[place])
     assert ended.err == ""
     assert ended.lines == ["call"] * 25 + ["True"]
@@ -140,7 +139,6 @@ def test_a_caught_interrupt_leaves_the_client_usable(place: str) -> None:
 
 @pytest.mark.parametrize("place", sampled(UNCAUGHT, keep=1))
 def test_an_interrupt_that_nobody_catches_ends_the_script(place: str) -> None:
-    """It ends as any interrupted script does, and nothing is called that had not started."""
     ended = run_script(SETTING + UNCAUGHT[place])
     last = ended.err.splitlines()[-1]
     assert last == "KeyboardInterrupt" or last.startswith("smartbatch.results.Interrupted: interrupted; ")
@@ -152,7 +150,6 @@ def test_an_interrupt_that_nobody_catches_ends_the_script(place: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("call", COLLECTING)
 def test_an_interrupted_list_has_what_was_answered_and_says_how_to_go_on(call: str) -> None:
-    """Each in its place, those in flight included; raised once, from the user's line and the call."""
     ended = run_script(
         SETTING
         + COLLECTING[call]
@@ -185,7 +182,6 @@ except smartbatch.Interrupted as error:
 
 @pytest.mark.full
 def test_a_loop_that_is_interrupted_finds_what_it_was_not_given() -> None:
-    """The first answer is late, so the others came without being read."""
     ended = run_script(
         """
         import smartbatch
@@ -218,7 +214,6 @@ def test_a_loop_that_is_interrupted_finds_what_it_was_not_given() -> None:
 
 @pytest.mark.full
 def test_a_second_interrupt_ends_a_stop_at_once() -> None:
-    """The calls that never return are given up, and their futures say so."""
     ended = run_script(
         """
         from smartbatch import BatchingClient
@@ -246,7 +241,6 @@ def test_a_second_interrupt_ends_a_stop_at_once() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("landing", sampled(["KeyboardInterrupt", "SystemExit"]))
 def test_many_signals_leave_neither_a_lock_nor_a_request_behind(landing: str) -> None:
-    """Wherever an interrupt comes in a submit, the client works on, and a stop completes what was taken."""
     ended = run_script(
         f"""
         import random

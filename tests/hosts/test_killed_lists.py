@@ -53,7 +53,6 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def rest(process: subprocess.Popen[str]) -> list[str]:
-    """The lines up to the end of a process that ends well."""
     assert process.stdout is not None
     with process:
         lines = process.stdout.read().splitlines()
@@ -62,14 +61,12 @@ def rest(process: subprocess.Popen[str]) -> list[str]:
 
 
 def asked_twice(server: Emulator) -> set[int]:
-    """The numbers of the questions that the server was asked more than once."""
     asked = Counter(call.prompt for call in server.ledger.calls)
     numbers = {hashlib.sha256(f"question {n}".encode()).hexdigest(): n for n in range(ROWS)}
     return {numbers[prompt] for prompt, times in asked.items() if times > 1}
 
 
 def named_rows(store: str) -> set[int]:
-    """The rows of the list that incidents name."""
     with BatchingClient("sim:demo", store=store) as client:
         details = [incident.detail for incident in client.job("questions").incidents()]
     found = [re.search(r"rows ([\d, ]+)", detail) for detail in details]
@@ -79,7 +76,6 @@ def named_rows(store: str) -> set[int]:
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["list", "requests"])
 def test_the_same_call_goes_on_where_a_killed_process_stopped(how: str, store: str) -> None:
-    """Nothing is lost; what was in flight is asked again and named; nothing else is paid twice, or named."""
     with emulator(latency=LATENCY) as server:
         first = start(server, store, how)
         read(first, 40)
@@ -94,7 +90,6 @@ def test_the_same_call_goes_on_where_a_killed_process_stopped(how: str, store: s
 
 @pytest.mark.full
 def test_a_living_process_is_waited_for_and_when_it_is_killed_the_other_goes_on(store: str) -> None:
-    """Both make the same call; neither asks what the other has under way."""
     with emulator(latency=LATENCY) as server:
         first = start(server, store, "list")
         read(first, 20)

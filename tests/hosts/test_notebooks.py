@@ -27,7 +27,6 @@ class Notebook:
         self._wait = wait
 
     def run(self, source: str, *, interrupted_at: Path | None = None) -> Cell:
-        """Run a cell, and interrupt it once a file is there that the cell makes."""
         cells = self._client.nb.cells
         cells.append(self._new_cell(source))
         if interrupted_at is not None:
@@ -35,7 +34,6 @@ class Notebook:
         return Cell(self._client.execute_cell(cells[-1], len(cells) - 1))
 
     def restart(self) -> None:
-        """Kill the kernel and start another, as the button does."""
         self._wait(self._client.km.restart_kernel)(now=True)
         self._wait(self._client.kc.wait_for_ready)(timeout=GUARD)
 
@@ -65,7 +63,6 @@ class Cell:
         return raised
 
     def printed(self) -> list[str]:
-        """The lines of a cell that raised nothing."""
         assert [each for each in self.outputs if each.output_type == "error"] == []
         return self.stream("stdout").splitlines()
 
@@ -107,8 +104,6 @@ prompts = [*(f"p{{n}}" for n in range(20)), "waits", *(f"p{{n}}" for n in range(
 
 
 def test_what_cells_show_and_an_interrupt_leaves(tmp_path: Path) -> None:
-    """Bars and views without being asked for; an interrupt once, in few lines, with what was answered; with a
-    key the same cell pays what is missing."""
     fifo = tmp_path / "waits"
     os.mkfifo(fifo)
     with notebook(tmp_path) as book:
@@ -160,7 +155,6 @@ print(sys.last_value.results[20].text)
 
 
 def test_a_restarted_kernel_finds_its_jobs_and_looks_at_once(tmp_path: Path) -> None:
-    """The kernel was killed in the middle, and its next look was an hour away."""
     with notebook(tmp_path) as book:
         sent = book.run(
             """

@@ -18,7 +18,6 @@ SUCCEEDED = 'smartbatch_requests_ended_total{outcome="succeeded"}'
 
 
 def scraped_until(running: Running, succeeded: float) -> list[dict[str, float]]:
-    """Scrape until so many are counted; return all scrapes."""
     scrapes = [running.scrape()]
     until = time.monotonic() + GUARD
     while scrapes[-1].get(SUCCEEDED, 0.0) < succeeded and time.monotonic() < until:
@@ -31,7 +30,6 @@ def scraped_until(running: Running, succeeded: float) -> list[dict[str, float]]:
 
 @pytest.mark.full
 def test_any_worker_answers_with_the_sums_over_all(tmp_path: Path) -> None:
-    """40 requests, 30 of them before a worker is killed: no counter ever falls, and none is lost."""
     server = next(one for one in SERVERS if one.name == "gunicorn -k gthread")
     with (
         provider(0.01) as emulated,

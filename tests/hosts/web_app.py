@@ -19,9 +19,6 @@ if "BUSY_BEFORE_THE_FORK" in os.environ:
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
-    """Answer with the process and the model's answer to the query, or an error in words; or with the figures
-    of all processes.
-    """
     if environ["PATH_INFO"] == "/metrics":
         start_response("200 OK", [("Content-Type", "text/plain; version=0.0.4"), ("Connection", "close")])
         return [PrometheusReporter(smartbatch.participants).text()]

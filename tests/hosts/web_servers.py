@@ -112,7 +112,6 @@ class Running:
     log: Path
 
     def ask(self, prompt: str) -> Reply:
-        """Send one request; whoever waits longer than the guard is hung."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=GUARD)
         try:
             connection.request("GET", f"/?{prompt}")
@@ -131,7 +130,6 @@ class Running:
             return list(pool.map(self.ask, [f"{name}{n}" for n in range(count)]))
 
     def scrape(self) -> dict[str, float]:
-        """Return the figures of ``/metrics``, by name and labels; one of the workers answers."""
         with urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=GUARD) as answer:
             lines = answer.read().decode().splitlines()
         return {
@@ -143,7 +141,6 @@ class Running:
         os.kill(self.process.pid, number)
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for the end of all its processes."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -172,7 +169,6 @@ class Provider:
             return int(json.load(answer)["received"])
 
     def wait_for(self, calls: int) -> None:
-        """Return once so many calls have come."""
         until = time.monotonic() + GUARD
         while self.received() < calls:
             assert time.monotonic() < until, f"{self.received()} of {calls} calls came"
@@ -181,7 +177,6 @@ class Provider:
 
 @contextlib.contextmanager
 def provider(latency: float) -> Iterator[Provider]:
-    """Run the emulator; ``latency`` in seconds."""
     command = [sys.executable, "-m", "smartbatch", "emulator", "--port", "0", "--latency", str(latency)]
     with subprocess.Popen(command, cwd=PACKAGE.parent, stdout=subprocess.PIPE, text=True) as running:
         try:
@@ -193,14 +188,12 @@ def provider(latency: float) -> Iterator[Provider]:
 
 
 def runs_on(process: subprocess.Popen[Any]) -> bool:
-    """Look away for a moment; return whether the process runs still."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(0.02)
     return process.poll() is None
 
 
 def program(name: str) -> str:
-    """Return the path of an installed program; without it the test is skipped by its name."""
     found = shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
     if found is None:
         pytest.skip(f"{name} is not installed: the test extra has it")
@@ -209,7 +202,6 @@ def program(name: str) -> str:
 
 @contextlib.contextmanager
 def run_server(server: WebServer, environ: dict[str, str], folder: Path, *options: str) -> Iterator[Running]:
-    """Run a server until the block ends; then none of its processes is left."""
     with socket.create_server(("127.0.0.1", 0)) as free:  # uWSGI would choose another one with each reload
         port = str(free.getsockname()[1])
     arguments = [argument.replace("PORT", port) for argument in (*server.command[1:], *options)]
@@ -242,7 +234,6 @@ _ANNOUNCED = (
 
 
 def _port_of(process: subprocess.Popen[bytes], log: Path) -> int:
-    """Return the port that the server chose, once it says so."""
     until = time.monotonic() + GUARD
     while runs_on(process) and time.monotonic() < until:
         for line in log.read_text().splitlines():

@@ -50,7 +50,6 @@ acts: list[Callable[[], object]] = []
 
 
 def view(request: HttpRequest) -> HttpResponse:
-    """Do what the test says, within a web request."""
     acts[0]()
     return HttpResponse("done")
 
@@ -61,7 +60,6 @@ async def asynchronous(request: HttpRequest) -> HttpResponse:
 
 
 def may_see_jobs(request: HttpRequest) -> Any:
-    """Say who may see the dashboard: a user of a parameter, as nobody logs in here."""
     return {"ada": "all", "bob": "read"}.get(request.GET.get("user", ""))
 
 
@@ -77,7 +75,6 @@ urlpatterns = [
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Callable[..., None]]:
-    """Change ``settings.SMARTBATCH``; the client is stopped after the test."""
     changes: list[override_settings] = []
 
     def change(**given: Any) -> None:
@@ -98,7 +95,6 @@ Project = Callable[..., None]
 
 @contextlib.contextmanager
 def database(alias: str, **given: Any) -> Iterator[None]:
-    """Change one of ``DATABASES``, or add one."""
     before = connections.databases.get(alias)
     connections.databases[alias] = {**connections.databases["default"], **given}
     renew(alias)
@@ -112,7 +108,6 @@ def database(alias: str, **given: Any) -> Iterator[None]:
 
 
 def renew(alias: str) -> None:
-    """Have the next use of an alias make its connection by the settings of then."""
     if connections[alias].connection is not None:
         connections[alias].close()
     del connections[alias]

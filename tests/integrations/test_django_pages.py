@@ -68,7 +68,6 @@ class Person(SimpleNamespace):
 
 
 def page(url: str, name: str, *may: str, **arguments: str) -> str:
-    """Return a page of the admin as somebody sees it."""
     request = RequestFactory().get(url)
     request.user = Person(may=may)
     page = getattr(site._registry[StoredJob], name)(request, **arguments)
@@ -80,14 +79,12 @@ LIST = "/admin/smartbatch/storedjob/"
 
 
 def test_the_admin_shows_that_there_are_no_jobs_yet(project: Project, tmp_path: Path) -> None:
-    """And makes no store to look into."""
     assert "No jobs yet" in page(LIST, "changelist_view", "smartbatch.view_storedjob")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.full
 def test_the_admin_shows_jobs_and_a_page_for_each(project: Project) -> None:
-    """No prompt and no answer."""
     job = get_client().submit_batch(["a secret question"], key="<nightly>", strategy="individual")
     job.wait()
     listed = page(LIST, "changelist_view", "smartbatch.view_storedjob")
@@ -109,7 +106,6 @@ def test_the_admin_has_no_page_of_a_job_that_is_not_there(project: Project) -> N
 def test_the_admin_shows_why_jobs_cannot_be_read(
     project: Project, tmp_path: Path, given: dict[str, Any], problem: str
 ) -> None:
-    """The list and the page of a job, for a store that is none and for settings that are wrong."""
     (tmp_path / "jobs.db").write_text("not a store" * 100)
     project(**given)
     assert problem in page(LIST, "changelist_view", "smartbatch.view_storedjob")
@@ -132,7 +128,6 @@ LOGGED_IN = {
 
 @pytest.fixture
 def migrated(project: Project, tmp_path: Path) -> Iterator[None]:
-    """The project has its tables, in a file, and its users log in."""
     with database("default", NAME=str(tmp_path / "db.sqlite3")), override_settings(**LOGGED_IN):
         call_command("migrate", verbosity=0)
         yield
@@ -140,7 +135,6 @@ def migrated(project: Project, tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("migrated")
 def test_staff_with_the_permission_to_view_jobs_see_them_in_the_admin() -> None:
-    """``migrate`` makes the permission."""
     from django.contrib.auth.models import Permission, User
 
     staff = User.objects.create_user("ada", is_staff=True)
@@ -153,7 +147,6 @@ def test_staff_with_the_permission_to_view_jobs_see_them_in_the_admin() -> None:
 
 @pytest.mark.usefixtures("migrated")
 def test_jobs_are_no_part_of_the_projects_data(capsys: pytest.CaptureFixture[str]) -> None:
-    """They have no table to be dumped from."""
     assert not [name for name in connection.introspection.table_names() if "smartbatch" in name]
     for options in ([], ["--all"]):
         call_command("dumpdata", *options)
@@ -191,7 +184,6 @@ def test_the_dashboard_has_the_jobs_of_the_project_at_its_place(project: Project
 
 
 def test_who_may_look_and_who_may_act_is_for_the_project_to_say(project: Project) -> None:
-    """Actions need no token of Django's: they have to come from a page of the same host."""
     browser = Client(enforce_csrf_checks=True)
     statuses = [
         (

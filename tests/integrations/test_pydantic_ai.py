@@ -42,14 +42,11 @@ REQUEST = Request("Capital of Peru?")
 
 
 def saying(text: str = "Lima", *, tokens: int = 5) -> FunctionModel:
-    """A model that always says the same."""
     usage = RequestUsage(input_tokens=tokens, output_tokens=tokens)
     return FunctionModel(lambda messages, info: ModelResponse([TextPart(text)], usage=usage))
 
 
 def raising(error: Exception) -> FunctionModel:
-    """A model whose every request fails."""
-
     def fail(messages: list[Any], info: Any) -> ModelResponse:
         raise error
 
@@ -85,7 +82,6 @@ def test_the_system_text_of_a_request_comes_before_the_instructions_of_the_call(
 
 
 def test_a_text_is_the_text_and_an_object_is_the_parsed_value() -> None:
-    """What the agent returns is found where a callable's return value is."""
     with BatchingClient("sim:demo") as client:
         text = client.submit(Request("x", call=agent_call(Agent(saying())))).result(PATIENCE)
         city = Agent(TestModel(custom_output_args={"name": "Lima", "people": 10}), output_type=City)
@@ -95,7 +91,6 @@ def test_a_text_is_the_text_and_an_object_is_the_parsed_value() -> None:
 
 
 def test_the_usage_of_all_requests_of_a_run_counts() -> None:
-    """An agent that corrects itself once has asked twice."""
     agent = Agent(saying(tokens=5))
 
     @agent.output_validator
@@ -108,7 +103,6 @@ def test_the_usage_of_all_requests_of_a_run_counts() -> None:
 
 
 def test_the_usage_of_a_failed_run_is_on_its_error() -> None:
-    """What a run used before it failed was paid for (E4)."""
     agent = Agent(saying("no number", tokens=5), output_type=int, retries=1)
     error = failure_of(agent_call(agent))
     assert (error.kind, error.code) == (ErrorKind.INVALID_RESPONSE, "invalid_output")
@@ -116,7 +110,6 @@ def test_the_usage_of_a_failed_run_is_on_its_error() -> None:
 
 
 def test_parameters_of_the_request_become_model_settings() -> None:
-    """Given ones only, the agent's own hold otherwise; retries of its HTTP client are off in any case."""
     seen: dict[str, Any] = {}
 
     def note(messages: list[Any], info: Any) -> ModelResponse:
@@ -139,7 +132,6 @@ def test_parameters_of_the_request_become_model_settings() -> None:
 
 
 def test_dependencies_and_other_options_reach_the_run() -> None:
-    """Whatever ``Agent.run`` takes can be given."""
     agent = Agent(TestModel(), deps_type=str)
     heard: list[str] = []
 
@@ -153,7 +145,6 @@ def test_dependencies_and_other_options_reach_the_run() -> None:
 
 
 def test_a_factory_gets_request_and_attempt_and_a_bad_output_is_tried_with_the_next_agent() -> None:
-    """The second agent may do better, so the client asks it (E1, E3); both runs are on the bill."""
     attempts: list[tuple[Any, int]] = []
 
     def factory(request: Request, attempt: int) -> Agent[None, City]:
@@ -217,21 +208,18 @@ KINDS: list[tuple[Exception, ErrorKind]] = [
 
 @pytest.mark.parametrize(("error", "kind"), sampled(KINDS, keep=12), ids=lambda value: str(value)[:40])
 def test_every_error_of_a_run_has_its_kind(error: Exception, kind: ErrorKind) -> None:
-    """Categories first, then the table of statuses that all providers share."""
     found = failure_of(agent_call(Agent(raising(error))))
     assert found.kind is kind
     assert found.status == getattr(error, "status_code", None)
 
 
 def test_a_wait_the_provider_asked_for_is_kept_and_clamped() -> None:
-    """Retry-After is read by PydanticAI; ours is the ceiling."""
     for said, kept in (("7", 7.0), ("99999", 600.0)):
         error = failure_of(agent_call(Agent(raising(HTTP(429, "m", headers={"Retry-After": said})))))
         assert error.retry_after == kept
 
 
 def test_no_prompt_and_no_key_comes_back_in_an_error() -> None:
-    """Bodies quote prompts; the chain of causes would carry them along."""
     body = {"error": {"message": "bad request: The secret of the vault is 4711, key sk-canary-1234567890"}}
     request = Request("The secret of the vault is 4711")
     with BatchingClient(agent_call(Agent(raising(HTTP(400, "m", body))))) as client:
@@ -244,7 +232,6 @@ def test_no_prompt_and_no_key_comes_back_in_an_error() -> None:
 
 
 def test_the_traceback_of_a_users_own_tool_is_kept() -> None:
-    """It is the caller's code that has to be mended."""
     agent = Agent(TestModel())
 
     @agent.tool_plain
@@ -258,14 +245,12 @@ def test_the_traceback_of_a_users_own_tool_is_kept() -> None:
 
 
 def test_a_failed_fallback_means_what_its_last_model_said() -> None:
-    """PydanticAI groups the errors of a FallbackModel."""
     models = FallbackModel(raising(HTTP(500, "a")), raising(HTTP(429, "b", headers={"retry-after": "3"})))
     error = failure_of(agent_call(Agent(models)))
     assert (error.kind, error.retry_after) == (ErrorKind.RATE_LIMIT, 3.0)
 
 
 def test_usage_limits_end_a_run_for_good() -> None:
-    """The next run would reach them as well."""
     agent = Agent(saying("no number", tokens=5), output_type=int, retries=5)
     error = failure_of(agent_call(agent, usage_limits=UsageLimits(request_limit=2)))
     assert (error.kind, error.code, error.usage) == (ErrorKind.CLIENT_ERROR, "usage_limit", Usage(10, 10))
@@ -273,7 +258,6 @@ def test_usage_limits_end_a_run_for_good() -> None:
 
 @pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
 def test_a_tool_that_ends_the_program_fails_its_run_only(ending: type[BaseException]) -> None:
-    """Runs after it have an event loop as before."""
     agent = Agent(TestModel())
 
     @agent.tool_plain
@@ -305,7 +289,6 @@ def test_a_tool_that_ends_the_program_fails_its_run_only(ending: type[BaseExcept
     ],
 )
 def test_what_an_agent_cannot_take_is_refused(prompt: Any, field: str) -> None:
-    """At submission by the provider, by the call when it comes to it."""
     with BatchingClient(AgentProvider(Agent(saying()))) as client:
         with pytest.raises(InvalidRequest) as caught:
             client.submit(prompt)
@@ -322,8 +305,6 @@ def test_what_an_agent_cannot_take_is_refused(prompt: Any, field: str) -> None:
 
 
 def stuck(begun: threading.Event, ended: threading.Event | None = None) -> FunctionModel:
-    """A model that never answers, and tells when it is no longer waited for."""
-
     async def wait(messages: list[Any], info: Any) -> ModelResponse:
         begun.set()
         try:
@@ -337,13 +318,11 @@ def stuck(begun: threading.Event, ended: threading.Event | None = None) -> Funct
 
 
 def test_a_run_ends_with_its_timeout() -> None:
-    """The worker is free again."""
     error = failure_of(agent_call(Agent(stuck(threading.Event())), timeout="50ms"))
     assert (error.kind, error.code) == (ErrorKind.TIMEOUT, "deadline")
 
 
 def test_stopping_the_client_cancels_the_runs_of_its_provider() -> None:
-    """Nothing goes on in the background."""
     begun, ended = threading.Event(), threading.Event()
     provider = AgentProvider(Agent(stuck(begun, ended)))
     client = BatchingClient(provider, retries=0)
@@ -380,7 +359,6 @@ def test_a_run_is_cancelled_that_has_begun_before_its_future_is_known(
 
 
 def test_the_loop_is_started_by_the_next_run_where_no_thread_could_be_had() -> None:
-    """A process that was at its limit of threads comes back to work, with nothing left behind."""
     ended = run_script(
         """
         import threading
@@ -405,7 +383,6 @@ def test_the_loop_is_started_by_the_next_run_where_no_thread_could_be_had() -> N
 
 
 def test_the_provider_of_a_client_takes_agents_and_factories() -> None:
-    """Prompts are submitted as to any model."""
     with BatchingClient(AgentProvider(Agent(saying("a")))) as client:
         assert client.submit("x").result(PATIENCE).text == "a"
     with BatchingClient(AgentProvider(lambda request, attempt: Agent(saying("b")), name="fresh")) as client:
@@ -433,7 +410,6 @@ def real() -> Iterator[Reached]:
 
 @pytest.mark.full
 def test_one_agent_serves_many_threads_over_real_http(real: Reached) -> None:
-    """100 runs on 8 workers, then on 8 new ones: none meets another's event loop, each is paid once."""
     prompts = [f"Question {number}" for number in range(50)]
     for _ in range(2):
         with BatchingClient(agent_call(real.agent), parallelism=8, deduplicate=False) as client:
@@ -445,7 +421,6 @@ def test_one_agent_serves_many_threads_over_real_http(real: Reached) -> None:
 
 
 def test_retrying_is_done_in_one_place(real: Reached) -> None:
-    """A fault that hits every call is met once by each attempt: the SDK's own two retries are off."""
     real.emu.configure(faults={"500": 1.0})
     with BatchingClient(agent_call(real.agent), retries=2, retry_initial=0.01) as client:
         error = client.submit("Hello").exception(PATIENCE)
@@ -456,7 +431,6 @@ def test_retrying_is_done_in_one_place(real: Reached) -> None:
 
 
 def test_workers_get_no_event_loops(real: Reached) -> None:
-    """There is one, on a thread of its own, however many threads call."""
     with ThreadPoolExecutor(4) as pool:
         call = agent_call(real.agent)
         list(pool.map(lambda number: call(Request(f"Question {number}"), 0), range(12)))
@@ -465,8 +439,6 @@ def test_workers_get_no_event_loops(real: Reached) -> None:
 
 
 def test_connections_that_cannot_be_closed_are_logged_and_the_client_stops() -> None:
-    """What the model raises while it closes is one line with the class of the error."""
-
     class Unclosable(TestModel):
         async def __aenter__(self) -> Unclosable:
             return self
@@ -488,7 +460,6 @@ def test_connections_that_cannot_be_closed_are_logged_and_the_client_stops() -> 
 
 @pytest.mark.full
 def test_no_connection_is_left_behind(real: Reached) -> None:
-    """A stopped client closes its agent's, and an agent of one attempt closes its own."""
     made: list[Agent[None, str]] = []
 
     def factory(request: Request, attempt: int) -> Agent[None, str]:
@@ -538,7 +509,6 @@ def ends_well(script: str, out: list[str]) -> None:
 
 @pytest.mark.full
 def test_a_forked_child_runs_the_agent_on_a_loop_of_its_own() -> None:
-    """Neither disturbs the other: each opens connections of its own, and the parent's go on (F7)."""
     ends_well(
         """
         import os, sys
@@ -554,7 +524,6 @@ def test_a_forked_child_runs_the_agent_on_a_loop_of_its_own() -> None:
 
 @pytest.mark.full
 def test_runs_under_way_at_the_end_of_a_script_are_finished() -> None:
-    """The loop's thread is a daemon, and still there for the client's grace."""
     ends_well(
         """
         import time

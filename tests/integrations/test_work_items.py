@@ -33,7 +33,6 @@ class Scripted(Provider):
 
 @pytest.fixture(params=KINDS)
 def item(request: pytest.FixtureRequest) -> tuple[Scripted, Make]:
-    """A provider, and what makes a request of this kind; its first call fails, its second one answers."""
     provider = Scripted()
     if request.param == "provider request":
         return provider, Request
@@ -51,7 +50,6 @@ def _call(request: Request, attempt: int) -> Answer:
 
 
 def _model(fail: bool | None = None) -> Any:
-    """A model of functions: it fails as told, or with the first request of each prompt."""
     from pydantic_ai import ModelHTTPError
     from pydantic_ai.messages import ModelResponse, TextPart
     from pydantic_ai.models.function import FunctionModel
@@ -88,7 +86,6 @@ def _agents() -> Callable[[Request, int], Answer]:
 
 @pytest.fixture
 def seen() -> dict[str, list[Any]]:
-    """What middleware, post-processor and observer were shown."""
     return {"middleware": [], "post": [], "events": []}
 
 
@@ -121,7 +118,6 @@ def client(
 def test_context_hooks_and_counts_are_the_same_for_every_kind(
     item: tuple[Scripted, Make], client: BatchingClient, seen: dict[str, list[Any]]
 ) -> None:
-    """Eight items fail once and are answered then; observers see the same, whatever makes the call."""
     _, make = item
     contexts = [{"row": row} for row in range(8)]
     futures = [client.submit(make(f"question {row}", context=contexts[row])) for row in range(8)]
@@ -144,7 +140,6 @@ def test_context_hooks_and_counts_are_the_same_for_every_kind(
 
 
 def test_a_conversation_reaches_every_kind(clock: VirtualClock, client_of: Callable[..., Any]) -> None:
-    """Agents get the last message as their prompt and those before it as the history."""
     pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed")
     from pydantic_ai import Agent
     from pydantic_ai.messages import ModelResponse, TextPart
@@ -180,8 +175,6 @@ def test_a_conversation_reaches_every_kind(clock: VirtualClock, client_of: Calla
 def test_own_callables_are_told_the_time_they_have(
     kind: str, client_of: Callable[..., BatchingClient]
 ) -> None:
-    """What the request's own time-out leaves, or else the time of a call."""
-
     def call(request: Request, attempt: Attempt) -> Answer:
         return Answer(str(attempt), value=attempt.timeout)
 

@@ -64,7 +64,6 @@ def test_by_default_nothing_is_printed_or_logged(
 
 
 def test_enable_writes_one_json_object_an_event(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also for observers that were there before, so it can be switched on in a running program."""
     observer, stream = LogObserver(), io.StringIO()
     logs.enable("debug", stream)
     observe_all(observer)
@@ -112,7 +111,6 @@ def test_an_unknown_level_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_handed_over_logger_gets_everything_and_filters_itself() -> None:
-    """Its own level decides, and fields are not even gathered below it."""
     captured = CapturingLogger()
     logger = structlog.wrap_logger(
         captured, processors=[], wrapper_class=structlog.make_filtering_bound_logger(logging.INFO)
@@ -133,7 +131,6 @@ def test_a_standard_library_logger_gets_json_messages(caplog: pytest.LogCaptureF
 
 
 def test_an_application_with_structlog_configured_keeps_its_pipeline() -> None:
-    """Lines run through the application's processors, and only above the level asked for."""
     captured = CapturingLogger()
 
     def mark(_: Any, __: str, entry: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +150,6 @@ def test_an_application_with_structlog_configured_keeps_its_pipeline() -> None:
 
 
 def test_keys_never_appear_with_everything_shown() -> None:
-    """A canary in a text that came from a provider is hidden, at the most talkative level."""
     stream = io.StringIO()
     logs.enable("debug", stream)
     observe_all(LogObserver())
@@ -162,7 +158,6 @@ def test_keys_never_appear_with_everything_shown() -> None:
 
 
 def test_prompts_and_answers_never_appear_with_everything_shown() -> None:
-    """A client's whole run, logged at debug: ids and numbers, and nothing that was asked or answered."""
     stream = io.StringIO()
     logs.enable("debug", stream)
     client = BatchingClient(
@@ -176,7 +171,6 @@ def test_prompts_and_answers_never_appear_with_everything_shown() -> None:
 
 
 def test_an_observer_that_raises_is_logged_and_ends_nothing() -> None:
-    """Each of its errors is one line with the event it was told; the requests are answered all the same."""
     stream = io.StringIO()
     logs.enable("warning", stream)
 
@@ -191,8 +185,6 @@ def test_an_observer_that_raises_is_logged_and_ends_nothing() -> None:
 
 
 def test_a_log_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its stream is closed, and so is standard error, which the standard logger writes to; requests are
-    answered all the same."""
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr(logging.getLogger("smartbatch"), "propagate", False)
@@ -203,8 +195,6 @@ def test_a_log_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_error_of_the_log_goes_to_the_standard_logger(caplog: pytest.LogCaptureFixture) -> None:
-    """With its traceback, as what observers raise; the disk is full, for example."""
-
     class Full(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")
@@ -217,21 +207,7 @@ def test_an_error_of_the_log_goes_to_the_standard_logger(caplog: pytest.LogCaptu
     assert isinstance(record.exc_info[1], OSError)
 
 
-def test_events_have_no_place_for_prompts_or_answers() -> None:
-    """The fields of all events are a closed list; none of them holds a text of the user's or the model's."""
-    known = {
-        *("at", "request_id", "batch_id", "priority", "model", "joined", "size", "attempt", "attempts"),
-        *("in_flight", "waited", "seconds", "usage", "cost", "error", "kind", "delay", "counted"),
-        *("maybe_billed", "ok", "cancelled", "queued", "route", "deduplicated", "scope", "consecutive"),
-        *("before", "after", "reason", "pause", "field", "workers", "failed", "purpose", "own_code"),
-        *("of_job", "unconfirmed_cost"),
-    }
-    for event in EVENTS:
-        assert set(event.fields()) <= known
-
-
 def test_an_endless_pause_is_still_json() -> None:
-    """JSON has no infinity, and a log reader would choke on it."""
     stream = io.StringIO()
     logs.enable("debug", stream)
     LogObserver()(
@@ -241,7 +217,6 @@ def test_an_endless_pause_is_still_json() -> None:
 
 
 def test_a_line_end_in_an_id_cannot_forge_a_line() -> None:
-    """One event is one line, whatever the ids are and whatever the renderer does."""
     captured = CapturingLogger()
     logger = structlog.wrap_logger(captured, processors=[])
     LogObserver(logger)(submitted('r1\n{"event": "forged"}\x1b[2J\u2028'))

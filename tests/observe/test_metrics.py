@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inside import lock_of
 from manual_clock import ManualClock
 from sample_events import called, ended, retry, started, submitted
 
@@ -57,7 +53,6 @@ def balanced(s: MetricsSnapshot) -> bool:
 
 
 def test_a_request_moves_from_waiting_to_in_flight_to_succeeded(metrics: BatchMetrics) -> None:
-    """The three places a request can be in add up at every step."""
     s = feed(metrics, submitted())
     assert (s.submitted, s.waiting, s.in_flight, s.total) == (1, 1, 0, 0)
     s = feed(metrics, started())
@@ -80,29 +75,8 @@ events = st.lists(
 )
 
 
-def test_waiting_events_take_constant_memory_and_count_when_read() -> None:
-    """Whatever prepares the figures may tell more, which counts. On the main thread, where an interrupt would
-    lose some, none is counted."""
-    metrics = BatchMetrics(now=ManualClock(), prepare=lambda: metrics(ended()))
-    most = 0
-
-    def tell() -> None:
-        nonlocal most
-        for number in range(1, 2000):
-            metrics(submitted())
-            most = max(most, len(metrics._pending))
-            if number % 700 == 0:
-                assert metrics.snapshot().submitted == number
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(tell).result()
-    assert most < 256
-    assert metrics.snapshot().succeeded == 3
-
-
 @given(events)
 def test_submitted_is_always_the_sum_of_its_parts(happened: list[Event | str]) -> None:
-    """Whatever order threads report in, and wherever a reset falls, no figure is negative or missing."""
     metrics = BatchMetrics(now=ManualClock())
     for event in happened:
         if isinstance(event, str):
@@ -117,13 +91,11 @@ def test_submitted_is_always_the_sum_of_its_parts(happened: list[Event | str]) -
 
 
 def test_requests_are_counted_by_priority(metrics: BatchMetrics) -> None:
-    """Every priority has its name in the table, also those not used."""
     s = feed(metrics, submitted(priority=Priority.URGENT), submitted(), submitted())
     assert s.by_priority == {"urgent": 1, "high": 0, "normal": 2, "low": 0, "deferrable": 0}
 
 
 def test_efficiency_is_fullness_times_the_share_that_shared(metrics: BatchMetrics) -> None:
-    """Calls of 8 and 2: mean size 5 of 10, all shared, so 0.5; lone requests lower both factors."""
     assert feed(metrics, started(8), started(2)).efficiency == pytest.approx(0.5)
     s = feed(metrics, started(1), started(1))
     assert (s.batches, s.shared_batches, s.sent, s.batched, s.largest_batch) == (4, 2, 12, 10, 8)
@@ -131,12 +103,7 @@ def test_efficiency_is_fullness_times_the_share_that_shared(metrics: BatchMetric
     assert s.efficiency == pytest.approx((3 / 10) * (10 / 12))
 
 
-def test_a_client_that_never_shares_calls_has_no_efficiency(metrics: BatchMetrics) -> None:
-    assert feed(metrics, started(), called()).efficiency == 0.0
-
-
 def test_utilisation_is_busy_worker_time_over_worker_time(metrics: BatchMetrics, clock: ManualClock) -> None:
-    """Two of four workers busy for half of the time: a quarter; calls under way count up to now."""
     feed(metrics, ClientStarted(at=0.0, workers=4), started(at=0.0), started(at=5.0), called(at=5.0))
     clock.time = 10.0
     s = metrics.snapshot()
@@ -154,7 +121,6 @@ def test_time_stands_still_while_the_client_is_stopped(metrics: BatchMetrics, cl
 
 
 def test_failures_are_counted_by_kind_for_calls_and_for_requests(metrics: BatchMetrics) -> None:
-    """A call that failed and was retried is not a failed request."""
     s = feed(
         metrics,
         called(error="server_error"),
@@ -169,7 +135,6 @@ def test_failures_are_counted_by_kind_for_calls_and_for_requests(metrics: BatchM
 
 
 def test_unknown_error_texts_share_one_name(metrics: BatchMetrics) -> None:
-    """Neither a foreign class name nor a text can grow the table."""
     s = feed(metrics, *(ended(ok=False, error=f"odd {i}") for i in range(100)))
     assert s.request_failures == {"other": 100}
     assert {kind.value for kind in ErrorKind} <= set(KINDS)
@@ -182,7 +147,6 @@ def test_retries_tell_whether_they_cost_a_try_and_may_be_paid_twice(metrics: Bat
 
 
 def test_overlapping_cooldowns_of_one_quota_count_once(metrics: BatchMetrics) -> None:
-    """10 s from 0 and 10 s from 4 are a pause of 14 s; another model's pause is its own."""
     s = feed(
         metrics,
         CooldownStarted(at=0.0, scope="key", model="a", seconds=10.0, consecutive=1),
@@ -194,7 +158,6 @@ def test_overlapping_cooldowns_of_one_quota_count_once(metrics: BatchMetrics) ->
 
 
 def test_tokens_and_cost_are_those_of_all_calls(metrics: BatchMetrics) -> None:
-    """A failed call that was billed counts; a joined request adds nothing of its own."""
     s = feed(
         metrics,
         called(usage=Usage(10, 5, 4, 2, cache_write_tokens=6, cache_write_1h_tokens=3), cost=0.25),
@@ -220,7 +183,6 @@ def test_requests_of_unknown_price_are_counted(metrics: BatchMetrics) -> None:
 
 
 def test_times_leave_out_what_did_not_happen(metrics: BatchMetrics) -> None:
-    """Cancelled requests have no response time, and requests without a call of their own no queue time."""
     s = feed(
         metrics,
         ended(seconds=2.0, queued=0.5),
@@ -235,7 +197,6 @@ def test_times_leave_out_what_did_not_happen(metrics: BatchMetrics) -> None:
 
 
 def test_other_events_are_counted(metrics: BatchMetrics) -> None:
-    """Breaker changes by the state entered, dropped parameters, joined requests, failures at stop."""
     s = feed(
         metrics,
         BreakerChanged(at=0.0, model="m", before="closed", after="open", reason="5 failures", pause=1.0),
@@ -252,7 +213,6 @@ def test_other_events_are_counted(metrics: BatchMetrics) -> None:
 
 
 def test_reset_keeps_what_is_not_over(metrics: BatchMetrics, clock: ManualClock) -> None:
-    """Figures go to zero, requests under way stay, and a call's time counts from the reset."""
     feed(metrics, ClientStarted(at=0.0, workers=1), submitted(), submitted(), ended(), started(at=0.0))
     clock.time = 6.0
     metrics.reset()
@@ -275,8 +235,6 @@ def test_a_reset_leaves_how_many_limits_are_not_shared_now(metrics: BatchMetrics
 
 
 def test_a_client_that_stopped_has_no_limits_that_are_not_shared_now(metrics: BatchMetrics) -> None:
-    """Nobody tells that they are shared again. Started anew, it is told once more that they are not: of one
-    limit two were counted, of which one stayed for ever."""
     lost = SharedLimitsLost(at=1.0, place="p", scope="s", model="m", reason="gone", processes=1)
     restored = SharedLimitsRestored(at=4.0, place="p", scope="s", model="m", seconds=1.0)
     begins, ends = ClientStarted(at=0.0, workers=1), ClientStopped(at=2.0, failed=0)
@@ -288,7 +246,6 @@ def test_a_client_that_stopped_has_no_limits_that_are_not_shared_now(metrics: Ba
 def test_a_client_runs_until_the_last_of_its_runs_has_stopped(
     metrics: BatchMetrics, clock: ManualClock
 ) -> None:
-    """One may be started while another still stops: the end of the first is not that of the client."""
     lost = SharedLimitsLost(at=1.0, place="p", scope="s", model="m", reason="gone", processes=1)
     begins = ClientStarted(at=0.0, workers=1)
     feed(metrics, begins, begins, lost, ClientStopped(at=2.0, failed=0))
@@ -303,7 +260,6 @@ def test_a_client_runs_until_the_last_of_its_runs_has_stopped(
 
 @given(events)
 def test_the_sums_are_those_of_figures_that_were_never_reset(happened: list[Event | str]) -> None:
-    """Requests under way count as submitted once, wherever a reset falls and whatever is told first."""
     clock = ManualClock()
     metrics, unbroken = BatchMetrics(now=clock), BatchMetrics(now=clock)
     for event in happened:
@@ -334,7 +290,6 @@ def test_what_another_thread_tells_during_a_reset_is_in_the_sums() -> None:
 def test_a_request_finished_before_a_reset_is_not_in_flight_after_it(
     metrics: BatchMetrics,
 ) -> None:
-    """Two threads may tell the end of a request before its submission."""
     metrics(ended())
     metrics.reset()
     assert feed(metrics, submitted()).waiting == 0
@@ -357,7 +312,6 @@ def test_a_snapshot_does_not_change_afterwards(metrics: BatchMetrics) -> None:
 
 @pytest.mark.full
 def test_figures_of_many_threads_are_complete_and_every_snapshot_is_whole(metrics: BatchMetrics) -> None:
-    """20 threads of 200 requests: nothing lost, and no snapshot between two of one event's counts."""
     whole: list[bool] = []
 
     def run() -> None:
@@ -374,56 +328,7 @@ def test_figures_of_many_threads_are_complete_and_every_snapshot_is_whole(metric
     assert (s.sent, s.in_flight, s.usage) == (12_000, 0, Usage(8_000, 4_000))
 
 
-def test_no_snapshot_can_fall_into_the_middle_of_an_event(metrics: BatchMetrics) -> None:
-    """While an event is being counted, another thread does not get the lock."""
-    got: list[bool] = []
-
-    class Looking:
-        """Tokens that, when read, let another thread try."""
-
-        output_tokens = cached_tokens = reasoning_tokens = 0
-        cache_write_tokens = cache_write_1h_tokens = 0
-        estimated = unknown = False
-
-        @property
-        def input_tokens(self) -> int:
-            other = threading.Thread(target=lambda: got.append(lock_of(metrics).acquire(blocking=False)))
-            other.start()
-            other.join()
-            return 1
-
-    metrics(called(usage=Looking()))
-    assert metrics.snapshot().usage.input_tokens == 1
-    assert got != []
-    assert not any(got)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_starts_empty_although_the_lock_was_held(metrics: BatchMetrics) -> None:
-    """Another thread's lock, copied by the fork, must not block the child for ever."""
-    feed(metrics, submitted(), started())
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock_of(metrics):
-            held.set()
-            done.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    child = os.fork()
-    if child == 0:
-        ok = lock_of(metrics).acquire(blocking=False) and metrics.snapshot().submitted == 0
-        os._exit(0 if ok else 1)
-    done.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert metrics.snapshot().submitted == 1
-
-
 def test_each_state_of_a_batch_is_counted_under_its_own_name(metrics: BatchMetrics) -> None:
-    """The states are those of the store; events name them by their values."""
     told: dict[str, Any] = {
         "job_id": "job",
         "shard_id": "s",
@@ -471,7 +376,6 @@ def test_tokens_that_may_be_missing_mark_the_sum(metrics: BatchMetrics) -> None:
 
 
 def test_names_in_the_table_are_unique_and_families_have_one_meaning() -> None:
-    """Two metrics of one family in Prometheus agree on its help, kind and label."""
     names = [metric.name for metric in METRICS]
     families = {metric.family for metric in METRICS if metric.family is not None}
     assert len(set(names)) == len(names) > 60

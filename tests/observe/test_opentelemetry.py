@@ -136,7 +136,6 @@ def test_a_call_of_a_model_has_the_names_of_the_conventions_and_no_prompt(sdk: C
 def test_tokens_are_counted_here_or_by_those_inside(
     sdk: Collected, telemetry: Telemetry, own_code: bool, full: bool
 ) -> None:
-    """A function of the user's may call an SDK that is instrumented itself."""
     observer = sdk.observer(telemetry)
 
     def call(request: Request, attempt: Attempt) -> str:
@@ -166,8 +165,6 @@ def test_the_input_has_the_tokens_that_a_cache_wrote_under_their_new_name(sdk: C
 
 
 def tell_alone(observer: OpenTelemetryObserver, *events: Event) -> None:
-    """Tell of events as a client does: in a context of their own."""
-
     def tell() -> None:
         for event in events:
             observer(event)
@@ -176,7 +173,6 @@ def tell_alone(observer: OpenTelemetryObserver, *events: Event) -> None:
 
 
 def asked(request_id: str) -> CalledRequest:
-    """A request that is submitted now, under the context variables of this moment."""
     return CalledRequest(
         request_id=request_id, purpose=None, context=None, submitted=0.0, variables=copy_context()
     )
@@ -228,27 +224,7 @@ def test_a_job_and_its_batch_are_linked_to_whoever_submitted(sdk: Collected) -> 
 
 
 @pytest.mark.full
-def test_a_job_by_batch_is_linked_from_its_submission_on(sdk: Collected, tmp_path: Path) -> None:
-    client = BatchingClient(
-        "sim:demo?batch_seconds=0.1",
-        store=str(tmp_path / "jobs.db"),
-        batch_poll_interval=0.05,
-        observers=[sdk.observer()],
-    )
-    with client:
-        with sdk.tracers.get_tracer("mine").start_as_current_span("view"):
-            job = client.submit_batch(["one", "two"])
-        job.wait()
-    (view,) = sdk.named("view")
-    spans = [*sdk.named("smartbatch.batch"), *sdk.named("smartbatch.job")]
-    assert [links_of(span) for span in spans] == [[ids_of(view.context)]] * 2
-    assert sdk.measured()["smartbatch.batch.turnaround"][0].count == 1
-
-
-@pytest.mark.full
 def test_another_process_carries_the_trace_of_a_job_on(sdk: Collected, tmp_path: Path) -> None:
-    """The span that was current at the submission is kept with the job: its batch is linked to it, and what
-    is asked in real time stands under it."""
     tracer, store = sdk.tracers.get_tracer("mine"), str(tmp_path / "jobs.db")
     with BatchingClient("sim:demo?batch_seconds=0.1", store=store) as before:
         for key, strategy in (("by batch", "batch"), ("in real time", "individual")):
@@ -281,7 +257,6 @@ def test_another_process_carries_the_trace_of_a_job_on(sdk: Collected, tmp_path:
 
 
 def ids_of(context: trace.SpanContext | None) -> tuple[str, str]:
-    """The ids of a trace and of a span, as they are written."""
     assert context is not None
     return trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id)
 
@@ -413,21 +388,6 @@ def test_without_an_sdk_nothing_is_told_and_no_span_is_current() -> None:
     with BatchingClient("sim:demo?latency=0", observers=[observer]) as client:
         client.submit(Request("x", call=call)).result(30)
     assert seen == [trace.INVALID_SPAN]
-
-
-def test_where_there_is_no_sdk_one_is_looked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look reads the environment, and would cost as much as the rest of an event."""
-    looks: list[trace.TracerProvider] = []
-
-    def look() -> trace.TracerProvider:
-        looks.append(trace.NoOpTracerProvider())
-        return looks[-1]
-
-    monkeypatch.setattr(trace, "get_tracer_provider", look)
-    observer = OpenTelemetryObserver(meter_provider=NoOpMeterProvider())
-    for number in range(1000):
-        observer(evolve(ended(), at=number / 1000))
-    assert 2 <= len(looks) <= 10
 
 
 def test_another_word_for_the_telemetry_is_refused() -> None:

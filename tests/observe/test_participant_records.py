@@ -46,7 +46,6 @@ def test_a_record_is_read_as_it_was_written() -> None:
 
 
 def test_what_nobody_has_leased_of_a_budget_counts_once_for_all_processes() -> None:
-    """Of one budget that is known differently, the least; budgets of their own are added."""
     shared = [
         RealtimeStatus(budget=70.0, spent=25.0, unleased={"a budget": 40.0}),
         RealtimeStatus(budget=60.0, spent=20.0, unleased={"a budget": 38.0}),
@@ -66,7 +65,6 @@ def test_a_record_of_a_later_library_is_read_as_far_as_it_is_known() -> None:
 
 
 def test_a_record_has_a_bound_whatever_a_process_does() -> None:
-    """All kinds of failures, times of all lengths, and hundreds of models with the longest names."""
     metrics = BatchMetrics()
     for number, kind in enumerate(KINDS * 2):
         for priority in Priority:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from manual_clock import ManualClock
 from sample_events import answer, retry
 
-from smartbatch._words import SafeStream, duration, escape
+from smartbatch._words import SafeStream, escape
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.events import BreakerChanged, CooldownStarted, LongWait
@@ -63,7 +63,6 @@ def test_lines_come_every_ten_seconds_and_once_at_the_end(stream: io.StringIO, c
 
 
 def test_failed_results_are_done_and_said_to_have_failed(stream: io.StringIO, clock: ManualClock) -> None:
-    """A result without a known price makes the sum a lower bound."""
     progress = Progress(4, "lines", stream, clock)
     progress.advance(answer())
     progress.advance(FAILED)
@@ -116,7 +115,6 @@ class Status:
 
 
 def test_a_job_is_shown_by_its_status(stream: io.StringIO, clock: ManualClock) -> None:
-    """What was submitted, what the provider has done, the time left, its note; at the end its time."""
     progress = Progress(10, "lines", stream, clock)
     for second, status in [
         (10, Status(running=4, remaining=90.0, note="waits\x07")),
@@ -135,7 +133,6 @@ def test_a_job_is_shown_by_its_status(stream: io.StringIO, clock: ManualClock) -
 def test_a_list_whose_job_is_waited_for_says_how_the_job_stands(
     stream: io.StringIO, clock: ManualClock
 ) -> None:
-    """Next to the results that were read, of which there are none before the batch has ended."""
     progress = Progress(12, "lines", stream, clock)
     assert not progress.is_due
     clock.time = 10.0
@@ -152,7 +149,6 @@ def test_a_list_whose_job_is_waited_for_says_how_the_job_stands(
 def test_a_list_kept_by_jobs_is_shown_as_if_its_results_came_one_by_one(
     stream: io.StringIO, clock: ManualClock
 ) -> None:
-    """Of 15 results 5 are in no job, and 2 of the jobs' were there before: neither counts for the rate."""
     progress = Progress(15, "lines", stream, clock, initial=7)
     for second, status in [
         (10, Status(finished=3, failed=1, cost=0.1, remaining=1.0)),
@@ -180,7 +176,6 @@ def test_the_bar_shows_the_same_words_and_no_early_hundred(clock: ManualClock) -
 
 
 def test_a_line_written_aside_stands_alone_and_the_bar_comes_back(clock: ManualClock) -> None:
-    """The bar is wiped before the line and drawn again after it, so neither runs into the other."""
     stream = Terminal()
     with Progress(10, "bar", stream, clock) as progress:
         clock.time = 1.0
@@ -193,12 +188,6 @@ def test_a_line_written_aside_stands_alone_and_the_bar_comes_back(clock: ManualC
     assert wiped[1].isspace()
     assert wiped[2] == ""
     assert "1/10" in after
-
-
-def test_the_bar_starts_no_thread(clock: ManualClock) -> None:
-    before = threading.active_count()
-    with Progress(10, "bar", Terminal(), clock):
-        assert threading.active_count() == before
 
 
 def test_the_bar_is_not_drawn_more_often_than_one_can_see(clock: ManualClock) -> None:
@@ -225,7 +214,6 @@ def test_quiet_writes_nothing(stream: io.StringIO, clock: ManualClock) -> None:
 def test_auto_draws_a_bar_on_a_terminal_only(
     terminal: bool, term: str, bar: bool, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipe, a file or a terminal that cannot move its cursor gets lines."""
     monkeypatch.setenv("TERM", term)
     stream = Terminal() if terminal else io.StringIO()
     with Progress(3, "auto", stream, clock):
@@ -234,7 +222,6 @@ def test_auto_draws_a_bar_on_a_terminal_only(
 
 
 def test_auto_draws_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook's standard error is no terminal, but it can show a widget."""
     shell = types.SimpleNamespace(config={"IPKernelApp": {}})
     notebook = types.ModuleType("IPython")
     notebook.get_ipython = lambda: shell  # type: ignore[attr-defined]
@@ -258,7 +245,6 @@ def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, cloc
 
 
 def test_a_long_wait_for_a_limit_or_a_retry_is_noted(stream: io.StringIO, clock: ManualClock) -> None:
-    """An hour's pause is not silent; a retry of half a second needs no note."""
     progress = Progress(10, "lines", stream, clock)
     clock.time = 10.0
     progress(retry())
@@ -280,17 +266,6 @@ def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, 
     first, second = stream.getvalue().splitlines()
     assert first.endswith("(provider unavailable, next probe in 4 s)")
     assert "unavailable" not in second
-
-
-def test_an_outage_without_a_known_end_is_noted_without_a_time(
-    stream: io.StringIO, clock: ManualClock
-) -> None:
-    progress = Progress(10, "lines", stream, clock)
-    clock.time = 10.0
-    progress(
-        BreakerChanged(at=9.0, model="m", before="closed", after="open", reason="stopped", pause=float("inf"))
-    )
-    assert stream.getvalue() == "0% 0/10 (provider unavailable)\n"
 
 
 def test_control_characters_of_a_note_are_shown_not_sent(stream: io.StringIO, clock: ManualClock) -> None:
@@ -333,7 +308,6 @@ def test_closing_twice_draws_once(mode: Any, stream: io.StringIO, clock: ManualC
 
 
 def test_who_counts_does_not_wait_for_who_draws(clock: ManualClock) -> None:
-    """A terminal that stands still (Ctrl-S) holds one thread, not all that report."""
     entered, leave = threading.Event(), threading.Event()
 
     class Stuck(io.StringIO):
@@ -382,24 +356,6 @@ def test_a_forked_child_draws_nothing(clock: ManualClock) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-1, "0 s"),
-        (0.424, "424 ms"),
-        (4.24, "4.2 s"),
-        (17.2, "17 s"),
-        (59.7, "60 s"),
-        (185, "3.1 min"),
-        (7_620, "2.1 h"),
-        (360_000, "4.2 d"),
-        (float("inf"), "forever"),
-    ],
-)
-def test_durations_are_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
 @given(st.text())
 def test_escaped_text_is_printable(text: str) -> None:
     assert escape(text).isprintable()
@@ -415,7 +371,6 @@ def test_characters_a_stream_cannot_encode_are_escaped() -> None:
 
 @pytest.mark.parametrize("mode", ["bar", "lines", "auto"])
 def test_a_program_without_standard_error_shows_nothing(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that was started with it closed, or without a console: what was asked and paid is not lost."""
     monkeypatch.setattr(sys, "stderr", None)
     with BatchingClient("sim:demo?latency=0") as client, Progress(2, mode) as shown:
         for result in client.map(["a", "b"]):
@@ -445,7 +400,6 @@ def in_store(client: BatchingClient) -> Job:
 def test_every_call_that_waits_for_results_shows_how_far_they_are(
     call: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Where it is asked to; elsewhere standard error is the program's own."""
     model = "sim:demo?latency=0&batch_seconds=0"
     with BatchingClient(model, store=str(tmp_path / "jobs.db"), batch_poll_interval=0.05) as client:
         LIST_CALLS[call](client)
@@ -467,19 +421,11 @@ def test_in_a_notebook_a_list_has_a_bar_without_being_asked(
     assert "100%|" in capfd.readouterr().err
 
 
-ASKING = {
-    "of a client": "smartbatch.BatchingClient('sim:demo').generate(['one', 'two'])",
-    "of none": "smartbatch.generate(['one', 'two'], model='sim:demo')",
-}
-
-
-@pytest.mark.parametrize("call", ASKING.values(), ids=ASKING.keys())
-def test_generate_shows_a_bar_on_a_terminal(call: str) -> None:
-    """With and without a client of one's own; nothing is shown with ``progress=False``."""
+def test_generate_shows_a_bar_on_a_terminal() -> None:
     shown = {}
     for more in ("", ", progress=False"):
         leader, follower = pty.openpty()
-        program = f"import smartbatch\n{call[:-1]}{more})"
+        program = f"import smartbatch\nsmartbatch.generate(['one', 'two'], model='sim:demo'{more})"
         environment = os.environ | {"TERM": "xterm"}
         subprocess.run([sys.executable, "-c", program], stderr=follower, env=environment, check=True)
         os.write(follower, b"end")

@@ -45,7 +45,6 @@ def test_a_scrape_reads_the_figures_of_its_moment(metrics: BatchMetrics) -> None
 def test_time_histograms_are_cumulative_and_agree_with_their_count(
     metrics: BatchMetrics, seconds: list[float]
 ) -> None:
-    """A bucket has what is at most its bound, an exact bound included."""
     for each in seconds:
         metrics(called(seconds=each))
     registry = PrometheusReporter(metrics).registry
@@ -62,7 +61,6 @@ def test_time_histograms_are_cumulative_and_agree_with_their_count(
 
 
 def test_labels_come_from_closed_sets(metrics: BatchMetrics) -> None:
-    """A thousand odd models, errors, ids and states make no new series."""
     reporter = PrometheusReporter(metrics)
     for i in range(1000):
         odd = f"canary {i}"
@@ -85,7 +83,6 @@ def test_labels_come_from_closed_sets(metrics: BatchMetrics) -> None:
 
 
 def test_the_registry_is_its_own_unless_given(metrics: BatchMetrics) -> None:
-    """The global registry is never touched; a given one is left again by close."""
     assert PrometheusReporter(metrics).registry is not REGISTRY
     shared = CollectorRegistry()
     reporter = PrometheusReporter(metrics, shared)
@@ -95,7 +92,6 @@ def test_the_registry_is_its_own_unless_given(metrics: BatchMetrics) -> None:
 
 
 def test_two_clients_in_one_registry_are_refused(metrics: BatchMetrics) -> None:
-    """Their series would be the same; better at once than at the scrape."""
     shared = CollectorRegistry()
     PrometheusReporter(metrics, shared)
     with pytest.raises(ValueError, match="Duplicated"):
@@ -103,7 +99,6 @@ def test_two_clients_in_one_registry_are_refused(metrics: BatchMetrics) -> None:
 
 
 def participants(metrics: BatchMetrics) -> Participants:
-    """What is read when a process tells the figures of ``metrics``, another lives, and a third was killed."""
     known = {"library": "0.1.0", "started": 0.0, "host": "h"}
     limit = LaneStatus(model="sim:a", requests_per_minute=600.0, requests_left=40.0, cooldown=2.0)
     lower = evolve(limit, requests_per_minute=500.0, cooldown=0.0, breaker="open")
@@ -122,7 +117,6 @@ def participants(metrics: BatchMetrics) -> Participants:
 
 
 def test_the_figures_of_all_processes_have_the_names_of_those_of_one(metrics: BatchMetrics) -> None:
-    """What adds up is alike, times included; of what is now there is more."""
     for event in (submitted(), started(2), called(2, usage=Usage(7, 3), cost=0.5, seconds=0.3), ended()):
         metrics(event)
 
@@ -143,7 +137,6 @@ def test_the_figures_of_all_processes_have_the_names_of_those_of_one(metrics: Ba
 
 
 def test_what_is_now_is_of_the_processes_that_live(metrics: BatchMetrics) -> None:
-    """Of a limit that they know differently the tightest holds; the oldest wait is that of all."""
     value = PrometheusReporter(lambda: participants(metrics)).registry.get_sample_value
     assert {
         state: value("smartbatch_participants", {"state": state}) for state in ("living", "lost", "ended")
@@ -161,8 +154,6 @@ def test_what_is_now_is_of_the_processes_that_live(metrics: BatchMetrics) -> Non
 
 
 def test_a_place_that_is_unavailable_is_a_figure_and_no_failed_scrape() -> None:
-    """Counters are left out then: 0 would be taken for a restart."""
-
     def read() -> Participants:
         raise SmartbatchError("away")
 
@@ -188,7 +179,6 @@ def test_listeners_are_imported_without_what_they_show_with() -> None:
 
 @pytest.mark.parametrize("name", ["board.json", "alerts.yml"])
 def test_the_examples_name_figures_that_there_are(name: str, metrics: BatchMetrics) -> None:
-    """With labels that they have; a board that names none would show nothing, and an alert never come."""
     text = (Path(__file__).parents[2] / "examples" / "prometheus" / name).read_text("utf-8")
     offered = list(PrometheusReporter(lambda: participants(metrics)).registry.collect())
     known = {family.name + "_total" * (family.type == "counter") for family in offered}

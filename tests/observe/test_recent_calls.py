@@ -9,7 +9,7 @@ from manual_clock import ManualClock
 from sample_events import called, started
 
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.participants import MinuteOfCalls, together
+from smartbatch.observe.participants import MinuteOfCalls
 from smartbatch.types import Usage
 
 UNIX = 1_795_000_020.0
@@ -68,9 +68,3 @@ def test_models_are_told_apart_up_to_a_bound(metrics: BatchMetrics, clock: Manua
     assert len(used) <= 65
     assert sum(one.input_tokens for one in used.values()) == 200
     assert minutes == (MinuteOfCalls(UNIX, 200, 200.0),)
-
-
-def test_histories_add_up() -> None:
-    one, other = MinuteOfCalls(60.0, 2, 10.0), MinuteOfCalls(120.0, 1, 5.0)
-    assert together([(one, other), (one,)]) == (MinuteOfCalls(60.0, 4, 20.0), other)
-    assert together([]) == ()

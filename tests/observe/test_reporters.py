@@ -119,7 +119,6 @@ def test_the_log_reporter_logs_one_entry_with_all_figures() -> None:
 
 
 def test_the_level_asked_for_holds_on_top_of_the_applications_own() -> None:
-    """Enabled for warnings only, figures are not logged, although the application shows everything."""
     captured = CapturingLogger()
     structlog.configure(processors=[], logger_factory=lambda *_: captured)
     try:
@@ -130,8 +129,3 @@ def test_the_level_asked_for_holds_on_top_of_the_applications_own() -> None:
     finally:
         logs.disable()
         structlog.reset_defaults()
-
-
-def test_the_log_reporter_is_silent_without_a_logger(capfd) -> None:  # type: ignore[no-untyped-def]
-    LogReporter(busy_metrics()).report()
-    assert capfd.readouterr() == ("", "")

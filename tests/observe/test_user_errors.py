@@ -102,7 +102,6 @@ def test_it_is_on_standard_error_by_default() -> None:
 def test_the_same_mistake_is_logged_once_a_second_with_its_number(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hook that fails for each of a million rows does not print a million tracebacks."""
     moment: Iterator[float] = iter([0.0, 0.1, 0.2, 1.5])
     monkeypatch.setattr(logs.RealClock, "now", lambda: next(moment))
     for _ in range(4):
@@ -118,7 +117,7 @@ def test_the_same_mistake_is_logged_once_a_second_with_its_number(
 def test_the_end_of_a_client_tells_the_mistakes_that_no_further_one_did(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_QUIET", 600.0)
+    monkeypatch.setattr(logs, "_REPEAT_SECONDS", 600.0)
     with BatchingClient("sim:x?latency=0", post_process=mistake) as client:
         for prompt in ("one", "two", "three"):
             assert client.submit(prompt).exception(PATIENCE)

@@ -47,7 +47,6 @@ CHARTS: dict[str, Chart] = {
 
 
 def everything(name: str = "a name") -> View:
-    """A view with one of each part."""
     table = DataTable.of(
         name,
         "job, done, cost:money, took:duration, at:time, requests:number, act",
@@ -93,7 +92,6 @@ class Elements(HTMLParser):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_text_becomes_markup_or_a_control(name: str) -> None:
-    """A view of hostile texts has the elements and attributes of one of plain texts."""
     text = HOSTILE[name][:500]
     for render in (report, notebook, lambda view: "".join(live_parts(view).values())):
         plain, hostile = Elements(render(everything())), Elements(render(everything(text)))
