@@ -76,10 +76,7 @@ def test_a_paused_model_is_asked_nothing_until_its_pause_ends(
     hear(clock)
     assert [future.result(timeout=30).text for future in waiting] == ["re: p0", "re: p1", "re: p2"]
     changes = [(one.model, one.paused, one.reason, one.by) for one in told if isinstance(one, PauseChanged)]
-    assert changes == [
-        ("remote:default", True, "too dear", "ada"),
-        ("remote:default", False, None, None),
-    ]
+    assert changes == [("remote:default", True, "too dear", "ada"), ("remote:default", False, None, None)]
     assert [(action.name, action.by) for action in elsewhere.actions()] == [
         ("resume_model", "ada"),
         ("pause_model", "ada"),

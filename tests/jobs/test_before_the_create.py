@@ -31,11 +31,7 @@ def api(remote: Remote) -> Api:
 
 
 def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(
-    client_of: ClientOf,
-    remote: Remote,
-    api: Api,
-    clock: VirtualClock,
-    monkeypatch: pytest.MonkeyPatch,
+    client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It can be a gateway's, whose server is unavailable for long: nothing fails or goes in real time."""
     upload, find_file = Api.upload, Api.find_file

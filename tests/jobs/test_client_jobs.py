@@ -123,22 +123,6 @@ def test_a_start_during_a_stop_keeps_the_store_open_until_the_next_stop(
         store.jobs.get(first.id)
 
 
-def test_the_next_stop_closes_a_store_that_a_start_kept_open_for_nothing(
-    client: BatchingClient, remote: Remote, clock: VirtualClock
-) -> None:
-    """Up to then the store can be used, although no job was started again."""
-    with clock.held():
-        job = slow_upload(client, remote)
-        first = InTime(clock, client.stop)
-        eventually(lambda: not inside(client).jobs.engine.is_working)
-        store = inside(client.start()).jobs.engine.store
-    first.result()
-    assert store.jobs.get(job.id) is not None
-    client.stop(timeout=0)
-    with pytest.raises(StoreError, match="closed"):
-        store.jobs.get(job.id)
-
-
 def test_a_stop_leaves_the_store_to_a_later_one_that_awaits_answers(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:

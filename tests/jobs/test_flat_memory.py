@@ -26,7 +26,6 @@ from smartbatch.jobs.records import JobState, NewItem
 from smartbatch.jobs.runner import RealtimeRunner
 from smartbatch.jobs.steps import run_step
 from smartbatch.jobs.store import open_store
-from smartbatch.jobs.watching import MAX_KNOWN_JOBS, Changes
 from smartbatch.jobs.wiring import RealtimeItem
 from smartbatch.types import Generation, Request, Result
 
@@ -63,9 +62,7 @@ class Process:
             send=self._ask,
         )
         self.realtime = RealtimeRunner(
-            runtime,
-            limit_of=lambda _: lambda: 5,
-            done=lambda job_id: self.supervisor.notify(job_id),
+            runtime, limit_of=lambda _: lambda: 5, done=lambda job_id: self.supervisor.notify(job_id)
         )
         self.supervisor = supervision_of(
             runtime, partial(run_step, runtime), self.realtime, changed=self._notify
@@ -220,22 +217,6 @@ class Settled(Future[Result]):
             self.set_result(result)
         else:
             self.set_exception(result.error)
-
-
-def test_who_waits_for_a_job_is_woken_by_what_happens_to_it() -> None:
-    """By its progress where that is looked at, never by other jobs; what was told is not kept for ever."""
-    changes = Changes(VirtualClock(), threading.Lock())
-    changed, progress = changes.seen("a", progress=False), changes.seen("a")
-    changes.notify("b")
-    assert changes.seen("a") == progress
-    changes.notify("a", progress=True)
-    assert changes.seen("a") != progress
-    assert changes.seen("a", progress=False) == changed
-    changes.notify("a")
-    assert changes.seen("a", progress=False) != changed
-    for number in range(2 * MAX_KNOWN_JOBS):
-        changes.notify(f"job {number}")
-    assert len(changes._changes) <= MAX_KNOWN_JOBS
 
 
 def test_a_watcher_keeps_no_future_that_is_settled(process: Process) -> None:

@@ -14,7 +14,6 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, JobNotFound, JobTimeout, RequestCancelled, StoreError
 from smartbatch.events import Event, RequestSubmitted
-from smartbatch.jobs import watching
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 
@@ -236,17 +235,6 @@ def test_a_callback_may_raise_block_or_stop_the_client(
     assert ended.wait(PATIENCE)
     assert seen[-1].done
     assert list(job.results(wait=False))[4].text == "by batch: p4"
-
-
-def test_nobody_watches_a_job_that_is_done(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    """The thread that tells of it ends with it."""
-    client = client_of(Remote(clock), store=store)
-    job = client.submit_batch(prompts(5))
-    job.on_progress(lambda _: None)
-    concurrent.futures.wait(job.futures(), PATIENCE)
-    inside(client).jobs.engine.finish_listening(job.id, PATIENCE)
-    assert [thread.name for thread in threading.enumerate() if thread.name == "smartbatch-job"] == []
-    assert watching.PAGE_RESULTS == 1000
 
 
 # -- cancelling ----------------------------------------------------------------------------------------------

@@ -306,11 +306,7 @@ def test_a_job_that_is_nowhere_is_not_found(client: BatchingClient, store: str) 
 
 
 def test_a_job_without_its_key_at_hand_says_what_it_needs(
-    client: BatchingClient,
-    clock: VirtualClock,
-    remote: Remote,
-    store: str,
-    monkeypatch: pytest.MonkeyPatch,
+    client: BatchingClient, clock: VirtualClock, remote: Remote, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is left alone, and its note names the account."""
     with clock.held():

@@ -16,9 +16,7 @@ from smartbatch.jobs.jobs_engine import JobsEngine
 ClientOf = Callable[..., BatchingClient]
 
 
-def test_a_client_stopped_before_its_first_job_takes_none_until_started(
-    client: BatchingClient,
-) -> None:
+def test_a_client_stopped_before_its_first_job_takes_none_until_started(client: BatchingClient) -> None:
     client.stop()
     with pytest.raises(ClientClosed):
         client.submit_batch(["a"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smartbatch.jobs.steps.orphans import find_orphans, has_label, is_watched, newer_than_intent, unclaimed
+from smartbatch.jobs.steps.orphans import find_orphans, newer_than_intent, unclaimed
 
 WATCHED = 26 * 3600.0
 
@@ -71,35 +71,6 @@ def test_the_list_is_read_up_to_what_is_older_than_the_intent(
     newer = newer_than_intent(account, sought)
     assert [one.id for one in newer.batches] == found
     assert (newer.at, account.asked) == (1005.0, asked)
-
-
-@pytest.mark.parametrize(
-    ("dead", "watched"),
-    [
-        (shard(died_at=200.5 - WATCHED), True),
-        (shard(died_at=200.0 - WATCHED), False),
-        (shard(died_at=None), False),
-        (shard(uncertain_since=None), False),
-    ],
-)
-def test_a_dead_shard_is_watched_for_26_hours(dead: Any, watched: bool) -> None:
-    account: Any = Account()
-    assert is_watched(account, dead) is watched
-
-
-@pytest.mark.parametrize(
-    ("sought", "seen", "same"),
-    [
-        (shard(), {"mark": "nonce of shard"}, True),
-        (shard(), {"mark": "nonce of shard", "file_id": "other"}, True),
-        (shard(), {"mark": "other", "file_id": "file"}, False),
-        (shard(), {"file_id": "file"}, True),
-        (shard(), {"file_id": "other"}, False),
-        (shard(file_id=None), {}, False),
-    ],
-)
-def test_a_label_counts_or_else_the_input_file(sought: Any, seen: dict[str, str], same: bool) -> None:
-    assert has_label(batch("1", **seen), sought) is same
 
 
 def test_a_batch_without_a_label_is_nobody_else_s_and_of_the_size() -> None:

@@ -13,9 +13,7 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 from smartbatch.jobs.steps import poll as polls
 from smartbatch.jobs.steps.poll import poll_batch
-from smartbatch.jobs.steps.refusals import repeats_a_prompt
 from smartbatch.providers.batch_api import RemoteState
-from smartbatch.types import Generation, Request
 
 SENT = 1_000.0
 DAY = 86_400.0
@@ -200,9 +198,3 @@ def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(
         is step
     )
     assert len(step.done) == 1  # nothing new is told
-
-
-@pytest.mark.parametrize(("prompt", "hidden"), [("quantity", True), ("amounts", False)])
-def test_single_words_of_prompts_hide_no_error(prompt: str, hidden: bool) -> None:
-    step: Any = SimpleNamespace(requests_of=lambda _: [(0, Request(prompt, params=Generation()))])
-    assert repeats_a_prompt(step, shard(), f"bad {prompt} in a line") is hidden

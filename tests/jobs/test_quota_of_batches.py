@@ -97,14 +97,7 @@ def test_batches_refused_in_validation_although_they_fit_become_smaller(
         if (found.total or 0) <= 5:
             return found
         error = full(1_000_000)
-        return RemoteBatch(
-            found.id,
-            RemoteState.FAILED,
-            "failed",
-            found.created_at,
-            found.mark,
-            error=error,
-        )
+        return RemoteBatch(found.id, RemoteState.FAILED, "failed", found.created_at, found.mark, error=error)
 
     monkeypatch.setattr(api, "shown", failing)
     assert client.submit_batch([f"p{n}" for n in range(20)]).wait(LONG).completed == 20

@@ -13,15 +13,7 @@ from jobs.stores import Bench, bench, led, new_items, result, started
 from smartbatch.core.limits.budget import Budget
 from smartbatch.jobs.job_budget import JobBill, JobBudget, bill, remaining_budget
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
-from smartbatch.jobs.records import (
-    ItemState,
-    JobLease,
-    JobPolicy,
-    JobRow,
-    LeaseLost,
-    NewItem,
-    OverJobBudget,
-)
+from smartbatch.jobs.records import ItemState, JobLease, JobPolicy, JobRow, LeaseLost, NewItem, OverJobBudget
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.shards import ShardTable

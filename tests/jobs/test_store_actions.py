@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from attrs import evolve
 from jobs.stores import Bench, bench, led, new_items, result, started, store
@@ -135,19 +133,6 @@ def test_a_filter_chooses_jobs_of_a_state_and_a_model_and_is_noted_once(
     assert (action.name, action.target, action.job_id, action.count) == ("cancel", mine.id, mine.id, 1)
 
 
-def test_only_chosen_held_jobs_are_resumed(store: SqlStore, bench: Bench) -> None:
-    done, _ = answered(store, bench, result(0))
-    held, other, active = (store.jobs.accept(bench.job(), new_items(1))[0] for _ in range(3))
-    for job in (held, other):
-        lease = store.leases.claim(job.id, 60.0)
-        assert lease is not None
-        store.jobs.note(lease, "no credit", hold=True)
-    chosen = JobSelection(ids=(done.id, held.id, active.id))
-    assert store.actions.resume(chosen, BY) == ActionResult(1, 0)
-    states = [row_of(store, job).state for job in (done, held, other, active)]
-    assert states == [JobState.DONE, JobState.ACTIVE, JobState.HELD, JobState.ACTIVE]
-
-
 def test_an_action_by_a_filter_is_bounded_and_says_what_it_left(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,17 +169,6 @@ def test_a_policy_is_changed_past_its_owner_and_the_lease_stays(bench: Bench) ->
     assert (action.name, action.detail, action.job_id) == ("set_budget", "5 USD", job.id)
     with pytest.raises(JobNotFound):
         other.actions.change_policy("job-none", lambda policy: policy, "set_budget", "", BY)
-
-
-def test_a_forgotten_job_is_noted(store: SqlStore, bench: Bench) -> None:
-    job, _ = answered(store, bench, failure(0))
-    assert retry_failed(store, job.id, None, BY, billed=False).count == 1
-    store.actions.cancel(JobSelection(ids=(job.id,)), BY)
-    lease = JobLease(job.id, row_of(store, job).epoch)
-    store.items.drop_unsent(lease, b"", at=10.0)
-    store.jobs.forget(job.id, BY)
-    assert [one.name for one in store.controls.latest(limit=100)] == ["forget", "cancel", "retry_failed"]
-    assert bench.behind("SELECT count(*) FROM earlier_result") == [(0,)]
 
 
 # -- failed rows ---------------------------------------------------------------------------------------------
@@ -253,17 +227,6 @@ def test_a_row_that_was_paid_for_is_asked_again_only_where_it_is_named(store: Sq
     assert second.earlier is None
     assert row_of(store, job).cost == 0.25 + 3 * 0.5
     assert third.outcome == "succeeded"
-
-
-def test_an_incident_names_five_hundred_rows_at_most(store: SqlStore, bench: Bench) -> None:
-    job, lease = started(store, bench, 501)
-    shard = store.shards.plan(lease, bench.shard(*range(501)))
-    store.shards.fail(lease, shard, failure(0).body, note="", at=9.0)
-    assert store.actions.reopen(job.id, dict.fromkeys(range(501)), range(501), BY) == (501, 0)
-    told = [incident.detail.partition(" rows ")[2] for incident in store.facts.incidents(job.id)]
-    named = [re.findall(r"\d+", each.partition(": rows ")[2].partition(" (")[0]) for each in told]
-    assert [len(rows) for rows in named] == [500, 1]
-    assert [int(row) for rows in named for row in rows] == list(range(501))
 
 
 def test_rows_that_share_a_result_go_again_with_the_one_that_is_asked(store: SqlStore, bench: Bench) -> None:

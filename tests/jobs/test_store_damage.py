@@ -71,16 +71,6 @@ def test_a_file_whose_maker_died_at_once_is_made_all_the_same(tmp_path: Path, st
     assert open_store(str(path)).facts.recall("k") == 1
 
 
-def test_an_empty_database_with_a_mark_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
-    path = str(tmp_path / "jobs.db")
-    with contextlib.closing(sqlite3.connect(path)) as theirs:
-        theirs.execute("PRAGMA user_version = 7")
-    before = digest(path)
-    with pytest.raises(StoreError, match="not a store of jobs; it was not changed"):
-        open_store(path)
-    assert digest(path) == before
-
-
 def test_a_database_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
     path = str(tmp_path / "jobs.db")
     with sqlite3.connect(path) as theirs:
@@ -215,15 +205,6 @@ def test_a_file_that_goes_away_under_us_is_never_written_to(tmp_path: Path, away
         with pytest.raises(StoreError, match="deleted or replaced"):
             store.jobs.latest()
     store.close()
-
-
-def test_a_file_that_went_away_is_not_made_anew_by_the_first_write(bench: Bench) -> None:
-    filled(bench)
-    store = bench.open()
-    os.unlink(bench.place)
-    with pytest.raises(StoreError, match="deleted or replaced"):
-        store.jobs.accept(bench.job(), new_items(1))
-    assert not os.path.exists(bench.place)
 
 
 def test_a_file_that_goes_away_during_a_write_is_not_reported_as_written(bench: Bench) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -42,44 +41,6 @@ def test_a_full_disk_stops_writes_only_and_they_go_on_when_there_is_room(
     writing.execute("PRAGMA max_page_count = 1000000")
     assert len(store.shards.ingest(lease, shard, large, at=1.0).final) == 50
     assert bench.behind("PRAGMA integrity_check") == [("ok",)]
-
-
-@pytest.fixture
-def small_disk() -> Iterator[Path]:
-    folder = tempfile.mkdtemp(prefix="sbsmall")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        os.rmdir(folder)
-        pytest.skip("needs the right to mount a small tmpfs; a limit of file sizes stands in for it")
-    yield Path(folder)
-    subprocess.run(["umount", "--lazy", folder], check=True)
-    os.rmdir(folder)
-
-
-def test_a_disk_that_is_really_full_costs_no_job(small_disk: Path) -> None:
-    bench = Bench("sqlite", str(small_disk / "jobs.db"), small_disk)
-    store = bench.open()
-    job, lease = started(store, bench)
-    ballast = small_disk / "ballast"
-    with pytest.raises(OSError, match="No space left"):
-        ballast.write_bytes(bytes(2 << 20))
-    failures = 0
-    for _ in range(20):
-        try:
-            store.jobs.accept(bench.job(), [NewItem(None, bytes(3_000), 1, 1) for _ in range(20)])
-        except StoreError as error:
-            assert "full" in str(error)
-            failures += 1
-    assert failures >= 19
-    assert store.jobs.get(job.id) is not None
-    other = bench.open()
-    assert len(other.items.in_state(job.id)) == 3
-    ballast.unlink()
-    assert store.shards.plan(lease, bench.shard(0, 1, 2)).size == 3
-    assert bench.behind("PRAGMA integrity_check") == [("ok",)]
-    bench.close()
 
 
 LIMITED = """

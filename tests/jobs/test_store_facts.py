@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from attrs import evolve
-from jobs.stores import Bench, bench, led, new_job, started, store
+from jobs.stores import Bench, bench, led, started, store
 
-from smartbatch.jobs.records import IncidentRow, ItemState, LeaseLost
-from smartbatch.jobs.shard_records import ShardState, new_nonce
+from smartbatch.jobs.records import IncidentRow, ItemState
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 
 __all__ = ["bench", "store"]  # fixtures
@@ -31,19 +30,6 @@ def test_an_incident_told_twice_is_kept_once(bench: Bench) -> None:
     assert all(other.facts.add_incident(anew, incident) for incident in different)
     assert store.facts.incidents("job-1") == [first, different[0], *different[2:]]
     assert store.facts.incidents("job-2") == [different[1]]
-
-
-def test_what_a_former_owner_believes_is_no_incident(store: SqlStore, bench: Bench) -> None:
-    job, lease = started(store, bench)
-    told = IncidentRow("batch_vanished", job.id, None, "", None, 10.0)
-    store.leases.release(lease)
-    with pytest.raises(LeaseLost):
-        store.facts.add_incident(lease, told)
-    assert store.facts.incidents(job.id) == []
-    anew = store.leases.claim(job.id, 30.0)
-    assert anew is not None
-    assert store.facts.add_incident(anew, told)
-    assert store.facts.incidents(job.id) == [told]
 
 
 def test_own_batches_are_claimed_and_guesses_are_not(store: SqlStore, bench: Bench) -> None:
@@ -72,26 +58,3 @@ def test_turnarounds_come_back_newest_first_and_do_not_grow_for_ever(store: SqlS
     assert len(store.facts.turnarounds("m", limit=100)) == 100
     assert store.facts.turnarounds("none", limit=100) == []
     assert bench.behind("SELECT count(*) FROM turnaround WHERE model = 'm'") == [(510,)]
-
-
-def test_facts_are_remembered_and_replaced(bench: Bench) -> None:
-    store, other = bench.open(), bench.open()
-    store.facts.remember("limit", {"tokens": 5})
-    store.facts.remember("limit", [1, None, "x"])
-    assert other.facts.recall("limit") == [1, None, "x"]
-
-
-def test_the_spool_is_a_folder_for_its_owner_only(store: SqlStore) -> None:
-    import os
-    import stat
-
-    assert stat.S_IMODE(os.stat(store.spool).st_mode) == 0o700
-    assert os.path.isdir(store.spool)
-
-
-def test_a_nonce_of_the_wire_fits(store: SqlStore, bench: Bench) -> None:
-    _, lease = started(store, bench, 1)
-    nonce = new_nonce(bench.rng)
-    store.shards.plan(lease, bench.shard(0, nonce=nonce))
-    assert store.shards.with_nonce(nonce) is not None
-    assert new_job("job-1").id == "job-1"

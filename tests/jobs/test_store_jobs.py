@@ -55,12 +55,7 @@ def test_an_accepted_job_is_found_by_another_process(bench: Bench) -> None:
     other = bench.open()
     assert is_new
     assert other.jobs.get(new.id) == other.jobs.get("mine") == job == other.jobs.latest()[0]
-    assert (job.total, job.state, job.metadata, job.policy) == (
-        3,
-        JobState.ACTIVE,
-        {"team": "é"},
-        POLICY,
-    )
+    assert (job.total, job.state, job.metadata, job.policy) == (3, JobState.ACTIVE, {"team": "é"}, POLICY)
     assert (job.params, job.digest, job.epoch, job.owner, job.finished_at) == (
         b"\x00\xff",
         b"d",
@@ -120,22 +115,6 @@ def test_a_job_of_any_size_is_stored_whole(
     assert bench.behind("SELECT count(*) FROM incomplete_job") == [(0,)]
 
 
-def test_pages_end_at_their_bytes_too(store: SqlStore, bench: Bench, monkeypatch: Any) -> None:
-    monkeypatch.setattr(jobs_module, "PAGE_BYTES", 1_000)
-    before = bench.behind("SELECT count(*) FROM job")
-    items = [NewItem(None, bytes([ix]) * 700, 1, 1) for ix in range(5)]
-    job, _ = store.jobs.accept(bench.job(), items)
-    lease = store.leases.claim(job.id, 60)
-    assert lease is not None
-    shard = store.shards.plan(lease, bench.shard(4, 0, 2))
-    assert before == [(0,)]
-    assert [p.payload[:1] for p in store.shards.payloads(shard.id, limit=1000).values()] == [
-        b"\x04",
-        b"\x00",
-        b"\x02",
-    ]
-
-
 def test_items_of_a_process_that_dies_during_the_input_are_deleted(bench: Bench, monkeypatch: Any) -> None:
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     dying, other = bench.open(), bench.open()
@@ -159,23 +138,6 @@ def test_items_of_a_process_that_dies_during_the_input_are_deleted(bench: Bench,
 
     assert eventually(swept)
     assert bench.behind("SELECT count(*) FROM payload") == [(1,)]
-
-
-def test_items_of_an_input_that_a_stop_cuts_off_are_swept(bench: Bench, monkeypatch: Any) -> None:
-    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
-    stopping, other = bench.open(), bench.open()
-
-    def items() -> Iterator[NewItem]:
-        yield from new_items(25)
-        stopping.close()
-
-    with pytest.raises(StoreError, match="closed"):
-        stopping.jobs.accept(bench.job(), items())
-    assert bench.behind("SELECT count(*) FROM item") == [(20,)]
-    job, _ = other.jobs.accept(bench.job(), new_items(1))
-    assert other.leases.claim(job.id, 60) is not None  # who becomes an owner sweeps
-    for table, left in {"item": 1, "payload": 1, "incomplete_job": 0}.items():
-        assert bench.behind(f"SELECT count(*) FROM {table}") == [(left,)], table
 
 
 def test_an_input_that_still_arrives_is_not_swept(bench: Bench, monkeypatch: Any) -> None:
@@ -317,25 +279,6 @@ def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
     fresh, _ = other.jobs.accept(bench.job(), new_items(1))
     assert other.leases.claim(fresh.id, 60) is not None
     assert bench.behind("SELECT count(*) FROM item") == [(1,)]
-
-
-def test_what_is_done_to_one_job_leaves_the_others_as_they_are(store: SqlStore, bench: Bench) -> None:
-    def shown() -> list[tuple[JobState, str | None, bool]]:
-        return [(row.state, row.note, row.cancel_requested) for row in map(store.jobs.get, ids) if row]
-
-    held = [started(store, bench, 1) for _ in range(3)]
-    ids = [job.id for job, _ in held]
-    for number, (_, lease) in enumerate(held):
-        store.jobs.note(lease, f"look at {number}", hold=True)
-    assert shown() == [(JobState.HELD, f"look at {number}", False) for number in range(3)]
-    store.jobs.unhold(ids[1])
-    store.actions.cancel(JobSelection(ids=(ids[2],)), "ada")
-    store.jobs.note(held[0][1], "still")
-    assert shown() == [
-        (JobState.HELD, "still", False),
-        (JobState.ACTIVE, None, False),
-        (JobState.HELD, "look at 2", True),
-    ]
 
 
 def test_items_of_a_job_are_found_by_their_names(store: SqlStore, bench: Bench) -> None:

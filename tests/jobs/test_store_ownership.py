@@ -20,17 +20,6 @@ from tests.together import run_together
 __all__ = ["bench", "store"]  # fixtures
 
 
-def test_one_store_owns_a_job_and_others_wait(bench: Bench) -> None:
-    mine, other = bench.open(), bench.open()
-    job, _ = mine.jobs.accept(bench.job(), new_items(1))
-    assert [row.id for row in other.leases.claimable()] == [job.id]
-    lease = mine.leases.claim(job.id, 60)
-    assert lease == JobLease(job.id, 1)
-    assert mine.leases.claim(job.id, 60) is None  # it has it already
-    assert other.leases.claim(job.id, 60) is None
-    assert mine.leases.claimable() == other.leases.claimable() == []
-
-
 def test_a_lease_that_ran_out_still_counts_while_nobody_else_took_the_job(bench: Bench) -> None:
     store = bench.open()
     _, lease = started(store, bench)
@@ -38,15 +27,6 @@ def test_a_lease_that_ran_out_still_counts_while_nobody_else_took_the_job(bench:
     store.jobs.note(lease, "awake")
     assert store.leases.renew([lease], 60) == [lease]
     assert bench.open().leases.claimable() == []
-
-
-def test_an_owner_that_died_is_known_at_once_whatever_its_lease(bench: Bench) -> None:
-    dead, other = bench.open(), bench.open()
-    job, lease = started(dead, bench)
-    assert dead.leases.renew([lease], 3600) == [lease]
-    dead.abandon()  # a PostgreSQL server takes a moment to learn of it
-    assert [row.id for row in eventually(other.leases.claimable)] == [job.id]
-    assert other.leases.claim(job.id, 60) == JobLease(job.id, 2)
 
 
 class Repeating(random.Random):
@@ -79,16 +59,6 @@ def test_a_lease_does_not_count_in_another_store(bench: Bench) -> None:
     with pytest.raises(LeaseLost):
         other.jobs.note(lease, "x")
     assert other.leases.renew([lease], 60) == []
-
-
-def test_renewing_tells_which_leases_are_still_held(bench: Bench) -> None:
-    mine, other = bench.open(), bench.open()
-    first, second = started(mine, bench)[1], started(mine, bench)[1]
-    bench.let_leases_run_out()
-    assert other.leases.claim(first.job_id, 60)
-    assert mine.leases.renew([first, second], 60) == [second]
-    assert mine.leases.renew([], 60) == []
-    assert other.leases.claim(second.job_id, 60) is None
 
 
 def test_a_closed_store_has_given_everything_back(bench: Bench) -> None:
@@ -210,17 +180,6 @@ def test_items_found_asking_after_a_death_are_told_of(bench: Bench, unknown: byt
         ]
         assert (found.failed, found.unpriced, found.cost) == (2, 2, 0.0)
         assert [item.ix for item in other.items.claim_realtime(taken, 9)] == [2, 3]
-
-
-def test_a_second_death_in_the_same_call_is_a_second_incident(bench: Bench) -> None:
-    first = bench.open()
-    job, _ = first.jobs.accept(bench.job(), new_items(1, realtime=True))
-    for taking in range(3):
-        lease = eventually(lambda: first.leases.claim(job.id, 3600))
-        assert lease is not None
-        assert len(first.facts.incidents(job.id)) == taking
-        assert [item.tries for item in first.items.claim_realtime(lease, 1)] == [taking]
-        first.abandon()
 
 
 @pytest.mark.parametrize("count", [64, 65])

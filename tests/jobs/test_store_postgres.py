@@ -21,14 +21,7 @@ from realtime.scenes import eventually
 
 from smartbatch._database import SCHEMA_LOCK, Address
 from smartbatch.errors import ConfigError, StoreError
-from smartbatch.jobs.records import (
-    IncidentRow,
-    ItemName,
-    JobPolicy,
-    LeaseLost,
-    NamedPlace,
-    NewItem,
-)
+from smartbatch.jobs.records import IncidentRow, ItemName, JobPolicy, LeaseLost, NamedPlace, NewItem
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore, open_store, postgres
 from smartbatch.jobs.store import jobs as jobs_module
@@ -185,19 +178,6 @@ def test_a_wire_cut_in_the_middle_of_a_write_leaves_nothing_of_it(
     assert store.shards.plan(lease, bench.shard(0, 1)).no == 1
 
 
-@pytest.mark.full
-def test_sessions_lost_while_idle_are_replaced_without_a_word(relay: Relay, bench: Bench) -> None:
-    store, other = through(relay, bench), bench.open()
-    job, lease = started(store, bench)
-    relay.cut_all()
-    assert store.jobs.get(job.id) is not None
-    assert store.shards.plan(lease, bench.shard(0)).no == 1
-    relay.cut_all()
-    assert store.leases.renew([lease], 60) == [lease]
-    assert other.leases.claim(job.id, 60) is None  # the lock that says that it lives is held again
-    assert [row.id for row in other.leases.claimable()] == []
-
-
 def test_a_disconnected_owner_may_be_replaced_and_writes_nothing(relay: Relay, bench: Bench) -> None:
     store, other = through(relay, bench), bench.open()
     job, lease = started(store, bench)
@@ -339,22 +319,6 @@ def test_giving_up_the_store_ends_waits_for_the_server_at_once(bench: Bench) -> 
             """It does not wait yet."""
         store.give_up()
         assert isinstance(waiting.exception(20.0), StoreError)
-
-
-def test_a_session_opened_while_the_store_is_given_up_is_cut(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database, connect = PostgresDatabase(Address.of(bench.place)), psycopg.connect
-
-    def slowly(*args: Any, **settings: Any) -> psycopg.Connection[Any]:
-        session = connect(*args, **settings)
-        database.give_up()
-        return session
-
-    with monkeypatch.context() as patch:
-        patch.setattr(psycopg, "connect", slowly)
-        with pytest.raises(StoreError):
-            database.rows("SELECT 1")
 
 
 @pytest.mark.full
@@ -513,17 +477,6 @@ def test_without_its_package_the_extra_is_named() -> None:
     assert "pip install 'smartbatch-llm[postgres]'" in run.stdout
 
 
-@pytest.mark.full
-def test_an_sqlite_store_needs_no_package_of_the_server(tmp_path: Path) -> None:
-    code = (
-        "import sys; from smartbatch.jobs.store import open_store\n"
-        f"open_store({str(tmp_path / 'jobs.db')!r}).close()\n"
-        "print('psycopg' in sys.modules)\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert run.stdout.strip() == "False"
-
-
 def test_errors_of_the_server_show_no_values_of_rows(bench: Bench) -> None:
     store = bench.open()
     _, lease = started(store, bench)
@@ -532,7 +485,3 @@ def test_errors_of_the_server_show_no_values_of_rows(bench: Bench) -> None:
         store.shards.plan(lease, bench.shard(1, nonce="the-secret-nonce"))
     assert "secret" not in str(told.value)
     assert led(store, lease, store.shards.plan(lease, bench.shard(1)), ShardState.READY).no == 2
-
-
-def test_psycopg_is_the_third() -> None:
-    assert psycopg.__version__.startswith("3.")

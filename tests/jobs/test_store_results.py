@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 from jobs.stores import Bench, bench, ingesting, led, new_items, result, started, store
 
-from smartbatch.jobs.records import EarlierTries, ItemState, JobState, LeaseLost, StoredCounts
+from smartbatch.jobs.records import EarlierTries, JobState, LeaseLost, StoredCounts
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import items as items_module
@@ -79,27 +79,6 @@ def test_open_items_fail_or_use_real_time_all_or_none(store: SqlStore, bench: Be
     assert len(store.shards.of_job(job.id)) == 1
 
 
-def test_results_of_one_job_are_not_those_of_its_neighbours(store: SqlStore, bench: Bench) -> None:
-    jobs = []
-    for _ in range(3):
-        job, lease = started(store, bench, 2)
-        store.shards.ingest(lease, ingesting(store, bench, lease, 0, 1), [result(0), result(1)], at=1.0)
-        jobs.append(job.id)
-    for job_id in jobs:
-        assert [r.ix for r in store.items.results(job_id)] == [0, 1]
-        assert [r.seq for r in store.items.fresh(job_id, limit=1000)] == [1, 2]
-        assert [i.ix for i in store.items.in_state(job_id, state=ItemState.FINAL)] == [0, 1]
-
-
-def test_where_the_real_time_price_is_unknown_no_saving_is_claimed(store: SqlStore, bench: Bench) -> None:
-    job, lease = started(store, bench, 2)
-    shard = ingesting(store, bench, lease, 0, 1)
-    store.shards.ingest(lease, shard, [result(0, cost=0.5, realtime_cost=None), result(1, cost=0.5)], at=1.0)
-    found = store.jobs.get(job.id)
-    assert found is not None
-    assert (found.cost, found.realtime_cost) == (1.0, 1.5)
-
-
 def test_earlier_tries_are_returned_with_the_final_result(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 3)
     for answer in (b"no", b"never"):
@@ -120,70 +99,6 @@ def test_earlier_tries_are_returned_with_the_final_result(store: SqlStore, bench
         (0.0, EarlierTries(None, Usage(10, 4), b"never")),
         (0.0, None),
     ]
-
-
-@pytest.mark.parametrize("state", [ShardState.PLANNED, ShardState.SUBMITTED, ShardState.ENDED])
-def test_a_shard_that_is_not_being_read_takes_no_results(
-    store: SqlStore, bench: Bench, state: ShardState
-) -> None:
-    _, lease = started(store, bench, 1)
-    shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), state)
-    with pytest.raises(ValueError, match="cannot be stored"):
-        store.shards.ingest(lease, shard, [result(0)], at=1.0)
-    with pytest.raises(LeaseLost, match="no longer ingesting"):
-        store.shards.ingest(lease, evolve(shard, state=ShardState.INGESTING), [result(0)], at=1.0)
-
-
-def test_settling_sends_every_item_somewhere(store: SqlStore, bench: Bench) -> None:
-    job, lease = started(store, bench, 6)
-    shard = ingesting(store, bench, lease, 0, 1, 2, 3)
-    store.shards.ingest(lease, shard, [result(0), result(1, "again")], at=1.0)
-    with pytest.raises(ValueError, match=r"3 items of shard .* are not assigned"):
-        store.shards.settle(lease, shard, at=2.0)
-    with pytest.raises(ValueError, match="1 items"):
-        store.shards.settle(lease, shard, opened=[1], realtime=[2], at=2.0)
-    with pytest.raises(ValueError, match="in one collection only"):
-        store.shards.settle(lease, shard, opened=[1, 2], realtime=[2, 3], at=2.0)
-    with pytest.raises(ValueError, match="final"):
-        store.shards.settle(lease, shard, opened=[1, 2], finals=[result(3, "again")], at=2.0)
-    assert store.shards.get(shard.id) == shard
-    settled = store.shards.settle(
-        lease, shard, opened=[1], realtime=[2], finals=[result(3, "failed")], at=3.0, cost=1.25, note="n"
-    )
-    assert (settled.state, settled.settled_at, settled.cost, settled.note) == (
-        ShardState.SETTLED,
-        3.0,
-        1.25,
-        "n",
-    )
-    assert [(i.ix, i.tries) for i in store.items.in_state(job.id)] == [(1, 1), (4, 0), (5, 0)]
-    assert [(i.ix, i.tries) for i in store.items.in_state(job.id, state=ItemState.REALTIME)] == [(2, 1)]
-    assert [(r.ix, r.outcome) for r in store.items.results(job.id)] == [(0, "succeeded"), (3, "failed")]
-    with pytest.raises(LeaseLost):
-        store.shards.settle(lease, shard, opened=[1], realtime=[2], at=4.0)
-
-
-def test_realtime_items_are_claimed_in_order_and_once(store: SqlStore, bench: Bench) -> None:
-    job, _ = store.jobs.accept(bench.job(), new_items(5, realtime=True))
-    lease = store.leases.claim(job.id, 60)
-    assert lease is not None
-    assert [(d.ix, d.user_id, d.payload, d.tries) for d in store.items.claim_realtime(lease, 2)] == [
-        (0, "row-0", b"ask 0", 0),
-        (1, "row-1", b"ask 1", 0),
-    ]
-    assert [d.ix for d in store.items.claim_realtime(lease, 2)] == [2, 3]
-    assert [i.ix for i in store.items.in_state(job.id, state=ItemState.IN_FLIGHT)] == [0, 1, 2, 3]
-    told = store.items.answer(lease, [result(1), result(0, "again"), result(2, "unrun")], at=1.0)
-    assert (told.final, told.doubled) == ((1,), ())
-    assert [(d.ix, d.tries) for d in store.items.claim_realtime(lease, 9)] == [(0, 1), (2, 0), (4, 0)]
-    assert store.items.answer(lease, [result(1, text=b"other")], at=2.0).doubled == (1,)
-    assert store.items.claim_realtime(lease, 9) == []
-    with pytest.raises(ValueError, match="no item 9"):
-        store.items.answer(lease, [result(9)], at=2.0)
-    store.items.answer(lease, [result(ix) for ix in (0, 2, 3, 4)], at=8.0)
-    done = store.jobs.get(job.id)
-    assert done is not None
-    assert (done.state, done.finished_at, done.succeeded) == (JobState.DONE, 8.0, 5)
 
 
 def test_no_reader_misses_a_result_while_others_write(bench: Bench) -> None:

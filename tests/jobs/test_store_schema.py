@@ -9,7 +9,7 @@ import pytest
 from jobs.stores import Bench, bench, new_items
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.store.schema import VERSION
+from smartbatch.jobs.store.schema import SCHEMA_VERSION
 from smartbatch.jobs.store.sql_store import SqlStore
 
 __all__ = ["bench"]  # a fixture
@@ -37,10 +37,10 @@ def the_job(store: SqlStore) -> Any:
 def test_a_new_store_has_the_present_version_and_keeps_it(bench: Bench, store: SqlStore) -> None:
     known = the_job(store)
     store.close()
-    assert stored_version(bench) == VERSION == 1
+    assert stored_version(bench) == SCHEMA_VERSION == 1
     reopened = the_job(bench.open())
     assert (reopened.id, reopened.digest, reopened.total) == (known.id, known.digest, 3)
-    assert stored_version(bench) == VERSION
+    assert stored_version(bench) == SCHEMA_VERSION
 
 
 @pytest.mark.parametrize("version", [0, 2, 10])

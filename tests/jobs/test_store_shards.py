@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from typing import Any
 
@@ -12,15 +11,9 @@ from jobs.sample_records import PROGRESS
 from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import (
-    ItemSize,
-    ItemState,
-    JobLease,
-    StoredItem,
-)
-from smartbatch.jobs.shard_records import OPEN_SHARDS, TRANSITIONS, RemoteProgress, ShardState
+from smartbatch.jobs.records import ItemSize, ItemState, JobLease, StoredItem
+from smartbatch.jobs.shard_records import OPEN_SHARDS, RemoteProgress, ShardState
 from smartbatch.jobs.store import SqlStore, database
-from smartbatch.jobs.store.shards import check_change
 from tests.together import run_together
 
 __all__ = ["bench", "store"]  # fixtures
@@ -64,13 +57,6 @@ def test_a_planned_shard_holds_its_items_in_its_own_order(store: SqlStore, bench
         2: (4, "row-4", b"ask 4", 14),
     }
     assert store.shards.plan(lease, bench.shard(1)).no == 2
-
-
-@pytest.mark.parametrize("items", [(), (1, 1)])
-def test_a_shard_needs_items_and_each_once(store: SqlStore, bench: Bench, items: tuple[int, ...]) -> None:
-    _, lease = started(store, bench, 3)
-    with pytest.raises(ValueError, match="at least one item"):
-        store.shards.plan(lease, bench.shard(*items))
 
 
 def test_a_nonce_is_never_used_twice(store: SqlStore, bench: Bench) -> None:
@@ -118,34 +104,6 @@ def test_every_column_of_a_shard_that_may_change_is_kept(bench: Bench) -> None:
     assert cleared.remote == moved.remote
 
 
-@pytest.mark.parametrize("name", ["id", "job_id", "no", "nonce", "scope", "size", "state", "x = 1; --"])
-def test_what_a_shard_is_does_not_change(store: SqlStore, bench: Bench, name: str) -> None:
-    _, lease = started(store, bench, 1)
-    shard = store.shards.plan(lease, bench.shard(0))
-    changes: dict[str, Any] = {name: "x"}
-    with pytest.raises(ValueError, match="cannot be changed"):
-        check_change(shard, ShardState.READY, changes)
-
-
-@pytest.mark.full
-def test_only_transitions_of_the_table_happen(bench: Bench) -> None:
-    store = bench.open()
-    _, lease = started(store, bench, 200)
-    free = iter(range(200))
-    own_verbs = {ShardState.DEAD, ShardState.SETTLED}
-    for start, to in itertools.product(OPEN_SHARDS, ShardState):
-        shard = led(store, lease, store.shards.plan(lease, bench.shard(next(free))), start)
-        allowed = (to in TRANSITIONS[start] or to is start) and to not in own_verbs
-        if allowed and to is not start and to is ShardState.SUBMITTING:
-            continue  # by intend, which led() took
-        if allowed:
-            assert store.shards.advance(lease, shard, to).state is to
-        else:
-            with pytest.raises(ValueError):
-                store.shards.advance(lease, shard, to)
-            assert store.shards.get(shard.id) == shard
-
-
 def test_submitting_begins_with_mark_submitting_only(store: SqlStore, bench: Bench) -> None:
     _, lease = started(store, bench, 1)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.READY)
@@ -175,15 +133,6 @@ def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
     assert sorted(went) == [False, False, False, True]
 
 
-def test_a_shard_that_cannot_die_is_not_discarded(store: SqlStore, bench: Bench) -> None:
-    _, lease = started(store, bench, 1)
-    shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.PROVISIONAL)
-    with pytest.raises(ValueError, match="cannot become dead"):
-        store.shards.discard(lease, shard, items=ItemState.OPEN, tried=True, note="", at=1.0)
-    with pytest.raises(ValueError, match="open or real time"):
-        store.shards.discard(lease, shard, items=ItemState.FINAL, tried=True, note="", at=1.0)
-
-
 def test_shards_are_found_by_state_and_account(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 3)
     _far, far_lease = started(store, bench, 1, scope="scope-2")
@@ -200,20 +149,6 @@ def test_shards_are_found_by_state_and_account(store: SqlStore, bench: Bench) ->
     assert store.shards.in_scope("scope-1", states=list(ShardState)) == [first, second, third]
     assert store.shards.in_scope("scope-2", states=[ShardState.PLANNED]) == [elsewhere]
     assert store.shards.in_scope("scope-3", states=list(ShardState)) == []
-
-
-@pytest.mark.full
-def test_a_large_shard_keeps_its_positions(store: SqlStore, bench: Bench) -> None:
-    _job, lease = started(store, bench, 12_000)
-    order = list(range(12_000))
-    bench.rng.shuffle(order)
-    shard = store.shards.plan(lease, bench.shard(*order))
-    seen, after = [], -1
-    while page := store.shards.payloads(shard.id, after=after, limit=5_000):
-        seen += [(position, item.ix) for position, item in page.items()]
-        assert all(item.payload == b"ask %d" % item.ix for item in page.values())
-        after = max(page)
-    assert seen == list(enumerate(order))
 
 
 def test_pages_of_large_rows_end_early_and_skip_nothing(

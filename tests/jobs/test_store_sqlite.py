@@ -46,30 +46,6 @@ def test_a_place_may_be_written_as_a_url(tmp_path: Path) -> None:
     store.close()
 
 
-def test_an_abandoned_store_has_no_file_open(bench: Bench) -> None:
-    store = bench.open()
-    job, _ = started(store, bench)
-    store.abandon()
-    assert opened_in(bench) == []
-    assert bench.open().leases.claim(job.id, 60.0)
-
-
-def test_who_deletes_the_locks_of_dead_owners_leaves_none_open(bench: Bench) -> None:
-    for _ in range(3):
-        dead = bench.open()
-        _, lease = started(dead, bench)
-        dead.leases.release(lease)
-        dead.abandon()
-    mine = bench.open()
-    started(mine, bench)  # who becomes an owner sweeps
-    assert [".lock" in name for name in opened_in(bench)].count(True) == 1
-
-
-def opened_in(bench: Bench) -> list[str]:
-    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    return [os.readlink(link) for link in links if os.path.lexists(link) and bench.place in os.readlink(link)]
-
-
 def test_files_and_folders_are_for_their_owner_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

@@ -213,19 +213,6 @@ def test_errors_of_jobs_are_grouped_in_the_transaction_that_stores_them(
     assert (strange.kind, strange.message, strange.request_id) == ("unknown", "", f"{job.id}-3")
 
 
-def test_what_is_undone_is_not_counted(store: SqlStore, bench: Bench) -> None:
-    _, lease = started(store, bench, 1)
-
-    def work(tx: Any, job: int) -> None:
-        summaries.add_results(tx, job, [result(0, "failed", refusal("no"))], [], AT)
-        raise KeyError
-
-    with pytest.raises(IndexError):  # a result without counts
-        store.leases.write(lease, work)
-    assert store.summaries.error_groups() == []
-    assert store.summaries.spending(0.0) == []
-
-
 def test_items_that_end_alike_are_one_group_of_their_count(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 3)
     shard = store.shards.plan(lease, bench.shard(0, 1, 2))
@@ -298,13 +285,6 @@ def test_spending_is_kept_for_two_weeks(store: SqlStore, bench: Bench) -> None:
         assert len(store.summaries.spending(0.0)) == 2, number
         store.jobs.accept(bench.job(created_at=AT + (14 * 24 + 1) * HOUR), new_items(1))
     assert len(store.summaries.spending(0.0)) == 1
-
-
-def test_the_spending_of_an_hour_is_spread_over_eight_rows(store: SqlStore, bench: Bench) -> None:
-    """Not all who add to it wait for one row, and few are read."""
-    for part in range(20):
-        write(store, spent=[Spending("m", "individual", 1)], part=part)
-    assert bench.behind("SELECT count(*), sum(requests) FROM spending") == [(8, 20)]
 
 
 @pytest.mark.full
