@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 PATIENCE = 20.0
-"""Seconds for a thing to happen that takes a moment."""
 
 CALLS = '''
 """Own calls for the tests: what was called is written down; what is told to hang waits for a byte."""
@@ -82,8 +81,6 @@ def use_emulator(emu: Emulator, monkeypatch: pytest.MonkeyPatch, key: str = "sk-
 
 
 class Child:
-    """A run in its own process, whose calls begin and end when the test says so."""
-
     def __init__(self, *args: str, input: str = "in.txt", model: str = "call:own_calls:gated") -> None:
         began, began_there = os.pipe()
         leave_there, self._leave = os.pipe()

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +21,7 @@ import pytest
 from cli.runs import prompts, written
 
 from smartbatch.cli.main import main
-from smartbatch.runs.output_file import OutputFile, OutputLost, OutputRow
-from smartbatch.testing import emulator
+from smartbatch.runs.output_file import OutputFile
 from smartbatch.views.terminal import cells_of
 
 SIM = "sim:demo?latency=0"
@@ -76,19 +74,6 @@ def test_chats_are_prompts_too(calls: Any) -> None:
     Path("in.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
     assert run(input="in.jsonl", model=SIM) == 0
     assert written()[0]["input"] == {"messages": chat}
-
-
-@pytest.mark.full
-def test_a_run_goes_on_where_it_was_cut(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    expected = prompts(10)
-    assert run("--limit", "4") == 0
-    with Path("out.jsonl").open("ab") as out:
-        out.write(b'{"index": 4, "id": 4, "inp')
-    calls.asked.clear()
-    assert run() == 0
-    assert sorted(calls.asked) == expected[4:]
-    assert [row["text"] for row in written()] == [f"answer to {prompt}" for prompt in expected]
-    assert "4 rows answered already, a torn last line of 26 bytes cut off" in capfd.readouterr().err
 
 
 @pytest.mark.full
@@ -183,38 +168,6 @@ def test_of_many_bad_rows_ten_are_named(calls: Any, capfd: pytest.CaptureFixture
     assert "and 20 more" in message
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("change", "printed"),
-    [
-        (["--model", SIM], "another model, system text or parameters"),
-        (["--system", "be brief"], "another model, system text or parameters"),
-        (["--temperature", "1"], "another model, system text or parameters"),
-        (["--template", "Say {prompt}"], "another input"),
-        (["--limit", "2"], "another input"),
-    ],
-)
-def test_an_output_of_another_run_is_refused(
-    calls: Any, capfd: pytest.CaptureFixture[str], change: list[str], printed: str
-) -> None:
-    prompts(5)
-    assert run() == 0
-    before = Path("out.jsonl").read_bytes()
-    calls.asked.clear()
-    assert run(*change) == 2
-    assert printed in capfd.readouterr().err
-    assert calls.asked == []
-    assert Path("out.jsonl").read_bytes() == before
-
-
-def test_two_runs_at_once_are_refused(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    prompts(3)
-    with OutputFile("out.jsonl"):
-        assert run() == 2
-    assert "another run is writing to it" in capfd.readouterr().err
-    assert calls.asked == []
-
-
 def test_an_input_that_changes_meanwhile_is_noticed(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,28 +187,6 @@ def test_an_input_that_changes_meanwhile_is_noticed(
 
 
 @pytest.mark.full
-def test_a_full_disk_ends_the_run_and_keeps_what_is_written(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    expected = prompts(3000)
-    append = OutputFile.append
-
-    def until_full(self: OutputFile, rows: Sequence[OutputRow]) -> None:
-        if Path("out.jsonl").stat().st_size > 1000:
-            raise OutputLost("out.jsonl: cannot be written: No space left on device")
-        append(self, rows)
-
-    monkeypatch.setattr(OutputFile, "append", until_full)
-    assert run() == 1
-    assert "No space left on device" in capfd.readouterr().err
-    assert len(calls.asked) < 3000
-    monkeypatch.setattr(OutputFile, "append", append)
-    assert 0 < len(written()) < 3000
-    assert run("--quiet") == 0
-    assert [row["input"]["prompt"] for row in written()] == expected
-
-
-@pytest.mark.full
 def test_quiet_says_nothing_and_verbose_says_more(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     prompts(3)
     calls.broken.add("prompt 1")
@@ -263,16 +194,6 @@ def test_quiet_says_nothing_and_verbose_says_more(calls: Any, capfd: pytest.Capt
     assert capfd.readouterr().err == ""
     assert run("-v", "--retries", "0") == 1
     assert capfd.readouterr().err.count("row 1: unknown: ") == 1
-
-
-@pytest.mark.full
-def test_settings_come_from_a_file_and_options_win(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    prompts(2)
-    Path("settings.toml").write_text("retries = 99\n")
-    assert run("--config", "settings.toml") == 2
-    assert "retries" in capfd.readouterr().err
-    Path("settings.toml").write_text("parallelism = 2\n")
-    assert run("--config", "settings.toml", "--strategy", "individual") == 0
 
 
 def test_help_and_version_are_no_errors(capfd: pytest.CaptureFixture[str]) -> None:
@@ -289,19 +210,6 @@ def test_asking_for_help_imports_no_client() -> None:
         "sys.exit(any(m in sys.modules for m in ('smartbatch.client', 'attrs', 'urllib3', 'structlog')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-
-
-def test_the_responses_api_is_chosen_by_a_provider_option(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("in.txt").write_text("a question\n")
-    with emulator() as emu:
-        monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
-        options = ["--model", "openai:gpt-5-mini", "--provider-option", "api=responses"]
-        assert main(["run", "in.txt", "-o", "out.jsonl", "--quiet", *options]) == 0
-        assert [call.endpoint for call in emu.ledger.calls] == ["POST /v1/responses"]
 
 
 @pytest.mark.full
@@ -324,28 +232,6 @@ def test_on_a_terminal_each_result_is_one_line_of_its_width(folder: Path) -> Non
     assert lines[0].endswith("…")
     assert lines[1].startswith("1  two lines → answer answer")
     assert lines[2].startswith("2  日本語日本語")
-
-
-@pytest.mark.full
-def test_on_a_terminal_progress_stays_below_the_results(calls: Any) -> None:
-    Path("in.txt").write_text("one\ntwo\n")
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    subprocess.run(
-        [sys.executable, "-m", "smartbatch", "run", "in.txt", "--model", OWN],
-        stdout=follower,
-        stderr=follower,
-        env=os.environ | {"TERM": "xterm"},
-        check=True,
-    )
-    os.close(follower)
-    shown = os.read(leader, 100_000).decode()
-    os.close(leader)
-    lines = [line.rpartition("\r")[2] for line in shown.split("\r\n")]
-    assert "0  one → answer to one" in lines
-    assert "1  two → answer to two" in lines
-    assert "2/2" in shown
-    assert "2 answered" in shown
 
 
 @pytest.mark.parametrize("options", [["--nonsense"], ["--limit"], ["--template", "a", "--prompt-field", "b"]])

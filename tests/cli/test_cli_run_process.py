@@ -24,9 +24,6 @@ SIM = "sim:demo?latency=0"
 OWN = "call:own_calls:ask"
 
 
-# -- the process, interrupted and killed ---------------------------------------------------------------------
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143)], keep=1))
 def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int, code: int) -> None:
@@ -103,9 +100,6 @@ def test_the_cost_counts_answers_that_the_reader_did_not_wait_for(
         ((paid,),) = db.execute("SELECT cost FROM job").fetchall()
     assert paid > 0
     assert re.findall(r"^Cost: (\$[\d.]*\d)", said, re.MULTILINE) == [money(paid)]
-
-
-# -- memory --------------------------------------------------------------------------------------------------
 
 
 def memory_of_a_run(rows: int) -> int:

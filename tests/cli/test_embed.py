@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,19 +95,6 @@ def test_a_terminal_is_told_the_length_of_each_vector(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("other", [["--dimensions", "4"], ["--task-type", "CLUSTERING"]])
-def test_an_output_of_other_vectors_is_refused(
-    other: list[str], emu: Emulator, texts: Texts, capfd: pytest.CaptureFixture[str]
-) -> None:
-    prompts(1)
-    assert run() == 0
-    texts.calls.clear()
-    assert run(*other) == 2
-    assert "belongs to another model, system text or parameters" in capfd.readouterr().err
-    assert texts.calls == []
-
-
-@pytest.mark.full
 def test_vectors_go_by_batch_and_a_killed_run_finds_its_batch(emu: Emulator, texts: Texts) -> None:
     expected = prompts(20)
     created = threading.Event()
@@ -128,7 +114,7 @@ def test_vectors_go_by_batch_and_a_killed_run_finds_its_batch(emu: Emulator, tex
 
 
 @pytest.mark.full
-def test_a_table_of_parquet_has_vectors_of_32_bits_also_when_it_is_resumed(
+def test_parquet_keeps_vectors_of_32_bits_when_it_is_resumed(
     emu: Emulator, texts: Texts, capfd: pytest.CaptureFixture[str]
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -145,19 +131,6 @@ def test_a_table_of_parquet_has_vectors_of_32_bits_also_when_it_is_resumed(
     assert found[3:] == [None]
     asked = [text for call in texts.calls for text in call if text != too_long]
     assert sorted(asked) == [f"prompt {i}" for i in range(3)]
-
-
-@pytest.mark.full
-def test_a_table_of_csv_has_vectors_as_json(emu: Emulator, texts: Texts) -> None:
-    import csv
-
-    prompts(3)
-    assert run("--dimensions", "8", "--limit", "2", output="out.csv") == 0
-    assert run("--dimensions", "8", output="out.csv") == 0
-    with open("out.csv", newline="") as file:
-        found = [json.loads(row["embedding"]) for row in csv.DictReader(file)]
-    assert found == [vector(f"prompt {i}") for i in range(3)]
-    assert len([text for call in texts.calls for text in call]) == 3
 
 
 @pytest.mark.parametrize(
@@ -193,7 +166,7 @@ def test_an_option_about_vectors_needs_embed(
     ],
 )
 @pytest.mark.parametrize("command", ["run", "plan"])
-def test_vectors_that_cannot_be_asked_for_are_refused_before_the_input_is_read(
+def test_impossible_vectors_are_refused_before_the_input_is_read(
     command: str,
     line: list[str],
     printed: str,
@@ -223,22 +196,6 @@ def test_a_plan_of_vectors_says_what_they_take(emu: Emulator, capfd: pytest.Capt
     found = json.loads(capfd.readouterr().out)
     assert (found["route"], found["requests"], found["tokens_out"]) == ("shared", 40, 0)
     assert emu.ledger.received == 0
-
-
-@pytest.mark.full
-def test_gemini_is_told_the_task_type(
-    emu: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[Mapping[str, Any]] = []
-    emu.configure(fault_for=lambda _, body: asked.append(body))
-    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", emu.url)
-    monkeypatch.setenv("GEMINI_API_KEY", "sk-of-the-tests")
-    prompts(2)
-    line = ["run", "in.txt", "--model", "gemini:gemini-embedding-001", "--embed", "-o", "out.jsonl"]
-    assert main([*line, "--dimensions", "8", "--task-type", "RETRIEVAL_QUERY"]) == 0
-    assert {one["taskType"] for body in asked for one in body["requests"]} == {"RETRIEVAL_QUERY"}
-    expected = [array("f", vector_for(f"prompt {i}", "gemini-embedding-001", 8)) for i in range(2)]
-    assert [array("f", row["embedding"]) for row in written()] == expected
 
 
 @pytest.mark.full

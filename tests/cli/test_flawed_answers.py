@@ -22,8 +22,6 @@ USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
 
 class Server(ThreadingHTTPServer):
-    """A model that cuts the answer off below 100 tokens, and fails while ``status`` is not 200."""
-
     daemon_threads = True
 
     def __init__(self) -> None:

@@ -42,9 +42,6 @@ def found(capfd: pytest.CaptureFixture[str], about: str, code: int = 0, *words: 
     return "\n".join(row["text"] for row in rows(capfd, "doctor", *words, code=code) if row["about"] == about)
 
 
-# -- models --------------------------------------------------------------------------------------------------
-
-
 def test_models_lists_every_prefix_with_what_it_can_do(capfd: pytest.CaptureFixture[str]) -> None:
     listed = {row.pop("prefix"): row for row in rows(capfd, "models")}
     assert list(listed) == [f"{prefix}:" for prefix in registry.prefixes()]
@@ -94,9 +91,6 @@ def test_models_says_of_which_no_price_is_known(capfd: pytest.CaptureFixture[str
     assert "no price" not in capfd.readouterr().out
 
 
-# -- doctor --------------------------------------------------------------------------------------------------
-
-
 def test_the_doctor_prints_no_secret(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +128,7 @@ def test_the_doctor_knows_the_variables_that_providers_read(
     assert read.address in found(capfd, prefix, 1)
 
 
-def test_the_doctor_finds_nothing_wrong_with_a_server_of_ones_own_that_needs_no_key(
+def test_the_doctor_accepts_a_private_server_without_a_key(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://10.0.0.5:8000/v1")
@@ -184,9 +178,6 @@ def test_the_doctor_notices_the_other_project(
     assert "finds another project's module" in found(capfd, "import", 1)
 
 
-# -- completion ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_code_for_each_shell(shell: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
@@ -228,7 +219,6 @@ SHELLS = {
         "smartbatch completion fish | source\nfunction fish_prompt; echo -n 'READY> '; end\n",
     ),
 }
-"""Of each shell: the file that it reads first, its arguments, and what stands in the file."""
 
 
 WITH_TERMINAL = """
@@ -236,7 +226,6 @@ import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Makes its standard input the terminal that controls it, and becomes the command that it is given."""
 
 
 def press(command: list[str], keys: str, environ: dict[str, str]) -> None:
@@ -254,9 +243,6 @@ def press(command: list[str], keys: str, environ: dict[str, str]) -> None:
             while os.read(ours, 1024):
                 pass
     os.close(ours)
-
-
-# -- help ----------------------------------------------------------------------------------------------------
 
 
 COMMANDS = build_parser().commands
@@ -286,9 +272,6 @@ def test_options_that_do_not_fit_one_screen_are_shown_by_another(
     assert {name for name in options if name not in whole} == set()
     assert "--help-all" in short
     assert len(short.splitlines()) < len(whole.splitlines())
-
-
-# -- amounts and colours -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_job_is_shown_by_its_key_in_text_and_as_json(done: Job, capfd: pytest.
 
 
 @pytest.mark.full
-def test_a_job_is_named_by_the_output_of_its_run_where_that_is_the_only_one(
+def test_a_job_is_named_by_the_output_of_its_run(
     client: BatchingClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("in.txt").write_text("a\nb\n")
@@ -189,9 +189,7 @@ def test_arguments_that_do_not_fit_are_refused(
     assert printed in capfd.readouterr().err
 
 
-def test_failed_requests_are_asked_again_and_paid_ones_only_when_it_is_said(
-    client: BatchingClient, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_requests_are_retried(client: BatchingClient, capfd: pytest.CaptureFixture[str]) -> None:
     plan = client.forecast(["a"], strategy="individual")
     job = client.submit_run(["a", "b"], plan, key="letters")
     job.wait(20)

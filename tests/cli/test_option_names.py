@@ -32,7 +32,6 @@ OF_THE_COMMAND = {
     ),
     *("output", "prompt_field", "provider_option", "quiet", "template", "verbose", "wait", "resend"),
 }
-"""What is about files, printing and the choice of the model."""
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "jobs"])

@@ -266,7 +266,7 @@ def test_only_a_report_is_replaced(folder: Path, capfd: pytest.CaptureFixture[st
     assert "mine" in (folder / "mine.html").read_text()
 
 
-def test_without_a_browser_a_picture_is_refused_before_anything_is_written(
+def test_a_picture_without_a_browser_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = written(folder, line(0))

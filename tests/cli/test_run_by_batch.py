@@ -22,7 +22,6 @@ from smartbatch.jobs.store import open_store
 from smartbatch.testing import Emulator, emulator
 
 PATIENCE = 60.0
-"""Seconds for a thing to happen that takes a moment."""
 SIM = "sim:demo?batch_seconds=0.02"
 OPENAI = "openai:gpt-5-mini"
 
@@ -71,20 +70,6 @@ def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.full
-def test_the_same_line_again_asks_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    lines_of(20)
-    assert run("-o", "out.jsonl") == 0
-    before = Path("out.jsonl").read_bytes()
-    assert run("-o", "out.jsonl") == 0
-    assert Path("out.jsonl").read_bytes() == before
-    Path("out.jsonl").unlink()
-    assert run("-o", "out.jsonl") == 0
-    assert Path("out.jsonl").read_bytes() == before
-    assert len(jobs()) == 1
-    assert "0 answered (20 more were answered before)." in capfd.readouterr().err
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("output", [["-o", "out.jsonl"], []])
 def test_rows_that_failed_are_asked_again_as_a_job_of_their_own(
     output: list[str], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
@@ -115,8 +100,6 @@ def test_rows_that_failed_are_asked_again_as_a_job_of_their_own(
 
 
 class Interrupted:
-    """A run in a process of its own that got Ctrl-C when its batch was created, and what it said."""
-
     def __init__(self, emu: Emulator, created: threading.Event) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "smartbatch", *words(OPENAI, "-o", "out.jsonl")],

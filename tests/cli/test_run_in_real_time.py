@@ -41,20 +41,6 @@ def killed(expected: list[str], *args: str, count: int = 3) -> None:
     assert [row["input"]["prompt"] for row in written()] == expected[:count]
 
 
-# -- what is left in the store -------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_a_row_that_takes_long_holds_up_no_other(calls: Any) -> None:
-    expected = prompts(40)
-    with Child("--parallelism", "2", "-o", "out.jsonl", model="call:own_calls:first_waits") as child:
-        child.begun(1)
-        until(lambda: lines_of_output() == 39)
-        child.release(1)
-        assert child.process.wait() == 0
-    assert [row["input"]["prompt"] for row in written()] == expected
-
-
 @pytest.mark.full
 def test_a_run_that_is_over_leaves_nothing_in_the_store(calls: Any) -> None:
     expected = prompts(20)
@@ -73,9 +59,7 @@ def test_a_run_that_is_over_leaves_nothing_in_the_store(calls: Any) -> None:
 
 
 @pytest.mark.full
-def test_without_an_output_the_store_is_the_record_of_a_run_with_failed_rows(
-    calls: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_an_output_the_store_keeps_failed_rows(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     prompts(8)
     calls.broken.add("prompt 2")
     assert run("--retries", "0", "--quiet", output=None) == 1
@@ -105,9 +89,6 @@ def test_an_output_counts_although_the_store_is_gone(calls: Any) -> None:
         assert child.process.wait() == 0
     assert sorted(asked) == expected[3:]
     assert [row["input"]["prompt"] for row in written()] == expected
-
-
-# -- who goes on with it -------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -191,9 +172,6 @@ def test_a_second_ctrl_c_ends_at_once(calls: Any) -> None:
     assert stored_jobs()[0].succeeded == 0
 
 
-# -- when the next line says something else ------------------------------------------------------------------
-
-
 @pytest.mark.full
 def test_another_input_for_the_output_drops_what_was_left(
     calls: Any, capfd: pytest.CaptureFixture[str]
@@ -248,24 +226,6 @@ def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPa
     assert [row["input"]["prompt"] for row in written()] == expected
     (old,) = stored_jobs() or [None]
     assert old is None
-
-
-@pytest.mark.full
-def test_the_same_line_twice_at_once_without_output_asks_for_each_reader(calls: Any) -> None:
-    expected = prompts(4)
-    with Child("--parallelism", "2") as first:
-        first.begun(2)
-        with Child("--parallelism", "2") as second:
-            assert sorted(second.begun(2)) == expected[:2]
-            second.release(4)
-            second.begun(2)
-            assert second.process.wait() == 0
-        first.release(4)
-        assert first.process.wait() == 0
-    assert stored_jobs() == []
-
-
-# -- as without a store --------------------------------------------------------------------------------------
 
 
 @pytest.mark.full

@@ -19,7 +19,6 @@ from levels import sampled
 
 from smartbatch.cli.main import main
 from smartbatch.core.routing.workload import Workload
-from smartbatch.runs.output_file import OutputFile
 from smartbatch.testing import Emulator, emulator
 
 OPENAI = "openai:gpt-5-mini"
@@ -41,9 +40,6 @@ def calls_in_real_time(emu: Emulator) -> int:
 
 def lines_of_batches(emu: Emulator) -> int:
     return sum(len(batch.lines) for batch in emu.ledger.batches)
-
-
-# -- which route ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -128,7 +124,7 @@ def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.Capture
         (["--time-value", "-5"], "time_value = -5.0 is out of range"),
     ],
 )
-def test_constraints_that_cannot_be_met_end_the_run_before_anything_is_sent(
+def test_impossible_constraints_send_nothing(
     constraints: list[str], printed: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     prompts(40)
@@ -143,7 +139,7 @@ def test_constraints_that_cannot_be_met_end_the_run_before_anything_is_sent(
     assert stored_jobs() == []
 
 
-def test_a_run_whose_batch_fails_says_how_many_rows_were_sent_in_real_time_and_why(
+def test_a_failed_batch_is_reported_with_the_rows_sent_in_real_time(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     prompts(12)
@@ -156,24 +152,6 @@ def test_a_run_whose_batch_fails_says_how_many_rows_were_sent_in_real_time_and_w
     assert f"{counts}: {reason}" in capfd.readouterr().err.splitlines()
     assert main(["report", "out.jsonl", "-o", "report.html"]) == 0
     assert f"requests of a batch were sent in real time instead: {reason}" in Path("report.html").read_text()
-
-
-# -- what an earlier run left --------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_a_run_that_has_nothing_to_ask_chooses_nothing(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts(20)
-    sim = "sim:demo?batch_seconds=0.02"
-    assert run("--prefer", "cost", model=sim, output=None) == 0
-    first = capfd.readouterr().out
-    assert run("--prefer", "cost", "--deadline", "1s", model=sim, output=None) == 0
-    again = capfd.readouterr()
-    assert again.out == first
-    assert "Sending" not in again.err
-    assert len(stored_jobs()) == 1
 
 
 @pytest.mark.full
@@ -241,23 +219,6 @@ def test_new_rows_get_a_choice_of_their_own(
     assert "\nSending as a batch: " in printed
     assert [job.total for job in stored_jobs()] == [22]
     assert "expected up to" not in printed  # time and cost of both jobs say nothing about the choice for one
-
-
-@pytest.mark.full
-def test_the_time_an_input_takes_to_read_counts(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    prompts(12)
-    recover = OutputFile.recover
-    begun = threading.Event()
-
-    def slowly(self: OutputFile, keys: Any) -> Any:
-        begun.wait(0.7)
-        return recover(self, keys)
-
-    monkeypatch.setattr(OutputFile, "recover", slowly)
-    assert run("--deadline", "0.6s", model="sim:demo?latency=0") == 2
-    assert "no route meets a deadline of 1 ms for" in capfd.readouterr().err
 
 
 def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(

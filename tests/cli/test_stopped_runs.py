@@ -18,8 +18,6 @@ ROWS = 60
 
 
 class Refusing:
-    """A callable that fails with one error until it is mended, and counts its calls."""
-
     def __init__(self, status: int, kind: ErrorKind) -> None:
         self.error = (status, kind)
         self.mended = False

@@ -51,7 +51,7 @@ def test_the_summary_is_a_few_sentences() -> None:
     ]
 
 
-def test_a_resumed_run_with_retries_compares_itself_with_one_call_after_another() -> None:
+def test_a_resumed_run_is_compared_with_sequential_calls() -> None:
     summary = RunSummary()
     summary.count_row(row(0), answered())
     summary.count_row(row(1), answered(attempts=4))
@@ -99,16 +99,6 @@ def test_equal_failures_are_one_line_with_a_count() -> None:
         "Failed: 3 rows, first row 0: server_error: broken (request req_01ab0cdef)",
         r"Not sent: row 3: timeout: no answer\x1b[31m",
     ]
-
-
-def test_groups_of_equal_failures_are_listed_by_their_lowest_row() -> None:
-    summary = RunSummary()
-    for index in (7, 3, 9):
-        summary.count_row(row(index), broken(f"broken (request req_01ab{index}cdef)"))
-    summary.count_row(row(2), Result("r", error=FAILURE, attempts=1))
-    lines = summary_lines(summary)
-    assert lines[-2].startswith("Failed: row 2: ")
-    assert lines[-1] == "Failed: 3 rows, first row 3: server_error: broken (request req_01ab3cdef)"
 
 
 def test_only_the_first_groups_of_failures_are_listed() -> None:
@@ -213,8 +203,6 @@ def test_requests_of_a_batch_that_were_sent_in_real_time_are_counted(
 
 
 class Terminal(io.TextIOWrapper):
-    """Standard output as a terminal would be."""
-
     def isatty(self) -> bool:
         return True
 

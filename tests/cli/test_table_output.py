@@ -178,27 +178,7 @@ def test_a_table_that_is_no_output_is_refused(
     assert left() == {"out.csv"}
 
 
-@pytest.mark.full
-@both
-def test_a_plan_leaves_out_what_the_table_has(
-    calls: Any, name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    prompts(5)
-    assert run(name, "--limit", "3") == 0
-    capfd.readouterr()
-    assert main(["plan", "in.txt", "--model", OWN, "-o", name]) == 0
-    assert capfd.readouterr().out.startswith("2 rows")
-    Path(f"{name}.partial.jsonl").touch()  # a run that was killed as it began
-    assert main(["plan", "in.txt", "--model", OWN, "-o", name]) == 0
-    assert capfd.readouterr().out.startswith("2 rows")
-    os.unlink(f"{name}.partial.jsonl")
-    os.rename(name, "moved")
-    assert main(["plan", "in.txt", "--model", OWN, "-o", name]) == 0
-    assert capfd.readouterr().out.startswith("5 rows")
-    assert left() == {"moved"}
-
-
-def test_a_parquet_file_without_pyarrow_is_refused_before_anything_is_sent(
+def test_parquet_without_pyarrow_is_refused(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
@@ -222,9 +202,6 @@ def test_the_results_of_a_job_are_a_table(
     assert "key" not in table(name)[0]
     assert main(["jobs", "results", job.id, "-o", name]) == 2
     assert "already exists" in capfd.readouterr().err
-
-
-# -- what a table has
 
 
 def line(index: int, **changed: Any) -> Line:
@@ -308,12 +285,6 @@ def test_names_that_are_no_utf_8_do_not_keep_a_table_from_being_written(format: 
     assert (first["meta"], second["meta"]) == ('{"b?": [1]}', '{"d": 2}')
 
 
-def test_values_that_fit_no_column_are_told() -> None:
-    found = iter([[line(0)], [line(0, attempts="many")]])
-    with pytest.raises(UnwritableTable, match="many"):
-        write_table("parquet", lambda: iter(next(found)), io.BytesIO())
-
-
 NAMES = st.sampled_from(["a", "text", "result_text", "key", "index", "parsed", "id", "result_result_id"])
 SCALARS = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(-1e9, 1e9)
 SCALARS |= st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.sampled_from(["\r", "\n", '"'])
@@ -327,7 +298,6 @@ CHANGES = st.fixed_dictionaries(
     },
     optional={"parsed": CELLS},
 )
-"""What the lines of a run differ in."""
 
 
 @pytest.mark.full

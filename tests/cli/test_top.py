@@ -28,7 +28,6 @@ from smartbatch.views.terminal import cells_of, fitted, table_lines
 
 SLOW = "sim:demo?batch_seconds=600"
 LEFT = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-"""What wraps lines, shows the cursor and the first screen again."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,14 +77,6 @@ def test_required_actions_come_first(client: BatchingClient) -> None:
     )
 
 
-def test_a_client_shows_its_live_queue() -> None:
-    with BatchingClient("sim:demo?latency=0") as client:
-        client.submit("a").result()
-        text = "\n".join(shown(client=client))
-    assert "0 requests in flight" in text
-    assert re.search(r"^\S+ \d+ +running +", text, re.MULTILINE)
-
-
 def test_a_low_terminal_shows_how_many_lines_are_missing(client: BatchingClient) -> None:
     whole = shown()
     lines = shown(height=4)
@@ -128,9 +119,6 @@ def test_a_store_that_cannot_be_used_is_refused(folder: Path, capsys: pytest.Cap
     (folder / "text.db").write_text("this is no database, only some text that is long enough for its header")
     assert main(["top", "--store", "text.db"]) == 2
     assert "text.db" in capsys.readouterr().err
-
-
-# -- on a terminal -------------------------------------------------------------------------------------------
 
 
 class Screen:

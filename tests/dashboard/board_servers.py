@@ -64,13 +64,10 @@ KINDS = {
     "gevent, preloaded": ("gevent", "--preload"),
 }
 WAIT = 60.0
-"""Seconds after which an answer is taken for hung."""
 
 
 @frozen
 class Host:
-    """A server that runs."""
-
     process: subprocess.Popen[str]
     port: int
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +14,6 @@ from benchmarks.dashboard import Served
 from smartbatch.cli.dashboard_command import LocalServer
 from smartbatch.cli.main import main
 from smartbatch.dashboard import app
-from smartbatch.dashboard.action_forms import READ_ONLY
 from smartbatch.jobs.store import SqlStore
 from tests.dashboard.visits import LOCAL, TOKEN
 from tests.jobs.stores import Bench, new_items
@@ -77,29 +74,3 @@ def test_the_command_prints_its_address_serves_and_ends(shelf: Bench, opened: Sq
         refused.request("GET", "/")
         assert refused.getresponse().status == 403
     assert served.ended == 0
-
-
-@pytest.mark.full
-def test_a_reader_may_not_act(shelf: Bench, opened: SqlStore) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "smartbatch",
-        "dashboard",
-        "--store",
-        shelf.place,
-        "--port",
-        "0",
-        "--read-only",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        address, _, token = process.stdout.readline().strip().removeprefix("http://").partition("/?token=")
-        connection = http.client.HTTPConnection(address, timeout=30)
-        headers = {"Authorization": f"Bearer {token}", "Origin": f"http://{address}"}
-        connection.request("POST", "/action/cancel", headers=headers)
-        answer = connection.getresponse()
-        refusal = answer.read()
-        process.terminate()
-    assert answer.status == 403
-    assert READ_ONLY.encode() in refusal

@@ -15,7 +15,6 @@ from jobs.stores import new_items, new_job, result
 
 from smartbatch._clock import VirtualClock
 from smartbatch._words import duration as told
-from smartbatch._words import money as usd
 from smartbatch.core.routing.outcome import ListDecision, Measured
 from smartbatch.dashboard import app
 from smartbatch.dashboard.decisions_page import DECISIONS_PER_PAGE
@@ -84,12 +83,7 @@ def test_an_empty_store_has_empty_pages(visitor: Visitor, store: SqlStore, path:
     assert words in read(visitor, path)
 
 
-# -- choices -------------------------------------------------------------------------------------------------
-
-
-def test_a_decision_is_shown_with_what_it_saved_and_lost_and_how_that_is_known(
-    visitor: Visitor, store: SqlStore
-) -> None:
+def test_a_decision_is_shown_with_savings_and_losses(visitor: Visitor, store: SqlStore) -> None:
     by_batch, alone = decision(strategy="batch"), decision(strategy="individual")
     late, soon = 2 * by_batch.chosen.p95, 0.5 * alone.chosen.p50
     write(store, ListDecision(AT, "openai:m", by_batch, measured(late)))
@@ -113,21 +107,6 @@ def test_a_decision_is_shown_with_what_it_saved_and_lost_and_how_that_is_known(
         assert row in text
     assert "2023-11-14 22:13 openai:m 400 batch" in text
     assert "Alternatives were not run" in text
-
-
-def test_where_the_price_of_a_route_is_unknown_a_hybrid_is_held_against_its_forecast(
-    visitor: Visitor, store: SqlStore
-) -> None:
-    made = decision(strategy="hybrid")
-    assert made.batch is not None
-    assert made.batch.cost is not None
-    came = Measured(seconds=100.0, cost=0.4, individual_cost=0.8, batch_cost=None)
-    write(store, ListDecision(AT, "openai:m", made, came))
-    text = read(visitor, "/decisions")
-    against = made.batch.cost.expected - 0.4
-    time, word = made.alone.p50 - 100.0, "saved" if against >= 0 else "lost"
-    assert f"$0.40 saved by tokens used {told(abs(time))} {'saved' if time >= 0 else 'lost'} by" in text
-    assert f"{usd(abs(against))} {word} by forecast {told(made.batch.p50 - 100.0)} saved by forecast" in text
 
 
 def test_sums_say_of_how_many_decisions_they_are(visitor: Visitor, store: SqlStore) -> None:
@@ -191,9 +170,6 @@ def test_many_decisions_are_shown_page_by_page(visitor: Visitor, store: SqlStore
     rows = [len(re.findall(r'href="/decisions/\d+"', page)) for page in (first, second)]
     assert rows == [DECISIONS_PER_PAGE, 5]
     assert "Newest decisions" in second
-
-
-# -- errors --------------------------------------------------------------------------------------------------
 
 
 def test_errors_are_shown_by_kind_and_message_with_an_example(visitor: Visitor, store: SqlStore) -> None:

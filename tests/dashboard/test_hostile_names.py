@@ -35,8 +35,6 @@ HOSTILE = [
 
 
 class Elements(HTMLParser):
-    """Elements and attributes of a page, as a browser reads them."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []

@@ -138,7 +138,6 @@ def test_news_of_another_process_are_seen_without_a_reload(page: Any, served: Se
 WIDER = """[...document.querySelectorAll("main *")]
     .filter(one => one.scrollWidth > one.clientWidth && getComputedStyle(one).overflowX === "auto")
     .map(one => [one.outerHTML.slice(0, 80), one.tabIndex === 0 && one.ariaLabel !== null])"""
-"""What scrolls by itself, and whether the keyboard reaches it and it has a name."""
 OTHER = """
 import sys, time
 from smartbatch import BatchingClient
@@ -147,7 +146,6 @@ with BatchingClient("sim:demo?batch_seconds=600", store=sys.argv[1], shared="off
         client.submit_batch(["a", "b"], key=key.strip())
         print(time.time(), flush=True)
 """
-"""A program that makes a job for each line it reads, and says when."""
 SEEN = """key => new Promise(seen => {
     const look = () => document.body.innerText.includes(key) && seen(Date.now() / 1000);
     new MutationObserver(look).observe(document.body, {childList: true, subtree: true, characterData: true});
@@ -156,7 +154,7 @@ SEEN = """key => new Promise(seen => {
 
 
 @pytest.mark.parametrize("path", ["/", "/jobs"])
-def test_what_happens_in_another_process_is_on_the_page_within_two_seconds(
+def test_changes_of_other_processes_appear_within_two_seconds(
     page: Any, served: Served, place: str, path: str
 ) -> None:
     page.goto(at(served, path))

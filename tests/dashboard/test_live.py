@@ -56,7 +56,7 @@ def test_a_page_that_costs_more_is_looked_at_less_often() -> None:
     assert [later - made[0] for later in made] == pytest.approx([0.0, 5.0, 10.0])
 
 
-def test_what_is_written_after_a_quiet_look_is_seen_at_once_and_noise_is_not() -> None:
+def test_writes_update_a_quiet_page_early_but_not_often() -> None:
     clock, looks = VirtualClock(), []
 
     def render() -> live.Rendered:

@@ -22,7 +22,6 @@ from tests.dashboard.visits import LOCAL, Visitor
 
 ClientOf = Callable[..., BatchingClient]
 AT = 1_700_000_000.0
-"""22:13:20 UTC."""
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.errors import RequestCancelled
 from smartbatch.jobs.payload import encode_error
-from smartbatch.jobs.records import IncidentRow, JobPolicy, JobState
+from smartbatch.jobs.records import IncidentRow, JobState
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore, job_overview
 from smartbatch.jobs.store.job_overview import JobFilter
-from smartbatch.types import Route
 from tests.levels import sampled
 
 __all__ = ["bench", "store"]
@@ -48,17 +47,6 @@ def test_a_filter_names_state_model_id_or_key(store: SqlStore, bench: Bench) -> 
     assert found(name=plain) == [plain]
     assert found(name="nächtlich") == [other]
     assert found(name="nobody") == []
-
-
-def test_a_line_says_what_the_job_says(store: SqlStore, bench: Bench) -> None:
-    policy = JobPolicy(deadline=2000.0, budget=3.0, route=Route.BATCH)
-    job, lease = started(store, bench, 3, key="k", metadata={"team": "é"}, policy=policy)
-    store.jobs.note(lease, "waits for money")
-    line = store.jobs.get(job.id)
-    assert line is not None
-    assert (line.key, line.model, line.metadata, line.policy) == ("k", "openai:m", {"team": "é"}, policy)
-    assert (line.state, line.total, line.finished, line.note) == (JobState.ACTIVE, 3, 0, "waits for money")
-    assert line.owner is not None
 
 
 def test_creations_that_nobody_knows_of_are_found_in_all_accounts(

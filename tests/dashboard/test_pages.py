@@ -32,7 +32,6 @@ from tests.jobs.stores import Bench, led, new_items, result, started
 from tests.realtime.scenes import PATIENCE, Scripted, eventually
 
 PRICES = {"scripted:default": Price(input=1e6, output=0.0)}
-"""A USD a token."""
 SECRET = "the whole prompt and the whole answer"
 
 
@@ -171,7 +170,7 @@ def test_each_budget_is_held_against_what_was_spent(
     assert "job nightly 0 % $0 $4.00 $4.00 $0" in money
 
 
-def test_a_budget_that_processes_share_is_spent_only_when_nobody_can_lease_more(
+def test_a_shared_budget_is_spent_when_nothing_can_be_leased(
     client_of: Callable[..., BatchingClient],
     clock: VirtualClock,
     tmp_path: Path,
@@ -252,9 +251,6 @@ def test_a_shared_place_that_cannot_be_read_is_told(shelf: Bench, tmp_path: Path
         "/"
     )
     assert "The shared limits cannot be read" in text_of(page, "attention")
-
-
-# -- jobs ----------------------------------------------------------------------------------------------------
 
 
 def test_jobs_are_listed_by_pages(

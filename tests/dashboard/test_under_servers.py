@@ -15,7 +15,6 @@ from tests.jobs.stores import Bench, new_items, started
 pytestmark = pytest.mark.full
 
 MOUNTS = {"itself": (BOARD, ""), "Flask": (FLASK, "/inside/jobs"), "Django": (DJANGO, "/ops/board")}
-"""The dashboard by itself and inside frameworks, and where it is there."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,8 +20,6 @@ LOCAL = TokenAccess(token=TOKEN)
 
 @frozen
 class Answer:
-    """What came back."""
-
     status: int
     headers: dict[str, str]
     body: bytes

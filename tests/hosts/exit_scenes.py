@@ -24,8 +24,6 @@ def echo(request: Any, attempt: int) -> str:
 
 
 class Endless:
-    """A call that never returns; ``began`` is set once it is made."""
-
     def __init__(self) -> None:
         self.began = threading.Event()
 

@@ -17,9 +17,7 @@ from attrs import frozen
 import smartbatch
 
 PACKAGE = Path(smartbatch.__file__).parent
-"""The package under test, which need not be the one that is installed."""
 GUARD = 30.0
-"""Seconds after which a script hangs, also on a machine that is busy with other things."""
 
 PRELUDE = """\
 import faulthandler, os, signal, sys, threading
@@ -28,13 +26,10 @@ faulthandler.enable()
 
 
 KEPT = frozenset({"PATH", "HOME", "TMPDIR", "LANG", "XDG_STATE_HOME"})
-"""Variables that a script has of the test. Its state is the test's, so nothing learned elsewhere counts."""
 
 
 @frozen
 class Ended:
-    """How a script ended."""
-
     code: int
     out: str
     err: str

@@ -42,8 +42,6 @@ def broker(tmp_path: Path) -> Iterator[str]:
 
 @frozen
 class Workers:
-    """A worker of three processes, and how a script of the user's calls its tasks."""
-
     process: subprocess.Popen[bytes]
     folder: Path
     environ: dict[str, str]
@@ -138,9 +136,7 @@ print(batch.get(timeout=40))
         workers.process.wait(15)
 
 
-def test_a_warm_stop_finishes_what_is_in_flight_and_another_worker_does_the_rest(
-    broker: str, tmp_path: Path
-) -> None:
+def test_a_warm_stop_leaves_the_rest_to_another_worker(broker: str, tmp_path: Path) -> None:
     with provider(1.5) as service:
         with run_worker(service, broker, tmp_path) as workers:
             ids = workers.call("""print(*[summarise.delay(f"text {n}").id for n in range(8)])""").split()

@@ -169,9 +169,7 @@ def start_job(page: Any, address: str) -> str:
 
 
 @pytest.mark.parametrize("app", [FLASK, GEVENT], ids=["gthread", "gevent"])
-def test_the_dashboard_is_in_the_flask_application_for_those_who_know_the_password(
-    app: WebServer, quick: Provider, tmp_path: Path
-) -> None:
+def test_the_flask_application_has_a_dashboard(app: WebServer, quick: Provider, tmp_path: Path) -> None:
     from selenium.webdriver.common.by import By
 
     with run_app(app, tmp_path, quick) as running, browser(tmp_path) as page:
@@ -190,9 +188,7 @@ def test_the_dashboard_is_in_the_flask_application_for_those_who_know_the_passwo
             assert news.readline()
 
 
-def test_the_dashboard_is_in_the_django_project_for_those_who_may_see_jobs(
-    quick: Provider, tmp_path: Path
-) -> None:
+def test_the_django_project_has_a_dashboard(quick: Provider, tmp_path: Path) -> None:
     from selenium.webdriver.common.by import By
 
     with run_app(DJANGO, tmp_path, quick) as running, browser(tmp_path) as page:

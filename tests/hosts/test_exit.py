@@ -22,7 +22,6 @@ LOST = (
 )
 
 LONG = 300
-"""An ``exit_grace`` that a test would not survive if anything waited for it."""
 
 
 @frozen

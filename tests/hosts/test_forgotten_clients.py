@@ -16,9 +16,7 @@ from smartbatch import BatchingClient
 
 NAME = "smartbatch"
 FEW = 10
-"""Threads that may be left."""
 SOON = 2.0
-"""Seconds after which no more may be left."""
 
 
 def own_threads() -> int:
@@ -50,8 +48,6 @@ def test_two_hundred_forgotten_clients_leave_hardly_a_thread() -> None:
 
 
 class Application:
-    """It holds a client whose observer, hook and function it is: the two refer to each other."""
-
     def __init__(self) -> None:
         self.seen = 0
         self.client = BatchingClient(self.answer, observers=[self.see], post_process=self.process)
@@ -84,7 +80,7 @@ def test_clients_whose_own_observers_refer_to_them_are_collected() -> None:
 
 
 @pytest.mark.full
-def test_a_client_that_only_its_observer_refers_to_answers_what_it_was_asked() -> None:
+def test_a_client_known_to_its_observer_alone_answers() -> None:
     asked, answer = threading.Event(), threading.Event()
 
     def slow(_request: object, _attempt: int) -> str:

@@ -45,7 +45,7 @@ def passes(script: str, *, out: list[str], guard: float = 30) -> None:
 
 
 @pytest.mark.full
-def test_a_child_that_leaves_the_block_of_a_periodic_reporter_reports_nothing() -> None:
+def test_a_child_of_a_periodic_reporter_reports_nothing() -> None:
     passes(
         """
         from smartbatch.observe.reporters import PeriodicReporter
@@ -220,25 +220,6 @@ def test_two_children_do_not_throw_the_same_rng() -> None:
 
 
 @pytest.mark.full
-def test_a_child_of_a_child_works() -> None:
-    passes(
-        """
-        client = BatchingClient(echo)
-        def ask():
-            assert client.submit("p").result(timeout=15).text == f"p by {os.getpid()}"
-        def both():
-            ask()
-            assert code_of(in_child(ask)) == 0
-            ask()
-        ask()
-        say(str(code_of(in_child(both))))
-        ask()
-        """,
-        out=["0"],
-    )
-
-
-@pytest.mark.full
 def test_a_child_that_ends_as_scripts_do_runs_its_exit_within_the_grace() -> None:
     passes(
         """
@@ -277,21 +258,6 @@ def test_a_fork_inside_a_callback_works() -> None:
         say(f"{codes} {client.submit('after').result().ok}")
         """,
         out=["[0] True"],
-    )
-
-
-@pytest.mark.full
-def test_a_fork_inside_a_call_works() -> None:
-    passes(
-        """
-        def call(request, attempt):
-            if request.prompt == "fork":
-                return str(code_of(in_child(lambda: client.submit("p").result(timeout=15))))
-            return "x"
-        client = BatchingClient(call)
-        say(client.submit("fork").result().text)
-        """,
-        out=["0"],
     )
 
 
@@ -453,7 +419,7 @@ def test_a_child_forked_without_hooks_works_and_ends_what_it_inherited() -> None
 
 
 @pytest.mark.full
-def test_figures_are_empty_after_a_fork_without_hooks_also_while_they_were_locked() -> None:
+def test_locked_figures_are_empty_after_a_fork_without_hooks() -> None:
     passes_without_hooks(
         """
         from smartbatch.events import CallFinished, RequestSubmitted
@@ -491,7 +457,7 @@ def test_figures_are_empty_after_a_fork_without_hooks_also_while_they_were_locke
 
 
 @pytest.mark.full
-def test_children_forked_without_hooks_store_jobs_and_ask_over_connections_of_their_own() -> None:
+def test_children_forked_without_hooks_open_own_connections() -> None:
     passes_without_hooks(
         """
         import tempfile

@@ -44,7 +44,7 @@ def passes(
 
 
 @pytest.mark.full
-def test_a_client_that_was_used_before_the_patching_works_after_it_and_ends() -> None:
+def test_a_client_works_before_and_after_patching() -> None:
     passes(
         """
         client = BatchingClient("sim:demo", parallelism=4)

@@ -20,7 +20,6 @@ from attrs import field, frozen
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "site")
 MOST_BYTES = 120_000_000
-"""Of everything that an installation of the core brings along."""
 
 
 def data_files(folder: Path) -> set[str]:

@@ -102,7 +102,6 @@ import smartbatch
 ask = lambda: smartbatch.generate(prompts, model=call, exit_grace=20, observers=[call.observe])
 """,
 }
-"""List calls that return all results."""
 
 UNCAUGHT = {
     "in the result of a future": """

@@ -89,7 +89,7 @@ def test_the_same_call_goes_on_where_a_killed_process_stopped(how: str, store: s
 
 
 @pytest.mark.full
-def test_a_living_process_is_waited_for_and_when_it_is_killed_the_other_goes_on(store: str) -> None:
+def test_a_second_process_continues_when_the_first_is_killed(store: str) -> None:
     with emulator(latency=LATENCY) as server:
         first = start(server, store, "list")
         read(first, 20)

@@ -16,7 +16,7 @@ SENTENCE = "no file locks (the Python module fcntl)"
 
 
 @pytest.mark.full
-def test_a_list_without_a_key_is_answered_and_a_job_is_refused_in_a_sentence() -> None:
+def test_lists_work_and_jobs_are_refused() -> None:
     ended = run_script(
         LIKE_WINDOWS
         + """

@@ -15,12 +15,9 @@ from run_script import PACKAGE
 
 pytestmark = pytest.mark.full
 GUARD = 90
-"""Seconds after which a cell hangs, also on a machine that is busy with other things."""
 
 
 class Notebook:
-    """A notebook whose kernel runs; cells are run one after the other."""
-
     def __init__(self, client: Any, new_cell: Callable[[str], Any], wait: Callable[..., Any]) -> None:
         self._client = client
         self._new_cell = new_cell
@@ -44,8 +41,6 @@ class Notebook:
 
 
 class Cell:
-    """A cell that was run, by what it shows."""
-
     def __init__(self, cell: Any) -> None:
         self.outputs = cell.outputs
 

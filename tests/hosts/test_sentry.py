@@ -107,7 +107,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.full
-def test_a_mistake_in_a_callback_is_told_without_the_variables_of_the_library() -> None:
+def test_an_error_in_a_callback_is_sent_without_local_variables() -> None:
     (event,) = sent(
         SETUP_ALL
         + """
@@ -122,7 +122,7 @@ with smartbatch.BatchingClient("sim:demo?latency=0") as client:
 
 
 @pytest.mark.full
-def test_without_the_integration_local_variables_have_prompts_as_those_of_any_library() -> None:
+def test_without_the_integration_prompts_are_sent() -> None:
     ask = """
 try:
     view(PROMPT)

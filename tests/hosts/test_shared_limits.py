@@ -16,7 +16,6 @@ from smartbatch.testing import Emulator, emulator
 __all__ = ["redis_server"]  # a fixture
 
 RPM = 240
-"""Four a second, of which 240 go at once."""
 WORKER = """
 import json, sys
 from smartbatch import BatchingClient
@@ -44,8 +43,6 @@ def server() -> Iterator[Emulator]:
 
 
 class Worker:
-    """A process with a client, which sends its requests when it is told to."""
-
     def __init__(self, server: Emulator, address: str, name: str, count: int) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", WORKER, server.url, address, name, str(count)],

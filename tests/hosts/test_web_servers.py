@@ -17,7 +17,6 @@ from web_servers import GRACE, SERVERS, WORKERS, Provider, Reply, WebServer, pro
 
 LATENCY = 0.05
 SLOW = 1.0
-"""Seconds of a call that is in flight when a signal comes."""
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,6 @@ from tests.hosts.run_script import GUARD, PACKAGE
 HERE = Path(__file__).parent
 WORKERS = 2
 GRACE = 10
-"""Seconds that a server gives requests in flight, by its own settings."""
 
 _GUNICORN = (
     *("gunicorn", "web_app:application", "--bind", "127.0.0.1:0", "--workers", str(WORKERS)),
@@ -90,8 +89,6 @@ SERVERS = [
 
 @frozen
 class Reply:
-    """What became of a request: ``status`` 0 stands for a connection that the server closed."""
-
     prompt: str
     status: int
     process: int
@@ -104,8 +101,6 @@ class Reply:
 
 @frozen
 class Running:
-    """A server that runs."""
-
     server: WebServer
     process: subprocess.Popen[bytes]
     port: int
@@ -154,8 +149,6 @@ class Running:
 
 @frozen
 class Provider:
-    """The emulator, in a process of its own."""
-
     process: subprocess.Popen[str]
     port: int
     environ: dict[str, str] = field(init=False)

@@ -30,9 +30,6 @@ def found() -> list[tuple[str | None, str]]:
     return [(one.id, one.msg) for one in checks.run_checks(tags=[TAG])]
 
 
-# -- settings ------------------------------------------------------------------------------------------------
-
-
 def test_the_setting_is_that_of_the_client(project: Project) -> None:
     project(parallelism=7, system="Be brief.")
     assert get_client().config.parallelism == 7
@@ -54,9 +51,6 @@ def test_health_says_how_the_client_of_the_process_is(project: Project) -> None:
     project(model=None)
     reply = Client().get("/smartbatch/health")
     assert (reply.status_code, json.loads(reply.content)["problem"]) == (503, "settings")
-
-
-# -- time limits ---------------------------------------------------------------------------------------------
 
 
 def in_a_view(project: Project, act: Callable[[], object], **given: Any) -> list[float | None]:
@@ -97,9 +91,6 @@ def test_under_asgi_a_middleware_tells_of_the_time(project: Project) -> None:
         assert Client().get("/").content == b"done"
     assert len(seen) == 3
     assert all(timeout is not None and 0 < timeout < 199 for timeout in seen)
-
-
-# -- checks --------------------------------------------------------------------------------------------------
 
 
 def test_a_project_that_is_right_passes_the_checks(project: Project, tmp_path: Path) -> None:
@@ -144,7 +135,7 @@ def test_a_limit_that_is_told_twice_is_w002(project: Project, monkeypatch: pytes
     assert found() == []
 
 
-def test_settings_that_need_a_variable_of_the_environment_are_checked_with_it(
+def test_settings_are_checked_together_with_the_environment(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMARTBATCH_RETRY_MAX_DELAY", "100")
@@ -154,9 +145,6 @@ def test_settings_that_need_a_variable_of_the_environment_are_checked_with_it(
     project(retry_initial=90, parallelism=3)
     ((which, text),) = found()
     assert (which, text.partition(" ")[0]) == ("smartbatch.W002", "parallelism")
-
-
-# -- stores --------------------------------------------------------------------------------------------------
 
 
 def store_with(**given: Any) -> str | None:
@@ -234,9 +222,6 @@ def test_a_server_is_looked_at_where_checks_may_use_databases(project: Project) 
     assert [one.id for one in check_server(databases=["default"])] == ["smartbatch.E003"]
 
 
-# -- connections ---------------------------------------------------------------------------------------------
-
-
 def test_callbacks_leave_no_connection_open(project: Project, tmp_path: Path) -> None:
     opened: list[Any] = []
 
@@ -272,9 +257,6 @@ def test_other_threads_keep_their_connections(monkeypatch: pytest.MonkeyPatch) -
     assert closed == [1, 2, 1]
 
 
-# -- the documentation ---------------------------------------------------------------------------------------
-
-
 def test_the_parts_of_the_page_run(project: Project) -> None:
     page = Page("docs/how-to/django.md", (ROOT / "docs/how-to/django.md").read_text())
     namespace: dict[str, Any] = {}
@@ -294,8 +276,6 @@ def test_the_parts_of_the_page_run(project: Project) -> None:
 
 
 class Counting:
-    """A middleware that says by its class that answers may be shared."""
-
     shareable = True
 
     def __call__(self, request: Any, call: Callable[..., Any]) -> Any:

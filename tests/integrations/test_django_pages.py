@@ -24,8 +24,6 @@ from smartbatch.integrations.django import get_client
 
 __all__ = ["project"]  # a fixture
 
-# -- commands ------------------------------------------------------------------------------------------------
-
 
 def test_commands_have_the_projects_settings(
     project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -43,12 +41,7 @@ def test_the_exit_code_of_a_command_is_that_of_the_command_line(project: Project
     assert ended.value.code == 2
 
 
-# -- the admin -----------------------------------------------------------------------------------------------
-
-
 class Person(SimpleNamespace):
-    """Somebody who is logged in."""
-
     is_active = is_staff = is_authenticated = True
     pk = 1
 
@@ -159,8 +152,6 @@ def test_there_is_nothing_to_migrate(capsys: pytest.CaptureFixture[str]) -> None
     call_command("makemigrations", "--check", "--dry-run")
     assert "No changes detected" in capsys.readouterr().out
 
-
-# -- the dashboard -------------------------------------------------------------------------------------------
 
 SAME_PAGE = {"HTTP_SEC_FETCH_SITE": "same-origin"}
 

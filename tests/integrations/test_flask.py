@@ -117,9 +117,6 @@ def test_health_tells_of_a_store_that_cannot_be_used(app_of: AppOf, tmp_path: Pa
     assert (reply.status_code, reply.json["problem"]) == (503, "store")
 
 
-# -- time limits ---------------------------------------------------------------------------------------------
-
-
 def timeouts_in_a_view(app_of: AppOf, act: Callable[[], object], **settings: Any) -> list[float | None]:
     seen: list[float | None] = []
 
@@ -175,9 +172,7 @@ def test_what_says_its_own_time_keeps_it(
 
 @pytest.mark.parametrize("timeout", [5, 900])
 @pytest.mark.parametrize("act", [LIMITED["one"], LIMITED["a list"]], ids=["one", "a list"])
-def test_the_time_that_requests_have_by_the_settings_is_kept_where_it_is_shorter(
-    act: Callable[[], object], timeout: float, app_of: AppOf
-) -> None:
+def test_a_shorter_request_timeout_is_kept(act: Callable[[], object], timeout: float, app_of: AppOf) -> None:
     (found,) = timeouts_in_a_view(app_of, act, web_timeout="200s", request_timeout=timeout)
     assert found is not None
     assert found == timeout if timeout < 199 else 0 < found < 199
@@ -195,7 +190,7 @@ def test_whoever_waits_for_a_job_does_so_within_the_limit(app_of: AppOf) -> None
     assert app.test_client().get("/").text == "done"
 
 
-def test_the_time_that_requests_have_is_no_limit_for_whoever_waits_for_a_job(app_of: AppOf) -> None:
+def test_a_request_timeout_does_not_limit_the_wait_for_a_job(app_of: AppOf) -> None:
     batches = {"model": "sim:demo?batch_seconds=0.2", "batch_poll_interval": 0.05}
     app = app_of(**batches, web_timeout="30s", request_timeout=0.1)
 
@@ -214,9 +209,6 @@ def test_a_web_request_whose_time_is_over_asks_nothing(app_of: AppOf) -> None:
             current_smartbatch.submit("a")
 
     assert timeouts_in_a_view(app_of, act, web_timeout="1s") == []
-
-
-# -- commands ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -245,8 +237,6 @@ def test_options_of_the_provider_go_with_its_model(app_of: AppOf, tmp_path: Path
     assert app.test_cli_runner().invoke(args=["smartbatch", "plan", rows, "--model", "sim:x"]).exit_code == 0
     app.config["SMARTBATCH_MODEL"] = None
 
-
-# -- the dashboard -------------------------------------------------------------------------------------------
 
 SAME_PAGE = {"Sec-Fetch-Site": "same-origin"}
 
@@ -281,7 +271,7 @@ def test_the_dashboard_is_that_of_the_client_an_application_has_now(tmp_path: Pa
 
 
 @pytest.mark.full
-def test_applications_that_share_a_blueprint_have_dashboards_of_their_own_and_end(tmp_path: Path) -> None:
+def test_applications_may_share_a_blueprint(tmp_path: Path) -> None:
     pages = dashboard_blueprint(lambda _: "read")
 
     def key_seen_in(number: int) -> tuple[str, weakref.ref[Any]]:

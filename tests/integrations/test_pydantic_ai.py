@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import io
-import json
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from textwrap import dedent
 from typing import Any
 
@@ -32,7 +30,6 @@ from pydantic_ai.usage import RequestUsage, UsageLimits
 from smartbatch import BatchingClient, ErrorKind, InvalidRequest, ProviderError, Request, Usage
 from smartbatch.integrations.event_loop import Tasks
 from smartbatch.integrations.pydantic_ai import AgentProvider, agent_call, agent_factory_call
-from smartbatch.observe import logs
 from smartbatch.testing import Emulator, emulator
 from smartbatch.types import Generation, Message, ToolCall
 from tests.levels import sampled
@@ -64,11 +61,8 @@ class City(BaseModel):
     people: int
 
 
-# -- outputs --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("instructions", ["Be short.", lambda: "Be short.", ["Be short."], ("Be short.",)])
-def test_the_system_text_of_a_request_comes_before_the_instructions_of_the_call(instructions: Any) -> None:
+def test_the_system_text_precedes_the_instructions(instructions: Any) -> None:
     heard: list[str] = []
 
     def answer(messages: list[Any], _: Any) -> ModelResponse:
@@ -144,7 +138,7 @@ def test_dependencies_and_other_options_reach_the_run() -> None:
     assert heard == ["the database"]
 
 
-def test_a_factory_gets_request_and_attempt_and_a_bad_output_is_tried_with_the_next_agent() -> None:
+def test_a_factory_makes_another_agent_after_a_bad_output() -> None:
     attempts: list[tuple[Any, int]] = []
 
     def factory(request: Request, attempt: int) -> Agent[None, City]:
@@ -158,8 +152,6 @@ def test_a_factory_gets_request_and_attempt_and_a_bad_output_is_tried_with_the_n
     assert attempts == [("row 7", 0), ("row 7", 1)]
     assert result.usage.total_tokens > 4
 
-
-# -- errors ---------------------------------------------------------------------------------------------
 
 HTTP = exceptions.ModelHTTPError
 KINDS: list[tuple[Exception, ErrorKind]] = [
@@ -301,9 +293,6 @@ def test_what_an_agent_cannot_take_is_refused(prompt: Any, field: str) -> None:
     assert (error.kind, error.code) == (ErrorKind.CLIENT_ERROR, "invalid_request")
 
 
-# -- time and threads -----------------------------------------------------------------------------------
-
-
 def stuck(begun: threading.Event, ended: threading.Event | None = None) -> FunctionModel:
     async def wait(messages: list[Any], info: Any) -> ModelResponse:
         begun.set()
@@ -392,8 +381,6 @@ def test_the_provider_of_a_client_takes_agents_and_factories() -> None:
 
 @frozen
 class Reached:
-    """An agent of the OpenAI model that asks the emulator."""
-
     emu: Emulator
     agent: Agent[None, str]
 
@@ -430,34 +417,6 @@ def test_retrying_is_done_in_one_place(real: Reached) -> None:
     real.emu.configure(faults=0.0)
 
 
-def test_workers_get_no_event_loops(real: Reached) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        call = agent_call(real.agent)
-        list(pool.map(lambda number: call(Request(f"Question {number}"), 0), range(12)))
-        assert list(pool.map(lambda _: _has_loop(), range(4))) == [False] * 4
-    assert sum(thread.name == "smartbatch-asyncio" for thread in threading.enumerate()) == 1
-
-
-def test_connections_that_cannot_be_closed_are_logged_and_the_client_stops() -> None:
-    class Unclosable(TestModel):
-        async def __aenter__(self) -> Unclosable:
-            return self
-
-        async def __aexit__(self, *_: object) -> None:
-            raise OSError("canary")
-
-    stream = io.StringIO()
-    logs.enable("warning", stream)
-    try:
-        with BatchingClient(AgentProvider(Agent(Unclosable()), name="unclosable")) as client:
-            assert client.submit("Hello").result(PATIENCE).ok
-    finally:
-        logs.disable()
-    (entry,) = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert (entry["event"], entry["agent"]) == ("agent_not_closed", "unclosable")
-    assert entry["error"] == "OSError"
-
-
 @pytest.mark.full
 def test_no_connection_is_left_behind(real: Reached) -> None:
     made: list[Agent[None, str]] = []
@@ -476,13 +435,6 @@ def test_no_connection_is_left_behind(real: Reached) -> None:
         del source
         gc.collect()
     assert [str(warning.message) for warning in caught] == []
-
-
-def _has_loop() -> bool:
-    try:
-        return asyncio.get_event_loop_policy().get_event_loop() is not None
-    except RuntimeError:
-        return False
 
 
 SERVED = """

@@ -22,8 +22,6 @@ Make = Callable[..., Request]
 
 
 class Scripted(Provider):
-    """Refuses the first call of each request and answers the second."""
-
     name = "scripted"
     scope = "scripted"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """Monotonic seconds that are set by hand."""
-
     def __init__(self) -> None:
         self.time = 0.0
 

@@ -272,42 +272,12 @@ def test_the_sums_are_those_of_figures_that_were_never_reset(happened: list[Even
     assert told == pytest.approx(unbroken.sums())
 
 
-def test_what_another_thread_tells_during_a_reset_is_in_the_sums() -> None:
-    during: list[Event] = []
-
-    def now() -> float:
-        if during:
-            metrics(during.pop())
-        return 0.0
-
-    metrics = BatchMetrics(now=now)
-    metrics(started())
-    during.append(started())
-    metrics.reset()
-    assert (metrics.sums()["batches"], metrics.snapshot().batches) == (2, 1)
-
-
-def test_a_request_finished_before_a_reset_is_not_in_flight_after_it(
-    metrics: BatchMetrics,
-) -> None:
-    metrics(ended())
-    metrics.reset()
-    assert feed(metrics, submitted()).waiting == 0
-
-
 def test_a_snapshot_becomes_json_and_back(metrics: BatchMetrics) -> None:
     s = feed(metrics, submitted(), started(), called(error="timeout"), ended())
     plain = json.loads(s.to_json())
     assert plain == s.as_dict()
     assert plain["total"] == plain["succeeded"] == 1
     assert plain["batch_time"]["p95"] == 1.0
-
-
-def test_a_snapshot_does_not_change_afterwards(metrics: BatchMetrics) -> None:
-    s = feed(metrics, submitted(), called(error="timeout"))
-    before = s.to_json()
-    feed(metrics, submitted(), called(error="timeout"))
-    assert s.to_json() == before
 
 
 @pytest.mark.full

@@ -99,8 +99,6 @@ def test_a_hundred_percent_is_never_shown_before_it_is_true(total: int, data: st
 
 @frozen
 class Status:
-    """The figures of a job of ten requests."""
-
     total: int = 10
     submitted: int = 10
     finished: int = 0
@@ -268,14 +266,6 @@ def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, 
     assert "unavailable" not in second
 
 
-def test_control_characters_of_a_note_are_shown_not_sent(stream: io.StringIO, clock: ManualClock) -> None:
-    progress = Progress(10, "lines", stream, clock)
-    clock.time = 10.0
-    progress.show(Status(note="model \x1b]0;owned\x07\n100% \u202e"))
-    assert r"(model \x1b]0;owned\x07\n100% \u202e)" in stream.getvalue()
-    assert stream.getvalue().count("\n") == 1
-
-
 def test_an_unknown_mode_is_refused_with_the_known_ones(stream: io.StringIO) -> None:
     odd: Any = "loud"
     with pytest.raises(ConfigError, match=r"'loud'.*auto, bar, lines, quiet"):
@@ -294,17 +284,6 @@ def test_a_broken_stream_ends_the_drawing_not_the_run(
     with Progress(2, mode, Broken(), clock) as progress:
         clock.time = 20.0
         progress.advance(answer())
-
-
-@pytest.mark.parametrize("mode", ["bar", "lines"])
-def test_closing_twice_draws_once(mode: Any, stream: io.StringIO, clock: ManualClock) -> None:
-    progress = Progress(2, mode, stream, clock)
-    progress.close()
-    before = stream.getvalue()
-    progress.close()
-    clock.time = 60.0
-    progress.advance(answer())
-    assert stream.getvalue() == before
 
 
 def test_who_counts_does_not_wait_for_who_draws(clock: ManualClock) -> None:
@@ -343,19 +322,6 @@ def test_results_of_many_threads_are_all_counted(stream: io.StringIO, clock: Man
     assert stream.getvalue().startswith("100% 10,000/10,000")
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_draws_nothing(clock: ManualClock) -> None:
-    stream = Terminal()
-    progress = Progress(2, "lines", stream, clock)
-    child = os.fork()
-    if child == 0:
-        clock.time = 60.0
-        progress.advance(answer())
-        progress.close()
-        os._exit(1 if stream.getvalue() else 0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 @given(st.text())
 def test_escaped_text_is_printable(text: str) -> None:
     assert escape(text).isprintable()
@@ -378,8 +344,6 @@ def test_a_program_without_standard_error_shows_nothing(mode: Any, monkeypatch: 
         results = client.generate(["a", "b"], progress=True)
     assert results.succeeded == 2
 
-
-# -- progress= -----------------------------------------------------------------------------------------------
 
 LIST_CALLS: dict[str, Callable[..., Any]] = {
     "map": lambda client, **shown: list(client.map(list("abc"), **shown)),

@@ -13,7 +13,6 @@ from smartbatch.observe.participants import MinuteOfCalls
 from smartbatch.types import Usage
 
 UNIX = 1_795_000_020.0
-"""The beginning of a minute."""
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_it_is_on_standard_error_by_default() -> None:
     assert "canary" not in done.stderr
 
 
-def test_the_same_mistake_is_logged_once_a_second_with_its_number(
+def test_a_repeated_error_is_logged_once_a_second(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moment: Iterator[float] = iter([0.0, 0.1, 0.2, 1.5])

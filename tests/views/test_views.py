@@ -77,8 +77,6 @@ def everything(name: str = "a name") -> View:
 
 
 class Elements(HTMLParser):
-    """Elements and attributes of a document, as a browser reads them."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
@@ -101,7 +99,7 @@ def test_no_text_becomes_markup_or_a_control(name: str) -> None:
     assert all(line.text.isprintable() for line in lines_of(everything(text), 100))
 
 
-def test_a_cell_of_a_notebook_is_well_formed_and_has_neither_styles_nor_scripts() -> None:
+def test_a_notebook_cell_has_neither_styles_nor_scripts() -> None:
     root = ElementTree.fromstring(notebook(everything()))
     assert {element.tag.rpartition("}")[2] for element in root.iter()}.isdisjoint({"style", "script", "a"})
 
@@ -161,7 +159,7 @@ def test_a_chart_of_many_values_stays_small() -> None:
     assert len(live_parts(View("t", (Section("a", "a", (many,)),)))["a"]) < 80_000
 
 
-def test_bins_hold_every_value_once_and_quantiles_are_values_that_were_seen() -> None:
+def test_bins_hold_every_value_once() -> None:
     values = sorted(1.0 + n % 97 for n in range(1000))
     assert sum(count for _, _, count in binned(values)) == 1000
     assert (quantile(values, 0.5), quantile([1.0, 2.0], 0.95), quantile([7.0], 0.5)) == (47.0, 2.0, 7.0)
