@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 from attrs import asdict
-from sharing.servers import KINDS, address_of, redis_server, timed
+from sharing.servers import KINDS, address_of, timed
 
 from smartbatch._clock import RealClock
 from smartbatch.core.limits.shared_limit import (
@@ -31,8 +31,6 @@ from smartbatch.sharing.addresses import open_back_end
 from smartbatch.sharing.back_end import BackEnd, BackEndUnavailable, hidden
 from tests.core.walks.shared import drawn
 from tests.levels import sampled
-
-__all__ = ["redis_server"]  # a fixture
 
 
 class Time:

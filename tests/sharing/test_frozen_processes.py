@@ -13,7 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from sharing.servers import KINDS, address_of, redis_server
+from sharing.servers import KINDS, address_of
 
 from smartbatch import BatchingClient
 from smartbatch._clock import RealClock
@@ -22,8 +22,7 @@ from smartbatch.events import Event, SharedLimitsLost
 from smartbatch.sharing.addresses import open_back_end
 from smartbatch.sharing.back_end import TIMEOUT_SECONDS, BackEnd, BackEndBusy
 from smartbatch.testing import emulator
-
-__all__ = ["redis_server"]  # a fixture
+from tests.levels import sampled
 
 FREEZES = """
 import os, signal, sys
@@ -97,7 +96,7 @@ def in_turn(back_end: BackEnd, key: str, ask: LeaseAsk) -> LeaseGrant:
         return back_end.exchange(key, ask)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sampled(KINDS, first=1))
 def test_money_that_a_frozen_process_was_about_to_take_is_taken_once(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

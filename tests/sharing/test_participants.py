@@ -8,12 +8,11 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from observe.sample_events import submitted
 from realtime.scenes import InTime, Scripted
-from sharing.servers import KINDS, address_of, redis_server
+from sharing.servers import KINDS, address_of
 
 import smartbatch
 from smartbatch import BatchingClient, Participant, Participants, RealtimeStatus
@@ -26,12 +25,7 @@ from smartbatch.sharing.back_end import BackEnd
 from smartbatch.sharing.publication import Publication
 from smartbatch.types import Answer, Usage
 
-__all__ = ["redis_server"]  # a fixture
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'limits.db'}"
+ClientOf = Callable[..., BatchingClient]
 
 
 @pytest.fixture(params=KINDS)
@@ -118,7 +112,7 @@ def looked(address: str, clock: VirtualClock) -> tuple[list[Participant], dict[s
 
 
 def test_a_process_publishes_its_state_every_few_seconds(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
+    clock: VirtualClock, client_of: ClientOf, address: str
 ) -> None:
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=4.0)
     client = client_of(provider, parallelism=2, max_rpm=600, shared=address)
@@ -142,9 +136,7 @@ def test_a_process_publishes_its_state_every_few_seconds(
     assert one.is_alive
 
 
-def test_it_says_which_gate_holds_requests_up(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
-) -> None:
+def test_it_says_which_gate_holds_requests_up(clock: VirtualClock, client_of: ClientOf, address: str) -> None:
     down = ProviderError("no", kind=ErrorKind.SERVER_ERROR, status=503)
     limited = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01, name="limited")
     broken = Scripted(clock, lambda prompt, attempt: down, latency=0.01, name="broken")
@@ -165,7 +157,7 @@ def test_it_says_which_gate_holds_requests_up(
 
 
 def test_it_says_how_many_requests_wait_for_the_money_of_their_list(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
+    clock: VirtualClock, client_of: ClientOf, address: str
 ) -> None:
     provider = Scripted(clock, lambda *_: Answer("yes", usage=Usage(1, 1)), latency=20.0, priced=True)
     prices = {"scripted:default": {"input": 0.0, "output": 1_000_000.0}}
@@ -183,7 +175,7 @@ def test_it_says_how_many_requests_wait_for_the_money_of_their_list(
 
 
 def test_sums_survive_the_end_of_clients_and_resets(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
+    clock: VirtualClock, client_of: ClientOf, address: str
 ) -> None:
     for count in (3, 4):
         provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
@@ -206,14 +198,12 @@ def test_sums_survive_the_end_of_clients_and_resets(
 
 
 def test_an_unavailable_back_end_gets_everything_later(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
+    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, unreadable: Path
 ) -> None:
-    (tmp_path / "limits.db").write_text("this is no database, and long enough to be read as one" * 20)
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     client = client_of(provider, shared=address)
     assert client.generate(map(str, range(5))).failed == 0
     clock.sleep(6.0)
-    (tmp_path / "limits.db").unlink()
+    unreadable.unlink()
     clock.sleep(12.0)
     _, sums = looked(address, clock)
     assert sums["requests_ended:succeeded"] == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 import redis
 from inside import inside
 from realtime.scenes import PATIENCE, InTime, Scripted, eventually, submit_all, unavailable
-from sharing.servers import KINDS, address_of, redis_server
+from sharing.servers import KINDS, address_of
 
+from smartbatch import BatchingClient
 from smartbatch._clock import RealClock, VirtualClock
 from smartbatch._database import Address
 from smartbatch.core.limits.shared_limit import Findings, LeaseAsk, LeaseGrant, MemberLimits
-from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderError, ProviderUnavailable
+from smartbatch.errors import BudgetExceeded, ConfigError, ProviderUnavailable
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe.participants import participant_of
 from smartbatch.prices import Price
@@ -26,52 +28,49 @@ from smartbatch.sharing.addresses import open_back_end
 from smartbatch.sharing.back_end import Incompatible, hidden
 from smartbatch.sharing.limit_leases import record_with
 from smartbatch.sharing.sqlite_back_end import SqliteBackEnd
-from smartbatch.types import Answer, LimitReport, Usage
+from smartbatch.types import Answer, Usage
+from tests.levels import sampled
 
-__all__ = ["redis_server"]  # a fixture
-
-LIMIT = {"limits": MemberLimits([594.0, 0.0, 0.0, 0.0], [9.95, 0.0, 0.0, 0.0])}
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'limits.db'}"
+ClientOf, Patch = Callable[..., BatchingClient], pytest.MonkeyPatch
 
 
 class Neighbour:
-    """Another process of the same account."""
+    """Another process of the same account, which limits requests to 600 per minute."""
 
     def __init__(self, address: str, provider: Scripted, clock: VirtualClock) -> None:
         self._back_end = open_back_end(address, clock.now)
         self._key = hidden(self._back_end.prepare(), f"{provider.scope}\ndefault")
 
+    def exchange(self, **ask: Any) -> LeaseGrant:
+        limits = MemberLimits([594.0, 0.0, 0.0, 0.0], [9.95, 0.0, 0.0, 0.0])
+        return self._back_end.exchange(self._key, LeaseAsk("neighbour", limits=limits, **ask))
+
     def lease(self, requests: float) -> float:
         asked = [requests, 0.0, 0.0, 0.0]
-        return self._back_end.exchange(
-            self._key, LeaseAsk("neighbour", least=asked, wanted=asked, **LIMIT)
-        ).granted[0]
+        return self.exchange(least=asked, wanted=asked).granted[0]
 
     def tells(self, outage: int) -> None:
-        known = self._back_end.exchange(self._key, LeaseAsk("neighbour", **LIMIT)).generation
-        self._back_end.exchange(
-            self._key, LeaseAsk("neighbour", generation=known, findings=Findings(outage=outage), **LIMIT)
-        )
-
-    def sees(self) -> float:
-        return self._back_end.exchange(self._key, LeaseAsk("neighbour", **LIMIT)).left[0]
+        self.exchange(generation=self.exchange().generation, findings=Findings(outage=outage))
 
     def counts(self) -> int:
-        members = self._back_end.exchange(self._key, LeaseAsk("neighbour", **LIMIT)).members
+        members = self.exchange().members
         self._back_end.close()
         return members
 
 
+@pytest.fixture
+def neighbour(address: str, provider: Scripted, clock: VirtualClock) -> Neighbour:
+    return Neighbour(address, provider, clock)
+
+
+def lost(seen: list[Event]) -> list[SharedLimitsLost]:
+    return [event for event in seen if isinstance(event, SharedLimitsLost)]
+
+
 def test_what_others_leased_is_not_there(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
+    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, neighbour: Neighbour
 ) -> None:
     """600 per minute, of which another process took 590: 40 requests take 3.6 s instead of none."""
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
-    neighbour = Neighbour(address, provider, clock)
     assert neighbour.lease(590.0) == 590.0
     client = client_of(provider, parallelism=8, max_rpm=600, shared=address)
     assert client.generate(map(str, range(40))).failed == 0
@@ -79,19 +78,17 @@ def test_what_others_leased_is_not_there(
 
 
 def test_a_client_that_ends_gives_back_what_it_leased(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
+    client_of: ClientOf, address: str, provider: Scripted, neighbour: Neighbour
 ) -> None:
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     client = client_of(provider, parallelism=1, max_rpm=600, shared=address)
     assert client.generate(["one"]).failed == 0
     client.stop()
-    assert Neighbour(address, provider, clock).sees() == pytest.approx(593.0, abs=1.0)
+    assert neighbour.exchange().left[0] == pytest.approx(593.0, abs=1.0)
 
 
 def test_a_client_shares_while_the_last_one_still_leaves(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
+    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, monkeypatch: Patch
 ) -> None:
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     exchange = SqliteBackEnd.exchange
 
     def slow(self: SqliteBackEnd, key: str, ask: LeaseAsk) -> LeaseGrant:
@@ -99,10 +96,9 @@ def test_a_client_shares_while_the_last_one_still_leaves(
         return exchange(self, key, ask)
 
     monkeypatch.setattr(SqliteBackEnd, "exchange", slow)
-    first = client_of(provider, max_rpm=600, shared=address)
+    first, second = (client_of(provider, max_rpm=600, shared=address) for _ in range(2))
     assert first.generate(["one"]).failed == 0
     first.stop()
-    second = client_of(provider, max_rpm=600, shared=address)
     assert second.generate(["two"]).failed == 0
     clock.sleep(10.0)
     assert second.generate(["three"]).failed == 0
@@ -110,36 +106,33 @@ def test_a_client_shares_while_the_last_one_still_leaves(
 
 
 def test_limits_are_shared_again_after_a_slow_leave(
-    clock: VirtualClock, client_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, monkeypatch: Patch
 ) -> None:
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     exchange = SqliteBackEnd.exchange
 
     def slow(self: SqliteBackEnd, key: str, ask: LeaseAsk) -> LeaseGrant:
         grant = exchange(self, key, ask)
-        clock.sleep(2.0 if ask.leaving and self.place.endswith("one.db") else 0.0)
+        clock.sleep(2.0 if ask.leaving and self.place.endswith("limits.db") else 0.0)
         return grant
 
     monkeypatch.setattr(SqliteBackEnd, "exchange", slow)
-    for name in ("one", "other", "one"):
-        client = client_of(provider, max_rpm=600, shared=f"sqlite:///{tmp_path / name}.db")
+    for place in (address, f"{address}.other", address):
+        client = client_of(provider, max_rpm=600, shared=place)
         assert client.submit("anything").result(PATIENCE).text == "yes"
         client.stop()
 
 
 def test_an_unusable_back_end_is_reported_once(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
+    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, unreadable: Path
 ) -> None:
-    (tmp_path / "limits.db").write_text("this is no database, and long enough to be read as one" * 20)
     seen: list[Event] = []
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     client = client_of(provider, max_rpm=600, shared=address, observers=[seen.append])
     assert client.generate(map(str, range(20))).failed == 0
-    lost = [event for event in seen if isinstance(event, SharedLimitsLost)]
-    assert [event.place for event in lost] == [str(tmp_path / "limits.db")]
-    assert "cannot be used" in lost[0].reason
+    [event] = lost(seen)
+    assert event.place == str(unreadable)
+    assert "cannot be used" in event.reason
     assert "1 not shared: their store is unavailable" in client.status_summary()
-    (tmp_path / "limits.db").unlink()
+    unreadable.unlink()
     clock.sleep(30.0)
     assert client.generate(map(str, range(20))).failed == 0
     client.stop()
@@ -164,18 +157,17 @@ def lose_all(kind: str, used: bool, request: pytest.FixtureRequest, address: str
             session.execute(f"DROP SCHEMA {place.schema} CASCADE".encode())
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("stopped", "kind"), sampled(itertools.product([False, True], KINDS), keep=3))
 def test_a_back_end_that_lost_its_data_is_used_as_before(
     kind: str,
     stopped: bool,
     clock: VirtualClock,
-    client_of: Callable[..., Any],
+    client_of: ClientOf,
+    provider: Scripted,
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
     address = address_of(kind, request, tmp_path)
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     client = client_of(provider, max_rpm=600, shared=address)
     assert client.generate(map(str, range(5))).failed == 0
     if stopped:
@@ -189,10 +181,9 @@ def test_a_back_end_that_lost_its_data_is_used_as_before(
 
 
 def test_a_redis_that_is_emptied_while_it_is_used_is_shared_as_before(
-    clock: VirtualClock, client_of: Callable[..., Any], request: pytest.FixtureRequest
+    clock: VirtualClock, client_of: ClientOf, provider: Scripted, request: pytest.FixtureRequest
 ) -> None:
     address = address_of("redis", request, Path())
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     client = client_of(provider, max_rpm=600, shared=address)
     assert client.generate(map(str, range(5))).failed == 0
     redis.Redis.from_url(address).flushdb()
@@ -204,46 +195,64 @@ def test_a_redis_that_is_emptied_while_it_is_used_is_shared_as_before(
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_limits_that_were_never_met_are_shared(
-    clock: VirtualClock,
-    client_of: Callable[..., Any],
-    kind: str,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
+    clock: VirtualClock, client_of: ClientOf, kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     seen: list[Event] = []
     provider = Scripted(clock, latency=2.0, priced=True)
     address = address_of(kind, request, tmp_path)
     client = client_of(provider, parallelism=100, shared=address, observers=[seen.append])
     assert client.generate(map(str, range(190))).failed == 0
-    assert not [event for event in seen if isinstance(event, SharedLimitsLost)]
+    assert lost(seen) == []
+
+
+@pytest.mark.full
+def test_a_configured_limit_ends_with_its_processes(
+    clock: VirtualClock, client_of: ClientOf, address: str
+) -> None:
+    provider = Scripted(clock, latency=0.01, scope="an account")
+
+    def took(**settings: Any) -> float:
+        """The seconds that 90 rows take in a new process."""
+        client = client_of(provider, parallelism=16, shared=address, **settings)
+        assert client.generate(map(str, range(90))).failed == 0
+        client.stop()
+        forget_all()
+        return provider.starts[-1].at - provider.starts[-90].at
+
+    assert took(max_rpm=60) >= 25.0
+    assert took() <= 1.0
+    assert took(max_rpm=60) >= 80.0
+
+
+# -- places that are not shared ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def of_a_later_version(address: str, clock: VirtualClock, monkeypatch: Patch) -> str:
+    """The address of a file that a process with version 99 of the records has prepared."""
+    with monkeypatch.context() as later:
+        for module in ("back_end", "sqlite_back_end"):
+            later.setattr(f"smartbatch.sharing.{module}.RECORD_VERSION", 99)
+        open_back_end(address, clock.now).prepare()
+    return address
 
 
 def test_a_file_of_another_version_is_not_shared(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
+    client_of: ClientOf, provider: Scripted, of_a_later_version: str
 ) -> None:
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
-    with monkeypatch.context() as later:
-        for module in ("back_end", "sqlite_back_end"):
-            later.setattr(f"smartbatch.sharing.{module}.RECORD_VERSION", 99)
-        Neighbour(address, provider, clock)
     seen: list[Event] = []
-    client = client_of(provider, shared=address, observers=[seen.append])
+    client = client_of(provider, shared=of_a_later_version, observers=[seen.append])
     assert client.generate(["one"]).failed == 0
     client.stop()
-    [lost] = [event for event in seen if isinstance(event, SharedLimitsLost)]
-    assert "stored in version 99" in lost.reason
-    assert "install the same smartbatch" in lost.reason
+    [event] = lost(seen)
+    assert "stored in version 99" in event.reason
+    assert "install the same smartbatch" in event.reason
 
 
 def test_with_stop_a_file_of_another_version_fails_requests(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
+    client_of: ClientOf, provider: Scripted, of_a_later_version: str
 ) -> None:
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
-    with monkeypatch.context() as later:
-        for module in ("back_end", "sqlite_back_end"):
-            later.setattr(f"smartbatch.sharing.{module}.RECORD_VERSION", 99)
-        Neighbour(address, provider, clock)
-    client = client_of(provider, shared=address, shared_lost="stop")
+    client = client_of(provider, shared=of_a_later_version, shared_lost="stop")
     error = client.submit("one").exception()
     assert isinstance(error, ConfigError)
     assert "stored in version 99" in str(error)
@@ -251,41 +260,19 @@ def test_with_stop_a_file_of_another_version_fails_requests(
     assert provider.starts == []
 
 
-def limited_by(said: int | None, scope: str, clock: VirtualClock) -> Scripted:
-    """Return a provider that names a limit of requests, or none, and refuses nothing."""
-
-    def answer(prompt: str, attempt: int) -> Answer:
-        limits = None if said is None else LimitReport(requests_limit=said, requests_remaining=said - 1)
-        return Answer(text="yes", usage=Usage(1, 1), limits=limits)
-
-    return Scripted(clock, answer, latency=0.01, scope=scope)
-
-
-def took(client_of: Callable[..., Any], provider: Scripted, rows: int, **settings: Any) -> float:
-    """Return the seconds that so many rows take in a new process."""
-    client = client_of(provider, parallelism=16, **settings)
-    results = client.generate(map(str, range(rows)))
-    assert results.failed == 0
-    client.stop()
-    forget_all()
-    return provider.starts[-1].at - provider.starts[-rows].at
-
-
-@pytest.mark.full
-def test_a_configured_limit_ends_with_its_processes(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
+def test_money_of_another_version_is_not_waited_for(
+    clock: VirtualClock, client_of: ClientOf, of_a_later_version: str
 ) -> None:
-    provider = limited_by(None, "an account", clock)
-    assert took(client_of, provider, 90, max_rpm=60, shared=address) >= 25.0
-    assert took(client_of, provider, 90, shared=address) <= 1.0
-    assert took(client_of, provider, 90, max_rpm=60, shared=address) >= 80.0
+    client = spender(clock, client_of, of_a_later_version, 1.0)
+    error = client.submit("one").exception(120.0)
+    assert isinstance(error, BudgetExceeded)
+    assert "stored in version 99" in str(error)
+    assert clock.now() <= 1.0
 
 
 def test_a_file_is_one_machines_at_a_time(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
+    clock: VirtualClock, address: str, provider: Scripted, neighbour: Neighbour, monkeypatch: Patch
 ) -> None:
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
-    Neighbour(address, provider, clock)
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     with pytest.raises(Incompatible, match="and this is elsewhere: machines cannot share"):
         Neighbour(address, provider, clock)
@@ -294,9 +281,8 @@ def test_a_file_is_one_machines_at_a_time(
 
 
 def test_a_machine_whose_clock_was_ahead_has_left_a_file_after_ten_minutes(
-    clock: VirtualClock, address: str, monkeypatch: pytest.MonkeyPatch
+    clock: VirtualClock, address: str, provider: Scripted, monkeypatch: Patch
 ) -> None:
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     wall = RealClock.wall()
     monkeypatch.setattr(RealClock, "wall", lambda: wall + 86_400.0)
     first = Neighbour(address, provider, clock)
@@ -306,10 +292,9 @@ def test_a_machine_whose_clock_was_ahead_has_left_a_file_after_ten_minutes(
         assert Neighbour(address, provider, clock).lease(1.0) == 1.0
     monkeypatch.setattr(RealClock, "wall", lambda: wall + 601.0)
     assert first.lease(1.0) == 1.0
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("socket.gethostname", lambda: "elsewhere")
-        with pytest.raises(Incompatible, match="machines cannot share"):
-            Neighbour(address, provider, clock)
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    with pytest.raises(Incompatible, match="machines cannot share"):
+        Neighbour(address, provider, clock)
 
 
 @pytest.mark.parametrize(
@@ -320,40 +305,35 @@ def test_a_machine_whose_clock_was_ahead_has_left_a_file_after_ten_minutes(
         ("redis://user:secret@host:notaport", "shared: the address of the Redis server"),
     ],
 )
+@pytest.mark.parametrize("more", [{}, {"budget": 1.0, "budget_scope": "shared:team"}], ids=["", "budget"])
 def test_an_address_that_cannot_be_read_is_refused_without_its_password(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, said: str
+    client_of: ClientOf, provider: Scripted, address: str, said: str, more: dict[str, Any]
 ) -> None:
-    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with pytest.raises(ConfigError) as told:
-        client_of(provider, shared=address).submit("one")
+        client_of(provider, shared=address, **more).submit("one")
     assert said in str(told.value)
     assert "secret" not in str(told.value)
 
 
+# -- outages -------------------------------------------------------------------------------------------------
+
+
 def test_an_outage_that_another_process_found_opens_the_breaker(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
+    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, neighbour: Neighbour
 ) -> None:
-    down = [True]
-    error = ProviderError("no", kind=ErrorKind.SERVER_ERROR, status=503)
-    provider = Scripted(clock, lambda prompt, attempt: error if down[0] else "yes", latency=0.01)
-    neighbour = Neighbour(address, provider, clock)
     assert neighbour.lease(1.0) == 1.0
     seen: list[Event] = []
-    client = client_of(
-        provider, shared=address, observers=[seen.append], breaker_pause=60.0, breaker_max_pause=60.0
-    )
-    down[0] = False
+    settings = {"observers": [seen.append], "breaker_pause": 60.0, "breaker_max_pause": 60.0}
+    client = client_of(provider, shared=address, **settings)
     assert client.generate(["one"]).failed == 0
     neighbour.tells(outage=1)
     clock.sleep(6.0)
-    down[0] = True
     future = client.submit("two")
     clock.sleep(1.0)
     assert [event.reason for event in seen if isinstance(event, BreakerChanged)] == [
         "another process found it failing"
     ]
     assert len(provider.starts) == 1
-    down[0] = False
     neighbour.tells(outage=-1)
     clock.sleep(6.0)
     assert future.result(1.0).text == "yes"
@@ -364,20 +344,14 @@ def test_an_outage_that_another_process_found_opens_the_breaker(
     [{"max_rpm": 600}, {"budget": 5.0, "budget_scope": "shared:team", "max_tokens": 100}],
     ids=["a limit", "a budget"],
 )
-@pytest.mark.parametrize("instead", ["fail", "fallback"])
+@pytest.mark.parametrize("instead", [{}, {"fallback_model": "sim:spare"}], ids=["fail", "fallback"])
 def test_an_outage_ends_for_a_rarely_used_client(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, instead: str, shared: dict[str, Any]
+    clock: VirtualClock, client_of: ClientOf, address: str, instead: dict[str, Any], shared: dict[str, Any]
 ) -> None:
     provider = Scripted(clock, lambda *_: unavailable() if clock.now() < 20.0 else "yes", priced=True)
-    more = {"fallback_model": "sim:spare"} if instead == "fallback" else {}
-    client = client_of(
-        provider,
-        on_breaker_open=instead,
-        shared=address,
-        prices={"scripted:default": Price(input=0.0, output=100.0)},
-        **more,
-        **shared,
-    )
+    instead = {"on_breaker_open": "fallback" if instead else "fail", **instead}
+    prices = {"scripted:default": Price(input=0.0, output=100.0)}
+    client = client_of(provider, shared=address, prices=prices, **instead, **shared)
     with clock.held():
         futures = submit_all(client, map(str, range(20)))
     for number in range(8):
@@ -389,7 +363,7 @@ def test_an_outage_ends_for_a_rarely_used_client(
 @pytest.mark.parametrize("instead", ["fail", "fallback"])
 @pytest.mark.parametrize("lasts", [False, True], ids=["is over", "lasts"])
 def test_a_reported_outage_is_probed_before_requests_fail(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, instead: str, lasts: bool
+    clock: VirtualClock, client_of: ClientOf, address: str, instead: str, lasts: bool
 ) -> None:
     provider = Scripted(clock, lambda *_: unavailable() if lasts else "yes", latency=0.01)
     Neighbour(address, provider, clock).tells(outage=1)
@@ -408,7 +382,10 @@ def test_a_reported_outage_is_probed_before_requests_fail(
     assert len(provider.starts) <= 4 if lasts else len(provider.starts) == 20
 
 
-def spender(clock: VirtualClock, client_of: Callable[..., Any], address: str, budget: float) -> Any:
+# -- budgets -------------------------------------------------------------------------------------------------
+
+
+def spender(clock: VirtualClock, client_of: ClientOf, address: str, budget: float) -> BatchingClient:
     """A client whose calls reserve and cost one cent each."""
     answer = Answer("yes", usage=Usage(0, 100))
     provider = Scripted(clock, lambda prompt, attempt: answer, latency=0.01, priced=True)
@@ -418,32 +395,26 @@ def spender(clock: VirtualClock, client_of: Callable[..., Any], address: str, bu
 
 
 def test_clients_spend_one_budget_together_and_never_more(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
+    clock: VirtualClock, client_of: ClientOf, address: str
 ) -> None:
     """A dollar for three clients of 60 calls of a cent each: at least 95 are sent, and never 101."""
     clients = [spender(clock, client_of, address, 1.0) for _ in range(3)]
     futures = [client.submit(str(n)) for n in range(60) for client in clients]
     failures = [future.exception(60.0) for future in futures]
     assert 0.95 <= sum(client.spent for client in clients) <= 1.0
-    refused = [error for error in failures if error is not None]
-    assert {type(error) for error in refused} == {BudgetExceeded}
+    assert {type(error) for error in failures if error is not None} == {BudgetExceeded}
 
 
-def test_money_that_is_not_spent_goes_back(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
-) -> None:
-    first = spender(clock, client_of, address, 0.5)
+def test_money_that_is_not_spent_goes_back(clock: VirtualClock, client_of: ClientOf, address: str) -> None:
+    first, other = (spender(clock, client_of, address, 0.5) for _ in range(2))
     assert first.generate(map(str, range(10))).failed == 0
     first.stop()
-    other = spender(clock, client_of, address, 0.5)
-    results = other.generate(map(str, range(60)))
-    assert first.spent == pytest.approx(0.1)
-    assert other.spent == pytest.approx(0.4)
-    assert results.succeeded == 40
+    assert other.generate(map(str, range(60))).succeeded == 40
+    assert (first.spent, other.spent) == pytest.approx((0.1, 0.4))
 
 
 def test_money_is_leased_for_what_waits_at_a_stop(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
+    clock: VirtualClock, client_of: ClientOf, address: str
 ) -> None:
     client = spender(clock, client_of, address, 1.0)
     with clock.held():
@@ -455,7 +426,7 @@ def test_money_is_leased_for_what_waits_at_a_stop(
 
 
 def test_a_client_is_published_until_its_last_run_ends(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
+    clock: VirtualClock, client_of: ClientOf, address: str
 ) -> None:
     provider = Scripted(clock, latency=lambda prompt: 100.0 if prompt == "old" else 1.0)
     client = client_of(provider, parallelism=1, shared=address)
@@ -476,7 +447,7 @@ def test_a_client_is_published_until_its_last_run_ends(
 
 
 def test_a_budget_shared_within_a_process_is_published_once(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str
+    clock: VirtualClock, client_of: ClientOf, address: str
 ) -> None:
     clients = [spender(clock, client_of, address, 1.0) for _ in range(2)]
     for client in clients:
@@ -494,40 +465,16 @@ def test_a_budget_shared_within_a_process_is_published_once(
 
 
 def test_no_money_is_leased_from_a_place_that_is_unavailable(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
+    clock: VirtualClock, client_of: ClientOf, address: str, unreadable: Path
 ) -> None:
-    (tmp_path / "limits.db").write_text("this is no database, and long enough to be read as one" * 20)
     client = spender(clock, client_of, address, 1.0)
-    error = client.submit("one").exception(120.0)
-    assert isinstance(error, BudgetExceeded)
+    assert isinstance(client.submit("one").exception(120.0), BudgetExceeded)
     assert client.spent == 0.0
     assert 30.0 <= clock.now() <= 60.0
 
 
-def test_money_of_another_version_is_not_waited_for(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as later:
-        for module in ("back_end", "sqlite_back_end"):
-            later.setattr(f"smartbatch.sharing.{module}.RECORD_VERSION", 99)
-        open_back_end(address, clock.now).prepare()
-    client = spender(clock, client_of, address, 1.0)
-    error = client.submit("one").exception(120.0)
-    assert isinstance(error, BudgetExceeded)
-    assert "stored in version 99" in str(error)
-    assert "install the same smartbatch" in str(error)
-    assert clock.now() <= 1.0
-
-
-def test_a_budget_whose_place_cannot_be_read_starts_no_client(
-    clock: VirtualClock, client_of: Callable[..., Any]
-) -> None:
-    with pytest.raises(ConfigError, match="the address is invalid"):
-        spender(clock, client_of, "mysql://host/db", 1.0)
-
-
 def test_a_budget_without_a_leasing_thread_starts_no_client(
-    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
+    clock: VirtualClock, client_of: ClientOf, address: str, monkeypatch: Patch
 ) -> None:
     start = threading.Thread.start
 

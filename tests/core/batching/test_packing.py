@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from core.batching.hostile_prompts import HOSTILE
-from core.batching.pack_models import DAMAGE, Items, answer_to, honest, items_of, written
+from core.batching.pack_models import DAMAGE, answer_to, honest, items_of, written
 from levels import sampled
 
 from smartbatch.core.batching.packing import (
@@ -71,17 +71,6 @@ class TestNobodyGetsAnothersAnswer:
             group = HOSTILE[start : start + PACK]
             packed = pack(*group, seed=start)
             assert split(packed, written(honest(packed))) == [answer_to(prompt) for prompt in group]
-
-    def test_damages_combined(self) -> None:
-        rng = random.Random(5)
-        shuffles = ["dropped", "ids swapped", "answers swapped", "doubled", "merged", "reversed"]
-        texts = ["cut", "spliced", "repeated", "noise"]
-        for seed, (first, second) in enumerate(itertools.product(shuffles, texts)):
-            for prompts in (HOSTILE[seed : seed + PACK], [f"plain {i}" for i in range(PACK)]):
-                packed = pack(*prompts, seed=seed)
-                items: Items = json.loads(DAMAGE[first](honest(packed), rng))["answers"]
-                for prompt, answer in zip(prompts, split(packed, DAMAGE[second](items, rng)), strict=True):
-                    assert answer is None or damage_stays_inside(second, prompt, answer)
 
     def test_an_answer_that_quotes_another_id_makes_that_other_unclear(self) -> None:
         packed = pack("bad", "victim", "bystander")
@@ -199,12 +188,6 @@ class TestTheForm:
 
 
 class TestReading:
-    def test_fences_words_and_a_bare_list_are_forgiven(self) -> None:
-        for dress in ("fenced", "bare", "reversed"):
-            packed = pack("a", "b", "c")
-            text = DAMAGE[dress](honest(packed), random.Random(1))
-            assert split(packed, text) == [answer_to(prompt) for prompt in "abc"]
-
     def test_a_cut_reply_keeps_its_complete_items(self) -> None:
         packed = pack("a", "b", "c")
         text = written(honest(packed))
@@ -242,16 +225,6 @@ class TestTries:
         answers = split(packed, "[{! " * broken + written(honest(packed)))
         assert answers == ([answer_to("a"), answer_to("b")] if found else [None, None])
 
-    @pytest.mark.parametrize(("repeated", "enough"), [(99, True), (100, False)])
-    def test_words_are_drawn_a_hundred_times_more_than_are_needed(self, repeated: int, enough: bool) -> None:
-        words = iter(["aaaaaaaa"] * (repeated + 1) + ["bbbbbbbb", "cccccccc", "dddddddd"])
-        drawing = BatchCompiler(lambda: next(words), native_schema=False)
-        if enough:
-            assert drawing.compile([Request("1"), Request("2")]).ids == ("aaaaaaaa", "cccccccc")
-        else:
-            with pytest.raises(ValueError, match="keeps returning the same"):
-                drawing.compile([Request("1"), Request("2")])
-
 
 class TestSharing:
     def test_each_kind_of_tokens_is_split_by_itself(self) -> None:
@@ -271,11 +244,6 @@ class TestSharing:
     )
     def test_no_part_is_more_than_its_whole(self, told: Usage, taken: Usage) -> None:
         assert split_usage(told, [1], [1]) == [taken]
-
-    def test_shares_are_exact(self) -> None:
-        parts = split_usage(Usage(10, 7, 5, 2), [1, 1, 1], [1, 1, 1])
-        assert [part.input_tokens for part in parts] == [4, 4, 2]
-        assert sum(parts[1:], parts[0]) == Usage(10, 7, 5, 2)
 
 
 class TestHealth:

@@ -1,4 +1,4 @@
-"""What a batch carries, what it may become, and how its requests are completed (A11, A12)."""
+"""What a batch may become, and how its requests are completed (A11, A12)."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -12,60 +13,58 @@ from hypothesis import strategies as st
 from smartbatch.core.batching.request_batch import BatchAccumulator, Waiting, Window
 
 WINDOW = Window(seconds=0.1, max_size=10, min_size=None, max_wait=5.0)
-NINE = ((103.0, 9),)
-NONE = ()
+IDLE: Any = {"calls": ()}
+BACK = IDLE | {"expected": 8, "last_finished": 100.0, "newest": 100.0}
+"""A call of eight has just finished, and its callers may submit again."""
 
 
-def waiting(count: int = 1, **changes: object) -> Waiting:
+def waiting(count: int = 1, **changes: Any) -> Waiting:
     """Requests whose oldest came at 100 s, while a call of nine is under way for long and none has ended."""
-    view = Waiting(
-        count=count,
-        opened=100.0,
-        must_start=math.inf,
-        urgent=False,
-        flushed=False,
-        expected=0,
-        newest=0.0,
-        last_finished=-math.inf,
-        latency=0.0,
-        calls=NINE,
-    )
+    view = Waiting(count, 100.0, math.inf, False, False, 0, 0.0, -math.inf, 0.0, ((103.0, 9),))
     return evolve(view, **changes)
 
 
-def ready(view: Waiting, now: float = 100.0, window: Window = WINDOW) -> float:
-    return BatchAccumulator(window).ready(now, view)
+@pytest.mark.parametrize(
+    ("count", "view", "window", "goes"),
+    [
+        pytest.param(0, {}, {}, math.inf, id="nothing waits"),
+        pytest.param(1, IDLE, {}, 0.0, id="an idle lane sends at once"),
+        pytest.param(2, {}, {}, 0.1, id="a busy lane gathers until its window is over"),
+        pytest.param(1, {"latency": 0.05}, {}, 0.1, id="one alone waits for the whole window"),
+        pytest.param(2, {"latency": 0.05}, {}, 0.02, id="two wait for two fifths of a call"),
+        pytest.param(2, {"latency": 60.0}, {}, 0.1, id="but not beyond the window"),
+        pytest.param(
+            9, {"expected": 9, "latency": 0.05}, {}, 0.0, id="as many as the largest call do not wait"
+        ),
+        pytest.param(4, BACK, {}, 0.004, id="callers of a finished call get a moment to return"),
+        pytest.param(1, BACK | {"newest": 100.003}, {}, 0.007, id="until none came for 4 ms"),
+        pytest.param(7, BACK | {"newest": 100.019}, {}, 0.02, id="for 20 ms at most"),
+        pytest.param(8, BACK, {}, 0.0, id="or until all are back"),
+        pytest.param(1, BACK | {"latency": 0.24}, {}, 0.024, id="longer if calls take long"),
+        pytest.param(5, {}, {"seconds": 5.0, "max_wait": 2.0}, 2.0, id="nobody waits longer than max_wait"),
+        pytest.param(1, {"must_start": 100.02}, {}, 0.02, id="a request may have its own max_wait"),
+        pytest.param(1, {"urgent": True}, {}, 0.0, id="urgent"),
+        pytest.param(1, {"flushed": True}, {}, 0.0, id="flushed"),
+        pytest.param(10, {}, {}, 0.0, id="full"),
+        pytest.param(1, {}, {"max_size": 1}, 0.0, id="a lane that cannot share calls"),
+    ],
+)
+def test_when_a_window_closes(count: int, view: dict[str, Any], window: dict[str, Any], goes: float) -> None:
+    found = BatchAccumulator(evolve(WINDOW, **window)).ready(100.0, waiting(count, **view))
+    assert found == pytest.approx(100.0 + goes)
 
 
-def test_an_idle_lane_sends_at_once() -> None:
-    assert ready(waiting(1, calls=NONE)) == 100.0
-
-
-def test_a_busy_lane_gathers_until_its_window_is_over() -> None:
-    assert ready(waiting(2)) == pytest.approx(100.1)
-
-
-def test_two_that_wait_together_go_early() -> None:
-    assert ready(waiting(2, latency=0.05)) == pytest.approx(100.02)
-    assert ready(waiting(2, latency=60.0)) == pytest.approx(100.1)
-
-
-@pytest.mark.parametrize("calls", [NONE, ((100.01, 3),)])
+@pytest.mark.parametrize("calls", [(), ((100.01, 3),)])
 @pytest.mark.parametrize("latency", [0.0, 0.05])
-@pytest.mark.parametrize("least", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("least", "count", "goes"), [(1, 1, 0.0), (2, 2, 0.0), (4, 4, 0.0), (2, 1, 0.1), (4, 3, 0.1)]
+)
 def test_as_many_as_min_batch_size_go_and_fewer_wait_for_the_window(
-    calls: tuple[tuple[float, int], ...], latency: float, least: int
+    calls: tuple[tuple[float, int], ...], latency: float, least: int, count: int, goes: float
 ) -> None:
-    window = evolve(WINDOW, min_size=least)
-    assert ready(waiting(least, calls=calls, latency=latency), window=window) == 100.0
-    if least > 1:
-        fewer = waiting(least - 1, calls=calls, latency=latency)
-        assert ready(fewer, window=window) == pytest.approx(100.1)
-
-
-def test_as_many_as_any_call_in_flight_do_not_wait_for_it() -> None:
-    assert ready(waiting(9, expected=9, latency=0.05)) == 100.0
-    assert ready(waiting(8, expected=8, latency=0.05)) == pytest.approx(100.02)
+    accumulator = BatchAccumulator(evolve(WINDOW, min_size=least))
+    view = waiting(count, calls=calls, latency=latency)
+    assert accumulator.ready(100.0, view) == pytest.approx(100.0 + goes)
 
 
 @pytest.mark.parametrize(
@@ -78,63 +77,29 @@ def test_as_many_as_any_call_in_flight_do_not_wait_for_it() -> None:
     ],
 )
 def test_a_call_that_ends_soon_is_waited_for(count: int, end: float, goes: float) -> None:
+    """Its callers come back and share one call for good; three quarters of a call are waited."""
     view = waiting(count, expected=count, latency=0.05, calls=((100 + end, 9), (100.2, 2)))
-    assert ready(view) == pytest.approx(100 + goes)
-
-
-def test_those_who_waited_when_a_call_ended_go_with_its_callers() -> None:
-    back = {"calls": NONE, "expected": 12, "last_finished": 100.0, "newest": 100.0}
-    window = evolve(WINDOW, max_size=100)
-    assert ready(waiting(8, **back), window=window) > 100.0
-    assert ready(waiting(12, **back), window=window) == 100.0
-
-
-def test_askers_who_were_answered_together_get_a_moment_to_come_back() -> None:
-    """After a call of eight, the first request waits until none came for 4 ms, or until all are back."""
-    back = {"calls": NONE, "expected": 8, "last_finished": 100.0, "newest": 100.0}
-    assert ready(waiting(1, **back)) == pytest.approx(100.004)
-    assert ready(waiting(1, **back | {"newest": 100.003})) == pytest.approx(100.007)
-    assert ready(waiting(7, **back | {"newest": 100.019})) == pytest.approx(100.02)
-    assert ready(waiting(8, **back)) == 100.0
-
-
-def test_a_request_long_after_a_crowd_goes_at_once() -> None:
-    assert ready(waiting(1, calls=NONE, expected=8, last_finished=99.0, newest=100.0, opened=100.0)) <= 100.0
-
-
-@pytest.mark.parametrize("reason", [{"urgent": True}, {"flushed": True}, {"count": 10}, {"count": 11}])
-def test_an_urgent_request_a_flush_or_a_full_batch_closes_the_window(reason: dict[str, object]) -> None:
-    count = int(reason.pop("count", 1))  # type: ignore[call-overload]
-    assert ready(waiting(count, **reason)) == 100.0
+    assert BatchAccumulator(WINDOW).ready(100.0, view) == pytest.approx(100 + goes)
 
 
 @given(
-    count=st.integers(1, 60),
+    view=st.fixed_dictionaries(
+        {
+            "count": st.integers(1, 60),
+            "must_start": st.floats(90, 200),
+            "calls": st.lists(st.tuples(st.floats(0, 400), st.integers(1, 90)), max_size=3),
+            "expected": st.integers(0, 90),
+            "latency": st.floats(0, 100),
+        }
+    ),
     age=st.floats(0, 100),
-    own=st.floats(-10, 100),
-    calls=st.lists(st.tuples(st.floats(900, 1300), st.integers(1, 90)), max_size=3),
-    expected=st.integers(0, 90),
-    latency=st.floats(0, 100),
-    seconds=st.floats(0.01, 5),
-    max_wait=st.floats(0.5, 30),
-    least=st.none() | st.integers(1, 10),
+    window=st.builds(
+        Window, st.floats(0.01, 5), st.just(10), st.none() | st.integers(1, 10), st.floats(0.5, 30)
+    ),
 )
 def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
-    count: int,
-    age: float,
-    own: float,
-    calls: list[tuple[float, int]],
-    expected: int,
-    latency: float,
-    seconds: float,
-    max_wait: float,
-    least: int | None,
+    view: dict[str, Any], age: float, window: Window
 ) -> None:
-    window = Window(seconds=seconds, max_size=10, min_size=least, max_wait=max_wait)
-    opened, now = 1000.0, 1000.0 + age
-    view = waiting(
-        count, opened=opened, must_start=opened + own, calls=calls, expected=expected, latency=latency
-    )
-    at = ready(view, now, window)
-    assert at <= now or at <= min(opened + max_wait, opened + own)
-    assert not math.isnan(at)
+    now = 100.0 + age
+    at = BatchAccumulator(window).ready(now, waiting(**view))
+    assert at <= max(now, min(100.0 + window.max_wait, view["must_start"]))

@@ -36,11 +36,6 @@ def test_spent_and_reserved_never_pass_the_limit(limit: float, steps: list[tuple
     assert budget.reserved == 0.0
 
 
-def test_roundings_never_favour_spending() -> None:
-    assert not Budget(1.9e-9).fits(1.1e-9)
-    assert Budget(1.9e-9).fits(1e-9)
-
-
 def test_a_call_dearer_than_its_reservation_is_booked_in_full() -> None:
     budget = Budget(1.0)
     budget.reconcile(budget.reserve(0.5), 0.75)
@@ -173,20 +168,6 @@ def made_late(record: SharedRecord, asked: LeaseAsk, now: float) -> LeaseGrant |
         return exchange(record, asked, now)
     except LateExchange:
         return None
-
-
-@pytest.mark.parametrize("fate", ["never", "answer lost"])
-def test_a_failed_return_of_money_is_repeated(fate: str) -> None:
-    record, one, other = SharedRecord(), spender("one"), spender("other")
-    exchanged(record, one, 0.0, "made")
-    one.lease.lack(0.4)
-    exchanged(record, one, 1.0, "made")
-    assert one.budget.left == 0.4
-    exchanged(record, one, 2.0, fate)
-    assert one.budget.left == 0.0
-    exchanged(record, other, 60.0, "made")
-    exchanged(record, one, 61.0, "made")
-    assert record.levels[0] == pytest.approx(LIMIT)
 
 
 def test_a_hopeless_cost_delays_no_smaller_one() -> None:

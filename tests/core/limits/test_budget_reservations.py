@@ -59,12 +59,6 @@ def test_the_cost_of_a_job_is_spent_from_its_reservation() -> None:
     assert stand(budget) == (3.0, 5.0)  # the same cost twice is counted once
 
 
-def test_what_a_job_had_cost_before_is_not_spent_of_this_budget() -> None:
-    budget, reservations = begun(10.0, 8.0, cost=2.0)
-    reservations.charge("job-1", 3.0, ended=False)
-    assert stand(budget) == (1.0, 7.0)
-
-
 def test_a_job_with_all_its_results_keeps_no_more_than_it_can_still_cost() -> None:
     budget, reservations = begun(10.0, 8.0)
     reservations.charge("job-1", 3.0, ended=False, still=1.5)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from smartbatch.core.limits.lease import LimitLease
 from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround
-from smartbatch.core.limits.reported_limits import Reservation
+from smartbatch.core.limits.reported_limits import ReportedLimits, Reservation, Traffic, surplus_of
 from smartbatch.core.limits.shared_limit import SharedRecord, exchange
 from smartbatch.types import LimitReport
 
@@ -20,6 +20,13 @@ def answered(quota: Quota, call: Reservation, now: float, report: LimitReport, t
     """End a call with success and pass the report of its answer to the quota."""
     quota.succeeded(call, now, tokens)
     quota.learn(report, call, now)
+
+
+def reported(report: LimitReport) -> Quota:
+    """A quota after its first answer."""
+    quota = Quota()
+    answered(quota, quota.take(0.0, 0.0), 0.0, report)
+    return quota
 
 
 def may_go(quota: Quota, now: float, tokens: float = 0.0, output: float = 0.0) -> int:
@@ -37,8 +44,7 @@ def requests(limit: int | None, remaining: int | None, reset: float | None = Non
 
 def test_a_reported_limit_is_adopted_with_its_remainder() -> None:
     """600 per minute, 100 left: 100 may be sent at once, then ten per second."""
-    quota = Quota()
-    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 100))
+    quota = reported(requests(600, 100))
     assert quota.reported_limits == {"requests": 600}
     assert may_go(quota, 0.0) == 100
     assert may_go(quota, 10.0) == 99  # half a per cent is left to the server's clock
@@ -51,17 +57,8 @@ def test_calls_that_left_after_the_reported_one_are_taken_off() -> None:
     assert may_go(quota, 0.5) == 50
 
 
-def test_what_others_use_is_followed_down() -> None:
-    """The own level is 500, the server reports 20: another client uses the quota."""
-    quota = Quota()
-    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
-    answered(quota, quota.take(0.0, 0.0), 0.1, requests(600, 20))
-    assert may_go(quota, 0.1) <= 21
-
-
 def test_more_than_the_server_says_is_never_assumed() -> None:
-    quota = Quota()
-    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 0))
+    quota = reported(requests(600, 0))
     answered(quota, quota.take(0.1, 0.0), 0.1, requests(600, 300))
     assert may_go(quota, 0.1) == pytest.approx(299, abs=1)
 
@@ -142,13 +139,6 @@ def test_figures_rounded_to_thousands_are_believed_to_five_hundred() -> None:
     assert quota.look(0.2, 39_900, 39_900) > 0.2
 
 
-def test_a_bucket_smaller_than_its_limit_is_known_by_its_reset() -> None:
-    """6,000 per minute, but full 10 ms after the first call: it holds 100, however long it is idle."""
-    quota = Quota()
-    answered(quota, quota.take(0.0, 0.0), 0.0, requests(6000, 99, 0.01))
-    assert may_go(quota, 60.0) == 99
-
-
 def test_a_refusal_that_names_a_limit_empties_it_once() -> None:
     """64 calls are refused together: ten per second from then on. Further refusals say nothing new."""
     quota, rng = Quota(), random.Random(1)
@@ -169,21 +159,13 @@ def test_a_limit_that_refuses_again_is_spaced() -> None:
     assert may_go(quota, at + 30.0) <= 2
 
 
-def test_a_refusal_that_a_reported_limit_explains_proves_no_other() -> None:
-    quota, rng = Quota(), random.Random(1)
-    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
+@pytest.mark.parametrize("left", [0, 300])
+def test_a_refusal_that_a_reported_limit_explains_proves_no_other(left: int) -> None:
+    quota, rng = reported(requests(600, 599)), random.Random(1)
     for call in [quota.take(0.0, 0.0) for _ in range(64)]:
-        quota.refused(call, 0.1, 0.1, rng, requests(600, 0))
-    assert quota.spaced_rate is None
-    assert may_go(quota, 10.0) > 60
-
-
-def test_a_refusal_that_no_reported_limit_explains_counts_as_before() -> None:
-    quota, rng = Quota(), random.Random(1)
-    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
-    for call in [quota.take(0.0, 0.0) for _ in range(64)]:
-        quota.refused(call, 0.1, 0.1, rng, requests(600, 300))
-    assert quota.spaced_rate is not None
+        quota.refused(call, 0.1, 0.1, rng, requests(600, left))
+    assert (quota.spaced_rate is None) is (left == 0)
+    assert (may_go(quota, 10.0) > 60) is (left == 0)
 
 
 def test_a_debt_is_never_longer_than_two_minutes() -> None:
@@ -207,8 +189,7 @@ def test_what_the_server_charges_beyond_the_estimate_is_learned() -> None:
 
 
 def test_a_call_that_was_not_sent_is_given_back_to_the_reported_limits() -> None:
-    quota = Quota()
-    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 1))
+    quota = reported(requests(600, 1))
     call = quota.take(0.0, 0.0)
     assert quota.look(0.0, 0.0) > 0.0
     quota.dropped(call, 0.0)
@@ -292,8 +273,7 @@ def test_in_any_order_of_events_and_reports_nothing_is_stuck(
 def test_a_reset_implies_a_limit_up_to_fifty_seconds(
     left: int, reset: float, limits: dict[str, float]
 ) -> None:
-    quota = Quota()
-    answered(quota, quota.take(0.0, 0.0), 0.0, requests(None, left, reset))
+    quota = reported(requests(None, left, reset))
     assert quota.reported_limits == pytest.approx(limits)
 
 
@@ -322,20 +302,40 @@ def test_a_reset_reveals_a_slower_refill_or_a_smaller_bucket(
 
 
 @pytest.mark.parametrize(
-    ("refused_at", "share"),
+    ("answers", "goes"), [(63, False), (64, True), (120, True), (121, True)], ids=lambda value: str(value)
+)
+def test_answers_beyond_a_limit_make_it_suspect_then_disprove_it(answers: int, goes: bool) -> None:
+    limits, traffic = ReportedLimits(), Traffic()
+    call = Reservation(0.0, 0.0, 0.0)
+    traffic.start(call)
+    limits.learn(LimitReport(requests_limit=60, requests_remaining=0), call, traffic, 0.0)
+    for _ in range(answers):
+        traffic.accept(0.0)
+        limits.accepted(traffic, 0.0)
+    for _ in range(10):
+        limits.take(0.0, call)
+    assert (limits.look(1.25, 0.0, 0.0) == 1.25) is goes
+    assert (limits.look(1.0, 0.0, 0.0) == 1.0) is (answers > 120)
+    limits.confirm()
+    assert limits.look(1.25, 0.0, 0.0) > 1.25
+
+
+@pytest.mark.parametrize(
+    ("leased", "used", "output", "surplus"),
     [
-        ((0.0,), 0.95),
-        ((0.0, 10.0), 0.95 * 0.7),
-        ((0.0, 10.5), 0.95 * 0.95),
-        ((0.0, 5.0, 10.0), 0.95 * 0.7 * 0.7),
-        (tuple(map(float, range(20))), 0.05),
+        ((1.0, 100.0, 60.0, 40.0), 80.0, 10.0, (0.0, 20.0, -10.0, 30.0)),
+        ((1.0, 100.0, 60.0, 40.0), 50.0, None, (0.0, 50.0, 30.0, 20.0)),
+        ((1.0, 101.0, 60.0, 40.0), 80.0, 10.0, (0.0, 0.0, -10.0, 30.0)),
+        ((1.0, 100.0, 61.0, 40.0), 80.0, 10.0, (0.0, 20.0, 0.0, 30.0)),
+        ((1.0, 100.0, 60.0, 41.0), 80.0, 10.0, (0.0, 20.0, -10.0, 0.0)),
     ],
 )
-def test_a_second_refusal_within_ten_seconds_claims_much_less(
-    refused_at: tuple[float, ...], share: float
+def test_an_unused_lease_is_returned_unless_more_was_charged(
+    leased: tuple[float, float, float, float],
+    used: float,
+    output: float | None,
+    surplus: tuple[float, float, float, float],
 ) -> None:
-    bucket = ReportedBucket(600.0, 0.0)
-    whole = bucket.bucket.rate
-    for at in refused_at:
-        bucket.give_way(at)
-    assert bucket.bucket.rate == pytest.approx(share * whole)
+    call = Reservation(0.0, 100.0, 40.0)
+    call.leased = leased
+    assert surplus_of(call, used, output) == surplus

@@ -59,17 +59,6 @@ def test_reported_limits_are_used_fully_and_kept(limits: str, latency: str) -> N
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("limits", sampled(["gemini, requests", "gemini, input"], keep=1))
-def test_limits_named_only_in_refusals_cause_one_storm(limits: str) -> None:
-    style, minute = LIMITS[limits]
-    for seed in range(3):
-        server = Server(style, minute, hints=seed != 1)
-        counts = run(server, constant(0.05), seed=seed).counts
-        assert counts.refused <= 64, f"seed={seed}"
-        assert max(counts.refusals) - min(counts.refusals) < 5.0, f"seed={seed}"
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 @pytest.mark.parametrize("work", sampled([capped_high, capped_low]))
 def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object, latency: str) -> None:

@@ -9,22 +9,24 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.limits.cooldown import exponential
 from smartbatch.core.limits.retry import Circumstances, Retry, RetryCount, RetryPolicy, decide
 from smartbatch.errors import ErrorKind
 
 SURE = RetryPolicy(jitter=False)
+ALONE = Circumstances()
 RNG = random.Random(1)
+PASSING = Circumstances(unavailable=True, passing=True, failure_share=0.5, latency=0.05)
 DOWN = Circumstances(unavailable=True, outage=True)
 
 
-def tries(kind: ErrorKind, policy: RetryPolicy = SURE) -> int:
-    """Return how many retries a request gets that always fails with ``kind``."""
-    count, number = RetryCount(), 0
-    while decide(policy, kind, count, None, RNG) is not None:
-        number += 1
-        assert number < 1000
-    return number
+def retries(
+    kind: ErrorKind, policy: RetryPolicy = SURE, asked: float | None = None, seen: Circumstances = ALONE
+) -> list[Retry]:
+    """The retries of a request that always fails in this way, 1,000 at most."""
+    count, made = RetryCount(), list[Retry]()
+    while len(made) < 1000 and (retry := decide(policy, kind, count, asked, RNG, seen)) is not None:
+        made.append(retry)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -43,26 +45,22 @@ def tries(kind: ErrorKind, policy: RetryPolicy = SURE) -> int:
     ],
 )
 def test_each_kind_of_failure_has_its_own_number_of_retries(kind: ErrorKind, number: int) -> None:
-    assert tries(kind) == number
+    assert len(retries(kind)) == number
 
 
 def test_every_kind_has_a_rule() -> None:
-    assert all(tries(kind) <= 30 for kind in ErrorKind)
+    assert all(len(retries(kind)) <= 30 for kind in ErrorKind)
 
 
-def test_without_retries_nothing_is_counted_again_but_limits_still_wait() -> None:
-    """``retries=0`` gives up on faults; a refusal for the rate limit is not a fault of the request."""
+def test_without_retries_only_limits_still_wait() -> None:
     none = RetryPolicy(retries=0)
-    assert [tries(k, none) for k in (ErrorKind.SERVER_ERROR, ErrorKind.TIMEOUT)] == [0, 0]
-    assert tries(ErrorKind.RATE_LIMIT, none) == 30
+    assert not any(retries(kind, none) for kind in (ErrorKind.SERVER_ERROR, ErrorKind.TIMEOUT))
+    assert retries(ErrorKind.SERVER_ERROR, none, seen=PASSING) == []
+    assert len(retries(ErrorKind.RATE_LIMIT, none)) == 30
 
 
-def test_waits_follow_the_formula_up_to_the_longest() -> None:
-    assert [exponential(n, 1.0, 2.0, 10.0) for n in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-    assert exponential(100_000, 1.0, 2.0, 10.0) == 10.0
-    count = RetryCount()
-    delays = [decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG) for _ in range(4)]
-    assert delays == [Retry(1.0, True), Retry(2.0, True), Retry(4.0, True), None]
+def test_waits_follow_the_formula() -> None:
+    assert retries(ErrorKind.SERVER_ERROR) == [Retry(1.0, True), Retry(2.0, True), Retry(4.0, True)]
 
 
 def test_a_crowd_that_failed_together_does_not_return_together() -> None:
@@ -72,19 +70,18 @@ def test_a_crowd_that_failed_together_does_not_return_together() -> None:
     assert max(sum(t <= a < t + 0.1 for a in at) for t in at) < 333
 
 
-@given(st.floats(0.0, 600.0), st.integers(), st.sampled_from([ErrorKind.SERVER_ERROR, ErrorKind.RATE_LIMIT]))
+@given(st.floats(0.5, 600.0), st.integers(), st.sampled_from([ErrorKind.SERVER_ERROR, ErrorKind.RATE_LIMIT]))
 def test_retry_after_is_a_minimum(asked: float, seed: int, kind: ErrorKind) -> None:
-    retry = decide(RetryPolicy(), kind, RetryCount(), asked, random.Random(seed))
-    assert retry is not None
-    assert max(asked, 0.1) <= retry.delay <= max(asked + min(1.0, 0.1 * asked), 0.2)
+    for seen in (ALONE, PASSING):
+        retry = decide(RetryPolicy(), kind, RetryCount(), asked, random.Random(seed), seen)
+        assert retry is not None
+        assert max(asked, 0.1) <= retry.delay <= max(asked + min(1.0, 0.1 * asked), 0.2)
 
 
 @pytest.mark.parametrize("asked", [0.0, 0.5])
 def test_a_server_that_names_too_short_a_time_again_meets_the_backoff(asked: float) -> None:
     """From the second refusal on the waits double, up to a minute; the tries of a request last 20 minutes."""
-    count, delays = RetryCount(), []
-    while (retry := decide(SURE, ErrorKind.RATE_LIMIT, count, asked, RNG)) is not None:
-        delays.append(retry.delay)
+    delays = [retry.delay for retry in retries(ErrorKind.RATE_LIMIT, asked=asked)]
     assert all(2.0**n / 2.0 <= delay <= 2.0**n for n, delay in enumerate(delays[1:7]))
     assert all(30.0 <= delay <= 60.0 for delay in delays[7:])
     assert len(delays) == 30
@@ -92,35 +89,24 @@ def test_a_server_that_names_too_short_a_time_again_meets_the_backoff(asked: flo
 
 def test_a_fault_that_names_no_wait_uses_up_no_try_at_once() -> None:
     """503 with Retry-After: 0, again and again: a moment, then the policy's backoff."""
-    count = RetryCount()
-    delays = [decide(SURE, ErrorKind.SERVER_ERROR, count, 0.0, RNG) for _ in range(4)]
-    assert delays[0] is not None
-    assert 0.1 <= delays[0].delay <= 0.2
-    assert delays[1:] == [Retry(1.0, True), Retry(2.0, True), None]
+    first, *others = retries(ErrorKind.SERVER_ERROR, asked=0.0)
+    assert 0.1 <= first.delay <= 0.2
+    assert others == [Retry(1.0, True), Retry(2.0, True)]
 
 
-def test_a_refusal_for_the_limit_costs_no_try() -> None:
+@pytest.mark.parametrize(("asked", "least", "most"), [(5.0, 5.0, 5.5), (None, 0.5, 1.0)])
+def test_a_refusal_for_the_limit_costs_no_try(asked: float | None, least: float, most: float) -> None:
     count = RetryCount()
-    asked = decide(SURE, ErrorKind.RATE_LIMIT, count, 5.0, RNG)
-    assert asked is not None
-    assert 5.0 <= asked.delay <= 5.5
-    own = decide(SURE, ErrorKind.RATE_LIMIT, RetryCount(), None, RNG)
-    assert own is not None
-    assert 0.5 <= own.delay <= 1.0
-    assert (asked.counted, own.counted, count.whole, count.partial) == (False, False, 0, 0)
+    retry = decide(SURE, ErrorKind.RATE_LIMIT, count, asked, RNG)
+    assert retry is not None
+    assert least <= retry.delay <= most
+    assert (retry.counted, count.whole, count.partial) == (False, 0, 0)
 
 
 def test_an_outage_costs_neither_a_try_nor_a_wait() -> None:
-    """While the breaker is not closed, it delays the request; 500 such failures use no try."""
-    count = RetryCount()
-    for _ in range(500):
-        retry = decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, DOWN)
-        assert retry == Retry(0.0, False)
-    assert (count.whole, count.partial) == (0, 0)
-
-
-def test_an_outage_does_not_pardon_what_can_never_work() -> None:
-    assert decide(SURE, ErrorKind.AUTH_ERROR, RetryCount(), None, RNG, DOWN) is None
+    """While the breaker is not closed, it delays the request."""
+    assert retries(ErrorKind.SERVER_ERROR, seen=DOWN) == [Retry(0.0, False)] * 1000
+    assert retries(ErrorKind.AUTH_ERROR, seen=DOWN) == []
 
 
 @pytest.mark.parametrize(
@@ -133,45 +119,30 @@ def test_a_policy_out_of_range_is_refused(bad: dict[str, float]) -> None:
 
 @pytest.mark.parametrize(("share", "failures"), [(0.0, 4), (0.1, 7), (0.3, 14), (0.5, 24), (0.9, 152)])
 def test_failures_cost_less_than_a_try_if_many_calls_fail(share: float, failures: int) -> None:
-    seen, count, number = Circumstances(unavailable=True, passing=True, failure_share=share), RetryCount(), 1
-    while decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, seen) is not None:
-        number += 1
-    assert number == failures
+    assert len(retries(ErrorKind.SERVER_ERROR, seen=evolve(PASSING, failure_share=share))) == failures - 1
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.SERVER_ERROR, ErrorKind.NETWORK_ERROR])
 @pytest.mark.parametrize("outage", [False, True])
 def test_a_failure_that_may_have_been_billed_is_a_whole_try(kind: ErrorKind, outage: bool) -> None:
     """A reset after sending, a 504, a web page: four calls, even if others fail as well, or in an outage."""
-    seen = Circumstances(unavailable=True, maybe_billed=True, outage=outage, passing=True, failure_share=0.9)
-    count, number = RetryCount(), 1
-    while (retry := decide(SURE, kind, count, None, RNG, seen)) is not None:
-        assert retry.counted
-        number += 1
-    assert number == 4
+    made = retries(kind, seen=evolve(PASSING, maybe_billed=True, outage=outage, failure_share=0.9))
+    assert [retry.counted for retry in made] == [True] * 3
 
 
 def test_a_share_of_failures_that_rises_counts_for_the_failures_before_it() -> None:
     """Three failures while 2 % are known to fail, and more while half do: 21 in total, not 4."""
-    count, number = RetryCount(), 1
-    seen = Circumstances(unavailable=True, passing=True, failure_share=0.02)
+    count, number, seen = RetryCount(), 1, evolve(PASSING, failure_share=0.02)
     while decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, seen) is not None:
         number += 1
         seen = evolve(seen, failure_share=0.5 if number > 3 else 0.02)
     assert number == 21
 
 
-def test_while_others_pass_the_delays_follow_the_latency() -> None:
-    """50 ms and then 100 ms, each drawn between half and the whole; alone 1 s, 2 s, …"""
-    seen = Circumstances(unavailable=True, passing=True, failure_share=0.5, latency=0.05)
-    count, delays = RetryCount(), []
-    for _ in range(6):
-        retry = decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, seen)
-        assert retry is not None
-        delays.append(retry.delay / 0.05)
-    for delay, most in zip(delays, [1, 2, 2, 2, 2, 2], strict=True):
-        assert most / 2 <= delay <= most
-    others_fail = Circumstances(unavailable=True, failure_share=0.5, latency=0.05)
-    alone = decide(SURE, ErrorKind.SERVER_ERROR, RetryCount(), None, RNG, others_fail)
-    assert alone is not None
-    assert alone.delay == 1.0
+@pytest.mark.parametrize(("latency", "first"), [(0.05, 0.05), (30.0, 1.0)])
+def test_while_others_pass_the_delays_follow_the_latency(latency: float, first: float) -> None:
+    """At most twice the latency, or twice the policy's first delay if answers take longer."""
+    made = retries(ErrorKind.SERVER_ERROR, seen=evolve(PASSING, latency=latency))
+    assert 0.5 <= made[0].delay / first <= 1.0
+    assert all(1.0 <= retry.delay / first <= 2.0 for retry in made[1:])
+    assert retries(ErrorKind.SERVER_ERROR, seen=evolve(PASSING, passing=False))[0].delay == 1.0
