@@ -5,13 +5,12 @@ Everything goes over sockets, through the adapters and the vendors' SDKs; see :m
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from smartbatch.emulator.provider_api import ServerReply
-from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, World, texts, world
+from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, NewWorld, World, texts
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
@@ -19,60 +18,55 @@ pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", sampled(["get_lag", "list_lag"], keep=1))
-def test_c19_a_batch_that_is_not_seen_at_first_is_not_taken_for_gone(
-    provider: str, fault: str, tmp_path: Path
-) -> None:
+def test_c19_a_batch_that_is_not_seen_at_first_is_not_taken_for_gone(fault: str, new_world: NewWorld) -> None:
     lag = {"batch_get_lag": MINUTE, "batch_list_lag": MINUTE, "batch_turnaround": 3 * MINUTE}
-    with world(provider, tmp_path, rare=60, batch_faults={fault: 1.0}, **lag) as w:
-        client = w.process(batch_poll_interval=5.0)
-        asked = [texts(3 + number, f"job {number}") for number in range(2)]
-        jobs = [client.submit_batch(prompts) for prompts in asked]
-        for job, prompts in zip(jobs, asked, strict=True):
-            assert [result.text for result in w.results(job)] == w.right(prompts)
-            assert not w.incidents(job)
-        assert len(w.creates) == 2
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+    w = new_world(rare=60, batch_faults={fault: 1.0}, **lag)
+    client = w.process(batch_poll_interval=5.0)
+    asked = [texts(3 + number, f"job {number}") for number in range(2)]
+    jobs = [client.submit_batch(prompts) for prompts in asked]
+    for job, prompts in zip(jobs, asked, strict=True):
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert not w.incidents(job)
+    assert len(w.creates) == 2
 
 
-def test_c22_a_late_batch_that_never_ends_is_reported_and_left(provider: str, tmp_path: Path) -> None:
+def test_c22_a_late_batch_that_never_ends_is_reported_and_left(provider: str, new_world: NewWorld) -> None:
     if provider != "anthropic":
         pytest.skip("a deleted file keeps it out, or its label proves it and it is cancelled")
     late = {"batch_late_seconds": 20 * MINUTE, "batch_turnaround": HOUR}
     named = {"batch_fault_for": lambda index, label: () if index else ("late_create", "stuck")}
-    with world(provider, tmp_path, rare=240, **late, **named) as w:
-        prompts = texts(3)
-        job = w.process(batch_settle=MINUTE, batch_poll_interval=10 * MINUTE).submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        w.pass_time(24 * HOUR)
-        assert not w.incidents(job)
-        w.pass_time(4 * HOUR)
-        [incident] = job.incidents()
-        assert incident.kind == "maybe_billed"
-        assert "still running 26 h after its 3 requests were sent again" in incident.detail
-        seen = len(w.service.seen)
-        w.pass_time(24 * HOUR)
-        assert len(w.service.seen) == seen
+    w = new_world(may_pay_twice=True, rare=240, **late, **named)
+    prompts = texts(3)
+    job = w.process(batch_settle=MINUTE, batch_poll_interval=10 * MINUTE).submit_batch(prompts)
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    w.pass_time(24 * HOUR)
+    assert not w.incidents(job)
+    w.pass_time(4 * HOUR)
+    [incident] = job.incidents()
+    assert incident.kind == "maybe_billed"
+    assert "still running 26 h after its 3 requests were sent again" in incident.detail
+    seen = len(w.service.seen)
+    w.pass_time(24 * HOUR)
+    assert len(w.service.seen) == seen
 
 
 @pytest.mark.full
-def test_c23_a_word_for_a_state_that_nobody_knows_is_shown_and_waited_out(
-    provider: str, tmp_path: Path
-) -> None:
-    with world(provider, tmp_path, batch_turnaround=HOUR, batch_faults={"odd_status": 1.0}) as w:
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts)
-        w.pass_time(10 * MINUTE)
-        [shard] = job.status().shards
-        assert shard.state == "submitted"
-        known = ("in_progress", "validating", "running", "pending", "completed", "ended")
-        assert shard.word
-        assert not shard.word.lower().endswith(known)
-        assert shard.word in str(job.status())
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert len(w.creates) == 1
+def test_c23_a_word_for_a_state_that_nobody_knows_is_shown_and_waited_out(new_world: NewWorld) -> None:
+    w = new_world(batch_turnaround=HOUR, batch_faults={"odd_status": 1.0})
+    prompts = texts(5)
+    job = w.process().submit_batch(prompts)
+    w.pass_time(10 * MINUTE)
+    [shard] = job.status().shards
+    assert shard.state == "submitted"
+    known = ("in_progress", "validating", "running", "pending", "completed", "ended")
+    assert shard.word
+    assert not shard.word.lower().endswith(known)
+    assert shard.word in str(job.status())
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    assert len(w.creates) == 1
 
 
-def test_c23_new_fields_everywhere_are_passed_over(provider: str, tmp_path: Path) -> None:
+def test_c23_new_fields_everywhere_are_passed_over(new_world: NewWorld) -> None:
     def grow(found: Any) -> None:
         if isinstance(found, list):
             for each in found:
@@ -83,19 +77,18 @@ def test_c23_new_fields_everywhere_are_passed_over(provider: str, tmp_path: Path
             if "@type" not in found and found.keys() != {"sb", "sbn"}:
                 found["novelty"] = {"since": 2027, "list": [None, True, "x"]}
 
-    with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
-        w.edit_json({"upload", "create", "get", "list", "file"}, grow)
-        job = w.answered_job(texts(5))
-        assert len(w.creates) == 1
-        assert not w.incidents(job)
+    w = new_world(batch_turnaround=5 * MINUTE)
+    w.edit_json({"upload", "create", "get", "list", "file"}, grow)
+    job = w.answered_job(texts(5))
+    assert len(w.creates) == 1
+    assert not w.incidents(job)
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["request_counts|batchStats|created_at|createTime", "metadata|label|errors|output"],
+    "name", ["request_counts|batchStats|created_at|createTime", "metadata|label|errors|output"]
 )
 def test_c23_a_field_that_has_another_name_today_stops_nothing(
-    provider: str, name: str, tmp_path: Path
+    provider: str, name: str, new_world: NewWorld
 ) -> None:
     renamed = set(name.split("|"))
 
@@ -106,14 +99,14 @@ def test_c23_a_field_that_has_another_name_today_stops_nothing(
                     if not (provider == "gemini" and old == "metadata"):
                         holder[f"{old}_v2"] = holder.pop(old)
 
-    with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
-        w.edit_json({"create", "get", "list"}, rename)
-        w.answered_job(texts(5))
-        assert len(w.creates) == 1
+    w = new_world(batch_turnaround=5 * MINUTE)
+    w.edit_json({"create", "get", "list"}, rename)
+    w.answered_job(texts(5))
+    assert len(w.creates) == 1
 
 
 @pytest.mark.full
-def test_c23_a_renamed_state_is_no_end_and_no_crash(provider: str, tmp_path: Path) -> None:
+def test_c23_a_renamed_state_is_no_end_and_no_crash(provider: str, new_world: NewWorld) -> None:
     names = {"openai": "status", "anthropic": "processing_status", "gemini": "state"}
 
     def rename(found: Any) -> None:
@@ -123,42 +116,41 @@ def test_c23_a_renamed_state_is_no_end_and_no_crash(provider: str, tmp_path: Pat
         holder["condition"] = holder.pop(names[provider])
         found.pop("done", None)
 
-    with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
-        w.edit_json({"get"}, rename)
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts)
-        w.pass_time(50 * MINUTE)
-        assert not job.status().done
-        assert not w.requests("download")
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert len(w.creates) == 1
+    w = new_world(batch_turnaround=5 * MINUTE)
+    w.edit_json({"get"}, rename)
+    prompts = texts(5)
+    job = w.process().submit_batch(prompts)
+    w.pass_time(50 * MINUTE)
+    assert not job.status().done
+    assert not w.requests("download")
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    assert len(w.creates) == 1
 
 
-def test_c25_with_another_key_nothing_is_concluded_from_an_empty_list(provider: str, tmp_path: Path) -> None:
+def test_c25_with_another_key_nothing_is_concluded_from_an_empty_list(new_world: NewWorld) -> None:
     """The process crashes before the response to its create; the next one uses a key of another project."""
-    with world(provider, tmp_path, rare=600, batch_turnaround=HOUR) as w:
-        first = w.process(api_key="key-of-project-one-1234567890")
-        prompts = texts(5)
-        job = first.submit_batch(prompts)
-        _die_at_the_create(w)
-        w.stop(first)
-        assert len(w.creates) == 1
-        w.service.meet = lambda seen: None
-        seen_before = len(w.service.seen)
-        other = w.process(api_key="key-of-project-two-0987654321")
-        w.pass_time(2 * DAY)
-        assert len(w.service.seen) == seen_before  # it asks nothing, so it can conclude nothing
-        found = other.job(job.id)
-        note = found.status().note
-        assert note is not None
-        assert "needs the" in note
-        assert "project-one" not in note
-        assert not found.status().done
-        w.stop(other)
-        again = w.process(api_key="key-of-project-one-1234567890")
-        assert [result.text for result in w.results(again.job(job.id))] == w.right(prompts)
-        assert len(w.creates) == 1
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+    w = new_world(rare=600, batch_turnaround=HOUR)
+    first = w.process(api_key="key-of-project-one-1234567890")
+    prompts = texts(5)
+    job = first.submit_batch(prompts)
+    _die_at_the_create(w)
+    w.stop(first)
+    assert len(w.creates) == 1
+    w.service.meet = lambda seen: None
+    seen_before = len(w.service.seen)
+    other = w.process(api_key="key-of-project-two-0987654321")
+    w.pass_time(2 * DAY)
+    assert len(w.service.seen) == seen_before  # it asks nothing, so it can conclude nothing
+    found = other.job(job.id)
+    note = found.status().note
+    assert note is not None
+    assert "needs the" in note
+    assert "project-one" not in note
+    assert not found.status().done
+    w.stop(other)
+    again = w.process(api_key="key-of-project-one-1234567890")
+    assert [result.text for result in w.results(again.job(job.id))] == w.right(prompts)
+    assert len(w.creates) == 1
 
 
 def _die_at_the_create(w: World) -> None:
@@ -171,42 +163,41 @@ def _die_at_the_create(w: World) -> None:
 
 
 @pytest.mark.full
-def test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path, rare=600, batch_turnaround=HOUR) as w:
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts)
-        w.pass_time(10 * MINUTE)
-        w.service.meet = lambda seen: w.refusal(401, "invalid x-api-key")
-        w.pass_time(6 * HOUR)
-        status_ = job.status()
-        assert (status_.failed, status_.cancelled, status_.done) == (0, 0, False)
-        assert status_.note is not None
-        asked = [seen for seen in w.service.seen if seen.at > 20 * MINUTE]
-        assert len(asked) <= 6 * HOUR / (5 * MINUTE)
-        w.service.meet = lambda seen: None
-        if status_.state == "held":
-            job.resume()
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert len(w.creates) == 1
+def test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing(new_world: NewWorld) -> None:
+    w = new_world(rare=600, batch_turnaround=HOUR)
+    prompts = texts(5)
+    job = w.process().submit_batch(prompts)
+    w.pass_time(10 * MINUTE)
+    w.service.meet = lambda seen: w.refusal(401, "invalid x-api-key")
+    w.pass_time(6 * HOUR)
+    status_ = job.status()
+    assert (status_.failed, status_.cancelled, status_.done) == (0, 0, False)
+    assert status_.note is not None
+    asked = [seen for seen in w.service.seen if seen.at > 20 * MINUTE]
+    assert len(asked) <= 6 * HOUR / (5 * MINUTE)
+    w.service.meet = lambda seen: None
+    if status_.state == "held":
+        job.resume()
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    assert len(w.creates) == 1
 
 
 @pytest.mark.parametrize("what", ["upload", "list", "create"])
 def test_c25_a_key_that_is_refused_before_the_create_holds_the_job(
-    provider: str, what: str, tmp_path: Path
+    provider: str, what: str, new_world: NewWorld
 ) -> None:
-    with world(provider, tmp_path, rare=600) as w:
-        stage = "create" if what == "upload" and provider == "anthropic" else what
-        w.service.meet = lambda seen: w.refusal(401, "invalid x-api-key") if seen.what == stage else None
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts)
-        w.pass_time(HOUR)
-        status = job.status()
-        assert status.state == "held"
-        assert "the API key was rejected" in str(status.note)
-        refused = len(w.requests(stage))
-        w.pass_time(DAY)
-        assert len(w.requests(stage)) == refused  # it waits for a person
-        w.service.meet = lambda seen: None
-        job.resume()
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+    w = new_world(rare=600)
+    stage = "create" if what == "upload" and provider == "anthropic" else what
+    w.service.meet = lambda seen: w.refusal(401, "invalid x-api-key") if seen.what == stage else None
+    prompts = texts(5)
+    job = w.process().submit_batch(prompts)
+    w.pass_time(HOUR)
+    status = job.status()
+    assert status.state == "held"
+    assert "the API key was rejected" in str(status.note)
+    refused = len(w.requests(stage))
+    w.pass_time(DAY)
+    assert len(w.requests(stage)) == refused  # it waits for a person
+    w.service.meet = lambda seen: None
+    job.resume()
+    assert [result.text for result in w.results(job)] == w.right(prompts)

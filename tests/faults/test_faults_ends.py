@@ -21,7 +21,7 @@ from smartbatch.errors import ProviderError
 from smartbatch.jobs.job import Job
 from tests.faults.simulation import simulated_world as simulation
 from tests.faults.simulation.scenario import Plan, Scenario
-from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, World, in_batch, texts, world
+from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, NewWorld, World, in_batch, texts
 from tests.levels import sampled
 
 SLOW = {"batch_poll_interval": 30 * MINUTE}
@@ -37,24 +37,19 @@ def first(*faults: str) -> Any:
 @pytest.mark.full
 @each_fallback
 @each_provider
-def test_c14_of_a_batch_that_expires_half_done_that_half_is_kept(
-    provider: str, fallback: Any, tmp_path: Path
-) -> None:
-    with world(
-        provider, tmp_path, rare=240, batch_turnaround=24 * HOUR, batch_fault_for=first("expire_part")
-    ) as w:
-        prompts = texts(10)
-        client = w.process(batch_timeout=30 * DAY, **SLOW)
-        job = client.submit_batch(prompts, batch_fallback=fallback)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert w.creates[0].state == "expired"
-        if fallback == "batch":  # the rest goes in a batch with a nonce of its own
-            assert [record.total for record in w.creates] == [10, 5]
-            assert len({_nonce(record) for record in w.creates}) == 2
-        else:
-            assert len(w.creates) == 1
-            assert len(w.requests("ask")) == 5
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+def test_c14_of_a_batch_that_expires_half_done_that_half_is_kept(fallback: Any, new_world: NewWorld) -> None:
+    w = new_world(rare=240, batch_turnaround=24 * HOUR, batch_fault_for=first("expire_part"))
+    prompts = texts(10)
+    client = w.process(batch_timeout=30 * DAY, **SLOW)
+    job = client.submit_batch(prompts, batch_fallback=fallback)
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    assert w.creates[0].state == "expired"
+    if fallback == "batch":  # the rest goes in a batch with a nonce of its own
+        assert [record.total for record in w.creates] == [10, 5]
+        assert len({_nonce(record) for record in w.creates}) == 2
+    else:
+        assert len(w.creates) == 1
+        assert len(w.requests("ask")) == 5
 
 
 def _nonce(record: BatchRecord) -> str:
@@ -64,39 +59,37 @@ def _nonce(record: BatchRecord) -> str:
 
 @pytest.mark.full
 @each_provider
-def test_c15_items_whose_batches_keep_expiring_fail_with_a_reason(provider: str, tmp_path: Path) -> None:
-    with world(
-        provider, tmp_path, rare=240, batch_turnaround=24 * HOUR, batch_faults={"expire_all": 1.0}
-    ) as w:
-        job = w.process(**SLOW).submit_batch(texts(4))
-        results = w.results(job)
-        assert [record.total for record in w.creates] == [4, 4, 4]  # and no loop
-        assert all(isinstance(result.error, ProviderError) for result in results)
-        assert all("submit it again, or send it in real time" in str(result.error) for result in results)
-        assert not w.emu.ledger.billed_by_prompt
-        assert job.status().cost == 0
-        w.pass_time(2 * DAY)
-        assert len(w.creates) == 3
+def test_c15_items_whose_batches_keep_expiring_fail_with_a_reason(new_world: NewWorld) -> None:
+    w = new_world(rare=240, batch_turnaround=24 * HOUR, batch_faults={"expire_all": 1.0})
+    job = w.process(**SLOW).submit_batch(texts(4))
+    results = w.results(job)
+    assert [record.total for record in w.creates] == [4, 4, 4]  # and no loop
+    assert all(isinstance(result.error, ProviderError) for result in results)
+    assert all("submit it again, or send it in real time" in str(result.error) for result in results)
+    assert not w.emu.ledger.billed_by_prompt
+    assert job.status().cost == 0
+    w.pass_time(2 * DAY)
+    assert len(w.creates) == 3
 
 
 @each_provider
 @pytest.mark.parametrize("results", sampled(["every line", "finished lines", "no file"], first=1))
-def test_c16_a_cancelled_job_ends_with_its_batch(provider: str, results: str, tmp_path: Path) -> None:
+def test_c16_a_cancelled_job_ends_with_its_batch(provider: str, results: str, new_world: NewWorld) -> None:
     """Providers write a line for unprocessed requests, omit it, or return no results at all."""
-    with world(provider, tmp_path, batch_turnaround=10 * MINUTE, batch_cancel_seconds=5.0) as w:
-        job = w.process().submit_batch(texts(20))
-        w.pass_time(5 * MINUTE + 7)  # not while it is polled
-        if results == "finished lines":
-            w.rewrite_results(lambda lines: [one for one in lines if w.answer_of(json.loads(one))])
-        elif results == "no file":
-            w.edit_json({"get"}, _without_results)
-        cancelled = w.clock.now()
-        job.cancel()
-        status = w.wait(job)
-        assert w.clock.now() - cancelled <= 5 + 10
-        assert not w.incidents(job)
-        ran = 0 if results == "no file" and provider != "anthropic" else status.succeeded
-        assert (status.succeeded, status.cancelled) == (ran, 20 - ran)
+    w = new_world(batch_turnaround=10 * MINUTE, batch_cancel_seconds=5.0)
+    job = w.process().submit_batch(texts(20))
+    w.pass_time(5 * MINUTE + 7)  # not while it is polled
+    if results == "finished lines":
+        w.rewrite_results(lambda lines: [one for one in lines if w.answer_of(json.loads(one))])
+    elif results == "no file":
+        w.edit_json({"get"}, _without_results)
+    cancelled = w.clock.now()
+    job.cancel()
+    status = w.wait(job)
+    assert w.clock.now() - cancelled <= 5 + 10
+    assert not w.incidents(job)
+    ran = 0 if results == "no file" and provider != "anthropic" else status.succeeded
+    assert (status.succeeded, status.cancelled) == (ran, 20 - ran)
 
 
 def _without_results(said: dict[str, Any]) -> None:
@@ -109,40 +102,39 @@ def _without_results(said: dict[str, Any]) -> None:
 
 @pytest.mark.full
 @each_provider
-def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path, rare=600, batch_window=9 * DAY, batch_turnaround=3 * DAY) as w:
-        prompts = texts(6)
-        job = w.process(batch_poll_interval=HOUR).submit_batch(prompts)
-        w.pass_time(23 * HOUR)
-        assert job.status().note is None
-        w.pass_time(25 * HOUR)
-        note = job.status().note
-        assert note is not None
-        assert "more than 24 h" in note
-        assert "batch_fallback='individual'" in note
-        assert len(w.creates) == 1
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert len(w.creates) == 1
-        assert not w.requests("ask")
+def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(new_world: NewWorld) -> None:
+    w = new_world(rare=600, batch_window=9 * DAY, batch_turnaround=3 * DAY)
+    prompts = texts(6)
+    job = w.process(batch_poll_interval=HOUR).submit_batch(prompts)
+    w.pass_time(23 * HOUR)
+    assert job.status().note is None
+    w.pass_time(25 * HOUR)
+    note = job.status().note
+    assert note is not None
+    assert "more than 24 h" in note
+    assert "batch_fallback='individual'" in note
+    assert len(w.creates) == 1
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    assert len(w.creates) == 1
+    assert not w.requests("ask")
 
 
 @each_provider
-def test_c17_a_cancel_during_an_outage_is_repeated_after_it(provider: str, tmp_path: Path) -> None:
+def test_c17_a_cancel_during_an_outage_is_repeated_after_it(new_world: NewWorld) -> None:
     settings = {"batch_turnaround": 4 * HOUR, "batch_cancel_seconds": MINUTE}
-    with world(provider, tmp_path, rare=60, batch_faults={"stuck": 1.0}, **settings) as w:
-        prompts = texts(10)
-        client = w.process(batch_timeout=3 * HOUR, **SLOW)
-        job = client.submit_batch(prompts, batch_fallback="individual")
-        w.service.meet = lambda seen: (
-            ServerReply(0, b"", damage="reset_before") if 3 * HOUR <= seen.at < 3.5 * HOUR else None
-        )
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert len(w.requests("cancel")) > 1
-        [record] = w.creates
-        assert record.state == "cancelled"
-        assert 0 < len(w.requests("ask")) < 10  # what the batch had run is kept
-        assert not w.incidents(job)
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+    w = new_world(rare=60, batch_faults={"stuck": 1.0}, **settings)
+    prompts = texts(10)
+    client = w.process(batch_timeout=3 * HOUR, **SLOW)
+    job = client.submit_batch(prompts, batch_fallback="individual")
+    w.service.meet = lambda seen: (
+        ServerReply(0, b"", damage="reset_before") if 3 * HOUR <= seen.at < 3.5 * HOUR else None
+    )
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    assert len(w.requests("cancel")) > 1
+    [record] = w.creates
+    assert record.state == "cancelled"
+    assert 0 < len(w.requests("ask")) < 10  # what the batch had run is kept
+    assert not w.incidents(job)
 
 
 @pytest.mark.full
@@ -188,80 +180,80 @@ def _raced(plan: Plan, folder: Path) -> Counter[str | None]:
 
 @pytest.mark.full
 @each_provider
-def test_c20_results_that_cannot_be_fetched_for_days_are_not_given_up(provider: str, tmp_path: Path) -> None:
+def test_c20_results_that_cannot_be_fetched_for_days_are_not_given_up(
+    provider: str, new_world: NewWorld
+) -> None:
     outage = DAY if provider == "openai" else DAY / 2
     settings = {"batch_results_outage": outage, "batch_retention": 29 * DAY}
-    with world(provider, tmp_path, rare=600, batch_faults={"results_unavailable": 1.0}, **settings) as w:
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts)
-        w.pass_time(11 * HOUR)
-        status = job.status()
-        assert not status.done
-        assert status.note is not None
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        tries = w.requests("download")
-        assert len(tries) <= outage / (5 * MINUTE) + 10  # the pauses grow, to ten minutes
-        assert len(w.creates) == 1
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+    w = new_world(rare=600, batch_faults={"results_unavailable": 1.0}, **settings)
+    prompts = texts(5)
+    job = w.process().submit_batch(prompts)
+    w.pass_time(11 * HOUR)
+    status = job.status()
+    assert not status.done
+    assert status.note is not None
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    tries = w.requests("download")
+    assert len(tries) <= outage / (5 * MINUTE) + 10  # the pauses grow, to ten minutes
+    assert len(w.creates) == 1
 
 
 @pytest.mark.full
 @each_provider
-def test_c21_results_at_risk_are_reported_at_half_of_their_time(provider: str, tmp_path: Path) -> None:
+def test_c21_results_at_risk_are_reported_at_half_of_their_time(provider: str, new_world: NewWorld) -> None:
     keeps = {"openai": 29 * DAY, "anthropic": 29 * DAY, "gemini": 2 * DAY}[provider]
     outage = {"batch_results_outage": 0.5 * keeps + 2 * HOUR, "batch_retention": keeps}
-    with world(provider, tmp_path, rare=240, batch_faults={"results_unavailable": 1.0}, **outage) as w:
-        prompts = texts(5)
-        away = w.process()
-        job = away.submit_batch(prompts)
-        w.pass_time(MINUTE)
-        w.stop(away)
-        w.pass_time(0.5 * keeps - 2 * HOUR)
-        job = w.process().job(job.id)
-        w.pass_time(HOUR)
-        assert not w.incidents(job)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert w.incidents(job) == {"results_at_risk": 1}
+    w = new_world(rare=240, batch_faults={"results_unavailable": 1.0}, **outage)
+    prompts = texts(5)
+    away = w.process()
+    job = away.submit_batch(prompts)
+    w.pass_time(MINUTE)
+    w.stop(away)
+    w.pass_time(0.5 * keeps - 2 * HOUR)
+    job = w.process().job(job.id)
+    w.pass_time(HOUR)
+    assert not w.incidents(job)
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    assert w.incidents(job) == {"results_at_risk": 1}
 
 
 @each_provider
-def test_c21_deleted_results_fail_their_requests_without_further_cost(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path, batch_turnaround=HOUR, batch_retention=20 * DAY) as w:
-        away = w.process()
-        job = away.submit_batch(texts(5))
-        w.pass_time(MINUTE)
-        w.stop(away)
-        w.pass_time(35 * DAY)
-        found = w.process().job(job.id)
-        results = w.results(found)
-        for result in results:
-            assert isinstance(result.error, ProviderError)
-            assert "no longer stores" in str(result.error)
-        assert w.incidents(found) == {"results_gone": 1}
-        assert len(w.creates) == 1  # paid for once, and not again without the user's word
-        assert not w.requests("ask")
+def test_c21_deleted_results_fail_their_requests_without_further_cost(new_world: NewWorld) -> None:
+    w = new_world(batch_turnaround=HOUR, batch_retention=20 * DAY)
+    away = w.process()
+    job = away.submit_batch(texts(5))
+    w.pass_time(MINUTE)
+    w.stop(away)
+    w.pass_time(35 * DAY)
+    found = w.process().job(job.id)
+    results = w.results(found)
+    for result in results:
+        assert isinstance(result.error, ProviderError)
+        assert "no longer stores" in str(result.error)
+    assert w.incidents(found) == {"results_gone": 1}
+    assert len(w.creates) == 1  # paid for once, and not again without the user's word
+    assert not w.requests("ask")
 
 
 @pytest.mark.full
 @each_provider
-def test_c24_without_credit_no_item_loses_its_tries(provider: str, tmp_path: Path) -> None:
+def test_c24_without_credit_no_item_loses_its_tries(new_world: NewWorld) -> None:
     rounds = 4
     no_money = {"batch_fault_for": lambda index, label: ("no_money_lines",) if index < rounds else ()}
-    with world(provider, tmp_path, rare=240, batch_turnaround=MINUTE, **no_money) as w:
-        prompts = texts(6)
-        job = w.process().submit_batch(prompts)
-        for number in range(1, rounds + 1):
-            _until_held(w, job)
-            assert len(w.creates) == number
-            status = job.status()
-            assert (status.completed, status.failed, status.cancelled) == (0, 0, 0)
-            assert status.note is not None
-            assert "no credit" in status.note
-            w.pass_time(DAY)
-            assert len(w.creates) == number  # nothing is sent while it is held
-            job.resume()
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+    w = new_world(rare=240, batch_turnaround=MINUTE, **no_money)
+    prompts = texts(6)
+    job = w.process().submit_batch(prompts)
+    for number in range(1, rounds + 1):
+        _until_held(w, job)
+        assert len(w.creates) == number
+        status = job.status()
+        assert (status.completed, status.failed, status.cancelled) == (0, 0, 0)
+        assert status.note is not None
+        assert "no credit" in status.note
+        w.pass_time(DAY)
+        assert len(w.creates) == number  # nothing is sent while it is held
+        job.resume()
+    assert [result.text for result in w.results(job)] == w.right(prompts)
 
 
 def _until_held(w: World, job: Job) -> None:
@@ -273,20 +265,19 @@ def _until_held(w: World, job: Job) -> None:
 
 
 @each_provider
-def test_c24_answers_before_the_end_of_the_credit_are_kept(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path) as w:
-        spent = in_batch(0, "item_error", {3, 4, 5})
-        w.emu.configure(batch_line_fault_for=spent)
-        w.rewrite_results(lambda lines: [_without_credit(provider, line) for line in lines])
-        prompts = texts(6)
-        job = w.process().submit_batch(prompts)
-        _until_held(w, job)
-        assert job.status().completed == 3
-        w.service.alter = lambda seen, reply: reply
-        job.resume()
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert [record.total for record in w.creates] == [6, 3]
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+def test_c24_answers_before_the_end_of_the_credit_are_kept(provider: str, new_world: NewWorld) -> None:
+    w = new_world()
+    spent = in_batch(0, "item_error", {3, 4, 5})
+    w.emu.configure(batch_line_fault_for=spent)
+    w.rewrite_results(lambda lines: [_without_credit(provider, line) for line in lines])
+    prompts = texts(6)
+    job = w.process().submit_batch(prompts)
+    _until_held(w, job)
+    assert job.status().completed == 3
+    w.service.alter = lambda seen, reply: reply
+    job.resume()
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    assert [record.total for record in w.creates] == [6, 3]
 
 
 def _without_credit(provider: str, raw: bytes) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 
 from smartbatch.emulator.provider_api import ServerReply
-from tests.faults.world import KEY, PROVIDERS, Seen, texts, world
+from tests.faults.world import KEY, PROVIDERS, NewWorld, Seen, texts, world
 from tests.levels import sampled
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS))
@@ -34,45 +34,45 @@ WITH_FILES = ("openai", "gemini")
     ),
 )
 def test_c19_a_create_before_its_file_is_known_is_repeated(
-    provider: str, status: int, text: str, tmp_path: Path
+    status: int, text: str, new_world: NewWorld
 ) -> None:
-    with world(provider, tmp_path) as w:
-        w.service.meet = lambda seen: w.refusal(status, text) if seen in w.requests("create")[:2] else None
-        w.answered_job(texts(4))
-        assert len(w.requests("create")) == 3
-        assert len({seen.body for seen in w.requests("create")}) == 1  # the same file and the same label
-        assert [record.total for record in w.creates] == [4]
+    w = new_world()
+    w.service.meet = lambda seen: w.refusal(status, text) if seen in w.requests("create")[:2] else None
+    w.answered_job(texts(4))
+    assert len(w.requests("create")) == 3
+    assert len({seen.body for seen in w.requests("create")}) == 1  # the same file and the same label
+    assert [record.total for record in w.creates] == [4]
 
 
 @pytest.mark.parametrize("provider", sampled(WITH_FILES))
-def test_c19_a_file_that_never_appears_ends_with_a_clear_error(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path) as w:
-        w.service.meet = lambda seen: w.refusal(404, "no such file") if seen.what == "create" else None
-        results = w.results(w.process().submit_batch(texts(4)))
-        assert all("no such file" in str(result.error) for result in results)
-        assert 3 <= len(w.requests("create")) <= 20
-        assert not w.emu.ledger.billed_by_prompt
+def test_c19_a_file_that_never_appears_ends_with_a_clear_error(new_world: NewWorld) -> None:
+    w = new_world()
+    w.service.meet = lambda seen: w.refusal(404, "no such file") if seen.what == "create" else None
+    results = w.results(w.process().submit_batch(texts(4)))
+    assert all("no such file" in str(result.error) for result in results)
+    assert 3 <= len(w.requests("create")) <= 20
+    assert not w.emu.ledger.billed_by_prompt
 
 
-def test_c19_a_file_that_is_not_listed_yet_is_uploaded_once(tmp_path: Path) -> None:
-    with world("openai", tmp_path) as w:
+def test_c19_a_file_that_is_not_listed_yet_is_uploaded_once(new_world: NewWorld) -> None:
+    w = new_world()
 
-        def alter(seen: Seen, reply: ServerReply) -> ServerReply:
-            looks = len(w.requests("file"))
-            if seen.what not in ("upload", "file") or looks >= 5 or not isinstance(reply.body, bytes):
-                return reply
-            found = json.loads(reply.body)
-            if "data" not in found:
-                found["status"] = "processing"
-            elif looks < 3:
-                found["data"] = []
-            for file in found.get("data", ()):
-                file["status"] = "processing"
-            return evolve(reply, body=json.dumps(found).encode())
+    def alter(seen: Seen, reply: ServerReply) -> ServerReply:
+        looks = len(w.requests("file"))
+        if seen.what not in ("upload", "file") or looks >= 5 or not isinstance(reply.body, bytes):
+            return reply
+        found = json.loads(reply.body)
+        if "data" not in found:
+            found["status"] = "processing"
+        elif looks < 3:
+            found["data"] = []
+        for file in found.get("data", ()):
+            file["status"] = "processing"
+        return evolve(reply, body=json.dumps(found).encode())
 
-        w.service.alter = alter
-        w.answered_job(texts(4))
-        assert len(w.requests("upload")) == 1
+    w.service.alter = alter
+    w.answered_job(texts(4))
+    assert len(w.requests("upload")) == 1
 
 
 # -- results behind a redirect -------------------------------------------------------------------------------
@@ -142,29 +142,29 @@ def test_b15_results_on_another_server_are_downloaded_without_the_key(
 @each_provider
 @pytest.mark.parametrize("absolute", [False, True])
 def test_b15_a_redirect_within_the_server_is_followed_with_the_key(
-    provider: str, absolute: bool, tmp_path: Path
+    absolute: bool, new_world: NewWorld
 ) -> None:
-    with world(provider, tmp_path) as w:
-        moved_to: list[str] = []
+    w = new_world()
+    moved_to: list[str] = []
 
-        def meet(seen: Seen) -> ServerReply | None:
-            if seen.what != "download" or "moved" in seen.head.query:
-                return None
-            query = f"{seen.head.query}&moved=1" if seen.head.query else "moved=1"
-            moved_to.append(f"{seen.path}?{query}")
-            return moved(302, (w.emu.url if absolute else "") + moved_to[-1])
+    def meet(seen: Seen) -> ServerReply | None:
+        if seen.what != "download" or "moved" in seen.head.query:
+            return None
+        query = f"{seen.head.query}&moved=1" if seen.head.query else "moved=1"
+        moved_to.append(f"{seen.path}?{query}")
+        return moved(302, (w.emu.url if absolute else "") + moved_to[-1])
 
-        w.service.meet = meet
-        w.answered_job(texts(5))
-        assert moved_to
+    w.service.meet = meet
+    w.answered_job(texts(5))
+    assert moved_to
 
 
 @each_provider
-def test_b15_endless_redirects_are_an_error_and_lose_nothing(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path) as w:
-        w.service.meet = lambda seen: moved(302, seen.path) if seen.what == "download" else None
-        job = w.process().submit_batch(texts(5))
-        w.pass_time(300)
-        assert "followed by more than 5 others" in str([shard.note for shard in job.status().shards])
-        w.service.meet = lambda seen: None
-        assert [result.text for result in w.results(job)] == w.right(texts(5))
+def test_b15_endless_redirects_are_an_error_and_lose_nothing(new_world: NewWorld) -> None:
+    w = new_world()
+    w.service.meet = lambda seen: moved(302, seen.path) if seen.what == "download" else None
+    job = w.process().submit_batch(texts(5))
+    w.pass_time(300)
+    assert "followed by more than 5 others" in str([shard.note for shard in job.status().shards])
+    w.service.meet = lambda seen: None
+    assert [result.text for result in w.results(job)] == w.right(texts(5))

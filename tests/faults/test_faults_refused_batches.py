@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from attrs import evolve
 
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import ErrorKind, ProviderError
-from tests.faults.world import HOUR, PROVIDERS, Seen, World, in_batch, texts, world
+from tests.faults.world import HOUR, PROVIDERS, NewWorld, Seen, World, in_batch, texts
 from tests.levels import sampled
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
@@ -22,48 +21,45 @@ def creates(w: World) -> list[int]:
 
 
 @each_provider
-def test_c18_refused_lines_fail_and_the_others_are_sent_again(provider: str, tmp_path: Path) -> None:
+def test_c18_refused_lines_fail_and_the_others_are_sent_again(provider: str, new_world: NewWorld) -> None:
     bad = in_batch(0, "refused_lines", {3, 7})
-    with world(provider, tmp_path, rare=240, batch_turnaround=HOUR, batch_line_fault_for=bad) as w:
-        prompts = texts(10)
-        job = w.process().submit_batch(prompts)
-        results = w.results(job)
-        failed = [row for row, result in enumerate(results) if not result.ok]
-        assert failed == ([3] if provider == "anthropic" else [3, 7])  # it names the first one only
-        for row in failed:
-            error = results[row].error
-            assert isinstance(error, ProviderError)
-            assert error.kind is ErrorKind.CLIENT_ERROR
-            assert "rejected this request" in error.message
-        right = w.right(prompts)
-        assert [result.text for row, result in enumerate(results) if row not in failed] == [
-            text for row, text in enumerate(right) if row not in failed
-        ]
-        assert [record.total for record in w.creates] == [10, 10 - len(failed)]
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
-        assert not w.incidents(job)
+    w = new_world(rare=240, batch_turnaround=HOUR, batch_line_fault_for=bad)
+    prompts = texts(10)
+    job = w.process().submit_batch(prompts)
+    results = w.results(job)
+    failed = [row for row, result in enumerate(results) if not result.ok]
+    assert failed == ([3] if provider == "anthropic" else [3, 7])  # it names the first one only
+    for row in failed:
+        error = results[row].error
+        assert isinstance(error, ProviderError)
+        assert error.kind is ErrorKind.CLIENT_ERROR
+        assert "rejected this request" in error.message
+    right = w.right(prompts)
+    assert [result.text for row, result in enumerate(results) if row not in failed] == [
+        text for row, text in enumerate(right) if row not in failed
+    ]
+    assert [record.total for record in w.creates] == [10, 10 - len(failed)]
+    assert not w.incidents(job)
 
 
 @each_provider
 @pytest.mark.parametrize("wording", sampled(["custom_id", "path", "line", "lines"], first=2))
-def test_c18_refused_lines_are_found_in_the_texts_of_many_servers(
-    provider: str, wording: str, tmp_path: Path
-) -> None:
-    with world(provider, tmp_path) as w:
-        refused: list[bytes] = []
+def test_c18_refused_lines_are_found_in_the_texts_of_many_servers(wording: str, new_world: NewWorld) -> None:
+    w = new_world()
+    refused: list[bytes] = []
 
-        def meet(seen: Seen) -> ServerReply | None:
-            if seen.what == "upload" and b'"batch"' in seen.body:
-                refused.append(seen.body)
-            if seen.what != "create" or w.requests("create")[0] is not seen:
-                return None
-            return w.refusal(400, _text(wording, _ids(w, seen)))
+    def meet(seen: Seen) -> ServerReply | None:
+        if seen.what == "upload" and b'"batch"' in seen.body:
+            refused.append(seen.body)
+        if seen.what != "create" or w.requests("create")[0] is not seen:
+            return None
+        return w.refusal(400, _text(wording, _ids(w, seen)))
 
-        w.service.meet = meet
-        results = w.results(w.process().submit_batch(texts(6)))
-        wrong = [2, 4] if wording == "lines" else [2]
-        assert [row for row, result in enumerate(results) if not result.ok] == wrong
-        assert creates(w) == [6 - len(wrong)]
+    w.service.meet = meet
+    results = w.results(w.process().submit_batch(texts(6)))
+    wrong = [2, 4] if wording == "lines" else [2]
+    assert [row for row, result in enumerate(results) if not result.ok] == wrong
+    assert creates(w) == [6 - len(wrong)]
 
 
 def _ids(w: World, create: Seen) -> list[str]:
@@ -94,36 +90,36 @@ def _text(wording: str, ids: list[str]) -> str:
         "the model is not known",
     ],
 )
-def test_c18_a_refusal_without_lines_blames_none(text: str, tmp_path: Path) -> None:
-    with world("openai", tmp_path) as w:
-        w.service.meet = lambda seen: w.refusal(400, text) if seen.what == "create" else None
-        results = w.results(w.process().submit_batch(texts(4)))
-        assert all(str(result.error).startswith("the provider answered 400") for result in results)
-        assert not creates(w)
+def test_c18_a_refusal_without_lines_blames_none(text: str, new_world: NewWorld) -> None:
+    w = new_world()
+    w.service.meet = lambda seen: w.refusal(400, text) if seen.what == "create" else None
+    results = w.results(w.process().submit_batch(texts(4)))
+    assert all(str(result.error).startswith("the provider answered 400") for result in results)
+    assert not creates(w)
 
 
-def test_c18_a_refused_model_is_not_the_fault_of_lines(tmp_path: Path) -> None:
-    with world("openai", tmp_path, models=["another"]) as w:
-        results = w.results(w.process().submit_batch(texts(4)))
-        assert all("the batch failed in line 1 (model_not_found)" in str(r.error) for r in results)
+def test_c18_a_refused_model_is_not_the_fault_of_lines(new_world: NewWorld) -> None:
+    w = new_world(models=["another"])
+    results = w.results(w.process().submit_batch(texts(4)))
+    assert all("the batch failed in line 1 (model_not_found)" in str(r.error) for r in results)
 
 
-def test_c18_a_batch_failed_by_the_provider_is_created_again_twice(tmp_path: Path) -> None:
-    with world("openai", tmp_path, rare=240, batch_turnaround=HOUR) as w:
-        failed: set[str] = set()
+def test_c18_a_batch_failed_by_the_provider_is_created_again_twice(new_world: NewWorld) -> None:
+    w = new_world(may_pay_twice=True, rare=240, batch_turnaround=HOUR)
+    failed: set[str] = set()
 
-        def fail_two(seen: Seen, reply: ServerReply) -> ServerReply:
-            if seen.what != "get" or (len(failed) == 2 and seen.path not in failed):
-                return reply
-            failed.add(seen.path)
-            errors = {"data": [{"code": "server_error", "message": "The server had an error."}]}
-            batch = {**json.loads(reply.body), "status": "failed", "errors": errors}
-            return evolve(reply, body=json.dumps(batch).encode())
+    def fail_two(seen: Seen, reply: ServerReply) -> ServerReply:
+        if seen.what != "get" or (len(failed) == 2 and seen.path not in failed):
+            return reply
+        failed.add(seen.path)
+        errors = {"data": [{"code": "server_error", "message": "The server had an error."}]}
+        batch = {**json.loads(reply.body), "status": "failed", "errors": errors}
+        return evolve(reply, body=json.dumps(batch).encode())
 
-        w.service.alter = fail_two
-        prompts = texts(4)
-        assert [result.text for result in w.results(w.process().submit_batch(prompts))] == w.right(prompts)
-        assert creates(w) == [4, 4, 4]
+    w.service.alter = fail_two
+    prompts = texts(4)
+    assert [result.text for result in w.results(w.process().submit_batch(prompts))] == w.right(prompts)
+    assert creates(w) == [4, 4, 4]
 
 
 # -- limits --------------------------------------------------------------------------------------------------
@@ -132,44 +128,42 @@ def test_c18_a_batch_failed_by_the_provider_is_created_again_twice(tmp_path: Pat
 @each_provider
 @pytest.mark.parametrize("limit", sampled([{"batch_max_lines": 3}, {"batch_max_bytes": 1000}]))
 def test_b12_a_batch_above_a_limit_is_halved_and_so_are_later_jobs(
-    provider: str, limit: dict[str, Any], tmp_path: Path
+    limit: dict[str, Any], new_world: NewWorld
 ) -> None:
-    with world(provider, tmp_path, **limit) as w:
-        prompts = texts(12)
-        client, other = w.process(), w.process()
-        assert [result.text for result in w.results(client.submit_batch(prompts))] == w.right(prompts)
-        w.stop(client)
-        refused = len(w.requests("create"))
-        assert max(record.total for record in w.creates if record.state == "completed") < 12
-        more = texts(12, "exercise")
-        assert [result.text for result in w.results(other.submit_batch(more))] == w.right(more)
-        later = w.creates[-(len(w.requests("create")) - refused) :]
-        assert all(record.state == "completed" for record in later)  # none is refused any more
-        assert sum(record.total for record in later) == 12
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+    w = new_world(**limit)
+    prompts = texts(12)
+    client, other = w.process(), w.process()
+    assert [result.text for result in w.results(client.submit_batch(prompts))] == w.right(prompts)
+    w.stop(client)
+    refused = len(w.requests("create"))
+    assert max(record.total for record in w.creates if record.state == "completed") < 12
+    more = texts(12, "exercise")
+    assert [result.text for result in w.results(other.submit_batch(more))] == w.right(more)
+    later = w.creates[-(len(w.requests("create")) - refused) :]
+    assert all(record.state == "completed" for record in later)  # none is refused any more
+    assert sum(record.total for record in later) == 12
 
 
 @each_provider
-def test_b12_a_413_of_a_gateway_is_a_limit_as_well(provider: str, tmp_path: Path) -> None:
+def test_b12_a_413_of_a_gateway_is_a_limit_as_well(provider: str, new_world: NewWorld) -> None:
     page = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
-    with world(provider, tmp_path) as w:
-        stage = "create" if provider == "anthropic" else "upload"
+    w = new_world()
+    stage = "create" if provider == "anthropic" else "upload"
 
-        def meet(seen: Seen) -> ServerReply | None:
-            large = seen.what == stage and seen.body.count(b"question") > 3
-            return ServerReply(413, page, content_type="text/html") if large else None
+    def meet(seen: Seen) -> ServerReply | None:
+        large = seen.what == stage and seen.body.count(b"question") > 3
+        return ServerReply(413, page, content_type="text/html") if large else None
 
-        w.service.meet = meet
-        w.answered_job(texts(8))
-        assert sorted(creates(w)) == ([1, 2, 2, 3] if provider == "anthropic" else [2, 2, 2, 2])
+    w.service.meet = meet
+    w.answered_job(texts(8))
+    assert sorted(creates(w)) == ([1, 2, 2, 3] if provider == "anthropic" else [2, 2, 2, 2])
 
 
 @each_provider
-def test_b12_one_request_that_is_too_large_fails_alone(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path, batch_max_bytes=1500) as w:
-        prompts = [*texts(5), "long " * 500, *texts(5, "more")]
-        results = w.results(w.process().submit_batch(prompts))
-        assert [row for row, result in enumerate(results) if not result.ok] == [5]
-        error = results[5].error
-        assert isinstance(error, ProviderError)
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+def test_b12_one_request_that_is_too_large_fails_alone(new_world: NewWorld) -> None:
+    w = new_world(batch_max_bytes=1500)
+    prompts = [*texts(5), "long " * 500, *texts(5, "more")]
+    results = w.results(w.process().submit_batch(prompts))
+    assert [row for row, result in enumerate(results) if not result.ok] == [5]
+    error = results[5].error
+    assert isinstance(error, ProviderError)

@@ -23,7 +23,7 @@ from smartbatch.cli.main import main
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.jobs.job import Job
 from smartbatch.observe import logs
-from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, Seen, World, texts, world
+from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, NewWorld, Seen, World, texts, world
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS))
@@ -209,36 +209,35 @@ _PLAIN = re.compile(r"/[A-Za-z0-9_./:-]*")
 @pytest.mark.full
 @pytest.mark.parametrize("what", sampled(["upload", "create", "get", "list"]))
 def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(
-    provider: str, what: str, tmp_path: Path
+    provider: str, what: str, tmp_path: Path, new_world: NewWorld
 ) -> None:
-    with world(provider, tmp_path, rare=60, batch_turnaround=HOUR) as w:
-        ids = list(HOSTILE)
+    w = new_world(rare=60, batch_turnaround=HOUR)
+    ids = list(HOSTILE)
 
-        def spoil(found: Any) -> None:
-            if ids:
-                _replace_ids(found, ids.pop(0))
+    def spoil(found: Any) -> None:
+        if ids:
+            _replace_ids(found, ids.pop(0))
 
-        kind = "create" if what == "upload" and provider == "anthropic" else what
-        w.edit_json({kind}, spoil)
-        prompts = texts(3)
-        job = w.process(batch_settle=MINUTE).submit_batch(prompts)
-        # a create whose answer cannot be read may have worked: it is looked for, and found under its real id
-        while ids and kind in ("upload", "get", "list") and w.clock.now() < 10 * DAY:
-            w.pass_time(10 * MINUTE)
-        ids.clear()
-        results = w.results(job)
-        assert [result.error for result in results] == [None] * 3
-        assert [result.text for result in results] == w.right(prompts)
-        for seen in w.service.seen:
-            assert _PLAIN.fullmatch(seen.path), seen.path
-            assert ".." not in unquote(seen.path)
-            assert len(seen.path) < 300
-            assert "stolen" not in seen.head.query
-        assert [path for path in _files(tmp_path) if not _OURS.fullmatch(path.name)] == []
-        assert not w.emu.ledger.paid_twice(excluding_lost=False)
-        status = str(job.status())
-        assert "\x1b" not in status
-        assert "\x00" not in status
+    kind = "create" if what == "upload" and provider == "anthropic" else what
+    w.edit_json({kind}, spoil)
+    prompts = texts(3)
+    job = w.process(batch_settle=MINUTE).submit_batch(prompts)
+    # a create whose answer cannot be read may have worked: it is looked for, and found under its real id
+    while ids and kind in ("upload", "get", "list") and w.clock.now() < 10 * DAY:
+        w.pass_time(10 * MINUTE)
+    ids.clear()
+    results = w.results(job)
+    assert [result.error for result in results] == [None] * 3
+    assert [result.text for result in results] == w.right(prompts)
+    for seen in w.service.seen:
+        assert _PLAIN.fullmatch(seen.path), seen.path
+        assert ".." not in unquote(seen.path)
+        assert len(seen.path) < 300
+        assert "stolen" not in seen.head.query
+    assert [path for path in _files(tmp_path) if not _OURS.fullmatch(path.name)] == []
+    status = str(job.status())
+    assert "\x1b" not in status
+    assert "\x00" not in status
 
 
 def _replace_ids(found: Any, hostile: str) -> None:
@@ -256,30 +255,28 @@ def _replace_ids(found: Any, hostile: str) -> None:
 
 
 @pytest.mark.full
-def test_c27_nor_one_that_names_where_the_results_are(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
-        ids = [prefix + name for name in HOSTILE for prefix in ("", "files/", "https://127.0.0.1/v1/")]
-        places = ("output_file_id", "results_url", "responsesFile")
+def test_c27_nor_one_that_names_where_the_results_are(new_world: NewWorld) -> None:
+    w = new_world(rare=60, batch_turnaround=MINUTE)
+    ids = [prefix + name for name in HOSTILE for prefix in ("", "files/", "https://127.0.0.1/v1/")]
+    places = ("output_file_id", "results_url", "responsesFile")
 
-        def spoil(found: Any) -> None:
-            ended = (
-                "completed" in json.dumps(found) or "results_url" in found or "responsesFile" in str(found)
-            )
-            if not (ids and ended):
-                return
-            hostile = ids.pop(0)
-            for holder in (found, *_dicts(found)):
-                for name in places:
-                    if isinstance(holder.get(name), str):
-                        holder[name] = hostile
+    def spoil(found: Any) -> None:
+        ended = "completed" in json.dumps(found) or "results_url" in found or "responsesFile" in str(found)
+        if not (ids and ended):
+            return
+        hostile = ids.pop(0)
+        for holder in (found, *_dicts(found)):
+            for name in places:
+                if isinstance(holder.get(name), str):
+                    holder[name] = hostile
 
-        w.edit_json({"get"}, spoil)
-        w.answered_job(texts(3), batch_poll_interval=10.0)
-        for seen in w.service.seen:
-            assert _PLAIN.fullmatch(seen.path), seen.path
-            assert ".." not in unquote(seen.path)
-            assert "stolen" not in seen.head.query
-        assert len(w.creates) == 1
+    w.edit_json({"get"}, spoil)
+    w.answered_job(texts(3), batch_poll_interval=10.0)
+    for seen in w.service.seen:
+        assert _PLAIN.fullmatch(seen.path), seen.path
+        assert ".." not in unquote(seen.path)
+        assert "stolen" not in seen.head.query
+    assert len(w.creates) == 1
 
 
 def _dicts(found: Any) -> Iterator[dict[str, Any]]:

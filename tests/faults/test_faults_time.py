@@ -14,25 +14,25 @@ from attrs import evolve
 
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.events import ClockStepped
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, texts, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, NewWorld, Seen, texts, world
 from tests.levels import sampled
 
 
 @pytest.mark.parametrize("ahead", [-HOUR, 24 * HOUR])
 @pytest.mark.parametrize("provider", sampled(PROVIDERS))
-def test_i1_polls_go_on_when_the_clock_is_set(provider: str, ahead: float, tmp_path: Path) -> None:
-    with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
-        client = w.process(batch_poll_interval=30.0)
-        prompts = texts(5)
-        job = client.submit_batch(prompts, batch_fallback="individual")
-        w.pass_time(MINUTE)
-        began = w.clock.now()
-        w.clock.set_wall(ahead)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert w.clock.now() - began < 10 * MINUTE
-        assert len(w.creates) == 1
-        w.pass_time(MINUTE)
-        assert [event.seconds for event in w.events if isinstance(event, ClockStepped)] == [ahead]
+def test_i1_polls_go_on_when_the_clock_is_set(ahead: float, new_world: NewWorld) -> None:
+    w = new_world(batch_turnaround=5 * MINUTE)
+    client = w.process(batch_poll_interval=30.0)
+    prompts = texts(5)
+    job = client.submit_batch(prompts, batch_fallback="individual")
+    w.pass_time(MINUTE)
+    began = w.clock.now()
+    w.clock.set_wall(ahead)
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    assert w.clock.now() - began < 10 * MINUTE
+    assert len(w.creates) == 1
+    w.pass_time(MINUTE)
+    assert [event.seconds for event in w.events if isinstance(event, ClockStepped)] == [ahead]
 
 
 LATE = {"batch_faults": {"late_create": 1.0}, "batch_late_seconds": 15 * MINUTE}
@@ -46,21 +46,21 @@ UNLISTED = {"batch_faults": {"lost_create": 1.0, "list_lag": 1.0}, "batch_list_l
     sampled([("anthropic", LATE, 2 * MINUTE), ("openai", UNLISTED, 20.0), ("gemini", UNLISTED, 20.0)]),
 )
 def test_i1_a_clock_set_between_two_processes_shortens_no_search(
-    provider: str, fault: dict[str, Any], passed: float, ahead: float, tmp_path: Path
+    provider: str, fault: dict[str, Any], passed: float, ahead: float, new_world: NewWorld
 ) -> None:
     """The provider's clock shows that no time has passed."""
-    with world(provider, tmp_path, batch_turnaround=10 * MINUTE, **fault) as w:
-        prompts = texts(20)
-        first = w.process()
-        key = first.submit_batch(prompts, key="reviews").key
-        w.pass_time(passed)
-        w.stop(first)
-        w.clock.set_wall(ahead)
-        job = w.process().job(key)
-        began = w.clock.now()
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert w.clock.now() - began < HOUR
-        assert len(w.creates) == 1
+    w = new_world(batch_turnaround=10 * MINUTE, **fault)
+    prompts = texts(20)
+    first = w.process()
+    key = first.submit_batch(prompts, key="reviews").key
+    w.pass_time(passed)
+    w.stop(first)
+    w.clock.set_wall(ahead)
+    job = w.process().job(key)
+    began = w.clock.now()
+    assert [result.text for result in w.results(job)] == w.right(prompts)
+    assert w.clock.now() - began < HOUR
+    assert len(w.creates) == 1
 
 
 @pytest.mark.full

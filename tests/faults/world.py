@@ -44,6 +44,7 @@ __all__ = [
     "MODELS",
     "PROVIDERS",
     "LineFault",
+    "NewWorld",
     "Seen",
     "World",
     "in_batch",
@@ -235,11 +236,7 @@ class World:
         return Counter(incident.kind for incident in job.incidents())
 
     def refusal(
-        self,
-        status: int,
-        text: str = "no",
-        headers: Mapping[str, str] | None = None,
-        code: str | None = None,
+        self, status: int, text: str = "no", headers: Mapping[str, str] | None = None, code: str | None = None
     ) -> ServerReply:
         match self.provider:
             case "openai":
@@ -296,6 +293,10 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
         made.close()
         for module, name, seconds in usual:
             setattr(module, name, seconds)
+
+
+NewWorld = Callable[..., World]
+"""Makes the world of a test from the settings of :func:`world`; see ``conftest.py``."""
 
 
 def texts(count: int, mark: str = "question") -> list[str]:

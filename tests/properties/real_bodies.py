@@ -113,10 +113,7 @@ RESPONSE_STREAMS = [
         {"type": "response.output_text.done", "item_id": "msg_1", "text": "Lima"},
         {"type": "response.completed", "response": response()},
     ],
-    [
-        {"type": "response.output_text.delta", "delta": "Li"},
-        {"type": "response.failed", "response": FAILED},
-    ],
+    [{"type": "response.output_text.delta", "delta": "Li"}, {"type": "response.failed", "response": FAILED}],
     [
         {"type": "response.created", "response": response("in_progress", output=[])},
         {"type": "error", "code": "rate_limit_exceeded", "message": "Slow down", "param": None},

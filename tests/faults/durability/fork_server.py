@@ -117,10 +117,7 @@ def _serve() -> None:
             pid = command["reap"]
             _, status, used = os.wait4(pid, 0)
             alive.discard(pid)
-            answer = {
-                "status": os.waitstatus_to_exitcode(status),
-                "cpu": used.ru_utime + used.ru_stime,
-            }
+            answer = {"status": os.waitstatus_to_exitcode(status), "cpu": used.ru_utime + used.ru_stime}
         print(json.dumps(answer), flush=True)
     for pid in alive:
         os.kill(pid, signal.SIGKILL)

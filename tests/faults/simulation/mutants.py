@@ -155,12 +155,7 @@ MUTANTS = (
     Mutant(
         11,
         "results are taken by their position",
-        (
-            (
-                result_lines.read_lines,
-                (("parse_wire_id(line.wire_id)", "(shard.nonce, len(odd.seen))"),),
-            ),
-        ),
+        ((result_lines.read_lines, (("parse_wire_id(line.wire_id)", "(shard.nonce, len(odd.seen))"),)),),
     ),
     Mutant(
         12,

@@ -34,12 +34,7 @@ FLAVOURS = {
         Flavour(name="anthropic", api="anthropic", files=False, labels=False, shows_mark=False),
         Flavour(name="compatible", api="openai", shows_mark=False),
         Flavour(
-            name="anthropic-shared",
-            api="anthropic",
-            files=False,
-            labels=False,
-            shows_mark=False,
-            shared=True,
+            name="anthropic-shared", api="anthropic", files=False, labels=False, shows_mark=False, shared=True
         ),
     )
 }
