@@ -1,4 +1,4 @@
-"""What tests of jobs share: a client of a service with a Batch API, all in virtual time."""
+"""A client and a provider with a Batch API in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions for tests, made as a client makes them."""
+"""Route decisions for tests."""
 
 from __future__ import annotations
 

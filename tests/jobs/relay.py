@@ -1,4 +1,4 @@
-"""A wire between a client and a PostgreSQL server that can be cut at a chosen word."""
+"""A connection to a PostgreSQL server that can be cut at a given word."""
 
 from __future__ import annotations
 

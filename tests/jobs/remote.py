@@ -1,4 +1,4 @@
-"""A provider with a Batch API in memory and in virtual time, for tests of what stands around the engine."""
+"""A provider with a Batch API, in memory and in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What carrying jobs on takes, for tests that name only what they are about."""
+"""Runtimes and wiring of jobs with defaults for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of which no field has its default."""
+"""Records whose fields all differ from the defaults."""
 
 from __future__ import annotations
 

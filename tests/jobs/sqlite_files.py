@@ -1,4 +1,4 @@
-"""A fresh SQLite store, and connections that fail as those of a broken disk do."""
+"""SQLite stores, and connections that fail like those of a broken disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores of both kinds for tests: a place that several store objects open, and a look behind their backs."""
+"""Stores on both databases, which several store objects open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store in virtual time with a supervisor, whose steps a test writes."""
+"""A supervisor in virtual time whose steps are scripted by a test."""
 
 from __future__ import annotations
 

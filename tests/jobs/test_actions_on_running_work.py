@@ -1,4 +1,4 @@
-"""Actions reach running processes: models are paused, limits, deadlines and budgets change."""
+"""Actions reach running processes: pauses, limits, deadlines, budgets and retries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +60,6 @@ def hear(clock: VirtualClock) -> None:
 def test_a_paused_model_is_asked_nothing_until_its_pause_ends(
     client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
 ) -> None:
-    """What waits goes on waiting with a reason of its own, and the pause is told once."""
     told: list[Event] = []
     client = client_of(remote, store=place, observers=[told.append])
     assert client.submit("before").result().text == "re: before"
@@ -96,7 +94,6 @@ def test_a_request_keeps_its_time_out_while_its_model_is_paused(
 def test_a_pause_outlives_its_processes_and_applies_from_the_first_request(
     client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
 ) -> None:
-    """It ends while the client is stopping, which waits for what was submitted."""
     elsewhere.pause(*MODEL, reason="in use")
     assert [str(pause).partition(" by ")[0] for pause in elsewhere.paused()] == ["remote:default is paused"]
     client = client_of(remote, store=place)
@@ -121,23 +118,12 @@ def test_other_models_go_on_while_one_is_paused(
     assert first.asked == []
 
 
-def test_a_client_without_a_store_is_given_none(client_of: ClientOf, remote: Remote, tmp_path: Path) -> None:
-    before = set(threading.enumerate())  # clients of earlier tests were stopped, and not waited for
-    client = client_of(remote)
-    client.submit("p").result()
-    begun = [thread.name for thread in set(threading.enumerate()) - before]
-    assert begun != []
-    assert [name for name in begun if "supervisor" in name] == []
-    assert list(tmp_path.rglob("*.db")) == []
-
-
 # -- limits --------------------------------------------------------------------------------------------------
 
 
 def test_a_limit_that_is_set_holds_instead_of_that_of_the_settings(
     client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
 ) -> None:
-    """6,000 a minute take a second for a hundred; with 60 a minute they take more than half a minute."""
     told: list[Event] = []
     client = client_of(remote, store=place, max_rpm=6_000, observers=[told.append])
     client.submit("first").result()
@@ -189,7 +175,7 @@ def test_a_paused_model_gets_no_batch_and_running_ones_are_collected(
 def test_items_of_a_paused_model_are_recalled_and_sent_once_after_it(
     client_of: ClientOf, place: str, elsewhere: StoredJobs, clock: VirtualClock
 ) -> None:
-    """Items wait in the store, not in the queue: who dies meanwhile leaves none that may be paid for."""
+    """Items must not stay in the queue, where a crash would leave them possibly paid for."""
     remote = Remote(clock, latency=10.0)
     client = client_of(remote, store=place, parallelism=2)
     plan = client.forecast(["p"], strategy="individual")
@@ -211,7 +197,6 @@ def test_items_of_a_paused_model_are_recalled_and_sent_once_after_it(
 def test_a_deadline_that_comes_later_has_a_batch_taken_back(
     client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
 ) -> None:
-    """By batch it would take ten hours; the action comes from a process that does not own the job."""
     remote = Remote(clock, turnaround=36_000.0)
     job = client_of(remote, store=place).submit_batch([f"p{n}" for n in range(20)])
     clock.sleep(60.0)
@@ -244,7 +229,6 @@ def test_a_deadline_that_has_passed_is_refused_and_none_is_none(
 def test_a_raised_budget_lets_rows_go_that_waited_for_it(
     client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
 ) -> None:
-    """The budget has room for one of four calls at a time; with a larger one the others go at once."""
     remote = Remote(clock, latency=100.0, priced=True)
     price = Price(input=1000.0, output=1000.0)
     client = client_of(remote, store=place, prices={"remote:default": price}, max_tokens=10, parallelism=8)
@@ -294,7 +278,6 @@ def test_an_amount_that_is_none_is_refused(
 def test_a_count_that_is_none_is_refused_by_name(
     client_of: ClientOf, remote: Remote, elsewhere: StoredJobs, place: str, wrong: Any
 ) -> None:
-    """A store takes some of these in its own way, and says of others what users do not know."""
     client = client_of(remote, store=place)
     job = client.submit_batch(["p"] * 3)
     with pytest.raises(ConfigError, match=r"count = .* is not a whole number of 0 or more"):
@@ -357,6 +340,7 @@ def failed_batch(
     return client, api, job
 
 
+@pytest.mark.full
 def test_retried_rows_spend_what_the_client_s_budget_has_left(
     client_of: ClientOf,
     clock: VirtualClock,
@@ -364,7 +348,6 @@ def test_retried_rows_spend_what_the_client_s_budget_has_left(
     elsewhere: StoredJobs,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was held back for their job was spent by others. Those there is no room for are not sent."""
     client, api, job = failed_batch(client_of, clock, place, monkeypatch)
     others = [client.submit(f"question {n}").result() for n in range(100, 130)]
     spent = sum(other.cost or 0.0 for other in others)
@@ -383,7 +366,6 @@ def test_retried_rows_spend_what_the_client_s_budget_has_left(
 def test_nothing_is_left_for_others_while_rows_are_asked_again(
     client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their job may spend all of its budget, as at first; what it leaves is there again at its end."""
     client, _, job = failed_batch(client_of, clock, place, monkeypatch)
     assert job.retry_failed().count == 20
     assert inside(client).realtime.budget.left == 0.0
@@ -393,23 +375,6 @@ def test_nothing_is_left_for_others_while_rows_are_asked_again(
     assert inside(client).realtime.budget.left == pytest.approx(0.5 - status.cost)
     assert job.retry_failed().count == 0
     assert inside(client).realtime.budget.left == pytest.approx(0.5 - status.cost)
-
-
-def test_rows_that_fail_again_as_before_end_their_job_once_more(
-    client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
-    def reply(_: str) -> str:
-        raise ProviderError("refused", kind=ErrorKind.CLIENT_ERROR, status=400)
-
-    told: list[Event] = []
-    client = client_of(Remote(clock, reply=reply, latency=0.01), store=place, observers=[told.append])
-    job = client.submit_run(["p"], client.forecast(["p"], strategy="individual"))
-    for _ in range(2):
-        assert job.wait(LONG).failed == 1
-        assert job.retry_failed().count == 1
-    assert job.wait(LONG).failed == 1
-    hear(clock)
-    assert [(one.succeeded, one.failed) for one in told if isinstance(one, JobFinished)] == [(0, 1)] * 3
 
 
 def test_actions_on_many_jobs_are_done_by_those_who_carry_them_on(
@@ -430,7 +395,6 @@ def test_actions_on_many_jobs_are_done_by_those_who_carry_them_on(
 def test_a_reader_in_storage_order_gets_the_results_of_retried_rows(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    """The reader has the first outcome of a row, and then the second, and misses none of the others."""
     down = {"p0"}
 
     def reply(prompt: str) -> str:

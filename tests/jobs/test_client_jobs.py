@@ -1,4 +1,4 @@
-"""Jobs at the front door: what is accepted, what is refused before anything is sent, and what comes back."""
+"""Submission of jobs by a client: accepted and refused requests, and overlapping stops."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from smartbatch.errors import (
     WrongProcess,
 )
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Result, Route, Usage, evolve
 
 ClientOf = Callable[..., BatchingClient]
@@ -47,7 +48,6 @@ def slow_upload(client: BatchingClient, remote: Remote) -> Job:
 def test_of_two_stops_neither_closes_the_store_while_the_other_needs_it(
     client: BatchingClient, remote: Remote, clock: VirtualClock
 ) -> None:
-    """Both wait for a step under way; then the job is given back."""
     with clock.held():
         job = slow_upload(client, remote)
         stops = [InTime(clock, client.stop) for _ in range(2)]
@@ -59,7 +59,6 @@ def test_of_two_stops_neither_closes_the_store_while_the_other_needs_it(
 def test_a_stop_without_time_leaves_the_store_to_an_earlier_stop(
     client: BatchingClient, remote: Remote, clock: VirtualClock
 ) -> None:
-    """What was started in between is ended, and uses the store that the earlier stop closes."""
     with clock.held():
         job = slow_upload(client, remote)
         first = InTime(clock, client.stop)
@@ -81,7 +80,7 @@ def test_a_stop_without_time_leaves_the_store_to_an_earlier_stop(
 def test_a_stop_ends_what_started_while_another_one_closes_the_store(
     client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store of the first hangs, and the second has no time of its own to wait for it."""
+    """The store hangs during the first stop, and the second has no time to wait for it."""
     client.submit_batch(["a"])
     store = inside(client).jobs.engine.store
     closing, answers = threading.Event(), clock.monitor()
@@ -109,7 +108,6 @@ def test_a_stop_ends_what_started_while_another_one_closes_the_store(
 def test_a_start_during_a_stop_keeps_the_store_open_until_the_next_stop(
     client: BatchingClient, remote: Remote, clock: VirtualClock
 ) -> None:
-    """The stop gives its jobs back, and both they and what was submitted after the start are carried on."""
     with clock.held():
         first = slow_upload(client, remote)
         stop = InTime(clock, client.stop)
@@ -126,7 +124,6 @@ def test_a_start_during_a_stop_keeps_the_store_open_until_the_next_stop(
 def test_a_stop_leaves_the_store_to_a_later_one_that_awaits_answers(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """The later one waits for calls that end long after the step for which the earlier one waits."""
     remote = Remote(clock, latency=60.0)
     client = client_of(remote, store=store)
     with clock.held():
@@ -146,7 +143,6 @@ def test_a_stop_leaves_the_store_to_a_later_one_that_awaits_answers(
 
 
 def test_a_job_goes_by_batch_and_its_answers_come_in_order(client: BatchingClient, remote: Remote) -> None:
-    """Order, ids and context are those of the requests; the route says how they went."""
     requests = [Request(f"p{n}", id=f"row-{n}", context={"n": n}) for n in range(30)]
     job = client.submit_batch(requests, metadata={"team": "blue"})
     results = list(job.results(timeout=LONG))
@@ -162,8 +158,6 @@ def test_a_job_goes_by_batch_and_its_answers_come_in_order(client: BatchingClien
 
 @pytest.mark.full
 def test_nothing_is_sent_before_the_job_is_on_disk(client: BatchingClient, remote: Remote) -> None:
-    """A row that is refused after thousands of good ones leaves no job and no call behind."""
-
     def rows() -> Iterator[Any]:
         yield from (f"p{n}" for n in range(12_000))
         yield "   "
@@ -186,7 +180,6 @@ def test_nothing_is_sent_before_the_job_is_on_disk(client: BatchingClient, remot
 def test_a_time_out_is_refused_as_a_job_goes_on_for_as_long_as_it_takes(
     submit: Callable[..., Any], client_of: ClientOf, remote: Remote, store: str
 ) -> None:
-    """It was left out in silence. The time-out that a client sets for all of its calls is no reason."""
     client = client_of(remote, store=store, request_timeout=60.0)
     with pytest.raises(
         InvalidRequest, match=r"row 1 .*timeout is counted from submission.*deadline="
@@ -200,7 +193,6 @@ def test_a_time_out_is_refused_as_a_job_goes_on_for_as_long_as_it_takes(
 def test_a_run_in_real_time_keeps_to_the_time_outs_of_its_requests(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """The second waits while the first is asked, and longer than it may."""
     client = client_of(Remote(clock, latency=50.0), store=store, parallelism=1)
     plan = client.forecast(["a"], strategy="individual")
     job = client.submit_run(["a", Request("b", timeout=5.0)], plan)
@@ -211,7 +203,6 @@ def test_a_run_in_real_time_keeps_to_the_time_outs_of_its_requests(
 def test_a_priority_that_a_batch_cannot_keep_is_told_once(
     client: BatchingClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Requests that go in real time from the beginning have theirs."""
     plan = client.forecast(["a"], strategy="individual")
     client.submit_run([Request("a", priority=Priority.URGENT)], plan).wait(LONG)
     assert caplog.messages == []
@@ -223,7 +214,6 @@ def test_a_priority_that_a_batch_cannot_keep_is_told_once(
 
 
 def test_the_same_key_is_the_same_job(client_of: ClientOf, remote: Remote, store: str) -> None:
-    """Submitted twice, also by another client, it is sent once; an iterator will do as well as a list."""
     first = client_of(remote, store=store)
     prompts = [f"p{n}" for n in range(20)]
     job = first.submit_batch(prompts, key="nightly")
@@ -239,7 +229,6 @@ def test_the_same_key_is_the_same_job(client_of: ClientOf, remote: Remote, store
     "change", [{"requests": ["other"]}, {"temperature": 0.5}, {"requests": ["p0", "p2", "p1"]}]
 )
 def test_a_key_with_other_requests_is_a_conflict(change: dict[str, Any], client: BatchingClient) -> None:
-    """Other rows, another order or other parameters are another job, and the error names the one that is."""
     job = client.submit_batch(["p0", "p1", "p2"], key="nightly")
     requests = change.pop("requests", ["p0", "p1", "p2"])
     with pytest.raises(JobConflict, match=job.id):
@@ -247,21 +236,18 @@ def test_a_key_with_other_requests_is_a_conflict(change: dict[str, Any], client:
 
 
 def test_seeded_rng_on_a_used_store_draw_another_id(client_of: ClientOf, remote: Remote, store: str) -> None:
-    """The id another job has is never taken for one's own."""
     one = client_of(remote, store=store).submit_batch(["a"])
     other = client_of(remote, store=store).submit_batch(["b"])
     assert one.id != other.id
 
 
 def test_an_empty_job_is_done(client: BatchingClient) -> None:
-    """There is nothing to wait for."""
     job = client.submit_batch([])
     assert job.wait(0.0).done
     assert list(job.results()) == []
 
 
 def test_hooks_run_when_a_job_is_submitted(client_of: ClientOf, remote: Remote, store: str) -> None:
-    """What they change is what is stored and sent; later processes need not know them."""
     client = client_of(remote, store=store, preprocess=[lambda request: evolve(request, prompt="changed")])
     job = client.submit_batch(["a"])
     assert [result.text for result in job.results(timeout=LONG)] == ["by batch: changed"]
@@ -270,7 +256,6 @@ def test_hooks_run_when_a_job_is_submitted(client_of: ClientOf, remote: Remote, 
 def test_results_are_post_processed_when_they_are_read(
     client_of: ClientOf, store: str, clock: VirtualClock
 ) -> None:
-    """Once, whether they came by batch or in real time."""
     remote = Remote(clock)
     client = client_of(
         remote, store=store, post_process=lambda result: evolve(result, text=f"<{result.text}>")
@@ -285,7 +270,6 @@ def test_results_are_post_processed_when_they_are_read(
 def test_a_fork_during_post_processing_copies_no_future(
     durable: bool, client_of: ClientOf, store: str, clock: VirtualClock
 ) -> None:
-    """It would never end."""
     futures: list[Future[Result]] = []
     codes: list[int] = []
 
@@ -303,7 +287,6 @@ def test_a_fork_during_post_processing_copies_no_future(
 
 @pytest.mark.full
 def test_a_job_of_any_length_is_read_row_by_row(client: BatchingClient) -> None:
-    """Of 12,000 requests only a few are in memory at any time: each is checked, written and dropped."""
     alive = most = 0
 
     def rows() -> Iterator[Request]:
@@ -339,8 +322,6 @@ def test_a_job_of_any_length_is_read_row_by_row(client: BatchingClient) -> None:
 def test_what_a_job_cannot_take_is_refused_by_row(
     rows: Any, text: str, client_of: ClientOf, remote: Remote, store: str
 ) -> None:
-    """And nothing of the job is kept."""
-
     def local(request: Request) -> Answer | None:
         return Answer("known") if request.prompt == "local" else None
 
@@ -352,20 +333,17 @@ def test_what_a_job_cannot_take_is_refused_by_row(
 
 @pytest.mark.parametrize("key", ["", "  ", "x" * 513, "job-1", "a\nb", 7])
 def test_a_key_is_a_short_printable_name(key: Any, client: BatchingClient) -> None:
-    """One that looks like an id is refused, as it could hide a job."""
     with pytest.raises(InvalidRequest, match="key must"):
         client.submit_batch(["a"], key=key)
 
 
 @pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, {"a": "x" * 513}, {f"{n}": "" for n in range(65)}])
 def test_labels_are_texts(metadata: Any, client: BatchingClient) -> None:
-    """Few, and short."""
     with pytest.raises(InvalidRequest, match="metadata"):
         client.submit_batch(["a"], metadata=metadata)
 
 
 def test_a_provider_without_batches_says_so(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    """Unless real time is allowed: then each item goes in real time, and the job is as durable."""
     remote = Remote(clock, batches=False)
     client = client_of(remote, store=store)
     with pytest.raises(ConfigError, match=r"remote has no Batch API.*batch_fallback='individual'"):
@@ -376,7 +354,6 @@ def test_a_provider_without_batches_says_so(client_of: ClientOf, clock: VirtualC
 
 
 def test_vectors_need_a_batch_api_that_has_them(client: BatchingClient, remote: Remote) -> None:
-    """The kind of a job is that of its first row."""
     with pytest.raises(ConfigError, match="no Batch API for embeddings"):
         client.submit_batch(["a"], embedding=Embedding())
     assert remote.api is not None
@@ -384,7 +361,6 @@ def test_vectors_need_a_batch_api_that_has_them(client: BatchingClient, remote: 
 
 
 def test_batches_can_be_switched_off(client_of: ClientOf, remote: Remote, store: str) -> None:
-    """Then a job needs leave for real time, and submit_and_wait has it."""
     client = client_of(remote, store=store, batch_enabled=False, batch_threshold=2)
     with pytest.raises(ConfigError, match="switched off: set batch_enabled"):
         client.submit_batch(["a"])
@@ -394,7 +370,6 @@ def test_batches_can_be_switched_off(client_of: ClientOf, remote: Remote, store:
 
 
 def test_a_stopped_client_takes_no_job(client: BatchingClient) -> None:
-    """After start() it does again."""
     client.stop()
     with pytest.raises(ClientClosed):
         client.submit_batch(["a"])
@@ -406,7 +381,6 @@ def test_a_stopped_client_takes_no_job(client: BatchingClient) -> None:
 def test_a_store_that_cannot_be_used_is_named_before_anything_is_sent(
     client_of: ClientOf, remote: Remote, tmp_path: Path
 ) -> None:
-    """Requests in real time do not need it."""
     place = tmp_path / "no-database"
     place.write_bytes(b"something else" * 1000)
     client = client_of(remote, store=str(place))
@@ -420,7 +394,6 @@ def test_a_store_that_cannot_be_used_is_named_before_anything_is_sent(
 def test_a_reported_cost_counts_as_the_real_time_cost_without_a_price(
     client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is told to have used no tokens, so that nothing else says that it was run."""
     assert remote.api is not None
     read_line = remote.api.read_line
     told = Answer("ran", Usage(), cost=0.25)
@@ -430,3 +403,54 @@ def test_a_reported_cost_counts_as_the_real_time_cost_without_a_price(
     row = inside(client).jobs.engine.store.jobs.get(job.id)
     assert row is not None
     assert (row.cost, row.realtime_cost) == (0.5, 0.5)
+
+
+def test_a_client_stopped_before_its_first_job_takes_none_until_started(client: BatchingClient) -> None:
+    client.stop()
+    with pytest.raises(ClientClosed):
+        client.submit_batch(["a"])
+    client.start()
+    (result,) = client.submit_batch(["a"]).results(timeout=LONG)
+    assert result.ok
+
+
+def test_without_a_job_no_store_is_opened(client_of: ClientOf, remote: Remote) -> None:
+    client = client_of(remote, store=None)
+    assert client.submit("a").result(LONG).ok
+    assert (client.uses_store, inside(client)._jobs) == (False, None)
+    client.stop()
+    assert client.spent == 0.0
+
+
+def test_a_signal_handler_that_needs_jobs_while_they_are_made_makes_them(
+    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler runs on the thread that makes them."""
+    made: list[object] = []
+    really = JobsEngine.__init__
+
+    def interrupted(self: JobsEngine, *args: Any, **options: Any) -> None:
+        really(self, *args, **options)
+        made.append(self)
+        if len(made) == 1:
+            inside(client).jobs  # noqa: B018  # as a handler would
+
+    monkeypatch.setattr(JobsEngine, "__init__", interrupted)
+    (result,) = client.submit_batch(["a"]).results(timeout=LONG)
+    assert result.ok
+    assert len(made) == 2
+    assert inside(client).jobs.engine is made[1]
+
+
+def test_what_fails_to_be_made_is_made_by_the_next_who_needs_it(
+    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobsEngine, "__init__", fails)
+        with pytest.raises(OSError, match="no space"):
+            client.submit_batch(["a"])
+    (result,) = client.submit_batch(["a"]).results(timeout=LONG)
+    assert result.ok

@@ -1,4 +1,4 @@
-"""Creates that something below the library repeats: one batch is kept, the others are cancelled."""
+"""Creates repeated by the network: one batch is kept, the others are cancelled."""
 
 from __future__ import annotations
 
@@ -65,10 +65,6 @@ def repeated(
 def test_of_a_create_that_was_repeated_one_batch_runs_to_its_end(
     answered: bool, cancelled: list[bool], repeated: Callable[..., tuple[Job, Api]]
 ) -> None:
-    """The one that was answered, or else the oldest, which has been paid for longest.
-
-    What the cancelled ones cost is told by further incidents, some time after the last result of the job.
-    """
     job, api = repeated(answered)
     assert job.wait(10 * HOUR).completed == 2
     assert [batch.cancelled for batch in api.made.values()] == cancelled
@@ -80,7 +76,6 @@ def test_of_a_create_that_was_repeated_one_batch_runs_to_its_end(
 def test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once(
     repeated: Callable[..., tuple[Job, Api]], clock: VirtualClock
 ) -> None:
-    """Not when the list is searched once more, two minutes after the create."""
     _, api = repeated(False)
     clock.sleep(60.0)
     assert [batch.cancelled for batch in api.made.values()] == [False, True, True]
@@ -90,7 +85,6 @@ def test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once(
 def test_of_unlabelled_batches_the_oldest_counts(
     repeated: Callable[..., tuple[Job, Api]], clock: VirtualClock
 ) -> None:
-    """Their results say that they are the shard's, each when it has ended."""
     job, api = repeated(False, labels=False)
     assert job.wait(10 * HOUR).completed == 2
     clock.sleep(10 * HOUR)
@@ -109,8 +103,7 @@ def test_a_labelled_orphan_is_cancelled(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It takes effect while its rows run in a second batch. Without a label it may be another program's, so
-    it runs to its end."""
+    """Without a label, the batch may belong to another program, so it is not cancelled."""
     remote = Remote(clock, turnaround=2 * HOUR)
     api = remote.api
     assert api is not None
@@ -169,7 +162,6 @@ def late(
 
 
 def test_a_batch_whose_requests_an_orphan_has_answered_is_cancelled(late: Late, clock: VirtualClock) -> None:
-    """It would be paid for, and none of its answers used."""
     client, api, land = late
     job = client.submit_batch(QUESTIONS)
     while not api.made:
@@ -182,10 +174,11 @@ def test_a_batch_whose_requests_an_orphan_has_answered_is_cancelled(late: Late, 
     assert job.status().wasted == 0.0
 
 
+@pytest.mark.full
 def test_a_batch_that_no_cancel_ends_comes_to_its_own_end(
     late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some servers have no route for it; what the batch cost is counted, and the rest is not held back."""
+    """Some servers have no route for cancelling."""
     client, api, land = late
 
     def refuse(*_: object) -> None:
@@ -224,10 +217,10 @@ def test_what_was_not_sent_when_an_orphan_has_answered_it_is_not_sent(
     assert [shard.state for shard in job.status().shards] == ["dead", "dead"]
 
 
+@pytest.mark.full
 def test_the_cost_of_a_batch_that_an_orphan_made_useless_is_reported(
     late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends while it is cancelled. The budgets of the job and of the client count it, and an incident."""
     client, api, land = late
 
     def too_late(batch_id: str, _: float) -> None:
@@ -250,11 +243,11 @@ def test_the_cost_of_a_batch_that_an_orphan_made_useless_is_reported(
     assert client.spent == pytest.approx(2 * cost)
 
 
+@pytest.mark.full
 @pytest.mark.catches("StoreError")
 def test_used_answers_of_an_orphan_are_not_wasted_when_read_again(
     late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store fails, or the process dies, when they are stored and the shard is not cleaned up yet."""
     client, api, land = late
     add_incident = FactTable.add_incident
     failed: list[IncidentRow] = []
@@ -282,10 +275,10 @@ def test_used_answers_of_an_orphan_are_not_wasted_when_read_again(
     assert client.spent == pytest.approx(cost)
 
 
+@pytest.mark.full
 def test_data_of_an_orphan_is_deleted_after_the_retention(
     late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of every other batch of the job."""
     client, api, land = late
     deleted: list[str] = []
     monkeypatch.setattr(api, "delete_batch", lambda batch_id, _: deleted.append(batch_id))
@@ -306,7 +299,7 @@ def test_data_of_an_orphan_is_deleted_after_the_retention(
 def test_an_orphan_without_results_is_reported(
     labels: bool, late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where its job is taken up again after days. Nobody can know what it cost, so that stays reserved."""
+    """Its cost is unknown, so the reservation stays."""
     client, api, land = late
     api.abilities = evolve(api.abilities, labels=labels, fence=False, retention=6 * HOUR)
     job = client.submit_batch(QUESTIONS, budget=0.5)

@@ -1,4 +1,4 @@
-"""The engine with real adapters against the emulator: what only the three together can show."""
+"""The jobs engine with real adapters and the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a shard on their way: processes share them, and read no half and no foreign content."""
+"""Input and result files of shards, which processes share."""
 
 from __future__ import annotations
 

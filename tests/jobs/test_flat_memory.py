@@ -1,4 +1,4 @@
-"""A process that runs for months: what carries jobs on keeps nothing of a job that has ended."""
+"""Memory stays flat in processes that run for months."""
 
 from __future__ import annotations
 
@@ -122,7 +122,6 @@ def kept(process: Process) -> dict[str, int]:
 
 @pytest.mark.full
 def test_jobs_that_have_ended_leave_nothing_behind(process: Process) -> None:
-    """After any number of jobs every container is as long as after the first."""
     process.supervisor.start()
     process.run_jobs(1)
     after_one = kept(process)
@@ -133,7 +132,6 @@ def test_jobs_that_have_ended_leave_nothing_behind(process: Process) -> None:
 
 
 def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> None:
-    """Also where the thread that claims items has no time to notice in between."""
     job = new_job("job-1", params=encode_params(Generation()))
     process.store.jobs.accept(job, [NewItem(None, b"", 1, 1, False)])
     lease = process.store.leases.claim("job-1", 60.0)
@@ -150,7 +148,6 @@ def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> 
 
 @pytest.mark.full
 def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path: Path) -> None:
-    """However they are read, and whoever finished them."""
     store = str(tmp_path / "jobs.db")
     with BatchingClient("sim:demo?latency=0", store=store) as client:
 
@@ -185,7 +182,6 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path:
 def test_threads_for_items_in_real_time_end_when_there_is_no_job_for_long(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And come back with the next job."""
     started: list[threading.Thread] = []
     start = threading.Thread.start
 
@@ -220,7 +216,6 @@ class Settled(Future[Result]):
 
 
 def test_a_watcher_keeps_no_future_that_is_settled(process: Process) -> None:
-    """Nor its thread, once there is no waiter."""
     engine = JobsEngine(BatchingConfig(), process.clock, rng=random.Random(1), wiring=job_wiring())
     engine.client_store.opened = process.store
     process.supervisor.start()

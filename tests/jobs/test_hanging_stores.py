@@ -1,4 +1,4 @@
-"""A store that hangs holds up no end: not a stop, not the interpreter's, not a look at a job or a wait."""
+"""Stores that hang or cannot be opened do not hold up requests or stops."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from jobs.remote import LONG, Remote
 
+import smartbatch
 import smartbatch.client
 import smartbatch.jobs.job
-from smartbatch import BatchingClient, JobTimeout, StoreError
+from smartbatch import JobTimeout
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import StoreError
+from smartbatch.events import Event, PauseChanged
+from smartbatch.jobs import client_store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.jobs.store.sql_store import FactTable
@@ -27,7 +36,7 @@ from tests.levels import sampled
 
 SCRIPT = """
 import atexit, sys, threading, time
-from smartbatch import BatchingClient, JobTimeout, StoreError
+from smartbatch import JobTimeout
 
 client = BatchingClient("sim:demo?latency=0.2", store=sys.argv[1], parallelism=4)
 job = client.submit_batch([f"p{n}" for n in range(400)], strategy="individual")
@@ -104,7 +113,6 @@ def hung_server(address: str) -> Iterator[None]:
 def test_a_store_that_hangs_holds_up_no_end(
     how: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Who waits for a job hears of the stop, and the process ends."""
     place = str(tmp_path / "jobs.db")
     if kind == "postgres":
         address = request.getfixturevalue("postgres_address")
@@ -144,7 +152,6 @@ def test_a_store_that_hangs_holds_up_no_end(
 def test_a_wait_that_shows_how_the_job_stands_is_over_in_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The store hangs in the middle of a look: its batches are not told any more."""
     answered = threading.Event()
     monkeypatch.setattr(Progress, "is_due", True)
     monkeypatch.setattr(ShardTable, "of_job", lambda *_, **__: answered.wait(30.0) and [])
@@ -160,6 +167,7 @@ def test_a_wait_that_shows_how_the_job_stands_is_over_in_time(
         client.stop(timeout=0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("asked", sampled(["jobs", "incidents"]))
 def test_a_look_at_jobs_is_over_in_time(asked: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answered = threading.Event()
@@ -180,7 +188,6 @@ def test_a_look_at_jobs_is_over_in_time(asked: str, monkeypatch: pytest.MonkeyPa
 def test_the_last_look_for_results_in_any_order_is_over_in_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The store hangs when all results were read, and it is asked whether any is to come again."""
     answered = threading.Event()
     with BatchingClient("sim:demo", store=str(tmp_path / "jobs.db")) as client:
         job = client.submit_batch(["a", "b"], strategy="individual")
@@ -193,3 +200,107 @@ def test_the_last_look_for_results_in_any_order_is_over_in_time(
             list(results)
         assert time.monotonic() - began < 3.0 + 1.0 + SLACK
         answered.set()
+
+
+ClientOf = Callable[..., BatchingClient]
+HANGS = 10.0
+"""Seconds after which a server that accepts a connection and never answers is given up."""
+
+
+class Server:
+    def __init__(self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.there, self.hangs, self.asked = False, HANGS, 0
+        really = client_store.open_store
+
+        def opened(*args: Any, **options: Any) -> SqlStore:
+            self.asked += 1
+            clock.sleep(self.hangs)
+            if not self.there:
+                raise StoreError("the store cannot be reached")
+            return really(*args, **options)
+
+        monkeypatch.setattr(client_store, "open_store", opened)
+
+
+@pytest.fixture
+def server(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, client_of: ClientOf) -> Server:
+    client_of(
+        Remote(clock), store=None
+    ).start()  # so that what ends the process is there, whose time moves on
+    return Server(clock, monkeypatch)
+
+
+@pytest.mark.catches("StoreError")
+def test_a_first_request_waits_three_seconds_for_a_store_that_hangs(
+    server: Server, clock: VirtualClock, client_of: ClientOf, store: str
+) -> None:
+    client = client_of(Remote(clock, latency=0.01), store=store)
+    began = clock.now()
+    assert client.submit("a").result(LONG).ok
+    assert clock.now() - began < 3.1
+    began = clock.now()
+    assert client.submit("b").result(LONG).ok
+    assert clock.now() - began < 0.1
+
+
+def test_a_store_that_answers_slowly_is_heard_before_the_first_request(
+    server: Server, clock: VirtualClock, client_of: ClientOf, store: str
+) -> None:
+    server.there, server.hangs = True, 0.0
+    smartbatch.pause("remote", "default", store=store)
+    server.hangs = 2.5
+    client = client_of(Remote(clock), store=store)
+    future = client.submit("a")
+    assert clock.now() == pytest.approx(2.5, abs=0.1)
+    clock.sleep(60.0)
+    assert not future.done()
+    smartbatch.resume("remote", "default", store=store)
+    assert future.result(LONG).ok
+
+
+@pytest.mark.catches("StoreError")
+@pytest.mark.parametrize("hangs", [0.0, HANGS])
+def test_a_store_that_comes_later_is_heard_and_its_jobs_are_carried_on(
+    hangs: float, server: Server, clock: VirtualClock, client_of: ClientOf, store: str
+) -> None:
+    server.there, server.hangs = True, 0.0
+    earlier = client_of(Remote(clock), store=store)
+    job = earlier.submit_batch(["p"])
+    earlier.stop(timeout=0)
+    server.there, server.hangs = False, hangs
+    told: list[Event] = []
+    later = client_of(Remote(clock), store=store, observers=[told.append])
+    assert later.submit("a").result(LONG).ok
+    clock.sleep(60.0)
+    server.there = True
+    smartbatch.pause("sim", "demo", store=store)
+    clock.sleep(600.0)
+    assert [event.model for event in told if isinstance(event, PauseChanged)] == ["sim:demo"]
+    assert later.job(job.id).status().state == "done"
+
+
+@pytest.mark.catches("StoreError")
+def test_a_store_is_not_tried_after_a_stop(
+    server: Server, clock: VirtualClock, client_of: ClientOf, store: str
+) -> None:
+    client = client_of(Remote(clock), store=store)
+    assert client.submit("a").result(LONG).ok
+    clock.sleep(60.0)
+    client.stop()
+    clock.sleep(HANGS)
+    asked = server.asked
+    clock.sleep(60.0)
+    assert server.asked == asked > 3
+
+
+@pytest.mark.catches("StoreError")
+def test_a_second_start_does_not_end_the_tries(
+    server: Server, clock: VirtualClock, client_of: ClientOf, store: str
+) -> None:
+    client = client_of(Remote(clock), store=store)
+    client.start()
+    with client:
+        clock.sleep(60.0)
+        asked = server.asked
+        clock.sleep(60.0)
+        assert server.asked > asked + 2

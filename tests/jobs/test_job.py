@@ -1,4 +1,4 @@
-"""The handle of a job: what it shows, how it waits, how its results stream, and whose futures they are."""
+"""The handle of a job: status, waiting, results, futures and cancelling."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def prompts(count: int) -> list[str]:
 def test_a_status_counts_shards_that_end_after_the_job_was_read(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """What was submitted stays submitted."""
     client = client_of(Remote(clock), store=store, batch_max_requests=6)
     job = client.submit_batch(prompts(40), key="k")
     engine = inside(client).jobs.engine
@@ -46,7 +45,6 @@ def test_a_status_counts_shards_that_end_after_the_job_was_read(
 def test_a_status_counts_what_is_sent_done_and_left(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """Seven batches of up to six; halfway through all is submitted, and the provider has done some."""
     client = client_of(Remote(clock), store=store, batch_max_requests=6)
     job = client.submit_batch(prompts(40), key="k")
     seen: list[JobStatus] = []
@@ -67,7 +65,6 @@ def test_a_status_counts_what_is_sent_done_and_left(
 
 
 def test_a_status_speaks_to_people(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    """Ids, counts, batches and what is not known about the cost."""
     client = client_of(Remote(clock), store=store)
     job = client.submit_batch(prompts(12), key="nightly")
     words = str(job.wait(LONG))
@@ -81,7 +78,6 @@ def test_a_status_speaks_to_people(client_of: ClientOf, clock: VirtualClock, sto
 def test_a_forgotten_job_is_gone_and_an_unfinished_one_is_not_forgotten(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """Answers that are paid for are not thrown away by mistake."""
     client = client_of(Remote(clock), store=store)
     with clock.held():
         job = client.submit_batch(prompts(3))
@@ -99,7 +95,6 @@ def test_a_forgotten_job_is_gone_and_an_unfinished_one_is_not_forgotten(
 
 @pytest.mark.full
 def test_waiting_ends_when_its_time_is_over(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    """Not earlier, not much later; the job goes on."""
     job = client_of(Remote(clock, turnaround=1000.0), store=store).submit_batch(prompts(3))
     began = clock.now()
     with pytest.raises(JobTimeout, match="0 of 3 requests") as caught:
@@ -113,7 +108,6 @@ def test_waiting_ends_when_its_time_is_over(client_of: ClientOf, clock: VirtualC
 def test_results_stream_page_by_page_in_either_order(
     client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where pages, batches and rows do not fit each other; nothing is left out or comes twice."""
     monkeypatch.setattr("smartbatch.jobs.job_wait.PAGE_RESULTS", 7)
     client = client_of(Remote(clock), store=store, batch_max_requests=10)
     job = client.submit_batch(prompts(64))
@@ -127,7 +121,6 @@ def test_results_stream_page_by_page_in_either_order(
 def test_what_there_is_can_be_read_without_waiting(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """An unfinished job has few results or none, and that is no error."""
     job = client_of(Remote(clock), store=store).submit_batch(prompts(5))
     with clock.held():
         assert list(job.results(wait=False)) == []
@@ -139,7 +132,6 @@ def test_what_there_is_can_be_read_without_waiting(
 def test_results_come_while_others_are_still_out(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """The head of the order is read as soon as it is stored."""
     gate = threading.Event()
 
     def reply(prompt: str) -> str:
@@ -159,7 +151,6 @@ def test_results_come_while_others_are_still_out(
 def test_a_job_of_a_stopped_client_has_a_status_and_no_endless_wait(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """A waiter is told at once that no client carries it on, and how to go on."""
     client = client_of(Remote(clock, turnaround=1000.0), store=store)
     job = client.submit_batch(prompts(3))
     client.stop(timeout=0)
@@ -174,7 +165,6 @@ def test_a_job_of_a_stopped_client_has_a_status_and_no_endless_wait(
 def test_another_client_may_watch_a_job_it_does_not_own(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """It sees the end within a second or two, by looking at the store."""
     remote = Remote(clock)
     owner = client_of(remote, store=store)
     job = owner.submit_batch(prompts(5))
@@ -189,7 +179,6 @@ def test_another_client_may_watch_a_job_it_does_not_own(
 
 
 def test_futures_end_with_what_is_stored(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    """In order; taken twice they are other futures of the same job."""
     job = client_of(Remote(clock), store=store).submit_batch(prompts(20))
     first, second = job.futures(), job.futures()
     assert [future.result(PATIENCE).text for future in first] == [f"by batch: p{n}" for n in range(20)]
@@ -201,7 +190,6 @@ def test_futures_end_with_what_is_stored(client_of: ClientOf, clock: VirtualCloc
 def test_cancelling_a_future_leaves_the_job_alone(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """Its waiters get the error; the others, and the item itself, come to their end."""
     job = client_of(Remote(clock), store=store).submit_batch(prompts(5))
     with clock.held():
         futures = job.futures()
@@ -215,7 +203,6 @@ def test_cancelling_a_future_leaves_the_job_alone(
 def test_a_callback_may_raise_block_or_stop_the_client(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """Other callbacks, futures and the job go on."""
     client = client_of(Remote(clock), store=store)
     job = client.submit_batch(prompts(5))
     seen: list[JobStatus] = []
@@ -241,7 +228,6 @@ def test_a_callback_may_raise_block_or_stop_the_client(
 
 
 def test_a_cancelled_job_keeps_what_came(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    """The batch is cancelled at the provider; items without an answer end as cancelled."""
     remote = Remote(clock, turnaround=1000.0)
     job = client_of(remote, store=store).submit_batch(prompts(5))
     futures = job.futures()
@@ -254,7 +240,6 @@ def test_a_cancelled_job_keeps_what_came(client_of: ClientOf, clock: VirtualCloc
 
 
 def test_a_job_is_cancelled_from_anywhere(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    """The owner notices within seconds."""
     remote = Remote(clock, turnaround=100_000.0)
     owner = client_of(remote, store=store)
     job = owner.submit_batch(prompts(5))
@@ -266,7 +251,6 @@ def test_a_job_is_cancelled_from_anywhere(client_of: ClientOf, clock: VirtualClo
 def test_cancelling_a_job_in_real_time_stops_what_has_not_started(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """Calls under way come to their end and are kept; nothing more is asked."""
     remote = Remote(clock, batches=False, latency=10.0)
     client = client_of(remote, store=store, parallelism=2)
     job = client.submit_batch(prompts(50), batch_fallback="individual")
@@ -283,7 +267,6 @@ def test_cancelling_a_job_in_real_time_stops_what_has_not_started(
 def test_after_a_cancel_no_row_is_sent_that_was_only_claimed(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """The cancel comes while the first of 32 claimed rows is submitted."""
     jobs: list[Job] = []
     submitted = threading.Event()
 

@@ -1,8 +1,4 @@
-"""Budgets of jobs, and of clients with jobs: never exceeded, by the provider's own ledger.
-
-Over real HTTP and in virtual time; see :mod:`tests.faults.world`. Every token costs a tenth of a cent, and
-half of it in a batch, so that the ledger's tokens are money.
-"""
+"""Budgets checked against the ledger of the provider. A token costs 0.1 cent, and half of it in a batch."""
 
 from __future__ import annotations
 
@@ -93,7 +89,6 @@ def test_a_job_stops_before_its_budget_does_and_keeps_what_was_answered(
 
 @pytest.mark.full
 def test_what_batches_leave_over_buys_further_ones(tmp_path: Path) -> None:
-    """Together they could cost more than there is; none of them does, so all are answered."""
     with market("gemini", tmp_path) as w:
         client = buyer(w, budget=60 * MOST * 0.7)
         job = client.submit_batch(texts(60))
@@ -114,6 +109,7 @@ def test_requests_asked_alone_keep_to_the_budget_of_their_job(tmp_path: Path) ->
         assert client.spent == pytest.approx(paid(w))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("own", [None, 5.0])
 def test_a_run_in_real_time_keeps_to_the_budget_of_its_plan(tmp_path: Path, own: float | None) -> None:
     with market("anthropic", tmp_path) as w:
@@ -126,7 +122,6 @@ def test_a_run_in_real_time_keeps_to_the_budget_of_its_plan(tmp_path: Path, own:
 
 @pytest.mark.full
 def test_items_waiting_for_money_of_batches_go_when_the_last_one_ends(tmp_path: Path) -> None:
-    """The first requests of a hybrid job, at once and not at their next try a minute later."""
     with market("gemini", tmp_path, batch_turnaround=10.0) as w:
         client = buyer(w, max_tokens=100)
         plan = client.forecast(texts(40), strategy="hybrid", budget=0.42)
@@ -142,8 +137,6 @@ def test_items_waiting_for_money_of_batches_go_when_the_last_one_ends(tmp_path: 
 
 @pytest.mark.full
 def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
-    """Lines that ran and are in no result; their requests go again where there is room for both."""
-
     def fault(batch: int, position: int, custom_id: str | None) -> str | None:
         return "missing_lines" if batch == 0 and position % 2 else None
 
@@ -162,7 +155,7 @@ def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_create_that_may_have_arrived_keeps_its_reservation(tmp_path: Path) -> None:
-    """A late create of Anthropic's cannot be fenced, so what it may cost stays reserved."""
+    """A late create of Anthropic cannot be fenced."""
     late = {"batch_late_seconds": HOUR, "batch_turnaround": 10 * MINUTE}
     named = {"batch_fault_for": lambda index, label: ("late_create",) if index == 0 else ()}
     with market("anthropic", tmp_path, **late, **named) as w:
@@ -177,7 +170,6 @@ def test_a_create_that_may_have_arrived_keeps_its_reservation(tmp_path: Path) ->
 
 @pytest.mark.full
 def test_a_request_whose_asking_nobody_saw_the_end_of_stays_paid_for(tmp_path: Path) -> None:
-    """A process is killed with ten requests under way; what they may cost is kept from the next one."""
     alone = 2 * MOST
     with market("openai", tmp_path) as w:
         first = buyer(w, budget=20 * alone, batch_enabled=False)
@@ -237,7 +229,6 @@ def test_no_fault_at_the_provider_exceeds_a_budget(seed: int, tmp_path: Path) ->
 
 @pytest.mark.full
 def test_a_client_and_its_jobs_spend_one_budget(tmp_path: Path) -> None:
-    """What a job may need is not waited for; when it has ended, what it left is there again."""
     with market("openai", tmp_path) as w:
         client = buyer(w, budget=0.4)
         job = client.submit_batch(texts(40), budget="0.35 USD")
@@ -255,8 +246,7 @@ def test_a_client_and_its_jobs_spend_one_budget(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_each_list_by_batch_leaves_room_for_the_next_one(tmp_path: Path) -> None:
-    """A list is over when its last answer is stored, a step before its batch is settled: what it cannot cost
-    any more is there for the next list at once."""
+    """A list ends before its batch is settled, but unused money must be free immediately."""
     with market("gemini", tmp_path) as w:
         client = buyer(w, budget=100 * MOST)
         for mark in ("first", "second", "third", "fourth"):
@@ -287,7 +277,6 @@ def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -
 
 @pytest.mark.full
 def test_jobs_lease_what_they_can_cost_of_a_budget_that_processes_share(tmp_path: Path) -> None:
-    """Each gets it right after its start, and no more than it needs; the last one what is left."""
     with market("openai", tmp_path) as w:
         shared = {"budget": 62.5 * MOST, "budget_scope": "shared:team", "batch_fallback": "batch"}
         place = f"sqlite:///{tmp_path / 'limits.db'}"

@@ -1,4 +1,4 @@
-"""Jobs that outlive the client that submitted them: in other processes, after Ctrl-C, and found again."""
+"""Jobs that outlive their client: other processes, forks and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from smartbatch import Interrupted
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import JobNotFound, JobTimeout, StoreError
-from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress, RouteScored
+from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.watching import Changes
 from smartbatch.providers.batch_api import RemoteBatch
-from smartbatch.routing import lists
 from tests.levels import sampled
 
 ClientOf = Callable[..., BatchingClient]
@@ -43,7 +42,6 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.full
 def test_a_job_outlives_its_client(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    """Another client on the store polls, collects and tells; nothing is created a second time."""
     remote = Remote(clock, turnaround=1000.0)
     first = client_of(remote, store=store)
     with clock.held():
@@ -61,7 +59,7 @@ def test_a_job_outlives_its_client(client_of: ClientOf, clock: VirtualClock, sto
 def test_a_result_that_cannot_be_read_fails_its_own_future_and_no_other(
     client: BatchingClient, store: str
 ) -> None:
-    """As one does that a newer smartbatch stored in a form of its own while this process still runs."""
+    """A newer release may store results in its own format."""
     job = client.submit_batch(["a", "b", "c"])
     job.wait(LONG)
     with closing(sqlite3.connect(store)) as behind:
@@ -102,7 +100,7 @@ def test_a_process_polls_a_job_it_took_over_by_its_own_settings(
 def test_a_job_that_is_taken_over_is_looked_at_at_once(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """A kernel that is started anew, hours before the next poll of the old one, has the results at once."""
+    """A restarted kernel must not wait for the next poll."""
     remote = Remote(clock, turnaround=1000.0)
     first = client_of(remote, store=store, batch_poll_interval=3600.0)
     job = first.submit_batch(["a", "b"])
@@ -115,29 +113,9 @@ def test_a_job_that_is_taken_over_is_looked_at_at_once(
     assert clock.now() - began < 60.0
 
 
-@pytest.mark.full
-def test_a_started_client_carries_on_what_is_in_its_store(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
-    """It is not asked for the job: being started on the store is enough."""
-    events: list[Event] = []
-    remote = Remote(clock, turnaround=1e4)
-    first = client_of(remote, store=store)
-    job = first.submit_batch(["a", "b"])
-    first.stop(timeout=0)
-    assert not job.status().done
-    second = client_of(remote, store=store, seed_of_rng=2, observers=[events.append])
-    second.start()
-    clock.sleep(2e4)
-    assert job.status().done
-    second.stop()  # what it stored it has told by then
-    assert [type(event) for event in events if isinstance(event, JobFinished)] == [JobFinished]
-
-
 def test_events_tell_of_a_job_from_its_beginning_to_its_end(
     client_of: ClientOf, remote: Remote, store: str
 ) -> None:
-    """Accepted once, progress on the way, finished once; metrics count them."""
     events: list[Event] = []
     client = client_of(remote, store=store, observers=[events.append])
     client.submit_and_wait([f"p{n}" for n in range(20)], timeout=LONG)
@@ -153,37 +131,7 @@ def test_events_tell_of_a_job_from_its_beginning_to_its_end(
 
 
 @pytest.mark.full
-def test_another_process_holds_the_futures_of_a_job(environ: dict[str, str]) -> None:
-    """A script submits and is killed; the next one takes futures by the job's id and has every answer."""
-    submit = run_script(
-        """
-        from smartbatch import BatchingClient
-        job = BatchingClient("sim:demo").submit_batch([f"p{n}" for n in range(30)], key="k")
-        print(job.id, flush=True)
-        os._exit(9)
-        """,
-        environ=environ,
-    )
-    assert submit.code == 9, submit.err
-    job_id = submit.lines[0]
-    ended = run_script(
-        f"""
-        import smartbatch, concurrent.futures
-        job = smartbatch.job({job_id!r})
-        futures = job.futures()
-        done, waiting = concurrent.futures.wait(futures, timeout=20)
-        print(len(done), len(waiting), len({{future.result().text for future in futures}}))
-        print(smartbatch.job("k").wait(5).done, job.status().completed)
-        """,
-        environ=environ,
-    )
-    assert ended.err == ""
-    assert ended.lines == ["30 0 30", "True 30"]
-
-
-@pytest.mark.full
 def test_a_forked_child_starts_empty_and_sees_the_same_jobs(environ: dict[str, str]) -> None:
-    """The parent's futures say whose they are; the parent's lease and locks are untouched by the child."""
     ended = run_script(
         """
         import smartbatch
@@ -218,7 +166,6 @@ def test_a_forked_child_starts_empty_and_sees_the_same_jobs(environ: dict[str, s
 
 @pytest.mark.full
 def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(environ: dict[str, str]) -> None:
-    """The traceback names the line that takes it up again."""
     ended = run_script(
         """
         import signal, threading
@@ -250,7 +197,6 @@ WAITS: dict[str, Callable[[BatchingClient, Job], Any]] = {
 def test_an_interrupted_wait_has_the_stored_results_and_the_job_continues(
     wait: str, client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks anew each time, so it has everything once the job has ended."""
     waited = Changes.wait_for_change
 
     def interrupted(notifier: Changes, seen: int, timeout: float) -> None:
@@ -269,25 +215,9 @@ def test_an_interrupted_wait_has_the_stored_results_and_the_job_continues(
     assert caught.value.results.texts == [f"by batch: p{n}" for n in range(12)]
 
 
-def test_decisions_of_jobs_that_never_end_here_do_not_pile_up(
-    client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The latest are scored at their end; the earliest may have ended in another process."""
-    monkeypatch.setattr(lists, "MAX_DECISIONS", 2)
-    scored: list[int] = []
-    client.observe(lambda event: scored.append(event.requests) if isinstance(event, RouteScored) else None)
-    with clock.held():
-        jobs = [client.submit_batch([f"{n}-{m}" for m in range(n)], deadline="20h") for n in (3, 4, 5)]
-    for job in jobs:
-        job.wait(LONG)
-    client.stop()
-    assert sorted(scored) == [4, 5]
-
-
 def test_the_jobs_of_a_store_are_found_without_a_client(
     client: BatchingClient, clock: VirtualClock, store: str
 ) -> None:
-    """Newest first, whatever model they are for; nothing is needed but the store."""
     first = client.submit_batch(["a"], key="first")
     first.wait(LONG)
     with clock.held():
@@ -298,7 +228,6 @@ def test_the_jobs_of_a_store_are_found_without_a_client(
 
 
 def test_a_job_that_is_nowhere_is_not_found(client: BatchingClient, store: str) -> None:
-    """The error says where was looked, and how to see what there is."""
     with pytest.raises(JobNotFound, match="smartbatch jobs list"):
         client.job("nightly")
     with pytest.raises(JobNotFound, match="nightly"):
@@ -308,7 +237,6 @@ def test_a_job_that_is_nowhere_is_not_found(client: BatchingClient, store: str) 
 def test_a_job_without_its_key_at_hand_says_what_it_needs(
     client: BatchingClient, clock: VirtualClock, remote: Remote, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is left alone, and its note names the account."""
     with clock.held():
         job = client.submit_batch(["a"])
     client.stop(timeout=0)

@@ -1,4 +1,4 @@
-"""Which batches of a list could be a shard's: newer than its intent, with its label, or of its size."""
+"""Batches in the provider's list that may belong to a shard."""
 
 from __future__ import annotations
 

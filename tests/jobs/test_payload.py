@@ -1,4 +1,4 @@
-"""Requests and results survive the store: what comes out is what went in, byte for byte where it counts."""
+"""Requests and results are read from the store exactly as they were written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pickle
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -159,11 +158,6 @@ class TestRequests:
         stored = json.loads(encode_request(Request("p", own), shared))
         assert stored["params"] == {"max_tokens": 20, "temperature": None}
 
-    def test_parameters_nobody_changed_come_back_as_the_very_object_of_the_job(self) -> None:
-        shared = Shared(Generation(system="s"))
-        equal = Request("p", Generation(system="s"))
-        assert there_and_back(equal, shared).params is shared.params
-
     @pytest.mark.parametrize(
         ("one", "other"),
         [({"n": 1}, {"n": True}), ({"n": 1}, {"n": 1.0}), ({"a": 1, "b": 2}, {"b": 2, "a": 1})],
@@ -173,10 +167,6 @@ class TestRequests:
     ) -> None:
         back = there_and_back(Request("p", Generation(extra=one)), Shared(Generation(extra=other)))
         assert json.dumps(back.params.extra) == json.dumps(one)
-
-    def test_the_jobs_own_times_are_not_the_requests(self) -> None:
-        back = there_and_back(Request("p", timeout=3, max_wait=1))
-        assert (back.timeout, back.max_wait) == (3, 1)
 
     def test_an_own_callable_is_refused_with_its_row(self) -> None:
         with pytest.raises(InvalidRequest, match=r"row 7 .*callable.*submit") as caught:
@@ -229,17 +219,6 @@ class TestRequests:
         assert build({"name": "Ulm"}) == {"name": "Ulm"}
         assert list(schema) == list(request.params.schema)
 
-    def test_mappings_of_other_makes_are_dictionaries_to_json(self) -> None:
-        view = MappingProxyType({"n": MappingProxyType({"m": 1})})
-        back = there_and_back(Request("p", Generation(extra=view), context=view))
-        assert back.params.extra == back.context == {"n": {"m": 1}}
-
-    def test_what_was_sent_later_is_not_changed_by_what_the_caller_does_to_it(self) -> None:
-        context = {"n": [1]}
-        data = encode_request(Request("p", context=context), PLAIN)
-        context["n"].append(2)
-        assert decode_request(data, PLAIN, id=None).context == {"n": [1]}
-
 
 def item(user_id: str | None, payload: bytes) -> NewItem:
     return NewItem(user_id, payload, 1, 1)
@@ -273,7 +252,7 @@ class TestTheDigestOfAJob:
         assert {len(digest) for digest in digests} == {32}
 
     def test_it_is_the_same_in_every_process(self) -> None:
-        """Written down, so that a key that comes again after an update still finds its job."""
+        """Fixed, so that a key still finds its job after an update."""
         digest = job_digest([item("a", b'{"v":1}'), item(None, b"x")], head=b"sim:model")
         assert digest.hex() == "952139bab5491bc64b0c671dd1186d1eeb0f44b845428fcefd02d6e69684c2dc"
 
@@ -327,13 +306,6 @@ class TestResults:
         assert back.typecode == "f"
         assert back.tobytes() == vector.tobytes()
 
-    def test_the_bytes_of_a_vector_are_little_endian_base64(self) -> None:
-        stored = json.loads(encode_result(Result("r", embedding=array("f", [1.0]))))
-        assert stored["embedding"] == "AACAPw=="
-
-    def test_the_result_of_a_batch_says_so(self) -> None:
-        assert same(Result("r", text="t", route=Route.BATCH)).route is Route.BATCH
-
     def test_the_id_is_kept_next_to_it_so_that_the_same_bytes_serve_many(self) -> None:
         data = encode_error(RequestCancelled("the job was cancelled"))
         one, other = (decode_result(data, request_id=name) for name in ("a", "b"))
@@ -364,9 +336,6 @@ class TestResults:
         assert (back.text, back.parsed, back.context, back.cost) == ("{}", None, {"n": 1}, 0.1)
         back = same(Result("r", text="{}", parsed=[object()], context=object()))
         assert (back.text, back.parsed, back.context) == ("{}", None, None)
-
-    def test_a_number_that_is_not_finite_is_kept(self) -> None:
-        assert same(Result("r", parsed={"n": math.inf})).parsed == {"n": math.inf}
 
 
 ERRORS = [
@@ -399,15 +368,6 @@ class TestErrors:
         told = {**error.__dict__, "kind": error.kind, **of_result}  # some have their kind by class
         assert {**back.__dict__, "kind": back.kind} == told
         assert pickle.loads(pickle.dumps(back)).__dict__ == back.__dict__
-
-    @pytest.mark.parametrize("kind", ErrorKind)
-    def test_every_kind_survives(self, kind: ErrorKind) -> None:
-        back = decode_error(encode_error(ProviderError("x", kind=kind)), request_id="r")
-        assert back is not None
-        assert (back.kind, back.request_id) == (kind, "r")
-
-    def test_a_success_has_none(self) -> None:
-        assert decode_error(encode_result(Result("r", text="t"))) is None
 
     def test_keys_and_long_texts_do_not_reach_the_disk(self) -> None:
         key = "sk-" + "a1B2" * 10
@@ -481,11 +441,6 @@ class TestWhatCannotBeRead:
     )
     def test_rows_written_by_the_first_version_stay_readable(self, form: Any, expected: Any) -> None:
         assert decode_request(json.dumps(form).encode(), PLAIN, id="x").prompt == expected
-
-    @pytest.mark.parametrize("form", [{"v": 1}, {"v": 1, "prompt": 7}, {"v": 1, "chat": [["user"]]}])
-    def test_a_request_without_a_prompt_is_damaged(self, form: Any) -> None:
-        with pytest.raises(StoreError, match="damaged"):
-            decode_request(json.dumps(form).encode(), PLAIN, id=None)
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""The policy ``hold``: what may exist is never sent again, and no question stays that was answered."""
+"""The policy ``hold``: nothing is sent again while a create is unknown."""
 
 from __future__ import annotations
 
@@ -139,7 +139,6 @@ def test_whoever_waits_for_a_held_job_is_told_once_why_and_what_to_do(
 def test_each_way_to_wait_for_a_held_job_tells_it(
     start: Callable[[float | None], tuple[Job, Lost]], events: list[Event], clock: VirtualClock
 ) -> None:
-    """There is no waiter while it becomes held."""
     job, _ = start(None)
     clock.sleep(5 * MINUTE)
     assert job.status().state == "held"
@@ -166,7 +165,7 @@ def test_a_job_that_is_held_once_more_is_told_once_more(
 def test_a_refused_item_is_open_again_only_once_its_job_is_held(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it is asked once more in between, and the job is held for what that says as well."""
+    """Otherwise the item would be sent once more in between."""
     states: list[str] = []
     real = ItemTable.answer
 
@@ -186,8 +185,6 @@ def test_a_refused_item_is_open_again_only_once_its_job_is_held(
 def test_items_under_way_do_not_hold_a_held_job_once_more(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, events: list[Event]
 ) -> None:
-    """They end one after another, and what the later ones say is another text."""
-
     def slowly_refused(prompt: str) -> str:
         clock.sleep(20.0 * int(prompt))
         raise ProviderError(f"bad key {prompt}", kind=ErrorKind.AUTH_ERROR, status=401)
@@ -208,7 +205,6 @@ def refused(_: str) -> str:
 def test_a_batch_that_is_found_late_answers_the_question(
     start: Callable[[float | None], tuple[Job, Lost]],
 ) -> None:
-    """A job whose creates are all accounted for again need not be resumed."""
     job, lost = start(4 * MINUTE)
     assert job.wait(8 * MINUTE).completed == 3
     assert lost.sizes == [1, 1, 1]
@@ -218,7 +214,7 @@ def test_a_batch_that_is_found_late_answers_the_question(
 def test_a_job_resumes_once_all_creates_are_known(
     start: Callable[[float | None], tuple[Job, Lost]], tmp_path: Path
 ) -> None:
-    """Another release has other words; what it waits for is known by the marks of its shards."""
+    """The note may come from another release, so the marks of the shards decide."""
     job, lost = start(4 * MINUTE)
     with pytest.raises(JobTimeout):
         job.wait(3.5 * MINUTE)

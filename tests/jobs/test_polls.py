@@ -1,4 +1,4 @@
-"""What follows from one poll of a batch: it runs, is cancelled, or its provider does not know it."""
+"""Decisions after a poll of a batch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Items in real time: marked on disk before they are sent, stored before they are delivered, given back
-when the process ends, and never failed for errors of the process."""
+"""Real-time items of jobs: marked before they are sent, stored before they are delivered."""
 
 from __future__ import annotations
 
@@ -28,7 +27,6 @@ from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.items import ItemTable
 from smartbatch.jobs.supervision import LEASE_SECONDS
 from smartbatch.jobs.wiring import RealtimeItem
-from smartbatch.observe import logs
 from smartbatch.prices import Price
 from smartbatch.types import Generation, Request, Result
 
@@ -53,7 +51,6 @@ def submitted(client: BatchingClient, count: int, **settings: Any) -> Any:
 def test_an_item_is_marked_on_disk_before_it_is_asked(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    """While it is asked, another process sees it as being asked; and no more than twice the workers are."""
     seen: list[tuple[str, set[int]]] = []
     looking = another_store(place, clock)
 
@@ -73,7 +70,7 @@ def test_an_item_is_marked_on_disk_before_it_is_asked(
 def test_of_attended_work_only_what_is_in_flight_or_next_is_marked(
     how: str, client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    """What is marked is named as perhaps paid twice when the process is killed."""
+    """Marked items are reported as possibly paid twice if the process is killed."""
     marked: list[int] = []
     looking = another_store(place, clock)
 
@@ -92,10 +89,10 @@ def test_of_attended_work_only_what_is_in_flight_or_next_is_marked(
     assert max(marked) <= 4
 
 
+@pytest.mark.full
 def test_a_request_is_not_kept_waiting_by_a_list_that_was_there_before(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    """A job whose items all have room has its turn before one that takes all the room there is."""
     remote = Remote(clock, latency=1.0)
     client = client_of(remote, store=place, parallelism=2)
     rows = client.map([f"p{n}" for n in range(40)], key="mine", strategy="individual")
@@ -105,27 +102,9 @@ def test_a_request_is_not_kept_waiting_by_a_list_that_was_there_before(
     assert len(list(rows)) == 39
 
 
-def test_items_are_claimed_where_results_are_stored(
-    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One transaction does both, and the end of a job is told without one more."""
-    claims: list[int] = []
-    real = ItemTable.claim_realtime
-
-    def counted(self: ItemTable, lease: Any, limit: int) -> Any:
-        claims.append(limit)
-        return real(self, lease, limit)
-
-    monkeypatch.setattr(ItemTable, "claim_realtime", counted)
-    client = client_of(Remote(clock, batches=False, latency=1.0), store=place, parallelism=5)
-    assert submitted(client, 60).wait(LONG).completed == 60
-    assert sum(claims) < 25
-
-
 def test_nobody_hears_of_an_answer_before_it_is_stored(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    """A callback reads the store from outside, and finds it there."""
     looking = another_store(place, clock)
     client = client_of(Remote(clock, batches=False), store=place)
     job = submitted(client, 20)
@@ -143,10 +122,10 @@ def test_nobody_hears_of_an_answer_before_it_is_stored(
     assert found == [True] * 20
 
 
+@pytest.mark.full
 def test_answers_that_come_together_are_stored_together(
     client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit costs milliseconds; while one is under way the next group gathers."""
     groups: list[int] = []
     real = ItemTable.answer
 
@@ -165,7 +144,6 @@ def test_answers_that_come_together_are_stored_together(
 def test_a_stop_gives_back_what_has_not_started_and_keeps_what_came(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    """No call is cut off, none is made twice, and no item loses a try."""
     remote = Remote(clock, batches=False, latency=5.0)
     first = client_of(remote, store=place, parallelism=4)
     job = submitted(first, 30)
@@ -187,7 +165,6 @@ def test_a_stop_gives_back_what_has_not_started_and_keeps_what_came(
 def test_an_account_out_of_use_holds_the_job_and_fails_no_item(
     kind: ErrorKind, client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    """The note says what to do; after it is done, the job goes on where it was."""
     broken = threading.Event()
     broken.set()
 
@@ -212,7 +189,6 @@ def test_an_account_out_of_use_holds_the_job_and_fails_no_item(
 
 
 def test_a_used_up_budget_keeps_the_items_open(client_of: ClientOf, clock: VirtualClock, place: str) -> None:
-    """A job without a budget of its own waits for a client with more money, and the note says so."""
     broken = threading.Event()
     broken.set()
 
@@ -247,29 +223,6 @@ def test_a_used_up_budget_keeps_the_items_open(client_of: ClientOf, clock: Virtu
     assert rich.job(job.id).wait(LONG).completed == 40
 
 
-@pytest.mark.catches("StoreError")
-def test_answers_are_kept_while_the_store_is_full(
-    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are paid for: nothing is asked again, and all are stored once there is room. It is logged once."""
-    failures = iter(range(5))
-    warnings: list[str] = []
-    real = ItemTable.answer
-
-    def full(self: ItemTable, lease: Any, results: Any, **how: Any) -> Any:
-        if next(failures, None) is not None:
-            raise StoreError("the disk is full")
-        return real(self, lease, results, **how)
-
-    monkeypatch.setattr(ItemTable, "answer", full)
-    monkeypatch.setattr(logs, "warn", lambda what, **fields: warnings.append(f"{what} {fields['message']}"))
-    remote = Remote(clock, batches=False)
-    job = submitted(client_of(remote, store=place), 30)
-    assert job.wait(LONG).completed == 30
-    assert sorted(remote.asked) == sorted(f"p{n}" for n in range(30))
-    assert warnings == ["job_error the disk is full"]
-
-
 class FullDisk:
     """A store that takes no result while it is full; everything else that is written is small, and fits."""
 
@@ -296,7 +249,6 @@ def attended(client: BatchingClient, count: int) -> Job:
 def test_nothing_more_is_asked_while_answers_cannot_be_stored(
     client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An attended job has its requests in the queue: those not under way are taken back."""
     disk, remote, events = FullDisk(monkeypatch), Remote(clock, batches=False, latency=1.0), list[Event]()
     client = client_of(remote, store=place, parallelism=4, observers=[events.append])
     job = attended(client, 80)
@@ -311,10 +263,10 @@ def test_nothing_more_is_asked_while_answers_cannot_be_stored(
     assert job.status().note is None
 
 
+@pytest.mark.full
 def test_a_write_that_hangs_counts_as_one_that_fails(
     client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes while it hangs is paid for, and kept in memory only."""
     real, asked = ItemTable.answer, list[int]()
 
     def hung(self: ItemTable, lease: Any, results: Any, **how: Any) -> Any:
@@ -331,6 +283,7 @@ def test_a_write_that_hangs_counts_as_one_that_fails(
     assert sorted(remote.asked) == sorted(f"p{n}" for n in range(80))
 
 
+@pytest.mark.full
 @pytest.mark.catches("StoreError")
 def test_answers_never_stored_are_reported_and_named_when_sent_again(
     client_of: ClientOf,
@@ -339,7 +292,6 @@ def test_answers_never_stored_are_reported_and_named_when_sent_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """They are lost and paid for: that is said where logging is off as well, with their number and cost."""
     disk, events = FullDisk(monkeypatch), list[Event]()
     remote = Remote(clock, batches=False, latency=1.0, priced=True)
     prices = {"remote:default": Price(input=1e6, output=1e6)}  # a dollar a token
@@ -363,9 +315,7 @@ def test_answers_never_stored_are_reported_and_named_when_sent_again(
 def test_items_that_are_claimed_while_the_client_stops_are_taken_back(
     closed: bool, client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were not asked. Where the claim outlives the grace period, it finds the store closed: nothing is
-    wrong, and nothing was claimed.
-    """
+    """A claim that outlives the grace period finds the store closed, which is not an error."""
     claiming, stopping = threading.Event(), threading.Event()
     until = (SqlStore, "close") if closed else (RealtimeRunner, "finish")
 
@@ -407,7 +357,6 @@ def test_items_that_are_claimed_while_the_client_stops_are_taken_back(
 def test_items_that_were_being_asked_when_their_process_died(
     policy: str, client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may be billed, so there is an incident; they are asked again, or, held, end as unknown."""
     remote = Remote(clock, batches=False)
     client = client_of(remote, store=place, batch_on_unknown=policy)
     with monkeypatch.context() as patch:
@@ -434,7 +383,6 @@ def test_items_that_were_being_asked_when_their_process_died(
 def test_a_queue_that_refuses_delays_items_and_fails_none(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    """More workers than places in the queue: what finds no place is asked a moment later."""
     remote = Remote(clock, batches=False, latency=1.0)
     client = client_of(remote, store=place, parallelism=120, queue_capacity=100, queue_full="raise")
     assert submitted(client, 400).wait(LONG).completed == 400
@@ -444,8 +392,6 @@ def test_a_queue_that_refuses_delays_items_and_fails_none(
 def test_failures_of_an_items_own_end_it_and_the_others_go_on(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    """With the provider's error, which another process reads as well."""
-
     def reply(prompt: str) -> str:
         if prompt == "p3":
             raise ProviderError("no such thing", kind=ErrorKind.CLIENT_ERROR, status=400, code="bad")
@@ -467,7 +413,6 @@ def test_failures_of_an_items_own_end_it_and_the_others_go_on(
 def test_a_halted_runner_and_a_forgotten_job_submit_no_claimed_item(
     how: str, clock: VirtualClock, place: str, tmp_path: Path
 ) -> None:
-    """It comes while the second of fifty claimed items is submitted; the others stay open for later."""
     bench = Bench("sqlite", place, tmp_path)
     store = bench.open()
     items = [

@@ -1,4 +1,4 @@
-"""Money reserved in a store: with what is charged it never exceeds a job's budget, whatever runs at once."""
+"""Reserved and spent money together never exceed a job's budget."""
 
 from __future__ import annotations
 
@@ -82,7 +82,6 @@ def test_a_batch_settled_while_its_bill_is_made_is_not_counted_twice(
 
 
 def test_the_reservation_of_a_shard_ends_with_it(store: SqlStore, bench: Bench) -> None:
-    """What is certainly not created costs nothing; what may be stays; results say what they cost."""
     job, lease = bounded(store, bench, 10.0)
     shard = store.shards.plan(lease, bench.shard(0, 1, reserved=6.0))
     store.shards.discard(lease, shard, items=ItemState.OPEN, tried=False, note="", at=1.0)
@@ -133,7 +132,6 @@ def test_an_answer_counts_and_frees_at_once(store: SqlStore, bench: Bench) -> No
 
 
 def test_a_real_time_answer_after_an_orphan_s_stays_reserved(store: SqlStore, bench: Bench) -> None:
-    """It was paid for, and no result has it."""
     job, lease = started(store, bench, 3, policy=JobPolicy(budget=10.0))
     orphan = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, 2)), ShardState.UNCERTAIN)
     orphan = store.shards.discard(lease, orphan, items=ItemState.REALTIME, tried=True, note="", at=1.0)

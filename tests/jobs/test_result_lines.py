@@ -1,7 +1,9 @@
-"""How result files of a batch are read: by pages, each request once, and what they cost in all."""
+"""Downloads are split into lines, and lines are assigned to requests."""
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,15 +11,22 @@ from typing import Any
 
 import pytest
 from attrs import asdict
+from hypothesis import given
+from hypothesis import strategies as st
 
-from smartbatch.jobs.records import ItemSize, NewResult
+from smartbatch.jobs.records import ItemSize
 from smartbatch.jobs.shard_records import wire_id
-from smartbatch.jobs.steps.collect import PEEK_BYTES, ResultTotals, nonces_in
-from smartbatch.jobs.steps.result_lines import OddLines, ends_inside_line, nonces_of, pages_of, read_lines
+from smartbatch.jobs.steps.result_lines import (
+    MAX_LINE_BYTES,
+    OddLines,
+    ends_inside_line,
+    pages_of,
+    raw_lines,
+    read_lines,
+)
 from smartbatch.jobs.steps.step import Step
-from smartbatch.jobs.store.database import fitting
 from smartbatch.jobs.wiring import StepLimits
-from smartbatch.types import Route, Usage
+from smartbatch.types import Usage
 
 NONCE, OTHER = "n" * 22, "o" * 22
 SHARD: Any = SimpleNamespace(nonce=NONCE, size=3)
@@ -74,32 +83,6 @@ def test_a_cut_download_is_told_by_its_last_line() -> None:
     assert ends_inside_line(STEP, b"a\n\xff")
 
 
-def test_whose_lines_are_is_told_by_their_ids() -> None:
-    assert nonces_of(STEP, [IDS[0] + b"\n", wire_id(OTHER, 1).encode() + b"\n x\n"]) == {NONCE, OTHER}
-    assert nonces_of(STEP, [b"mine\n"]) == {None}
-    assert nonces_of(STEP, [b" x\n"]) == set()
-
-
-@pytest.mark.parametrize("size", [PEEK_BYTES, PEEK_BYTES // 2 + 1])
-def test_whose_a_batch_is_needs_a_megabyte_of_each_output(size: int) -> None:
-    asked: list[bytes] = []
-
-    def download(_: object, output: str, __: float) -> Iterator[bytes]:
-        for nonce in {"one": (NONCE, OTHER, "x" * 22), "two": (OTHER, OTHER, NONCE)}[output]:
-            asked.append(f"{output} {nonce[0]}".encode())
-            yield (wire_id(nonce, 1).encode() + b"\n").ljust(size - 1) + b"\n"
-
-    step: Any = SimpleNamespace(
-        job=STEP.job,
-        api=SimpleNamespace(read_line=read, download=download),
-        limits=SimpleNamespace(transfer_timeout=60.0),
-    )
-    batch: Any = SimpleNamespace(outputs=("one", "two"))
-    assert nonces_in(step, SHARD, batch) == {NONCE, OTHER}
-    pieces = -(-PEEK_BYTES // size)
-    assert asked == [b"one n", b"one o"][:pieces] + [b"two o", b"two o"][:pieces]
-
-
 @pytest.mark.parametrize(
     ("sizes", "pages"),
     [
@@ -117,42 +100,6 @@ def test_a_page_has_a_thousand_lines_or_eight_megabytes(sizes: list[int], pages:
     assert [len(page) for page in pages_of(iter(answers), measures)] == pages
 
 
-@pytest.mark.parametrize(
-    ("sizes", "count"), [([], 0), ([LARGE + 1, 0], 1), ([LARGE, 0, 1], 2), ([1, LARGE - 1, 0, 1, 0], 3)]
-)
-def test_a_page_of_the_store_has_eight_megabytes_or_one_row(sizes: list[int], count: int) -> None:
-    assert fitting(sizes) == count
-
-
-def billed(ix: int, outcome: str, cost: float | None, tokens: int = 5) -> NewResult:
-    return NewResult(ix, outcome, b"", b"", Usage(tokens, 2), cost, cost, Route.BATCH)
-
-
-def test_what_a_batch_cost_is_the_sum_of_what_was_run() -> None:
-    totals = ResultTotals()
-    assert totals.price == "at a cost of $0"
-    page = [billed(0, "succeeded", 0.5), billed(1, "unrun", 0.0), billed(2, "failed", 0.25)]
-    nothing = ResultTotals()
-    nothing.add_page(page[1:2], set(), {1})
-    assert (nothing.doubled, nothing.twice) == (0, 0.0)
-    totals.add_page([*page, billed(3, "failed", 0.0, 0), billed(4, "succeeded", 1.0, 0)], {3}, {4})
-    counts: dict[str, object] = {
-        "billed": 3,
-        "used": 0,
-        "unused": 1,
-        "doubled": 1,
-        "usd": 1.75,
-        "wasted": 1.0,
-        "twice": 1.0,
-    }
-    counts["unknown"] = []
-    assert asdict(totals) == {**counts, "size": 0, "unended": False, "cut": False, "uncertain": False}
-    assert totals.price == "at a cost of $1.75"
-    totals.add_page([billed(5, "succeeded", None), billed(6, "again", 0.5)], {6})
-    assert (totals.billed, totals.used, totals.unused, totals.usd, totals.wasted) == (5, 1, 2, None, None)
-    assert totals.price == "at an unknown cost"
-
-
 def test_results_that_lack_lines_are_read_again_for_a_minute() -> None:
     limits = StepLimits(poll_interval=60.0, timeout=1.0, settle=1.0, max_requests=1, enqueued_tokens=None)
     step: Any = SimpleNamespace(limits=limits)
@@ -164,3 +111,53 @@ def test_a_job_waits_as_its_documentation_says() -> None:
     assert (limits.visibility, limits.orphan_watch, limits.send_within) == (120.0, 93_600.0, 5.0)
     assert (limits.call_timeout, limits.transfer_timeout, limits.longest_pause) == (60.0, 3_600.0, 600.0)
     assert limits.max_tries == 3
+
+
+def data_of(*pieces: bytes, max_line: int = MAX_LINE_BYTES) -> list[bytes | None]:
+    return list(raw_lines(pieces, max_line=max_line))
+
+
+@given(st.lists(st.binary(max_size=9)), st.integers(0, 6))
+def test_every_line_that_says_something_comes_and_those_too_long_are_told(
+    pieces: list[bytes], most: int
+) -> None:
+    whole = b"".join(pieces)
+    expected: list[bytes | None] = []
+    lines = whole.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        kept = line.removesuffix(b"\r") if number < len(lines) else line
+        if len(line) > most:
+            expected.append(None)
+        elif kept.strip():
+            expected.append(kept)
+    assert list(raw_lines(pieces, max_line=most)) == expected
+
+
+def test_line_ends_of_other_alphabets_do_not_cut_an_answer() -> None:
+    answers = ["a\u2028b", "c\u2029d", "e\x85f", "g\x0bh\x0ci", "j\x1ck\x1dl\x1e"]
+    stream = "".join(json.dumps({"t": text}, ensure_ascii=False) + "\n" for text in answers).encode()
+    pieces = [stream[i : i + 1] for i in range(len(stream))]
+    assert [json.loads(line)["t"] for line in data_of(*pieces) if line] == answers
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    assert data_of(b"\xef\xbb", b"\xbfa\n\xef\xbb\xbfb\n") == [b"a", b"\xef\xbb\xbfb"]
+
+
+@pytest.mark.full
+def test_a_line_without_end_is_not_gathered_in_memory() -> None:
+    piece = b"x" * 65_536
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(3200):
+            yield piece
+        yield b"\nlast\n"
+
+    tracemalloc.start()
+    try:
+        found = list(raw_lines(endless(), max_line=1_000_000))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == [None, b"last"]
+    assert peak < 2_500_000

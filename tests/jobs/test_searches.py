@@ -1,4 +1,4 @@
-"""How long the batch of a create without an answer is searched for, and what follows then."""
+"""Searches for the batch of a create without an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store in a folder that others may write to takes nothing that they planted there."""
+"""A store in a shared folder ignores files planted by other users."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ ADVICE = "others could read prompts and answers, and change them; remove it, or 
 def test_a_planted_folder_is_refused(
     planted: str, client_of: ClientOf, clock: VirtualClock, tmp_path: Path
 ) -> None:
-    """A link leads into a folder whose owner reads what is sent. Whoever submits is told what to do, as the
-    job could not be carried on."""
     theirs, link = tmp_path / "theirs", tmp_path / planted
     theirs.mkdir()
     link.parent.mkdir(exist_ok=True)
@@ -47,7 +45,7 @@ def test_a_planted_folder_is_refused(
 
 
 def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever made it first can change inputs and results in it."""
+    """The owner of a folder can change its files."""
     store = open_store(str(tmp_path / "jobs.db"))
     assert Path(store.spool).is_dir()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
@@ -59,7 +57,6 @@ def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_empty_file_of_another_user_becomes_no_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been put there to be read; an existing store of somebody else can be looked at."""
     path = tmp_path / "jobs.db"
     path.touch()
     own = os.lstat(tmp_path).st_uid
@@ -80,7 +77,7 @@ def test_an_empty_file_of_another_user_becomes_no_store(
 def test_a_log_of_another_user_is_not_taken_for_the_stores(
     ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite would take what is in it for changes of the store."""
+    """SQLite would apply its content to the store."""
     store = tmp_path / "jobs.db"
     open_store(str(store)).close()
     made = os.lstat
@@ -98,7 +95,6 @@ def test_a_log_of_another_user_is_not_taken_for_the_stores(
 def test_a_folder_that_others_could_write_to_is_closed_to_them(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path
 ) -> None:
-    """One that this user made with another umask."""
     spool = tmp_path / "jobs.db.spool"
     spool.mkdir()
     spool.chmod(0o777)
@@ -108,7 +104,6 @@ def test_a_folder_that_others_could_write_to_is_closed_to_them(
 
 
 def test_files_on_their_way_are_for_their_owner_only(tmp_path: Path) -> None:
-    """Whatever the umask says; and what has the name of one already is not written into."""
     path, partial, target = tmp_path / "shard.in", tmp_path / "shard.in.1.part", tmp_path / "target"
     target.write_text("precious")
     partial.symlink_to(target)
@@ -126,7 +121,6 @@ def test_files_on_their_way_are_for_their_owner_only(tmp_path: Path) -> None:
 def test_a_file_planted_at_the_last_moment_is_not_written_to(
     link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After what was left there is removed, and before the own file is made."""
     path, partial, target = tmp_path / "shard.in", tmp_path / "shard.in.1.part", tmp_path / "target"
     target.write_text("precious")
     unlink = Path.unlink
@@ -149,7 +143,6 @@ def test_a_file_planted_at_the_last_moment_is_not_written_to(
 def test_a_new_store_is_not_made_where_another_users_link_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An existing one may be named so, and an own link leads anywhere."""
     link, target = tmp_path / "jobs.db", tmp_path / "target"
     link.symlink_to(target)
     made, other = os.lstat, os.geteuid() + 1
@@ -163,7 +156,7 @@ def test_a_new_store_is_not_made_where_another_users_link_leads(
 
 
 def test_a_new_store_is_not_made_through_a_link(tmp_path: Path) -> None:
-    """The lock that lies next to it while it is made has a name that anybody can guess."""
+    """The name of the lock is predictable."""
     (tmp_path / "jobs.db.new").symlink_to(tmp_path / "target")
     with pytest.raises(StoreError, match=f"jobs.db.new is a symbolic link: {ADVICE}"):
         open_store(str(tmp_path / "jobs.db"))

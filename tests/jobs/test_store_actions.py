@@ -1,4 +1,4 @@
-"""What people do to jobs and models is done and noted in one transaction, on both kinds of store."""
+"""Actions on jobs and models are applied and recorded in one transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An SQLite file that is damaged, somebody else's, or goes away under the store."""
+"""SQLite files that are damaged, foreign or removed."""
 
 from __future__ import annotations
 

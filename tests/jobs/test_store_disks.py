@@ -1,4 +1,4 @@
-"""An SQLite store on a disk that is full, limited, broken or read-only."""
+"""SQLite stores on full, limited, broken and read-only disks."""
 
 from __future__ import annotations
 

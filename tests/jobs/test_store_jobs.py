@@ -1,27 +1,32 @@
-"""The contract of every store about jobs, on SQLite and on PostgreSQL (D3, D4 of the catalogue)."""
+"""Jobs, incidents and facts in stores on both databases, and interrupts."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from types import CodeType
 from typing import Any
 
 import pytest
 from attrs import asdict, evolve
+from ctrl_c import interrupted_at_every_moment
 from jobs.sample_records import POLICY, PROGRESS
-from jobs.stores import Bench, bench, ingesting, new_items, result, started, store
+from jobs.stores import Bench, bench, ingesting, led, new_items, result, started, store
 from realtime.scenes import eventually
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.records import (
     IncidentRow,
     ItemName,
+    ItemState,
+    JobLease,
     JobPolicy,
     JobSelection,
     JobState,
     NamedPlace,
     NewItem,
 )
+from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import jobs as jobs_module
 from smartbatch.types import Usage
@@ -310,3 +315,82 @@ def test_a_name_says_whether_its_item_had_its_result(store: SqlStore, bench: Ben
     }
     store.items.drop_unsent(lease, b"cancelled", at=2.0)
     assert list(store.jobs.find_named(["0", "1", "2"])) == ["1"]
+
+
+def test_an_incident_told_twice_is_kept_once(bench: Bench) -> None:
+    store, other = bench.open(), bench.open()
+    job, lease = started(store, bench)
+    first = IncidentRow("doubled_line", "job-1", "shard-1", "row 5", 0.25, 10.0)
+    assert store.facts.add_incident(lease, first)
+    store.leases.release(lease)
+    anew = other.leases.claim(job.id, 60.0)
+    assert anew is not None
+    assert not other.facts.add_incident(anew, evolve(first, at=20.0, money=None))
+    different = [
+        evolve(first, kind="foreign_line"),
+        evolve(first, job_id="job-2"),
+        evolve(first, shard_id=None),
+        evolve(first, detail="row 6"),
+    ]
+    assert all(other.facts.add_incident(anew, incident) for incident in different)
+    assert store.facts.incidents("job-1") == [first, different[0], *different[2:]]
+    assert store.facts.incidents("job-2") == [different[1]]
+
+
+def test_own_batches_are_claimed_and_guesses_are_not(store: SqlStore, bench: Bench) -> None:
+    _, lease = started(store, bench, 3)
+    _, far = started(store, bench, 1, scope="scope-2")
+    submitted = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.SUBMITTING)
+    store.shards.advance(lease, submitted, ShardState.SUBMITTED, batch_id="ours")
+    unsure = led(store, lease, store.shards.plan(lease, bench.shard(1)), ShardState.UNCERTAIN)
+    unsure = store.shards.advance(
+        lease, unsure, ShardState.PROVISIONAL, candidate="maybe", foreign_batches=("alien", "other")
+    )
+    store.shards.advance(far, store.shards.plan(far, bench.shard(0)), ShardState.READY, batch_id="far")
+    given_up = led(store, lease, store.shards.plan(lease, bench.shard(2)), ShardState.UNCERTAIN)
+    dead = store.shards.discard(lease, given_up, items=ItemState.OPEN, tried=False, note="", at=1.0)
+    store.shards.advance(lease, dead, ShardState.DEAD, candidate="orphan")
+    asked = ["ours", "maybe", "alien", "orphan", "new", "far"]
+    assert store.shards.claimed_batches("scope-1", asked) == {"ours", "maybe"}
+    assert store.shards.claimed_batches("scope-1", []) == set()
+
+
+def test_turnarounds_come_back_newest_first_and_do_not_grow_for_ever(store: SqlStore, bench: Bench) -> None:
+    for n in range(560):
+        store.facts.observe_turnarounds("m", [(n, n / 2, float(n))])
+    store.facts.observe_turnarounds("other", [(1, 1.0, 1.0)])
+    assert store.facts.turnarounds("m", limit=2) == [(559, 279.5, 559.0), (558, 279.0, 558.0)]
+    assert len(store.facts.turnarounds("m", limit=100)) == 100
+    assert store.facts.turnarounds("none", limit=100) == []
+    assert bench.behind("SELECT count(*) FROM turnaround WHERE model = 'm'") == [(510,)]
+
+
+Operation = Callable[[SqlStore, JobLease], object]
+OPERATIONS: dict[str, Operation] = {
+    "a read": lambda store, _: store.facts.recall("k"),
+    "a write": lambda store, _: store.facts.remember("k", 2),
+    "a write under a lease": lambda store, lease: store.jobs.note(lease, "waits"),
+}
+
+
+def foreign(bench: Bench) -> Collection[CodeType]:
+    if bench.kind == "sqlite":
+        return ()
+    from psycopg import Connection
+
+    return {Connection.connect.__func__.__code__, Connection._notice_handler.__code__}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("operate", OPERATIONS.values(), ids=OPERATIONS)
+def test_what_is_interrupted_at_any_moment_leaves_the_store_to_others(
+    bench: Bench, operate: Operation
+) -> None:
+    store, other = bench.open(), bench.open(busy_timeout=0.5)
+    _, lease = started(store, bench)
+    store.facts.remember("k", 1)
+    for at in interrupted_at_every_moment(lambda: operate(store, lease), spared=foreign(bench)):
+        going_on = threading.Thread(target=store.jobs.note, args=(lease, None), daemon=True)
+        going_on.start()
+        going_on.join(10)
+        assert not going_on.is_alive(), f"blocked after an interrupt at moment {at}"
+        other.facts.remember("of another process", at)

@@ -1,4 +1,4 @@
-"""The contract of every store about who owns a job, on both databases (E2, E12, E13 and E15)."""
+"""Ownership of jobs in stores on both databases."""
 
 from __future__ import annotations
 

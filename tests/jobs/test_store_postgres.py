@@ -1,4 +1,4 @@
-"""A PostgreSQL store when the wire, the server or another session fails (E10, E11, E15), and its address."""
+"""PostgreSQL stores when the connection, the server or another session fails."""
 
 from __future__ import annotations
 
@@ -249,9 +249,7 @@ def test_a_server_that_goes_away_and_comes_back_is_used_again(relay: Relay, benc
 def test_a_session_that_is_interrupted_is_closed(
     when: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A traceback that keeps its frame, as in a notebook, would keep one of the server's connections; and the
-    answer of a read may still come, which the next read must not take for its own.
-    """
+    """A traceback could keep the connection, and the next read could take the late answer for its own."""
     database, used = PostgresDatabase(Address.of(bench.place)), list[psycopg.Connection[Any]]()
 
     def interrupted(session: psycopg.Connection[Any], *_: Any) -> None:
@@ -348,6 +346,7 @@ def test_reads_leave_no_transaction_open(bench: Bench) -> None:
     assert {state for (state,) in states} == {"idle"}
 
 
+@pytest.mark.full
 def test_leases_run_by_the_servers_clock_whatever_the_machines_say(bench: Bench) -> None:
     past, future = bench.open(wall=lambda: 0.0), bench.open(wall=lambda: 4e9)
     job, _ = past.jobs.accept(bench.job(), new_items(1))
@@ -377,6 +376,7 @@ def test_stores_in_two_schemas_of_a_server_know_nothing_of_each_other(
     other.close()
 
 
+@pytest.mark.full
 def test_commits_are_durable_even_where_the_servers_default_is_not(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,6 +400,7 @@ def test_commits_are_durable_even_where_the_servers_default_is_not(
         bench.behind(f'ALTER DATABASE "{dbname[0]}" RESET synchronous_commit')
 
 
+@pytest.mark.full
 def test_a_user_without_rights_is_told_so(bench: Bench) -> None:
     bench.open().close()
     role = f"{bench.schema}_guest"

@@ -1,4 +1,4 @@
-"""Stores in several processes: killed, frozen, forked, and all at once (A2, A14, A15, E7, E11)."""
+"""Stores in several processes that are killed, frozen or forked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 from jobs.stores import Bench, bench, new_items, started
 
+from smartbatch import StoredJobs
+from smartbatch.config import BatchingConfig
 from smartbatch.jobs.records import JobLease, LeaseLost
 
-__all__ = ["bench"]  # a fixture
+__all__ = ["bench", "start"]  # fixtures
+
 
 PRELUDE = """
 import os, random, sys
@@ -110,26 +113,6 @@ def test_a_killed_owner_is_replaced_at_once_whatever_its_lease(bench: Bench, sta
         pass  # a server needs a moment to see that a client has gone
     assert [row.id for row in store.leases.claimable()] == [job.id]
     assert store.leases.claim(job.id, 60) == JobLease(job.id, 2)
-
-
-@pytest.mark.full
-def test_a_frozen_owner_is_replaced_and_writes_nothing_later(bench: Bench, start: Start) -> None:
-    store = bench.open()
-    job, _ = store.jobs.accept(bench.job(), new_items(1))
-    frozen = start(OWNER, job.id)
-    assert frozen.hear() == "1"
-    frozen.process.send_signal(signal.SIGSTOP)
-    assert store.leases.claim(job.id, 60) is None
-    bench.let_leases_run_out()
-    lease = store.leases.claim(job.id, 60)
-    assert lease == JobLease(job.id, 2)
-    store.jobs.note(lease, "mine")
-    frozen.process.send_signal(signal.SIGCONT)
-    frozen.say()
-    assert frozen.hear() == "lost"
-    found = store.jobs.get(job.id)
-    assert found is not None
-    assert found.note == "mine"
 
 
 FORKER = """
@@ -378,3 +361,97 @@ def test_killed_at_any_moment_every_acknowledged_job_is_there_and_whole(bench: B
     store.leases.release(lease)
     with pytest.raises(LeaseLost):
         store.jobs.note(lease, "x")
+
+
+CLIENT = """
+from smartbatch import BatchingClient
+from smartbatch.events import PauseChanged
+
+def told(event):
+    if isinstance(event, PauseChanged):
+        say("paused" if event.paused else "resumed", event.by)
+
+client = BatchingClient("sim:demo?latency=0.05", store=place, observers=[told], parallelism=1, shared="off")
+client.start()
+say("ready")
+"""
+ASKS = (
+    CLIENT
+    + """
+while hear():
+    future = client.submit("p")
+    try:
+        future.result(1.0)
+        say("answered")
+    except TimeoutError:
+        say("waits")
+        future.result()
+        say("answered")
+"""
+)
+CARRIES_ON = (
+    CLIENT
+    + """
+if rest:
+    job = client.job(rest[0])
+else:
+    job = client.submit_run([f"p{n}" for n in range(200)], client.forecast(["p"], strategy="individual"))
+    say(job.id)
+print(job.wait().completed, flush=True)
+"""
+)
+ACTS = """
+from smartbatch import BatchingConfig, StoredJobs
+stored = StoredJobs(BatchingConfig(store=place))
+stored.pause("sim", "demo", by="actor")
+say("acted")
+hear()
+"""
+
+
+@pytest.mark.full
+def test_a_pause_reaches_running_processes_and_later_ones(bench: Bench, start: Start) -> None:
+    client = start(ASKS)
+    assert client.hear() == "ready"
+    client.say("ask")
+    assert client.hear() == "answered"
+    actor = start(ACTS)
+    assert actor.hear() == "acted"
+    actor.kill()  # as soon as it is done
+    assert client.hear() == "paused actor"
+    client.say("ask")
+    assert client.hear() == "waits"
+    client.kill()
+    later = start(ASKS)
+    assert later.hear() == "paused actor"  # before its first request
+    assert later.hear() == "ready"
+    later.say("ask")
+    assert later.hear() == "waits"
+    stored = StoredJobs(BatchingConfig(store=bench.place))
+    assert stored.resume("sim", "demo")
+    assert later.hear() == "resumed None"
+    assert later.hear() == "answered"
+    stored.close(0)
+
+
+@pytest.mark.full
+def test_a_job_killed_in_a_pause_waits_for_its_end_in_the_next_process(bench: Bench, start: Start) -> None:
+    first = start(CARRIES_ON)
+    assert first.hear() == "ready"
+    job_id = first.hear()
+    stored = StoredJobs(BatchingConfig(store=bench.place))
+    stored.pause("sim", "demo", by="ada")
+    assert first.hear() == "paused ada"
+    first.kill()
+    second = start(CARRIES_ON, job_id)
+    assert second.hear() == "paused ada"
+    assert second.hear() == "ready"
+    job = stored.job(job_id)
+    before = job.status()
+    assert before.completed < 200
+    assert before.note == "sim:demo is paused by ada"
+    stored.resume("sim", "demo")
+    assert second.hear() == "resumed None"
+    assert second.hear() == "200"
+    assert sum(incident.kind == "maybe_billed" for incident in job.incidents()) <= 1
+    stored.close(0)

@@ -1,4 +1,4 @@
-"""The contract of every store about results and the ends of items, on both databases."""
+"""Results and the ends of items in stores on both databases."""
 
 from __future__ import annotations
 

@@ -1,18 +1,25 @@
-"""A store has the tables of one version, and a process that knows another leaves it as it is (E9)."""
+"""A store of another version is left unchanged, and statements name states by their enums."""
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs.stores import Bench, bench, new_items
 
 from smartbatch.errors import StoreError
+from smartbatch.jobs.records import JobState
+from smartbatch.jobs.shard_records import ShardState
+from smartbatch.jobs.store import database
 from smartbatch.jobs.store.schema import SCHEMA_VERSION
 from smartbatch.jobs.store.sql_store import SqlStore
 
-__all__ = ["bench"]  # a fixture
+__all__ = ["bench"]  # fixtures
 
 
 def stored_version(bench: Bench) -> int:
@@ -84,3 +91,28 @@ def test_a_record_with_an_unknown_field_or_without_a_version_is_refused(
     bench.behind("UPDATE job SET policy = ?", damage)
     with pytest.raises(StoreError, match="a JobPolicy in the store is damaged"):
         store.jobs.get(job_id)
+
+
+FOLDER = Path(database.__file__).parent
+NUMBERED = re.compile(r"\bstate (=|<|<>|IN) *\(?\d")
+
+
+def literals(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def magic(source: str) -> list[str]:
+    words = {f"'{state.value}'" for states in (JobState, ShardState) for state in states}
+    return [text for text in literals(source) if NUMBERED.search(text) or any(word in text for word in words)]
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.name)
+def test_no_statement_has_a_number_or_a_text_of_its_own_for_a_state(file: Path) -> None:
+    assert magic(file.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("statement", ["UPDATE item SET state = 3", "WHERE j.state <> 'done'"])
+def test_a_state_that_is_spelled_out_would_be_found(statement: str) -> None:
+    assert magic(f"TEXT = {statement!r}") == [statement]

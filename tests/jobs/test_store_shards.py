@@ -1,4 +1,4 @@
-"""The contract of every store about the shards of jobs, on both databases (D3, D4 of the catalogue)."""
+"""Shards in stores on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An SQLite store: where it is, others that write, network file systems, and how it grows."""
+"""SQLite stores: their place, other writers, network file systems and growth."""
 
 from __future__ import annotations
 

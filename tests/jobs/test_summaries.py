@@ -1,4 +1,4 @@
-"""Summaries: what dashboards show, without reading a row of the items (on SQLite and on PostgreSQL)."""
+"""Summaries for dashboards, on both databases."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ def test_a_job_that_was_there_already_keeps_its_decision(store: SqlStore, bench:
 
 
 def test_what_a_decision_on_a_job_took_is_what_its_job_took(store: SqlStore, bench: Bench) -> None:
-    """In whichever process it ended."""
     job, _ = store.jobs.accept(bench.job(created_at=AT), new_items(2), decision=decision(strategy="batch"))
     lease = store.leases.claim(job.id, 60.0)
     assert lease is not None
@@ -169,7 +168,6 @@ def test_a_decision_of_a_newer_release_is_shown_without_its_table(store: SqlStor
 
 
 def test_what_is_only_shown_makes_no_write_fail(store: SqlStore, bench: Bench) -> None:
-    """Neither that of a job nor, again and again, that of what came in real time."""
     made = decision(strategy="individual")
     nan = evolve(made.chosen, p50=math.nan, p95=math.nan)
     odd = evolve(made, chosen=nan, alone=nan, options=(nan,), reason="nul \0, half \ud800")
@@ -277,7 +275,7 @@ def test_spending_is_counted_by_hour_model_and_route(store: SqlStore, bench: Ben
 
 
 def test_spending_is_kept_for_two_weeks(store: SqlStore, bench: Bench) -> None:
-    """What is older goes with every twentieth job."""
+    """Older rows are deleted with every twentieth job."""
     write(store, spent=[Spending("m", "individual", 1)], at=AT)
     write(store, spent=[Spending("m", "individual", 1)], at=AT + 14 * 24 * HOUR)
     assert len(store.summaries.spending(0.0)) == 2
@@ -289,7 +287,6 @@ def test_spending_is_kept_for_two_weeks(store: SqlStore, bench: Bench) -> None:
 
 @pytest.mark.full
 def test_processes_that_add_to_the_same_rows_do_not_hold_each_other_up(bench: Bench) -> None:
-    """Each in another order, at the same time: none fails, and nothing is lost."""
     models = [f"provider:{each}" for each in range(6)]
 
     def add(own: SqlStore, order: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a client leaves in the store's summaries: decisions, spending and errors, of jobs and in real time."""
+"""Decisions, spending and errors that a client saves in the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from jobs.remote import Remote
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
-from smartbatch.jobs import client_store
 from smartbatch.jobs.client_store import SAVE_SECONDS
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.types import Request
@@ -120,7 +119,6 @@ def test_a_job_whose_route_nobody_chose_has_no_decision(client: BatchingClient, 
 def test_a_list_of_a_client_that_names_no_store_is_written_soon_too(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It opens the user's own store because the list may go by batch; nothing carries jobs on there."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     client = client_of(Remote(clock))
     client.generate(PROMPTS * 2)
@@ -182,8 +180,6 @@ def test_what_is_left_at_a_stop_is_written(client: BatchingClient, other: SqlSto
 def test_a_request_of_a_job_is_counted_only_with_its_stored_result(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    """It is asked in real time, like those that are no job's."""
-
     def reply(prompt: str) -> str:
         if prompt == "two":
             raise ProviderError("the provider answered 400: no", kind=ErrorKind.CLIENT_ERROR)
@@ -223,13 +219,6 @@ def test_errors_in_real_time_are_grouped_with_an_example(
     store.close()
 
 
-def test_a_client_without_a_store_keeps_nothing(client_of: ClientOf, clock: VirtualClock) -> None:
-    client = client_of(Remote(clock, batches=False))
-    client.generate(PROMPTS)
-    log = inside(client).jobs.engine.summaries
-    assert (len(log._ended), len(log._decided), log._spent) == (0, 0, {})
-
-
 def test_what_cannot_be_written_is_kept_and_written_later(
     client: BatchingClient, other: SqlStore, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,14 +237,3 @@ def test_what_cannot_be_written_is_kept_and_written_later(
     clock.sleep(SOON)
     assert sum(requests for requests, _ in spent(other).values()) == 4
     assert len(other.summaries.decisions(limit=50)) == 1
-
-
-def test_many_requests_between_two_writes_take_little_memory(
-    client: BatchingClient, other: SqlStore, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_store, "MAX_UNFOLDED_REQUESTS", 5)
-    for number in range(12):
-        client.submit(f"prompt {number}").result()
-    assert len(inside(client).jobs.engine.summaries._ended) < 5
-    clock.sleep(SOON)
-    assert spent(other) == {"individual": (12, 0)}

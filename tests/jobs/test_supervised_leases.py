@@ -1,4 +1,4 @@
-"""Who owns a job while supervisors run it: leases that are renewed, lost, given back and taken over."""
+"""Leases under supervision: renewed, lost, released and taken over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from jobs.supervised import PATIENCE, Scene, scene
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import LEASE_SECONDS, JobLease, JobSelection, LeaseLost
+from smartbatch.jobs.records import LEASE_SECONDS, JobLease, LeaseLost
 from smartbatch.jobs.steps import StepResult
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.leases import LeaseTable
@@ -18,7 +18,6 @@ __all__ = ["scene"]  # fixtures
 
 
 def test_a_lease_is_renewed_while_a_step_takes_long(scene: Scene) -> None:
-    """Another process tries every second to get the job during a call of 20 leases, and never does."""
     job_id = scene.accept("a")
     rival = scene.another_store()
     taken: list[JobLease | None] = []
@@ -39,7 +38,7 @@ def test_a_lease_is_renewed_while_a_step_takes_long(scene: Scene) -> None:
 
 
 def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) -> None:
-    """After hours of suspension all leases are over: the owners are given time to renew them."""
+    """After a suspension all leases have expired, and owners need time to renew them."""
     job_id = scene.accept("a")
     owner, rival = scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)
     owner.start()
@@ -60,7 +59,6 @@ def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) 
 
 
 def test_a_job_whose_lease_is_lost_is_dropped(scene: Scene) -> None:
-    """After the loss of a lease no further step of the job runs, and its items are taken back."""
     job_id = scene.accept("a")
 
     def lose(_: JobLease, count: int) -> StepResult:
@@ -84,7 +82,6 @@ def test_a_job_whose_lease_is_lost_is_dropped(scene: Scene) -> None:
 def test_a_job_that_is_forgotten_during_its_step_is_dropped(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last step may still run when its user has the results. Nothing is reported, and others go on."""
     gone = scene.accept("a")
     scene.accept("b")
     claimable = LeaseTable.claimable
@@ -107,7 +104,6 @@ def test_a_job_that_is_forgotten_during_its_step_is_dropped(
 
 
 def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene: Scene) -> None:
-    """The next process has it at once, without waiting for the lease."""
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
 
@@ -132,7 +128,6 @@ def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene: Scene) -> None:
 
 
 def test_a_step_that_outlives_the_grace_cannot_write(scene: Scene) -> None:
-    """The job is given back all the same; what the step tries afterwards meets a lost lease."""
     scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
     fates: list[str] = []
@@ -160,7 +155,6 @@ def test_a_step_that_outlives_the_grace_cannot_write(scene: Scene) -> None:
 def test_a_step_that_outlives_the_grace_releases_nothing_twice(
     outcome: StepResult | LeaseLost, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store may be closed by then, or the job be another process's."""
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
@@ -208,37 +202,7 @@ def test_a_step_that_finds_the_store_closed_after_the_grace_has_not_failed(scene
     assert scene.reports == []
 
 
-def test_what_another_process_asks_of_a_job_is_noticed(scene: Scene) -> None:
-    """A cancel that arrives through the store takes back calls that have not started; a step follows."""
-    job_id = scene.accept("a")
-    scene.script = lambda *_: StepResult()
-    supervisor = scene.supervisor()
-    supervisor.start()
-    scene.until(lambda: len(scene.steps) == 1)
-    scene.another_store().actions.cancel(JobSelection(ids=(job_id,)), "ada")
-    scene.until(lambda: len(scene.steps) == 2)
-    supervisor.stop(1.0)
-    assert ("recall", job_id) in scene.realtime.told
-
-
-def test_the_jobs_of_a_dead_process_are_taken_over(scene: Scene) -> None:
-    """Its lock is free, so its lease need not expire first; the epoch says that there was another owner."""
-    job_id = scene.accept("a")
-    dead = scene.another_store()
-    assert dead.leases.claim(job_id, 1e9) is not None
-    supervisor = scene.supervisor()
-    scene.script = lambda *_: StepResult()
-    supervisor.start()
-    dead.abandon()  # as its death would
-    scene.until(lambda: len(scene.steps) == 1)
-    supervisor.stop(1.0)
-    row = scene.store.jobs.get(job_id)
-    assert row is not None
-    assert row.epoch == 2
-
-
 def test_a_job_that_runs_in_a_living_process_is_left_to_it(scene: Scene) -> None:
-    """Two supervisors, twelve jobs: each job has one owner, and all are carried on."""
     ids = [scene.accept(f"{number}") for number in range(12)]
     scene.script = lambda *_: StepResult(scene.clock.wall() + 5.0)
     supervisors = [scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)]
@@ -252,7 +216,6 @@ def test_a_job_that_runs_in_a_living_process_is_left_to_it(scene: Scene) -> None
 
 
 def test_halting_keeps_the_leases_and_begins_nothing(scene: Scene) -> None:
-    """The first half of a stop: answers under way must still find the job theirs."""
     job_id = scene.accept("a")
     scene.script = lambda *_: StepResult(scene.clock.wall() + 1.0)
     supervisor = scene.supervisor()

@@ -1,4 +1,4 @@
-"""The supervisor: steps run when they are due, and no error of a step ends a thread."""
+"""Steps run when they are due, and no error of a step ends a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ __all__ = ["scene"]  # fixtures
 
 
 def test_a_job_is_run_when_it_is_due_and_not_in_between(scene: Scene) -> None:
-    """Steps come at the times the engine names, to the second, with nothing polled between them."""
     scene.accept("a")
     scene.script = lambda _, count: StepResult(scene.clock.wall() + 30.0 * count)
     supervisor = scene.supervisor()
@@ -33,7 +32,6 @@ def test_a_job_is_run_when_it_is_due_and_not_in_between(scene: Scene) -> None:
 
 
 def test_a_job_of_another_account_is_left_alone(scene: Scene) -> None:
-    """Only what this process can serve is claimed; the other stays free for another process."""
     mine, other = scene.accept("a"), scene.accept("b", scope="scope-2")
     scene.serves = lambda row: row.scope == "scope-1"
     scene.script = lambda _, count: StepResult(scene.clock.wall() + CLAIM_SECONDS)
@@ -50,7 +48,6 @@ def test_a_job_of_another_account_is_left_alone(scene: Scene) -> None:
 
 
 def test_steps_of_different_jobs_run_at_the_same_time(scene: Scene) -> None:
-    """Up to four at a time; never two steps of one job."""
     ids = [scene.accept(f"{number}") for number in range(10)]
     inside: dict[str, int] = {}
     most = [0, 0]
@@ -77,7 +74,6 @@ def test_steps_of_different_jobs_run_at_the_same_time(scene: Scene) -> None:
 
 
 def test_workers_without_a_step_for_long_end_and_come_back(scene: Scene) -> None:
-    """Those that have a step now and then stay."""
     ids = [scene.accept(f"{number}") for number in range(MAX_WORKERS)]
     workers: list[threading.Thread] = []
 
@@ -104,7 +100,6 @@ def test_workers_without_a_step_for_long_end_and_come_back(scene: Scene) -> None
 
 @pytest.mark.full
 def test_a_supervisor_that_owns_nothing_is_not_held_by_its_thread(scene: Scene) -> None:
-    """One that owns a job is: it renews the lease."""
     idle, busy = scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)
     busy.start()
     scene.accept("a")
@@ -130,7 +125,6 @@ def test_a_supervisor_that_owns_nothing_is_not_held_by_its_thread(scene: Scene) 
     "error", [StoreError("the store is full"), ValueError("a mistake"), SystemExit(3), KeyboardInterrupt()]
 )
 def test_no_error_of_a_step_ends_a_thread(error: BaseException, scene: Scene) -> None:
-    """It is reported once, the step is tried again with growing pauses, and other jobs go on."""
     broken, sound = scene.accept("a"), scene.accept("b")
 
     def step(lease: JobLease, count: int) -> StepResult:
@@ -153,7 +147,6 @@ def test_no_error_of_a_step_ends_a_thread(error: BaseException, scene: Scene) ->
 
 
 def test_a_finished_job_is_released(scene: Scene) -> None:
-    """Its lease is no longer renewed, and it has no owner."""
     job_id = scene.accept("a")
     scene.script = lambda *_: StepResult(finished=True)
     supervisor = scene.supervisor()
@@ -168,7 +161,6 @@ def test_a_finished_job_is_released(scene: Scene) -> None:
 
 
 def test_a_notification_during_a_step_is_not_lost(scene: Scene) -> None:
-    """The next step runs right after the present one, although nothing was due."""
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
 
@@ -193,7 +185,6 @@ def test_a_notification_during_a_step_is_not_lost(scene: Scene) -> None:
 def test_a_job_that_is_named_is_claimed_without_reading_the_others(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There may be very many of them."""
     scene.accept("first")
     supervisor = scene.supervisor()
     with scene.clock.held():  # so that it searches once, at the start

@@ -1,4 +1,4 @@
-"""Waiting for a job: in real time where there are few rows, for how long, and what is told meanwhile."""
+"""Waiting for a job: routes, constraints, timeouts and progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ ClientOf = Callable[..., BatchingClient]
 
 
 def test_few_rows_are_asked_in_real_time(client_of: ClientOf, remote: Remote, store: str) -> None:
-    """Fewer than batch_threshold; from there on, by batch. Both are jobs."""
     client = client_of(remote, store=store, batch_threshold=5)
     few = client.submit_and_wait(f"p{n}" for n in range(4))
     many = client.submit_and_wait(f"p{n}" for n in range(5))
@@ -47,7 +46,6 @@ def test_few_rows_are_asked_in_real_time(client_of: ClientOf, remote: Remote, st
 def test_a_job_that_is_waited_for_takes_constraints(
     constraints: dict[str, Any], few: Route, many: Route, client_of: ClientOf, remote: Remote, store: str
 ) -> None:
-    """The count decides its route all the same, unless a strategy does."""
     client = client_of(remote, store=store, batch_threshold=5)
     for count, route in ((4, few), (12, many)):
         results = client.submit_and_wait((f"p{n}" for n in range(count)), purpose="labels", **constraints)
@@ -89,7 +87,6 @@ def test_a_job_that_ends_while_the_store_is_read_is_read_again(
     store: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when the machine sleeps in between: the time is over, and all is there."""
     job = client.submit_batch(["a", "b"])
     part, _, name = look.partition(".")
     opened, waiting = type(getattr(inside(client).jobs.engine.store, part)), threading.current_thread()
@@ -118,7 +115,6 @@ def test_a_job_is_waited_for_until_its_deadline_or_longer(
 
 
 def test_waiting_ends_and_the_job_goes_on(client_of: ClientOf, remote: Remote, store: str) -> None:
-    """The error names the job; the same line with the same key takes it up again."""
     client = client_of(remote, store=store, batch_threshold=1, batch_timeout=50.0)
     with pytest.raises(JobTimeout, match=r"continues.*smartbatch.job") as caught:
         client.submit_and_wait(["a", "b"], key="k", batch_fallback="batch")
@@ -132,7 +128,6 @@ def test_waiting_ends_and_the_job_goes_on(client_of: ClientOf, remote: Remote, s
 def test_progress_never_says_all_before_all_is_stored(
     client_of: ClientOf, remote: Remote, store: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The callback and the bar see submitted, running and remaining time on the way, and the end once."""
     client = client_of(remote, store=store, batch_poll_interval=10.0)
     seen: list[Any] = []
     client.submit_and_wait([f"p{n}" for n in range(40)], on_progress=seen.append, progress=True, timeout=LONG)
@@ -150,8 +145,6 @@ def test_progress_never_says_all_before_all_is_stored(
 def test_when_all_fail_the_error_has_the_results(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """As in real time."""
-
     def refuse(_: str) -> str:
         raise ProviderError("no such thing", kind=ErrorKind.CLIENT_ERROR, status=400)
 

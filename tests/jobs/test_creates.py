@@ -1,15 +1,17 @@
-"""What happens before a create: a process that was away sends nothing, and what fits no batch goes alone."""
+"""Creates of batches: limits, quotas, pauses, and requests that do not fit."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import evolve
+from inside import inside
 from jobs.remote import LONG, Api, Remote
 
 from smartbatch import Price
@@ -17,8 +19,11 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import BudgetExceeded, ErrorKind, InvalidRequest, ProviderError, StoreError
 from smartbatch.events import Event, JobIncident, ShardChanged
+from smartbatch.jobs.records import JobLease, OverJobBudget
+from smartbatch.jobs.shard_records import NewShard, ShardRow
 from smartbatch.jobs.store.leases import LeaseTable
-from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteFile
+from smartbatch.jobs.store.shards import ShardTable
+from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteFile, RemoteState
 from smartbatch.types import Route
 
 ClientOf = Callable[..., BatchingClient]
@@ -33,7 +38,7 @@ def api(remote: Remote) -> Api:
 def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(
     client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It can be a gateway's, whose server is unavailable for long: nothing fails or goes in real time."""
+    """A gateway may return it while its server is down for a long time."""
     upload, find_file = Api.upload, Api.find_file
     until = clock.now() + 150  # some tries more than are made before it is told
     waited_for: list[str | None] = []
@@ -66,7 +71,7 @@ def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(
 def test_an_intent_that_became_old_is_taken_back_and_not_sent(
     sleeps: bool, client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, tmp_path: Path
 ) -> None:
-    """Another machine may own the job by then. A machine that sleeps stops the monotonic clock, too."""
+    """Another machine may own the job by then. Sleep also stops the monotonic clock."""
     changes: list[ShardChanged] = []
     created: list[int] = []
 
@@ -116,7 +121,6 @@ def test_excluded_requests_stay_out_of_batches_while_the_store_fails(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each write of the job fails at the first try; its requests end as failed, and none of them is sent."""
     tries = itertools.count()
     write = LeaseTable.write
 
@@ -149,7 +153,7 @@ def test_an_unknown_create_delays_the_next_one_only_without_labels(
     clock: VirtualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without labels a batch that turns up could be either's, so the first is searched for before."""
+    """Without labels, a batch that turns up could belong to either shard."""
     api.abilities = evolve(api.abilities, labels=labels, fence=labels)
     create = Api.create
     sent: list[float] = []
@@ -171,7 +175,6 @@ def test_an_unknown_create_delays_the_next_one_only_without_labels(
 def test_a_create_that_is_refused_for_a_moment_goes_again_after_a_pause(
     client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was made, so nothing is searched for, and no incident tells of it."""
     create = Api.create
     sent: list[float] = []
 
@@ -193,7 +196,6 @@ def test_a_create_that_is_refused_for_a_moment_goes_again_after_a_pause(
 def test_a_file_that_the_provider_still_processes_is_waited_for(
     lost: bool, client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, monkeypatch: Any
 ) -> None:
-    """It is looked at again every two seconds, whether its upload was answered or it found by its name."""
     upload, find_file = Api.upload, Api.find_file
     ready = clock.now() + 9.0
     looks: list[float] = []
@@ -219,3 +221,193 @@ def test_a_file_that_the_provider_still_processes_is_waited_for(
     assert api.calls.count("upload") == api.calls.count("create") == 1
     assert [round(later - look, 1) for look, later in pairwise(looks)] == [2.0] * (len(looks) - 1)
     assert ready <= looks[-1] < ready + 2.0
+
+
+CODE = "token_limit_exceeded"
+
+
+def full(limit: int | None) -> ProviderError:
+    """Return the refusal as OpenAI words it, or as Gemini does: without a limit."""
+    named = "" if limit is None else f" Limit: {limit} enqueued tokens."
+    return ProviderError(
+        f"Enqueued token limit reached.{named}", kind=ErrorKind.RATE_LIMIT, status=429, code=CODE
+    )
+
+
+def takes(monkeypatch: pytest.MonkeyPatch, api: Api, requests: int, limit: int | None) -> list[int]:
+    """Refuse creates of more than ``requests``; return the sizes of all creates, in order."""
+    sizes: list[int] = []
+    create = api.create
+
+    def picky(creation: Creation, timeout: float) -> RemoteBatch:
+        sizes.append(creation.size)
+        if creation.size > requests:
+            raise full(limit)
+        return create(creation, timeout)
+
+    monkeypatch.setattr(api, "create", picky)
+    return sizes
+
+
+@pytest.mark.full
+def test_a_batch_above_the_limit_that_its_refusal_names_is_cut_at_once(
+    client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    per_request = 10  # estimated tokens, about: the limit is three requests
+    sizes = takes(monkeypatch, api, 4, 3 * per_request)
+    job = client.submit_batch([f"p{n}" for n in range(20)])
+    assert job.wait(LONG).completed == 20
+    assert [size for size in sizes if size > 4] == [20]
+
+
+@pytest.mark.full
+def test_a_batch_refused_repeatedly_while_it_is_alone_is_halved(
+    client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemini names no limit."""
+    sizes = takes(monkeypatch, api, 5, None)
+    job = client.submit_batch([f"p{n}" for n in range(20)])
+    assert job.wait(LONG).completed == 20
+    assert sizes[:6] == [20, 20, 20, 10, 10, 10]
+
+
+def test_a_full_quota_that_others_use_halves_nothing(
+    client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, refusals = api.create, iter([full(None), full(None)])
+
+    def busy(creation: Creation, timeout: float) -> RemoteBatch:
+        if (refusal := next(refusals, None)) is not None:
+            raise refusal
+        return create(creation, timeout)
+
+    monkeypatch.setattr(api, "create", busy)
+    assert client.submit_batch([f"p{n}" for n in range(20)]).wait(LONG).completed == 20
+    assert [len(batch.lines) for batch in api.made.values()] == [20]
+
+
+@pytest.mark.full
+def test_batches_refused_in_validation_although_they_fit_become_smaller(
+    client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The provider may count more tokens than the estimate."""
+    shown = api.shown
+
+    def failing(batch: object) -> RemoteBatch:
+        found = shown(batch)  # type: ignore[arg-type]
+        if (found.total or 0) <= 5:
+            return found
+        error = full(1_000_000)
+        return RemoteBatch(found.id, RemoteState.FAILED, "failed", found.created_at, found.mark, error=error)
+
+    monkeypatch.setattr(api, "shown", failing)
+    assert client.submit_batch([f"p{n}" for n in range(20)]).wait(LONG).completed == 20
+
+
+@pytest.mark.full
+def test_batches_grow_again_when_they_pass(
+    client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes(monkeypatch, api, 5, None)
+    client.submit_batch([f"p{n}" for n in range(20)]).wait(LONG)
+    monkeypatch.undo()
+    for _ in range(12):  # each batch that passes doubles what the next may have
+        client.submit_batch(["one"]).wait(LONG)
+    made = len(api.made)
+    client.submit_batch([f"p{n}" for n in range(40)]).wait(LONG)
+    assert len(api.made) == made + 1
+
+
+def enqueued(api: Api) -> int:
+    """Return how many requests batches hold that have not ended."""
+    return sum(len(batch.lines) for batch in api.made.values() if not api.shown(batch).state.ended)
+
+
+@pytest.mark.full
+def test_processes_with_different_stores_share_enqueued_tokens(
+    client_of: ClientOf,
+    clock: VirtualClock,
+    remote: Remote,
+    api: Api,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create, most = api.create, []
+
+    def noted(creation: Creation, timeout: float) -> RemoteBatch:
+        made = create(creation, timeout)
+        most.append(enqueued(api))
+        return made
+
+    monkeypatch.setattr(api, "create", noted)
+    shared = f"sqlite:///{tmp_path / 'limits.db'}"
+    told = [{"batch_enqueued_tokens": 300}, {}, {}]
+    clients = [
+        client_of(remote, store=str(tmp_path / f"{number}.db"), shared=shared, seed_of_rng=number, **settings)
+        for number, settings in enumerate(told)
+    ]
+    jobs = []
+    for client in clients:
+        jobs.append(client.submit_batch([f"p{n}" for n in range(20)]))
+        clock.sleep(5.0)  # the first of them tells the others of the limit
+    assert [job.wait(LONG).completed for job in jobs] == [20, 20, 20]
+    assert most == [20, 20, 20]
+
+
+MIB = 2**20
+
+
+def test_where_batches_have_no_label_no_two_open_ones_are_of_one_size(
+    client: BatchingClient, remote: Remote, clock: VirtualClock
+) -> None:
+    assert remote.api is not None
+    remote.api.abilities = evolve(remote.api.abilities, labels=False)
+    first = client.submit_batch([f"a{n}" for n in range(6)])
+    while not remote.api.made:
+        clock.sleep(1.0)
+    second = client.submit_batch([f"b{n}" for n in range(6)])
+    assert [job.wait(LONG).completed for job in (first, second)] == [6, 6]
+    sizes = [len(batch.lines) for batch in remote.api.made.values()]
+    assert sum(sizes) == 12
+    assert len(sizes) == len(set(sizes)) == 3
+
+
+def test_a_shard_that_finds_no_room_in_the_budget_is_cut_anew_at_once(
+    client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, planned = ShardTable.plan, list[float]()
+
+    def without_room(table: ShardTable, lease: JobLease, new: NewShard) -> ShardRow:
+        planned.append(clock.now())
+        if len(planned) == 1:
+            raise OverJobBudget("no room")
+        return plan(table, lease, new)
+
+    monkeypatch.setattr(ShardTable, "plan", without_room)
+    assert client.submit_batch(["a", "b"]).wait(LONG).completed == 2
+    assert len(planned) == 2
+    assert planned[1] == planned[0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("more", "fetched"), [(0, True), (1, False)])
+def test_results_take_two_copies_of_the_requests_and_4_mib_each(
+    client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch, more: int, fetched: bool
+) -> None:
+    assert remote.api is not None
+    download, tries = remote.api.download, list[int]()
+
+    def large(batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
+        (shard,) = inside(client).jobs.engine.store.shards.of_job(job.id)
+        whole = b"".join(download(batch, output, timeout))
+        room = 2 * shard.bytes + 4 * MIB + more - len(whole)
+        form = json.loads(whole) | {"pad": ""}
+        line = json.dumps(form | {"pad": "x" * (room - len(json.dumps(form)) + len(whole) - 1)}).encode()
+        tries.append(len(line))
+        yield line + b"\n" if len(tries) == 1 else whole
+
+    monkeypatch.setattr(remote.api, "download", large)
+    job = client.submit_batch(["ask"])
+    assert job.wait(LONG).completed == 1
+    assert (len(tries) == 1) is fetched
+    assert ([incident.kind for incident in job.status().incidents] == []) is fetched

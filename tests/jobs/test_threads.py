@@ -1,22 +1,26 @@
-"""The thread that serves one job: what it reads, and when it ends."""
+"""Threads that serve waiters or time-limited reads, and threads that cannot start."""
 
 from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from jobs.remote import Remote
 from jobs.runtimes import job_wiring
 from taking_part import taking_part
 
 from smartbatch._clock import VirtualClock, WaitingThread
+from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ClientClosed, StoreError
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.records import ResultRow
-from smartbatch.jobs.threads import OwnThreads
+from smartbatch.jobs.threads import MAX_HUNG_READS, OwnThreads, TimedReads, run_within
 from smartbatch.jobs.watching import MAX_KNOWN_JOBS, Changes
 from smartbatch.types import Result
 
@@ -46,7 +50,6 @@ class SettledFuture(Future[Result]):
 
 
 def test_a_store_that_a_stop_has_closed_is_no_failure(clock: VirtualClock) -> None:
-    """What is left fails with the stop's own error, and nothing is reported."""
     engine, reported = engine_on(ClosedStore(), clock)
     engine.halt()
     future = SettledFuture()
@@ -99,7 +102,6 @@ class ToldOnce:
 
 
 def test_what_a_store_that_hangs_leaves_is_failed_once(clock: VirtualClock) -> None:
-    """Not again when the store answers after all."""
     items, stopped = HangingItems(), ClientClosed("stopped")
     store = SimpleNamespace(items=items, jobs=SimpleNamespace(get=lambda _: None), place="here")
     engine, _ = engine_on(store, clock)
@@ -128,8 +130,6 @@ class CountedWakes(VirtualClock):
 
 
 def test_a_thread_that_waits_for_a_job_sleeps_through_the_news_of_others() -> None:
-    """A process carries many jobs on, and each stores results many times a second: whoever waits for the end
-    of one is not woken by any of these."""
     clock = CountedWakes()
     with taking_part(clock):
         changes, threads = Changes(clock, threading.Lock()), OwnThreads(clock)
@@ -145,7 +145,7 @@ def test_a_thread_that_waits_for_a_job_sleeps_through_the_news_of_others() -> No
 
 
 def test_a_thread_that_waits_looks_again_when_old_news_is_forgotten() -> None:
-    """Else it could miss a change that was counted and forgotten in between."""
+    """Otherwise a change could be missed."""
     clock = CountedWakes()
     with taking_part(clock):
         changes, threads = Changes(clock, threading.Lock()), OwnThreads(clock)
@@ -155,3 +155,89 @@ def test_a_thread_that_waits_looks_again_when_old_news_is_forgotten() -> None:
         for number in range(MAX_KNOWN_JOBS + 1):
             changes.notify(f"job {number}")
         assert clock.wakes == 1
+
+
+NAME = "smartbatch-test-read"
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+def readers() -> int:
+    return sum(thread.name == NAME for thread in threading.enumerate())
+
+
+def test_a_read_returns_what_was_read_or_raises_it(clock: VirtualClock) -> None:
+    reads = TimedReads(clock)
+    assert reads.read(lambda: "row", 1.0, NAME) == ["row"]
+    with pytest.raises(ZeroDivisionError):
+        reads.read(lambda: 1 // 0, 1.0, NAME)
+
+
+def test_who_asks_again_and_again_leaves_few_threads(clock: VirtualClock) -> None:
+    reads = TimedReads(clock)
+
+    def hang() -> str:
+        clock.sleep(1_000.0)
+        return "late"
+
+    seen: list[float] = []
+
+    def ask() -> None:
+        answers = [reads.read(hang, 2.0, NAME) for _ in range(5 * MAX_HUNG_READS)]
+        assert answers == [[]] * 5 * MAX_HUNG_READS
+        seen.extend((readers(), clock.now()))
+        clock.sleep(2_000.0)
+        assert reads.read(lambda: "row", 1.0, NAME) == ["row"]
+
+    assert run_within(ask, 1e6, clock, "smartbatch-test")
+    left, now = seen
+    assert left <= MAX_HUNG_READS
+    assert now == 2.0 * 5 * MAX_HUNG_READS
+
+
+ClientOf = Callable[..., BatchingClient]
+MINUTES = 600.0
+
+
+def refuse_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """Have the next start of a thread of that name fail; return the names of those that did."""
+    start, refused = threading.Thread.start, list[str]()
+
+    def refuses(thread: threading.Thread) -> None:
+        if thread.name == name and not refused:
+            refused.append(name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    return refused
+
+
+@pytest.mark.parametrize("how", ["wait", "futures"])
+def test_a_job_runs_although_its_thread_was_refused_at_first(
+    how: str, client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = refuse_once(monkeypatch, "smartbatch-supervisor")
+    job = client_of(Remote(clock), store=store).submit_batch(["a", "b"])
+    if how == "wait":
+        assert job.wait(MINUTES).completed == 2
+    else:
+        futures = job.futures()
+        clock.sleep(MINUTES)
+        assert [future.result(0).ok for future in futures] == [True, True]
+    assert refused
+
+
+@pytest.mark.catches("RuntimeError")
+@pytest.mark.parametrize("name", ["smartbatch-realtime", "smartbatch-results"])
+def test_real_time_items_run_although_a_thread_was_refused_at_first(
+    name: str, client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = refuse_once(monkeypatch, name)
+    client = client_of(Remote(clock), store=store)
+    job = client.submit_batch(["a", "b"], strategy="individual", batch_fallback="individual")
+    assert job.wait(MINUTES).completed == 2
+    assert refused
