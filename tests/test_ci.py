@@ -76,14 +76,12 @@ FAILING = (
 
 @pytest.mark.parametrize("command", sampled(FAILING, keep=3))
 def test_the_script_fails_where_one_command_does(command: str, project: Path) -> None:
-    """The installation and the tests stand in one chain with ``&&``, which ``set -e`` passes over."""
     assert code_of(project, command) != 0
 
 
 def test_programs_that_cannot_be_installed_are_told_and_no_failure(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The tests that need it are skipped by name."""
     assert code_of(project, INSTALLS_PROGRAMS) == 0
     assert "apt-get cannot install chromium chromium-driver fish zsh" in capfd.readouterr().err
 

@@ -30,7 +30,6 @@ def echo() -> MockProvider:
 
 
 def test_a_prompt_is_a_text_a_chat_or_a_request(client_of: ClientOf) -> None:
-    """The three forms are answered alike."""
     client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
     texts = [client.submit(prompt).result(PATIENCE).text for prompt in ("hello", chat, Request("hello"))]
@@ -46,7 +45,6 @@ def test_a_prompt_is_a_text_a_chat_or_a_request(client_of: ClientOf) -> None:
     ],
 )
 def test_there_is_a_verb_for_each_urgency(how: str, priority: Priority, client_of: ClientOf) -> None:
-    """submit, submit_urgent and submit_background differ in the priority."""
     provider = echo()
     getattr(client_of(provider), how)("x", temperature=0.5).result(PATIENCE)
     assert provider.calls[0].request.priority is priority
@@ -54,7 +52,6 @@ def test_there_is_a_verb_for_each_urgency(how: str, priority: Priority, client_o
 
 
 def test_a_client_takes_a_model_a_provider_or_a_function(clock: VirtualClock, client_of: ClientOf) -> None:
-    """And says which model answered."""
     sim = BatchingClient("sim:demo?latency=0.01", clock=clock)
     own = client_of(lambda request, attempt: "mine")
     made = client_of(echo())
@@ -65,7 +62,6 @@ def test_a_client_takes_a_model_a_provider_or_a_function(clock: VirtualClock, cl
 
 
 def test_something_else_is_no_model() -> None:
-    """The error says what may be given."""
     with pytest.raises(ConfigError, match="a string, a provider or a callable"):
         BatchingClient(5)  # type: ignore[arg-type]
 
@@ -79,7 +75,6 @@ def test_what_is_no_config_is_refused_with_what_makes_one(make: Callable[[Any], 
 
 
 def test_settings_may_be_given_by_name_and_win(client_of: ClientOf) -> None:
-    """Over a config object; an unknown one suggests the nearest."""
     assert client_of(echo(), config=BatchingConfig(parallelism=3), retries=7).config.parallelism == 3
     assert client_of(echo(), config=BatchingConfig(parallelism=3), parallelism=5).config.parallelism == 5
     with pytest.raises(ConfigError, match="parallelism"):
@@ -93,7 +88,6 @@ def test_settings_may_be_given_by_name_and_win(client_of: ClientOf) -> None:
 def test_a_bad_request_raises_at_once_and_is_never_sent(
     prompt: str, params: dict[str, Any], field: str, client_of: ClientOf
 ) -> None:
-    """The error names the field; nothing is counted."""
     provider = echo()
     client = client_of(provider)
     with pytest.raises(InvalidRequest, match=field) as caught:
@@ -104,7 +98,6 @@ def test_a_bad_request_raises_at_once_and_is_never_sent(
 
 
 def test_an_own_id_and_context_come_back_untouched(client_of: ClientOf) -> None:
-    """The context is the very object; ids that were not given differ."""
     client = client_of(echo())
     thing = object()
     result = client.submit("x", id="my id", context=thing).result(PATIENCE)
@@ -114,13 +107,11 @@ def test_an_own_id_and_context_come_back_untouched(client_of: ClientOf) -> None:
 
 
 def test_a_client_cannot_be_pickled_and_says_why(client_of: ClientOf) -> None:
-    """It has threads and connections."""
     with pytest.raises(TypeError, match="threads and connections"):
         pickle.dumps(client_of(echo()))
 
 
 def test_a_client_describes_itself(client_of: ClientOf) -> None:
-    """Its model, and whether it runs; never a key or a prompt."""
     client = client_of(echo())
     assert repr(client) == "<BatchingClient mock:default idle>"
     client.start()
@@ -130,7 +121,6 @@ def test_a_client_describes_itself(client_of: ClientOf) -> None:
 
 
 def test_what_a_result_tells_about_its_call(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Latency of the call, seconds in the queue, attempts, route and tokens."""
     client = client_of(SimProvider(sleep=clock.sleep, now=clock.now, latency=2.0), parallelism=1)
     with clock.held():
         first, second = client.submit("one"), client.submit("two")
@@ -142,7 +132,6 @@ def test_what_a_result_tells_about_its_call(clock: VirtualClock, client_of: Clie
 
 
 def test_json_that_was_asked_for_is_parsed(client_of: ClientOf) -> None:
-    """And an answer that is none leaves parsed empty."""
     client = client_of(MockProvider({"good": '{"a": 1}', "bad": "no JSON"}))
     schema = {"type": "object"}
     assert client.submit("good", schema=schema).result(PATIENCE).parsed == {"a": 1}
@@ -153,7 +142,6 @@ def test_json_that_was_asked_for_is_parsed(client_of: ClientOf) -> None:
 
 
 def test_a_request_may_bring_its_own_call(client_of: ClientOf) -> None:
-    """It goes through the same queue and retries, is told the attempt, and may return any object."""
     attempts: list[int] = []
 
     def call(request: Request, attempt: int) -> Any:
@@ -169,7 +157,6 @@ def test_a_request_may_bring_its_own_call(client_of: ClientOf) -> None:
 
 
 def test_identical_own_calls_are_all_made(clock: VirtualClock, client_of: ClientOf) -> None:
-    """What a function does is unknown, so it is never shared."""
     made: list[int] = []
     client = client_of(echo())
     with clock.held():
@@ -180,7 +167,6 @@ def test_identical_own_calls_are_all_made(clock: VirtualClock, client_of: Client
 
 
 def test_an_own_provider_function_may_answer_with_anything(client_of: ClientOf) -> None:
-    """A text, an Answer with usage and cost, or an object."""
     answers = {"a": "text", "b": Answer("answer", usage=Usage(1, 2), cost=0.5), "c": [1, 2]}
     client = client_of(CallableProvider(lambda request, attempt: answers[str(request.prompt)]))
     a, b, c = (client.submit(name).result(PATIENCE) for name in "abc")
@@ -191,7 +177,6 @@ def test_an_own_provider_function_may_answer_with_anything(client_of: ClientOf) 
 
 
 def test_the_users_exception_is_the_cause_of_the_failure(client_of: ClientOf) -> None:
-    """With its traceback, so that the mistake can be found."""
     mistake = ZeroDivisionError("mine")
 
     def call(request: Request, attempt: int) -> str:
@@ -205,7 +190,6 @@ def test_the_users_exception_is_the_cause_of_the_failure(client_of: ClientOf) ->
 
 @pytest.mark.parametrize("value", [Answer(text=5), Answer("x", cost=-1.0), Answer("x", usage="many")])  # type: ignore[arg-type]
 def test_an_answer_that_makes_no_sense_fails_its_request_only(value: Answer, client_of: ClientOf) -> None:
-    """The worker and the counts survive it."""
     client = client_of(lambda request, attempt: value if request.prompt == "bad" else "fine", parallelism=1)
     bad, good = client.submit("bad"), client.submit("good")
     error = bad.exception(PATIENCE)
@@ -217,7 +201,6 @@ def test_an_answer_that_makes_no_sense_fails_its_request_only(value: Answer, cli
 def test_a_mistake_of_the_library_reaches_the_caller(
     client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unexpected error ends the request with its cause, and the worker goes on."""
     mistake = AssertionError("cannot happen")
 
     def broken(*_: Any) -> None:
@@ -235,7 +218,6 @@ def test_a_mistake_of_the_library_reaches_the_caller(
 
 
 def test_the_figures_agree_with_what_happened(clock: VirtualClock, client_of: ClientOf) -> None:
-    """queue_size, counts and the summary for people."""
     client = client_of(MockProvider(latency=1.0, sleep=clock.sleep), parallelism=1)
     with clock.held():
         futures = [client.submit(f"p{i}") for i in range(5)]
@@ -250,7 +232,6 @@ def test_the_figures_agree_with_what_happened(clock: VirtualClock, client_of: Cl
 
 
 def test_whether_there_are_batches_is_asked_for_texts_and_for_vectors() -> None:
-    """By the words of the reference; the embedded provider has batches of texts."""
     client = BatchingClient("sim:demo")
     assert client.has_batches("generate")
     assert not client.has_batches("embed")

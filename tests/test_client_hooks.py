@@ -42,7 +42,6 @@ def echo_of_vectors() -> MockProvider:
 
 
 def test_a_hook_may_change_a_request(client_of: ClientOf) -> None:
-    """Hooks run in order, each on what the one before returned; None leaves it as it is."""
     provider = echo()
 
     def trim(request: Request) -> Request:
@@ -57,7 +56,6 @@ def test_a_hook_may_change_a_request(client_of: ClientOf) -> None:
 
 @pytest.mark.parametrize("answer", ["local", Answer("local")])
 def test_a_hook_may_answer_locally(answer: Any, client_of: ClientOf) -> None:
-    """Without a call and without cost."""
     provider = echo()
     client = client_of(provider, preprocess=[lambda request: answer])
     future = client.submit("x", context=5, id="mine")
@@ -70,8 +68,6 @@ def test_a_hook_may_answer_locally(answer: Any, client_of: ClientOf) -> None:
 
 
 def test_a_local_answer_is_read_as_any_other(client_of: ClientOf) -> None:
-    """It passes through the schema and post_process, alone and in a list, and fails if it does not fit."""
-
     def shout(result: Result) -> Result:
         return evolve(result, text=str(result.text).upper())
 
@@ -89,7 +85,6 @@ def test_a_local_answer_is_read_as_any_other(client_of: ClientOf) -> None:
 
 
 def test_a_vector_may_be_local(client_of: ClientOf) -> None:
-    """Any sequence of numbers becomes an array; what is no vector of that length fails the request."""
     client = client_of(echo_of_vectors(), preprocess=[lambda request: Answer(embedding=[1.0, 2.0])])
     result = client.submit_embedding("x").result(PATIENCE)
     assert (result.embedding, result.route) == (array("f", [1.0, 2.0]), Route.LOCAL)
@@ -100,8 +95,6 @@ def test_a_vector_may_be_local(client_of: ClientOf) -> None:
 
 
 def test_a_hook_may_reject(client_of: ClientOf) -> None:
-    """What it raises reaches the caller of submit."""
-
     def reject(request: Request) -> None:
         raise PermissionError("not this one")
 
@@ -112,7 +105,6 @@ def test_a_hook_may_reject(client_of: ClientOf) -> None:
 
 
 def test_what_a_hook_returns_is_checked(client_of: ClientOf) -> None:
-    """A hook cannot smuggle a bad request past the gate."""
     client = client_of(echo(), preprocess=[lambda request: evolve(request, prompt="")])
     with pytest.raises(InvalidRequest):
         client.submit("x")
@@ -122,7 +114,6 @@ def test_what_a_hook_returns_is_checked(client_of: ClientOf) -> None:
 
 
 def test_a_post_processor_may_change_a_result(client_of: ClientOf) -> None:
-    """It is called with each answered result; None leaves it."""
     client = client_of(echo(), post_process=lambda result: evolve(result, parsed=len(result.text or "")))
     assert client.submit("x").result(PATIENCE).parsed == 5
     assert client_of(echo(), post_process=lambda result: None).submit("x").result(PATIENCE).ok
@@ -132,8 +123,6 @@ def test_a_post_processor_may_change_a_result(client_of: ClientOf) -> None:
 def test_a_post_processor_that_raises_fails_its_request_only(
     error: BaseException, client_of: ClientOf
 ) -> None:
-    """The error says that the answer was paid for, and carries the cause."""
-
     def work(result: Result) -> Result:
         if result.context == "bad":
             raise error
@@ -151,7 +140,6 @@ def test_a_post_processor_that_raises_fails_its_request_only(
 def test_a_wrong_return_of_a_post_processor_fails_only_its_request(
     nonsense: Any, client_of: ClientOf
 ) -> None:
-    """A worker survives it, and the error says what was returned."""
     client = client_of(
         echo(), post_process=lambda result: nonsense if result.context else result, parallelism=1
     )
@@ -162,7 +150,6 @@ def test_a_wrong_return_of_a_post_processor_fails_only_its_request(
 
 
 def test_a_post_processor_may_fail_a_result(client_of: ClientOf) -> None:
-    """A result with an error of any kind fails its request."""
     refusal: Any = ValueError("not good enough")
     client = client_of(echo(), post_process=lambda result: evolve(result, error=refusal), parallelism=1)
     future = client.submit("x")
@@ -176,7 +163,6 @@ def test_a_post_processor_may_fail_a_result(client_of: ClientOf) -> None:
 
 
 def test_middleware_surrounds_every_call(client_of: ClientOf) -> None:
-    """It sees requests and outcomes, and may replace either."""
     seen: list[tuple[int, str]] = []
 
     def layer(spec: Any, proceed: Any) -> Any:
@@ -193,8 +179,6 @@ def test_middleware_surrounds_every_call(client_of: ClientOf) -> None:
 
 
 def test_middleware_that_raises_fails_its_call_only(client_of: ClientOf) -> None:
-    """With the usual verdict of an unknown error."""
-
     def layer(spec: Any, proceed: Any) -> Any:
         if spec.requests[0].prompt == "bad":
             raise RuntimeError("in a middleware")
@@ -209,7 +193,6 @@ def test_middleware_that_raises_fails_its_call_only(client_of: ClientOf) -> None
 
 
 def test_observers_hear_the_life_of_a_request(client_of: ClientOf) -> None:
-    """Submitted, started, finished call, finished request."""
     events: list[Event] = []
     client = client_of(echo(), observers=[events.append])
     client.submit("x", id="mine").result(PATIENCE)
@@ -222,7 +205,6 @@ def test_observers_hear_the_life_of_a_request(client_of: ClientOf) -> None:
 
 
 def test_an_observer_may_use_the_client(client_of: ClientOf) -> None:
-    """No lock is held while observers are told: not at the start, and not at a request's end."""
     futures: list[Any] = []
 
     def observe(event: Event) -> None:
@@ -239,7 +221,6 @@ def test_an_observer_may_use_the_client(client_of: ClientOf) -> None:
 
 
 def test_an_observer_may_be_added_later(client_of: ClientOf) -> None:
-    """It gets the events from then on."""
     events: list[Event] = []
     client = client_of(echo())
     client.submit("before").result(PATIENCE)
@@ -250,7 +231,6 @@ def test_an_observer_may_be_added_later(client_of: ClientOf) -> None:
 
 
 def test_no_event_holds_a_prompt_an_answer_or_a_key(client_of: ClientOf) -> None:
-    """Not even of a request that failed."""
     events: list[Event] = []
     secret = "the secret of the prompt"
     failing = MockProvider([ValueError(f"echo: {secret}"), "the answer"])

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inside import engine_of, futures_of, inside, store_of
+from inside import engine_of, inside, store_of
 
 import smartbatch
 from smartbatch import BatchingClient, BatchingConfig
 from smartbatch.jobs.watching import Watcher
 from smartbatch.providers import MockProvider
-from smartbatch.realtime.bounded_map import ListOptions
-from smartbatch.types import Request
+from tests.together import run_together
 
 THREADS = 16
 
@@ -27,24 +26,7 @@ def store_job(store: str | None, *, key: str) -> None:
         client.submit_batch(["one"], key=key)
 
 
-def together(act: Any, threads: int = THREADS) -> None:
-    """Run ``act(number)`` on several threads that begin at the same moment."""
-    barrier = threading.Barrier(threads)
-
-    def run(number: int) -> None:
-        barrier.wait()
-        act(number)
-
-    running = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-
-
 def test_nothing_that_holds_a_process_is_made_with_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lock and no thread before the first use."""
-
     def refused(*_: object, **__: object) -> Any:
         raise AssertionError("made at construction")
 
@@ -59,25 +41,26 @@ def test_nothing_that_holds_a_process_is_made_with_a_client(monkeypatch: pytest.
 def test_threads_that_come_first_share_one_state() -> None:
     client = BatchingClient("sim:demo")
     states: list[object] = []
-    together(lambda _: states.append(inside(client)))
+    run_together(lambda _: states.append(inside(client)), range(THREADS))
     assert len(set(map(id, states))) == 1
 
 
 def test_observers_that_are_added_at_once_are_all_told() -> None:
     client = BatchingClient("sim:demo?latency=0")
-    heard: set[int] = set()
+    heard: set[tuple[int, int]] = set()
 
     def observer(number: int) -> Any:
         return lambda event: heard.add(number)
 
-    together(lambda number: [client.observe(observer(100 * number + n)) for n in range(50)])
+    run_together(
+        lambda number: [client.observe(observer(100 * number + n)) for n in range(50)], range(THREADS)
+    )
     client.submit("prompt").result(30)
     client.stop()
     assert len(heard) == 50 * THREADS
 
 
 def test_opening_a_provider_keeps_nobody_waiting_who_needs_no_start() -> None:
-    """An SDK may take a second to be imported."""
     opening, opened = threading.Event(), threading.Event()
 
     class Slow(MockProvider):
@@ -100,7 +83,6 @@ def test_opening_a_provider_keeps_nobody_waiting_who_needs_no_start() -> None:
 
 
 def test_one_lock_guards_the_money_of_a_run_that_stopped_and_of_the_next() -> None:
-    """A call that outlived its run settles the same budget."""
     client = BatchingClient(lambda _: "done", budget=1.0)
     engines = []
     for _ in range(2):
@@ -109,41 +91,6 @@ def test_one_lock_guards_the_money_of_a_run_that_stopped_and_of_the_next() -> No
         client.stop()
     locks = [engine.queue.monitor.lock for engine in engines]
     assert inside(client).realtime.guard_budget(lambda: [lock.locked() for lock in locks]) == [True, True]
-
-
-def test_a_lists_finaliser_runs_no_callback_and_waits_for_no_lock() -> None:
-    """It may run on a thread that holds the queue's lock; the callback comes later, on another thread."""
-    asked, answer = threading.Event(), threading.Event()
-
-    def fn(request: Request, _attempt: int) -> str:
-        asked.set()
-        assert answer.wait(30)
-        return "done"
-
-    client = BatchingClient(fn, parallelism=1)
-    engine = engine_of(client)
-    ran_on: list[threading.Thread] = []
-    told = threading.Event()
-    results: Any = inside(client).realtime.map((Request(f"p{n}") for n in range(3)), ListOptions())
-    reader = threading.Thread(target=lambda: next(results, None))
-    reader.start()
-    assert asked.wait(30)
-
-    def callback(_future: object) -> None:
-        ran_on.append(threading.current_thread())
-        told.set()
-
-    while len(futures_of(results)) < 3:
-        pass
-    futures_of(results)[2].add_done_callback(callback)
-    with engine.queue.monitor:
-        results.__del__()
-        assert ran_on == []
-    answer.set()
-    assert told.wait(30)
-    assert ran_on[0] is not threading.current_thread()
-    client.stop()
-    reader.join()
 
 
 def test_a_second_configuration_of_a_store_is_honoured(
@@ -163,7 +110,6 @@ def test_a_second_configuration_of_a_store_is_honoured(
 def test_a_job_is_looked_for_in_the_store_that_is_meant_now(
     store: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another folder, or another user's state, is another store, as it is for a client."""
     for name in ("one", "two"):
         folder = tmp_path / name
         folder.mkdir()
@@ -175,7 +121,6 @@ def test_a_job_is_looked_for_in_the_store_that_is_meant_now(
 
 @pytest.mark.full
 def test_finished_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who listened to jobs that have ended are dropped; what is remembered of them is bounded."""
     client = BatchingClient("sim:demo?latency=0", store=str(tmp_path / "jobs.db"))
     for number in range(40):
         job = client.submit_batch([f"prompt {number}"], batch_fallback="individual", strategy="individual")
@@ -190,7 +135,6 @@ def test_finished_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.full
 def test_a_list_is_dropped_by_a_thread_that_holds_the_queues_lock() -> None:
-    """Also one that was checked as a whole, whose route was chosen."""
     client = BatchingClient("sim:demo?latency=0", parallelism=1)
     engine = engine_of(client)
     results = [client.map([f"prompt {n}" for n in range(50)])]

@@ -33,28 +33,7 @@ def run(clock: VirtualClock, *works: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("make", [RealClock, VirtualClock])
-def test_both_clocks_keep_the_protocol(make: Callable[[], Clock]) -> None:
-    """A monitor of either is a lock and a condition, and time does not run backwards."""
-    clock = make()
-    assert isinstance(clock, Clock)
-    before, wall = clock.now(), clock.wall()
-    with clock.monitor() as held:
-        assert held is not None
-    monitor = clock.monitor()
-    with monitor:
-        assert monitor.lock.locked()
-        assert monitor.wait(0.0) is False
-        monitor.notify()
-        monitor.notify_all()
-    clock.spawned()
-    clock.unspawned()
-    assert clock.now() >= before
-    assert clock.wall() >= wall
-
-
-@pytest.mark.parametrize("make", [RealClock, VirtualClock])
 def test_a_wait_ends_when_its_condition_holds_or_it_times_out(make: Callable[[], Clock]) -> None:
-    """What is waited for decides, and not who notifies."""
     clock = make()
     monitor, seen = clock.monitor(), list[str]()
     with monitor:
@@ -71,14 +50,7 @@ def test_a_wait_ends_when_its_condition_holds_or_it_times_out(make: Callable[[],
         assert monitor.wait_for(lambda: seen) == ["done"]
 
 
-def test_virtual_time_does_not_pass_by_itself(clock: VirtualClock) -> None:
-    """Without a sleeper there is no next moment to step to."""
-    run(clock, lambda: None)
-    assert clock.now() == 0.0
-
-
 def test_sleepers_wake_in_the_order_of_their_deadlines(clock: VirtualClock) -> None:
-    """Three threads sleep 3, 1 and 2 seconds side by side: time ends at 3, not at 6."""
     woken: list[tuple[float, float]] = []
 
     def sleeper(seconds: float) -> Callable[[], None]:
@@ -93,7 +65,6 @@ def test_sleepers_wake_in_the_order_of_their_deadlines(clock: VirtualClock) -> N
 
 
 def test_time_stands_while_a_registered_thread_works(clock: VirtualClock) -> None:
-    """A sleeper cannot overtake a thread that is busy without sleeping."""
     seen: list[float] = []
     sleeping = threading.Event()
 
@@ -111,7 +82,6 @@ def test_time_stands_while_a_registered_thread_works(clock: VirtualClock) -> Non
 
 
 def test_held_time_waits_for_the_scene_to_be_set(clock: VirtualClock) -> None:
-    """Nothing steps while a test holds the clock, and everything does afterwards."""
     done = threading.Thread(target=lambda: run(clock, lambda: clock.sleep(1)), daemon=True)
     with clock.held():
         done.start()
@@ -122,7 +92,6 @@ def test_held_time_waits_for_the_scene_to_be_set(clock: VirtualClock) -> None:
 
 
 def test_a_notified_waiter_does_not_use_up_its_time_out(clock: VirtualClock) -> None:
-    """A notified waiter wakes at the moment of the notification and returns True."""
     monitor = clock.monitor()
     heard: list[tuple[bool, float]] = []
 
@@ -141,7 +110,6 @@ def test_a_notified_waiter_does_not_use_up_its_time_out(clock: VirtualClock) -> 
 
 
 def test_a_wait_that_times_out_says_so_and_is_forgotten(clock: VirtualClock) -> None:
-    """A later notification goes to a waiter that still waits, not to the one that left."""
     monitor = clock.monitor()
     heard: list[tuple[str, bool, float]] = []
 
@@ -162,7 +130,6 @@ def test_a_wait_that_times_out_says_so_and_is_forgotten(clock: VirtualClock) -> 
 
 
 def test_notify_all_wakes_everybody_and_notify_one_wakes_one(clock: VirtualClock) -> None:
-    """Three wait; one is woken, then the rest."""
     monitor = clock.monitor()
     woken: list[float] = []
 
@@ -184,7 +151,6 @@ def test_notify_all_wakes_everybody_and_notify_one_wakes_one(clock: VirtualClock
 
 
 def test_two_monitors_on_one_lock_do_not_wake_each_other(clock: VirtualClock) -> None:
-    """Monitors that share a lock have their own waiters."""
     first = clock.monitor()
     second = clock.monitor(first.lock)
     heard: list[tuple[str, bool]] = []
@@ -207,7 +173,6 @@ def test_two_monitors_on_one_lock_do_not_wake_each_other(clock: VirtualClock) ->
 
 
 def test_a_waiter_that_nobody_registered_does_not_hold_time_up() -> None:
-    """Any thread may wait on a monitor; time runs on without it."""
     clock = VirtualClock()
     monitor = clock.monitor()
     with monitor:
@@ -216,7 +181,6 @@ def test_a_waiter_that_nobody_registered_does_not_hold_time_up() -> None:
 
 
 def test_time_moves_exactly_as_far_as_a_registered_thread_sleeps(clock: VirtualClock) -> None:
-    """Another thread waits for an earlier and many later moments; the sleeper finds the one it asked for."""
     woken: list[float] = []
 
     def every_ten_seconds() -> None:
@@ -234,7 +198,6 @@ def test_time_moves_exactly_as_far_as_a_registered_thread_sleeps(clock: VirtualC
 
 
 def test_an_idle_wait_ends_when_time_has_passed_it_and_moves_no_time(clock: VirtualClock) -> None:
-    """Its five seconds end at the end of the other's sleep of two and of six, and not before."""
     monitor = clock.monitor()
     ended: list[tuple[bool, float]] = []
 
@@ -263,7 +226,6 @@ def test_an_idle_wait_ends_when_time_has_passed_it_and_moves_no_time(clock: Virt
 
 
 def test_time_stops_when_a_future_of_the_test_completes(clock: VirtualClock) -> None:
-    """The test's own thread goes on at that moment, however long it takes to wake up."""
     settled: Future[float] = Future()
 
     def work() -> None:
@@ -281,8 +243,6 @@ def test_time_stops_when_a_future_of_the_test_completes(clock: VirtualClock) -> 
 
 
 def test_an_interrupted_wait_leaves_the_thread_known(clock: VirtualClock) -> None:
-    """Time goes on afterwards, as far as it should."""
-
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -304,14 +264,12 @@ def test_an_interrupted_wait_leaves_the_thread_known(clock: VirtualClock) -> Non
 
 
 def test_wall_time_moves_with_virtual_time() -> None:
-    """Both clocks of a virtual clock tell the same seconds."""
     clock = VirtualClock(start=5.0, wall=1_000.0)
     clock.sleep(3)
     assert (clock.now(), clock.wall()) == (8.0, 1_003.0)
 
 
 def test_a_real_monitor_wakes_its_waiter() -> None:
-    """The same protocol on the machine's own clock."""
     clock = RealClock()
     monitor = clock.monitor()
     heard: list[bool] = []

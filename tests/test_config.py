@@ -36,23 +36,6 @@ def written(folder: Path, text: str, name: str = "smartbatch.toml") -> Path:
     return path
 
 
-def test_the_defaults_are_what_the_requirements_say() -> None:
-    config = BatchingConfig()
-    assert (config.batch_window, config.max_batch_size, config.min_batch_size, config.max_wait) == (
-        0.1,
-        10,
-        None,
-        5,
-    )
-    assert (config.queue_capacity, config.queue_full, config.parallelism) == (1000, "block", 4)
-    assert (config.retries, config.retry_initial, config.retry_multiplier, config.retry_max_delay) == (
-        3,
-        1,
-        2,
-        10,
-    )
-
-
 @pytest.mark.parametrize("key", NUMBERS)
 def test_a_number_outside_its_range_is_refused_with_key_value_and_range(key: str) -> None:
     spec = spec_of(KEYS[key])
@@ -90,11 +73,6 @@ def test_a_count_is_a_whole_number(value: Any) -> None:
 def test_a_whole_number_is_out_of_range_however_large_it_is(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"^parallelism = .* is out of range: 1 to 1024$"):
         BatchingConfig(parallelism=value)
-
-
-def test_a_share_is_a_number() -> None:
-    with pytest.raises(ConfigError, match=r"^urgent_reserve = '0\.5' is not a number: 0 to 1$"):
-        BatchingConfig(urgent_reserve="0.5")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +126,7 @@ def test_a_budget_is_a_number_or_a_text_with_the_currency(text: Any) -> None:
 
 @pytest.mark.parametrize("text", ["5 EUR", "-5", "five", "5 5", "1e3 USD", "nan"])
 def test_a_budget_in_another_currency_or_no_number_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="budget"):
+    with pytest.raises(ConfigError, match=r"budget.*(in USD, the only supported currency|out of range)"):
         BatchingConfig(budget=text)
 
 
@@ -170,10 +148,6 @@ def test_none_in_the_environment_takes_away_what_the_file_set(tmp_path: Path) ->
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("FALSE", False), ("0", False)])
 def test_switches_in_the_environment_are_true_false_1_or_0(text: str, value: bool) -> None:
     assert load(environ={"SMARTBATCH_DEDUPLICATE": text}).deduplicate is value
-
-
-def test_durations_in_the_environment_may_be_fractions() -> None:
-    assert load(environ={"SMARTBATCH_BATCH_WINDOW": " 0.25 "}).batch_window == 0.25
 
 
 def test_an_empty_variable_is_not_set() -> None:
@@ -213,7 +187,6 @@ ADDRESSES = [
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_a_password_is_shown_only_by_reveal(address: str) -> None:
-    """However a setting is printed, formatted, logged or described; it stays equal to its address."""
     config = BatchingConfig(shared=address, store=address)
     for value in (config.shared, config.store):
         assert isinstance(value, Secret)
@@ -328,7 +301,6 @@ def test_a_byte_order_mark_in_a_file_is_forgiven(tmp_path: Path) -> None:
 
 
 def test_a_host_application_may_hand_its_own_table_over() -> None:
-    """As one that reads its settings itself has it: plain values, lists and nested tables."""
     table = {
         "strategy": "hybrid",
         "prefer_individual_for": ["rag_query", "chat"],
@@ -411,11 +383,6 @@ def test_purposes_that_are_padded_are_the_same_wherever_they_are_named(tmp_path:
     assert load(file) == load(environ={"SMARTBATCH_PREFER_INDIVIDUAL_FOR": " chat "})
 
 
-def test_an_unknown_override_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="did you mean parallelism"):
-        load(paralelism=3)
-
-
 def test_a_secret_put_in_the_wrong_place_is_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
         load(environ={"SMARTBATCH_MAX_RPM": "sk-proj-abcdefghijklmnop"})
@@ -467,7 +434,6 @@ def test_a_config_survives_pickling() -> None:
     ],
 )
 def test_the_password_of_a_store_is_not_shown(store: str) -> None:
-    """A configuration is printed and logged; the address stays recognisable."""
     config = BatchingConfig(store=store)
     assert "s3cret" not in repr(config) + str(config) + str(config.store)
     assert "db.example" in repr(config)
@@ -475,7 +441,6 @@ def test_the_password_of_a_store_is_not_shown(store: str) -> None:
 
 
 def test_a_setting_that_is_refused_shows_no_password() -> None:
-    """An address that was given for another setting, or in a list, is shown without it."""
     for wrong in ({"strategy": "postgresql://me:s3cret@db"}, {"store": ["postgresql://me:s3cret@db"]}):
         with pytest.raises(ConfigError) as refused:
             BatchingConfig(**wrong)  # type: ignore[arg-type]

@@ -62,7 +62,6 @@ def test_a_list_without_results_cost_nothing() -> None:
 
 
 def test_what_an_answer_holds_is_text_and_is_cut() -> None:
-    """No answer can bring a script into a notebook, nor fill it."""
     html = ResultList([answered(0, SCRIPT), answered(1, BIG)])._repr_html_()
     assert "<script" not in html
     assert rows(html)[1][1] == SCRIPT
@@ -90,7 +89,6 @@ def test_a_plan_shows_its_table_with_the_chosen_route_in_bold() -> None:
 
 
 def test_a_job_and_its_status_show_how_it_stands(tmp_path: Path) -> None:
-    """A job that is no longer in the store shows what it was, and why nothing more."""
     model = "sim:demo?latency=0&batch_seconds=0"
     with BatchingClient(model, store=str(tmp_path / "jobs.db"), batch_poll_interval=0.01) as client:
         job = client.submit_batch(["a", "b"], key=f"labels {SCRIPT}")

@@ -126,10 +126,6 @@ def test_texts_are_taken_from_variables_files_and_the_command_line(form: str) ->
         assert (emu.settings.latency, emu.settings.batch_window) == (5400, 5400)
 
 
-def test_none_stays_none() -> None:
-    assert BatchingConfig.load(environ={"SMARTBATCH_REQUEST_TIMEOUT": "none"}).request_timeout is None
-
-
 def test_a_duration_out_of_range_is_told_its_range() -> None:
     with pytest.raises(ConfigError, match=r"batch_window = '10s' is out of range: 0.01 to 5 s"):
         BatchingConfig(batch_window="10s")
@@ -173,11 +169,11 @@ def test_waits_take_them() -> None:
         job = client.submit_batch(["a", "b"])
         began = time.monotonic()
         with pytest.raises(JobTimeout):
-            job.wait("50ms")
+            job.wait("5ms")
         with pytest.raises(JobTimeout):
-            list(job.results(timeout="50ms"))
+            list(job.results(timeout="5ms"))
         with pytest.raises(JobTimeout):
-            client.submit_and_wait(["c"] * 12, timeout="50ms")
+            client.submit_and_wait(["c"] * 12, timeout="5ms")
         assert time.monotonic() - began < 20
         for wait in (job.wait, client.stop, StoredJobs().close):
             with pytest.raises(SmartbatchError, match="timeout = 'soon' is not a duration of 0 or more"):
@@ -187,9 +183,3 @@ def test_waits_take_them() -> None:
             client.submit_and_wait(["d"] * 12, timeout="soon")
         assert len(client.jobs()) == before
         client.stop("1s")
-
-
-@pytest.mark.parametrize("budget", ["5 EUR", "€5", "5 GBP", "nothing"])
-def test_a_budget_in_another_currency_is_told_that_there_is_one(budget: str) -> None:
-    with pytest.raises(ConfigError, match="is not an amount in USD, the only supported currency"):
-        BatchingConfig(budget=budget)

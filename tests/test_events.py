@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import pytest
 
 from smartbatch import events
-from smartbatch.events import ClientStarted, ClockStepped, Event, RequestSubmitted
+from smartbatch.events import ClientStarted, Event, RequestSubmitted
 from smartbatch.types import Priority
 
 EVENTS = sorted(
@@ -38,21 +36,3 @@ def test_an_event_as_plain_values_names_enums_in_words() -> None:
 
 def test_the_name_of_an_event_is_its_class_in_snake_case() -> None:
     assert ClientStarted(at=0.0, workers=1).name == "client_started"
-
-
-def test_events_are_equal_when_all_but_the_callers_own_object_is() -> None:
-    def submitted(**changed: Any) -> RequestSubmitted:
-        given: dict[str, Any] = {"at": 1.0, "request_id": "r1", "priority": Priority.HIGH, "model": "sim:m"}
-        return RequestSubmitted(**given | {"joined": False} | changed)
-
-    assert submitted(context="one") == submitted(context="another")
-    assert len({submitted(), submitted(context=1), submitted(at=2.0)}) == 2
-    assert submitted() != submitted(at=2.0)
-    assert ClientStarted(at=0.0, workers=1) != submitted()
-
-
-def test_events_are_compared_and_shown_by_all_they_hold() -> None:
-    first, second = (ClockStepped(at=1.0, seconds=seconds) for seconds in (2.0, 3.0))
-    assert first != second
-    assert first == ClockStepped(at=1.0, seconds=2.0)
-    assert repr(first) == "ClockStepped(at=1.0, seconds=2.0)"

@@ -57,7 +57,6 @@ def test_a_script_is_told_that_a_name_is_of_single_requests(name: str) -> None:
 def test_a_misspelt_word_is_refused_at_once_with_the_nearest(
     call: str, given: dict[str, Any], meant: str, client_of: ClientOf
 ) -> None:
-    """Before a lazily read list is looked at, and before anything is queued or stored."""
     client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
     prompt = "a" if call == "submit" else iter(["a"])
     with pytest.raises((ConfigError, InvalidRequest), match=f"did you mean {meant}\\?$"):
@@ -66,7 +65,6 @@ def test_a_misspelt_word_is_refused_at_once_with_the_nearest(
 
 
 def test_the_library_lists_each_of_its_names_once() -> None:
-    """A shell completes names by them."""
     assert (
         smartbatch.Result in vars(smartbatch).values()
     )  # a name that was used is a global of the module, too

@@ -59,6 +59,5 @@ def test_what_no_test_can_see_is_left_out(code: str) -> None:
 
 
 def test_a_change_knows_its_line_and_the_functions_around_it() -> None:
-    """A decorated function begins with its decorator, as its code object says."""
     [first, *_] = changes_of(b"@mark\ndef f():\n    def g():\n        return 7\n    use(g)\n")
     assert (first.line, first.owners) == (4, (3, 1))

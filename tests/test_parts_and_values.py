@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.syntax import files, last_name, names_in, nodes
 
@@ -54,15 +53,3 @@ def compared_or_shown(source: list[ast.AST]) -> list[str]:
 def test_a_part_is_compared_by_identity_and_shown_by_its_name() -> None:
     """An error tracker that shows local variables would send settings, stores and requests otherwise."""
     assert [name for file in files() for name in compared_or_shown(nodes(file))] == []
-
-
-def test_a_part_that_shows_what_it_holds_would_be_found(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(
-        "@frozen(eq=False)\nclass Shown:\n    clock: Clock\n"
-        "@define\nclass Compared:\n    lock: threading.Lock\n"
-        "@define\nclass Both:\n    clock: Clock\n"
-        "@define(eq=False, repr=False)\nclass Part:\n    clock: Clock\n"
-        "@frozen\nclass Value:\n    seconds: float\n    make: Callable[[], Clock]\n"
-    )
-    source = list(ast.walk(ast.parse((tmp_path / "a.py").read_text())))
-    assert compared_or_shown(source) == ["Shown", "Compared", "Both"]

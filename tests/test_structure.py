@@ -24,7 +24,6 @@ from tests.syntax import (
     nodes,
     private_names,
     room,
-    tree,
     written_lines,
 )
 
@@ -174,13 +173,11 @@ def target(module: str) -> str | None:
 
 
 def test_every_room_has_its_line_in_the_table() -> None:
-    """A new room says what it may import, and why it stands where it stands."""
     rooms = {room(file) for file in files() if file != ROOT / "__init__.py"}
     assert rooms <= set(ALLOWED)
 
 
 def test_type_checkers_see_the_public_names_that_load_on_first_use() -> None:
-    """They read the imports of the front door, which no process executes."""
     seen = [
         (alias.name, node.module or "")
         for node in nodes(ROOT / "__init__.py")
@@ -193,7 +190,6 @@ def test_type_checkers_see_the_public_names_that_load_on_first_use() -> None:
 
 
 def test_the_table_has_no_circles() -> None:
-    """The arrows never lead back to where they began."""
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -208,7 +204,6 @@ def test_the_table_has_no_circles() -> None:
 
 
 def test_the_map_for_contributors_goes_down() -> None:
-    """What a room may import stands in its row or below it; what stands next to the rooms comes last."""
     text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
     row: dict[str, int] = {}
     for at, names in enumerate(re.findall(r"^\| (`smartbatch/.*?) \|", text, re.MULTILINE)):
@@ -219,14 +214,7 @@ def test_the_map_for_contributors_goes_down() -> None:
     assert [(one, other) for one in rooms for other in ALLOWED[one] - aside if row[other] < row[one]] == []
 
 
-def test_threads_and_jobs_do_not_know_each_other() -> None:
-    """The client hands each what it needs."""
-    assert "jobs" not in ALLOWED["realtime"]
-    assert "realtime" not in ALLOWED["jobs"]
-
-
 def test_imports_go_down() -> None:
-    """Every import of a file leads to its own room or to one the table allows."""
     wrong = [
         str(one)
         for file in files()
@@ -238,35 +226,11 @@ def test_imports_go_down() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("statement", "leads_to"),
-    [
-        ("from smartbatch.core.limits import token_bucket", "core"),
-        ("from smartbatch import errors", "errors"),
-        ("from smartbatch import BatchingClient", "__init__"),
-        ("import smartbatch", "__init__"),
-        ("importlib.import_module('smartbatch.jobs.jobs_engine')", "jobs"),
-        ("import_module(f'smartbatch.cli.{name}')", "cli"),
-        ("__import__('smartbatch.client')", "client"),
-        ("import_module(name)", "__init__"),
-        ("import_module('tqdm.auto')", None),
-        ("import json", None),
-    ],
-)
-def test_an_import_leads_to_a_room(tmp_path: Path, statement: str, leads_to: str | None) -> None:
-    """What the library makes public is above all rooms, so none of them imports it."""
-    sample = tmp_path / "sample.py"
-    sample.write_text(f"def f():\n    {statement}\n")
-    assert {target(one.module) for one in imports(sample)} == {leads_to}
-    assert all("__init__" not in rooms for rooms in ALLOWED.values())
-
-
 SIMULATED = frozenset({"providers/mock.py", "providers/sim/provider.py", "providers/sim/batches.py"})
 """The providers without a network, imported when they are first used."""
 
 
 def test_only_the_providers_without_a_network_know_the_emulator() -> None:
-    """It simulates what the others speak to: they share no code with it."""
     known = {
         file.relative_to(ROOT).as_posix()
         for file in files()
@@ -276,7 +240,6 @@ def test_only_the_providers_without_a_network_know_the_emulator() -> None:
 
 
 def test_the_emulator_needs_no_server_to_answer_in_process() -> None:
-    """What a simulated provider imports, over any number of files, opens no socket and parses no HTTP."""
     graph = import_graph(ROOT)
     reached, todo = set(), [f"{EXACTLY_AT}.providers.sim.provider", f"{EXACTLY_AT}.providers.sim.batches"]
     while todo:
@@ -303,7 +266,6 @@ def impure(file: Path) -> Iterator[str]:
 
 
 def test_decisions_have_no_clock_and_no_rng() -> None:
-    """core imports neither threads nor time, randomness, sockets or databases."""
     core = [file for file in files() if room(file) == "core"]
     assert core != []
     assert [(str(file), found) for file in core for found in impure(file)] == []
@@ -332,7 +294,6 @@ def test_a_decision_that_looks_at_the_world_would_be_found(source: str, found: s
 
 
 def test_no_sdk_is_imported_before_it_is_needed() -> None:
-    """An import at the top of a file costs every program."""
     sdks = {f"{EXACTLY_AT}.{name.removesuffix('.py').replace('/', '.')}" for name in SDK_ROOMS}
     costly = [
         str(one)
@@ -345,7 +306,6 @@ def test_no_sdk_is_imported_before_it_is_needed() -> None:
 
 
 def test_pickle_is_imported_nowhere() -> None:
-    """What is loaded from a file or a socket is data, not code."""
     found = [str(one) for file in files() for one in imports(file) if one.module.split(".")[0] == "pickle"]
     assert found == []
 
@@ -367,17 +327,14 @@ READ_ANSWERS = (
 
 @pytest.mark.parametrize("name", READ_ANSWERS)
 def test_no_regular_expression_runs_on_an_answer(name: str) -> None:
-    """Its engine backtracks: a text that a model chose could keep it busy."""
     assert [one for one in imports(ROOT / name) if one.module.split(".")[0] == "re"] == []
 
 
 def test_no_file_has_two_ideas() -> None:
-    """Past some 600 lines it has two; none comes near 700."""
     assert [str(file) for file in files() if len(file.read_text("utf-8").splitlines()) > 700] == []
 
 
 # -- rings
-# -----------------------------------------------------------------------------------------------------
 
 
 def rings(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -403,12 +360,10 @@ def rings(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_two_files_import_each_other() -> None:
-    """Not directly, and not over others."""
     assert rings(import_graph(ROOT)) == []
 
 
 def test_a_ring_would_be_found(tmp_path: Path) -> None:
-    """Two files that need each other are one ring, also where one imports inside a function."""
     package = tmp_path / "package"
     package.mkdir()
     for name, text in {
@@ -423,11 +378,9 @@ def test_a_ring_would_be_found(tmp_path: Path) -> None:
 
 
 # -- what stands where
-# -----------------------------------------------------------------------------------------
 
 
 def test_no_module_stands_outside_the_tree() -> None:
-    """The root holds the files of the table; folders hold the folders of the design."""
     loose = {file.stem for file in ROOT.glob("*.py")} - {"__init__"}
     assert loose <= ALLOWED.keys() - FOLDERS.keys()
     folders = {path.parent.relative_to(ROOT) for path in files()} - {Path(".")}
@@ -455,7 +408,6 @@ def ambiguous(names: Iterable[tuple[str, Path]]) -> dict[str, list[Path]]:
 
 
 def test_a_file_name_means_one_thing() -> None:
-    """Two files of one name are the same thing of different providers; in the tests there are none."""
     tests = Path(__file__).parent
     for folder in (ROOT, tests):
         inside = (file.relative_to(folder) for file in folder.rglob("*.py"))
@@ -463,28 +415,7 @@ def test_a_file_name_means_one_thing() -> None:
         assert ambiguous(named) == {}
 
 
-def class_names(file: Path) -> Iterator[tuple[str, Path]]:
-    """The classes of a file that others may use."""
-    for node in tree(file).body:
-        if isinstance(node, ast.ClassDef) and not is_private(node.name):
-            yield node.name, file.relative_to(ROOT.parent)
-
-
-def test_a_class_name_means_one_thing() -> None:
-    """What the emulator keeps of a batch has another name than what an adapter has read of one."""
-    assert ambiguous(found for file in files() for found in class_names(file)) == {}
-
-
-def test_a_name_that_stands_twice_would_be_found() -> None:
-    found = [("Line", Path("providers/batch_api.py")), ("Line", Path("emulator/batches/batch_records.py"))]
-    assert ambiguous([*found, ("Body", Path("a.py"))]) == {"Line": [place for _, place in found]}
-    bodies = [("bodies.py", Path(provider) / "bodies.py") for provider in ("openai", "gemini")]
-    assert ambiguous(bodies) == {}
-    assert ambiguous([*bodies, ("bodies.py", Path("tables/bodies.py"))]).keys() == {"bodies.py"}
-
-
 # -- privacy
-# ---------------------------------------------------------------------------------------------------
 
 
 STANDARD = frozenset({"_threads"})
@@ -515,7 +446,6 @@ def reaches(file: Path, own: set[str], others: set[str]) -> Iterator[str]:
 
 
 def test_nobody_touches_the_underscore_of_another_room() -> None:
-    """A room's private names are for its own files."""
     own: dict[str, set[str]] = {}
     for file in files():
         own.setdefault(room(file), set()).update(private_names(file))
@@ -523,21 +453,7 @@ def test_nobody_touches_the_underscore_of_another_room() -> None:
     assert [found for file in files() for found in reaches(file, own[room(file)], everybody)] == []
 
 
-def test_a_reach_past_an_underscore_would_be_found(tmp_path: Path) -> None:
-    """Names of the own room are free, and so are the room's own attributes."""
-    sample = tmp_path / "sample.py"
-    sample.write_text(
-        "def f(self, other):\n"
-        "    self._a = other._b\n"
-        "    getattr(other, '_c'), getattr(other, '_of_a_library')\n"
-        "    return other._a\n"
-    )
-    found = [found.split()[-1] for found in reaches(sample, private_names(sample), {"_a", "_b", "_c"})]
-    assert found == ["other._b", "_c"]
-
-
 # -- what stands once
-# -----------------------------------------------------------------------------------------
 
 
 def repeats(folder: Path, size: int = 6) -> list[str]:
@@ -554,20 +470,10 @@ def repeats(folder: Path, size: int = 6) -> list[str]:
     return found
 
 
+@pytest.mark.full
 def test_no_six_lines_stand_twice_in_the_adapters() -> None:
-    """What two providers have in common is written once; so it is in their tests."""
     assert repeats(ROOT / "providers") == []
     assert repeats(Path(__file__).parent / "providers") == []
-
-
-def test_lines_that_stand_twice_would_be_found(tmp_path: Path) -> None:
-    """Whatever their indentation, and the blank lines and comments between them; imports do not count."""
-    names = [f"name{number}" for number in range(6)]
-    imported = "".join(f"import {name}\n" for name in names)
-    (tmp_path / "a.py").write_text(imported + "".join(f"{name} = 1\n" for name in names))
-    inside = "\n\n    # why\n".join(f"    {name} = 1" for name in names)
-    (tmp_path / "b.py").write_text(f"{imported}def f():\n{inside}\n")
-    assert repeats(tmp_path) == ["a.py:7 stands again at b.py:8"]
 
 
 BUDGET = re.compile(r"^\| `?([\w ]+)`? \| ([\d,]+) \|", re.MULTILINE)
@@ -584,7 +490,6 @@ def lines_by_package() -> Counter[str]:
 
 
 def test_no_package_exceeds_its_budget_of_lines() -> None:
-    """Whoever needs more says in CONTRIBUTING.md what shrank in return; whoever saves lines lowers it."""
     text = (ROOT.parent / "CONTRIBUTING.md").read_text("utf-8")
     budgets = {name: int(lines.replace(",", "")) for name, lines in BUDGET.findall(text)}
     written = lines_by_package()
@@ -593,26 +498,8 @@ def test_no_package_exceeds_its_budget_of_lines() -> None:
     assert {name: lines for name, lines in written.items() if lines < 0.95 * budgets[name] - 50} == {}
 
 
-def ends_with_blanks(text: bytes) -> bool:
-    return b" \n" in text or b"\t\n" in text
-
-
 def test_each_class_has_a_name_of_its_own() -> None:
-    """A search for a class finds one; a leading underscore does not tell two apart."""
     names = Counter(
         node.name.lstrip("_") for file in files() for node in nodes(file) if isinstance(node, ast.ClassDef)
     )
     assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_no_line_ends_with_blanks() -> None:
-    """As the hook before a commit has it; what is recorded or made by a program is no exception."""
-    texts = {".py", ".md", ".txt", ".toml", ".cfg", ".yaml", ".yml", ".sql", ".lua", ".css", ".js", ".html"}
-    project = Path(__file__).parents[1]
-    found = [
-        file
-        for folder in ("smartbatch", "tests", "benchmarks", "docs", "examples")
-        for file in (project / folder).rglob("*")
-        if file.suffix in texts and ends_with_blanks(file.read_bytes() + b"\n")
-    ]
-    assert found == []

@@ -65,14 +65,12 @@ def waits(file: Path) -> Iterator[str]:
 
 
 def test_only_the_clock_waits() -> None:
-    """All other files wait on a monitor of a clock; the emulator, a server, has the timers of its loop."""
     assert [
         found for file in files() if room(file) not in ("_clock", "emulator") for found in waits(file)
     ] == []
 
 
 def test_only_the_clock_makes_conditions() -> None:
-    """threading.Condition is for clock.py."""
     made = [
         f"{file.relative_to(ROOT.parent)}:{node.lineno}"
         for file in files()
@@ -84,7 +82,6 @@ def test_only_the_clock_makes_conditions() -> None:
 
 
 def test_a_wait_that_is_not_the_clocks_would_be_found(tmp_path: Path) -> None:
-    """The walk sees every call that blocks, and tells those of a clock and those that only look apart."""
     sample = tmp_path / "sample.py"
     sample.write_text(
         "from time import sleep, time as now\n"

@@ -22,7 +22,6 @@ PAGES = {page.name: page for page in pages()}
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
 def test_links_between_pages_resolve(page: Page):
-    """Every link leads to a file that exists, and every fragment to a heading in it."""
     for link in page.links():
         target, _, fragment = link.partition("#")
         path = (page.path.parent / target).resolve() if target else page.path
@@ -34,7 +33,6 @@ def test_links_between_pages_resolve(page: Page):
 
 
 def test_every_page_can_be_reached_from_the_readme():
-    """Following links from the README leads to every page."""
     reached, ahead = set(), ["README.md"]
     while ahead:
         name = ahead.pop()
@@ -49,7 +47,6 @@ def test_every_page_can_be_reached_from_the_readme():
 
 
 def test_generated_references_are_up_to_date():
-    """Settings and command-line options on the pages are those of the code."""
     generate = runpy.run_path(str(ROOT / "docs/generate.py"))
     for name, text in generate["generated"]().items():
         assert text == (ROOT / name).read_text("utf-8"), f"{name} is stale: python docs/generate.py"
@@ -60,7 +57,6 @@ def test_generated_references_are_up_to_date():
     ["run", "plan", "jobs", "top", "report", "emulator", "models", "dashboard", "doctor", "completion"],
 )
 def test_every_option_of_the_help_is_in_the_reference(command: str):
-    """Whatever --help lists, the reference of the command line explains."""
     subcommands = build_parser()._subparsers._group_actions[0].choices
     section = PAGES["docs/reference/cli.md"].text.split(f"## smartbatch {command}")[1].split("\n## ")[0]
     for option in set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", subcommands[command].format_help())):
@@ -85,13 +81,11 @@ def public_events() -> list[str]:
     ],
 )
 def test_references_name_everything_public(name: str, words: list[str]):
-    """A public name, error kind or event that is not in its reference is not finished."""
     text = PAGES[name].text
     assert [word for word in words if f"`{word}" not in text] == []
 
 
 def test_a_public_name_has_one_row_of_its_own():
-    """A name that is told of twice is told of in two ways."""
     rows = re.findall(r"^\| `(\w+)", PAGES["docs/reference/api.md"].text.split("## BatchingClient")[0], re.M)
     assert sorted(set(rows)) == sorted(rows)
 
@@ -100,7 +94,6 @@ def test_a_public_name_has_one_row_of_its_own():
     "kind", [smartbatch.BatchingClient, smartbatch.Job, smartbatch.JobStatus], ids=lambda kind: kind.__name__
 )
 def test_the_reference_names_every_method_and_property(kind: type):
-    """What is public of a class, inherited or not, is in the reference, but for the library's own hooks."""
     text = PAGES["docs/reference/api.md"].text
     own = {"after_fork", "at_exit"}
     names = {name for name in dir(kind) if not name.startswith("_")} - own
@@ -120,7 +113,6 @@ def names_of(path: str) -> set[str]:
 
 @pytest.mark.full
 def test_every_path_that_contributors_are_told_of_exists():
-    """A path in CONTRIBUTING.md is one of a file or folder, and a name after ``::`` is in that file."""
     told = TOLD.findall(PAGES["CONTRIBUTING.md"].prose())
     assert len(told) > 60
     assert [path for path, _ in told if not (ROOT / path).exists()] == []
@@ -128,7 +120,6 @@ def test_every_path_that_contributors_are_told_of_exists():
 
 
 def test_the_map_of_contributors_has_every_room():
-    """Each folder and each file at the root stands in one row of it, but for the public names."""
     table = PAGES["CONTRIBUTING.md"].text.partition("## The map")[2].partition("\n\nA request travels")[0]
     told = re.findall(
         r"`smartbatch/(\w+(?:/|\.py))`", "".join(re.findall(r"^\|([^|]+)\|", table, re.MULTILINE))
@@ -139,7 +130,6 @@ def test_the_map_of_contributors_has_every_room():
 
 
 def test_each_question_of_contributors_is_answered_within_four_files():
-    """The questions are in bold; the answer goes up to the next one."""
     text = PAGES["CONTRIBUTING.md"].text.partition("## Where is")[2].partition("\n## ")[0]
     _, *parts = re.split(r"\*\*(.+\?)\*\*", text)
     answers = dict(zip(parts[::2], parts[1::2], strict=True))
@@ -149,7 +139,6 @@ def test_each_question_of_contributors_is_answered_within_four_files():
 
 
 def test_the_architecture_shows_every_package():
-    """Its picture has every package and every file at the root; `_*.py` is one line."""
     text, library = PAGES["docs/explanation/architecture.md"].text, ROOT / "smartbatch"
     picture = text.partition("smartbatch/\n")[2].partition("```")[0]
     lines = [re.split(r" {3,}", line.strip())[0] for line in picture.splitlines()]
@@ -160,7 +149,6 @@ def test_the_architecture_shows_every_package():
 
 
 def test_the_navigation_of_the_site_has_every_page():
-    """A page that is not in ``mkdocs.yml`` cannot be found on the site."""
     listed = set(re.findall(r"[\w-]+/[\w.-]+\.md|index\.md", (ROOT / "mkdocs.yml").read_text("utf-8")))
     folders = ("docs/tutorial", "docs/how-to", "docs/reference", "docs/explanation")
     pages_there = {p.name.removeprefix("docs/") for p in PAGES.values() if p.name.startswith(folders)}
@@ -168,7 +156,6 @@ def test_the_navigation_of_the_site_has_every_page():
 
 
 def test_the_first_page_lists_every_page():
-    """Its part *All pages* names what ``mkdocs.yml`` names, from the tutorial to the explanations."""
     _, _, linked = (ROOT / "docs" / "index.md").read_text("utf-8").partition("## All pages")
     site = (ROOT / "mkdocs.yml").read_text("utf-8")
     pages = re.findall(r"(?:tutorial|how-to|reference|explanation)/[\w-]+\.md", site)
@@ -178,12 +165,10 @@ def test_the_first_page_lists_every_page():
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
 def test_pages_speak_of_no_machine(page: Page):
-    """No page names a path of a writer's machine."""
     assert re.findall(r"(?<![\w.])/(?:work|root|home|tmp|Users)/\S*", page.text) == []
 
 
 def test_the_readme_comes_to_a_table_of_results_within_four_hundred_words():
-    """And within four commands: two installations, the environment, the run."""
     before, _, _ = PAGES["README.md"].text.partition("$ head -3 reviews.csv")
     assert before.endswith("-o reviews.csv\n…\n")
     assert len(before.split()) <= 400

@@ -222,7 +222,6 @@ def emu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulator]:
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
 @pytest.mark.usefixtures("only_loopback")
 def test_every_example_of_a_page_does_what_it_shows(page: Page, folder: Path, emu: Emulator):
-    """Worked through from the top, every block of the page runs and prints what the page shows."""
     before = set(sys.modules)
     try:
         Reader(page, folder, emu).read()
@@ -239,7 +238,6 @@ def test_every_example_of_a_page_does_what_it_shows(page: Page, folder: Path, em
 )
 @pytest.mark.full
 def test_tests_shown_on_a_page_pass(page: Page, folder: Path):
-    """A page that shows tests shows tests that pass."""
     blocks = [block for block in page.blocks() if block.language == "python" and block.not_run is None]
     (folder / "test_page.py").write_text("".join(block.text for block in blocks))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"]
@@ -248,7 +246,6 @@ def test_tests_shown_on_a_page_pass(page: Page, folder: Path):
 
 
 def test_blocks_are_of_a_known_kind_and_few_are_not_run():
-    """No block is passed over in silence: its language says what is done, or a marker says why nothing is."""
     blocks = [(page.name, block) for page in PAGES for block in page.blocks()]
     assert [(name, b.line, b.language) for name, b in blocks if b.language not in LANGUAGES] == []
     marked = [(name, b.line, b.not_run) for name, b in blocks if b.not_run is not None]
@@ -276,7 +273,6 @@ def _outputs(page: Page) -> set[str]:
 
 
 def test_the_readme_opens_with_two_commands():
-    """One installs and runs the main job; one installs and passes the tests, word for word as the gate."""
     first, second = [b.text for b in page("README.md").blocks() if b.language == "bash"][:2]
     install = "python3 -m venv .venv && .venv/bin/pip install -q "
     assert first.startswith(f"{install}. && .venv/bin/smartbatch run examples/questions.txt --model ")
@@ -338,17 +334,3 @@ def wrong_text(block: Block) -> list[str]:
 def test_a_block_that_is_only_read_shows_no_output_and_no_stale_command(page: Page):
     blocks = [block for block in page.blocks() if block.language == "text" and block.not_run is None]
     assert [(block.line, line) for block in blocks for line in wrong_text(block)] == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "2 answered, 0 failed\n",
-        "python -m benchmarks.gone\n",
-        "python -m benchmarks.million --gone 1\n",
-        "nox -s gone\n",
-        "python -m benchmarks.million\n3 s\n",
-    ],
-)
-def test_an_output_or_a_stale_command_that_is_only_read_would_be_found(text: str):
-    assert wrong_text(Block("text", 1, text)) == [text.splitlines()[-1]]

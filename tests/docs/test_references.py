@@ -101,7 +101,6 @@ def test_every_public_name_is_in_the_reference(name: str) -> None:
     ],
 )
 def test_a_class_and_its_section_name_the_same_fields(heading: str, kinds: tuple[type, ...]) -> None:
-    """What is missing cannot be looked up, and what is not there misleads."""
     text = section(API, heading)
     assert public(*kinds) - words(text) - PRICES_OF_FILES == set()
     assert first_column(text) - public(*kinds) == set()
@@ -151,7 +150,6 @@ def signatures(text: str) -> list[str]:
     ],
 )
 def test_a_call_is_written_with_its_own_arguments_and_defaults(heading: str, owner: Any) -> None:
-    """Each signature of a table is that of the code; further arguments may be left out as ``…``."""
     shown = [signature_shown(text) for text in signatures(section(API, heading))]
     assert shown
     for name, arguments in shown:
@@ -161,7 +159,6 @@ def test_a_call_is_written_with_its_own_arguments_and_defaults(heading: str, own
 
 
 def test_the_client_has_what_its_tables_name() -> None:
-    """Arguments, methods, properties and constraints."""
     known = public(BatchingClient) | set(signature_of(BatchingClient)) | set(ConstraintParams.__annotations__)
     assert first_column(section(API, "## BatchingClient")) - known == set()
 
@@ -180,7 +177,6 @@ UNITS = {
 
 
 def test_every_setting_has_its_default_and_its_unit() -> None:
-    """A duration's range is in seconds, a sum's in USD, a size's in bytes."""
     table = {
         row[0].strip("`"): row
         for row in rows(PAGES["docs/reference/configuration.md"].text.split("## Where")[0])
@@ -196,7 +192,6 @@ def test_every_setting_has_its_default_and_its_unit() -> None:
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
 def test_defaults_that_pages_repeat_are_those_of_the_settings(page: Page) -> None:
-    """``name`` (5) on a page says the default of a setting."""
     for name, told in re.findall(r"`(\w+)` \((\d[\d,.]*)(?: s| seconds)?\)", page.prose()):
         if name in SETTINGS:
             assert float(told.replace(",", "")) == float(SETTINGS[name].default), (name, told)
@@ -204,15 +199,12 @@ def test_defaults_that_pages_repeat_are_those_of_the_settings(page: Page) -> Non
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
 def test_variables_that_pages_name_are_read(page: Page) -> None:
-    """Each ``SMARTBATCH_…`` is that of a setting, also of a framework's, or the folder of the embedded
-    provider's batches."""
     known = {setting.environment for setting in SETTINGS.values()} | {"SMARTBATCH_SIM_DIR"}
     known |= {f"SMARTBATCH_{name.upper()}" for name in hosting.KNOWN}
     assert set(re.findall(r"SMARTBATCH_[A-Z_]*[A-Z]", page.text)) - known == set()
 
 
 def test_a_generation_has_the_parameters_of_its_table() -> None:
-    """Parameters and their table on the page of settings name the same."""
     text = section("docs/reference/configuration.md", "## Parameters of a generation")
     assert first_column(text) == public(Generation)
 
@@ -222,7 +214,6 @@ def test_a_generation_has_the_parameters_of_its_table() -> None:
     [("openai:", OpenAIProvider), ("anthropic:", AnthropicProvider), ("gemini:", GeminiProvider)],
 )
 def test_options_of_a_provider_are_those_of_its_class(prefix: str, provider: type) -> None:
-    """The table of options has each argument, and none that another provider takes."""
     table = rows(section("docs/reference/providers.md", "## Options"))
     listed = set().union(*(names(row[0]) for row in table if prefix in row[1] or row[1] == "all"))
     assert listed == set(signature_of(provider))
@@ -245,7 +236,6 @@ def options() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
 def test_options_that_pages_name_are_there(page: Page) -> None:
-    """Each option, in prose and in commands, is one of a subcommand."""
     lines = [line for line in page.text.splitlines() if not OTHER_PROGRAMS.search(line)]
     told = re.findall(r"(?<![\w|-])--[a-z][\w-]*", "\n".join(lines))
     assert set(told) - options() == set()
@@ -255,7 +245,6 @@ def test_options_that_pages_name_are_there(page: Page) -> None:
 
 
 def test_the_table_of_events_has_every_event_with_every_field() -> None:
-    """And no field that an event does not have."""
     kinds = {
         name: kind
         for name, kind in vars(events).items()
@@ -272,7 +261,6 @@ def test_the_table_of_events_has_every_event_with_every_field() -> None:
 
 
 def test_the_table_of_errors_has_every_error_with_its_bases() -> None:
-    """``also a`` says which of Python's own errors it is, ``a ProviderError`` which of ours."""
     table = {
         re.findall(r"`(\w+)`", row[0])[0]: row[0] for row in rows(PAGES["docs/reference/errors.md"].text)
     }
@@ -284,13 +272,11 @@ def test_the_table_of_errors_has_every_error_with_its_bases() -> None:
 
 
 def test_the_attributes_of_a_providers_error_are_in_its_table() -> None:
-    """All but what the library keeps for itself."""
     told = first_column(section("docs/reference/errors.md", "## ProviderError"))
     assert told == set(errors.ProviderError.__annotations__) - {"limits"}
 
 
 def test_the_table_of_the_result_file_has_the_fields_of_a_line() -> None:
-    """In their order, those included that are not in every line."""
     result = Result(
         "0",
         text="{}",

@@ -83,7 +83,6 @@ def keys(typed: Any) -> AbstractSet[str]:
 
 
 def test_the_keywords_of_settings_are_those_of_the_configuration() -> None:
-    """Durations, sums and names may be given in more forms than they are kept in."""
     kept, given = get_type_hints(BatchingConfig), get_type_hints(Settings)
     known = attrs.fields_dict(BatchingConfig)
     assert keys(Settings) == known.keys()
