@@ -1,8 +1,4 @@
-"""Refusals and answers of every shape: rows C1 to C4, C6 and C28, where a batch meets them.
-
-What real-time calls do about them is held by tests of their own, see :mod:`tests.faults.test_catalogue`.
-Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
-"""
+"""Refusals and answers of every shape: rows C1 to C4, C6 and C28, where a batch meets them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Batches that are not listed, late, malformed or of another account: rows C19, C22, C23 and C25.
-
-Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
-"""
+"""Batches that are not listed, late, malformed or of another account: rows C19, C22, C23 and C25."""
 
 from __future__ import annotations
 

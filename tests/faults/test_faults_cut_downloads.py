@@ -1,7 +1,4 @@
-"""Downloads of results that end too early are no evidence that lines are missing: nothing is asked again.
-
-Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
-"""
+"""Downloads of results that end too early are no evidence that lines are missing: nothing is asked again."""
 
 from __future__ import annotations
 

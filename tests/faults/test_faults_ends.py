@@ -1,8 +1,4 @@
-"""How batches may end, late, half done, refused or not at all: rows C14 to C18, C20, C21 and C24.
-
-Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`. The
-races of C17 (1,000 with ``-m soak``) are run in the simulation: the same engine, the same emulated provider.
-"""
+"""How batches may end, late, half done, refused or not at all: rows C14 to C18, C20, C21 and C24."""
 
 from __future__ import annotations
 
@@ -142,11 +138,7 @@ def test_c17_a_cancel_during_an_outage_is_repeated_after_it(new_world: NewWorld)
 def test_c17_hundreds_of_races_of_end_and_cancel(
     count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In the simulation, whose judge compares every paid answer with the results.
-
-    Batches take a median of 400 s and are cancelled after 130 to 250 s. A cancel takes 20 s, and 30 % of the
-    cancelled batches complete nevertheless.
-    """
+    """In the simulation, whose judge compares every paid answer with the results."""
     usual = simulation.scenario
 
     def racing(plan: Plan) -> Scenario:

@@ -1,7 +1,4 @@
-"""Batches and a bad network: rows B4, B9, B11, B12, B13, B15 and B16 of the failure catalogue.
-
-Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
-"""
+"""Batches and a bad network: rows B4, B9, B11, B12, B13, B15 and B16 of the failure catalogue."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a provider may do to the results of a batch: rows C5 and C8 to C13 of the failure catalogue.
-
-Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
-"""
+"""What a provider may do to the results of a batch: rows C5 and C8 to C13 of the failure catalogue."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Keys and prompts that come back in errors, and ids that are none: rows C26 and C27.
-
-Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
-"""
+"""Keys and prompts that come back in errors, and ids that are none: rows C26 and C27."""
 
 from __future__ import annotations
 

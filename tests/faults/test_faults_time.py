@@ -1,7 +1,4 @@
-"""A wall clock that is set while jobs are under way: row I1. It decides no wait and nothing that costs money.
-
-Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
-"""
+"""A wall clock that is set while jobs are under way."""
 
 from __future__ import annotations
 

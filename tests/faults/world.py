@@ -1,9 +1,4 @@
-"""The whole client against the emulator: real HTTP, the vendors' own SDKs, and waiting that takes no time.
-
-Time is virtual on both sides. A thread of the client that talks to the emulator counts as running, so time
-stands still during a call and jumps, over hours if need be, when everybody waits. All the client's own
-times are those of production: 30 seconds between polls, half an hour of settling, days of an outage.
-"""
+"""The whole client against the emulator: real HTTP, the vendors' own SDKs, and waiting that takes no time."""
 
 from __future__ import annotations
 
@@ -36,28 +31,11 @@ from smartbatch.jobs.status import JobStatus
 from smartbatch.types import Result
 from tests.taking_part import taking_part
 
-__all__ = [
-    "DAY",
-    "HOUR",
-    "KEY",
-    "MINUTE",
-    "MODELS",
-    "PROVIDERS",
-    "LineFault",
-    "NewWorld",
-    "Seen",
-    "World",
-    "in_batch",
-    "texts",
-    "world",
-]
-
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 PROVIDERS = ("openai", "anthropic", "gemini")
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 KEY = "sk-canary-1234567890abcdef"
-PATIENCE = 40 * DAY
-"""Virtual seconds a job may take; a test that waits longer has a job that never ends."""
+PATIENCE = 40 * DAY  # virtual seconds a job may take; a test that waits longer has a job that never ends
 
 
 @frozen
@@ -78,8 +56,7 @@ Alter = Callable[[Seen, ServerReply], ServerReply]
 
 class TimedService(RequestHandler):
     """The emulated service in virtual time; tests may replace its replies (``meet``) or change them
-    (``alter``).
-    """
+    (``alter``)."""
 
     def __init__(self, settings: EmulatorSettings, ledger: Ledger, clock: VirtualClock) -> None:
         super().__init__(settings, ledger)
@@ -104,11 +81,7 @@ class TimedService(RequestHandler):
 
 
 class World:
-    """One provider, one store, and the processes on it.
-
-    The test's own thread takes part in virtual time, which stands still while the test works. The emulator's
-    ledger is the judge.
-    """
+    """One provider, one store, and the processes on it."""
 
     def __init__(self, provider: str, folder: Path, **settings: Any) -> None:
         self.provider = provider

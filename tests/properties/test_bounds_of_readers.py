@@ -1,8 +1,4 @@
-"""What others send is read within bounds: ten times the input takes some ten times as long.
-
-Each reader is handed what costs it most: tiny pieces, deep nesting, long texts that nearly match. A reader
-that compares all with all would take a hundred times as long.
-"""
+"""What others send is read within bounds: ten times the input takes some ten times as long."""
 
 from __future__ import annotations
 

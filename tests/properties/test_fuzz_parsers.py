@@ -1,8 +1,4 @@
-"""Nothing a server may send gets past the parsers, or hangs them: answers, streams, errors, headers, texts.
-
-Each target takes real input, spoils it by its structure, and hands it to the adapter itself with the network
-left out. What comes back is an answer that can be counted, or an error of this library; never anything else.
-"""
+"""Nothing a server may send gets past the parsers, or hangs them."""
 
 from __future__ import annotations
 

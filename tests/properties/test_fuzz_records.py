@@ -1,5 +1,4 @@
-"""Nothing in a file gets past the parsers, or hangs them: results of batches, records of the store, inputs
-and outputs of the command line. What is whole comes back as it was written."""
+"""Nothing in a file gets past the parsers, or hangs them."""
 
 from __future__ import annotations
 

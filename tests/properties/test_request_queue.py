@@ -24,8 +24,7 @@ from smartbatch.realtime.ticket import CallOptions, ResultFuture, Submission, Ti
 from smartbatch.types import Priority, Request, Result
 
 CAPACITY = 8
-COST = 2.0
-"""The most that a request of the list may cost, USD."""
+COST = 2.0  # the most that a request of the list may cost, USD
 
 
 class QueueMachine(RuleBasedStateMachine):

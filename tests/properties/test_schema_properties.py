@@ -1,9 +1,5 @@
-"""Any type a user writes goes to each provider in the form that its documentation takes, and the answers that
-follow this form are accepted.
-
-The types are generated; the real adapters send them to the emulator, which refuses what the services refuse
-and answers with an instance of the schema it was sent.
-"""
+"""Any type a user writes goes to each provider in the form that its documentation takes, and the answers
+that follow this form are accepted."""
 
 from __future__ import annotations
 

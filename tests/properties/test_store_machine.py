@@ -1,8 +1,4 @@
-"""The store of jobs under any order of its verbs, of deaths and take-overs: it says what a plain model says.
-
-Two store objects, as two processes would have, work on one place; either may die at any moment, in the middle
-of a write too. After every step a third one reads everything and compares.
-"""
+"""The store of jobs under any order of its verbs, of deaths and take-overs."""
 
 from __future__ import annotations
 
@@ -69,8 +65,7 @@ from smartbatch.types import Usage
 from tests.levels import sampled
 from tests.realtime.scenes import eventually
 
-MEMORY = Path("/dev/shm")
-"""Where a sync costs nothing; what a disk keeps is tested elsewhere."""
+MEMORY = Path("/dev/shm")  # where a sync costs nothing; what a disk keeps is tested elsewhere
 picks = st.integers(0, 2**32)
 
 

@@ -12,15 +12,12 @@ from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch
 from smartbatch.providers.gemini.batches import GeminiBatches
 from smartbatch.providers.openai.batches import OpenAIBatches
 
-__all__ = ["MUTANTS", "OWNERLESS", "OWN_CLOCK", "break_rule"]
-
 MUTANTS = {
     "no fence, settle 0": "what is not found at the first search is sent again, and its input file stays",
     "create repeated": "a create whose answer is lost is sent again, as by an SDK with its retries on",
 }
 """The rules that can be broken, in words."""
-OWNERLESS = "no epochs"
-"""A rule for those who share a store: whoever once owned a job goes on writing to it."""
+OWNERLESS = "no epochs"  # A rule for those who share a store: whoever once owned a job goes on writing to it
 OWN_CLOCK = "own clock"
 """A rule for those whose clock is set: how long a batch was searched for is measured by it."""
 

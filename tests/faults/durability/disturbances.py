@@ -1,9 +1,4 @@
-"""What else goes wrong while workers are killed: the output is touched, the disk is full, the clock is set,
-the store hangs, the server is started again.
-
-A disturbance begins at a random moment, lasts for up to some seconds and ends, whatever the workers do
-meanwhile. What promises hold then is the same: see :mod:`tests.faults.durability.run_checks`.
-"""
+"""What else goes wrong while workers are killed: outputs, disks, clocks, stores and servers."""
 
 from __future__ import annotations
 
@@ -29,8 +24,6 @@ from attrs import define, field, frozen
 from smartbatch.jobs.store import open_store
 from tests.jobs.stores import postgres_server
 
-__all__ = ["MIXES", "Disturber", "Mix", "Stage"]
-
 
 @frozen(kw_only=True)
 class Stage:
@@ -55,13 +48,7 @@ class Mix(Protocol):
 
 @define(eq=False)
 class Disturber:
-    """Disturbs from a thread of its own, until it is stopped.
-
-    Args:
-        mix: how.
-        rng: when, and for how long.
-        slowness: how many times longer workers live than on a free machine.
-    """
+    """Disturbs from a thread of its own, until it is stopped."""
 
     mix: Mix
     rng: Random
@@ -166,8 +153,7 @@ class OutputTouched:
 
 # -- the disk is full ----------------------------------------------------------------------------------------
 
-_DISK = 8 << 20
-"""Bytes of the small disk."""
+_DISK = 8 << 20  # bytes of the small disk
 
 
 class DiskFull:

@@ -7,12 +7,8 @@ from contextlib import contextmanager
 
 from benchmarks.harness import emulator
 
-__all__ = ["LATEST", "LIST_LAG", "faulty_emulator"]
-
-LATEST = 1.5
-"""Seconds after which a late create exists."""
-LIST_LAG = 0.8
-"""Seconds after which every batch is in the list."""
+LATEST = 1.5  # seconds after which a late create exists
+LIST_LAG = 0.8  # seconds after which every batch is in the list
 
 _BATCH_FAULTS = {
     "lost_create": 0.1,
@@ -35,12 +31,8 @@ def faulty_emulator(
     latest: float = LATEST,
     exchanged: float = 0.0,
 ) -> Iterator[str]:
-    """Serve all three APIs; a third of the creates gets no answer, or a ``share`` of that. Yield the address.
-
-    Batches take about ``turnaround`` seconds, lognormally spread by ``sigma``. Of the creates without an
-    answer some were made, some were not, and some will be, up to ``latest`` seconds later. A share of
-    ``exchanged`` lines of results has the answer of another line.
-    """
+    """Serve all three APIs; a third of the creates gets no answer, or a ``share`` of that. Yield the
+    address."""
     options = {
         "seed": seed,
         "latency": 0,

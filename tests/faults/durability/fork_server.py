@@ -26,17 +26,11 @@ from typing import Any
 
 from tests.faults.durability.worker_task import WorkerTask
 
-__all__ = ["ForkServer"]
-
 ROOT = Path(__file__).parents[3]
 
 
 class ForkServer:
-    """The process, as the tests hold it. Several loops may share one.
-
-    Args:
-        log: the file that gets the standard error of all workers.
-    """
+    """The process, as the tests hold it. Several loops may share one."""
 
     def __init__(self, log: Path) -> None:
         self.log = log

@@ -1,8 +1,4 @@
-"""The loop: start a worker, kill it at a random moment, start it again, until its job is done; then the next.
-
-Everything happens in processes of their own: the emulator, the fork server, the workers. The loop only sends
-signals, so that what it does to workers is what a crash or a suspended container does.
-"""
+"""Start a worker, kill it at a random moment, and start it again, until its job is done; then the next."""
 
 from __future__ import annotations
 
@@ -28,27 +24,18 @@ from tests.faults.durability.run_checks import RunReport, answered_in, check_run
 from tests.faults.durability.store_view import StoreView
 from tests.faults.durability.worker_task import AGAIN, VARIED, Reading, WorkerTask
 
-__all__ = ["RESTARTS", "KillLoop", "Plan", "plan_of", "settle_of"]
-
 SHORTEST, LONGEST = 0.08, 0.53
 """Seconds until a worker is killed where a client starts within :data:`COMES_UP`; on a busy machine longer in
 proportion, else it would only start."""
-COMES_UP = 0.08
-"""Seconds from the fork to an open store, on two idle cores."""
-A_STEP = 0.1
-"""CPU seconds with which a worker gets from its fork through a step of any kind, as a rule."""
-SLOWEST = 8.0
-"""On a busy machine workers run at most so many times longer."""
-RESTARTS = 5
-"""Workers in a row that may be killed without any progress."""
-PATIENCE = 40.0
-"""Seconds the last job has to end once no worker is killed any more."""
-MORE_PATIENCE = 6.0
-"""So many times as long where more creates fail, and are searched for one after another."""
+COMES_UP = 0.08  # seconds from the fork to an open store, on two idle cores
+A_STEP = 0.1  # CPU seconds with which a worker gets from its fork through a step of any kind, as a rule
+SLOWEST = 8.0  # on a busy machine workers run at most so many times longer
+RESTARTS = 5  # workers in a row that may be killed without any progress
+PATIENCE = 40.0  # seconds the last job has to end once no worker is killed any more
+MORE_PATIENCE = 6.0  # so many times as long where more creates fail, and are searched for one after another
 LONG_LIVES = 6
 """One worker of so many lives ten times longer where something else goes wrong: long enough to meet it."""
-TRIES = 100
-"""Workers in a row that may end because of a disturbance."""
+TRIES = 100  # workers in a row that may end because of a disturbance
 
 
 @frozen(kw_only=True)
@@ -81,22 +68,6 @@ class _Slot:
 
 
 class KillLoop:
-    """One loop.
-
-    Args:
-        plan: what to do.
-        url: the emulator's address.
-        folder: for the store and the users' notes.
-        fork_server: where workers come from.
-
-    Attributes:
-        jobs: the task of every job.
-        kills: workers killed.
-        freezes: workers that were stopped for a while.
-        again: workers that a disturbance ended.
-        seconds: the loop took.
-    """
-
     def __init__(self, plan: Plan, *, url: str, folder: Path, fork_server: ForkServer) -> None:
         self._plan = plan
         self._url = url
@@ -282,11 +253,7 @@ class KillLoop:
     # -- progress --------------------------------------------------------------------------------------------
 
     def _count(self, slot: _Slot) -> None:
-        """Count a kill, and for how many workers in a row nothing changed although something was due.
-
-        A worker that was killed before its client had opened the store, or had too little time on a busy
-        machine, does not count; the next one runs longer.
-        """
+        """Count a kill, and for how many workers in a row nothing changed although something was due."""
         self.kills += 1
         self._again_in_a_row = 0
         if slot.number or (self._disturber is not None and self._disturber.touched_since(slot.since)):
@@ -334,11 +301,7 @@ def _helper(task: WorkerTask) -> WorkerTask:
 
 
 def plan_of(mix: str, provider: str, *, cycles: int, seed: int, **more: Any) -> tuple[Plan, dict[str, float]]:
-    """Return the plan of a loop in which something else goes wrong, and what its emulator does otherwise.
-
-    A clock that is set harms only while a create is searched for: there more of them get no answer, and some
-    are made later than elsewhere.
-    """
+    """Return the plan of a loop in which something else goes wrong, and what its emulator does otherwise."""
     searched = mix == "clock set"
     latest = 4.0 if searched else LATEST
     plan = Plan(
@@ -354,11 +317,7 @@ def plan_of(mix: str, provider: str, *, cycles: int, seed: int, **more: Any) -> 
 
 
 def settle_of(provider: str, *, freeze: float = 0.0, latest: float = LATEST) -> float:
-    """Return how long an unknown create has to be looked for in this world, in seconds.
-
-    A fence alone is enough where there is one: its settle time is shorter than late creates take. Without
-    one the bound of the protocol's assumption must hold, frozen senders included.
-    """
+    """Return how long an unknown create has to be looked for in this world, in seconds."""
     if provider != "anthropic":
         return 0.5
     return latest + LIST_LAG + 0.5 + freeze

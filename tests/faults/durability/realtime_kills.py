@@ -1,8 +1,4 @@
-"""Rows in real time whose process is killed again and again: how many calls each kill makes be paid again.
-
-A call is paid again where its row was billed once more after it. The ledger says when each call began, and
-how long its answer took: that tells those in flight at the kill from those whose answer was not stored yet.
-"""
+"""Rows in real time whose process is killed again and again: how many calls each kill makes be paid again."""
 
 from __future__ import annotations
 
@@ -24,13 +20,10 @@ from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.run_checks import ledger_of
 from tests.faults.durability.worker_task import WorkerTask, digest_of, prompt_of
 
-__all__ = ["REALTIME", "KilledRows", "kill_rows"]
-
 RealtimeReading: TypeAlias = Literal["list", "singles", "rows"]
 REALTIME: tuple[RealtimeReading, ...] = ("list", "singles", "rows")
 """How rows are asked: a list with a key, durable submits, ``smartbatch run``."""
-KILLS = 3
-"""Workers killed before one may end."""
+KILLS = 3  # workers killed before one may end
 ON_THE_WAY = 0.05
 """Seconds that a call takes at most to reach the emulator, also from a process that is dead by then."""
 LOOK, LONGEST_LIFE = 10.0, 250.0

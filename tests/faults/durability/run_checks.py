@@ -15,8 +15,6 @@ from attrs import define, field
 from tests.faults.durability.store_view import StoreView
 from tests.faults.durability.worker_task import WorkerTask, answer_to, digest_of, prompt_of
 
-__all__ = ["RunReport", "answered_in", "billed_of", "check_run", "ledger_of", "notes_of"]
-
 DOUBLED = ("double_submission", "maybe_billed", "missing_items", "token_mismatch")
 """Incidents that say that requests were, or may be, paid twice."""
 
@@ -56,13 +54,6 @@ class RunReport:
 
 
 def check_run(url: str, store: StoreView, jobs: Sequence[WorkerTask]) -> RunReport:
-    """Check jobs that have ended.
-
-    Args:
-        url: the emulator's address.
-        store: the store.
-        jobs: their task.
-    """
     report = RunReport(jobs=len(jobs), items=sum(job.size for job in jobs))
     ledger = ledger_of(url)
     billed = billed_of(ledger)

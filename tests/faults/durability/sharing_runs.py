@@ -1,8 +1,4 @@
-"""Four processes share one PostgreSQL store and twenty jobs; one is killed, one is stopped and continued.
-
-Triggers of the database record, for every row that changes, the job, its epoch at that moment and the
-session's name. So a write of a process that had lost its job is seen.
-"""
+"""Four processes share one PostgreSQL store and twenty jobs; one is killed, one is stopped and continued."""
 
 from __future__ import annotations
 
@@ -26,8 +22,6 @@ from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.run_checks import billed_of, ledger_of
 from tests.faults.durability.worker import client_of
 from tests.faults.durability.worker_task import MODELS, WorkerTask, answer_to, digest_of, prompt_of
-
-__all__ = ["SharingPlan", "SharingRun"]
 
 _AUDIT = """
 CREATE TABLE audit (
@@ -79,15 +73,7 @@ class _Worker:
 
 @define
 class SharingRun:
-    """One run; :meth:`run` fills the figures.
-
-    Args:
-        plan: what to run.
-        dsn: the server, without a schema.
-        url: the emulator's address.
-        fork_server: where workers come from.
-        folder: for the workers' files.
-    """
+    """One run; :meth:`run` fills the figures."""
 
     plan: SharingPlan
     dsn: str

@@ -8,16 +8,10 @@ from typing import Any
 
 from attrs import frozen
 
-__all__ = ["StoreView"]
-
 
 @frozen
 class StoreView:
-    """Reads a store; a connection for each look.
-
-    Args:
-        place: a path, or a DSN with the store's schema.
-    """
+    """Reads a store; a connection for each look."""
 
     place: str
 
@@ -26,11 +20,6 @@ class StoreView:
         return "://" not in self.place
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a statement.
-
-        Raises:
-            sqlite3.OperationalError: the file is locked.
-        """
         if self.is_file:
             with closing(sqlite3.connect(f"file:{self.place}?mode=ro", uri=True, timeout=0.3)) as connection:
                 return connection.execute(statement).fetchall()

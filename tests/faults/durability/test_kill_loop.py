@@ -13,10 +13,8 @@ from tests.faults.durability.kill_loop import KillLoop, Plan, settle_of
 from tests.faults.durability.run_checks import RunReport
 from tests.faults.durability.worker_task import MODELS
 
-CYCLES = 51
-"""Workers killed, in all."""
-JOBS = 4
-"""Least jobs for each provider: about eight batches."""
+CYCLES = 51  # workers killed, in all
+JOBS = 4  # least jobs for each provider: about eight batches
 
 
 @pytest.mark.full

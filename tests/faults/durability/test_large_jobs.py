@@ -1,7 +1,4 @@
-"""Large jobs, seen from outside: what a request more costs the client, and how soon a killed one goes on.
-
-The published figures of 100,000 requests come from ``python -m benchmarks.million``; this is the same, small.
-"""
+"""Large jobs, seen from outside: what a request more costs the client, and how soon a killed one goes on."""
 
 from __future__ import annotations
 
@@ -24,8 +21,7 @@ LONG = 200_000
 LONG_GROWTH = 70.0
 """MB of memory that 60 MB of prompts of 200,000 letters may cost: 51, a few pages of 8 MB as bytes and as
 text, and a margin. All of them at once cost 93."""
-SOON = 10.0
-"""Seconds from the start of a process until it carries on a job it was left."""
+SOON = 10.0  # seconds from the start of a process until it carries on a job it was left
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,4 @@
-"""Workers that are killed while something else goes wrong: nothing is lost, wrong, doubled or paid twice.
-
-``python -m benchmarks.durability --part mixed`` runs the same with a seed and a count, and prints a table.
-"""
+"""Workers that are killed while something else goes wrong: nothing is lost, wrong, doubled or paid twice."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ from tests.faults.durability.kill_loop import KillLoop, plan_of
 from tests.faults.durability.worker_task import MODELS
 
 SOME, MANY = 5, 48
-PROVIDER_OF = dict(zip(MIXES, [*MODELS] * len(MIXES), strict=False))
-"""A provider for each mix, in turn."""
+PROVIDER_OF = dict(zip(MIXES, [*MODELS] * len(MIXES), strict=False))  # A provider for each mix, in turn
 
 
 def check_mix(mix: str, provider: str, cycles: int, folder: Path) -> None:

@@ -11,8 +11,7 @@ from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.kill_loop import settle_of
 from tests.faults.durability.sharing_runs import SharingPlan, SharingRun
 
-FREEZE = 2.0
-"""Seconds: more than two leases."""
+FREEZE = 2.0  # seconds: more than two leases
 LEASE = 0.9
 SEED = 3
 

@@ -1,8 +1,4 @@
-"""A user's process: submit a job by its key, wait, take note of every answer, end.
-
-Nothing here knows that the process will be killed. The note of an answer is one line in a file, written
-after the library handed the answer out, as a user's own insert would be.
-"""
+"""A user's process: submit a job by its key, wait, take note of every answer, end."""
 
 from __future__ import annotations
 
@@ -32,8 +28,6 @@ from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
 from tests.faults.durability.broken_rules import break_rule
 from tests.faults.durability.worker_task import AGAIN, MODELS, WorkerTask, prompt_of
-
-__all__ = ["client_of", "run_worker", "scale_times", "warm_up"]
 
 KEY = "durability"
 

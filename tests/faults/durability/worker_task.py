@@ -10,14 +10,10 @@ from attrs import asdict, frozen
 
 from smartbatch.emulator import answer_for
 
-__all__ = ["AGAIN", "MODELS", "VARIED", "Reading", "WorkerTask", "answer_to", "digest_of", "prompt_of"]
-
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 """The model a worker uses, by provider."""
-VARIED = "~"
-"""Marks the keys of jobs whose prompts differ in length, so that exchanged answers can be told."""
-AGAIN = 75
-"""Exit code of a worker that could not go on, and may when it is started again."""
+VARIED = "~"  # marks the keys of jobs whose prompts differ in length, so that exchanged answers can be told
+AGAIN = 75  # exit code of a worker that could not go on, and may when it is started again
 
 
 Reading: TypeAlias = Literal[
@@ -60,10 +56,7 @@ class WorkerTask:
 
 
 def prompt_of(key: str, number: int) -> str:
-    """Return the prompt of a row of the job with ``key``; no two jobs have one in common.
-
-    With :data:`VARIED` in the key each is longer by a third than the one before.
-    """
+    """Return the prompt of a row of the job with ``key``; no two jobs have one in common."""
     prompt = f"{key}: what is the answer to question {number}?"
     return prompt + " And why?" * round(4 * 1.33**number) if VARIED in key else prompt
 

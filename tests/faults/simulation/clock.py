@@ -7,12 +7,9 @@ from typing import NoReturn
 
 from smartbatch._clock import Monitor
 
-__all__ = ["SimClock"]
-
 
 class SimClock:
-    START = 1_795_000_000.0
-    """Unix seconds at the beginning."""
+    START = 1_795_000_000.0  # Unix seconds at the beginning
 
     def __init__(self) -> None:
         self._now = 0.0

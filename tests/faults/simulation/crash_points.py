@@ -9,29 +9,13 @@ from typing import Any
 
 from smartbatch.jobs.store import SqlStore
 
-__all__ = ["Crash", "CrashPoints", "CrashingStore", "step_of"]
-
 
 class Crash(BaseException):
     pass
 
 
 class CrashPoints:
-    """Numbers the points of one run, crashes or freezes at some of them, and keeps the trace.
-
-    Args:
-        rng: random numbers for crashes and freezes.
-        rate: the chance of a crash at each point.
-        crashes: numbers of points that crash in any case.
-        freezes: the chance of a freeze at each point.
-        now: virtual seconds, for the trace.
-
-    Attributes:
-        names: of all points met so far, in order.
-        calm: no crash and no freeze any more.
-        freeze: called for a freeze: the process stands still while others go on.
-        crashed: names of the points that crashed.
-    """
+    """Numbers the points of one run, crashes or freezes at some of them, and keeps the trace."""
 
     def __init__(
         self, rng: Random, *, rate: float, crashes: frozenset[int], freezes: float, now: Callable[[], float]
@@ -49,11 +33,7 @@ class CrashPoints:
         self.frozen = 0
 
     def reach(self, name: str) -> None:
-        """Meet a point.
-
-        Raises:
-            Crash: the process ends here.
-        """
+        """Meet a point."""
         number = len(self.names)
         self.names.append(name)
         self.record(name)
@@ -96,8 +76,7 @@ WRITES = frozenset(
     }
 )
 """The commits that matter. Leases and observed turnarounds are written outside the protocol."""
-PARTS = ("jobs", "leases", "items", "shards", "facts")
-"""The parts of a store that write."""
+PARTS = ("jobs", "leases", "items", "shards", "facts")  # the parts of a store that write
 
 
 class CrashingStore:

@@ -1,9 +1,4 @@
-"""The store of a simulation: the real tables and transactions, on a database that lies in memory.
-
-It outlives the processes of a run, as a disk does: what one committed the next one finds, what it had not
-committed is rolled back. What only a real file needs (two connections, its locks, looking whether it was
-replaced or damaged) is left to tests of its own and to the kill loop; it would take most of the time here.
-"""
+"""The store of a simulation: the real tables and transactions, on a database that lies in memory."""
 
 from __future__ import annotations
 
@@ -21,18 +16,11 @@ from smartbatch.jobs.store.leases import FileLocks
 from smartbatch.jobs.store.outcomes import JOB_NUMBER
 from smartbatch.jobs.store.sqlite import SqliteTransaction
 
-__all__ = ["Disk", "SimStore"]
-
 _T = TypeVar("_T")
 
 
 class Disk:
-    """What outlives a process: the database, and a folder for files on their way and locks.
-
-    Attributes:
-        connection: the only one.
-        spool: the folder.
-    """
+    """What outlives a process: the database, and a folder for files on their way and locks."""
 
     def __init__(self, folder: Path) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)

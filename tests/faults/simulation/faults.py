@@ -12,19 +12,13 @@ from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
 from smartbatch.emulator.settings import EmulatorSettings
 from tests.faults.simulation.scenario import HOUR, MINUTE, Flavour, Plan, Scenario
 
-__all__ = ["FaultPlan"]
-
 _ODDITIES = ("shuffled", "results_unavailable", "cut_download", "odd_status", "cancel_completes")
 _SECONDS, _MINUTES = 60.0, 20 * MINUTE
 """How late a create appears at most: seven in ten within seconds, the others within minutes."""
 
 
 class FaultPlan:
-    """The faults of one run. After the scenario's ``calm_at`` there are none.
-
-    Args:
-        now: virtual seconds.
-    """
+    """The faults of one run. After the scenario's ``calm_at`` there are none."""
 
     def __init__(self, plan: Plan, what: Scenario, flavour: Flavour, now: Callable[[], float]) -> None:
         self._seed = f"{plan.flavour} {plan.seed}"

@@ -15,15 +15,9 @@ from smartbatch.types import Result
 from tests.faults.simulation.disk import Disk, SimStore
 from tests.faults.simulation.violation import Violation
 
-__all__ = ["Reader", "tell_all"]
-
 
 class Reader(Watcher):
-    """Watches a job without a thread: it reads when it is told to. It ends with its process.
-
-    Attributes:
-        given: what the futures ended with, by position.
-    """
+    """Watches a job without a thread: it reads when it is told to. It ends with its process."""
 
     def __init__(self, job_id: str, total: int, store: SimStore, disk: Disk) -> None:
         clock = RealClock()  # for locks only: no thread waits here

@@ -30,8 +30,6 @@ from tests.faults.simulation.process import LIMITS
 from tests.faults.simulation.simulated_remote import digest_of
 from tests.faults.simulation.violation import Violation
 
-__all__ = ["Deliveries", "InvariantChecker"]
-
 _SHARDED, _FINAL = 3, 4
 _MASK = (1 << 32) - 1
 _ENDED = ("settled", "dead")
@@ -56,17 +54,6 @@ class Deliveries:
 
 @define
 class InvariantChecker:
-    """Checks one run.
-
-    Args:
-        disk: the store's database, read next to the store.
-        ledger: the provider's.
-        prompts: of the job's items.
-        identity: what the provider calls the work on a line, which its answer repeats.
-        state: the job's, as it was at the last check.
-        unnamed: answers that were paid for and not used, and no incident says so.
-    """
-
     disk: sqlite3.Connection
     ledger: Ledger
     prompts: Sequence[str]
@@ -79,11 +66,7 @@ class InvariantChecker:
     # -- after every step ------------------------------------------------------------------------------------
 
     def check_step(self) -> bool:
-        """Check what is on disk, if it has changed: I1; return whether it has.
-
-        Raises:
-            Violation: with the name of what is broken.
-        """
+        """Check what is on disk, if it has changed: I1; return whether it has."""
         if self.disk.total_changes == self._changes:
             return False
         self._changes = self.disk.total_changes
@@ -108,15 +91,7 @@ class InvariantChecker:
     def check_end(
         self, store: SqlStore, job: JobRow, creates: Counter[str], *, repeats: bool
     ) -> Counter[str]:
-        """Check a job that has ended against the ledger: I2, I3, I4, I7; return its incidents by kind.
-
-        Args:
-            creates: how often a create with each nonce arrived.
-            repeats: True when something below the library repeats creates.
-
-        Raises:
-            Violation: with the name of what is broken.
-        """
+        """Check a job that has ended against the ledger: I2, I3, I4, I7; return its incidents by kind."""
         self.delivered.read(store, job.id)
         rows = store.items.results(job.id)
         if [row.ix for row in rows] != list(range(len(self.prompts))):
@@ -163,10 +138,7 @@ class InvariantChecker:
     def _check_paid(
         self, texts: dict[int, str | None], incidents: Sequence[IncidentRow], *, repeats: bool
     ) -> None:
-        """I2 and I7: everything that was paid for is a result, or an incident says why it is not.
-
-        Where something repeats creates, which no rule covers, what is not reported is counted.
-        """
+        """I2 and I7: everything that was paid for is a result, or an incident says why it is not."""
         blamed: dict[str | None, set[str]] = defaultdict(set)
         for incident in incidents:
             blamed[incident.shard_id].add(incident.kind)

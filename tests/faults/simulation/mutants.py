@@ -33,8 +33,6 @@ from tests.faults.simulation.scenario import Plan
 from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.simulated_world import Outcome
 
-__all__ = ["MUTANTS", "Mutant", "first_caught", "mutated", "start"]
-
 VARIABLE = "MUTANT"
 _INTEND = "    intended = step.store.shards.mark_submitting("
 _LATE = "    store_intent = lambda: step.store.shards.mark_submitting("
@@ -236,11 +234,6 @@ def first_caught(mutant: Mutant, *, within: int) -> Outcome | None:
 
 @contextmanager
 def mutated(mutant: Mutant) -> Iterator[None]:
-    """Have a mutant for a while.
-
-    Raises:
-        LookupError: the code has changed, and the mutant must be written anew.
-    """
     functions = [_plain(function) for function, _ in mutant.changes]
     before = [function.__code__ for function in functions]
     try:

@@ -15,20 +15,7 @@ from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.simulated_world import Outcome
 
-__all__ = [
-    "CASES",
-    "RATES",
-    "Totals",
-    "base_plans",
-    "crashed_once",
-    "crashed_twice",
-    "plan_of",
-    "runner",
-    "seeded",
-]
-
-RATES = (0.0, 0.02, 0.12)
-"""Chances of a crash at each point."""
+RATES = (0.0, 0.02, 0.12)  # chances of a crash at each point
 CORES = 2
 CASES: dict[str, dict[str, Any]] = {
     "calm": {},
@@ -70,12 +57,7 @@ def base_plans(seeds: Iterable[int], flavours: Iterable[str] = FLAVOURS) -> Iter
 
 
 def crashed_once(base: Outcome, *, sparse: bool = False, known: set[str] | None = None) -> Iterator[Plan]:
-    """Return the run with a crash at each of its points.
-
-    Args:
-        sparse: only at the first and the last point of each name.
-        known: names of points that need no further crash; those of this run are added.
-    """
+    """Return the run with a crash at each of its points."""
     last = {name: number for number, name in enumerate(base.points)}
     first = {name: number for number, name in reversed([*enumerate(base.points)])}
     for number, name in enumerate(base.points):

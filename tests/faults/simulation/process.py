@@ -25,12 +25,9 @@ from tests.faults.simulation.scenario import HOUR, MINUTE
 from tests.faults.simulation.simulated_remote import Network, SimApi, tokens_of
 from tests.jobs.runtimes import job_runtime, job_wiring, step_limits
 
-__all__ = ["LEASE", "LIMITS", "PROVIDER", "Process"]
-
 PROVIDER = "simulated"
 """The prefix of the job's model: of no provider that could be made from the environment."""
-LEASE = 15.0
-"""As the supervisor's."""
+LEASE = 15.0  # as the supervisor's
 PRICES = PriceBook({"m": Price(1.0, 2.0)})
 LIMITS = step_limits(poll_interval=2 * MINUTE, timeout=30 * MINUTE, orphan_watch=HOUR)
 """As by default, but for fewer polls, and a watch that is over soon after the last late create."""
@@ -40,16 +37,6 @@ TRIES = 3
 
 
 class Process:
-    """One process.
-
-    Args:
-        disk: where the store is.
-        ask: asks a prompt in real time; returns an answer, or ``None`` for an error that may pass.
-        tell: takes events.
-        name: for the trace.
-        key: of the account; only one job's own key reaches it.
-    """
-
     def __init__(
         self,
         disk: Disk,
@@ -103,11 +90,7 @@ class Process:
             self.leases = self.plain.leases.renew(self.leases, LEASE)
 
     def step(self) -> None:
-        """Do what is due, once, and say when to come again.
-
-        Raises:
-            Crash: the process is dead.
-        """
+        """Do what is due, once, and say when to come again."""
         try:
             if not self.leases and not self._claim():
                 self.due = math.inf

@@ -19,8 +19,6 @@ from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.simulated_world import Outcome
 from tests.figures import Figures, Table
 
-__all__ = ["ODD", "POLICIES", "RECORDED", "SEEDS", "all_plans", "differences", "odd", "with_policy"]
-
 RECORDED = Path(__file__).with_name("recorded.txt")
 SEEDS = range(8)
 POLICIES: dict[str, dict[str, Any]] = {

@@ -9,8 +9,6 @@ from attrs import evolve, frozen
 
 from smartbatch.jobs.records import JobPolicy
 
-__all__ = ["FLAVOURS", "HOUR", "MINUTE", "Flavour", "Plan", "Scenario", "scenario"]
-
 MINUTE = 60.0
 HOUR = 3600.0
 

@@ -16,8 +16,6 @@ from tests.faults.simulation.scenario import Plan
 from tests.faults.simulation.simulated_world import Outcome, World
 from tests.faults.simulation.violation import Violation
 
-__all__ = ["simulate"]
-
 
 def simulate(plan: Plan) -> Outcome:
     with _folder() as folder, _small_pages():

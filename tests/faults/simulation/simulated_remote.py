@@ -32,10 +32,7 @@ from tests.faults.simulation.crash_points import Crash, CrashPoints
 from tests.faults.simulation.faults import FaultPlan
 from tests.faults.simulation.scenario import HOUR, MINUTE, Flavour, Scenario
 
-__all__ = ["Network", "SimApi", "digest_of", "tokens_of"]
-
-_FOREIGN = 12
-"""Foreign batches in a run at most."""
+_FOREIGN = 12  # foreign batches in a run at most
 _STATES = {
     "finalizing": RemoteState.ENDING,
     "cancelling": RemoteState.ENDING,
@@ -62,13 +59,7 @@ def tokens_of(prompt: str) -> int:
 
 
 class Network:
-    """What all processes of a run share of the provider: the backend, random numbers, and what was sent.
-
-    Attributes:
-        creates: how often a create with each mark arrived.
-        calls: how often each kind of call was made; ``called_at`` when.
-        repeats: how often something below us sends a create again whose answer was lost.
-    """
+    """What all processes of a run share of the provider: the backend, random numbers, and what was sent."""
 
     def __init__(
         self,

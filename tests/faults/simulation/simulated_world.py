@@ -1,7 +1,4 @@
-"""One run: a job, its provider, the processes that carry it on, their crashes, and the checks. One thread.
-
-Everything is decided by the plan's seed, and time is virtual, so a run can be repeated exactly.
-"""
+"""One run: a job, its provider, the processes that carry it on, their crashes, and the checks. One thread."""
 
 from __future__ import annotations
 
@@ -31,16 +28,12 @@ from tests.faults.simulation.simulated_remote import Network, digest_of, tokens_
 from tests.faults.simulation.violation import Violation
 from tests.figures import runs
 
-__all__ = ["Outcome", "World"]
-
 BOUND = 40 * HOUR
 """Virtual seconds after the last fault within which a job must be over: settle times in a row, a foreign
 batch that must end first, 26 hours of a job that holds, and the watch for orphans."""
-STEPS = 4000
-"""Steps of a run at most; the longest of 10,000 seeds took a quarter."""
+STEPS = 4000  # steps of a run at most; the longest of 10,000 seeds took a quarter
 KEY = "key"
-WRONG_KEY = 0.1
-"""The share of processes that are started with another key."""
+WRONG_KEY = 0.1  # the share of processes that are started with another key
 
 
 @frozen(kw_only=True)
@@ -64,11 +57,7 @@ class Outcome:
 
 
 class World:
-    """One provider, one store, and the processes on it.
-
-    The test's own thread takes part in virtual time, which stands still while the test works. The emulator's
-    ledger is the judge.
-    """
+    """One provider, one store, and the processes on it."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
@@ -106,11 +95,7 @@ class World:
     # -- the course of a run ---------------------------------------------------------------------------------
 
     def run(self) -> Counter[str]:
-        """Run to the end; return the job's incidents by kind.
-
-        Raises:
-            Violation: an invariant is broken.
-        """
+        """Run to the end; return the job's incidents by kind."""
         self.processes = [self._start_process(KEY) for _ in range(self.what.workers)]
         self._accept()
         for _ in range(STEPS):

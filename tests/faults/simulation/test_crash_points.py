@@ -18,8 +18,7 @@ STEPS = {f"K{number}" for number in range(1, 25)}
 OF_FILES = {"K4", "K5", "K6", "K16", "K17"}
 """Steps of the protocol that a provider without input files does not have."""
 
-OF_LABELS = {"K15"}
-"""A second batch of a shard that may be foreign is not cancelled."""
+OF_LABELS = {"K15"}  # A second batch of a shard that may be foreign is not cancelled
 
 
 @pytest.mark.full

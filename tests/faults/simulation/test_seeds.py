@@ -1,7 +1,4 @@
-"""Whole jobs in virtual time, with everything that may happen, checked with the provider's ledger.
-
-A run that fails prints the line that finds it again: ``seed=… flavour=… crash=…``.
-"""
+"""Whole jobs in virtual time, with everything that may happen, checked with the provider's ledger."""
 
 from __future__ import annotations
 
