@@ -1,7 +1,7 @@
 """The fault catalogue: what can go wrong, and where it is tested.
 
 The tests of this folder drive whole clients over HTTP (see :mod:`tests.faults.world`); their names begin with
-the row they hold, as in ``test_c9_…``. :data:`ELSEWHERE` lists further tests of a row in other folders.
+the row they hold, as in ``test_c9_…``. :data:`ELSEWHERE` lists tests of other folders for the remaining rows.
 """
 
 from __future__ import annotations
@@ -56,20 +56,8 @@ CATALOGUE = {
     "I1": "a wall clock that is set",
 }
 ELSEWHERE = {
-    "B4": "providers/test_batch_creates.py::test_a_lost_answer_leaves_it_open_and_is_not_asked_for_again",
     "B9": "providers/test_conformance_network.py::test_a_cut_body_is_never_an_answer",
-    "B11": "providers/test_transport.py::test_a_gzip_bomb_takes_no_more_memory_than_the_cap",
-    "B12": "providers/test_batch_creates.py::test_an_early_refusal_is_heard_while_the_body_is_still_sent",
-    "B13": "providers/test_conformance_answers.py::test_a_web_page_is_not_the_provider",
-    "B15": "providers/test_conformance_answers.py::test_redirects_are_not_followed",
-    "C1": "providers/test_limit_headers.py::test_every_form_of_retry_after_is_read_or_refused",
-    "C2": "providers/test_error_table.py::test_each_error_has_its_kind",
-    "C3": "realtime/test_retries.py::test_many_requests_that_always_fail_delay_no_other",
-    "C5": "core/batching/test_crosscheck.py::test_at_least_95_in_100_are_seen_where_estimates_fit",
-    "C6": "properties/test_vectors.py::test_any_broken_answer_is_an_error_or_right",
     "C7": "realtime/test_packed_calls.py::test_a_thousand_prompts_a_hundred_hostile_under_all_damages",
-    "C26": "providers/test_conformance_answers.py::test_errors_never_repeat_key_or_prompt",
-    "C28": "realtime/test_unsound_answers.py::test_figures_that_no_call_can_have_are_an_invalid_answer",
     "E3": "jobs/test_realtime_runner.py::test_nothing_more_is_asked_while_answers_cannot_be_stored",
     "H10": "jobs/test_hanging_stores.py::test_a_store_that_hangs_holds_up_no_end",
 }
