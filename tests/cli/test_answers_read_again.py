@@ -34,7 +34,9 @@ def run(*args: str) -> int:
     return main(["run", "in.txt", "--model", "call:own_calls:ask", "--quiet", *args])
 
 
-@pytest.mark.parametrize("output", [("-o", "out.jsonl"), ()], ids=["file", "standard output"])
+@pytest.mark.parametrize(
+    "output", [("-o", "out.jsonl"), pytest.param((), marks=pytest.mark.full)], ids=["file", "standard output"]
+)
 def test_the_same_line_reads_them_again(
     output: tuple[str, ...], calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

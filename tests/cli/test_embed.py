@@ -134,8 +134,7 @@ def test_parquet_keeps_vectors_of_32_bits_when_it_is_resumed(
 
 
 @pytest.mark.parametrize(
-    "option",
-    [["--system", "be brief"], ["--max-tokens", "5"], ["--temperature", "0"], ["--seed", "1"]],
+    "option", [["--system", "be brief"], ["--max-tokens", "5"], ["--temperature", "0"], ["--seed", "1"]]
 )
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_an_option_about_answers_is_refused_by_name(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cli.runs import prompts, written
+from levels import sampled
 
 import smartbatch
 from smartbatch import BatchingClient, Result
@@ -89,7 +90,7 @@ def test_the_summary_counts_each_defect(server: Server, capfd: pytest.CaptureFix
     assert len(server.asked) == 8
 
 
-@pytest.mark.parametrize("output", ["out.jsonl", "out.csv"])
+@pytest.mark.parametrize("output", sampled(["out.jsonl", "out.csv"]))
 def test_truncated_answers_are_sent_again_and_their_cost_stays_counted(
     server: Server, output: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,7 +128,7 @@ def amounts(output: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("output", ["out.jsonl", "out.csv"])
+@pytest.mark.parametrize("output", sampled(["out.jsonl", "out.csv"]))
 def test_an_answer_stays_until_the_new_one_is_there(server: Server, output: str) -> None:
     prompts(8)
     run(output=output)

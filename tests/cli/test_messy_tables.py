@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from levels import sampled
 
 from smartbatch.cli.main import main
 from smartbatch.tables.row_formats import csv_rows
@@ -75,7 +76,7 @@ def test_a_cell_that_is_filled_in_later_is_sent(capfd: pytest.CaptureFixture[str
     assert "2 rows answered already" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("output", ["out.csv", "out.parquet"])
+@pytest.mark.parametrize("output", sampled(["out.csv", "out.parquet"]))
 def test_a_table_keeps_its_skipped_rows(output: str) -> None:
     skip = ("--prompt-field", "text", "--on-missing", "skip")
     for _ in range(2):
@@ -254,7 +255,7 @@ def test_a_resend_leaves_skipped_rows_alone(capfd: pytest.CaptureFixture[str]) -
     assert Path("out.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("how", ["escape", "keep", None])
+@pytest.mark.parametrize("how", sampled(["escape", "keep", None]))
 def test_a_run_escapes_formulas_if_it_is_told_to(how: str | None) -> None:
     options = [] if how is None else ["--csv-formulas", how]
     for limit in ("1", "3"):

@@ -125,10 +125,7 @@ def test_constraints_may_stand_in_the_settings(
         (["--parallelism", "0"], r"parallelism = 0 is out of range"),
         (["--provider-option", "colour=red"], r"no API key|colour"),
         (["--template", "{nothing}"], r"no field 'nothing'"),
-        (
-            ["-o", "in.txt"],
-            r"in.txt: results cannot be written as .txt: name the output .jsonl, ",
-        ),
+        (["-o", "in.txt"], r"in.txt: results cannot be written as .txt: name the output .jsonl, "),
         (["-o", "notes.jsonl"], r"was not written by smartbatch run"),
         (["--model", "openai:unheard-of", "--budget", "5"], r"the price of openai:unheard-of is unknown"),
         (["--model", "nobody:any"], r"unknown provider"),

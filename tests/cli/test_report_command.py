@@ -130,7 +130,7 @@ def told(path: str) -> dict[str, Any]:
 FORMATS = ("csv", "parquet")
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", sampled(FORMATS))
 def test_the_report_of_a_table_tells_what_that_of_the_lines_tells(folder: Path, format: str) -> None:
     lines = [
         line(0, latency=0.5, dropped={"seed": "not known to the model"}),
@@ -148,7 +148,7 @@ def test_the_report_of_a_table_tells_what_that_of_the_lines_tells(folder: Path, 
     assert told(f"out.{format}") == expected
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", sampled(FORMATS))
 def test_results_of_a_job_are_an_output_too_as_lines_and_as_a_table(
     client: BatchingClient, folder: Path, format: str
 ) -> None:

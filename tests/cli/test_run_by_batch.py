@@ -160,10 +160,7 @@ def test_ctrl_c_leaves_the_job_to_the_next_run(
             ["--model", "sim:demo", "--strategy", "batch", "--batch-poll-interval", "0"],
             "batch_poll_interval = ",
         ),
-        (
-            ["--model", "sim:demo", "--strategy", "batch", "--batch-max-requests", "0"],
-            "batch_max_requests",
-        ),
+        (["--model", "sim:demo", "--strategy", "batch", "--batch-max-requests", "0"], "batch_max_requests"),
         (["--model", "call:json:dumps", "--strategy", "batch"], "batch_fallback='individual'"),
         (["--model", "sim:demo", "--strategy", "batch", "--store", "in.txt"], "in.txt"),
     ],

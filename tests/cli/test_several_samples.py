@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cli.runs import prompts, stored_jobs, use_emulator, written
+from levels import sampled
 
 from smartbatch.cli.main import main
 from smartbatch.testing import emulator
@@ -48,7 +49,7 @@ def test_a_larger_number_pays_only_for_the_further_answers(calls: Any) -> None:
         assert found == [(row, sample) for row in range(2) for sample in range(n)]
 
 
-@pytest.mark.parametrize("smaller", [2, None])
+@pytest.mark.parametrize("smaller", sampled([2, None]))
 def test_a_smaller_number_is_refused(
     smaller: int | None, calls: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,7 +78,7 @@ def test_only_the_answers_that_failed_are_asked_again(calls: Any, capfd: pytest.
     assert Path("out.jsonl").read_bytes().count(b"\n") == 4
 
 
-@pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+@pytest.mark.parametrize("name", sampled(["out.csv", "out.parquet"]))
 def test_tables_have_the_number_of_the_answer(name: str, calls: Any) -> None:
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")

@@ -33,7 +33,12 @@ class Refusing:
         return f"answer to {request.prompt}"
 
 
-@pytest.fixture(params=[(400, ErrorKind.CLIENT_ERROR), (401, ErrorKind.AUTH_ERROR)], ids=["400", "401"])
+@pytest.fixture(
+    params=[
+        pytest.param((400, ErrorKind.CLIENT_ERROR), id="400", marks=pytest.mark.full),
+        pytest.param((401, ErrorKind.AUTH_ERROR), id="401"),
+    ]
+)
 def refusing(request: pytest.FixtureRequest, calls: Any, monkeypatch: pytest.MonkeyPatch) -> Refusing:
     found = Refusing(*request.param)
     monkeypatch.setattr(calls, "ask", found)

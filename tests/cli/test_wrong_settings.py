@@ -33,7 +33,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("quiet", [[], ["--quiet"]], ids=["", "quiet"])
+@pytest.mark.parametrize("quiet", [[], pytest.param(["--quiet"], marks=pytest.mark.full)], ids=["", "quiet"])
 @pytest.mark.parametrize(("environ", "missing", "told"), WRONG.values(), ids=WRONG.keys())
 def test_a_wrong_setting_is_told_once(
     calls: object,

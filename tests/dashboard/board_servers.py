@@ -75,10 +75,7 @@ class Host:
         return self._ask("GET", path, "", {})
 
     def post(self, path: str, form: dict[str, str], **headers: str) -> http.client.HTTPResponse:
-        own = {
-            "Origin": f"http://127.0.0.1:{self.port}",
-            "Content-Type": "application/x-www-form-urlencoded",
-        }
+        own = {"Origin": f"http://127.0.0.1:{self.port}", "Content-Type": "application/x-www-form-urlencoded"}
         return self._ask("POST", path, urlencode(form), {**own, **headers})
 
     def _ask(self, method: str, path: str, body: str, headers: dict[str, str]) -> http.client.HTTPResponse:

@@ -97,13 +97,6 @@ def test_a_stop_ends_a_stream_that_waits_for_its_next_look() -> None:
     assert clock.now() - began <= 3.0 + live.STOP_CHECK_SECONDS
 
 
-def test_a_browser_that_comes_back_gets_what_it_missed() -> None:
-    clock = VirtualClock()
-    seen = page_of(a="1", b="2").version
-    stream = live.stream(lambda: page_of(a="1", b="9"), seen, clock, lambda: False)
-    assert next(events_of(stream))["sections"] == {"b": "9"}
-
-
 def test_a_stream_ends_by_itself_at_a_stop_and_where_nothing_can_be_read() -> None:
     clock = VirtualClock()
     assert list(live.stream(lambda: page_of(a="1"), "", clock, lambda: True)) == [b"retry: 2000\n\n"]

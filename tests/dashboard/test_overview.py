@@ -49,10 +49,7 @@ def test_a_filter_names_state_model_id_or_key(store: SqlStore, bench: Bench) -> 
     assert found(name="nobody") == []
 
 
-def test_creations_that_nobody_knows_of_are_found_in_all_accounts(
-    store: SqlStore,
-    bench: Bench,
-) -> None:
+def test_creations_that_nobody_knows_of_are_found_in_all_accounts(store: SqlStore, bench: Bench) -> None:
     for scope, state in (("a", ShardState.UNCERTAIN), ("b", ShardState.SUBMITTED), ("c", ShardState.FENCED)):
         _, lease = started(store, bench, 2, scope=scope)
         led(store, lease, store.shards.plan(lease, bench.shard(0, 1)), state)
@@ -64,9 +61,7 @@ def test_creations_that_nobody_knows_of_are_found_in_all_accounts(
 
 
 def test_jobs_that_nobody_carries_on_or_that_say_why_are_found(
-    store: SqlStore,
-    bench: Bench,
-    monkeypatch: pytest.MonkeyPatch,
+    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [free] = accepted(store, bench, 1)
     carried, _ = started(store, bench)

@@ -320,17 +320,6 @@ def test_workers_keep_one_budget(scheduler: Any, store: str, tmp_path: Path) -> 
 
 
 @pytest.mark.full
-def test_a_list_that_goes_by_batch_is_one_job_of_the_caller(scheduler: Any, store: str) -> None:
-    prompts = [f"question {n}" for n in range(120)]
-    with emulator() as server:
-        for _ in range(2):
-            results = ask(server, prompts, scheduler, store, strategy="batch", batch_poll_interval=0.05)
-            assert results.texts == expected(prompts)
-    with BatchingClient("sim:demo", store=store) as client:
-        assert [job.total for job in client.jobs()] == [120]
-
-
-@pytest.mark.full
 def test_the_key_of_a_list_that_went_by_batch_is_refused_to_another_list(tmp_path: Path) -> None:
     place = str(tmp_path / "jobs.db")
     idle = distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=":0")

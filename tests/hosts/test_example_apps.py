@@ -8,12 +8,10 @@ import http.client
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -104,34 +102,6 @@ def test_a_form_starts_jobs_and_their_pages_show_the_results(
             assert cells == [answer_for(f"Summarise: {text}", "m") for text in texts]
             assert f"{len(texts)} of {len(texts)} done" in page.find_element(By.TAG_NAME, "body").text
         assert len(list(tmp_path.glob("*.smartbatch.db"))) == 1
-
-
-@ANY_APP
-def test_each_worker_has_a_client_of_its_own(app: WebServer, quick: Provider, tmp_path: Path) -> None:
-    with run_app(app, tmp_path, quick) as running, ThreadPoolExecutor(16) as pool:
-        asked = [f"question {n}" for n in range(48)]
-        assert list(pool.map(lambda text: posted(running, "/ask", text), asked)) == [
-            answer_for(text, "m") for text in asked
-        ]
-        told = list(pool.map(lambda _: health(running), range(48)))
-        assert all(one["ok"] and one["model"] == MODEL for one in told)
-        assert running.process.pid not in {one["process"] for one in told}
-
-
-@ANY_APP
-def test_a_stop_answers_what_is_in_flight(app: WebServer, tmp_path: Path) -> None:
-    with (
-        provider(1.0) as slow,
-        run_app(app, tmp_path, slow) as running,
-        ThreadPoolExecutor(4) as pool,
-    ):
-        asked = [f"question {n}" for n in range(4)]
-        answers = [pool.submit(posted, running, "/ask", text) for text in asked]
-        slow.wait_for(len(asked))
-        running.signal(signal.SIGTERM)
-        assert running.ends_within(2 * GUARD), running.log.read_text()
-        assert [answer.result() for answer in answers] == [answer_for(text, "m") for text in asked]
-        assert slow.received() == len(asked)
 
 
 def test_the_admin_lists_jobs_and_shows_one(quick: Provider, tmp_path: Path) -> None:

@@ -54,22 +54,6 @@ ENDS = {
         """,
         out=["True"],
     ),
-    "the client was never used": Case(
-        f"""
-        from smartbatch import BatchingClient
-        client = BatchingClient("sim:demo", exit_grace={LONG})
-        """,
-    ),
-    "what is submitted last is still answered within the grace": Case(
-        f"""
-        from smartbatch import BatchingClient
-        from exit_scenes import echo, say
-        client = BatchingClient(echo, exit_grace={LONG})
-        for n in range(20):
-            client.submit(f"p{{n}}").add_done_callback(lambda f: say("answered" if f.result().ok else "lost"))
-        """,
-        out=["answered"] * 20,
-    ),
     "a thread of the user goes on asking after the main thread has ended": Case(
         f"""
         from smartbatch import BatchingClient
@@ -105,31 +89,6 @@ ENDS = {
         """,
         code=1,
         err="ValueError: the user's own",
-    ),
-    "sys.exit in the main thread": Case(
-        f"""
-        from smartbatch import BatchingClient
-        from exit_scenes import echo
-        client = BatchingClient(echo, exit_grace={LONG})
-        client.submit("one").result()
-        sys.exit(3)
-        """,
-        code=3,
-    ),
-    "sys.exit in a thread of the user ends that thread only": Case(
-        f"""
-        from smartbatch import BatchingClient
-        from exit_scenes import echo
-        client = BatchingClient(echo, exit_grace={LONG})
-        def work():
-            client.submit("one").result()
-            sys.exit(3)
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        print(client.submit("two").result().ok)
-        """,
-        out=["True"],
     ),
     "sys.exit in a callback ends only the callback, and is logged": Case(
         f"""
@@ -180,14 +139,6 @@ ENDS = {
 }
 
 PENDING = {
-    "idle, after a stop": Case(
-        f"""
-        from smartbatch import BatchingClient
-        from exit_scenes import echo
-        with BatchingClient(echo, exit_grace={LONG}) as client:
-            client.submit("one").result()
-        """,
-    ),
     "calls in flight against a server that never answers": Case(
         """
         from smartbatch import BatchingClient
@@ -273,21 +224,6 @@ PENDING = {
         """,
         warning=f"({LOST.format(1)}){{6}}",
         guard=12,
-    ),
-    "calls and callbacks that both block share one grace": Case(
-        """
-        from smartbatch import BatchingClient, Request
-        from exit_scenes import Endless, echo
-        client = BatchingClient(echo, exit_grace=4)
-        entered, call = threading.Event(), Endless()
-        future = client.submit(Request("one", call=lambda r, a: entered.wait() and "x" or "x"))
-        future.add_done_callback(lambda _: threading.Event().wait())
-        entered.set()
-        client.submit(Request("two", call=call))
-        call.began.wait()
-        """,
-        warning=LOST.format(1),
-        guard=7.5,
     ),
     "a hook at exit submits and waits": Case(
         f"""
@@ -376,21 +312,6 @@ PENDING = {
         print(sum(future.result().ok for future in futures))
         """,
         out=["50"],
-    ),
-    "the client was dropped with calls that never return": Case(
-        """
-        import gc
-        from smartbatch import BatchingClient
-        from exit_scenes import Endless
-        call = Endless()
-        client = BatchingClient(call, exit_grace=0.2)
-        client.submit("one")
-        call.began.wait()
-        del client
-        gc.collect()
-        """,
-        warning=LOST.format(1),
-        guard=10,
     ),
     "stop from a signal handler while the main thread waits": Case(
         """

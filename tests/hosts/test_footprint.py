@@ -80,18 +80,6 @@ def test_nothing_that_is_made_at_module_level_has_a_lock_yet() -> None:
     assert ended.lines == ["[] [] 1"]
 
 
-@pytest.mark.full
-def test_a_client_of_the_embedded_provider_imports_no_sdk() -> None:
-    ended = run_script(
-        """
-        import smartbatch
-        assert smartbatch.generate(["one"], model="sim:demo")[0].ok
-        print([name for name in ("anthropic", "google.genai", "openai", "urllib3") if name in sys.modules])
-        """
-    )
-    assert ended.lines == ["[]"], ended.err
-
-
 def test_an_idle_client_neither_polls_nor_waits_for_a_time() -> None:
     clock = VirtualClock()
     with BatchingClient(MockProvider(latency=0.5, sleep=clock.sleep), clock=clock) as client:

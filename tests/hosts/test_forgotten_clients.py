@@ -105,13 +105,6 @@ def test_a_forgotten_client_answers_what_it_was_asked() -> None:
 
 
 @pytest.mark.full
-def test_a_list_keeps_its_client() -> None:
-    results = BatchingClient("sim:demo?latency=0", parallelism=1).map(f"prompt {n}" for n in range(50))
-    gc.collect()
-    assert all(result.ok for result in results)
-
-
-@pytest.mark.full
 def test_a_job_keeps_its_client(tmp_path) -> None:
     store = str(tmp_path / "jobs.db")
     client = BatchingClient("sim:demo?latency=0", store=store)

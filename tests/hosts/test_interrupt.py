@@ -32,27 +32,10 @@ try:
 except KeyboardInterrupt:
     say(str(client.submit("after").result().ok))
 """,
-    "in the exception of a future": """
-client = new_client()
-futures = [client.submit(prompt) for prompt in prompts]
-try:
-    for future in futures:
-        future.exception()
-except KeyboardInterrupt:
-    say(str(client.submit("after").result().ok))
-""",
     "inside map": """
 client = new_client()
 try:
     for result in client.map(prompts):
-        pass
-except KeyboardInterrupt:
-    say(str(client.submit("after").result().ok))
-""",
-    "inside as_completed": """
-client = new_client()
-try:
-    for result in client.as_completed(iter(prompts), read_ahead=False):
         pass
 except KeyboardInterrupt:
     say(str(client.submit("after").result().ok))
@@ -63,15 +46,6 @@ try:
     client.generate(prompts)
 except KeyboardInterrupt:
     say(str(client.submit("after").result().ok))
-""",
-    "inside a with block": """
-try:
-    with new_client() as client:
-        for future in [client.submit(prompt) for prompt in prompts]:
-            future.result()
-except KeyboardInterrupt:
-    with client:
-        say(str(client.submit("after").result().ok))
 """,
     "while a with block ends": """
 try:
@@ -119,10 +93,6 @@ client = new_client()
 for prompt in prompts:
     client.submit(prompt)
 threading.Event().wait()
-""",
-    "inside the one-liner": """
-import smartbatch
-smartbatch.generate(prompts, model=call, exit_grace=20, observers=[call.observe])
 """,
 }
 

@@ -90,11 +90,6 @@ def test_submitted_is_always_the_sum_of_its_parts(happened: list[Event | str]) -
         assert 0 <= s.efficiency <= 1
 
 
-def test_requests_are_counted_by_priority(metrics: BatchMetrics) -> None:
-    s = feed(metrics, submitted(priority=Priority.URGENT), submitted(), submitted())
-    assert s.by_priority == {"urgent": 1, "high": 0, "normal": 2, "low": 0, "deferrable": 0}
-
-
 def test_efficiency_is_fullness_times_the_share_that_shared(metrics: BatchMetrics) -> None:
     assert feed(metrics, started(8), started(2)).efficiency == pytest.approx(0.5)
     s = feed(metrics, started(1), started(1))
@@ -312,9 +307,7 @@ def test_each_state_of_a_batch_is_counted_under_its_own_name(metrics: BatchMetri
     assert snapshot.shard_changes == dict.fromkeys(states, 1)
 
 
-def test_batch_results_count_as_submitted_and_finished(
-    metrics: BatchMetrics,
-) -> None:
+def test_batch_results_count_as_submitted_and_finished(metrics: BatchMetrics) -> None:
     stored: dict[str, Any] = {
         "at": 1.0,
         "job_id": "job",

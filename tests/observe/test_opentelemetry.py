@@ -126,12 +126,7 @@ def test_a_call_of_a_model_has_the_names_of_the_conventions_and_no_prompt(sdk: C
 
 @pytest.mark.parametrize(
     ("telemetry", "own_code", "full"),
-    [
-        ("auto", False, True),
-        ("auto", True, False),
-        ("outer", False, False),
-        ("full", True, True),
-    ],
+    [("auto", False, True), ("auto", True, False), ("outer", False, False), ("full", True, True)],
 )
 def test_tokens_are_counted_here_or_by_those_inside(
     sdk: Collected, telemetry: Telemetry, own_code: bool, full: bool

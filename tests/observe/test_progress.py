@@ -26,7 +26,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.events import BreakerChanged, CooldownStarted, LongWait
 from smartbatch.jobs.job import Job
-from smartbatch.observe.progress import Progress, watched
+from smartbatch.observe.progress import Progress
 from smartbatch.types import Result
 from tests.levels import sampled
 from tests.together import run_together
@@ -217,14 +217,6 @@ def test_auto_draws_a_bar_on_a_terminal_only(
     with Progress(3, "auto", stream, clock):
         pass
     assert ("\r" in stream.getvalue()) == bar
-
-
-def test_auto_draws_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
-    notebook = types.ModuleType("IPython")
-    notebook.get_ipython = lambda: shell  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", notebook)
-    assert watched(io.StringIO())
 
 
 def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, clock: ManualClock) -> None:
