@@ -17,7 +17,7 @@ from properties.mangling import Pieces, body, garbled, headers, spoiled, stream
 from properties.real_bodies import KEY, PROMPT
 
 from smartbatch._fork import PerProcess
-from smartbatch.core.batching.packing import BatchCompiler, Packed, random_word, split
+from smartbatch.core.batching.packing import BatchCompiler, random_word, split
 from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.core.preparation.json_recovery import MAX_DEPTH, JsonNotFound, recover_json
 from smartbatch.core.preparation.structured import Parsed, Problem, check_answer
@@ -29,7 +29,7 @@ from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.gemini.answers import ChunkReader
 from smartbatch.providers.gemini.errors import ERRORS as GEMINI_ERRORS
 from smartbatch.providers.gemini.provider import GeminiProvider
-from smartbatch.providers.http.event_stream import EventStream, events
+from smartbatch.providers.http.event_stream import EventStream
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import (
     RETRY_AFTER_CEILING,
@@ -351,33 +351,6 @@ def test_what_servers_may_send_is_an_answer_or_an_error(name: str) -> None:
         assert DEFAULT * 0.05 < good < DEFAULT * 0.99, (
             f"{good} of {DEFAULT} make sense: the mangling is too weak or too strong"
         )
-
-
-PIECES = (
-    *("```json\n", "```", "{", "[", "}", "]", "{}", "[]", "[{}]", '{"a":1}', '["]"]', "{'a':1},"),
-    *('"', "'", "\\", '\\"', "'[", "]'", "x'", "a", " ", "\n", ",", "1,", "// x\n", "/*", "#", "(", "é"),
-    *("<think>", '{"answers":[', "context ", "exceed ", "try again in ", "spending ", "1m", "0"),
-    *("data: x\n", "data:\n\n", "event: "),
-)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "before", sampled(["", "['", '{"k": "', '{"answers": [{"id": "abcdefgh", "answer": "'])
-)
-def test_long_and_hostile_texts_end(before: str) -> None:
-    packed = Packed(REQUEST, ("abcdefgh", "ijklmnop"), ("qrstuv", "wxyz23"))
-    for piece in PIECES:
-        text = before + piece * (100_000 // len(piece))
-        for whole in (text, text + "']" if before else text + "}"):
-            assert isinstance(check_answer(SCHEMA, lambda value: value, whole, "stop"), Parsed | Problem)
-            assert len(split(packed, whole)) == 2
-        data = text.encode()
-        assert len(list(events(data[at : at + 999] for at in range(0, len(data), 999)))) >= 0
-        told = {"error": {"message": text, "code": text, "type": text, "status": text}}
-        for errors in (OPENAI_SECRET, GEMINI_SECRET, ANTHROPIC_SECRET):
-            reply = Reply(429, {"retry-after": text}, json.dumps(told).encode())
-            check_error(errors.read(reply, [REQUEST]))
 
 
 @pytest.mark.soak

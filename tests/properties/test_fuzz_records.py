@@ -161,41 +161,6 @@ def pieces_of_lines(rng: random.Random) -> bool:
 
 # -- batches as providers describe them ----------------------------------------------------------------------
 
-_COUNTS = {"total": 3, "completed": 2, "failed": 1}
-OPENAI_BATCH = {
-    "id": "batch_1",
-    "object": "batch",
-    "status": "completed",
-    "errors": {"object": "list", "data": [{"code": "x", "message": f"no {PROMPT}", "line": 3}]},
-    "input_file_id": "file-1",
-    "output_file_id": "file-2",
-    "error_file_id": "file-3",
-    "created_at": 1_790_000_000,
-    "request_counts": _COUNTS,
-    "metadata": {"sb": NONCE, "sbn": "3"},
-}
-ANTHROPIC_BATCH = {
-    "id": "msgbatch_1",
-    "type": "message_batch",
-    "processing_status": "ended",
-    "request_counts": {"processing": 0, "succeeded": 2, "errored": 1, "canceled": 0, "expired": 0},
-    "created_at": "2026-11-21T06:00:00Z",
-    "results_url": "http://127.0.0.1:9/v1/messages/batches/msgbatch_1/results",
-}
-GEMINI_BATCH = {
-    "name": "batches/b1",
-    "metadata": {
-        "state": "BATCH_STATE_SUCCEEDED",
-        "displayName": f"sb-{NONCE}",
-        "createTime": "2026-11-21T06:00:00Z",
-        "batchStats": {"requestCount": "3", "successfulRequestCount": "2"},
-        "output": {"responsesFile": "files/f1"},
-        "inputConfig": {"fileName": "files/f2"},
-    },
-    "done": True,
-    "response": {"responsesFile": "files/f1"},
-}
-
 
 def batch_reader(made: Callable[[], BatchApi], tree: Mapping[str, Any], listed: str) -> Target:
     api: Any = made()
@@ -532,9 +497,9 @@ TARGETS: Targets = {
     "sim result lines": lambda: line_reader(sim, SIM_LINES),
     "lines of a download": lambda: pieces_of_lines,
     "ids of lines": lambda: wire_ids,
-    "openai batches": lambda: batch_reader(openai, OPENAI_BATCH, "data"),
-    "anthropic batches": lambda: batch_reader(anthropic, ANTHROPIC_BATCH, "data"),
-    "gemini batches": lambda: batch_reader(gemini, GEMINI_BATCH, "operations"),
+    "openai batches": lambda: batch_reader(openai, real_bodies.OPENAI_BATCH, "data"),
+    "anthropic batches": lambda: batch_reader(anthropic, real_bodies.ANTHROPIC_BATCH, "data"),
+    "gemini batches": lambda: batch_reader(gemini, real_bodies.GEMINI_BATCH, "operations"),
     "stored requests": stored_requests,
     "stored results": stored_results,
     "stored records": stored_records,

@@ -8,18 +8,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from core.batching.hostile_prompts import HOSTILE
-from core.batching.pack_models import DAMAGE, honest, written
+from core.batching.pack_models import DAMAGE, written
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.batching.packing import BatchCompiler, Packed, random_word, split, split_usage
-from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
-from smartbatch.core.preparation.structured import Parsed, Problem, check_answer
 from smartbatch.types import Request, Usage
-
-MUTATIONS = 100_000
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=60)
 counts = st.integers(0, 10**7)
@@ -105,49 +100,3 @@ def test_a_cut_object_is_never_completed(value: Any, data: st.DataObject) -> Non
     except JsonNotFound:
         return
     raise AssertionError(f"{cut!r} was taken for {found!r}")
-
-
-@pytest.mark.full
-@given(values, texts)
-def test_a_verdict_is_a_verdict(schema_like: Any, text: str) -> None:
-    schema = {"type": "object", "properties": {"a": schema_like if isinstance(schema_like, dict) else {}}}
-    for answer in (text, json.dumps({"a": schema_like})):
-        assert isinstance(check_answer(*schema_of(schema), answer, "stop"), Parsed | Problem)
-
-
-def mutated(text: str, rng: random.Random) -> str:
-    for _ in range(1 + rng.randrange(3)):
-        a, b = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
-        kind = rng.randrange(4)
-        if kind == 0:
-            text = text[:a] + text[min(b, a + 30) :]
-        elif kind == 1:
-            text = text[:b] + text[max(a, b - 30) :]
-        elif kind == 2:
-            text = text[:a] + rng.choice('{}[]",:\\\n0a\u2028\ufeff') + text[a:]
-        else:
-            text = text[:a]
-    return text
-
-
-@pytest.mark.full
-def test_mutated_replies_raise_nothing_and_mix_nothing_up() -> None:
-    rng = random.Random(7)
-    packs = []
-    for seed in range(20):
-        prompts = [*rng.sample(HOSTILE, 2), f"plain {seed}"]
-        packed = packed_of(prompts, seed)
-        packs.append((packed, written(honest(packed)), split(packed, written(honest(packed)))))
-    foreign = 0
-    for number in range(MUTATIONS):
-        packed, text, right = packs[number % len(packs)]
-        reply = mutated(text, rng)
-        if number % 5:  # mending JSON takes its time
-            for i, answer in enumerate(split(packed, reply)):
-                foreign += answer is not None and answer in right[:i] + right[i + 1 :]
-        else:
-            try:
-                recover_json(reply)
-            except JsonNotFound:
-                continue
-    assert foreign == 0

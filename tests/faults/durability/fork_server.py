@@ -4,8 +4,7 @@
 
 Reads a line of JSON from standard input for each command and answers each with a line: ``{"run": task}``
 forks a worker and returns ``{"pid": …}``, ``{"reap": pid}`` waits for its end and returns
-``{"status": …, "cpu": seconds}``, ``{"heap": true}`` returns ``{"objects": …}`` that a child has to look
-through when it collects garbage.
+``{"status": …, "cpu": seconds}``.
 It has no second thread and opens no client, so that a child begins as a fresh process would.
 """
 
@@ -53,9 +52,6 @@ class ForkServer:
     def reap(self, pid: int) -> tuple[int, float]:
         ended = self._ask({"reap": pid})
         return int(ended["status"]), float(ended["cpu"])
-
-    def heap(self) -> int:
-        return int(self._ask({"heap": True})["objects"])
 
     def __enter__(self) -> ForkServer:
         return self
@@ -105,8 +101,6 @@ def _serve() -> None:
                 _be_worker(command["run"])
             alive.add(pid)
             answer: dict[str, float] = {"pid": pid}
-        elif "heap" in command:
-            answer = {"objects": len(gc.get_objects())}
         else:
             pid = command["reap"]
             _, status, used = os.wait4(pid, 0)

@@ -18,12 +18,6 @@ JOBS = 4  # least jobs for each provider: about eight batches
 
 
 @pytest.mark.full
-def test_a_forked_worker_does_not_collect_the_garbage_of_imports(tmp_path: Path) -> None:
-    with ForkServer(tmp_path / "workers.log") as fork_server:
-        assert fork_server.heap() < 10_000
-
-
-@pytest.mark.full
 def test_workers_killed_fifty_times_lose_nothing_and_pay_nothing_twice(tmp_path: Path) -> None:
     with faulty_emulator(seed=1) as url, ForkServer(tmp_path / "workers.log") as fork_server:
         loops = [

@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 import pytest
 from attrs import evolve
 
-from benchmarks.million import bytes_of, killed, serving, undisturbed
+from benchmarks.million import bytes_of, serving, undisturbed
 from benchmarks.million_client import PROMPT, Orders
 
 REQUESTS, BATCHES = 5_000, 10
@@ -21,7 +21,6 @@ LONG = 200_000
 LONG_GROWTH = 70.0
 """MB of memory that 60 MB of prompts of 200,000 letters may cost: 51, a few pages of 8 MB as bytes and as
 text, and a margin. All of them at once cost 93."""
-SOON = 10.0  # seconds from the start of a process until it carries on a job it was left
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +68,3 @@ def test_long_prompts_are_in_memory_by_a_few_only(url: str, tmp_path: Path) -> N
     ended = long.client.told[-1]
     assert (ended["wrong"], ended["completed"]) == (0, 300)
     assert long.client.peak - long.client.told[0]["memory"] < LONG_GROWTH
-
-
-@pytest.mark.full
-def test_a_killed_client_resumes_a_large_job_within_seconds(url: str, tmp_path: Path) -> None:
-    processes, ledger = killed(orders(tmp_path, url, REQUESTS))
-    ended = processes[-1].told[-1]
-    assert (ended["what"], ended["wrong"], ended["completed"]) == ("ended", 0, REQUESTS)
-    assert (ledger["prompts_billed"], ledger["paid_twice"]) == (REQUESTS, 0)
-    assert [client.told[-1]["what"] for client in processes[:-1]] == ["given", "shard", "stored"]
-    assert processes[-1].stored >= REQUESTS / 2, "it was not killed in the middle of its results"
-    assert max(client.carried_on for client in processes[1:]) < SOON

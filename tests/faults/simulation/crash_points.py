@@ -14,6 +14,10 @@ class Crash(BaseException):
     pass
 
 
+class Violation(AssertionError):
+    """An invariant is broken."""
+
+
 class CrashPoints:
     """Numbers the points of one run, crashes or freezes at some of them, and keeps the trace."""
 

@@ -12,8 +12,8 @@ from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import ResultRow
 from smartbatch.jobs.watching import Changes, Watcher
 from smartbatch.types import Result
+from tests.faults.simulation.crash_points import Violation
 from tests.faults.simulation.disk import Disk, SimStore
-from tests.faults.simulation.violation import Violation
 
 
 class Reader(Watcher):

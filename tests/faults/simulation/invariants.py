@@ -26,9 +26,9 @@ from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState
 from smartbatch.jobs.steps.poll import STUCK_CANCEL_SECONDS
 from smartbatch.jobs.store import SqlStore
+from tests.faults.simulation.crash_points import Violation
 from tests.faults.simulation.process import LIMITS
 from tests.faults.simulation.simulated_remote import digest_of
-from tests.faults.simulation.violation import Violation
 
 _SHARDED, _FINAL = 3, 4
 _MASK = (1 << 32) - 1

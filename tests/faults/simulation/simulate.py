@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from smartbatch.jobs.steps import result_lines
+from tests.faults.simulation.crash_points import Violation
 from tests.faults.simulation.scenario import Plan
 from tests.faults.simulation.simulated_world import Outcome, World
-from tests.faults.simulation.violation import Violation
 
 
 def simulate(plan: Plan) -> Outcome:

@@ -17,7 +17,7 @@ from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import JobRow, JobSelection, JobState, NewItem
 from smartbatch.types import Generation, Request
 from tests.faults.simulation.clock import SimClock
-from tests.faults.simulation.crash_points import Crash, CrashPoints
+from tests.faults.simulation.crash_points import Crash, CrashPoints, Violation
 from tests.faults.simulation.disk import Disk
 from tests.faults.simulation.faults import FaultPlan
 from tests.faults.simulation.futures import Reader
@@ -25,7 +25,6 @@ from tests.faults.simulation.invariants import InvariantChecker
 from tests.faults.simulation.process import LEASE, PROVIDER, Process
 from tests.faults.simulation.scenario import FLAVOURS, HOUR, MINUTE, Plan, scenario
 from tests.faults.simulation.simulated_remote import Network, digest_of, tokens_of
-from tests.faults.simulation.violation import Violation
 from tests.figures import runs
 
 BOUND = 40 * HOUR
