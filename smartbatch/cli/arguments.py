@@ -236,7 +236,7 @@ def _positive(text: str) -> int:
 
 
 def _delimiter(text: str) -> str:
-    from smartbatch.tables.row_formats import DELIMITERS  # imported late: most commands read no CSV
+    from smartbatch.tables.row_formats import DELIMITERS  # imported late, because most commands read no CSV
 
     found = DELIMITERS.get(text.lower(), "\t" if text == "\\t" else text)
     if len(found) != 1 or found in '"\r\n\0' or not found.isascii():

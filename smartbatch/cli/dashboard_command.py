@@ -32,7 +32,7 @@ class LocalServer(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, port: int, application: Callable[..., Any]) -> None:
         super().__init__((HOST, port), _Handler)
-        # the standard handler always reports a single thread
+        # the standard handler reports a single thread
         self.set_app(lambda environ, start: application({**environ, "wsgi.multithread": True}, start))
 
     def server_bind(self) -> None:
@@ -51,7 +51,7 @@ _MAX_STREAMS = 64  # one thread each; only the owner of the machine can open the
 
 
 def run(args: argparse.Namespace) -> int:
-    # imported late: other subcommands need no server
+    # imported late, because other commands need no server
     import webbrowser
 
     from smartbatch.cli.dashboard_command import LocalServer

@@ -70,7 +70,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _version(package: str) -> str | None:
-    from importlib import metadata  # imported late: rarely needed
+    from importlib import metadata  # imported late, because it is rarely needed
 
     try:
         return metadata.version(package)
@@ -96,7 +96,7 @@ def _imported() -> Iterator[Finding]:
     if os.path.dirname(os.path.realpath(file)) != _own_folder() or not hasattr(module, "BatchingClient"):
         text = f"import smartbatch finds another project's module, {file or 'without a file'}: {advice}"
         yield Finding("import", text, wrong=True)
-    # 3. The working folder has a file with that name, which scripts and ``python -m`` find first.
+    # 3. The working folder has a file of that name, which scripts and ``python -m`` find first.
     here = PathFinder.find_spec("smartbatch", [os.getcwd()])
     if here is not None and here.origin and os.path.dirname(os.path.realpath(here.origin)) != _own_folder():
         text = f"scripts in this folder import {here.origin} instead of the library: rename it"

@@ -152,7 +152,7 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
 
 
 def run(args: argparse.Namespace) -> int:
-    # imported late: other subcommands need no server
+    # imported late, because other commands need no server
     from smartbatch.cli.printing import print_out, say
     from smartbatch.emulator.http.server import Emulator
 

@@ -42,7 +42,7 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._received.put(0)
-        if self._before and kind is None:  # after an error, do not wait for the thread: it is a daemon
+        if self._before and kind is None:  # after an error, do not wait for the daemon thread
             RealClock.join(self._thread)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -55,7 +55,7 @@ def main(
         import argcomplete
 
         argcomplete.autocomplete(parser)
-    # 2. The arguments are wrong (exit code 2), request help (0), or lack a command (print the help; 2).
+    # 2. Wrong arguments: return 2. A request for help: return 0. No command: print the help and return 2.
     for subparser in parser.commands.values():
         subparser.words = sys.argv[1:] if argv is None else argv
     try:
@@ -74,9 +74,12 @@ def main(
         return 2
     if settings is not None and args.config is None:
         args.config = settings
-    # 3. Run the command and return its exit code, even if the reader of its output has gone. Return 130 after
-    # Ctrl-C, and the error's own code after an error.
-    from smartbatch.cli.printing import NoteHandler, ReaderLeft, say  # imported late: not needed for --help
+    # 3. Run the command and return its exit code. Return 130 after Ctrl-C.
+    from smartbatch.cli.printing import (
+        NoteHandler,
+        ReaderLeft,
+        say,
+    )  # imported late, because --help does not need it
 
     handler = NoteHandler(quiet=getattr(args, "quiet", False) and not getattr(args, "verbose", False))
     logger = logging.getLogger("smartbatch")
@@ -140,7 +143,9 @@ class _Parser(CommandParser):
         return tuple(self._option_string_actions)
 
     def hint(self, word: str) -> str:
-        from smartbatch.cli.option_hints import option_hint  # imported late: most commands report no error
+        from smartbatch.cli.option_hints import (
+            option_hint,
+        )  # imported late, because most commands report no error
 
         options = {name: parser.options for name, parser in self.commands.items()}
         return option_hint(word, self.prog.split()[-1], options)
@@ -157,9 +162,9 @@ class _Parser(CommandParser):
             raise argparse.ArgumentError(action, error.message + hint) from None
 
     def error(self, message: str) -> NoReturn:
-        from smartbatch._words import escape  # imported late: most commands report no error
+        from smartbatch._words import escape  # imported late, because most commands report no error
 
-        # a missing option may just be misspelt, and an invalid choice may be the value of an unknown option
+        # an unknown option may be a misspelt required one, and its value may look like an invalid choice
         if "are required" in message or "invalid choice" in message:
             for word in (word.partition("=")[0] for word in self.words):
                 is_unknown = word.startswith("--") and word not in self._option_string_actions

@@ -47,7 +47,7 @@ _PASSED_DEADLINE_SECONDS: Final = 1e-9  # 0 would mean no deadline
 class RunOutcome:
     decision: Decision
     actual: ActualCost
-    lines: tuple[str, ...]  # for the summary
+    lines: tuple[str, ...]  # lines of the summary
 
 
 class RouteChooser:
@@ -193,6 +193,6 @@ def _client_without_key(args: argparse.Namespace) -> BatchingClient:
     except ConfigError as error:
         try:
             return client_of(args, api_key=_NO_KEY)
-        except (ConfigError, TypeError) as other:  # something other than the key is wrong
+        except (ConfigError, TypeError) as other:  # not only the key is wrong
             known = isinstance(other, TypeError) or "api_key" in str(other)
             raise (error if known else other) from None

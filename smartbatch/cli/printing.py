@@ -159,7 +159,9 @@ def discard_standard_output() -> None:
 
 
 def _readable(row: KeyedRow, line: Line, width: int) -> str:
-    from smartbatch.runs.output_lines import defects_of  # imported late: most commands print no result
+    from smartbatch.runs.output_lines import (
+        defects_of,
+    )  # imported late, because most commands print no result
 
     error, vector = line["error"], line.get("embedding")
     if error is not None:

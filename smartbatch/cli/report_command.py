@@ -49,7 +49,7 @@ _VALID_SUBJECTS = "give the output of a run or of jobs results, or a job"
 _TOKENS = ("input_tokens", "output_tokens")
 _ANSWERED, _FAILED = 2, 1
 _SKIPPED = snake_case(RowSkipped.__name__)
-_MAX_ROWS = 200_000_000  # a larger index means that the line is damaged
+_MAX_ROWS = 200_000_000  # larger indexes only occur in damaged lines
 
 
 def output_report(path: str, runs: Sequence[ReportedRun], made_at: float) -> Report:
@@ -270,7 +270,7 @@ def screenshot(html: str, path: str) -> None:
 
 
 def _run(program: str, folder: str, *args: str) -> str:
-    # as root, the browser refuses to use its sandbox; the page is only the report, which has no scripts
+    # as root, the browser cannot use its sandbox; the page is only the report, which has no scripts
     root = ("--no-sandbox",) if os.geteuid() == 0 else ()
     line = [program, *_FLAGS, *root, f"--user-data-dir={folder}/profile", *args]
     try:
@@ -286,7 +286,7 @@ _MAX_SEARCHED_JOBS = 10_000  # newest jobs searched for those of an output
 
 
 def run(args: argparse.Namespace) -> int:
-    # imported late: only needed when it is called
+    # imported late, because no other command needs it
     from smartbatch._words import escape
     from smartbatch.cli.printing import say
     from smartbatch.cli.report_command import browser, screenshot

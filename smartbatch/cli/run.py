@@ -56,8 +56,8 @@ class JobRun:
     _args: argparse.Namespace
     _written: Callable[[int], bool]  # whether the output has the answer to a row
     _clock: Clock
-    _cluster: Cluster | None  # its workers send real-time requests instead of this process
-    _resend: str | None  # identifies this attempt to replace answers in the output
+    _cluster: Cluster | None  # sends the real-time requests, if given
+    _resend: str | None  # id of this attempt to replace answers
     rows: StoredRows = field(init=False)
     _interrupts: Interrupts = field(init=False)
 
@@ -243,7 +243,7 @@ class _Run:
             job_run.rows.forget(all_answered=not self._summary.failed)
             if job_run.rows.submitted_all:
                 outcome = self._chooser.score(ended, job_run.rows.batches)
-        if job_run is not None and self._reader_left:  # answers are paid for, printed or not
+        if job_run is not None and self._reader_left:  # unprinted answers are paid for, too
             for result in job_run.rows.stored_after(self._last_written):
                 self._summary.count(result)
         self._print_summary(caught, unanswered, [] if job_run is None else job_run.rows.batches, outcome)

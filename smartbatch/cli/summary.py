@@ -92,17 +92,17 @@ def amounts_of(result: Result) -> Amounts:
 
 @define
 class RunSummary:
-    answered: int = 0  # in this run, like the counts below
+    answered: int = 0  # in this run, as in the counts below
     failed: int = 0
     rejected: int = 0  # failed rows that the provider refused to process
-    unsent: int = 0  # failed rows that were not sent
+    unsent: int = 0  # failed rows that were never sent
     stopped: ListStopped | None = None  # why the run sent no further rows
     retried: int = 0  # rows that took more than one call
     extra_calls: int = 0  # calls beyond the first one of each row
     amounts: Amounts = Factory(Amounts)  # tokens and cost of this run, including all attempts
-    sequential: float = 0.0  # seconds that the answering calls would take one after another
-    together: int = 0  # rows answered in batches or shared calls, for which ``sequential`` means nothing
-    failures: dict[tuple[str, str], EqualErrors] = Factory(dict)  # groups of equal errors, the first few
+    sequential: float = 0.0  # total seconds of the calls that answered
+    together: int = 0  # rows answered in batches or shared calls, which ``sequential`` does not cover
+    failures: dict[tuple[str, str], EqualErrors] = Factory(dict)  # first few groups of equal errors
     skipped: Counter[str] = Factory(Counter)  # rows without a request, by reason
 
     def count_row(self, row: KeyedRow, result: Result) -> None:
@@ -189,7 +189,7 @@ class RunSummary:
     def _failure_lines(self) -> Iterator[str]:
         groups = sorted(self.failures.values(), key=lambda group: group.row)
         total = self.failed
-        if self.stopped is not None:  # the first line reports what was not sent
+        if self.stopped is not None:  # the first line counts the unsent rows
             groups = [group for group in groups if not group.unsent]
             total -= self.unsent
         yield from (f"{'Not sent' if group.unsent else 'Failed'}: {group}" for group in groups)

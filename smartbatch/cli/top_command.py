@@ -130,7 +130,7 @@ _PIPE_WIDTH: Final = 120  # cells per line if there is neither a terminal nor CO
 
 
 def run(args: argparse.Namespace) -> int:
-    # imported late: only needed when it is called
+    # imported late, because no other command needs it
     from smartbatch.cli.clients import config_of
     from smartbatch.cli.printing import print_out
     from smartbatch.cli.top_command import FullScreen

@@ -76,7 +76,7 @@ def is_from_own_page(environ: WSGIEnvironment) -> bool:
     site, origin = environ.get("HTTP_SEC_FETCH_SITE"), environ.get("HTTP_ORIGIN")
     if site is not None and site != "same-origin":
         return False
-    if origin is None:  # ``Sec-Fetch-Site`` alone is enough; without either header the sender is unknown
+    if origin is None:  # without ``Origin``, ``Sec-Fetch-Site`` must be present
         return site is not None
     return urlsplit(str(origin)).netloc.lower() == str(environ.get("HTTP_HOST", "-")).lower()
 

@@ -28,7 +28,7 @@ _REMOVE_VALUE = "none"  # removes a deadline or a budget
 
 @frozen(kw_only=True)
 class ActionRequest:
-    form: Mapping[str, str]  # the last value of each field; ``back`` is the page to return to
+    form: Mapping[str, str]  # last value of each field; ``back`` is the page to return to
     by: str  # user name from the web server, or ``token``
 
 
@@ -102,7 +102,7 @@ def unpause_form(model: str, query: Query) -> Form | None:
 
 
 def _form(query: Query, action: str, button: str, *fields: Field, warning: str = "") -> Form:
-    place = query.again().removeprefix(query.root) or "/"  # without the path of the application
+    place = query.again().removeprefix(query.root) or "/"  # relative to the mount path
     return Form(query.link("action", action), button, (*fields, _hidden("back", place)), warning)
 
 
@@ -175,7 +175,7 @@ def _job(source: Source, request: ActionRequest) -> Job:
 
 
 def _check_store(source: Source) -> None:
-    if source.store is None:  # an action on a job creates no file
+    if source.store is None:  # actions on jobs do not create a store
         raise JobNotFound(f"There is no store at {source.place} yet, so there are no jobs.")
 
 

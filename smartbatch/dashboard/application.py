@@ -42,7 +42,7 @@ _MIN_GZIP_BYTES = 1_000
 
 _HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
-    # not "no-referrer": with it browsers send a form with "Origin: null"
+    # with "no-referrer", browsers would send forms with "Origin: null"
     ("Referrer-Policy", "same-origin"),
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
@@ -298,7 +298,7 @@ def _text(status: str, text: str, *headers: tuple[str, str]) -> Response:
 class PageEntry:
     name: str  # shown in the navigation
     page: PageOf
-    of_one: PageOf | None = None  # makes the page of a single item, such as a job
+    of_one: PageOf | None = None  # for a single item, such as a job
 
 
 PAGES: Mapping[str, PageEntry] = {
@@ -310,7 +310,7 @@ PAGES: Mapping[str, PageEntry] = {
 }
 """The pages by the first part of their path, in the order of the navigation."""
 
-_LOCAL_PATH = re.compile(r"/(?![/\\])[!-~]*")  # a path and query of this application, encoded as in links
+_LOCAL_PATH = re.compile(r"/(?![/\\])[!-~]*")  # path and query within this application, encoded as in links
 
 
 @cache

@@ -59,7 +59,7 @@ MAX_BATCHES = 100
 FAILED_PER_PAGE = 50
 MAX_INCIDENTS = 50
 _FORMAT_NAMES = (("jsonl", "JSON lines"), ("csv", "CSV"), ("parquet", "Parquet"))
-_MIN_USD = 1e-9  # smaller amounts come from rounding
+_MIN_USD = 1e-9  # smaller amounts are rounding errors
 
 
 def may_download(source: Source, query: Query) -> bool:
@@ -93,7 +93,7 @@ def _blocks_of_lines(job: Job) -> Iterator[bytes]:
 
 def _blocks_of_table(job: Job, format: str) -> Iterator[bytes]:
     with tempfile.TemporaryFile(prefix="smartbatch-") as file:
-        write_stored(format, job, file, formulas="escape")  # a spreadsheet may open it
+        write_stored(format, job, file, formulas="escape")  # downloads may be opened in a spreadsheet
         file.seek(0)
         while block := file.read(BLOCK_BYTES):
             yield block

@@ -40,7 +40,7 @@ _STATES = (("", "all"), ("unfinished", "running"), *((state.value, state.value) 
 _EMPTY = "No jobs found. Show all of them, or submit one: client.submit_batch(prompts, key=…)."
 _COLUMNS = "job, model/4, state, requests, route/6, time, cost:money, deadline/5"
 _HIGH_RISK = 0.05
-_MIN_USD = 1e-9  # smaller differences come from rounding
+_MIN_USD = 1e-9  # smaller differences are rounding errors
 _MAX_SHARE = 1 - 1e-9
 
 
@@ -67,7 +67,7 @@ def filter_of(query: Query) -> JobFilter:
     return JobFilter(
         state=JobState(state) if state in {each.value for each in JobState} else None,
         unfinished=state == "unfinished",
-        model=model.replace("\0", " ") or None,  # text columns of a database cannot store NUL
+        model=model.replace("\0", " ") or None,  # database text columns cannot store NUL
         name=query.values.get("name") or None,
     )
 
@@ -206,7 +206,7 @@ def outlook(line: JobRow, shards: Sequence[ShardRow], times: Times, now: float) 
 
     The estimate is computed from batches rather than rows, so large jobs take no longer than small ones.
     """
-    # 1. The job has ended, is held, or has no requests: no estimate.
+    # 1. The job has finished, is held, or has no requests: no estimate.
     if line.state is JobState.HELD or line.total == 0 or (line.finished_at or now + 1) <= now:
         return None
     known = [shard for shard in shards if shard.submitted_at is not None and shard.submitted_at <= now]

@@ -26,7 +26,7 @@ REFRESH_SECONDS = 5.0  # figures are published every few seconds
 ACTIONS_PER_PAGE = 50
 MAX_MODELS = 60  # pairs of model and route
 MAX_SAMPLE = 500  # calls or batches per model
-MAX_CHARTS = 8  # models with the most batches
+MAX_CHARTS = 8  # models with the most batches only
 PRICED_SECONDS = 7 * 24 * 3600.0  # prices are shown for models used in this time
 _HOUR_SECONDS = 3600.0
 _PROCESSINGS: tuple[Processing, ...] = ("standard", "batch", "flex")
@@ -46,7 +46,7 @@ class _Durations:
     model: str
     route: Route
     took: list[tuple[int, float, float]] = field(factory=list)  # requests, seconds, Unix end; newest first
-    unfinished: int = 0  # abandoned before they ended
+    unfinished: int = 0  # abandoned calls or batches
 
 
 def page(source: Source, query: Query) -> Page:
@@ -215,7 +215,7 @@ def _limits(shared: SharedView) -> tuple[Part, ...]:
 def _lanes(shared: SharedView) -> list[LaneStatus]:
     """Return the latest published lane of each limit."""
     lanes: dict[tuple[str, str], LaneStatus] = {}
-    for one in reversed(shared.found.processes):  # the latest one is last
+    for one in reversed(shared.found.processes):  # so that the latest one wins
         for lane in one.realtime.lanes:
             lanes[lane.model, lane.quota] = lane
     return [lanes[key] for key in sorted(lanes)]

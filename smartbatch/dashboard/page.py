@@ -20,7 +20,7 @@ Granted: TypeAlias = Literal["all", "read"]
 @frozen(kw_only=True)
 class Query:
     path: str = ""  # without slashes; empty for the first page
-    argument: str = ""  # the rest of the path, such as the id of a job
+    argument: str = ""  # rest of the path, such as the id of a job
     values: Mapping[str, str] = field(factory=dict)  # from the query string; the last value of each name
     granted: Granted = "read"
     root: str = ""  # mount path of the application, without a trailing slash
@@ -42,7 +42,7 @@ class Page:
     """A page, rendered completely on the server so that it also works without JavaScript."""
 
     view: View
-    refresh_seconds: float = DEFAULT_REFRESH_SECONDS  # longer for a page that takes longer to make
+    refresh_seconds: float = DEFAULT_REFRESH_SECONDS  # longer for pages that are slow to make
 
 
 PageOf: TypeAlias = Callable[[Source, Query], Page]

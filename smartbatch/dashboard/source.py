@@ -140,7 +140,7 @@ class SharedView:
     found: Participants = field(
         factory=lambda: Participants(place="")
     )  # including the client of this process
-    problem: str | None = None  # why they cannot be read, as text for users
+    problem: str | None = None  # reason for users if the processes cannot be read
     is_off: bool = False  # sharing is turned off in the settings
 
 
@@ -151,7 +151,7 @@ class KindFailures:
     kind: str
     calls: float
     requests: float  # requests that failed for good
-    age: float | None  # seconds since the last one, if a process still reports it
+    age: float | None  # seconds since the last failure, if a process still reports it
 
 
 def failures_of(shared: SharedView) -> list[KindFailures]:
@@ -258,7 +258,7 @@ class Source:
         self.jobs = StoredJobs(self.config, self.clock)  # for actions
         self._live: LiveSummaries | None = None
         if client is not None:
-            known = weakref.ref(client)  # its observer does not keep it alive
+            known = weakref.ref(client)  # the client's observer must not keep the client alive
             self._live = LiveSummaries(
                 self.clock.wall, lambda: (one := known()) is not None and one.uses_store
             )

@@ -71,7 +71,7 @@ class CeleryTasks:
             RequestTimeout: no answer arrived before the time limit.
             SmartbatchError: the request failed.
         """
-        client = self.client.start()  # before reading the time, because the first start takes some
+        client = self.client.start()  # started before the time is read, because the first start is slow
         params = with_time_left(self.time_left(), prompt, params, client.config.request_timeout)
         return client.submit(prompt, **params).result()
 
@@ -86,7 +86,7 @@ class CeleryTasks:
         Args:
             prompts, params: as for
                 :meth:`BatchingClient.submit_and_wait <smartbatch.BatchingClient.submit_and_wait>`.
-            key: of the job; by default derived from the task's id, for one job per task.
+            key: the job's key; by default derived from the task's id, for one job per task.
 
         Raises:
             JobTimeout: the time limit is near; the job continues.
@@ -102,7 +102,7 @@ class CeleryTasks:
         Args:
             requests, params: as for
                 :meth:`BatchingClient.submit_batch <smartbatch.BatchingClient.submit_batch>`.
-            key: of the job; by default derived from the task's id, for one job per task.
+            key: the job's key; by default derived from the task's id, for one job per task.
         """
         key = key or _key()
         self.client.submit_batch(requests, key=key, **params)
@@ -114,7 +114,7 @@ class CeleryTasks:
         No worker waits until then. If the process that ran the job was killed, this one resumes it.
 
         Args:
-            key: of the job.
+            key: the job's key.
             countdown: time until the task is retried, such as ``"1m"``, or seconds.
 
         Raises:

@@ -38,7 +38,7 @@ class Collection:
     """Prompts in order, and the collection they came from."""
 
     prompts: Sequence[Prompt]
-    rebuilt: Callable[[ResultList[Any]], Any]  # turns all results, in order, into such a collection
+    rebuilt: Callable[[ResultList[Any]], Any]  # turns results, in order, into a collection of the same kind
 
 
 def collection(given: Any, template: Template | None, compute: Compute) -> Collection:
@@ -179,9 +179,9 @@ def map(
 @frozen
 class _ListCall:
     model: str
-    config: BatchingConfig  # of each worker's client
+    config: BatchingConfig  # for each worker's client
     params: Options  # generation parameters
-    constraints: Options  # of the list
+    constraints: Options  # constraints of the list
     options: Options | None
 
     @classmethod
@@ -248,7 +248,7 @@ class _ListRun:
         if self._is_stored(batch):
             yield from self._client.submit_batch(rows, key=batch).results(progress=self._progress)
             return
-        # 2. The store has it as units; otherwise the route is chosen.
+        # 2. The store has it as units. Otherwise, choose the route.
         constraints = {**self._constraints}
         if self._is_stored(self._key_of_unit(0)):
             constraints["strategy"] = "individual"

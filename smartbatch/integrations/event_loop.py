@@ -99,7 +99,7 @@ class Tasks:
             loop = _threads.get().loop()
             future = asyncio.run_coroutine_threadsafe(limited(), loop)
             call.begin(future)
-            # Code that ignores its cancellation, or blocks a thread, must not block the worker.
+            # The worker must not wait for code that ignores its cancellation or blocks a thread.
             return future.result(timeout + _CANCEL_SECONDS)
         finally:
             call.cancel()  # has no effect unless the wait was interrupted or timed out

@@ -37,7 +37,7 @@ KNOWN: Final = frozenset(
 """Settings of an application for its client."""
 
 _GENERATION: Final = frozenset(fields_dict(Generation))
-_COMMAND_PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")  # of generation
+_COMMAND_PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")  # generation parameters
 _WAITED_FOR: Final = frozenset(
     {"submit", "submit_urgent", "submit_embedding", "stream", "map", "as_completed", "generate", "embed"}
     | {"submit_and_wait"}
@@ -55,7 +55,7 @@ limited, and the job continues."""
 class TimeLimit:
     of: str  # limited operation, for errors
     seconds: float  # duration
-    began: float  # monotonic seconds
+    began: float  # start in monotonic seconds
 
     def left(self) -> float:
         """Return the seconds until :data:`MARGIN_SECONDS` before the end.
@@ -165,7 +165,7 @@ class Health:
     problem: str | None  # ``"settings"`` or ``"store"``; the log has details
     process: int  # process id
     model: str | None  # ``provider:model``
-    waiting: int  # real-time requests
+    waiting: int  # waiting real-time requests
     in_flight: int
 
 

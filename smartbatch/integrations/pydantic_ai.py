@@ -38,7 +38,7 @@ __all__ = ["AgentProvider", "agent_call", "agent_factory_call"]
 
 Factory = Callable[[Request, int], "Agent[Any, Any]"]
 
-CLOSE_SECONDS = 1.0  # for closing connections; the rest are closed when the process ends
+CLOSE_SECONDS = 1.0  # limit for closing connections; the process end closes the rest
 DEFAULT_TIMEOUT: float = BatchingConfig().call_timeout
 
 _CATEGORIES: Sequence[tuple[str, ErrorKind]] = (
@@ -159,7 +159,7 @@ class AgentProvider(Provider):
         model: Any = getattr(self._agent, "model", None)
 
         async def close() -> None:
-            async with model:  # the last one to leave closes its connections
+            async with model:  # the last user to leave closes the connections
                 pass
 
         if self._used and hasattr(model, "__aenter__"):
@@ -194,7 +194,9 @@ class _Runs:
         options: dict[str, Any] = {"usage": usage, **self._options, "model_settings": settings}
         if request.params.system:
             more = options.get("instructions") or ()
-            own = more if isinstance(more, list | tuple) else [more]  # a single string or function
+            own = (
+                more if isinstance(more, list | tuple) else [more]
+            )  # a single string or function becomes a list
             options["instructions"] = [request.params.system, *own]
 
         async def run() -> Any:
@@ -217,7 +219,7 @@ class _Runs:
             raised.usage = _usage(usage) or raised.usage
             if raised is error:
                 raise
-            # PydanticAI's own errors quote bodies, so only errors of the user's code are chained
+            # chain only errors of the user's code, because PydanticAI's own errors quote bodies
             raise raised from (None if isinstance(error, _QUOTING) else error)
         return _answer(result)
 
@@ -309,7 +311,7 @@ def _answer(result: Any) -> Answer:
         text=output if isinstance(output, str) else None,
         value=None if isinstance(output, str) else output,
         usage=_usage(used),
-        # an agent ends when it has its output; only these reasons mean that something is missing
+        # other reasons occur in complete runs
         finish_reason=finish if finish in ("length", "content_filter") else "stop",
         model=short(response.model_name, PLAIN_ID),
         provider_request_id=short(response.provider_response_id, PLAIN_ID),

@@ -1,6 +1,6 @@
 """Families of metrics with their values, used by Prometheus and in shared records.
 
-Labels come from closed sets, so the number of series is bounded. Only the figures of all processes together
+Labels come from closed sets, so the number of series is bounded. Only the combined figures of all processes
 have models as labels.
 """
 

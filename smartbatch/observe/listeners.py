@@ -59,7 +59,7 @@ class EventBus:
         for observer in self._observers:
             try:
                 observer(event)
-            except BaseException as error:  # SystemExit would end only the worker, not the program
+            except BaseException as error:  # on a worker, SystemExit would end only that thread
                 if not isinstance(error, Exception) and on_main_thread():
                     raise
                 logs.warn("observer_raised", observed=event.name, error=type(error).__name__)
@@ -83,7 +83,7 @@ class UserWarnings:
     """
 
     def __init__(self, bus: EventBus) -> None:
-        # end of the last logged wait, by model, and whether all calls wait
+        # by model and whether all its calls wait: end of the last logged wait
         self._waits: dict[tuple[str, bool], float] = {}
         self._dropped: dict[tuple[str, str], object] = {}
         bus.subscribe(lambda event: self.dropped(event.field, event.reason), ParameterDropped)

@@ -20,9 +20,9 @@ from smartbatch import errors
 from smartbatch.events import Event
 from smartbatch.types import NO_USAGE, Priority, Route, Usage
 
-BUCKETS_PER_OCTAVE = 8  # buckets per octave: 2 ** (1/8) = 1.09 between neighbours
-LOWEST_EXPONENT = -14  # the first bucket ends at 2 ** -14 s = 61 µs, and includes all shorter durations
-HIGHEST_EXPONENT = 17  # the last bucket ends at 2 ** 17 s = 36 hours, above the slowest batch job (24 h)
+BUCKETS_PER_OCTAVE = 8  # bounds grow by a factor of 2 ** (1/8) = 1.09
+LOWEST_EXPONENT = -14  # the first bucket has all durations up to 2 ** -14 s = 61 µs
+HIGHEST_EXPONENT = 17  # the last bucket ends at 2 ** 17 s = 36 h, above the slowest batch job (24 h)
 
 _BUCKETS = (HIGHEST_EXPONENT - LOWEST_EXPONENT) * BUCKETS_PER_OCTAVE + 1
 _MIN_SECONDS = 2.0**LOWEST_EXPONENT
@@ -85,7 +85,7 @@ class Histogram:
         for index, count in enumerate(self.counts):
             seen += count
             if seen >= rank:
-                # the geometric middle of the bucket, within the range of recorded durations
+                # geometric middle of the bucket, limited to the range of recorded durations
                 middle: float = 2.0 ** ((index - _OFFSET - 0.5) / BUCKETS_PER_OCTAVE)
                 return min(max(middle, self.shortest), self.longest)
         return 0.0
@@ -194,12 +194,12 @@ _USED: Final = {each.name: each.default is False for each in fields(Usage)}
 @frozen
 class Metric:
     help: str
-    counts: tuple[Count, ...] = ()  # empty if it is calculated when a snapshot is taken
+    counts: tuple[Count, ...] = ()  # none if it is calculated for each snapshot
     family: Family | None = None  # in Prometheus
     value: str = ""  # label value, if several metrics share a family
-    start: Callable[[], Any] = int  # returns the initial value, of each label if it is a table
+    start: Callable[[], Any] = int  # returns the initial value, or that of each label
     fold: Fold = _added  # adds amounts to its value
-    name: str = ""  # its attribute, as ``part.attribute`` in a part of the snapshot
+    name: str = ""  # path of its attribute in a snapshot
 
     @property
     def is_table(self) -> bool:

@@ -36,7 +36,7 @@ _MAX_QUOTAS = 1024
 
 @define
 class ClientState:
-    """Figures that depend on several events at once, not only on their sums; not thread-safe."""
+    """Figures that are not sums over events. Not thread-safe."""
 
     since: float
     calls: int = 0
@@ -46,7 +46,7 @@ class ClientState:
     cooldown_seconds: float = 0.0
     recent: RecentCalls = field(factory=RecentCalls)
     _phase: Literal["new", "running", "stopped"] = "new"
-    _runs: int = 0  # active runs: one may start while another is still stopping
+    _runs: int = 0  # active runs; one may start while another is still stopping
     _busy: float = 0.0  # Σ ends - Σ starts of calls since the last reset
     _running: float = 0.0  # seconds of finished running periods since the last reset
     _capacity: float = 0.0  # worker seconds of these periods
@@ -100,7 +100,7 @@ class ClientState:
         if self.calls:
             self.calls -= 1
             self._busy += event.at
-        else:  # it started before the listener joined
+        else:  # the call started before this listener joined
             self._busy += event.seconds
         self.requests = max(0, self.requests - event.size)
         if event.usage is not NO_USAGE:
@@ -176,7 +176,7 @@ class MetricValues:
         """Return new values that contain the unfinished requests, as if they had just been submitted."""
         fresh = MetricValues()
         for name in ("by_priority", "pending_by_priority"):
-            # below 0 if an end was reported before its submission
+            # below 0 if an end was reported first
             fresh._values[name] = self._values["pending_by_priority"].copy()
         return fresh
 
@@ -293,10 +293,10 @@ class BatchMetrics:
             with self._lock.get():
                 self._count_pending()
             return
-        # not on the main thread: a signal handler that raises there would lose the events being counted
+        # not on the main thread, where an exception of a signal handler would lose the events being counted
         if len(pending) >= _MAX_PENDING_EVENTS and threading.current_thread() is not threading.main_thread():
             lock = self._lock.get()
-            if lock.acquire(blocking=False):  # else another thread counts them
+            if lock.acquire(blocking=False):  # otherwise another thread counts them
                 try:
                     self._count_pending()
                 finally:
@@ -348,7 +348,7 @@ class BatchMetrics:
     def _snapshot_locked(self) -> MetricsSnapshot:
         state, counted = self._state, self._values.values()
         now = max(self._now(), state.since)
-        # two threads may report an end before its submission, but every ended request was submitted
+        # ends may be reported before submissions, but every ended request was submitted
         pending = counted["pending_by_priority"]
         for priority, count in pending.items():
             counted["by_priority"][priority] += max(0, -count)
@@ -384,7 +384,7 @@ class BatchMetrics:
         )
 
     def _count_pending(self) -> None:
-        if self._counting:  # a signal handler reads metrics on the thread that is counting
+        if self._counting:  # a signal handler interrupted this thread while it was counting
             return
         self._counting = True
         try:

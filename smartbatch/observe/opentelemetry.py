@@ -132,7 +132,7 @@ class OpenTelemetryObserver:
         """
         if self._tracer is None or self._instruments is None:
             trace = sys.modules.get("opentelemetry.trace")
-            if trace is None:  # no SDK is set up: that would have imported it
+            if trace is None:  # an SDK would have imported ``opentelemetry``
                 return False
             if now < self._look_again:
                 return self._tracer is not None or self._instruments is not None
@@ -188,7 +188,7 @@ class OpenTelemetryObserver:
 
     def _call_finished(self, event: CallFinished) -> None:
         call = _CALL.get()
-        if call is None:  # an SDK was set up during the call
+        if call is None:  # an SDK was set up after the call had started
             return
         if call.span is not None:
             found: Attributes = {} if event.route is None else {"smartbatch.route": event.route.value}
@@ -218,7 +218,7 @@ class OpenTelemetryObserver:
         if span is None:
             start = time.time_ns() - int(1e9 * event.seconds)
             span = self._tracer.start_span("smartbatch.request", start_time=start)
-        found = {  # a copy: the histogram keeps the original
+        found = {  # a copy, because the histogram keeps its argument
             **found,
             "smartbatch.request.id": event.request_id,
             "smartbatch.request.attempts": event.attempts,

@@ -27,7 +27,7 @@ _MAX_MODELS = 64  # models counted separately; calls of other models count only 
 @define
 class CallCounts:
     calls: float = 0  # started
-    requests: float = 0  # in these calls
+    requests: float = 0  # requests in these calls
     input_tokens: float = 0  # of finished calls
     output_tokens: float = 0  # of finished calls
 
@@ -128,7 +128,7 @@ VERSION = 1  # of the record format; records of later versions are skipped
 RECORD_SECONDS = 5.0  # seconds between records of a process
 ALIVE_SECONDS = 15.0  # seconds for which a process counts as alive after its last record
 RETENTION_SECONDS = 600.0  # seconds for which a process's last record is kept
-MAX_RECORD_BYTES = 32_768  # lanes that do not fit are left out; their number is recorded
+MAX_RECORD_BYTES = 32_768  # lanes that do not fit are left out and counted
 
 MAX_LANES = 32
 _MAX_TEXT = 120

@@ -95,7 +95,7 @@ class Progress:
         stream = stream or sys.stderr
         self._counts = _ProgressCounts(total, initial, now())
         self._now = now
-        # re-entrant: an interrupt while it is held must not block close() on the same thread
+        # re-entrant, because an interrupt may call close() on the thread that holds it
         self._lock = threading.RLock()
         self._drawing = threading.RLock()
         self._process = os.getpid()
@@ -185,7 +185,7 @@ class Progress:
     def update(self) -> None:
         """Draw, if a redraw is due."""
         if self._renderer is None or self._now() < self._next or not self._drawing.acquire(blocking=False):
-            return  # nothing is shown, or not yet, or another thread is drawing
+            return  # nothing to show, or another thread is drawing
         try:
             now = self._now()
             if now >= self._next and not self._closed and self._process == os.getpid():
@@ -345,12 +345,12 @@ class _Bar:
     every = BAR_INTERVAL_SECONDS
 
     def __init__(self, stream: SafeStream, total: int | None, initial: int) -> None:
-        # imported late: only if a bar is shown; tqdm.auto warns in a notebook without widgets
+        # imported late, because only bars need it; tqdm.auto warns in a notebook without widgets
         if in_notebook() and find_spec("ipywidgets") is not None:
             base: Any = import_module("tqdm.notebook").tqdm
         else:
             base = import_module("tqdm.std").tqdm
-        # tqdm's monitor thread is for bars that draw by count
+        # tqdm's monitor thread is only needed by bars that draw by count
         kind: Any = type("Bar", (base,), {"monitor_interval": 0})
         self._format = "{}|{{bar}}| {}" if total else "{1}"
         self._bar = kind(
@@ -393,7 +393,7 @@ def in_notebook() -> bool:
 
 def watched(stream: TextIO) -> bool:
     """Whether a person can see a bar: ``stream`` is a terminal, or this is a notebook."""
-    with contextlib.suppress(ValueError, AttributeError):  # closed, or no real stream
+    with contextlib.suppress(ValueError, AttributeError):  # the stream is closed or not a real one
         if stream.isatty() and os.environ.get("TERM") != "dumb":
             return True
     return in_notebook()

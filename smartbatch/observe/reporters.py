@@ -107,7 +107,9 @@ class PeriodicReporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if identity() != self._process:  # in a fork, the thread does not exist and its lock may stay locked
+        if (
+            identity() != self._process
+        ):  # a forked child has no reporting thread, and its copy of the lock may be locked
             return
         with self._monitor:
             self._running = False

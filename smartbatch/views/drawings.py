@@ -1,6 +1,7 @@
-"""Charts as drawings, which templates turn into SVG: scales, geometry, a summary in words and a data table.
+"""Turns charts into drawings, which templates render as SVG.
 
-A drawing has a bounded number of points, so that pages stay small. A chart without data is not drawn.
+A drawing has scales, geometry, a summary in words and a data table. Its number of points is bounded, so
+pages stay small. A chart without data is not drawn.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _TICK_SECONDS = (
 )
 """Seconds between the ticks of a time axis."""
 _LOG_TICK_SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
-_SINGLE_MOMENT_SECONDS = 60.0  # shown on either side of a single moment
+_SINGLE_MOMENT_SECONDS = 60.0  # before and after a single moment
 
 
 @frozen

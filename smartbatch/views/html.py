@@ -1,4 +1,4 @@
-"""Views as HTML: a page of the dashboard, a report in one file, and the output of a notebook cell.
+"""Renders views as HTML: dashboard pages, reports and notebook output.
 
 Templates escape every text. Characters that cannot be shown or would reverse the direction of text are
 replaced first, so no name, id or error text can add an element, an attribute or an address.

@@ -1,7 +1,7 @@
-"""Views: a state, tiles with key figures, and sections of facts, tables and charts, without markup.
+"""Views without markup: a state, tiles with key figures, and sections of facts, tables and charts.
 
-A view is built once and rendered as a page, a report, text or the output of a notebook cell. Cells hold plain
-figures, which are formatted according to the kind of their column.
+A view is built once and rendered as a page, a report, text or notebook output. Cells hold plain figures,
+which are formatted according to the kind of their column.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Facts:
 @frozen
 class Column:
     title: str
-    kind: Kind = "text"  # how figures are formatted and aligned
+    kind: Kind = "text"  # format and alignment of figures
     drop: int = 0  # a narrow terminal drops the columns with the highest number first; 0 is never dropped
 
 
@@ -144,7 +144,7 @@ class BarsOverTime:
     width: float  # seconds per bar
     bars: tuple[tuple[float, float], ...]  # start in Unix seconds, and height
     unit: Unit = "number"  # unit of the heights
-    low: float | None = None  # Unix seconds: fixed ends of the axis
+    low: float | None = None  # fixed ends of the axis, in Unix seconds
     high: float | None = None
     ticks: Literal["moments", "hours"] = "moments"
 
@@ -154,7 +154,7 @@ class ProgressOverTime:
     title: str
     points: tuple[tuple[float, float], ...]  # Unix seconds, and number done
     total: float
-    expected: tuple[float, float] | None = None  # end in Unix seconds: median and 95 % bound
+    expected: tuple[float, float] | None = None  # expected end in Unix seconds: median and 95 % bound
     deadline: float | None = None  # Unix seconds
 
 
@@ -211,7 +211,7 @@ def _present(parts: Iterable[Part | None]) -> tuple[Part, ...]:
 
 @frozen
 class Section:
-    id: str  # unique in its view; letters and dashes
+    id: str  # unique in its view; lowercase letters and dashes
     title: str
     parts: tuple[Part, ...] = field(converter=_present)  # ``None`` is left out
     empty: str = "Nothing yet."  # shown if there are no parts

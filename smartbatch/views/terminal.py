@@ -1,4 +1,4 @@
-"""Views as lines of text, for a terminal of any width."""
+"""Renders views as lines of text for a terminal of any width."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _PREFIXES = {"bad": "! ", "warn": "! "}
 @frozen
 class TextLine:
     text: str
-    style: Style = ""  # shown by terminals with colours
+    style: Style = ""  # for terminals with colours
 
 
 def text_of(view: View) -> str:

@@ -45,7 +45,7 @@ def dashboard_urls(
     @csrf_exempt  # the dashboard checks that actions come from one of its pages
     def show(request: HttpRequest, page: str) -> HttpResponseBase:
         found = host()
-        if found not in made:  # the settings have changed, as in tests
+        if found not in made:  # tests change the settings
             made.clear()
             made[found] = found.dashboard(
                 None if access is None else _asked(access), show_content=show_content
@@ -70,7 +70,7 @@ def _answer(dashboard: WSGIApplication, request: HttpRequest, page: str) -> Http
     environ = {
         **request.META,
         "REQUEST_METHOD": request.method,
-        "HTTP_HOST": request.get_host(),  # one of ALLOWED_HOSTS, also behind a proxy
+        "HTTP_HOST": request.get_host(),  # already checked against ALLOWED_HOSTS, even behind a proxy
         "SCRIPT_NAME": request.path.removesuffix(page).rstrip("/"),
         "PATH_INFO": "/" + page.encode().decode("latin-1"),
         "wsgi.input": BytesIO(request.body),
