@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from inside import inside
@@ -57,9 +56,7 @@ def hear(clock: VirtualClock) -> None:
 # -- pauses in real time -------------------------------------------------------------------------------------
 
 
-def test_a_paused_model_is_asked_nothing_until_its_pause_ends(
-    client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
-) -> None:
+def test_a_paused_model_is_asked_nothing_until_its_pause_ends(client_of, remote, place, elsewhere, clock):
     told: list[Event] = []
     client = client_of(remote, store=place, observers=[told.append])
     assert client.submit("before").result().text == "re: before"
@@ -81,9 +78,7 @@ def test_a_paused_model_is_asked_nothing_until_its_pause_ends(
     ]
 
 
-def test_a_request_keeps_its_time_out_while_its_model_is_paused(
-    client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
-) -> None:
+def test_a_request_keeps_its_time_out_while_its_model_is_paused(client_of, remote, place, elsewhere, clock):
     elsewhere.pause("remote")
     future = client_of(remote, store=place).submit("p", timeout=5.0)
     clock.sleep(6.0)
@@ -91,9 +86,7 @@ def test_a_request_keeps_its_time_out_while_its_model_is_paused(
     assert remote.asked == []
 
 
-def test_a_pause_outlives_its_processes_and_applies_from_the_first_request(
-    client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
-) -> None:
+def test_a_pause_outlives_its_processes(client_of, remote, place, elsewhere, clock):
     elsewhere.pause(*MODEL, reason="in use")
     assert [str(pause).partition(" by ")[0] for pause in elsewhere.paused()] == ["remote:default is paused"]
     client = client_of(remote, store=place)
@@ -108,9 +101,7 @@ def test_a_pause_outlives_its_processes_and_applies_from_the_first_request(
     assert future.result(timeout=0).text == "re: p"
 
 
-def test_other_models_go_on_while_one_is_paused(
-    client_of: ClientOf, place: str, elsewhere: StoredJobs, clock: VirtualClock
-) -> None:
+def test_other_models_go_on_while_one_is_paused(client_of, place, elsewhere, clock):
     elsewhere.pause("first")
     first, second = (Remote(clock, name=name, scope=name) for name in ("first", "second"))
     client_of(first, store=place).submit("p")
@@ -121,9 +112,7 @@ def test_other_models_go_on_while_one_is_paused(
 # -- limits --------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_that_is_set_holds_instead_of_that_of_the_settings(
-    client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
-) -> None:
+def test_a_set_limit_replaces_that_of_the_settings(client_of, remote, place, elsewhere, clock):
     told: list[Event] = []
     client = client_of(remote, store=place, max_rpm=6_000, observers=[told.append])
     client.submit("first").result()
@@ -144,19 +133,16 @@ def test_a_limit_that_is_set_holds_instead_of_that_of_the_settings(
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("inf"), pytest.param(10**400, id="huge"), "60", True])
-def test_a_limit_that_is_none_is_refused(elsewhere: StoredJobs, wrong: object) -> None:
+def test_a_limit_that_is_none_is_refused(elsewhere, wrong):
     with pytest.raises(InvalidRequest, match="requests_per_minute"):
-        elsewhere.set_limit(*MODEL, requests_per_minute=wrong)  # type: ignore[arg-type]
+        elsewhere.set_limit(*MODEL, requests_per_minute=wrong)
     assert elsewhere.limits() == []
 
 
 # -- pauses of jobs ------------------------------------------------------------------------------------------
 
 
-def test_a_paused_model_gets_no_batch_and_running_ones_are_collected(
-    client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
-) -> None:
-    assert remote.api is not None
+def test_a_paused_model_gets_no_further_batch(client_of, remote, place, elsewhere, clock):
     client = client_of(remote, store=place)
     running = client.submit_batch([f"p{n}" for n in range(20)])
     clock.sleep(10.0)
@@ -172,9 +158,7 @@ def test_a_paused_model_gets_no_batch_and_running_ones_are_collected(
     assert len(remote.api.made) == 2
 
 
-def test_items_of_a_paused_model_are_recalled_and_sent_once_after_it(
-    client_of: ClientOf, place: str, elsewhere: StoredJobs, clock: VirtualClock
-) -> None:
+def test_items_of_a_paused_model_are_recalled_and_sent_once_after_it(client_of, place, elsewhere, clock):
     """Items must not stay in the queue, where a crash would leave them possibly paid for."""
     remote = Remote(clock, latency=10.0)
     client = client_of(remote, store=place, parallelism=2)
@@ -194,9 +178,7 @@ def test_items_of_a_paused_model_are_recalled_and_sent_once_after_it(
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
-def test_a_deadline_that_comes_later_has_a_batch_taken_back(
-    client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
-) -> None:
+def test_a_deadline_that_comes_later_has_a_batch_taken_back(client_of, clock, place, elsewhere):
     remote = Remote(clock, turnaround=36_000.0)
     job = client_of(remote, store=place).submit_batch([f"p{n}" for n in range(20)])
     clock.sleep(60.0)
@@ -211,9 +193,7 @@ def test_a_deadline_that_comes_later_has_a_batch_taken_back(
 
 
 @pytest.mark.full
-def test_a_deadline_that_has_passed_is_refused_and_none_is_none(
-    client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_a_deadline_that_has_passed_is_refused_and_none_is_none(client_of, clock, place):
     remote = Remote(clock, turnaround=1_500.0)
     job = client_of(remote, store=place).submit_batch([f"p{n}" for n in range(20)])
     for wrong in (datetime(2020, 1, 1, tzinfo=UTC), "-1s", 0):
@@ -226,9 +206,7 @@ def test_a_deadline_that_has_passed_is_refused_and_none_is_none(
     assert job.wait(LONG).completed == 20
 
 
-def test_a_raised_budget_lets_rows_go_that_waited_for_it(
-    client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
-) -> None:
+def test_a_raised_budget_lets_rows_go_that_waited_for_it(client_of, clock, place, elsewhere):
     remote = Remote(clock, latency=100.0, priced=True)
     price = Price(input=1000.0, output=1000.0)
     client = client_of(remote, store=place, prices={"remote:default": price}, max_tokens=10, parallelism=8)
@@ -246,9 +224,7 @@ def test_a_raised_budget_lets_rows_go_that_waited_for_it(
 
 
 @pytest.mark.full
-def test_a_budget_below_what_is_reserved_ends_what_was_not_sent(
-    client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
-) -> None:
+def test_a_budget_below_what_is_reserved_ends_what_was_not_sent(client_of, clock, place, elsewhere):
     remote = Remote(clock, latency=100.0, priced=True)
     price = Price(input=1000.0, output=1000.0)
     client = client_of(remote, store=place, prices={"remote:default": price}, max_tokens=10, parallelism=2)
@@ -264,20 +240,16 @@ def test_a_budget_below_what_is_reserved_ends_what_was_not_sent(
 
 
 @pytest.mark.parametrize("wrong", [-1, "much", True, float("nan"), pytest.param(10**400, id="huge")])
-def test_an_amount_that_is_none_is_refused(
-    client_of: ClientOf, remote: Remote, place: str, wrong: object
-) -> None:
+def test_an_amount_that_is_none_is_refused(client_of, remote, place, wrong):
     job = client_of(remote, store=place).submit_batch(["p"] * 3)
     with pytest.raises(InvalidRequest, match="budget"):
-        job.set_budget(wrong)  # type: ignore[arg-type]
+        job.set_budget(wrong)
 
 
 @pytest.mark.parametrize(
     "wrong", ["5", "x", -1, True, 1.5, float("nan"), pytest.param(10**400, id="huge"), object()]
 )
-def test_a_count_that_is_none_is_refused_by_name(
-    client_of: ClientOf, remote: Remote, elsewhere: StoredJobs, place: str, wrong: Any
-) -> None:
+def test_a_count_that_is_none_is_refused_by_name(client_of, remote, elsewhere, place, wrong):
     client = client_of(remote, store=place)
     job = client.submit_batch(["p"] * 3)
     with pytest.raises(ConfigError, match=r"count = .* is not a whole number of 0 or more"):
@@ -291,9 +263,7 @@ def test_a_count_that_is_none_is_refused_by_name(
     assert (client.jobs(limit=0), len(client.jobs(limit=2**63 - 1))) == ([], 1)
 
 
-def test_failed_rows_are_asked_again_and_their_job_ends_once_more(
-    client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_failed_rows_are_asked_again_and_their_job_ends_once_more(client_of, clock, place):
     down = {"p1", "p2"}
 
     def reply(prompt: str) -> str:
@@ -341,13 +311,7 @@ def failed_batch(
 
 
 @pytest.mark.full
-def test_retried_rows_spend_what_the_client_s_budget_has_left(
-    client_of: ClientOf,
-    clock: VirtualClock,
-    place: str,
-    elsewhere: StoredJobs,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_retried_rows_spend_what_the_client_has_left(client_of, clock, place, elsewhere, monkeypatch):
     client, api, job = failed_batch(client_of, clock, place, monkeypatch)
     others = [client.submit(f"question {n}").result() for n in range(100, 130)]
     spent = sum(other.cost or 0.0 for other in others)
@@ -363,9 +327,7 @@ def test_retried_rows_spend_what_the_client_s_budget_has_left(
     assert (noted.name, noted.detail) == ("retry_failed", f"budget {money(0.5 - spent)}")
 
 
-def test_nothing_is_left_for_others_while_rows_are_asked_again(
-    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_for_others_while_rows_are_asked_again(client_of, clock, place, monkeypatch):
     client, _, job = failed_batch(client_of, clock, place, monkeypatch)
     assert job.retry_failed().count == 20
     assert inside(client).realtime.budget.left == 0.0
@@ -377,9 +339,7 @@ def test_nothing_is_left_for_others_while_rows_are_asked_again(
     assert inside(client).realtime.budget.left == pytest.approx(0.5 - status.cost)
 
 
-def test_actions_on_many_jobs_are_done_by_those_who_carry_them_on(
-    client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
-) -> None:
+def test_actions_on_many_jobs_are_done_by_those_who_carry_them_on(client_of, clock, place, elsewhere):
     remote = Remote(clock, turnaround=3_600.0)
     client = client_of(remote, store=place)
     jobs = [client.submit_batch([f"{mark}{n}" for n in range(5)]) for mark in "abc"]
@@ -392,9 +352,7 @@ def test_actions_on_many_jobs_are_done_by_those_who_carry_them_on(
     assert [action.name for action in elsewhere.actions()] == ["forget", "forget", "forget", "cancel"]
 
 
-def test_a_reader_in_storage_order_gets_the_results_of_retried_rows(
-    client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_a_reader_in_storage_order_gets_the_results_of_retried_rows(client_of, clock, place):
     down = {"p0"}
 
     def reply(prompt: str) -> str:
@@ -414,9 +372,7 @@ def test_a_reader_in_storage_order_gets_the_results_of_retried_rows(
     assert sorted(str(text) for text in texts[1:]) == ["p0", "p1", "p2", "p3"]
 
 
-def test_a_job_whose_first_requests_fail_alike_is_held_until_it_is_resumed(
-    client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_a_job_whose_first_requests_fail_alike_is_held_until_it_is_resumed(client_of, clock, place):
     wrong = [True]
 
     def reply(prompt: str) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from inside import inside
 from jobs.remote import LONG, Remote
 from realtime.scenes import InTime, eventually
 
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import (
     ClientClosed,
@@ -31,7 +29,6 @@ from smartbatch.jobs.job import Job
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Result, Route, Usage, evolve
 
-ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
 
 
@@ -45,9 +42,7 @@ def slow_upload(client: BatchingClient, remote: Remote) -> Job:
     return job
 
 
-def test_of_two_stops_neither_closes_the_store_while_the_other_needs_it(
-    client: BatchingClient, remote: Remote, clock: VirtualClock
-) -> None:
+def test_of_two_stops_neither_closes_the_store_while_the_other_needs_it(client, remote, clock):
     with clock.held():
         job = slow_upload(client, remote)
         stops = [InTime(clock, client.stop) for _ in range(2)]
@@ -56,9 +51,7 @@ def test_of_two_stops_neither_closes_the_store_while_the_other_needs_it(
     assert client.job(job.id).is_unowned()
 
 
-def test_a_stop_without_time_leaves_the_store_to_an_earlier_stop(
-    client: BatchingClient, remote: Remote, clock: VirtualClock
-) -> None:
+def test_a_stop_without_time_leaves_the_store_to_an_earlier_stop(client, remote, clock):
     with clock.held():
         job = slow_upload(client, remote)
         first = InTime(clock, client.stop)
@@ -77,9 +70,7 @@ def test_a_stop_without_time_leaves_the_store_to_an_earlier_stop(
     assert client.job(job.id).is_unowned()
 
 
-def test_a_stop_ends_what_started_while_another_one_closes_the_store(
-    client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_ends_what_started_while_another_one_closes_the_store(client, clock, monkeypatch):
     """The store hangs during the first stop, and the second has no time to wait for it."""
     client.submit_batch(["a"])
     store = inside(client).jobs.engine.store
@@ -105,9 +96,7 @@ def test_a_stop_ends_what_started_while_another_one_closes_the_store(
     assert client.start().job(job.id).wait(LONG).state == "done"
 
 
-def test_a_start_during_a_stop_keeps_the_store_open_until_the_next_stop(
-    client: BatchingClient, remote: Remote, clock: VirtualClock
-) -> None:
+def test_a_start_during_a_stop_keeps_the_store_open_until_the_next_stop(client, remote, clock):
     with clock.held():
         first = slow_upload(client, remote)
         stop = InTime(clock, client.stop)
@@ -121,9 +110,7 @@ def test_a_start_during_a_stop_keeps_the_store_open_until_the_next_stop(
         store.jobs.get(first.id)
 
 
-def test_a_stop_leaves_the_store_to_a_later_one_that_awaits_answers(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_stop_leaves_the_store_to_a_later_one_that_awaits_answers(client_of, clock, store):
     remote = Remote(clock, latency=60.0)
     client = client_of(remote, store=store)
     with clock.held():
@@ -142,7 +129,7 @@ def test_a_stop_leaves_the_store_to_a_later_one_that_awaits_answers(
 # -- what is accepted ----------------------------------------------------------------------------------------
 
 
-def test_a_job_goes_by_batch_and_its_answers_come_in_order(client: BatchingClient, remote: Remote) -> None:
+def test_a_job_goes_by_batch_and_its_answers_come_in_order(client, remote):
     requests = [Request(f"p{n}", id=f"row-{n}", context={"n": n}) for n in range(30)]
     job = client.submit_batch(requests, metadata={"team": "blue"})
     results = list(job.results(timeout=LONG))
@@ -152,12 +139,11 @@ def test_a_job_goes_by_batch_and_its_answers_come_in_order(client: BatchingClien
     assert {result.route for result in results} == {Route.BATCH}
     assert job.metadata == {"team": "blue"}
     assert remote.asked == []
-    assert remote.api is not None
     assert len(remote.api.made) == 1
 
 
 @pytest.mark.full
-def test_nothing_is_sent_before_the_job_is_on_disk(client: BatchingClient, remote: Remote) -> None:
+def test_nothing_is_sent_before_the_job_is_on_disk(client, remote):
     def rows() -> Iterator[Any]:
         yield from (f"p{n}" for n in range(12_000))
         yield "   "
@@ -165,7 +151,6 @@ def test_nothing_is_sent_before_the_job_is_on_disk(client: BatchingClient, remot
     with pytest.raises(InvalidRequest, match=r"row 12000 .*prompt is blank"):
         client.submit_batch(rows())
     assert client.jobs() == []
-    assert remote.api is not None
     assert remote.api.calls == []
 
 
@@ -177,9 +162,7 @@ def test_nothing_is_sent_before_the_job_is_on_disk(client: BatchingClient, remot
         lambda client, rows: client.submit_and_wait(rows),
     ],
 )
-def test_a_time_out_is_refused_as_a_job_goes_on_for_as_long_as_it_takes(
-    submit: Callable[..., Any], client_of: ClientOf, remote: Remote, store: str
-) -> None:
+def test_a_time_out_is_refused_as_a_job_goes_on_for_as_long_as_it_takes(submit, client_of, remote, store):
     client = client_of(remote, store=store, request_timeout=60.0)
     with pytest.raises(
         InvalidRequest, match=r"row 1 .*timeout is counted from submission.*deadline="
@@ -190,9 +173,7 @@ def test_a_time_out_is_refused_as_a_job_goes_on_for_as_long_as_it_takes(
     assert remote.asked == []
 
 
-def test_a_run_in_real_time_keeps_to_the_time_outs_of_its_requests(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_run_in_real_time_keeps_to_the_time_outs_of_its_requests(client_of, clock, store):
     client = client_of(Remote(clock, latency=50.0), store=store, parallelism=1)
     plan = client.forecast(["a"], strategy="individual")
     job = client.submit_run(["a", Request("b", timeout=5.0)], plan)
@@ -200,9 +181,7 @@ def test_a_run_in_real_time_keeps_to_the_time_outs_of_its_requests(
     assert isinstance(list(job.results())[1].error, RequestTimeout)
 
 
-def test_a_priority_that_a_batch_cannot_keep_is_told_once(
-    client: BatchingClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_priority_that_a_batch_cannot_keep_is_told_once(client, caplog):
     plan = client.forecast(["a"], strategy="individual")
     client.submit_run([Request("a", priority=Priority.URGENT)], plan).wait(LONG)
     assert caplog.messages == []
@@ -213,7 +192,7 @@ def test_a_priority_that_a_batch_cannot_keep_is_told_once(
     ]
 
 
-def test_the_same_key_is_the_same_job(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_the_same_key_is_the_same_job(client_of, remote, store):
     first = client_of(remote, store=store)
     prompts = [f"p{n}" for n in range(20)]
     job = first.submit_batch(prompts, key="nightly")
@@ -221,41 +200,38 @@ def test_the_same_key_is_the_same_job(client_of: ClientOf, remote: Remote, store
     second = client_of(remote, store=store, seed_of_rng=2).submit_batch(prompts, key="nightly")
     assert job.id == again.id == second.id
     job.wait(LONG)
-    assert remote.api is not None
     assert len(remote.api.made) == 1
 
 
 @pytest.mark.parametrize(
     "change", [{"requests": ["other"]}, {"temperature": 0.5}, {"requests": ["p0", "p2", "p1"]}]
 )
-def test_a_key_with_other_requests_is_a_conflict(change: dict[str, Any], client: BatchingClient) -> None:
+def test_a_key_with_other_requests_is_a_conflict(change, client):
     job = client.submit_batch(["p0", "p1", "p2"], key="nightly")
     requests = change.pop("requests", ["p0", "p1", "p2"])
     with pytest.raises(JobConflict, match=job.id):
         client.submit_batch(requests, key="nightly", **change)
 
 
-def test_seeded_rng_on_a_used_store_draw_another_id(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_seeded_rng_on_a_used_store_draw_another_id(client_of, remote, store):
     one = client_of(remote, store=store).submit_batch(["a"])
     other = client_of(remote, store=store).submit_batch(["b"])
     assert one.id != other.id
 
 
-def test_an_empty_job_is_done(client: BatchingClient) -> None:
+def test_an_empty_job_is_done(client):
     job = client.submit_batch([])
     assert job.wait(0.0).done
     assert list(job.results()) == []
 
 
-def test_hooks_run_when_a_job_is_submitted(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_hooks_run_when_a_job_is_submitted(client_of, remote, store):
     client = client_of(remote, store=store, preprocess=[lambda request: evolve(request, prompt="changed")])
     job = client.submit_batch(["a"])
     assert [result.text for result in job.results(timeout=LONG)] == ["by batch: changed"]
 
 
-def test_results_are_post_processed_when_they_are_read(
-    client_of: ClientOf, store: str, clock: VirtualClock
-) -> None:
+def test_results_are_post_processed_when_they_are_read(client_of, store, clock):
     remote = Remote(clock)
     client = client_of(
         remote, store=store, post_process=lambda result: evolve(result, text=f"<{result.text}>")
@@ -267,9 +243,7 @@ def test_results_are_post_processed_when_they_are_read(
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["of a job", "durable"])
-def test_a_fork_during_post_processing_copies_no_future(
-    durable: bool, client_of: ClientOf, store: str, clock: VirtualClock
-) -> None:
+def test_a_fork_during_post_processing_copies_no_future(durable, client_of, store, clock):
     futures: list[Future[Result]] = []
     codes: list[int] = []
 
@@ -286,7 +260,7 @@ def test_a_fork_during_post_processing_copies_no_future(
 
 
 @pytest.mark.full
-def test_a_job_of_any_length_is_read_row_by_row(client: BatchingClient) -> None:
+def test_a_job_of_any_length_is_read_row_by_row(client):
     alive = most = 0
 
     def rows() -> Iterator[Request]:
@@ -319,9 +293,7 @@ def test_a_job_of_any_length_is_read_row_by_row(client: BatchingClient) -> None:
         ("fine", "list of prompts"),
     ],
 )
-def test_what_a_job_cannot_take_is_refused_by_row(
-    rows: Any, text: str, client_of: ClientOf, remote: Remote, store: str
-) -> None:
+def test_what_a_job_cannot_take_is_refused_by_row(rows, text, client_of, remote, store):
     def local(request: Request) -> Answer | None:
         return Answer("known") if request.prompt == "local" else None
 
@@ -332,18 +304,18 @@ def test_what_a_job_cannot_take_is_refused_by_row(
 
 
 @pytest.mark.parametrize("key", ["", "  ", "x" * 513, "job-1", "a\nb", 7])
-def test_a_key_is_a_short_printable_name(key: Any, client: BatchingClient) -> None:
+def test_a_key_is_a_short_printable_name(key, client):
     with pytest.raises(InvalidRequest, match="key must"):
         client.submit_batch(["a"], key=key)
 
 
 @pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, {"a": "x" * 513}, {f"{n}": "" for n in range(65)}])
-def test_labels_are_texts(metadata: Any, client: BatchingClient) -> None:
+def test_labels_are_texts(metadata, client):
     with pytest.raises(InvalidRequest, match="metadata"):
         client.submit_batch(["a"], metadata=metadata)
 
 
-def test_a_provider_without_batches_says_so(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_a_provider_without_batches_says_so(client_of, clock, store):
     remote = Remote(clock, batches=False)
     client = client_of(remote, store=store)
     with pytest.raises(ConfigError, match=r"remote has no Batch API.*batch_fallback='individual'"):
@@ -353,23 +325,21 @@ def test_a_provider_without_batches_says_so(client_of: ClientOf, clock: VirtualC
     assert {result.route for result in job.results()} == {Route.INDIVIDUAL}
 
 
-def test_vectors_need_a_batch_api_that_has_them(client: BatchingClient, remote: Remote) -> None:
+def test_vectors_need_a_batch_api_that_has_them(client, remote):
     with pytest.raises(ConfigError, match="no Batch API for embeddings"):
         client.submit_batch(["a"], embedding=Embedding())
-    assert remote.api is not None
     assert remote.api.abilities.kinds == {Kind.GENERATE}
 
 
-def test_batches_can_be_switched_off(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_batches_can_be_switched_off(client_of, remote, store):
     client = client_of(remote, store=store, batch_enabled=False, batch_threshold=2)
     with pytest.raises(ConfigError, match="switched off: set batch_enabled"):
         client.submit_batch(["a"])
     assert client.submit_and_wait(["a", "b", "c"]).texts == ["re: a", "re: b", "re: c"]
-    assert remote.api is not None
     assert remote.api.calls == []
 
 
-def test_a_stopped_client_takes_no_job(client: BatchingClient) -> None:
+def test_a_stopped_client_takes_no_job(client):
     client.stop()
     with pytest.raises(ClientClosed):
         client.submit_batch(["a"])
@@ -378,34 +348,27 @@ def test_a_stopped_client_takes_no_job(client: BatchingClient) -> None:
 
 
 @pytest.mark.catches("StoreError")
-def test_a_store_that_cannot_be_used_is_named_before_anything_is_sent(
-    client_of: ClientOf, remote: Remote, tmp_path: Path
-) -> None:
+def test_a_store_that_cannot_be_used_is_named_before_anything_is_sent(client_of, remote, tmp_path):
     place = tmp_path / "no-database"
     place.write_bytes(b"something else" * 1000)
     client = client_of(remote, store=str(place))
     with pytest.raises(StoreError, match="no-database"):
         client.submit_batch(["a"])
-    assert remote.api is not None
     assert remote.api.calls == []
     assert client.submit("a").result(PATIENCE).text == "re: a"
 
 
-def test_a_reported_cost_counts_as_the_real_time_cost_without_a_price(
-    client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert remote.api is not None
+def test_a_reported_cost_counts_as_the_real_time_cost_without_a_price(client, remote, monkeypatch):
     read_line = remote.api.read_line
     told = Answer("ran", Usage(), cost=0.25)
     monkeypatch.setattr(remote.api, "read_line", lambda *line: evolve(read_line(*line), answer=told))
     job = client.submit_batch(["a", "b"])
     assert job.wait(LONG).completed == 2
     row = inside(client).jobs.engine.store.jobs.get(job.id)
-    assert row is not None
     assert (row.cost, row.realtime_cost) == (0.5, 0.5)
 
 
-def test_a_client_stopped_before_its_first_job_takes_none_until_started(client: BatchingClient) -> None:
+def test_a_client_stopped_before_its_first_job_takes_none_until_started(client):
     client.stop()
     with pytest.raises(ClientClosed):
         client.submit_batch(["a"])
@@ -414,7 +377,7 @@ def test_a_client_stopped_before_its_first_job_takes_none_until_started(client: 
     assert result.ok
 
 
-def test_without_a_job_no_store_is_opened(client_of: ClientOf, remote: Remote) -> None:
+def test_without_a_job_no_store_is_opened(client_of, remote):
     client = client_of(remote, store=None)
     assert client.submit("a").result(LONG).ok
     assert (client.uses_store, inside(client)._jobs) == (False, None)
@@ -422,9 +385,7 @@ def test_without_a_job_no_store_is_opened(client_of: ClientOf, remote: Remote) -
     assert client.spent == 0.0
 
 
-def test_a_signal_handler_that_needs_jobs_while_they_are_made_makes_them(
-    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_handler_that_needs_jobs_while_they_are_made_makes_them(client, monkeypatch):
     """The handler runs on the thread that makes them."""
     made: list[object] = []
     really = JobsEngine.__init__
@@ -442,9 +403,7 @@ def test_a_signal_handler_that_needs_jobs_while_they_are_made_makes_them(
     assert inside(client).jobs.engine is made[1]
 
 
-def test_what_fails_to_be_made_is_made_by_the_next_who_needs_it(
-    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_to_be_made_is_made_by_the_next_who_needs_it(client, monkeypatch):
     def fails(*_: object, **__: object) -> None:
         raise OSError("no space")
 

@@ -15,8 +15,6 @@ from inside import inside
 from jobs.remote import LONG, Api, Remote
 
 from smartbatch import Price
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import BudgetExceeded, ErrorKind, InvalidRequest, ProviderError, StoreError
 from smartbatch.events import Event, JobIncident, ShardChanged
 from smartbatch.jobs.records import JobLease, OverJobBudget
@@ -26,8 +24,6 @@ from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteFile, RemoteState
 from smartbatch.types import Route
 
-ClientOf = Callable[..., BatchingClient]
-
 
 @pytest.fixture
 def api(remote: Remote) -> Api:
@@ -35,9 +31,7 @@ def api(remote: Remote) -> Api:
     return remote.api
 
 
-def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(
-    client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(client_of, remote, api, clock, monkeypatch):
     """A gateway may return it while its server is down for a long time."""
     upload, find_file = Api.upload, Api.find_file
     until = clock.now() + 150  # some tries more than are made before it is told
@@ -68,9 +62,7 @@ def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(
 
 
 @pytest.mark.parametrize("sleeps", [False, True], ids=["frozen", "asleep"])
-def test_an_intent_that_became_old_is_taken_back_and_not_sent(
-    sleeps: bool, client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, tmp_path: Path
-) -> None:
+def test_an_intent_that_became_old_is_not_sent(sleeps, client_of, remote, api, clock, tmp_path):
     """Another machine may own the job by then. Sleep also stops the monotonic clock."""
     changes: list[ShardChanged] = []
     created: list[int] = []
@@ -96,12 +88,10 @@ def test_an_intent_that_became_old_is_taken_back_and_not_sent(
 
 
 @pytest.mark.parametrize("fallback", ["individual", "batch"])
-def test_a_request_too_large_for_a_batch_may_use_real_time(
-    fallback: str, client_of: ClientOf, remote: Remote, api: Api, tmp_path: Path
-) -> None:
+def test_a_request_too_large_for_a_batch_may_use_real_time(fallback, client_of, remote, api, tmp_path):
     api.abilities = evolve(api.abilities, max_bytes=2000)
     client = client_of(remote, store=str(tmp_path / "jobs.db"))
-    job = client.submit_batch(["x" * 3000, "small"], batch_fallback=fallback)  # type: ignore[arg-type]
+    job = client.submit_batch(["x" * 3000, "small"], batch_fallback=fallback)
     large, small = job.results(timeout=LONG)
     assert small.route is Route.BATCH
     if fallback == "individual":
@@ -113,14 +103,9 @@ def test_a_request_too_large_for_a_batch_may_use_real_time(
 
 @pytest.mark.catches("StoreError")
 @pytest.mark.parametrize("kept_out", ["by its budget", "by its size"])
-def test_excluded_requests_stay_out_of_batches_while_the_store_fails(
-    kept_out: str,
-    client_of: ClientOf,
-    remote: Remote,
-    api: Api,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_excluded_requests_stay_out_while_the_store_fails(
+    kept_out, client_of, remote, api, tmp_path, monkeypatch
+):
     tries = itertools.count()
     write = LeaseTable.write
 
@@ -145,14 +130,9 @@ def test_excluded_requests_stay_out_of_batches_while_the_store_fails(
 
 @pytest.mark.full
 @pytest.mark.parametrize("labels", [True, False])
-def test_an_unknown_create_delays_the_next_one_only_without_labels(
-    labels: bool,
-    client_of: ClientOf,
-    remote: Remote,
-    api: Api,
-    clock: VirtualClock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unknown_create_delays_others_only_without_labels(
+    labels, client_of, remote, api, clock, monkeypatch
+):
     """Without labels, a batch that turns up could belong to either shard."""
     api.abilities = evolve(api.abilities, labels=labels, fence=labels)
     create = Api.create
@@ -172,9 +152,7 @@ def test_an_unknown_create_delays_the_next_one_only_without_labels(
     assert (sent[1] - sent[0] >= 600.0) == (not labels)
 
 
-def test_a_create_that_is_refused_for_a_moment_goes_again_after_a_pause(
-    client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_briefly_refused_create_is_repeated_after_a_pause(client_of, remote, api, clock, monkeypatch):
     create = Api.create
     sent: list[float] = []
 
@@ -193,9 +171,7 @@ def test_a_create_that_is_refused_for_a_moment_goes_again_after_a_pause(
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["told", "found"])
-def test_a_file_that_the_provider_still_processes_is_waited_for(
-    lost: bool, client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, monkeypatch: Any
-) -> None:
+def test_a_file_still_being_processed_is_waited_for(lost, client_of, remote, api, clock, monkeypatch):
     upload, find_file = Api.upload, Api.find_file
     ready = clock.now() + 9.0
     looks: list[float] = []
@@ -250,9 +226,7 @@ def takes(monkeypatch: pytest.MonkeyPatch, api: Api, requests: int, limit: int |
 
 
 @pytest.mark.full
-def test_a_batch_above_the_limit_that_its_refusal_names_is_cut_at_once(
-    client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_above_the_limit_that_its_refusal_names_is_cut_at_once(client, api, monkeypatch):
     per_request = 10  # estimated tokens, about: the limit is three requests
     sizes = takes(monkeypatch, api, 4, 3 * per_request)
     job = client.submit_batch([f"p{n}" for n in range(20)])
@@ -261,9 +235,7 @@ def test_a_batch_above_the_limit_that_its_refusal_names_is_cut_at_once(
 
 
 @pytest.mark.full
-def test_a_batch_refused_repeatedly_while_it_is_alone_is_halved(
-    client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_refused_repeatedly_while_it_is_alone_is_halved(client, api, monkeypatch):
     """Gemini names no limit."""
     sizes = takes(monkeypatch, api, 5, None)
     job = client.submit_batch([f"p{n}" for n in range(20)])
@@ -271,9 +243,7 @@ def test_a_batch_refused_repeatedly_while_it_is_alone_is_halved(
     assert sizes[:6] == [20, 20, 20, 10, 10, 10]
 
 
-def test_a_full_quota_that_others_use_halves_nothing(
-    client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_quota_that_others_use_halves_nothing(client, api, monkeypatch):
     create, refusals = api.create, iter([full(None), full(None)])
 
     def busy(creation: Creation, timeout: float) -> RemoteBatch:
@@ -287,14 +257,12 @@ def test_a_full_quota_that_others_use_halves_nothing(
 
 
 @pytest.mark.full
-def test_batches_refused_in_validation_although_they_fit_become_smaller(
-    client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_refused_in_validation_although_they_fit_become_smaller(client, api, monkeypatch):
     """The provider may count more tokens than the estimate."""
     shown = api.shown
 
     def failing(batch: object) -> RemoteBatch:
-        found = shown(batch)  # type: ignore[arg-type]
+        found = shown(batch)
         if (found.total or 0) <= 5:
             return found
         error = full(1_000_000)
@@ -305,9 +273,7 @@ def test_batches_refused_in_validation_although_they_fit_become_smaller(
 
 
 @pytest.mark.full
-def test_batches_grow_again_when_they_pass(
-    client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_grow_again_when_they_pass(client, api, monkeypatch):
     takes(monkeypatch, api, 5, None)
     client.submit_batch([f"p{n}" for n in range(20)]).wait(LONG)
     monkeypatch.undo()
@@ -324,14 +290,9 @@ def enqueued(api: Api) -> int:
 
 
 @pytest.mark.full
-def test_processes_with_different_stores_share_enqueued_tokens(
-    client_of: ClientOf,
-    clock: VirtualClock,
-    remote: Remote,
-    api: Api,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_processes_with_other_stores_share_enqueued_tokens(
+    client_of, clock, remote, api, tmp_path, monkeypatch
+):
     create, most = api.create, []
 
     def noted(creation: Creation, timeout: float) -> RemoteBatch:
@@ -357,10 +318,7 @@ def test_processes_with_different_stores_share_enqueued_tokens(
 MIB = 2**20
 
 
-def test_where_batches_have_no_label_no_two_open_ones_are_of_one_size(
-    client: BatchingClient, remote: Remote, clock: VirtualClock
-) -> None:
-    assert remote.api is not None
+def test_where_batches_have_no_label_no_two_open_ones_are_of_one_size(client, remote, clock):
     remote.api.abilities = evolve(remote.api.abilities, labels=False)
     first = client.submit_batch([f"a{n}" for n in range(6)])
     while not remote.api.made:
@@ -372,9 +330,7 @@ def test_where_batches_have_no_label_no_two_open_ones_are_of_one_size(
     assert len(sizes) == len(set(sizes)) == 3
 
 
-def test_a_shard_that_finds_no_room_in_the_budget_is_cut_anew_at_once(
-    client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_finds_no_room_in_the_budget_is_cut_anew_at_once(client, clock, monkeypatch):
     plan, planned = ShardTable.plan, list[float]()
 
     def without_room(table: ShardTable, lease: JobLease, new: NewShard) -> ShardRow:
@@ -391,10 +347,7 @@ def test_a_shard_that_finds_no_room_in_the_budget_is_cut_anew_at_once(
 
 @pytest.mark.full
 @pytest.mark.parametrize(("more", "fetched"), [(0, True), (1, False)])
-def test_results_take_two_copies_of_the_requests_and_4_mib_each(
-    client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch, more: int, fetched: bool
-) -> None:
-    assert remote.api is not None
+def test_results_take_two_copies_of_the_requests_and_4_mib_each(client, remote, monkeypatch, more, fetched):
     download, tries = remote.api.download, list[int]()
 
     def large(batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:

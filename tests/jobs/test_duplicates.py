@@ -62,9 +62,7 @@ def repeated(
 @pytest.mark.parametrize(
     ("answered", "cancelled"), [(True, [True, True, False]), (False, [False, True, True])]
 )
-def test_of_a_create_that_was_repeated_one_batch_runs_to_its_end(
-    answered: bool, cancelled: list[bool], repeated: Callable[..., tuple[Job, Api]]
-) -> None:
+def test_of_a_create_that_was_repeated_one_batch_runs_to_its_end(answered, cancelled, repeated):
     job, api = repeated(answered)
     assert job.wait(10 * HOUR).completed == 2
     assert [batch.cancelled for batch in api.made.values()] == cancelled
@@ -73,18 +71,14 @@ def test_of_a_create_that_was_repeated_one_batch_runs_to_its_end(
     assert all("was cancelled" in incident.detail for incident in cancels)
 
 
-def test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once(
-    repeated: Callable[..., tuple[Job, Api]], clock: VirtualClock
-) -> None:
+def test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once(repeated, clock):
     _, api = repeated(False)
     clock.sleep(60.0)
     assert [batch.cancelled for batch in api.made.values()] == [False, True, True]
 
 
 @pytest.mark.full
-def test_of_unlabelled_batches_the_oldest_counts(
-    repeated: Callable[..., tuple[Job, Api]], clock: VirtualClock
-) -> None:
+def test_of_unlabelled_batches_the_oldest_counts(repeated, clock):
     job, api = repeated(False, labels=False)
     assert job.wait(10 * HOUR).completed == 2
     clock.sleep(10 * HOUR)
@@ -96,17 +90,10 @@ def test_of_unlabelled_batches_the_oldest_counts(
 
 @pytest.mark.full
 @pytest.mark.parametrize("labels", [True, False])
-def test_a_labelled_orphan_is_cancelled(
-    labels: bool,
-    client_of: Callable[..., BatchingClient],
-    clock: VirtualClock,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_labelled_orphan_is_cancelled(labels, client_of, clock, tmp_path, monkeypatch):
     """Without a label, the batch may belong to another program, so it is not cancelled."""
     remote = Remote(clock, turnaround=2 * HOUR)
     api = remote.api
-    assert api is not None
     api.abilities = evolve(api.abilities, labels=labels, fence=False)
     create = api.create
     late: list[Creation] = []
@@ -161,7 +148,7 @@ def late(
     return client_of(remote, store=str(tmp_path / "jobs.db"), prices=prices, **settings), api, land
 
 
-def test_a_batch_whose_requests_an_orphan_has_answered_is_cancelled(late: Late, clock: VirtualClock) -> None:
+def test_a_batch_whose_requests_an_orphan_has_answered_is_cancelled(late, clock):
     client, api, land = late
     job = client.submit_batch(QUESTIONS)
     while not api.made:
@@ -175,9 +162,7 @@ def test_a_batch_whose_requests_an_orphan_has_answered_is_cancelled(late: Late, 
 
 
 @pytest.mark.full
-def test_a_batch_that_no_cancel_ends_comes_to_its_own_end(
-    late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_no_cancel_ends_comes_to_its_own_end(late, clock, monkeypatch):
     """Some servers have no route for cancelling."""
     client, api, land = late
 
@@ -196,9 +181,7 @@ def test_a_batch_that_no_cancel_ends_comes_to_its_own_end(
 
 
 @pytest.mark.full
-def test_what_was_not_sent_when_an_orphan_has_answered_it_is_not_sent(
-    late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_not_sent_when_an_orphan_has_answered_it_is_not_sent(late, clock, monkeypatch):
     client, api, land = late
     job = client.submit_batch(QUESTIONS)
 
@@ -218,9 +201,7 @@ def test_what_was_not_sent_when_an_orphan_has_answered_it_is_not_sent(
 
 
 @pytest.mark.full
-def test_the_cost_of_a_batch_that_an_orphan_made_useless_is_reported(
-    late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cost_of_a_batch_that_an_orphan_made_useless_is_reported(late, clock, monkeypatch):
     client, api, land = late
 
     def too_late(batch_id: str, _: float) -> None:
@@ -238,16 +219,13 @@ def test_the_cost_of_a_batch_that_an_orphan_made_useless_is_reported(
     assert status.wasted == pytest.approx(cost)
     assert [one.kind for one in job.incidents() if one.money] == ["doubled_line"]
     row = inside(client).jobs.engine.store.jobs.get(job.id)
-    assert row is not None
     assert row.reserved == pytest.approx(cost)
     assert client.spent == pytest.approx(2 * cost)
 
 
 @pytest.mark.full
 @pytest.mark.catches("StoreError")
-def test_used_answers_of_an_orphan_are_not_wasted_when_read_again(
-    late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_used_answers_of_an_orphan_are_not_wasted_when_read_again(late, clock, monkeypatch):
     client, api, land = late
     add_incident = FactTable.add_incident
     failed: list[IncidentRow] = []
@@ -270,15 +248,12 @@ def test_used_answers_of_an_orphan_are_not_wasted_when_read_again(
     [told] = job.incidents()
     assert "10 of its answers could still be used" in told.detail
     row = inside(client).jobs.engine.store.jobs.get(job.id)
-    assert row is not None
     assert row.reserved == 0.0
     assert client.spent == pytest.approx(cost)
 
 
 @pytest.mark.full
-def test_data_of_an_orphan_is_deleted_after_the_retention(
-    late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_of_an_orphan_is_deleted_after_the_retention(late, clock, monkeypatch):
     client, api, land = late
     deleted: list[str] = []
     monkeypatch.setattr(api, "delete_batch", lambda batch_id, _: deleted.append(batch_id))
@@ -296,9 +271,7 @@ def test_data_of_an_orphan_is_deleted_after_the_retention(
 
 @pytest.mark.full
 @pytest.mark.parametrize("labels", [True, False])
-def test_an_orphan_without_results_is_reported(
-    labels: bool, late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_orphan_without_results_is_reported(labels, late, clock, monkeypatch):
     """Its cost is unknown, so the reservation stays."""
     client, api, land = late
     api.abilities = evolve(api.abilities, labels=labels, fence=False, retention=6 * HOUR)
@@ -310,7 +283,6 @@ def test_an_orphan_without_results_is_reported(
     assert job.wait(10 * HOUR).completed == 10
     clock.sleep(6 * HOUR)
     row = inside(client).jobs.engine.store.jobs.get(job.id)
-    assert row is not None
     assert row.reserved > 0.0
     assert [one.kind for one in job.incidents()] == ["maybe_billed"]
     calls = len(api.calls)
@@ -319,9 +291,7 @@ def test_an_orphan_without_results_is_reported(
 
 
 @pytest.mark.full
-def test_a_duplicate_without_results_is_not_examined_again(
-    repeated: Callable[..., tuple[Job, Api]], clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_duplicate_without_results_is_not_examined_again(repeated, clock, monkeypatch):
     job, api = repeated(True)
     api.abilities = evolve(api.abilities, retention=6 * HOUR)
     clock.sleep(2 * BETWEEN + 1.0)

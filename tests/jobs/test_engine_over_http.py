@@ -101,7 +101,7 @@ class Bench:
         return [decode_result(row.body, request_id=str(row.ix)) for row in self.store.items.results("job-1")]
 
 
-def test_a_job_that_somebody_forgot_has_no_further_step(store: SqlStore, service: Emulator) -> None:
+def test_a_job_that_somebody_forgot_has_no_further_step(store, service):
     bench = Bench(store, service, "openai:gpt-4o-mini", Generation(max_tokens=20))
     bench.finish()
     store.jobs.forget("job-1")
@@ -109,27 +109,20 @@ def test_a_job_that_somebody_forgot_has_no_further_step(store: SqlStore, service
 
 
 @pytest.mark.parametrize(("counted", "tries"), [({}, 0), ({"tried": True}, 1)], ids=["not sent", "sent"])
-def test_a_discarded_batch_is_a_try_of_its_requests_where_they_were_sent(
-    store: SqlStore, service: Emulator, counted: dict[str, bool], tries: int
-) -> None:
+def test_a_discarded_batch_is_a_try_of_its_requests_where_they_were_sent(store, service, counted, tries):
     bench = Bench(store, service, "openai:gpt-4o-mini", Generation(max_tokens=20))
     bench.until(ShardState.READY)
     job, api = store.jobs.get("job-1"), bench.provider.batches()
-    assert job is not None
-    assert api is not None
     step = Step(runtime=bench.runtime, api=api, job=job, lease=bench.lease)
-    step.discard(store.shards.of_job("job-1")[0], "a test", **counted)  # type: ignore[arg-type]
+    step.discard(store.shards.of_job("job-1")[0], "a test", **counted)
     assert {item.tries for item in store.items.in_state("job-1")} == {tries}
 
 
 @pytest.mark.parametrize("model", ["openai:gpt-4o-mini", "gemini:gemini-2.5-flash"])
-def test_a_vanished_input_file_is_uploaded_under_a_new_name(
-    store: SqlStore, service: Emulator, model: str
-) -> None:
+def test_a_vanished_input_file_is_uploaded_under_a_new_name(store, service, model):
     bench = Bench(store, service, model, Generation(max_tokens=20))
     bench.until(ShardState.READY)
     first = store.shards.of_job("job-1")[0]
-    assert first.file_id is not None
     bench.api.delete_file(first.file_id, 10)
 
     assert bench.finish().succeeded == 6
@@ -141,7 +134,7 @@ def test_a_vanished_input_file_is_uploaded_under_a_new_name(
     bench.provider.close()
 
 
-def test_dropped_parameters_are_reported_with_each_result(store: SqlStore, service: Emulator) -> None:
+def test_dropped_parameters_are_reported_with_each_result(store, service):
     params = Generation(max_tokens=20, temperature=0.5)
     bench = Bench(store, service, "anthropic:claude-haiku-4-5", params)
     assert bench.finish().succeeded == 6
@@ -149,9 +142,7 @@ def test_dropped_parameters_are_reported_with_each_result(store: SqlStore, servi
     bench.provider.close()
 
 
-def test_a_refused_create_fails_its_requests_with_the_reason(
-    store: SqlStore, service: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_create_fails_its_requests_with_the_reason(store, service, monkeypatch):
     bench = Bench(store, service, "openai:gpt-4o-mini", Generation(max_tokens=20))
 
     def refuse(*_: object) -> None:

@@ -39,9 +39,7 @@ def no_network(*_: object) -> Any:
     raise ProviderError("no network", kind=ErrorKind.NETWORK_ERROR)
 
 
-def test_a_list_that_cannot_be_searched_for_duplicates(
-    client_of: ClientOf, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, ignored: list[tuple[str, str]]
-) -> None:
+def test_a_list_that_cannot_be_searched_for_duplicates(client_of, clock, monkeypatch, ignored):
     remote = Remote(clock)
     page = Api.page
 
@@ -53,9 +51,7 @@ def test_a_list_that_cannot_be_searched_for_duplicates(
     assert ignored == [("list of batches", "network_error")]
 
 
-def test_an_input_file_that_cannot_be_searched_for(
-    client_of: ClientOf, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, ignored: list[tuple[str, str]]
-) -> None:
+def test_an_input_file_that_cannot_be_searched_for(client_of, clock, monkeypatch, ignored):
     def refuse(*_: object) -> Any:
         raise ProviderError("no such model", kind=ErrorKind.CLIENT_ERROR, status=400)
 
@@ -65,9 +61,7 @@ def test_an_input_file_that_cannot_be_searched_for(
     assert ignored == [("search for an input file", "network_error")]
 
 
-def test_a_batch_that_cannot_be_polled_after_its_cancel_was_refused(
-    client_of: ClientOf, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, ignored: list[tuple[str, str]]
-) -> None:
+def test_a_batch_that_cannot_be_polled_after_its_cancel_was_refused(client_of, clock, monkeypatch, ignored):
     remote = Remote(clock, turnaround=500.0)
     cancel, get = Api.cancel, Api.get
 
@@ -90,9 +84,7 @@ def test_a_batch_that_cannot_be_polled_after_its_cancel_was_refused(
 
 
 @pytest.mark.catches("StoreError")
-def test_an_error_of_the_store_is_not_taken_for_one_of_the_provider(
-    client_of: ClientOf, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_store_is_not_taken_for_one_of_the_provider(client_of, clock, monkeypatch):
     def lost(*_: object) -> Any:
         raise ProviderError("no answer", kind=ErrorKind.TIMEOUT, maybe_billed=True)
 
@@ -142,7 +134,7 @@ def job(client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, tmp_
 
 
 @pytest.mark.full
-def test_a_vanished_batch_is_told_and_not_sent_again(job: Job, api: Api) -> None:
+def test_a_vanished_batch_is_told_and_not_sent_again(job, api):
     with pytest.raises(JobTimeout, match="no longer knows the batch"):
         job.wait(HOUR)
     assert [incident.kind for incident in job.incidents()] == ["batch_vanished"]
@@ -150,7 +142,7 @@ def test_a_vanished_batch_is_told_and_not_sent_again(job: Job, api: Api) -> None
 
 
 @pytest.mark.full
-def test_a_job_whose_batch_has_vanished_ends_when_it_is_cancelled(job: Job, api: Api) -> None:
+def test_a_job_whose_batch_has_vanished_ends_when_it_is_cancelled(job, api):
     job.cancel()
     status = job.wait(HOUR)
     assert (status.state, status.cancelled) == ("done", 2)
@@ -158,9 +150,7 @@ def test_a_job_whose_batch_has_vanished_ends_when_it_is_cancelled(job: Job, api:
     assert api.calls.count("create") == 1
 
 
-def test_a_batch_cancelled_before_it_is_seen_is_cancelled(
-    client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, tmp_path: Path
-) -> None:
+def test_a_batch_cancelled_before_it_is_seen_is_cancelled(client_of, remote, api, clock, tmp_path):
     """The provider may not list the batch yet."""
     job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a", "b"])
     clock.sleep(1.0)
@@ -174,16 +164,10 @@ def test_a_batch_cancelled_before_it_is_seen_is_cancelled(
 
 
 @pytest.mark.full
-def test_a_missing_line_next_to_an_unprocessed_one_is_waited_for(
-    client_of: Callable[..., BatchingClient],
-    clock: VirtualClock,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_line_next_to_an_unprocessed_one_is_waited_for(client_of, clock, tmp_path, monkeypatch):
     """The batch may have run requests that it reports nothing about."""
     remote = Remote(clock)
     api = remote.api
-    assert api is not None
     shown, download, read_line = api.shown, api.download, api.read_line
     sent: list[list[str]] = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,14 @@ from attrs import evolve
 from jobs.remote import LONG, Remote
 
 from smartbatch import _files
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.jobs.shard_records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.step import Step
 from smartbatch.providers.batch_api import RemoteFile
 
-ClientOf = Callable[..., BatchingClient]
 
-
-def test_results_that_are_deleted_while_they_are_read_are_fetched_again(
-    client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_deleted_while_they_are_read_are_fetched_again(client_of, clock, tmp_path, monkeypatch):
     store_results, left = collect.store_results, [1]
 
     def robbed(work: Step, shard: ShardRow, paths: list[Path]) -> collect.ResultTotals:
@@ -39,14 +33,11 @@ def test_results_that_are_deleted_while_they_are_read_are_fetched_again(
     job = client.submit_batch(["a", "b"])
     assert job.wait(LONG).completed == 2
     assert not left
-    assert remote.api is not None
     assert remote.api.calls.count("download") == 2
     assert job.incidents() == []
 
 
-def test_each_owner_of_a_job_writes_into_files_of_its_own(
-    client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_owner_of_a_job_writes_into_files_of_its_own(client_of, clock, tmp_path, monkeypatch):
     written: list[str] = []
 
     def noted(self: Path, target: Path) -> Path:
@@ -67,9 +58,7 @@ def test_each_owner_of_a_job_writes_into_files_of_its_own(
 @pytest.mark.full
 @pytest.mark.catches("StoreError")
 @pytest.mark.parametrize("what", ["in", "out0"])
-def test_a_full_disk_is_told_and_waited_out(
-    what: str, client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_and_waited_out(what, client_of, clock, tmp_path, monkeypatch):
     full = [True]
     opened = os.open
 
@@ -89,16 +78,12 @@ def test_a_full_disk_is_told_and_waited_out(
     assert not list(tmp_path.glob("*.spool/*.part"))
     full[0] = False
     assert job.wait(LONG).completed == 2
-    assert remote.api is not None
     assert len(remote.api.made) == 1
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["size", "no size"])
-def test_half_an_upload_that_is_found_under_its_name_is_not_used(
-    told: bool, client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_an_upload_found_by_name_is_not_used(told, client_of, clock, tmp_path, monkeypatch):
     remote = Remote(clock)
-    assert remote.api is not None
     api, upload = remote.api, remote.api.upload
     sizes: dict[str, int] = {}
 
@@ -125,7 +110,7 @@ def test_half_an_upload_that_is_found_under_its_name_is_not_used(
     assert api.calls.count("upload") == (2 if told else 1)
 
 
-def test_a_file_that_a_successor_deleted_is_no_full_disk(tmp_path: Path) -> None:
+def test_a_file_that_a_successor_deleted_is_no_full_disk(tmp_path):
     path, partial = tmp_path / "shard.out0", tmp_path / "shard.out0.1.part"
 
     def pieces() -> Iterator[bytes]:

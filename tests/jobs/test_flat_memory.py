@@ -121,7 +121,7 @@ def kept(process: Process) -> dict[str, int]:
 
 
 @pytest.mark.full
-def test_jobs_that_have_ended_leave_nothing_behind(process: Process) -> None:
+def test_jobs_that_have_ended_leave_nothing_behind(process):
     process.supervisor.start()
     process.run_jobs(1)
     after_one = kept(process)
@@ -131,11 +131,10 @@ def test_jobs_that_have_ended_leave_nothing_behind(process: Process) -> None:
     assert process.errors == []
 
 
-def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> None:
+def test_a_job_that_is_lost_and_offered_again_has_one_turn(process):
     job = new_job("job-1", params=encode_params(Generation()))
     process.store.jobs.accept(job, [NewItem(None, b"", 1, 1, False)])
     lease = process.store.leases.claim("job-1", 60.0)
-    assert lease is not None
     with process.clock.held():
         for _ in range(20):
             process.realtime.offer(lease)
@@ -147,7 +146,7 @@ def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> 
 
 
 @pytest.mark.full
-def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path: Path) -> None:
+def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path):
     store = str(tmp_path / "jobs.db")
     with BatchingClient("sim:demo?latency=0", store=store) as client:
 
@@ -179,9 +178,7 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path:
     client.stop()
 
 
-def test_threads_for_items_in_real_time_end_when_there_is_no_job_for_long(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_for_items_in_real_time_end_when_there_is_no_job_for_long(process, monkeypatch):
     started: list[threading.Thread] = []
     start = threading.Thread.start
 
@@ -215,7 +212,7 @@ class Settled(Future[Result]):
             self.set_exception(result.error)
 
 
-def test_a_watcher_keeps_no_future_that_is_settled(process: Process) -> None:
+def test_a_watcher_keeps_no_future_that_is_settled(process):
     engine = JobsEngine(BatchingConfig(), process.clock, rng=random.Random(1), wiring=job_wiring())
     engine.client_store.opened = process.store
     process.supervisor.start()

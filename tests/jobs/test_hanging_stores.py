@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -110,9 +109,7 @@ def hung_server(address: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("how", "kind"), sampled([(how, kind) for how in ("exit", "stop") for kind in ("sqlite", "postgres")])
 )
-def test_a_store_that_hangs_holds_up_no_end(
-    how: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_store_that_hangs_holds_up_no_end(how, kind, tmp_path, request):
     place = str(tmp_path / "jobs.db")
     if kind == "postgres":
         address = request.getfixturevalue("postgres_address")
@@ -149,9 +146,7 @@ def test_a_store_that_hangs_holds_up_no_end(
 
 
 @pytest.mark.full
-def test_a_wait_that_shows_how_the_job_stands_is_over_in_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_wait_that_shows_how_the_job_stands_is_over_in_time(monkeypatch, tmp_path):
     answered = threading.Event()
     monkeypatch.setattr(Progress, "is_due", True)
     monkeypatch.setattr(ShardTable, "of_job", lambda *_, **__: answered.wait(30.0) and [])
@@ -169,7 +164,7 @@ def test_a_wait_that_shows_how_the_job_stands_is_over_in_time(
 
 @pytest.mark.full
 @pytest.mark.parametrize("asked", sampled(["jobs", "incidents"]))
-def test_a_look_at_jobs_is_over_in_time(asked: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_look_at_jobs_is_over_in_time(asked, monkeypatch, tmp_path):
     answered = threading.Event()
     monkeypatch.setattr(smartbatch.client, "STATUS_TIMEOUT", 0.5)
     monkeypatch.setattr(smartbatch.jobs.job, "STATUS_TIMEOUT", 0.5)
@@ -185,9 +180,7 @@ def test_a_look_at_jobs_is_over_in_time(asked: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.full
-def test_the_last_look_for_results_in_any_order_is_over_in_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_last_look_for_results_in_any_order_is_over_in_time(monkeypatch, tmp_path):
     answered = threading.Event()
     with BatchingClient("sim:demo", store=str(tmp_path / "jobs.db")) as client:
         job = client.submit_batch(["a", "b"], strategy="individual")
@@ -231,9 +224,7 @@ def server(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, client_of: Clie
 
 
 @pytest.mark.catches("StoreError")
-def test_a_first_request_waits_three_seconds_for_a_store_that_hangs(
-    server: Server, clock: VirtualClock, client_of: ClientOf, store: str
-) -> None:
+def test_a_first_request_waits_three_seconds_for_a_store_that_hangs(server, clock, client_of, store):
     client = client_of(Remote(clock, latency=0.01), store=store)
     began = clock.now()
     assert client.submit("a").result(LONG).ok
@@ -243,9 +234,7 @@ def test_a_first_request_waits_three_seconds_for_a_store_that_hangs(
     assert clock.now() - began < 0.1
 
 
-def test_a_store_that_answers_slowly_is_heard_before_the_first_request(
-    server: Server, clock: VirtualClock, client_of: ClientOf, store: str
-) -> None:
+def test_a_store_that_answers_slowly_is_heard_before_the_first_request(server, clock, client_of, store):
     server.there, server.hangs = True, 0.0
     smartbatch.pause("remote", "default", store=store)
     server.hangs = 2.5
@@ -260,9 +249,7 @@ def test_a_store_that_answers_slowly_is_heard_before_the_first_request(
 
 @pytest.mark.catches("StoreError")
 @pytest.mark.parametrize("hangs", [0.0, HANGS])
-def test_a_store_that_comes_later_is_heard_and_its_jobs_are_carried_on(
-    hangs: float, server: Server, clock: VirtualClock, client_of: ClientOf, store: str
-) -> None:
+def test_jobs_of_a_store_that_comes_later_are_carried_on(hangs, server, clock, client_of, store):
     server.there, server.hangs = True, 0.0
     earlier = client_of(Remote(clock), store=store)
     job = earlier.submit_batch(["p"])
@@ -280,9 +267,7 @@ def test_a_store_that_comes_later_is_heard_and_its_jobs_are_carried_on(
 
 
 @pytest.mark.catches("StoreError")
-def test_a_store_is_not_tried_after_a_stop(
-    server: Server, clock: VirtualClock, client_of: ClientOf, store: str
-) -> None:
+def test_a_store_is_not_tried_after_a_stop(server, clock, client_of, store):
     client = client_of(Remote(clock), store=store)
     assert client.submit("a").result(LONG).ok
     clock.sleep(60.0)
@@ -294,9 +279,7 @@ def test_a_store_is_not_tried_after_a_stop(
 
 
 @pytest.mark.catches("StoreError")
-def test_a_second_start_does_not_end_the_tries(
-    server: Server, clock: VirtualClock, client_of: ClientOf, store: str
-) -> None:
+def test_a_second_start_does_not_end_the_tries(server, clock, client_of, store):
     client = client_of(Remote(clock), store=store)
     client.start()
     with client:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Callable
 
 import pytest
 from inside import inside
 from jobs.remote import LONG, Remote
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, JobNotFound, JobTimeout, RequestCancelled, StoreError
 from smartbatch.events import Event, RequestSubmitted
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 
-ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
 
 
@@ -29,9 +25,7 @@ def prompts(count: int) -> list[str]:
 
 
 @pytest.mark.full
-def test_a_status_counts_shards_that_end_after_the_job_was_read(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_status_counts_shards_that_end_after_the_job_was_read(client_of, clock, store):
     client = client_of(Remote(clock), store=store, batch_max_requests=6)
     job = client.submit_batch(prompts(40), key="k")
     engine = inside(client).jobs.engine
@@ -42,9 +36,7 @@ def test_a_status_counts_shards_that_end_after_the_job_was_read(
 
 
 @pytest.mark.full
-def test_a_status_counts_what_is_sent_done_and_left(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_status_counts_what_is_sent_done_and_left(client_of, clock, store):
     client = client_of(Remote(clock), store=store, batch_max_requests=6)
     job = client.submit_batch(prompts(40), key="k")
     seen: list[JobStatus] = []
@@ -64,7 +56,7 @@ def test_a_status_counts_what_is_sent_done_and_left(
     assert submitted == sorted(submitted)
 
 
-def test_a_status_speaks_to_people(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_a_status_speaks_to_people(client_of, clock, store):
     client = client_of(Remote(clock), store=store)
     job = client.submit_batch(prompts(12), key="nightly")
     words = str(job.wait(LONG))
@@ -75,9 +67,7 @@ def test_a_status_speaks_to_people(client_of: ClientOf, clock: VirtualClock, sto
     assert repr(job) == f"<Job {job.id} 'nightly' remote:default 12 requests>"
 
 
-def test_a_forgotten_job_is_gone_and_an_unfinished_one_is_not_forgotten(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_forgotten_job_is_gone_and_an_unfinished_one_is_not_forgotten(client_of, clock, store):
     client = client_of(Remote(clock), store=store)
     with clock.held():
         job = client.submit_batch(prompts(3))
@@ -94,7 +84,7 @@ def test_a_forgotten_job_is_gone_and_an_unfinished_one_is_not_forgotten(
 
 
 @pytest.mark.full
-def test_waiting_ends_when_its_time_is_over(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_waiting_ends_when_its_time_is_over(client_of, clock, store):
     job = client_of(Remote(clock, turnaround=1000.0), store=store).submit_batch(prompts(3))
     began = clock.now()
     with pytest.raises(JobTimeout, match="0 of 3 requests") as caught:
@@ -105,9 +95,7 @@ def test_waiting_ends_when_its_time_is_over(client_of: ClientOf, clock: VirtualC
 
 
 @pytest.mark.full
-def test_results_stream_page_by_page_in_either_order(
-    client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_stream_page_by_page_in_either_order(client_of, clock, store, monkeypatch):
     monkeypatch.setattr("smartbatch.jobs.job_wait.PAGE_RESULTS", 7)
     client = client_of(Remote(clock), store=store, batch_max_requests=10)
     job = client.submit_batch(prompts(64))
@@ -118,9 +106,7 @@ def test_results_stream_page_by_page_in_either_order(
     assert len(as_stored) == 64
 
 
-def test_what_there_is_can_be_read_without_waiting(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_what_there_is_can_be_read_without_waiting(client_of, clock, store):
     job = client_of(Remote(clock), store=store).submit_batch(prompts(5))
     with clock.held():
         assert list(job.results(wait=False)) == []
@@ -129,9 +115,7 @@ def test_what_there_is_can_be_read_without_waiting(
     assert len(list(job.results(wait=False, ordered=False))) == 5
 
 
-def test_results_come_while_others_are_still_out(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_results_come_while_others_are_still_out(client_of, clock, store):
     gate = threading.Event()
 
     def reply(prompt: str) -> str:
@@ -148,9 +132,7 @@ def test_results_come_while_others_are_still_out(
 
 
 @pytest.mark.full
-def test_a_job_of_a_stopped_client_has_a_status_and_no_endless_wait(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_job_of_a_stopped_client_has_a_status_and_no_endless_wait(client_of, clock, store):
     client = client_of(Remote(clock, turnaround=1000.0), store=store)
     job = client.submit_batch(prompts(3))
     client.stop(timeout=0)
@@ -162,23 +144,20 @@ def test_a_job_of_a_stopped_client_has_a_status_and_no_endless_wait(
     assert job.wait(LONG).completed == 3
 
 
-def test_another_client_may_watch_a_job_it_does_not_own(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_another_client_may_watch_a_job_it_does_not_own(client_of, clock, store):
     remote = Remote(clock)
     owner = client_of(remote, store=store)
     job = owner.submit_batch(prompts(5))
     watcher = client_of(remote, store=store, seed_of_rng=2)
     assert watcher.job(job.id).wait(LONG).completed == 5
     assert len(list(watcher.job(job.id).results())) == 5
-    assert remote.api is not None
     assert remote.api.calls.count("create") == 1
 
 
 # -- futures and callbacks -----------------------------------------------------------------------------------
 
 
-def test_futures_end_with_what_is_stored(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_futures_end_with_what_is_stored(client_of, clock, store):
     job = client_of(Remote(clock), store=store).submit_batch(prompts(20))
     first, second = job.futures(), job.futures()
     assert [future.result(PATIENCE).text for future in first] == [f"by batch: p{n}" for n in range(20)]
@@ -187,9 +166,7 @@ def test_futures_end_with_what_is_stored(client_of: ClientOf, clock: VirtualCloc
     assert [future.result(PATIENCE).ok for future in late] == [True] * 20
 
 
-def test_cancelling_a_future_leaves_the_job_alone(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_cancelling_a_future_leaves_the_job_alone(client_of, clock, store):
     job = client_of(Remote(clock), store=store).submit_batch(prompts(5))
     with clock.held():
         futures = job.futures()
@@ -200,9 +177,7 @@ def test_cancelling_a_future_leaves_the_job_alone(
     assert job.wait(LONG).completed == 5
 
 
-def test_a_callback_may_raise_block_or_stop_the_client(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_callback_may_raise_block_or_stop_the_client(client_of, clock, store):
     client = client_of(Remote(clock), store=store)
     job = client.submit_batch(prompts(5))
     seen: list[JobStatus] = []
@@ -227,7 +202,7 @@ def test_a_callback_may_raise_block_or_stop_the_client(
 # -- cancelling ----------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_job_keeps_what_came(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_a_cancelled_job_keeps_what_came(client_of, clock, store):
     remote = Remote(clock, turnaround=1000.0)
     job = client_of(remote, store=store).submit_batch(prompts(5))
     futures = job.futures()
@@ -239,7 +214,7 @@ def test_a_cancelled_job_keeps_what_came(client_of: ClientOf, clock: VirtualCloc
     assert {type(error) for error in errors} == {RequestCancelled}
 
 
-def test_a_job_is_cancelled_from_anywhere(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_a_job_is_cancelled_from_anywhere(client_of, clock, store):
     remote = Remote(clock, turnaround=100_000.0)
     owner = client_of(remote, store=store)
     job = owner.submit_batch(prompts(5))
@@ -248,9 +223,7 @@ def test_a_job_is_cancelled_from_anywhere(client_of: ClientOf, clock: VirtualClo
     assert job.wait(10_000.0).cancelled == 5
 
 
-def test_cancelling_a_job_in_real_time_stops_what_has_not_started(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_cancelling_a_job_in_real_time_stops_what_has_not_started(client_of, clock, store):
     remote = Remote(clock, batches=False, latency=10.0)
     client = client_of(remote, store=store, parallelism=2)
     job = client.submit_batch(prompts(50), batch_fallback="individual")
@@ -264,9 +237,7 @@ def test_cancelling_a_job_in_real_time_stops_what_has_not_started(
     assert status.cancelled == 50 - status.completed
 
 
-def test_after_a_cancel_no_row_is_sent_that_was_only_claimed(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_after_a_cancel_no_row_is_sent_that_was_only_claimed(client_of, clock, store):
     jobs: list[Job] = []
     submitted = threading.Event()
 

@@ -67,9 +67,7 @@ def answered(results: list[Result]) -> int:
 
 @pytest.mark.full
 @each_provider
-def test_a_job_stops_before_its_budget_does_and_keeps_what_was_answered(
-    provider: str, tmp_path: Path
-) -> None:
+def test_a_job_stops_before_its_budget_does_and_keeps_what_was_answered(provider, tmp_path):
     with market(provider, tmp_path) as w:
         client = buyer(w, budget=0.2)
         job = client.submit_batch(texts(80))
@@ -88,7 +86,7 @@ def test_a_job_stops_before_its_budget_does_and_keeps_what_was_answered(
 
 
 @pytest.mark.full
-def test_what_batches_leave_over_buys_further_ones(tmp_path: Path) -> None:
+def test_what_batches_leave_over_buys_further_ones(tmp_path):
     with market("gemini", tmp_path) as w:
         client = buyer(w, budget=60 * MOST * 0.7)
         job = client.submit_batch(texts(60))
@@ -97,7 +95,7 @@ def test_what_batches_leave_over_buys_further_ones(tmp_path: Path) -> None:
         assert paid(w) <= 60 * MOST * 0.7
 
 
-def test_requests_asked_alone_keep_to_the_budget_of_their_job(tmp_path: Path) -> None:
+def test_requests_asked_alone_keep_to_the_budget_of_their_job(tmp_path):
     with market("anthropic", tmp_path) as w:
         client = buyer(w, budget=0.3, batch_enabled=False)
         job = client.submit_batch(texts(80), batch_fallback="individual")
@@ -111,7 +109,7 @@ def test_requests_asked_alone_keep_to_the_budget_of_their_job(tmp_path: Path) ->
 
 @pytest.mark.full
 @pytest.mark.parametrize("own", [None, 5.0])
-def test_a_run_in_real_time_keeps_to_the_budget_of_its_plan(tmp_path: Path, own: float | None) -> None:
+def test_a_run_in_real_time_keeps_to_the_budget_of_its_plan(tmp_path, own):
     with market("anthropic", tmp_path) as w:
         client = buyer(w, budget=own)
         plan = client.forecast(texts(10), strategy="individual", budget=0.3)
@@ -121,7 +119,7 @@ def test_a_run_in_real_time_keeps_to_the_budget_of_its_plan(tmp_path: Path, own:
 
 
 @pytest.mark.full
-def test_items_waiting_for_money_of_batches_go_when_the_last_one_ends(tmp_path: Path) -> None:
+def test_items_waiting_for_money_of_batches_go_when_the_last_one_ends(tmp_path):
     with market("gemini", tmp_path, batch_turnaround=10.0) as w:
         client = buyer(w, max_tokens=100)
         plan = client.forecast(texts(40), strategy="hybrid", budget=0.42)
@@ -136,7 +134,7 @@ def test_items_waiting_for_money_of_batches_go_when_the_last_one_ends(tmp_path: 
 
 
 @pytest.mark.full
-def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
+def test_what_may_have_been_billed_counts_at_its_most(tmp_path):
     def fault(batch: int, position: int, custom_id: str | None) -> str | None:
         return "missing_lines" if batch == 0 and position % 2 else None
 
@@ -154,7 +152,7 @@ def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_create_that_may_have_arrived_keeps_its_reservation(tmp_path: Path) -> None:
+def test_a_create_that_may_have_arrived_keeps_its_reservation(tmp_path):
     """A late create of Anthropic cannot be fenced."""
     late = {"batch_late_seconds": HOUR, "batch_turnaround": 10 * MINUTE}
     named = {"batch_fault_for": lambda index, label: ("late_create",) if index == 0 else ()}
@@ -169,7 +167,7 @@ def test_a_create_that_may_have_arrived_keeps_its_reservation(tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_a_request_whose_asking_nobody_saw_the_end_of_stays_paid_for(tmp_path: Path) -> None:
+def test_a_request_whose_asking_nobody_saw_the_end_of_stays_paid_for(tmp_path):
     alone = 2 * MOST
     with market("openai", tmp_path) as w:
         first = buyer(w, budget=20 * alone, batch_enabled=False)
@@ -206,7 +204,7 @@ FAULTS = (
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", sampled(range(10)))
-def test_no_fault_at_the_provider_exceeds_a_budget(seed: int, tmp_path: Path) -> None:
+def test_no_fault_at_the_provider_exceeds_a_budget(seed, tmp_path):
     rng = random.Random(seed)
     provider = rng.choice(PROVIDERS)
     faults = {"batch_faults": rng.choice(FAULTS), "faults": {"500": 0.1, "reset_before": 0.1, "reset": 0.1}}
@@ -228,7 +226,7 @@ def test_no_fault_at_the_provider_exceeds_a_budget(seed: int, tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_a_client_and_its_jobs_spend_one_budget(tmp_path: Path) -> None:
+def test_a_client_and_its_jobs_spend_one_budget(tmp_path):
     with market("openai", tmp_path) as w:
         client = buyer(w, budget=0.4)
         job = client.submit_batch(texts(40), budget="0.35 USD")
@@ -245,7 +243,7 @@ def test_a_client_and_its_jobs_spend_one_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_each_list_by_batch_leaves_room_for_the_next_one(tmp_path: Path) -> None:
+def test_each_list_by_batch_leaves_room_for_the_next_one(tmp_path):
     """A list ends before its batch is settled, but unused money must be free immediately."""
     with market("gemini", tmp_path) as w:
         client = buyer(w, budget=100 * MOST)
@@ -259,7 +257,7 @@ def test_each_list_by_batch_leaves_room_for_the_next_one(tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -> None:
+def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path):
     with market("openai", tmp_path) as w:
         first = buyer(w, budget=0.8)
         job = first.submit_batch(texts(30), key="one", budget="0.7 USD")
@@ -276,7 +274,7 @@ def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_jobs_lease_what_they_can_cost_of_a_budget_that_processes_share(tmp_path: Path) -> None:
+def test_jobs_lease_what_they_can_cost_of_a_budget_that_processes_share(tmp_path):
     with market("openai", tmp_path) as w:
         shared = {"budget": 62.5 * MOST, "budget_scope": "shared:team", "batch_fallback": "batch"}
         place = f"sqlite:///{tmp_path / 'limits.db'}"
@@ -297,7 +295,7 @@ def test_jobs_lease_what_they_can_cost_of_a_budget_that_processes_share(tmp_path
         assert answered(w.results(first.submit_batch(texts(5, "after")))) == 5
 
 
-def test_a_budget_is_refused_where_it_could_not_be_kept(tmp_path: Path) -> None:
+def test_a_budget_is_refused_where_it_could_not_be_kept(tmp_path):
     with market("openai", tmp_path) as w:
         client = w.process(model="no-such-model", max_tokens=6)
         for asked in (lambda: client.submit_batch(texts(3), budget=1.0), lambda: limited(client)):

@@ -40,7 +40,7 @@ SIM = "sim:demo?latency=0&batch_seconds=0"
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchingClient]:
     monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
     settings = {"store": str(tmp_path / "jobs.db"), "batch_poll_interval": 0.01, "prices": PRICES}
-    with BatchingClient(SIM, **settings) as client:  # type: ignore[arg-type]
+    with BatchingClient(SIM, **settings) as client:
         yield client
 
 
@@ -57,12 +57,12 @@ def section(report: Report, name: str) -> str:
 
 
 def done(client: BatchingClient, prompts: list[str], **params: object) -> Job:
-    job = client.submit_batch(prompts, **params)  # type: ignore[arg-type]
+    job = client.submit_batch(prompts, **params)
     job.wait(60)
     return job
 
 
-def test_a_report_says_what_was_asked_what_came_and_what_it_cost(client: BatchingClient) -> None:
+def test_a_report_says_what_was_asked_what_came_and_what_it_cost(client):
     job = done(client, ["one two", "three"], key="nightly", max_tokens=3, temperature=0.5)
     report = job.report()
     status = job.status()
@@ -80,7 +80,7 @@ def test_a_report_says_what_was_asked_what_came_and_what_it_cost(client: Batchin
     assert parsed(report).findtext("head/title") == "Job nightly – smartbatch report"
 
 
-def test_what_is_not_recorded_is_unknown(client: BatchingClient) -> None:
+def test_what_is_not_recorded_is_unknown(client):
     ended = done(client, ["a"]).report()
     assert "always batch unknown unknown unknown unknown unknown" in section(ended, "cost")
     assert "The reason is not recorded" in section(ended, "route")
@@ -91,7 +91,7 @@ def test_what_is_not_recorded_is_unknown(client: BatchingClient) -> None:
         assert "1 have no result yet" in report.html
 
 
-def test_a_report_holds_no_prompt_no_answer_and_nothing_of_the_system_text(client: BatchingClient) -> None:
+def test_a_report_holds_no_prompt_no_answer_and_nothing_of_the_system_text(client):
     schema = {"type": "object", "properties": {"SECRET3": {"type": "string"}}, "required": ["SECRET3"]}
     job = done(
         client, ["SECRET1"], system="SECRET2", schema=schema, stop=["SECRET4"], context={"row": "SECRET5"}
@@ -106,7 +106,7 @@ def test_a_report_holds_no_prompt_no_answer_and_nothing_of_the_system_text(clien
 
 
 @pytest.mark.parametrize("name", sampled(HOSTILE, first=10))
-def test_foreign_texts_stay_text_and_are_cut(name: str) -> None:
+def test_foreign_texts_stay_text_and_are_cut(name):
     text = HOSTILE[name]
     incident = IncidentRow(text, text, None, text, 1.0, 0.0)
     shard = ShardStatus(1, text, text, 2, 1, 1.0, text, 0.1, text)
@@ -150,33 +150,31 @@ def test_foreign_texts_stay_text_and_are_cut(name: str) -> None:
 
 
 @pytest.mark.full
-def test_failures_are_told_by_kind_and_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_told_by_kind_and_message(tmp_path, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
     settings = {"store": str(tmp_path / "jobs.db"), "batch_poll_interval": 0.01, "retries": 0}
-    with BatchingClient("sim:demo?latency=0&faults=timeout:1", **settings) as client:  # type: ignore[arg-type]
+    with BatchingClient("sim:demo?latency=0&faults=timeout:1", **settings) as client:
         report = done(client, ["a", "b"]).report()
     assert "0 of 2 requests were answered" in report.html
     assert "timeout simulated: no answer in time 2 " in section(report, "failures")
     assert "No request was answered." in section(report, "distributions")
 
 
-def test_the_answer_of_an_equal_request_is_in_no_distribution(client: BatchingClient) -> None:
+def test_the_answer_of_an_equal_request_is_in_no_distribution(client):
     report = done(client, ["a", "b", "a", "a"]).report()
     assert "answers of identical requests 2" in section(report, "results")
     assert "Of 2 answered requests." in section(report, "distributions")
 
 
-def test_what_an_incident_cost_is_part_of_what_was_paid(client: BatchingClient) -> None:
+def test_what_an_incident_cost_is_part_of_what_was_paid(client):
     job = done(client, ["a"])
     client.stop(timeout=5)
     store = open_store(client.config.store)
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     store.facts.add_incident(
         lease, IncidentRow("double_submission", job.id, None, "it came twice", 0.25, 60.0)
     )
     row = store.jobs.get(job.id)
-    assert row is not None
     report = job_report(store, row, 0.0)
     store.close()
     told = section(report, "incidents")
@@ -185,7 +183,7 @@ def test_what_an_incident_cost_is_part_of_what_was_paid(client: BatchingClient) 
     assert "$0.25 more than always individual." in section(report, "cost")
 
 
-def test_cancelled_requests_are_no_failures(client: BatchingClient) -> None:
+def test_cancelled_requests_are_no_failures(client):
     with BatchingClient("sim:demo?batch_seconds=600", store=client.config.store) as slow:
         job = slow.submit_batch(["a", "b"])
         job.cancel()
@@ -195,7 +193,7 @@ def test_cancelled_requests_are_no_failures(client: BatchingClient) -> None:
     assert "No request failed." in section(report, "failures")
 
 
-def test_a_report_is_saved_and_shown_in_a_frame_of_its_own(client: BatchingClient, tmp_path: Path) -> None:
+def test_a_report_is_saved_and_shown_in_a_frame_of_its_own(client, tmp_path):
     report = done(client, ["a"]).report()
     report.save(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text("utf-8") == report.html
@@ -206,7 +204,7 @@ def test_a_report_is_saved_and_shown_in_a_frame_of_its_own(client: BatchingClien
 
 
 @pytest.mark.full
-def test_a_report_of_a_large_job_is_small_and_a_sample(client: BatchingClient) -> None:
+def test_a_report_of_a_large_job_is_small_and_a_sample(client):
     job = done(client, [f"prompt {number}" for number in range(30_000)])
     report = job.report()
     assert len(report.html.encode()) <= MAX_BYTES
@@ -223,21 +221,21 @@ def shard(ended_at: float | None, size: int) -> ShardRow:
     return evolve(ShardRow(**plain), size=size, ended_at=ended_at)
 
 
-def test_each_batch_is_a_step_at_its_end() -> None:
+def test_each_batch_is_a_step_at_its_end():
     shards = [shard(300.0, 4), shard(200.0, 3), shard(None, 3)]
     chart = progress_chart(evolve(JOB, succeeded=7), shards, 400.0)
     steps = ((100.0, 0.0), (200.0, 0.0), (200.0, 3.0), (300.0, 3.0), (300.0, 7.0), (400.0, 7.0))
     assert (chart.points, chart.total) == (steps, 10)
 
 
-def test_requests_in_real_time_are_a_line_up_to_now_or_to_the_end() -> None:
+def test_requests_in_real_time_are_a_line_up_to_now_or_to_the_end():
     running = progress_chart(evolve(JOB, succeeded=3, failed=1), [], 400.0)
     assert running.points == ((100.0, 0.0), (400.0, 4.0))
     done = progress_chart(evolve(JOB, succeeded=10, finished_at=250.0), [], 400.0)
     assert done.points == ((100.0, 0.0), (250.0, 10.0))
 
 
-def test_it_has_the_deadline_and_the_expected_end() -> None:
+def test_it_has_the_deadline_and_the_expected_end():
     row = evolve(JOB, policy=JobPolicy(deadline=900.0))
     chart = progress_chart(row, [], 400.0, (500.0, 600.0))
     assert (chart.deadline, chart.expected) == (900.0, (500.0, 600.0))

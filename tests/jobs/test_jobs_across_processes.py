@@ -18,7 +18,6 @@ from jobs.remote import LONG, Remote
 
 import smartbatch
 from smartbatch import Interrupted
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import JobNotFound, JobTimeout, StoreError
 from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress
@@ -26,8 +25,6 @@ from smartbatch.jobs.job import Job
 from smartbatch.jobs.watching import Changes
 from smartbatch.providers.batch_api import RemoteBatch
 from tests.levels import sampled
-
-ClientOf = Callable[..., BatchingClient]
 
 
 @pytest.fixture
@@ -41,7 +38,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.full
-def test_a_job_outlives_its_client(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_a_job_outlives_its_client(client_of, clock, store):
     remote = Remote(clock, turnaround=1000.0)
     first = client_of(remote, store=store)
     with clock.held():
@@ -51,14 +48,11 @@ def test_a_job_outlives_its_client(client_of: ClientOf, clock: VirtualClock, sto
     second = client_of(remote, store=store, seed_of_rng=2)
     results = list(second.job("k").results(timeout=LONG))
     assert [result.text for result in results] == [f"by batch: p{n}" for n in range(10)]
-    assert remote.api is not None
     assert len(remote.api.made) == 1
     assert job.status().done  # the old handle reads the same store
 
 
-def test_a_result_that_cannot_be_read_fails_its_own_future_and_no_other(
-    client: BatchingClient, store: str
-) -> None:
+def test_a_result_that_cannot_be_read_fails_its_own_future_and_no_other(client, store):
     """A newer release may store results in its own format."""
     job = client.submit_batch(["a", "b", "c"])
     job.wait(LONG)
@@ -72,12 +66,9 @@ def test_a_result_that_cannot_be_read_fails_its_own_future_and_no_other(
 
 
 @pytest.mark.full
-def test_a_process_polls_a_job_it_took_over_by_its_own_settings(
-    client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_polls_a_job_it_took_over_by_its_own_settings(client_of, clock, store, monkeypatch):
     remote = Remote(clock, turnaround=10_000.0)
     api = remote.api
-    assert api is not None
     get, looks = api.get, list[float]()
 
     def counted(batch_id: str, timeout: float) -> RemoteBatch | None:
@@ -97,9 +88,7 @@ def test_a_process_polls_a_job_it_took_over_by_its_own_settings(
     assert median(apart[before:]) == pytest.approx(100.0, rel=0.1)
 
 
-def test_a_job_that_is_taken_over_is_looked_at_at_once(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_job_that_is_taken_over_is_looked_at_at_once(client_of, clock, store):
     """A restarted kernel must not wait for the next poll."""
     remote = Remote(clock, turnaround=1000.0)
     first = client_of(remote, store=store, batch_poll_interval=3600.0)
@@ -113,9 +102,7 @@ def test_a_job_that_is_taken_over_is_looked_at_at_once(
     assert clock.now() - began < 60.0
 
 
-def test_events_tell_of_a_job_from_its_beginning_to_its_end(
-    client_of: ClientOf, remote: Remote, store: str
-) -> None:
+def test_events_tell_of_a_job_from_its_beginning_to_its_end(client_of, remote, store):
     events: list[Event] = []
     client = client_of(remote, store=store, observers=[events.append])
     client.submit_and_wait([f"p{n}" for n in range(20)], timeout=LONG)
@@ -131,7 +118,7 @@ def test_events_tell_of_a_job_from_its_beginning_to_its_end(
 
 
 @pytest.mark.full
-def test_a_forked_child_starts_empty_and_sees_the_same_jobs(environ: dict[str, str]) -> None:
+def test_a_forked_child_starts_empty_and_sees_the_same_jobs(environ):
     ended = run_script(
         """
         import smartbatch
@@ -165,7 +152,7 @@ def test_a_forked_child_starts_empty_and_sees_the_same_jobs(environ: dict[str, s
 
 
 @pytest.mark.full
-def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(environ: dict[str, str]) -> None:
+def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(environ):
     ended = run_script(
         """
         import signal, threading
@@ -194,9 +181,7 @@ WAITS: dict[str, Callable[[BatchingClient, Job], Any]] = {
 
 
 @pytest.mark.parametrize("wait", sampled(WAITS))
-def test_an_interrupted_wait_has_the_stored_results_and_the_job_continues(
-    wait: str, client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_wait_has_the_stored_results_and_the_job_continues(wait, client, clock, monkeypatch):
     waited = Changes.wait_for_change
 
     def interrupted(notifier: Changes, seen: int, timeout: float) -> None:
@@ -215,9 +200,7 @@ def test_an_interrupted_wait_has_the_stored_results_and_the_job_continues(
     assert caught.value.results.texts == [f"by batch: p{n}" for n in range(12)]
 
 
-def test_the_jobs_of_a_store_are_found_without_a_client(
-    client: BatchingClient, clock: VirtualClock, store: str
-) -> None:
+def test_the_jobs_of_a_store_are_found_without_a_client(client, clock, store):
     first = client.submit_batch(["a"], key="first")
     first.wait(LONG)
     with clock.held():
@@ -227,16 +210,14 @@ def test_the_jobs_of_a_store_are_found_without_a_client(
         assert [job.key for job in smartbatch.list_jobs(store=store, unfinished=True)] == ["second"]
 
 
-def test_a_job_that_is_nowhere_is_not_found(client: BatchingClient, store: str) -> None:
+def test_a_job_that_is_nowhere_is_not_found(client, store):
     with pytest.raises(JobNotFound, match="smartbatch jobs list"):
         client.job("nightly")
     with pytest.raises(JobNotFound, match="nightly"):
         smartbatch.job("nightly", store=store)
 
 
-def test_a_job_without_its_key_at_hand_says_what_it_needs(
-    client: BatchingClient, clock: VirtualClock, remote: Remote, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_without_its_key_at_hand_says_what_it_needs(client, clock, remote, store, monkeypatch):
     with clock.held():
         job = client.submit_batch(["a"])
     client.stop(timeout=0)

@@ -60,9 +60,7 @@ class Account:
         (shard(server_time=None), ["5", "4", "3", "2", "1"], [None, 1, 2]),
     ],
 )
-def test_the_list_is_read_up_to_what_is_older_than_the_intent(
-    sought: Any, found: list[str], asked: list[int | None]
-) -> None:
+def test_the_list_is_read_up_to_what_is_older_than_the_intent(sought, found, asked):
     account: Any = Account(
         [batch("5", created_at=1001.0), batch("4")],
         [batch("3", created_at=400.0), batch("2", created_at=399.5)],
@@ -73,7 +71,7 @@ def test_the_list_is_read_up_to_what_is_older_than_the_intent(
     assert (newer.at, account.asked) == (1005.0, asked)
 
 
-def test_a_batch_without_a_label_is_nobody_else_s_and_of_the_size() -> None:
+def test_a_batch_without_a_label_is_nobody_else_s_and_of_the_size():
     account: Any = Account(claimed=["claimed"])
     batches = [
         batch("claimed"),
@@ -86,7 +84,7 @@ def test_a_batch_without_a_label_is_nobody_else_s_and_of_the_size() -> None:
     assert [one.id for one in found] == ["same", "any"]
 
 
-def test_batches_of_dead_shards_are_noted_on_them() -> None:
+def test_batches_of_dead_shards_are_noted_on_them():
     others = [
         shard("has one", candidate="1"),
         shard("other's", job_id="other"),
@@ -111,7 +109,7 @@ def test_batches_of_dead_shards_are_noted_on_them() -> None:
         (batch("claimed"), {}, False),
     ],
 )
-def test_a_batch_without_a_label_may_be_a_dead_shard_s(seen: Any, given: dict[str, Any], noted: bool) -> None:
+def test_a_batch_without_a_label_may_be_a_dead_shard_s(seen, given, noted):
     account: Any = Account(labels=False, dead=[shard(**given)], claimed=["claimed"])
     find_orphans(account, [seen])
     assert bool(account.noted) is noted

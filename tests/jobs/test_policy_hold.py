@@ -103,9 +103,7 @@ def start(
 
 
 @pytest.mark.full
-def test_a_job_that_waits_says_what_for_and_sends_nothing(
-    start: Callable[[float | None], tuple[Job, Lost]],
-) -> None:
+def test_a_job_that_waits_says_what_for_and_sends_nothing(start):
     job, lost = start(None)
     with pytest.raises(JobTimeout, match="it is unknown whether its batch was created"):
         job.wait(MINUTE)
@@ -116,9 +114,7 @@ def test_a_job_that_waits_says_what_for_and_sends_nothing(
 
 
 @pytest.mark.full
-def test_whoever_waits_for_a_held_job_is_told_once_why_and_what_to_do(
-    start: Callable[[float | None], tuple[Job, Lost]], events: list[Event]
-) -> None:
+def test_whoever_waits_for_a_held_job_is_told_once_why_and_what_to_do(start, events):
     def told() -> list[JobHeld]:
         return [event for event in events if isinstance(event, JobHeld)]
 
@@ -136,9 +132,7 @@ def test_whoever_waits_for_a_held_job_is_told_once_why_and_what_to_do(
     assert level_of(told()[0]) == "warning"
 
 
-def test_each_way_to_wait_for_a_held_job_tells_it(
-    start: Callable[[float | None], tuple[Job, Lost]], events: list[Event], clock: VirtualClock
-) -> None:
+def test_each_way_to_wait_for_a_held_job_tells_it(start, events, clock):
     job, _ = start(None)
     clock.sleep(5 * MINUTE)
     assert job.status().state == "held"
@@ -149,9 +143,7 @@ def test_each_way_to_wait_for_a_held_job_tells_it(
 
 
 @pytest.mark.full
-def test_a_job_that_is_held_once_more_is_told_once_more(
-    client_of: ClientOf, clock: VirtualClock, tmp_path: Path, events: list[Event]
-) -> None:
+def test_a_job_that_is_held_once_more_is_told_once_more(client_of, clock, tmp_path, events):
     remote = Remote(clock, batches=False, reply=refused)
     client = client_of(remote, store=str(tmp_path / "jobs.db"), observers=[events.append])
     job = client.submit_batch(["a"], batch_fallback="individual")
@@ -162,9 +154,7 @@ def test_a_job_that_is_held_once_more_is_told_once_more(
         job.resume()
 
 
-def test_a_refused_item_is_open_again_only_once_its_job_is_held(
-    client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_item_is_open_again_only_once_its_job_is_held(client_of, clock, tmp_path, monkeypatch):
     """Otherwise the item would be sent once more in between."""
     states: list[str] = []
     real = ItemTable.answer
@@ -182,9 +172,7 @@ def test_a_refused_item_is_open_again_only_once_its_job_is_held(
     assert states == ["held"]
 
 
-def test_items_under_way_do_not_hold_a_held_job_once_more(
-    client_of: ClientOf, clock: VirtualClock, tmp_path: Path, events: list[Event]
-) -> None:
+def test_items_under_way_do_not_hold_a_held_job_once_more(client_of, clock, tmp_path, events):
     def slowly_refused(prompt: str) -> str:
         clock.sleep(20.0 * int(prompt))
         raise ProviderError(f"bad key {prompt}", kind=ErrorKind.AUTH_ERROR, status=401)
@@ -202,18 +190,14 @@ def refused(_: str) -> str:
 
 
 @pytest.mark.full
-def test_a_batch_that_is_found_late_answers_the_question(
-    start: Callable[[float | None], tuple[Job, Lost]],
-) -> None:
+def test_a_batch_that_is_found_late_answers_the_question(start):
     job, lost = start(4 * MINUTE)
     assert job.wait(8 * MINUTE).completed == 3
     assert lost.sizes == [1, 1, 1]
 
 
 @pytest.mark.full
-def test_a_job_resumes_once_all_creates_are_known(
-    start: Callable[[float | None], tuple[Job, Lost]], tmp_path: Path
-) -> None:
+def test_a_job_resumes_once_all_creates_are_known(start, tmp_path):
     """The note may come from another release, so the marks of the shards decide."""
     job, lost = start(4 * MINUTE)
     with pytest.raises(JobTimeout):
@@ -228,9 +212,7 @@ def test_a_job_resumes_once_all_creates_are_known(
 
 
 @pytest.mark.full
-def test_a_job_whose_question_was_answered_can_be_held_for_another_reason(
-    start: Callable[[float | None], tuple[Job, Lost]],
-) -> None:
+def test_a_job_whose_question_was_answered_can_be_held_for_another_reason(start):
     job, lost = start(4 * MINUTE)
     with pytest.raises(JobTimeout):
         job.wait(3.5 * MINUTE)
@@ -242,9 +224,7 @@ def test_a_job_whose_question_was_answered_can_be_held_for_another_reason(
 
 
 @pytest.mark.full
-def test_after_the_watch_it_is_certain_and_goes_again(
-    start: Callable[[float | None], tuple[Job, Lost]],
-) -> None:
+def test_after_the_watch_it_is_certain_and_goes_again(start):
     job, lost = start(None)
     assert job.wait(60 * MINUTE).completed == 3
     assert job.status().elapsed > WATCH
@@ -252,7 +232,7 @@ def test_after_the_watch_it_is_certain_and_goes_again(
 
 
 @pytest.mark.full
-def test_a_person_who_resumes_it_is_believed(start: Callable[[float | None], tuple[Job, Lost]]) -> None:
+def test_a_person_who_resumes_it_is_believed(start):
     job, lost = start(None)
     with pytest.raises(JobTimeout):
         job.wait(4 * MINUTE)

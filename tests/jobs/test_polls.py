@@ -119,9 +119,7 @@ UNSEEN = RemoteProgress()
         ),
     ],
 )
-def test_a_batch_that_the_provider_does_not_know(
-    wall: float, sent: dict[str, Any], given: dict[str, Any], done: list[Any]
-) -> None:
+def test_a_batch_that_the_provider_does_not_know(wall, sent, given, done):
     step: Any = Step(wall, **given)
     assert poll_batch(step, shard(**sent)) is step
     assert step.done == done
@@ -146,9 +144,7 @@ TIMED = {"policy__deadline": None, "timeout": 100.0}
         ),
     ],
 )
-def test_a_batch_is_cancelled_if_it_is_late_or_not_needed(
-    age: float, given: dict[str, Any], note: str | None
-) -> None:
+def test_a_batch_is_cancelled_if_it_is_late_or_not_needed(age, given, note):
     step: Any = Step(SENT + age, **given)
     assert poll_batch(step, shard()) is step
     assert (step.done == CANCELLED, step.note if note else None) == (note is not None, note)
@@ -158,9 +154,7 @@ def test_a_batch_is_cancelled_if_it_is_late_or_not_needed(
     ("status", "known", "done"),
     [(404, False, SOON), (404, True, ["again"]), (403, False, ["again"]), (405, False, ["again"])],
 )
-def test_a_refused_cancel_is_repeated_while_the_batch_exists(
-    status: int, known: bool, done: list[Any]
-) -> None:
+def test_a_refused_cancel_is_repeated_while_the_batch_exists(status, known, done):
     refusal = ProviderError("no", kind=ErrorKind.CLIENT_ERROR, status=status)
     running = SimpleNamespace(state=RemoteState.RUNNING)
     step: Any = Step(SENT, job__cancel_requested=True, refusal=refusal, batch=running if known else None)
@@ -179,9 +173,7 @@ def test_a_refused_cancel_is_repeated_while_the_batch_exists(
         (90.0, 5.0, 60.0, False),
     ],
 )
-def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(
-    monkeypatch: pytest.MonkeyPatch, age: float, asked: float | None, pause: float, late: bool
-) -> None:
+def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(monkeypatch, age, asked, pause, late):
     monkeypatch.setattr(polls.refusals, "publish_enqueued", lambda *_, ended: None)
     monkeypatch.setattr(polls.orphans, "search_duplicates_once", lambda _, shard, __: shard.remote)
     known = evolve(SEEN, cancel_sent_at=None if asked is None else SENT + asked)

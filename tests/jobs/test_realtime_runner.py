@@ -30,7 +30,6 @@ from smartbatch.jobs.wiring import RealtimeItem
 from smartbatch.prices import Price
 from smartbatch.types import Generation, Request, Result
 
-ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
 
 
@@ -48,9 +47,7 @@ def submitted(client: BatchingClient, count: int, **settings: Any) -> Any:
     return client.submit_batch([f"p{n}" for n in range(count)], batch_fallback="individual", **settings)
 
 
-def test_an_item_is_marked_on_disk_before_it_is_asked(
-    client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_an_item_is_marked_on_disk_before_it_is_asked(client_of, clock, place):
     seen: list[tuple[str, set[int]]] = []
     looking = another_store(place, clock)
 
@@ -67,9 +64,7 @@ def test_an_item_is_marked_on_disk_before_it_is_asked(
 
 
 @pytest.mark.parametrize("how", ["list", pytest.param("requests", marks=pytest.mark.full)])
-def test_of_attended_work_only_what_is_in_flight_or_next_is_marked(
-    how: str, client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_of_attended_work_only_what_is_in_flight_or_next_is_marked(how, client_of, clock, place):
     """Marked items are reported as possibly paid twice if the process is killed."""
     marked: list[int] = []
     looking = another_store(place, clock)
@@ -90,9 +85,7 @@ def test_of_attended_work_only_what_is_in_flight_or_next_is_marked(
 
 
 @pytest.mark.full
-def test_a_request_is_not_kept_waiting_by_a_list_that_was_there_before(
-    client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_a_request_is_not_kept_waiting_by_a_list_that_was_there_before(client_of, clock, place):
     remote = Remote(clock, latency=1.0)
     client = client_of(remote, store=place, parallelism=2)
     rows = client.map([f"p{n}" for n in range(40)], key="mine", strategy="individual")
@@ -102,9 +95,7 @@ def test_a_request_is_not_kept_waiting_by_a_list_that_was_there_before(
     assert len(list(rows)) == 39
 
 
-def test_nobody_hears_of_an_answer_before_it_is_stored(
-    client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_nobody_hears_of_an_answer_before_it_is_stored(client_of, clock, place):
     looking = another_store(place, clock)
     client = client_of(Remote(clock, batches=False), store=place)
     job = submitted(client, 20)
@@ -123,9 +114,7 @@ def test_nobody_hears_of_an_answer_before_it_is_stored(
 
 
 @pytest.mark.full
-def test_answers_that_come_together_are_stored_together(
-    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_that_come_together_are_stored_together(client_of, clock, place, monkeypatch):
     groups: list[int] = []
     real = ItemTable.answer
 
@@ -141,9 +130,7 @@ def test_answers_that_come_together_are_stored_together(
     assert len(groups) < 40
 
 
-def test_a_stop_gives_back_what_has_not_started_and_keeps_what_came(
-    client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_a_stop_gives_back_what_has_not_started_and_keeps_what_came(client_of, clock, place):
     remote = Remote(clock, batches=False, latency=5.0)
     first = client_of(remote, store=place, parallelism=4)
     job = submitted(first, 30)
@@ -152,7 +139,6 @@ def test_a_stop_gives_back_what_has_not_started_and_keeps_what_came(
     asked = len(remote.asked)
     looking = another_store(place, clock)
     row = looking.jobs.get(job.id)
-    assert row is not None
     assert (row.succeeded, row.owner) == (asked, None)
     waiting = looking.items.in_state(job.id, state=ItemState.REALTIME)
     assert (len(waiting), {item.tries for item in waiting}) == (30 - asked, {0})
@@ -162,9 +148,7 @@ def test_a_stop_gives_back_what_has_not_started_and_keeps_what_came(
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY])
-def test_an_account_out_of_use_holds_the_job_and_fails_no_item(
-    kind: ErrorKind, client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_an_account_out_of_use_holds_the_job_and_fails_no_item(kind, client_of, clock, place):
     broken = threading.Event()
     broken.set()
 
@@ -188,7 +172,7 @@ def test_an_account_out_of_use_holds_the_job_and_fails_no_item(
     assert job.wait(LONG).completed == 12
 
 
-def test_a_used_up_budget_keeps_the_items_open(client_of: ClientOf, clock: VirtualClock, place: str) -> None:
+def test_a_used_up_budget_keeps_the_items_open(client_of, clock, place):
     broken = threading.Event()
     broken.set()
 
@@ -246,9 +230,7 @@ def attended(client: BatchingClient, count: int) -> Job:
 
 
 @pytest.mark.catches("StoreError")
-def test_nothing_more_is_asked_while_answers_cannot_be_stored(
-    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_more_is_asked_while_answers_cannot_be_stored(client_of, clock, place, monkeypatch):
     disk, remote, events = FullDisk(monkeypatch), Remote(clock, batches=False, latency=1.0), list[Event]()
     client = client_of(remote, store=place, parallelism=4, observers=[events.append])
     job = attended(client, 80)
@@ -264,9 +246,7 @@ def test_nothing_more_is_asked_while_answers_cannot_be_stored(
 
 
 @pytest.mark.full
-def test_a_write_that_hangs_counts_as_one_that_fails(
-    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_hangs_counts_as_one_that_fails(client_of, clock, place, monkeypatch):
     real, asked = ItemTable.answer, list[int]()
 
     def hung(self: ItemTable, lease: Any, results: Any, **how: Any) -> Any:
@@ -285,13 +265,7 @@ def test_a_write_that_hangs_counts_as_one_that_fails(
 
 @pytest.mark.full
 @pytest.mark.catches("StoreError")
-def test_answers_never_stored_are_reported_and_named_when_sent_again(
-    client_of: ClientOf,
-    clock: VirtualClock,
-    place: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_answers_never_stored_are_reported(client_of, clock, place, monkeypatch, caplog):
     disk, events = FullDisk(monkeypatch), list[Event]()
     remote = Remote(clock, batches=False, latency=1.0, priced=True)
     prices = {"remote:default": Price(input=1e6, output=1e6)}  # a dollar a token
@@ -312,9 +286,7 @@ def test_answers_never_stored_are_reported_and_named_when_sent_again(
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_items_that_are_claimed_while_the_client_stops_are_taken_back(
-    closed: bool, client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_items_claimed_while_the_client_stops_are_recalled(closed, client_of, clock, place, monkeypatch):
     """A claim that outlives the grace period finds the store closed, which is not an error."""
     claiming, stopping = threading.Event(), threading.Event()
     until = (SqlStore, "close") if closed else (RealtimeRunner, "finish")
@@ -354,9 +326,7 @@ def test_items_that_are_claimed_while_the_client_stops_are_taken_back(
 
 
 @pytest.mark.parametrize("policy", ["settle", "hold"])
-def test_items_that_were_being_asked_when_their_process_died(
-    policy: str, client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_items_that_were_being_asked_when_their_process_died(policy, client_of, clock, place, monkeypatch):
     remote = Remote(clock, batches=False)
     client = client_of(remote, store=place, batch_on_unknown=policy)
     with monkeypatch.context() as patch:
@@ -364,7 +334,6 @@ def test_items_that_were_being_asked_when_their_process_died(
         job = submitted(client, 6)
     dead = another_store(place, clock)
     lease = dead.leases.claim(job.id, LEASE_SECONDS)
-    assert lease is not None
     dead.items.claim_realtime(lease, 2)
     dead.abandon()  # as its death would
     second = client_of(remote, store=place, seed_of_rng=2)
@@ -380,18 +349,14 @@ def test_items_that_were_being_asked_when_their_process_died(
 
 
 @pytest.mark.full
-def test_a_queue_that_refuses_delays_items_and_fails_none(
-    client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_a_queue_that_refuses_delays_items_and_fails_none(client_of, clock, place):
     remote = Remote(clock, batches=False, latency=1.0)
     client = client_of(remote, store=place, parallelism=120, queue_capacity=100, queue_full="raise")
     assert submitted(client, 400).wait(LONG).completed == 400
     assert len(remote.asked) == 400
 
 
-def test_failures_of_an_items_own_end_it_and_the_others_go_on(
-    client_of: ClientOf, clock: VirtualClock, place: str
-) -> None:
+def test_failures_of_an_items_own_end_it_and_the_others_go_on(client_of, clock, place):
     def reply(prompt: str) -> str:
         if prompt == "p3":
             raise ProviderError("no such thing", kind=ErrorKind.CLIENT_ERROR, status=400, code="bad")
@@ -410,9 +375,7 @@ def test_failures_of_an_items_own_end_it_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("how", ["halted", "forgotten"])
-def test_a_halted_runner_and_a_forgotten_job_submit_no_claimed_item(
-    how: str, clock: VirtualClock, place: str, tmp_path: Path
-) -> None:
+def test_a_halted_runner_and_a_forgotten_job_submit_no_claimed_item(how, clock, place, tmp_path):
     bench = Bench("sqlite", place, tmp_path)
     store = bench.open()
     items = [
@@ -422,7 +385,6 @@ def test_a_halted_runner_and_a_forgotten_job_submit_no_claimed_item(
         bench.job(policy=JobPolicy(attended=True), params=encode_params(Generation())), items
     )
     lease = store.leases.claim(job.id, LONG)
-    assert lease is not None
     asked: list[str] = []
     ended = threading.Event()
 

@@ -39,7 +39,7 @@ def bounded(store: SqlStore, bench: Bench, budget: float, count: int = 4) -> tup
     return started(store, bench, count, policy=JobPolicy(fallback="individual", budget=budget))
 
 
-def test_a_shard_is_planned_only_where_its_most_fits(store: SqlStore, bench: Bench) -> None:
+def test_a_shard_is_planned_only_where_its_most_fits(store, bench):
     job, lease = bounded(store, bench, 10.0)
     shard = store.shards.plan(lease, bench.shard(0, 1, reserved=6.0))
     assert shard.reserved == 6.0
@@ -51,7 +51,7 @@ def test_a_shard_is_planned_only_where_its_most_fits(store: SqlStore, bench: Ben
     assert seen(store, job) == (0.0, 10.0)
 
 
-def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: SqlStore, bench: Bench) -> None:
+def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store, bench):
     job, lease = bounded(store, bench, 10.0, count=1)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0, reserved=6.0)), ShardState.INGESTING)
     assert bill(store, job.id) == JobBill(0.0, False, None)
@@ -64,9 +64,7 @@ def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: SqlSt
     assert bill(store, job.id) == JobBill(0.0, True, None)
 
 
-def test_a_batch_settled_while_its_bill_is_made_is_not_counted_twice(
-    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_settled_while_its_bill_is_made_is_not_counted_twice(store, bench, monkeypatch):
     job, lease = bounded(store, bench, 10.0, count=1)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0, reserved=6.0)), ShardState.INGESTING)
     store.shards.ingest(lease, shard, [result(0)], at=1.0)
@@ -81,7 +79,7 @@ def test_a_batch_settled_while_its_bill_is_made_is_not_counted_twice(
     assert bill(store, job.id) == JobBill(0.5, True, 0.0)
 
 
-def test_the_reservation_of_a_shard_ends_with_it(store: SqlStore, bench: Bench) -> None:
+def test_the_reservation_of_a_shard_ends_with_it(store, bench):
     job, lease = bounded(store, bench, 10.0)
     shard = store.shards.plan(lease, bench.shard(0, 1, reserved=6.0))
     store.shards.discard(lease, shard, items=ItemState.OPEN, tried=False, note="", at=1.0)
@@ -103,13 +101,12 @@ def test_the_reservation_of_a_shard_ends_with_it(store: SqlStore, bench: Bench) 
     assert seen(store, job) == (0.5, 3.0)
 
 
-def test_only_the_owner_reserves_and_the_reservation_outlives_it(store: SqlStore, bench: Bench) -> None:
+def test_only_the_owner_reserves_and_the_reservation_outlives_it(store, bench):
     job, lease = bounded(store, bench, 10.0)
     store.jobs.reserve(lease, 4.0)
     bench.let_leases_run_out()
     other = bench.open()
     taken = other.leases.claim(job.id, 60)
-    assert taken is not None
     with pytest.raises(LeaseLost):
         store.jobs.reserve(lease, 1.0)
     with pytest.raises(OverJobBudget):
@@ -119,10 +116,9 @@ def test_only_the_owner_reserves_and_the_reservation_outlives_it(store: SqlStore
     assert seen(other, job) == (0.0, 8.0)
 
 
-def test_an_answer_counts_and_frees_at_once(store: SqlStore, bench: Bench) -> None:
+def test_an_answer_counts_and_frees_at_once(store, bench):
     job, _ = store.jobs.accept(bench.job(policy=JobPolicy(budget=10.0)), new_items(3, realtime=True))
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     store.items.claim_realtime(lease, 3)
     store.jobs.reserve(lease, 9.0)
     wasted = result(1, "unrun", usage=Usage(3, 1), cost=0.25)
@@ -131,7 +127,7 @@ def test_an_answer_counts_and_frees_at_once(store: SqlStore, bench: Bench) -> No
     assert [item.ix for item in store.items.in_state(job.id, state=ItemState.REALTIME)] == [1, 2]
 
 
-def test_a_real_time_answer_after_an_orphan_s_stays_reserved(store: SqlStore, bench: Bench) -> None:
+def test_a_real_time_answer_after_an_orphan_s_stays_reserved(store, bench):
     job, lease = started(store, bench, 3, policy=JobPolicy(budget=10.0))
     orphan = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, 2)), ShardState.UNCERTAIN)
     orphan = store.shards.discard(lease, orphan, items=ItemState.REALTIME, tried=True, note="", at=1.0)
@@ -147,14 +143,14 @@ def test_a_real_time_answer_after_an_orphan_s_stays_reserved(store: SqlStore, be
     assert told.detail.endswith("rows 0")
 
 
-def test_a_job_without_a_budget_has_no_bounds(store: SqlStore, bench: Bench) -> None:
+def test_a_job_without_a_budget_has_no_bounds(store, bench):
     job, lease = started(store, bench, 2)
     store.shards.plan(lease, bench.shard(0, reserved=1e9))
     store.jobs.reserve(lease, 1e9)
     assert seen(store, job) == (0.0, 2e9)
 
 
-def test_concurrent_reservations_stay_within_the_budget(store: SqlStore, bench: Bench) -> None:
+def test_concurrent_reservations_stay_within_the_budget(store, bench):
     job, lease = bounded(store, bench, 10.0)
 
     def reserve(_: int) -> bool:
@@ -192,7 +188,7 @@ def realtime_budget(bench: Bench, budget: float, count: int) -> tuple[SqlStore, 
     return store, job, lease, JobBudget(runtime(bench, store), lease, job)
 
 
-def test_a_budget_reserves_before_it_pays_and_releases_what_is_left(bench: Bench) -> None:
+def test_a_budget_reserves_before_it_pays_and_releases_what_is_left(bench):
     store, job, lease, budget = realtime_budget(bench, 10.0, 5)
     items = store.items.claim_realtime(lease, 5)
     refused = budget.reserve(items)
@@ -209,7 +205,7 @@ def test_a_budget_reserves_before_it_pays_and_releases_what_is_left(bench: Bench
     assert budget.calls.left == 0.0
 
 
-def test_a_try_that_was_billed_and_whose_answer_is_of_no_use_stays_paid(bench: Bench) -> None:
+def test_a_try_that_was_billed_and_whose_answer_is_of_no_use_stays_paid(bench):
     store, job, lease, budget = realtime_budget(bench, 10.0, 1)
     items = store.items.claim_realtime(lease, 1)
     assert budget.reserve(items) == {}
@@ -222,7 +218,7 @@ def test_a_try_that_was_billed_and_whose_answer_is_of_no_use_stays_paid(bench: B
     assert seen(store, job) == (0.0, 6.5)  # more is reserved for it than the first time
 
 
-def test_a_call_in_flight_of_an_abandoned_request_stays_reserved(bench: Bench) -> None:
+def test_a_call_in_flight_of_an_abandoned_request_stays_reserved(bench):
     store, job, lease, budget = realtime_budget(bench, 10.0, 1)
     assert budget.reserve(store.items.claim_realtime(lease, 1)) == {}
     budget.calls.reserve(3.0)
@@ -230,7 +226,7 @@ def test_a_call_in_flight_of_an_abandoned_request_stays_reserved(bench: Bench) -
     assert seen(store, job) == (0.0, 3.0)
 
 
-def test_a_budget_within_a_client_s_budget_knows_whose_money_is_short(bench: Bench) -> None:
+def test_a_budget_within_a_client_s_budget_knows_whose_money_is_short(bench):
     store, _, lease, _ = realtime_budget(bench, 10.0, 1)
     row = store.jobs.latest()[0]
     budget = JobBudget(runtime(bench, store, outer_budget=lambda _: Budget(2.0)), lease, row)
@@ -238,9 +234,8 @@ def test_a_budget_within_a_client_s_budget_knows_whose_money_is_short(bench: Ben
     assert not budget.fell_short(0)
 
 
-def test_what_remains_is_neither_charged_nor_reserved(store: SqlStore, bench: Bench) -> None:
+def test_what_remains_is_neither_charged_nor_reserved(store, bench):
     job, lease = bounded(store, bench, 10.0)
     store.jobs.reserve(lease, 4.0)
     row = store.jobs.get(job.id)
-    assert row is not None
     assert remaining_budget(row) == 6.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,9 +62,7 @@ IDS = [wire_id(NONCE, at).encode() for at in range(4)]
         (IDS[0] + b" " + b"9" * 4200, [0], {"unended": True}),
     ],
 )
-def test_each_request_has_its_first_line(
-    tmp_path: Path, content: bytes, found: list[int], odd: dict[str, Any]
-) -> None:
+def test_each_request_has_its_first_line(tmp_path, content, found, odd):
     (tmp_path / "out").write_bytes(content)
     seen = OddLines()
     lines = list(read_lines(STEP, SHARD, [tmp_path / "out"], seen))
@@ -77,7 +74,7 @@ def test_each_request_has_its_first_line(
     assert counted == {**plain, "unended": False, "cut": False, "broken": False, **odd}
 
 
-def test_a_cut_download_is_told_by_its_last_line() -> None:
+def test_a_cut_download_is_told_by_its_last_line():
     for data in (b"", b"a\n", b"a\n \n ", b"a\nb", b" x\n"):
         assert not ends_inside_line(STEP, data)
     assert ends_inside_line(STEP, b"a\n\xff")
@@ -92,7 +89,7 @@ def test_a_cut_download_is_told_by_its_last_line() -> None:
         ([LARGE + 1, LARGE + 1, 0], [1, 1, 1]),
     ],
 )
-def test_a_page_has_a_thousand_lines_or_eight_megabytes(sizes: list[int], pages: list[int]) -> None:
+def test_a_page_has_a_thousand_lines_or_eight_megabytes(sizes, pages):
     lines: list[Any] = [SimpleNamespace(position=at, size=size) for at, size in enumerate(sizes)]
     assert [len(page) for page in pages_of(iter(lines), {})] == pages
     answers: list[Any] = [SimpleNamespace(position=at, size=0) for at in range(len(sizes))]
@@ -100,13 +97,13 @@ def test_a_page_has_a_thousand_lines_or_eight_megabytes(sizes: list[int], pages:
     assert [len(page) for page in pages_of(iter(answers), measures)] == pages
 
 
-def test_results_that_lack_lines_are_read_again_for_a_minute() -> None:
+def test_results_that_lack_lines_are_read_again_for_a_minute():
     limits = StepLimits(poll_interval=60.0, timeout=1.0, settle=1.0, max_requests=1, enqueued_tokens=None)
     step: Any = SimpleNamespace(limits=limits)
     assert [Step.reread_pause(step, times) for times in range(5)] == [2.0, 8.0, 32.0, 18.0, None]
 
 
-def test_a_job_waits_as_its_documentation_says() -> None:
+def test_a_job_waits_as_its_documentation_says():
     limits = StepLimits(poll_interval=60.0, timeout=1.0, settle=1.0, max_requests=1, enqueued_tokens=None)
     assert (limits.visibility, limits.orphan_watch, limits.send_within) == (120.0, 93_600.0, 5.0)
     assert (limits.call_timeout, limits.transfer_timeout, limits.longest_pause) == (60.0, 3_600.0, 600.0)
@@ -118,9 +115,7 @@ def data_of(*pieces: bytes, max_line: int = MAX_LINE_BYTES) -> list[bytes | None
 
 
 @given(st.lists(st.binary(max_size=9)), st.integers(0, 6))
-def test_every_line_that_says_something_comes_and_those_too_long_are_told(
-    pieces: list[bytes], most: int
-) -> None:
+def test_every_line_that_says_something_comes_and_those_too_long_are_told(pieces, most):
     whole = b"".join(pieces)
     expected: list[bytes | None] = []
     lines = whole.split(b"\n")
@@ -133,19 +128,19 @@ def test_every_line_that_says_something_comes_and_those_too_long_are_told(
     assert list(raw_lines(pieces, max_line=most)) == expected
 
 
-def test_line_ends_of_other_alphabets_do_not_cut_an_answer() -> None:
+def test_line_ends_of_other_alphabets_do_not_cut_an_answer():
     answers = ["a\u2028b", "c\u2029d", "e\x85f", "g\x0bh\x0ci", "j\x1ck\x1dl\x1e"]
     stream = "".join(json.dumps({"t": text}, ensure_ascii=False) + "\n" for text in answers).encode()
     pieces = [stream[i : i + 1] for i in range(len(stream))]
     assert [json.loads(line)["t"] for line in data_of(*pieces) if line] == answers
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+def test_a_byte_order_mark_is_no_part_of_the_first_line():
     assert data_of(b"\xef\xbb", b"\xbfa\n\xef\xbb\xbfb\n") == [b"a", b"\xef\xbb\xbfb"]
 
 
 @pytest.mark.full
-def test_a_line_without_end_is_not_gathered_in_memory() -> None:
+def test_a_line_without_end_is_not_gathered_in_memory():
     piece = b"x" * 65_536
 
     def endless() -> Iterator[bytes]:

@@ -93,9 +93,7 @@ def fenced(since: float, **given: Any) -> Any:
         (9_000.0, 9_121.0, fenced(100.0, searched_since=1.0, fenced_since=9_000.0), SAFE),
     ],
 )
-def test_a_batch_must_be_absent_for_the_settle_time(
-    monkeypatch: pytest.MonkeyPatch, after: float, listed: float | None, sought: Any, done: list[str]
-) -> None:
+def test_a_batch_must_be_absent_for_the_settle_time(monkeypatch, after, listed, sought, done):
     step: Any = Step(after)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=listed))
     recover.search_batch(step, sought)
@@ -117,9 +115,7 @@ FENCE = ["deleted", ("fenced", {"fenced_at": SINCE + 120.0, "due_at": SINCE + 24
         (1_800.0, 1_800.0, fenced(100.0), SAFE),
     ],
 )
-def test_a_file_is_deleted_once_a_batch_of_it_would_be_seen(
-    monkeypatch: pytest.MonkeyPatch, after: float, settle: float, sought: Any, done: list[Any]
-) -> None:
+def test_a_file_is_deleted_once_a_batch_of_it_would_be_seen(monkeypatch, after, settle, sought, done):
     step: Any = Step(after, fence=True)
     step.settle_time = settle
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
@@ -127,7 +123,7 @@ def test_a_file_is_deleted_once_a_batch_of_it_would_be_seen(
     assert step.done == done
 
 
-def test_a_fence_notes_the_time_of_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fence_notes_the_time_of_both_clocks(monkeypatch):
     step: Any = Step(500.0, fence=True)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=9_200.0))
     step.api.delete_file = lambda *_: setattr(step, "wall", SINCE + 503.0)
@@ -147,14 +143,7 @@ def test_a_fence_notes_the_time_of_both_clocks(monkeypatch: pytest.MonkeyPatch) 
         (1_800.0, JobState.HELD, fenced(100.0), SAFE, None),
     ],
 )
-def test_a_job_that_is_to_be_held_waits_for_a_person_or_26_hours(
-    monkeypatch: pytest.MonkeyPatch,
-    after: float,
-    state: JobState,
-    sought: Any,
-    done: list[str],
-    held: bool | None,
-) -> None:
+def test_a_held_job_waits_for_a_person_or_26_hours(monkeypatch, after, state, sought, done, held):
     step: Any = Step(after, hold=True, state=state)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
     recover.search_batch(step, sought)
@@ -166,9 +155,7 @@ def test_a_job_that_is_to_be_held_waits_for_a_person_or_26_hours(
     ("rest", "tries", "least", "most"),
     [(0.25, 9, 1.0, 1.0), (5.0, 9, 5.0, 5.0), (900.0, 0, 0.0, 1.0), (900.0, 9, 9.0, 60.0)],
 )
-def test_it_is_searched_for_soon_at_first_and_when_the_time_is_over(
-    monkeypatch: pytest.MonkeyPatch, rest: float, tries: int, least: float, most: float
-) -> None:
+def test_it_is_searched_for_soon_at_first_and_when_the_time_is_over(monkeypatch, rest, tries, least, most):
     step: Any = Step(1_800.0 - rest)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
     recover.search_batch(step, shard(tries=tries))

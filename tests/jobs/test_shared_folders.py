@@ -11,20 +11,15 @@ import pytest
 from jobs.remote import Remote
 
 from smartbatch import _files
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store import open_store
 from tests.levels import sampled
 
-ClientOf = Callable[..., BatchingClient]
 ADVICE = "others could read prompts and answers, and change them; remove it, or name another store"
 
 
 @pytest.mark.parametrize("planted", ["jobs.db.spool", "jobs.db.spool/owners"])
-def test_a_planted_folder_is_refused(
-    planted: str, client_of: ClientOf, clock: VirtualClock, tmp_path: Path
-) -> None:
+def test_a_planted_folder_is_refused(planted, client_of, clock, tmp_path):
     theirs, link = tmp_path / "theirs", tmp_path / planted
     theirs.mkdir()
     link.parent.mkdir(exist_ok=True)
@@ -44,7 +39,7 @@ def test_a_planted_folder_is_refused(
     assert client.submit_batch(["a"]).wait(1e6).completed == 1
 
 
-def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_folder_is_refused(tmp_path, monkeypatch):
     """The owner of a folder can change its files."""
     store = open_store(str(tmp_path / "jobs.db"))
     assert Path(store.spool).is_dir()
@@ -54,9 +49,7 @@ def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     store.close()
 
 
-def test_an_empty_file_of_another_user_becomes_no_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_file_of_another_user_becomes_no_store(tmp_path, monkeypatch):
     path = tmp_path / "jobs.db"
     path.touch()
     own = os.lstat(tmp_path).st_uid
@@ -74,9 +67,7 @@ def test_an_empty_file_of_another_user_becomes_no_store(
 
 
 @pytest.mark.parametrize("ending", sampled(["-wal", "-shm", "-journal"]))
-def test_a_log_of_another_user_is_not_taken_for_the_stores(
-    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_of_another_user_is_not_taken_for_the_stores(ending, tmp_path, monkeypatch):
     """SQLite would apply its content to the store."""
     store = tmp_path / "jobs.db"
     open_store(str(store)).close()
@@ -92,9 +83,7 @@ def test_a_log_of_another_user_is_not_taken_for_the_stores(
         open_store(str(store))
 
 
-def test_a_folder_that_others_could_write_to_is_closed_to_them(
-    client_of: ClientOf, clock: VirtualClock, tmp_path: Path
-) -> None:
+def test_a_folder_that_others_could_write_to_is_closed_to_them(client_of, clock, tmp_path):
     spool = tmp_path / "jobs.db.spool"
     spool.mkdir()
     spool.chmod(0o777)
@@ -103,7 +92,7 @@ def test_a_folder_that_others_could_write_to_is_closed_to_them(
     assert stat.S_IMODE(spool.stat().st_mode) == 0o700
 
 
-def test_files_on_their_way_are_for_their_owner_only(tmp_path: Path) -> None:
+def test_files_on_their_way_are_for_their_owner_only(tmp_path):
     path, partial, target = tmp_path / "shard.in", tmp_path / "shard.in.1.part", tmp_path / "target"
     target.write_text("precious")
     partial.symlink_to(target)
@@ -118,9 +107,7 @@ def test_files_on_their_way_are_for_their_owner_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [True, False])
-def test_a_file_planted_at_the_last_moment_is_not_written_to(
-    link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_planted_at_the_last_moment_is_not_written_to(link, tmp_path, monkeypatch):
     path, partial, target = tmp_path / "shard.in", tmp_path / "shard.in.1.part", tmp_path / "target"
     target.write_text("precious")
     unlink = Path.unlink
@@ -140,9 +127,7 @@ def test_a_file_planted_at_the_last_moment_is_not_written_to(
     assert partial.read_bytes() in (b"precious", b"")
 
 
-def test_a_new_store_is_not_made_where_another_users_link_leads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_store_is_not_made_where_another_users_link_leads(tmp_path, monkeypatch):
     link, target = tmp_path / "jobs.db", tmp_path / "target"
     link.symlink_to(target)
     made, other = os.lstat, os.geteuid() + 1
@@ -155,7 +140,7 @@ def test_a_new_store_is_not_made_where_another_users_link_leads(
     assert target.exists()
 
 
-def test_a_new_store_is_not_made_through_a_link(tmp_path: Path) -> None:
+def test_a_new_store_is_not_made_through_a_link(tmp_path):
     """The name of the lock is predictable."""
     (tmp_path / "jobs.db.new").symlink_to(tmp_path / "target")
     with pytest.raises(StoreError, match=f"jobs.db.new is a symbolic link: {ADVICE}"):

@@ -63,7 +63,7 @@ def row_of(store: SqlStore, job: JobRow) -> JobRow:
 # -- models --------------------------------------------------------------------------------------------------
 
 
-def test_a_pause_is_kept_with_its_reason_until_it_is_ended(bench: Bench) -> None:
+def test_a_pause_is_kept_with_its_reason_until_it_is_ended(bench):
     store, other = bench.open(), bench.open()
     first = store.controls.pause("openai:m", "too dear \N{SNOWMAN}", BY)
     assert (first.model, first.reason, first.by) == ("openai:m", "too dear \N{SNOWMAN}", BY)
@@ -78,7 +78,7 @@ def test_a_pause_is_kept_with_its_reason_until_it_is_ended(bench: Bench) -> None
     ]
 
 
-def test_a_whole_provider_is_paused_by_one_name(store: SqlStore) -> None:
+def test_a_whole_provider_is_paused_by_one_name(store):
     store.controls.pause(name_of("openai", None), None, BY)
     found = store.controls.controls()
     assert found.pause_of("openai:any") is found.pauses["openai:*"]
@@ -88,12 +88,12 @@ def test_a_whole_provider_is_paused_by_one_name(store: SqlStore) -> None:
 @pytest.mark.parametrize(
     ("provider", "model"), [("", "m"), ("a:b", "m"), ("a", ""), ("a", "x\0"), ("a", "m" * 400)]
 )
-def test_what_names_no_model_is_refused(provider: str, model: str) -> None:
+def test_what_names_no_model_is_refused(provider, model):
     with pytest.raises(InvalidRequest):
         name_of(provider, model)
 
 
-def test_a_limit_holds_until_it_is_taken_back(store: SqlStore) -> None:
+def test_a_limit_holds_until_it_is_taken_back(store):
     assert store.controls.set_limit("openai:m", 60.0, None, BY)
     assert not store.controls.set_limit("openai:m", 60.0, None, BY)
     [limit] = store.controls.controls().limits.values()
@@ -106,9 +106,7 @@ def test_a_limit_holds_until_it_is_taken_back(store: SqlStore) -> None:
     ]
 
 
-def test_actions_are_numbered_in_order_and_old_ones_go(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actions_are_numbered_in_order_and_old_ones_go(store, monkeypatch):
     monkeypatch.setattr("smartbatch.jobs.store.job_actions.MAX_STORED_ACTIONS", 10)
     for at in range(TRIM_INTERVAL):
         store.controls.set_limit("openai:m", 1.0 + at, None, BY)
@@ -120,9 +118,7 @@ def test_actions_are_numbered_in_order_and_old_ones_go(
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
-def test_a_filter_chooses_jobs_of_a_state_and_a_model_and_is_noted_once(
-    store: SqlStore, bench: Bench
-) -> None:
+def test_a_filter_chooses_jobs_of_a_state_and_a_model_and_is_noted_once(store, bench):
     mine, other, ended = started(store, bench)[0], started(store, bench, model="openai:n")[0], bench.job()
     store.jobs.accept(ended, [])
     chosen = JobSelection(state="active", model="openai:m")
@@ -133,9 +129,7 @@ def test_a_filter_chooses_jobs_of_a_state_and_a_model_and_is_noted_once(
     assert (action.name, action.target, action.job_id, action.count) == ("cancel", mine.id, mine.id, 1)
 
 
-def test_an_action_by_a_filter_is_bounded_and_says_what_it_left(
-    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_action_by_a_filter_is_bounded_and_says_what_it_left(store, bench, monkeypatch):
     monkeypatch.setattr("smartbatch.jobs.store.job_actions.MAX_JOBS_PER_ACTION", 2)
     monkeypatch.setattr("smartbatch.jobs.store.job_actions.MAX_COUNTED_JOBS", 2)
     jobs = [started(store, bench, 1) for _ in range(5)]
@@ -150,13 +144,13 @@ def test_an_action_by_a_filter_is_bounded_and_says_what_it_left(
     ]
 
 
-def test_a_filter_of_nothing_is_refused() -> None:
+def test_a_filter_of_nothing_is_refused():
     for wrong in ({}, {"state": "lost"}, {"ids": "job-1"}, {"model": "a\0"}):
         with pytest.raises(InvalidRequest):
-            JobSelection(**wrong)  # type: ignore[arg-type]
+            JobSelection(**wrong)
 
 
-def test_a_policy_is_changed_past_its_owner_and_the_lease_stays(bench: Bench) -> None:
+def test_a_policy_is_changed_past_its_owner_and_the_lease_stays(bench):
     store, other = bench.open(), bench.open()
     job, lease = started(store, bench)
     changed = other.actions.change_policy(
@@ -174,7 +168,7 @@ def test_a_policy_is_changed_past_its_owner_and_the_lease_stays(bench: Bench) ->
 # -- failed rows ---------------------------------------------------------------------------------------------
 
 
-def test_failed_rows_run_again_and_their_results_stay(store: SqlStore, bench: Bench) -> None:
+def test_failed_rows_run_again_and_their_results_stay(store, bench):
     job, lease = answered(store, bench, result(0), failure(1), failure(2))
     assert row_of(store, job).state is JobState.DONE
     assert retry_failed(store, job.id, None, BY, billed=False) == RetriedRows(2, 0, ())
@@ -197,7 +191,7 @@ def test_failed_rows_run_again_and_their_results_stay(store: SqlStore, bench: Be
     assert (action.name, action.count, action.left_out, action.job_id) == ("retry_failed", 2, 0, job.id)
 
 
-def test_who_reads_as_results_come_passes_over_the_gap_that_rows_leave(store: SqlStore, bench: Bench) -> None:
+def test_who_reads_as_results_come_passes_over_the_gap_that_rows_leave(store, bench):
     job, lease = answered(store, bench, *(failure(ix) for ix in range(5)), result(5))
     retry_failed(store, job.id, None, BY, billed=False)
     assert [one.ix for one in store.items.fresh(job.id, limit=2)] == [5]
@@ -209,7 +203,7 @@ def test_who_reads_as_results_come_passes_over_the_gap_that_rows_leave(store: Sq
     assert store.items.sequences(job.id, after=11) == []
 
 
-def test_a_row_that_was_paid_for_is_asked_again_only_where_it_is_named(store: SqlStore, bench: Bench) -> None:
+def test_a_row_that_was_paid_for_is_asked_again_only_where_it_is_named(store, bench):
     unknown = failure(2, "lost", cost=None)
     job, lease = answered(store, bench, refused(0), failure(1), unknown)
     assert retry_failed(store, job.id, None, BY, billed=False) == RetriedRows(1, 2, (0, 2))
@@ -222,18 +216,16 @@ def test_a_row_that_was_paid_for_is_asked_again_only_where_it_is_named(store: Sq
     store.items.claim_realtime(lease, 10)
     store.items.answer(lease, [result(0), result(1), result(2)], at=11.0)
     first, second, third = store.items.results(job.id)
-    assert first.earlier is not None
     assert (first.earlier.cost, first.earlier.usage) == (0.25, Usage(7, 2))
     assert second.earlier is None
     assert row_of(store, job).cost == 0.25 + 3 * 0.5
     assert third.outcome == "succeeded"
 
 
-def test_rows_that_share_a_result_go_again_with_the_one_that_is_asked(store: SqlStore, bench: Bench) -> None:
+def test_rows_that_share_a_result_go_again_with_the_one_that_is_asked(store, bench):
     items = [NewItem(None, b"ask", 1, 1, realtime=True), NewItem(None, b"ask", 1, 1, leader=0)]
     job, _ = store.jobs.accept(bench.job(), items)
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     store.items.claim_realtime(lease, 2)
     store.items.answer(lease, [failure(0)], at=9.0)
     assert row_of(store, job).failed == 2
@@ -249,7 +241,7 @@ def test_rows_that_share_a_result_go_again_with_the_one_that_is_asked(store: Sql
     assert store.actions.earlier_results(later.id, after=(-1, 0), limit=1000) == []
 
 
-def test_rows_of_a_batch_go_into_another_one_but_not_while_it_is_read(store: SqlStore, bench: Bench) -> None:
+def test_rows_of_a_batch_go_into_another_one_but_not_while_it_is_read(store, bench):
     job, lease = started(store, bench, 2)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0, 1)), ShardState.INGESTING)
     store.shards.ingest(lease, shard, [failure(0), result(1)], at=9.0)
@@ -260,9 +252,7 @@ def test_rows_of_a_batch_go_into_another_one_but_not_while_it_is_read(store: Sql
     assert store.shards.plan(lease, bench.shard(0)).size == 1
 
 
-def test_a_job_that_is_being_cancelled_is_left_and_one_that_was_goes_on(
-    store: SqlStore, bench: Bench
-) -> None:
+def test_a_job_that_is_being_cancelled_is_left_and_one_that_was_goes_on(store, bench):
     job, lease = answered(store, bench, failure(0))
     retry_failed(store, job.id, None, BY, billed=False)
     store.items.claim_realtime(lease, 1)
@@ -274,21 +264,21 @@ def test_a_job_that_is_being_cancelled_is_left_and_one_that_was_goes_on(
     assert not row_of(store, job).cancel_requested
 
 
-def test_a_deadline_that_has_passed_does_not_hurry_what_is_asked_again(store: SqlStore, bench: Bench) -> None:
+def test_a_deadline_that_has_passed_does_not_hurry_what_is_asked_again(store, bench):
     passed = JobPolicy(fallback="individual", deadline=1.0)
     job, _ = answered(store, bench, failure(0), policy=passed)
     retry_failed(store, job.id, None, BY, billed=False)
     assert row_of(store, job).policy == evolve(passed, deadline=None)
 
 
-def test_positions_that_are_none_are_refused(store: SqlStore, bench: Bench) -> None:
+def test_positions_that_are_none_are_refused(store, bench):
     job, _ = answered(store, bench, failure(0))
     with pytest.raises(InvalidRequest, match="positions"):
-        retry_failed(store, job.id, ["0"], BY, billed=False)  # type: ignore[list-item]
+        retry_failed(store, job.id, ["0"], BY, billed=False)
     assert retry_failed(store, job.id, [7, -1], BY, billed=False) == RetriedRows(0, 1, ())
 
 
-def test_who_acts_is_one_short_line() -> None:
+def test_who_acts_is_one_short_line():
     assert actions.actor("ada\nlovelace\x00 ") == "ada lovelace"
     assert len(actions.actor("x" * 9_999)) == actions.MAX_TEXT_CHARS
     assert "@" in actions.actor(None)

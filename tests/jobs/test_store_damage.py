@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jobs.sqlite_files import bench, filled
@@ -37,7 +36,7 @@ def spoil(path: str, at: int, length: int = 200) -> None:
 
 
 @pytest.mark.parametrize("content", [b"# notes\n" * 100, bytes(8192), b"SQLite format 3\0" + bytes(50)])
-def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path, content):
     path = tmp_path / "jobs.db"
     path.write_bytes(content)
     with pytest.raises(StoreError, match=r"damaged|not a store of jobs"):
@@ -46,7 +45,7 @@ def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path, content: by
 
 
 @pytest.mark.parametrize("state", ["first page only", "hot journal"])
-def test_a_file_whose_maker_died_at_once_is_made_all_the_same(tmp_path: Path, state: str) -> None:
+def test_a_file_whose_maker_died_at_once_is_made_all_the_same(tmp_path, state):
     dead, path = tmp_path / "dead.db", tmp_path / "jobs.db"
     theirs = sqlite3.connect(dead, isolation_level=None)
     if state == "first page only":
@@ -71,7 +70,7 @@ def test_a_file_whose_maker_died_at_once_is_made_all_the_same(tmp_path: Path, st
     assert open_store(str(path)).facts.recall("k") == 1
 
 
-def test_a_database_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_database_of_somebody_else_is_left_as_it_is(tmp_path):
     path = str(tmp_path / "jobs.db")
     with sqlite3.connect(path) as theirs:
         theirs.execute("CREATE TABLE job (mine TEXT)")
@@ -82,7 +81,7 @@ def test_a_database_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
     assert digest(path) == before
 
 
-def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
+def test_an_empty_file_becomes_a_store(tmp_path):
     path = tmp_path / "jobs.db"
     path.touch()
     store = open_store(str(path))
@@ -90,15 +89,13 @@ def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_folder_is_no_store(tmp_path: Path) -> None:
+def test_a_folder_is_no_store(tmp_path):
     with pytest.raises(StoreError, match="is a folder; use a file in it"):
         open_store(str(tmp_path))
 
 
 @pytest.mark.parametrize("place", ["mysql://me:canary@db/jobs", "redis://:canary@db/0", "sqlite://jobs.db"])
-def test_the_address_of_another_kind_of_server_is_no_name_of_a_file(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_of_another_kind_of_server_is_no_name_of_a_file(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreError, match="its address must be sqlite:///FILE, postgresql://") as caught:
         open_store(place)
@@ -107,7 +104,7 @@ def test_the_address_of_another_kind_of_server_is_no_name_of_a_file(
 
 
 @pytest.mark.parametrize("page", sampled([0, 1, 2, 5, 9, 14, 20], keep=3))
-def test_a_damaged_file_is_refused_or_right_and_never_overwritten(bench: Bench, page: int) -> None:
+def test_a_damaged_file_is_refused_or_right_and_never_overwritten(bench, page):
     path = filled(bench)
     spoil(path, page * 4096 + (0 if page == 0 else 8))
     before = digest(path)
@@ -116,9 +113,7 @@ def test_a_damaged_file_is_refused_or_right_and_never_overwritten(bench: Bench, 
     assert digest(path) == before
 
 
-def test_a_damaged_large_file_is_not_written_after_the_first_error(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_large_file_is_not_written_after_the_first_error(bench, monkeypatch):
     path = filled(bench, 3_000)
     monkeypatch.setattr(sqlite_module, "MAX_CHECKED_BYTES", 0)
     for page in range(os.path.getsize(path) // 8192, os.path.getsize(path) // 4096):
@@ -134,7 +129,7 @@ def test_a_damaged_large_file_is_not_written_after_the_first_error(
 
 
 @pytest.mark.full
-def test_a_log_cut_anywhere_leaves_a_whole_store_of_an_earlier_moment(bench: Bench, tmp_path: Path) -> None:
+def test_a_log_cut_anywhere_leaves_a_whole_store_of_an_earlier_moment(bench, tmp_path):
     store = bench.open()
     job, lease = started(store, bench, 40)
     moments = {0}
@@ -191,7 +186,7 @@ def folder_removed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("away", [removed, moved, replaced, log_removed, folder_removed])
-def test_a_file_that_goes_away_under_us_is_never_written_to(tmp_path: Path, away: Any) -> None:
+def test_a_file_that_goes_away_under_us_is_never_written_to(tmp_path, away):
     (tmp_path / "here").mkdir()
     bench = Bench("sqlite", str(tmp_path / "here" / "jobs.db"), tmp_path)
     store = bench.open()
@@ -207,7 +202,7 @@ def test_a_file_that_goes_away_under_us_is_never_written_to(tmp_path: Path, away
     store.close()
 
 
-def test_a_file_that_goes_away_during_a_write_is_not_reported_as_written(bench: Bench) -> None:
+def test_a_file_that_goes_away_during_a_write_is_not_reported_as_written(bench):
     store = bench.open()
 
     def items() -> Iterator[NewItem]:
@@ -218,7 +213,7 @@ def test_a_file_that_goes_away_during_a_write_is_not_reported_as_written(bench: 
         store.jobs.accept(bench.job(), items())
 
 
-def test_a_file_that_comes_back_is_used_again(bench: Bench) -> None:
+def test_a_file_that_comes_back_is_used_again(bench):
     store = bench.open()
     _, lease = started(store, bench)
     aside = f"{bench.place}.aside"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs.sqlite_files import Watched, bench, connections, writer
+from jobs.sqlite_files import bench, connections, writer
 from jobs.stores import Bench, led, new_items, result, started
 
 from smartbatch.errors import StoreError
@@ -21,9 +21,7 @@ from smartbatch.jobs.store import jobs as jobs_module
 __all__ = ["bench", "connections"]  # fixtures
 
 
-def test_a_full_disk_stops_writes_only_and_they_go_on_when_there_is_room(
-    bench: Bench, connections: list[Watched]
-) -> None:
+def test_a_full_disk_stops_writes_only_and_they_go_on_when_there_is_room(bench, connections):
     store = bench.open()
     job, lease = started(store, bench, 50)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(*range(50))), ShardState.INGESTING)
@@ -73,7 +71,7 @@ print("fine", len(told))
 
 
 @pytest.mark.full
-def test_a_limit_of_file_sizes_is_told_and_what_was_accepted_stays(bench: Bench) -> None:
+def test_a_limit_of_file_sizes_is_told_and_what_was_accepted_stays(bench):
     run = subprocess.run(
         [sys.executable, "-c", LIMITED, bench.place], capture_output=True, text=True, timeout=60, check=False
     )
@@ -85,9 +83,7 @@ def test_a_limit_of_file_sizes_is_told_and_what_was_accepted_stays(bench: Bench)
 
 
 @pytest.mark.parametrize("rollback_works", [True, False])
-def test_a_commit_the_disk_refused_is_never_reported_as_stored(
-    bench: Bench, connections: list[Watched], rollback_works: bool
-) -> None:
+def test_a_commit_the_disk_refused_is_never_reported_as_stored(bench, connections, rollback_works):
     store = bench.open()
     job, lease = started(store, bench)
     before = len(connections)
@@ -102,9 +98,7 @@ def test_a_commit_the_disk_refused_is_never_reported_as_stored(
     assert (len(connections) == before) == rollback_works  # one that cannot roll back is given up
 
 
-def test_a_job_keeps_its_items_if_its_commit_only_seemed_to_fail(
-    bench: Bench, connections: list[Watched], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_keeps_its_items_if_its_commit_only_seemed_to_fail(bench, connections, monkeypatch):
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 2)
     store = bench.open()
 
@@ -117,7 +111,6 @@ def test_a_job_keeps_its_items_if_its_commit_only_seemed_to_fail(
         store.jobs.accept(bench.job(key="k"), new_items(5), digest=break_disk)
     writer(connections).failing = set()
     job = bench.open().jobs.get("k")
-    assert job is not None
     assert len(store.items.in_state(job.id)) == len(store.items.bodies(job.id, range(5))) == job.total == 5
 
 
@@ -157,7 +150,7 @@ def as_nobody(place: Path) -> list[str]:
 
 
 @pytest.mark.full
-def test_an_unwritable_folder_is_reported_before_anything_is_accepted(shown: Path) -> None:
+def test_an_unwritable_folder_is_reported_before_anything_is_accepted(shown):
     shown.chmod(0o555)
     (told,) = as_nobody(shown / "jobs.db")
     assert told.startswith(f"refused: the store {shown}/jobs.db cannot be used (Permission denied)")
@@ -167,7 +160,7 @@ def test_an_unwritable_folder_is_reported_before_anything_is_accepted(shown: Pat
 
 
 @pytest.mark.full
-def test_an_unwritable_file_is_reported_before_anything_is_accepted(shown: Path) -> None:
+def test_an_unwritable_file_is_reported_before_anything_is_accepted(shown):
     bench = Bench("sqlite", str(shown / "jobs.db"), shown)
     store = bench.open()
     store.jobs.accept(bench.job(), new_items(1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator
 from types import CodeType
-from typing import Any
 
 import pytest
 from attrs import asdict, evolve
@@ -48,13 +47,13 @@ HOSTILE = [
 ]
 
 
-def test_the_samples_of_records_differ_from_the_defaults_in_every_field() -> None:
+def test_the_samples_of_records_differ_from_the_defaults_in_every_field():
     for sample in (POLICY, PROGRESS):
         unset = asdict(type(sample)())
         assert [name for name, value in asdict(sample).items() if value == unset[name]] == []
 
 
-def test_an_accepted_job_is_found_by_another_process(bench: Bench) -> None:
+def test_an_accepted_job_is_found_by_another_process(bench):
     new = bench.job(key="mine", metadata={"team": "é"}, policy=POLICY, params=b"\x00\xff", digest=b"d")
     job, is_new = bench.open().jobs.accept(new, new_items(3))
     other = bench.open()
@@ -75,14 +74,14 @@ def test_an_accepted_job_is_found_by_another_process(bench: Bench) -> None:
     ]
 
 
-def test_an_id_accepted_twice_is_one_job(store: SqlStore, bench: Bench) -> None:
+def test_an_id_accepted_twice_is_one_job(store, bench):
     new = bench.job()
     assert store.jobs.accept(new, new_items(2)) == (store.jobs.get(new.id), True)
     assert store.jobs.accept(new, new_items(2)) == (store.jobs.get(new.id), False)
 
 
 @pytest.mark.parametrize("count", [1, 2_500])
-def test_threads_that_accept_one_key_at_once_get_one_job(bench: Bench, count: int, monkeypatch: Any) -> None:
+def test_threads_that_accept_one_key_at_once_get_one_job(bench, count, monkeypatch):
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
     stores = [bench.open() for _ in range(4)]
     together = threading.Barrier(4)
@@ -101,9 +100,7 @@ def test_threads_that_accept_one_key_at_once_get_one_job(bench: Bench, count: in
 
 
 @pytest.mark.parametrize("count", sampled([0, 1, 999, 1_000, 1_001, 3_500], keep=3))
-def test_a_job_of_any_size_is_stored_whole(
-    store: SqlStore, bench: Bench, count: int, monkeypatch: Any
-) -> None:
+def test_a_job_of_any_size_is_stored_whole(store, bench, count, monkeypatch):
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
     seen = 0
 
@@ -120,7 +117,7 @@ def test_a_job_of_any_size_is_stored_whole(
     assert bench.behind("SELECT count(*) FROM incomplete_job") == [(0,)]
 
 
-def test_items_of_a_process_that_dies_during_the_input_are_deleted(bench: Bench, monkeypatch: Any) -> None:
+def test_items_of_a_process_that_dies_during_the_input_are_deleted(bench, monkeypatch):
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     dying, other = bench.open(), bench.open()
 
@@ -145,7 +142,7 @@ def test_items_of_a_process_that_dies_during_the_input_are_deleted(bench: Bench,
     assert bench.behind("SELECT count(*) FROM payload") == [(1,)]
 
 
-def test_an_input_that_still_arrives_is_not_swept(bench: Bench, monkeypatch: Any) -> None:
+def test_an_input_that_still_arrives_is_not_swept(bench, monkeypatch):
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     slow, other = bench.open(), bench.open()
 
@@ -159,7 +156,7 @@ def test_an_input_that_still_arrives_is_not_swept(bench: Bench, monkeypatch: Any
 
 
 @pytest.mark.parametrize("before", ["a page", "the end"])
-def test_an_input_whose_items_were_deleted_makes_no_job(bench: Bench, before: str, monkeypatch: Any) -> None:
+def test_an_input_whose_items_were_deleted_makes_no_job(bench, before, monkeypatch):
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     slow, other = bench.open(), bench.open()
     fresh, _ = other.jobs.accept(bench.job(), new_items(1))
@@ -194,14 +191,13 @@ def test_an_input_whose_items_were_deleted_makes_no_job(bench: Bench, before: st
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_texts_of_users_come_back_as_they_were(store: SqlStore, bench: Bench, text: str) -> None:
+def test_texts_of_users_come_back_as_they_were(store, bench, text):
     new = bench.job(key=text + "!", metadata={text: text})
     item = NewItem(text, text.encode("utf-8", "surrogatepass"), 1, 1, realtime=True)
     job, _ = store.jobs.accept(new, [item])
     assert store.jobs.get(text + "!") == job
     assert (job.key, job.metadata) == (text + "!", {text: text})
     lease = store.leases.claim(job.id, 60)
-    assert lease is not None
     store.jobs.note(lease, text)
     store.facts.remember(text, {"value": text})
     assert store.facts.add_incident(lease, IncidentRow("kind", job.id, None, text, None, 1.0))
@@ -213,20 +209,20 @@ def test_texts_of_users_come_back_as_they_were(store: SqlStore, bench: Bench, te
     assert store.facts.incidents(job.id)[0].detail == text
 
 
-def test_a_key_too_long_for_an_index_is_refused(store: SqlStore, bench: Bench) -> None:
+def test_a_key_too_long_for_an_index_is_refused(store, bench):
     with pytest.raises(InvalidRequest, match="1,024 bytes"):
         store.jobs.accept(bench.job(key="é" * 513), [])
     assert store.jobs.accept(bench.job(key="é" * 512), [])[1]
 
 
-def test_jobs_are_listed_newest_first(store: SqlStore, bench: Bench) -> None:
+def test_jobs_are_listed_newest_first(store, bench):
     made = [store.jobs.accept(bench.job(), new_items(n % 2))[0].id for n in range(6)]
     assert [job.id for job in store.jobs.latest()] == made[::-1]
     assert [job.id for job in store.jobs.latest(limit=2)] == [made[5], made[4]]
     assert [job.id for job in store.jobs.latest(unfinished=True)] == [made[5], made[3], made[1]]
 
 
-def test_what_the_store_does_not_know_is_none_or_an_error(store: SqlStore, bench: Bench) -> None:
+def test_what_the_store_does_not_know_is_none_or_an_error(store, bench):
     assert store.jobs.get("job-x") is None
     assert store.jobs.get("nul \0") is None
     assert store.shards.get("s") is store.shards.with_nonce("n") is store.facts.recall("k") is None
@@ -244,7 +240,7 @@ def test_what_the_store_does_not_know_is_none_or_an_error(store: SqlStore, bench
             verb("job-x")
 
 
-def test_only_a_finished_job_is_forgotten_and_then_with_all_it_has(store: SqlStore, bench: Bench) -> None:
+def test_only_a_finished_job_is_forgotten_and_then_with_all_it_has(store, bench):
     job, lease = started(store, bench, 3, key="k")
     kept, _ = store.jobs.accept(bench.job(), new_items(2))
     shard = ingesting(store, bench, lease, 0, 1)
@@ -272,9 +268,7 @@ def test_only_a_finished_job_is_forgotten_and_then_with_all_it_has(store: SqlSto
     assert store.jobs.accept(bench.job(key="k"), [])[1]
 
 
-def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
-    bench: Bench, monkeypatch: Any
-) -> None:
+def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(bench, monkeypatch):
     store, other = bench.open(), bench.open()
     job, lease = started(store, bench, 3)
     store.items.drop_unsent(lease, b"", at=1.0)
@@ -286,7 +280,7 @@ def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
     assert bench.behind("SELECT count(*) FROM item") == [(1,)]
 
 
-def test_items_of_a_job_are_found_by_their_names(store: SqlStore, bench: Bench) -> None:
+def test_items_of_a_job_are_found_by_their_names(store, bench):
     names = [ItemName(f"name {n}\udc80", f"digest {n}") for n in range(1_200)]
     items = [evolve(item, name=name) for item, name in zip(new_items(1_200), names, strict=True)]
     job, _ = store.jobs.accept(bench.job(), items)
@@ -302,11 +296,10 @@ def test_items_of_a_job_are_found_by_their_names(store: SqlStore, bench: Bench) 
     }
 
 
-def test_a_name_says_whether_its_item_had_its_result(store: SqlStore, bench: Bench) -> None:
+def test_a_name_says_whether_its_item_had_its_result(store, bench):
     items = [evolve(item, name=ItemName(str(ix), "digest")) for ix, item in enumerate(new_items(3))]
     job, _ = store.jobs.accept(bench.job(), items)
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     store.items.fail_open(lease, [1], b"why", at=1.0)
     store.actions.cancel(JobSelection(ids=(job.id,)), "ada")
     assert {name: place.outcome for name, place in store.jobs.find_named(["0", "1"]).items()} == {
@@ -317,14 +310,13 @@ def test_a_name_says_whether_its_item_had_its_result(store: SqlStore, bench: Ben
     assert list(store.jobs.find_named(["0", "1", "2"])) == ["1"]
 
 
-def test_an_incident_told_twice_is_kept_once(bench: Bench) -> None:
+def test_an_incident_told_twice_is_kept_once(bench):
     store, other = bench.open(), bench.open()
     job, lease = started(store, bench)
     first = IncidentRow("doubled_line", "job-1", "shard-1", "row 5", 0.25, 10.0)
     assert store.facts.add_incident(lease, first)
     store.leases.release(lease)
     anew = other.leases.claim(job.id, 60.0)
-    assert anew is not None
     assert not other.facts.add_incident(anew, evolve(first, at=20.0, money=None))
     different = [
         evolve(first, kind="foreign_line"),
@@ -337,7 +329,7 @@ def test_an_incident_told_twice_is_kept_once(bench: Bench) -> None:
     assert store.facts.incidents("job-2") == [different[1]]
 
 
-def test_own_batches_are_claimed_and_guesses_are_not(store: SqlStore, bench: Bench) -> None:
+def test_own_batches_are_claimed_and_guesses_are_not(store, bench):
     _, lease = started(store, bench, 3)
     _, far = started(store, bench, 1, scope="scope-2")
     submitted = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.SUBMITTING)
@@ -355,7 +347,7 @@ def test_own_batches_are_claimed_and_guesses_are_not(store: SqlStore, bench: Ben
     assert store.shards.claimed_batches("scope-1", []) == set()
 
 
-def test_turnarounds_come_back_newest_first_and_do_not_grow_for_ever(store: SqlStore, bench: Bench) -> None:
+def test_turnarounds_come_back_newest_first_and_do_not_grow_for_ever(store, bench):
     for n in range(560):
         store.facts.observe_turnarounds("m", [(n, n / 2, float(n))])
     store.facts.observe_turnarounds("other", [(1, 1.0, 1.0)])
@@ -378,13 +370,11 @@ def foreign(bench: Bench) -> Collection[CodeType]:
         return ()
     from psycopg import Connection
 
-    return {Connection.connect.__func__.__code__, Connection._notice_handler.__code__}  # type: ignore[attr-defined]
+    return {Connection.connect.__func__.__code__, Connection._notice_handler.__code__}
 
 
 @pytest.mark.parametrize("operate", OPERATIONS.values(), ids=OPERATIONS)
-def test_what_is_interrupted_at_any_moment_leaves_the_store_to_others(
-    bench: Bench, operate: Operation
-) -> None:
+def test_what_is_interrupted_at_any_moment_leaves_the_store_to_others(bench, operate):
     store, other = bench.open(), bench.open(busy_timeout=0.5)
     _, lease = started(store, bench)
     store.facts.remember("k", 1)

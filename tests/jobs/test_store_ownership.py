@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from jobs.stores import Bench, bench, ingesting, led, new_items, result, started, store
+from jobs.stores import bench, ingesting, led, new_items, result, started, store
 from realtime.scenes import eventually
 
 from smartbatch.errors import StoreError
@@ -20,7 +20,7 @@ from tests.together import run_together
 __all__ = ["bench", "store"]  # fixtures
 
 
-def test_a_lease_that_ran_out_still_counts_while_nobody_else_took_the_job(bench: Bench) -> None:
+def test_a_lease_that_ran_out_still_counts_while_nobody_else_took_the_job(bench):
     store = bench.open()
     _, lease = started(store, bench)
     bench.let_leases_run_out()
@@ -34,14 +34,14 @@ class Repeating(random.Random):
         return 7
 
 
-def test_an_owner_whose_ids_are_all_taken_is_told_so(bench: Bench) -> None:
+def test_an_owner_whose_ids_are_all_taken_is_told_so(bench):
     job, _ = started(bench.open(rng=Repeating()), bench)
     with pytest.raises(StoreError, match="the random source repeats itself"):
         bench.open(rng=Repeating()).leases.claim(job.id, 60.0)
 
 
 @pytest.mark.parametrize("bench", ["sqlite"], indirect=True)
-def test_two_who_look_at_once_do_not_take_each_other_for_the_owner(bench: Bench) -> None:
+def test_two_who_look_at_once_do_not_take_each_other_for_the_owner(bench):
     dead = bench.open()
     job, _ = started(dead, bench)
     dead.abandon()
@@ -52,7 +52,7 @@ def test_two_who_look_at_once_do_not_take_each_other_for_the_owner(bench: Bench)
         assert bench.open().leases.claim(job.id, 60) == JobLease(job.id, 2)
 
 
-def test_a_lease_does_not_count_in_another_store(bench: Bench) -> None:
+def test_a_lease_does_not_count_in_another_store(bench):
     mine, other = bench.open(), bench.open()
     _, lease = started(mine, bench)
     started(other, bench)
@@ -61,13 +61,12 @@ def test_a_lease_does_not_count_in_another_store(bench: Bench) -> None:
     assert other.leases.renew([lease], 60) == []
 
 
-def test_a_closed_store_has_given_everything_back(bench: Bench) -> None:
+def test_a_closed_store_has_given_everything_back(bench):
     mine, other = bench.open(), bench.open()
     job, _ = started(mine, bench)
     mine.close()
     mine.close()
     found = other.jobs.get(job.id)
-    assert found is not None
     assert found.owner is None
     assert other.leases.claim(job.id, 60)
     assert len(bench.behind("SELECT id FROM owner")) == 1
@@ -77,7 +76,7 @@ def test_a_closed_store_has_given_everything_back(bench: Bench) -> None:
         mine.jobs.accept(bench.job(), [])
 
 
-def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
+def test_a_frozen_owner_that_wakes_writes_nothing(bench):
     frozen, other = bench.open(), bench.open()
     job, lease = started(frozen, bench, 8)
     planned = frozen.shards.plan(lease, bench.shard(0))
@@ -116,7 +115,7 @@ def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
     assert contents() == before
 
 
-def test_unfinished_jobs_are_claimable_before_those_to_clean_up(bench: Bench) -> None:
+def test_unfinished_jobs_are_claimable_before_those_to_clean_up(bench):
     store, other = bench.open(), bench.open()
     settled, lease = started(store, bench, 1)
     shard = ingesting(store, bench, lease, 0)
@@ -132,13 +131,12 @@ def test_unfinished_jobs_are_claimable_before_those_to_clean_up(bench: Bench) ->
         store.leases.release(one)
     assert [job.id for job in other.leases.claimable()] == [fresh.id, held.id, settled.id]
     again = other.leases.claim(settled.id, 60)
-    assert again is not None
     other.shards.advance(again, shard, ShardState.SETTLED, cleaned_up=True)
     other.leases.release(again)
     assert [job.id for job in other.leases.claimable()] == [fresh.id, held.id]
 
 
-def test_two_who_claim_at_once_are_never_both_the_owner(bench: Bench) -> None:
+def test_two_who_claim_at_once_are_never_both_the_owner(bench):
     stores = [bench.open() for _ in range(4)]
     jobs = [stores[0].jobs.accept(bench.job(), new_items(1))[0].id for _ in range(10)]
     together = threading.Barrier(4)
@@ -153,22 +151,19 @@ def test_two_who_claim_at_once_are_never_both_the_owner(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("unknown", [None, b"not known"])
-def test_items_found_asking_after_a_death_are_told_of(bench: Bench, unknown: bytes | None) -> None:
+def test_items_found_asking_after_a_death_are_told_of(bench, unknown):
     dead, other = bench.open(), bench.open()
     job, _ = dead.jobs.accept(bench.job(), new_items(4, realtime=True))
     lease = dead.leases.claim(job.id, 3600)
-    assert lease is not None
     assert [item.ix for item in dead.items.claim_realtime(lease, 2)] == [0, 1]
     dead.abandon()
     bench.clock.sleep(5)
     taken = eventually(lambda: other.leases.claim(job.id, 60, unknown=unknown))
-    assert taken is not None
     (incident,) = other.facts.incidents(job.id)
     assert (incident.kind, incident.job_id, incident.shard_id) == ("maybe_billed", job.id, None)
     assert "2 requests" in incident.detail
     assert "rows 0, 1" in incident.detail
     found = other.jobs.get(job.id)
-    assert found is not None
     if unknown is None:
         claimed = other.items.claim_realtime(taken, 9)
         assert [(i.ix, i.tries) for i in claimed] == [(0, 1), (1, 1), (2, 0), (3, 0)]
@@ -183,10 +178,9 @@ def test_items_found_asking_after_a_death_are_told_of(bench: Bench, unknown: byt
 
 
 @pytest.mark.parametrize("count", [64, 65])
-def test_an_incident_names_64_rows_in_flight_at_most(store: SqlStore, bench: Bench, count: int) -> None:
+def test_an_incident_names_64_rows_in_flight_at_most(store, bench, count):
     job, _ = store.jobs.accept(bench.job(), new_items(count, realtime=True))
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     store.items.claim_realtime(lease, count)
     store.leases.release(lease)
     assert store.leases.claim(job.id, 60.0) is not None

@@ -53,9 +53,7 @@ def through(relay: Relay, bench: Bench, **settings: Any) -> SqlStore:
 
 
 @pytest.mark.full
-def test_a_store_is_opened_while_its_schema_is_made_for_something_else(
-    postgres_address: str, bench: Bench
-) -> None:
+def test_a_store_is_opened_while_its_schema_is_made_for_something_else(postgres_address, bench):
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     with (
         psycopg.connect(postgres_address) as other,
@@ -75,7 +73,7 @@ def test_a_store_is_opened_while_its_schema_is_made_for_something_else(
 
 
 @pytest.mark.full
-def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: Relay, bench: Bench) -> None:
+def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay, bench):
     store = through(relay, bench)
     job, lease = started(store, bench, 6)
     cuts = 0
@@ -94,7 +92,6 @@ def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: 
     shard = store.shards.advance(lease, shard, ShardState.READY)
     cut()
     intended = store.shards.mark_submitting(lease, shard, exclusive=True)
-    assert intended is not None
     assert store.shards.get(shard.id) == intended
     shard = led_on(store, lease, intended)
     cut()
@@ -110,7 +107,6 @@ def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: 
     cut()
     store.leases.release(lease)
     found = bench.open().jobs.get(job.id)
-    assert found is not None
     assert (found.succeeded, found.cancelled, found.owner) == (2, 3, None)
     assert [row.ix for row in store.items.results(job.id)] == [0, 1, 3, 4, 5]
     assert relay.cuts == cuts == 10
@@ -123,7 +119,7 @@ def led_on(store: SqlStore, lease: Any, shard: Any) -> Any:
 
 
 @pytest.mark.full
-def test_a_commit_that_never_reached_the_server_is_an_error(relay: Relay, bench: Bench) -> None:
+def test_a_commit_that_never_reached_the_server_is_an_error(relay, bench):
     store = through(relay, bench)
     job, lease = started(store, bench, 6)
     new = bench.shard(0, 1)
@@ -141,7 +137,7 @@ def test_a_commit_that_never_reached_the_server_is_an_error(relay: Relay, bench:
 
 
 @pytest.mark.full
-def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay: Relay, bench: Bench) -> None:
+def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay, bench):
     store = through(relay, bench)
     _, lease = started(store, bench, 6)
     relay.cut_at(b"COMMIT", pass_on=True)
@@ -158,15 +154,12 @@ def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay: Relay, bench
         store.jobs.accept(bench.job(key="k"), new_items(3), digest=vanish)
     os.rename(f"{relay.folder}/away", f"{relay.folder}/.s.PGSQL.5432")
     found = store.jobs.get("k")
-    assert found is not None
     assert (found.total, found.digest) == (3, b"digest")
     assert store.leases.renew([lease], 60) == [lease]
 
 
 @pytest.mark.parametrize("word", sampled([b"INSERT INTO shard_items", b"UPDATE item", b"FOR UPDATE"]))
-def test_a_wire_cut_in_the_middle_of_a_write_leaves_nothing_of_it(
-    relay: Relay, bench: Bench, word: bytes
-) -> None:
+def test_a_wire_cut_in_the_middle_of_a_write_leaves_nothing_of_it(relay, bench, word):
     store = through(relay, bench)
     job, lease = started(store, bench, 6)
     relay.cut_at(word, pass_on=True)
@@ -178,7 +171,7 @@ def test_a_wire_cut_in_the_middle_of_a_write_leaves_nothing_of_it(
     assert store.shards.plan(lease, bench.shard(0, 1)).no == 1
 
 
-def test_a_disconnected_owner_may_be_replaced_and_writes_nothing(relay: Relay, bench: Bench) -> None:
+def test_a_disconnected_owner_may_be_replaced_and_writes_nothing(relay, bench):
     store, other = through(relay, bench), bench.open()
     job, lease = started(store, bench)
     relay.cut_all()
@@ -192,9 +185,7 @@ def test_a_disconnected_owner_may_be_replaced_and_writes_nothing(relay: Relay, b
     assert other.leases.renew([taken], 60) == [taken]
 
 
-def test_a_job_committed_by_an_owner_that_seems_dead_keeps_its_items(
-    relay: Relay, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_committed_by_an_owner_that_seems_dead_keeps_its_items(relay, bench, monkeypatch):
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     store, other = through(relay, bench), bench.open()
     fresh, _ = other.jobs.accept(bench.job(), new_items(1))
@@ -220,7 +211,7 @@ def test_a_job_committed_by_an_owner_that_seems_dead_keeps_its_items(
     assert (new, job.total, len(store.items.in_state(job.id))) == (True, 25, 25)
 
 
-def test_a_server_that_is_unavailable_is_an_error_that_names_it(bench: Bench, tmp_path: Path) -> None:
+def test_a_server_that_is_unavailable_is_an_error_that_names_it(bench, tmp_path):
     with pytest.raises(StoreError, match="cannot be reached") as told:
         open_store(f"postgresql://me:{PASSWORD}@/jobs?host={tmp_path}&connect_timeout=2")
     assert "check that the server runs" in str(told.value)
@@ -228,7 +219,7 @@ def test_a_server_that_is_unavailable_is_an_error_that_names_it(bench: Bench, tm
     assert "hunter2" not in str(told.value)
 
 
-def test_a_server_that_goes_away_and_comes_back_is_used_again(relay: Relay, bench: Bench) -> None:
+def test_a_server_that_goes_away_and_comes_back_is_used_again(relay, bench):
     store = through(relay, bench)
     job, lease = started(store, bench)
     os.rename(f"{relay.folder}/.s.PGSQL.5432", f"{relay.folder}/away")
@@ -246,9 +237,7 @@ def test_a_server_that_goes_away_and_comes_back_is_used_again(relay: Relay, benc
 
 
 @pytest.mark.parametrize("when", ["beginning", "read"])
-def test_a_session_that_is_interrupted_is_closed(
-    when: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_is_interrupted_is_closed(when, bench, monkeypatch):
     """A traceback could keep the connection, and the next read could take the late answer for its own."""
     database, used = PostgresDatabase(Address.of(bench.place)), list[psycopg.Connection[Any]]()
 
@@ -270,7 +259,7 @@ def test_a_session_that_is_interrupted_is_closed(
     database.close()
 
 
-def test_of_two_that_store_one_name_at_once_the_second_finds_the_firsts(bench: Bench) -> None:
+def test_of_two_that_store_one_name_at_once_the_second_finds_the_firsts(bench):
     one, other = bench.open(), bench.open()
     seconds: list[Future[list[NamedPlace]]] = []
 
@@ -296,7 +285,7 @@ def test_of_two_that_store_one_name_at_once_the_second_finds_the_firsts(bench: B
 
 
 @pytest.mark.full
-def test_a_locked_row_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
+def test_a_locked_row_is_an_error_after_a_bounded_wait(bench):
     store = bench.open(busy_timeout=0.1)
     job, lease = started(store, bench)
     with bench.writing("SELECT no FROM job WHERE id = ? FOR UPDATE", job.id):
@@ -308,7 +297,7 @@ def test_a_locked_row_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
 
 
 @pytest.mark.full
-def test_giving_up_the_store_ends_waits_for_the_server_at_once(bench: Bench) -> None:
+def test_giving_up_the_store_ends_waits_for_the_server_at_once(bench):
     store = bench.open(busy_timeout=60.0)
     job, lease = started(store, bench)
     with ThreadPoolExecutor(1) as pool, bench.writing("SELECT no FROM job WHERE id = ? FOR UPDATE", job.id):
@@ -320,7 +309,7 @@ def test_giving_up_the_store_ends_waits_for_the_server_at_once(bench: Bench) -> 
 
 
 @pytest.mark.full
-def test_a_process_frozen_during_a_write_loses_its_locks(bench: Bench) -> None:
+def test_a_process_frozen_during_a_write_loses_its_locks(bench):
     frozen, store = bench.open(busy_timeout=0.2), bench.open()
 
     def freeze() -> bytes:
@@ -334,7 +323,7 @@ def test_a_process_frozen_during_a_write_loses_its_locks(bench: Bench) -> None:
     frozen.facts.remember("k", 1)  # with a new session
 
 
-def test_reads_leave_no_transaction_open(bench: Bench) -> None:
+def test_reads_leave_no_transaction_open(bench):
     store = bench.open()
     job, lease = started(store, bench)
     store.items.results(job.id)
@@ -347,11 +336,10 @@ def test_reads_leave_no_transaction_open(bench: Bench) -> None:
 
 
 @pytest.mark.full
-def test_leases_run_by_the_servers_clock_whatever_the_machines_say(bench: Bench) -> None:
+def test_leases_run_by_the_servers_clock_whatever_the_machines_say(bench):
     past, future = bench.open(wall=lambda: 0.0), bench.open(wall=lambda: 4e9)
     job, _ = past.jobs.accept(bench.job(), new_items(1))
     lease = past.leases.claim(job.id, 60)
-    assert lease is not None
     assert future.leases.claimable() == []
     assert future.leases.claim(job.id, 60) is None
     past.leases.release(lease)
@@ -362,9 +350,7 @@ def test_leases_run_by_the_servers_clock_whatever_the_machines_say(bench: Bench)
 
 
 @pytest.mark.full
-def test_stores_in_two_schemas_of_a_server_know_nothing_of_each_other(
-    bench: Bench, postgres_address: str, tmp_path: Path
-) -> None:
+def test_stores_in_two_schemas_of_a_server_know_nothing_of_each_other(bench, postgres_address, tmp_path):
     other = Bench("postgres", postgres_address, tmp_path)
     one, two = bench.open(), other.open()
     job, lease = started(one, bench, key="k")
@@ -377,9 +363,7 @@ def test_stores_in_two_schemas_of_a_server_know_nothing_of_each_other(
 
 
 @pytest.mark.full
-def test_commits_are_durable_even_where_the_servers_default_is_not(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commits_are_durable_even_where_the_servers_default_is_not(bench, monkeypatch):
     sessions: list[psycopg.Connection[Any]] = []
     connect = psycopg.connect
 
@@ -401,7 +385,7 @@ def test_commits_are_durable_even_where_the_servers_default_is_not(
 
 
 @pytest.mark.full
-def test_a_user_without_rights_is_told_so(bench: Bench) -> None:
+def test_a_user_without_rights_is_told_so(bench):
     bench.open().close()
     role = f"{bench.schema}_guest"
     bench.behind(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
@@ -431,7 +415,7 @@ def test_a_user_without_rights_is_told_so(bench: Bench) -> None:
         ("postgresql:///jobs?host=/run/pg", "postgresql:///run/pg/jobs?schema=smartbatch"),
     ],
 )
-def test_an_address_is_shown_without_its_password(dsn: str, place: str) -> None:
+def test_an_address_is_shown_without_its_password(dsn, place):
     address = Address.of(dsn)
     assert address.place == place
     assert "hunter2" not in repr(address)
@@ -439,7 +423,7 @@ def test_an_address_is_shown_without_its_password(dsn: str, place: str) -> None:
     assert len(address.digest) == 12
 
 
-def test_what_an_address_says_is_kept_and_the_rest_has_careful_defaults() -> None:
+def test_what_an_address_says_is_kept_and_the_rest_has_careful_defaults():
     address = Address.of("postgresql://db/jobs?connect_timeout=3&options=-c%20a%3Db&application_name=mine")
     assert address.parameters["options"] == "-c a=b"
     assert address.parameters["connect_timeout"] == "3"
@@ -459,14 +443,14 @@ def test_what_an_address_says_is_kept_and_the_rest_has_careful_defaults() -> Non
         f"postgresql://me:a@{PASSWORD}@db/jobs",
     ],
 )
-def test_an_address_that_cannot_be_read_is_refused_without_showing_it(dsn: str) -> None:
+def test_an_address_that_cannot_be_read_is_refused_without_showing_it(dsn):
     with pytest.raises((ConfigError, StoreError)) as told:
         open_store(dsn)
     assert "hunter2" not in str(told.value)
 
 
 @pytest.mark.full
-def test_without_its_package_the_extra_is_named() -> None:
+def test_without_its_package_the_extra_is_named():
     code = (
         "import sys; sys.modules['psycopg'] = None\n"
         "from smartbatch import ConfigError\n"
@@ -478,7 +462,7 @@ def test_without_its_package_the_extra_is_named() -> None:
     assert "pip install 'smartbatch-llm[postgres]'" in run.stdout
 
 
-def test_errors_of_the_server_show_no_values_of_rows(bench: Bench) -> None:
+def test_errors_of_the_server_show_no_values_of_rows(bench):
     store = bench.open()
     _, lease = started(store, bench)
     store.shards.plan(lease, bench.shard(0, nonce="the-secret-nonce"))

@@ -100,7 +100,7 @@ hear()
 
 
 @pytest.mark.full
-def test_a_killed_owner_is_replaced_at_once_whatever_its_lease(bench: Bench, start: Start) -> None:
+def test_a_killed_owner_is_replaced_at_once_whatever_its_lease(bench, start):
     store = bench.open()
     job, _ = store.jobs.accept(bench.job(), new_items(1))
     owner = start(OWNER, job.id)
@@ -129,7 +129,7 @@ hear()
 
 
 @pytest.mark.full
-def test_a_forked_child_does_not_keep_its_dead_parents_jobs(bench: Bench, start: Start) -> None:
+def test_a_forked_child_does_not_keep_its_dead_parents_jobs(bench, start):
     store = bench.open()
     job, _ = store.jobs.accept(bench.job(), new_items(1))
     parent = start(FORKER, job.id)
@@ -179,7 +179,7 @@ hear()
 
 
 @pytest.mark.full
-def test_a_forked_child_has_its_own_store(bench: Bench, start: Start) -> None:
+def test_a_forked_child_has_its_own_store(bench, start):
     store = bench.open()
     job, _ = store.jobs.accept(bench.job(), new_items(1))
     family = start(FAMILY, job.id)
@@ -209,7 +209,7 @@ for ask in (session, writer):
 
 @pytest.mark.full
 @pytest.mark.parametrize("bench", ["postgres"], indirect=True)
-def test_a_child_that_c_code_forked_has_sessions_of_its_own(bench: Bench, start: Start) -> None:
+def test_a_child_that_c_code_forked_has_sessions_of_its_own(bench, start):
     family = start(HOOKLESS)
     assert [family.hear(), family.hear()] == ["True True", "True True"]
 
@@ -257,7 +257,7 @@ hear()
 
 
 @pytest.mark.full
-def test_children_forked_in_the_middle_of_writes_can_use_the_store(bench: Bench, start: Start) -> None:
+def test_children_forked_in_the_middle_of_writes_can_use_the_store(bench, start):
     store = bench.open()
     parent = start(BUSY, 15)
     assert parent.hear() == "{'0'}"
@@ -281,7 +281,7 @@ hear()
 
 
 @pytest.mark.full
-def test_a_fork_in_the_middle_of_a_job_s_rows_does_not_hold_it_up(bench: Bench, start: Start) -> None:
+def test_a_fork_in_the_middle_of_a_job_s_rows_does_not_hold_it_up(bench, start):
     began = time.monotonic()
     assert start(ROWS).hear() == "4 True"
     assert time.monotonic() - began < 5.0  # it would wait as long for itself
@@ -309,7 +309,7 @@ store.close()
 
 
 @pytest.mark.full
-def test_processes_that_open_a_new_store_at_once_share_it(bench: Bench, start: Start) -> None:
+def test_processes_that_open_a_new_store_at_once_share_it(bench, start):
     crowd = [start(CROWD, n) for n in range(4)]
     assert [other.hear() for other in crowd] == ["open"] * 4
     for other in crowd:
@@ -339,7 +339,7 @@ for n in range(100_000):
 
 
 @pytest.mark.full
-def test_killed_at_any_moment_every_acknowledged_job_is_there_and_whole(bench: Bench, start: Start) -> None:
+def test_killed_at_any_moment_every_acknowledged_job_is_there_and_whole(bench, start):
     acknowledged: set[str] = set()
     for cycle in range(6):
         other = start(ACCEPTING, cycle)
@@ -410,7 +410,7 @@ hear()
 
 
 @pytest.mark.full
-def test_a_pause_reaches_running_processes_and_later_ones(bench: Bench, start: Start) -> None:
+def test_a_pause_reaches_running_processes_and_later_ones(bench, start):
     client = start(ASKS)
     assert client.hear() == "ready"
     client.say("ask")
@@ -435,7 +435,7 @@ def test_a_pause_reaches_running_processes_and_later_ones(bench: Bench, start: S
 
 
 @pytest.mark.full
-def test_a_job_killed_in_a_pause_waits_for_its_end_in_the_next_process(bench: Bench, start: Start) -> None:
+def test_a_job_killed_in_a_pause_waits_for_its_end_in_the_next_process(bench, start):
     first = start(CARRIES_ON)
     assert first.hear() == "ready"
     job_id = first.hear()

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from jobs.stores import Bench, bench, ingesting, led, new_items, result, started, store
+from jobs.stores import bench, ingesting, led, new_items, result, started, store
 
 from smartbatch.jobs.records import EarlierTries, JobState, LeaseLost, StoredCounts
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import items as items_module
 from smartbatch.jobs.store import outcomes as outcomes_module
 from smartbatch.types import Usage
@@ -19,7 +18,7 @@ from smartbatch.types import Usage
 __all__ = ["bench", "store"]  # fixtures
 
 
-def test_results_behind_a_gap_longer_than_a_page_are_found(store: SqlStore, bench: Bench) -> None:
+def test_results_behind_a_gap_longer_than_a_page_are_found(store, bench):
     job, lease = started(store, bench, 40)
     shard = ingesting(store, bench, lease, *range(40))
     store.shards.ingest(lease, shard, [result(ix) for ix in (39, 0, 30)], at=1.0)
@@ -32,9 +31,7 @@ def test_results_behind_a_gap_longer_than_a_page_are_found(store: SqlStore, benc
     assert store.items.results(job.id, after=39) == []
 
 
-def test_a_large_job_is_cancelled_and_deleted_in_pages(
-    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_job_is_cancelled_and_deleted_in_pages(store, bench, monkeypatch):
     monkeypatch.setattr(items_module, "PAGE_DROPPED", 7)
     monkeypatch.setattr(outcomes_module, "PAGE_DELETED", 7)
     other, _ = store.jobs.accept(bench.job(), new_items(3))
@@ -42,7 +39,6 @@ def test_a_large_job_is_cancelled_and_deleted_in_pages(
     last, _ = store.jobs.accept(bench.job(), new_items(3))
     assert store.items.drop_unsent(lease, b"cancelled", at=5.0) == 21
     done = store.jobs.get(job.id)
-    assert done is not None
     assert (done.cancelled, done.state, done.finished_at) == (21, JobState.DONE, 5.0)
     assert [(row.ix, row.seq) for row in store.items.fresh(job.id, limit=1000)] == [
         (ix, ix + 1) for ix in range(21)
@@ -57,7 +53,7 @@ def test_a_large_job_is_cancelled_and_deleted_in_pages(
     assert [len(store.items.in_state(one.id)) for one in (other, last)] == [3, 3]
 
 
-def test_open_items_fail_or_use_real_time_all_or_none(store: SqlStore, bench: Bench) -> None:
+def test_open_items_fail_or_use_real_time_all_or_none(store, bench):
     job, lease = started(store, bench, 5)
     store.shards.plan(lease, bench.shard(1))
     for ixs in ([0, 1], [9]):
@@ -74,12 +70,11 @@ def test_open_items_fail_or_use_real_time_all_or_none(store: SqlStore, bench: Be
     ]
     assert [(item.ix, item.tries) for item in store.items.claim_realtime(lease, 9)] == [(2, 0), (3, 0)]
     found = store.jobs.get(job.id)
-    assert found is not None
     assert (found.failed, found.unpriced, found.state) == (2, 0, JobState.ACTIVE)
     assert len(store.shards.of_job(job.id)) == 1
 
 
-def test_earlier_tries_are_returned_with_the_final_result(store: SqlStore, bench: Bench) -> None:
+def test_earlier_tries_are_returned_with_the_final_result(store, bench):
     job, lease = started(store, bench, 3)
     for answer in (b"no", b"never"):
         shard = ingesting(store, bench, lease, 0, 1, 2)
@@ -101,7 +96,7 @@ def test_earlier_tries_are_returned_with_the_final_result(store: SqlStore, bench
     ]
 
 
-def test_no_reader_misses_a_result_while_others_write(bench: Bench) -> None:
+def test_no_reader_misses_a_result_while_others_write(bench):
     store, reader = bench.open(), bench.open()
     job, lease = started(store, bench, 400)
     shards = [ingesting(store, bench, lease, *range(at, at + 100)) for at in range(0, 400, 100)]
@@ -129,9 +124,7 @@ def test_no_reader_misses_a_result_while_others_write(bench: Bench) -> None:
     assert sorted(seen) == list(range(400))
 
 
-def test_results_stored_during_the_search_for_a_gap_are_not_skipped(
-    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_stored_during_the_search_for_a_gap_are_not_skipped(store, bench, monkeypatch):
     job, lease = started(store, bench, 9)
     shard = ingesting(store, bench, lease, *range(9))
     real = items_module.first_in
@@ -147,9 +140,7 @@ def test_results_stored_during_the_search_for_a_gap_are_not_skipped(
 
 
 @pytest.mark.parametrize("way", ["batch", "real time", "refused", "dropped", "in flight at a kill"])
-def test_followers_end_with_their_leader_however_it_ends(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_followers_end_with_their_leader_however_it_ends(bench, monkeypatch, way):
     monkeypatch.setattr(outcomes_module, "PAGE_FOLLOWERS", 2)
     told: list[StoredCounts] = []
     store = bench.open(counted=lambda _, counts: told.append(counts))
@@ -157,7 +148,6 @@ def test_followers_end_with_their_leader_however_it_ends(
     following = [evolve(item, leader=0) for item in new_items(6)[1:]]
     job, _ = store.jobs.accept(bench.job(), [*first, *following])
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     if way == "batch":
         shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.INGESTING)
         store.shards.ingest(lease, shard, [result(0)], at=9.0)
@@ -173,7 +163,6 @@ def test_followers_end_with_their_leader_however_it_ends(
         store.leases.release(lease)
         assert store.leases.claim(job.id, 60.0, unknown=b"no") is not None
     row = store.jobs.get(job.id)
-    assert row is not None
     assert (row.state, row.finished) == (JobState.DONE, 6)
     assert row.cost == (0.5 if way in ("batch", "real time") else 0.0)
     found = store.items.results(job.id)
@@ -189,15 +178,11 @@ def test_followers_end_with_their_leader_however_it_ends(
 
 
 @pytest.mark.parametrize("others", [3, 7, 25])
-def test_a_cancelled_job_keeps_no_request_whichever_way_its_requests_go(
-    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch, others: int
-) -> None:
+def test_a_cancelled_job_keeps_no_request_whichever_way_its_requests_go(store, bench, monkeypatch, others):
     monkeypatch.setattr(items_module, "PAGE_DROPPED", 7)
     items = [*new_items(10), *new_items(others, realtime=True)]
     job, _ = store.jobs.accept(bench.job(), [evolve(item, user_id=None) for item in items])
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     assert store.items.drop_unsent(lease, b"cancelled", at=5.0) == 10 + others
     done = store.jobs.get(job.id)
-    assert done is not None
     assert (done.cancelled, done.state) == (10 + others, JobState.DONE)

@@ -41,7 +41,7 @@ def the_job(store: SqlStore) -> Any:
     return job
 
 
-def test_a_new_store_has_the_present_version_and_keeps_it(bench: Bench, store: SqlStore) -> None:
+def test_a_new_store_has_the_present_version_and_keeps_it(bench, store):
     known = the_job(store)
     store.close()
     assert stored_version(bench) == SCHEMA_VERSION == 1
@@ -51,9 +51,7 @@ def test_a_new_store_has_the_present_version_and_keeps_it(bench: Bench, store: S
 
 
 @pytest.mark.parametrize("version", [0, 2, 10])
-def test_a_store_of_another_version_is_refused_with_advice(
-    bench: Bench, store: SqlStore, version: int
-) -> None:
+def test_a_store_of_another_version_is_refused_with_advice(bench, store, version):
     bench.behind("UPDATE schema_version SET version = ?", version)
     store.close()
     advice = rf"has version {version}, but .* uses version 1; use the release that wrote it"
@@ -62,7 +60,7 @@ def test_a_store_of_another_version_is_refused_with_advice(
     assert stored_version(bench) == version
 
 
-def test_an_existing_store_is_opened_without_a_write(bench: Bench) -> None:
+def test_an_existing_store_is_opened_without_a_write(bench):
     bench.open()
     with bench.writing("UPDATE schema_version SET version = version"):
         assert bench.open(busy_timeout=0.2).jobs.latest() == []
@@ -72,9 +70,7 @@ def test_an_existing_store_is_opened_without_a_write(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("table", "column", "kind"), [("job", "policy", "JobPolicy"), ("shard", "remote", "RemoteProgress")]
 )
-def test_a_record_of_a_newer_release_is_refused_and_left_as_it_is(
-    bench: Bench, store: SqlStore, table: str, column: str, kind: str, change: dict[str, Any]
-) -> None:
+def test_a_record_of_a_newer_release_is_refused_and_left_as_it_is(bench, store, table, column, kind, change):
     job_id = the_job(store).id
     newer = json.dumps(change)
     bench.behind(f"UPDATE {table} SET {column} = ?", newer)
@@ -84,9 +80,7 @@ def test_a_record_of_a_newer_release_is_refused_and_left_as_it_is(
 
 
 @pytest.mark.parametrize("damage", ['{"version": 1, "colour": "red"}', "{}", "[]", "no JSON"])
-def test_a_record_with_an_unknown_field_or_without_a_version_is_refused(
-    bench: Bench, store: SqlStore, damage: str
-) -> None:
+def test_a_record_with_an_unknown_field_or_without_a_version_is_refused(bench, store, damage):
     job_id = the_job(store).id
     bench.behind("UPDATE job SET policy = ?", damage)
     with pytest.raises(StoreError, match="a JobPolicy in the store is damaged"):
@@ -109,10 +103,10 @@ def magic(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.name)
-def test_no_statement_has_a_number_or_a_text_of_its_own_for_a_state(file: Path) -> None:
+def test_no_statement_has_a_number_or_a_text_of_its_own_for_a_state(file):
     assert magic(file.read_text("utf-8")) == []
 
 
 @pytest.mark.parametrize("statement", ["UPDATE item SET state = 3", "WHERE j.state <> 'done'"])
-def test_a_state_that_is_spelled_out_would_be_found(statement: str) -> None:
+def test_a_state_that_is_spelled_out_would_be_found(statement):
     assert magic(f"TEXT = {statement!r}") == [statement]

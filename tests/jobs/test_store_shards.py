@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from jobs.sample_records import PROGRESS
-from jobs.stores import Bench, bench, led, new_items, result, started, store
+from jobs.stores import bench, led, new_items, result, started, store
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemSize, ItemState, JobLease, StoredItem
@@ -19,7 +19,7 @@ from tests.together import run_together
 __all__ = ["bench", "store"]  # fixtures
 
 
-def test_a_planned_shard_holds_its_items_in_its_own_order(store: SqlStore, bench: Bench) -> None:
+def test_a_planned_shard_holds_its_items_in_its_own_order(store, bench):
     job, lease = started(store, bench, 5)
     new = bench.shard(3, 0, 4)
     shard = store.shards.plan(lease, new)
@@ -59,7 +59,7 @@ def test_a_planned_shard_holds_its_items_in_its_own_order(store: SqlStore, bench
     assert store.shards.plan(lease, bench.shard(1)).no == 2
 
 
-def test_a_nonce_is_never_used_twice(store: SqlStore, bench: Bench) -> None:
+def test_a_nonce_is_never_used_twice(store, bench):
     job, lease = started(store, bench, 3)
     first = store.shards.plan(lease, bench.shard(0))
     with pytest.raises(StoreError):
@@ -67,7 +67,7 @@ def test_a_nonce_is_never_used_twice(store: SqlStore, bench: Bench) -> None:
     assert [item.ix for item in store.items.in_state(job.id)] == [1, 2]
 
 
-def test_every_column_of_a_shard_that_may_change_is_kept(bench: Bench) -> None:
+def test_every_column_of_a_shard_that_may_change_is_kept(bench):
     store = bench.open()
     _, lease = started(store, bench, 1)
     changes = {
@@ -104,19 +104,18 @@ def test_every_column_of_a_shard_that_may_change_is_kept(bench: Bench) -> None:
     assert cleared.remote == moved.remote
 
 
-def test_submitting_begins_with_mark_submitting_only(store: SqlStore, bench: Bench) -> None:
+def test_submitting_begins_with_mark_submitting_only(store, bench):
     _, lease = started(store, bench, 1)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.READY)
     with pytest.raises(ValueError, match="mark_submitting"):
         store.shards.advance(lease, shard, ShardState.SUBMITTING)
     intended = store.shards.mark_submitting(lease, shard, exclusive=False, watermark="w", submitted_at=4.0)
-    assert intended is not None
     assert (intended.state, intended.watermark, intended.submitted_at) == (ShardState.SUBMITTING, "w", 4.0)
     with pytest.raises(ValueError, match="only a ready shard"):
         store.shards.mark_submitting(lease, intended, exclusive=False)
 
 
-def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
+def test_of_exclusive_creates_at_once_one_goes(bench):
     stores = [bench.open() for _ in range(4)]
     ready = []
     for one in stores:
@@ -133,7 +132,7 @@ def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
     assert sorted(went) == [False, False, False, True]
 
 
-def test_shards_are_found_by_state_and_account(store: SqlStore, bench: Bench) -> None:
+def test_shards_are_found_by_state_and_account(store, bench):
     job, lease = started(store, bench, 3)
     _far, far_lease = started(store, bench, 1, scope="scope-2")
     first = store.shards.plan(lease, bench.shard(0))
@@ -151,15 +150,12 @@ def test_shards_are_found_by_state_and_account(store: SqlStore, bench: Bench) ->
     assert store.shards.in_scope("scope-3", states=list(ShardState)) == []
 
 
-def test_pages_of_large_rows_end_early_and_skip_nothing(
-    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_of_large_rows_end_early_and_skip_nothing(store, bench, monkeypatch):
     monkeypatch.setattr(database, "PAGE_BYTES", 100)
     sizes = [10, 20, 500, 60, 40, 30]
     items = [evolve(item, payload=b"x" * size) for item, size in zip(new_items(6), sizes, strict=True)]
     job, _ = store.jobs.accept(bench.job(), items)
     lease = store.leases.claim(job.id, 15.0)
-    assert lease is not None
     shard = led(store, lease, store.shards.plan(lease, bench.shard(*range(6))), ShardState.INGESTING)
     store.shards.ingest(lease, shard, [result(ix, text=b"12345678") for ix in (5, 0, 1, 2, 3, 4)], at=1.0)
 

@@ -8,10 +8,9 @@ import sqlite3
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from jobs.sqlite_files import Watched, bench, connections, filled, writer
+from jobs.sqlite_files import bench, connections, filled, writer
 from jobs.stores import Bench, led, new_items, result, started
 
 from smartbatch._clock import RealClock
@@ -27,7 +26,7 @@ __all__ = ["bench", "connections"]  # fixtures
 # -- where it is ---------------------------------------------------------------------------------------------
 
 
-def test_the_default_place_is_the_users_state_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_place_is_the_users_state_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     store = open_store()
     assert store.place == str(tmp_path / "state" / "smartbatch" / "jobs.db")
@@ -39,14 +38,14 @@ def test_the_default_place_is_the_users_state_folder(monkeypatch: pytest.MonkeyP
     store.close()
 
 
-def test_a_place_may_be_written_as_a_url(tmp_path: Path) -> None:
+def test_a_place_may_be_written_as_a_url(tmp_path):
     store = open_store(f"sqlite:///{tmp_path}/a.db")
     assert store.place == f"{tmp_path}/a.db"
     assert store.spool == f"{tmp_path}/a.db.spool"
     store.close()
 
 
-def test_files_and_folders_are_for_their_owner_only(tmp_path: Path) -> None:
+def test_files_and_folders_are_for_their_owner_only(tmp_path):
     before = os.umask(0)
     try:
         bench = Bench("sqlite", str(tmp_path / "new" / "jobs.db"), tmp_path)
@@ -72,9 +71,7 @@ def test_files_and_folders_are_for_their_owner_only(tmp_path: Path) -> None:
         os.umask(before)
 
 
-def test_every_commit_is_synced_and_every_write_begins_as_one(
-    bench: Bench, connections: list[Watched]
-) -> None:
+def test_every_commit_is_synced_and_every_write_begins_as_one(bench, connections):
     store = bench.open()
     store.facts.remember("k", 1)
     writing = writer(connections)
@@ -105,7 +102,7 @@ def test_every_commit_is_synced_and_every_write_begins_as_one(
 # -- others write --------------------------------------------------------------------------------------------
 
 
-def test_a_locked_file_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
+def test_a_locked_file_is_an_error_after_a_bounded_wait(bench):
     store = bench.open(busy_timeout=0.05)
     job, lease = started(store, bench)
     with sqlite3.connect(bench.place, isolation_level=None) as other:
@@ -122,9 +119,7 @@ def test_a_locked_file_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
     assert len(store.jobs.latest()) == 1
 
 
-def test_giving_up_the_store_ends_waits_for_a_locked_file_soon(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_giving_up_the_store_ends_waits_for_a_locked_file_soon(bench, monkeypatch):
     store, waits = bench.open(busy_timeout=60.0), threading.Event()
 
     class Clock(RealClock):
@@ -144,7 +139,7 @@ def test_giving_up_the_store_ends_waits_for_a_locked_file_soon(
     other.close()
 
 
-def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench: Bench) -> None:
+def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench):
     filled(bench)
     with sqlite3.connect(bench.place, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -158,7 +153,7 @@ def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench: Bench) 
     other.close()
 
 
-def test_one_process_at_a_time_makes_the_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_at_a_time_makes_the_file(bench, monkeypatch):
     lock, flock, waits = os.open(f"{bench.place}.new", os.O_RDWR | os.O_CREAT), fcntl.flock, threading.Event()
 
     def told(fd: int, operation: int) -> None:
@@ -207,12 +202,12 @@ garbage
         ("/mnt/over/a", "tmpfs"),
     ],
 )
-def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(folder: str, kind: str) -> None:
+def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(folder, kind):
     assert sqlite_module.file_system(folder, MOUNTS) == kind
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
-def test_a_network_file_system_is_refused_with_the_reason_and_what_to_do(kind: str, tmp_path: Path) -> None:
+def test_a_network_file_system_is_refused_with_the_reason_and_what_to_do(kind, tmp_path):
     folder = tmp_path / "state"
     mounts = ["27 1 254:0 / / rw - ext4 /dev/vda rw", f"40 27 0:40 / {tmp_path} rw - {kind} server:/ rw"]
     with pytest.raises(StoreError, match="network file system") as told:
@@ -222,9 +217,7 @@ def test_a_network_file_system_is_refused_with_the_reason_and_what_to_do(kind: s
     assert not folder.exists()
 
 
-def test_an_opened_store_asks_the_system_what_it_stands_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_opened_store_asks_the_system_what_it_stands_on(monkeypatch, tmp_path):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 0 0:1 / {tmp_path} rw - nfs4 server:/ rw\n")
     monkeypatch.setattr(sqlite_module, "_MOUNTS_FILE", str(mounts))
@@ -235,7 +228,7 @@ def test_an_opened_store_asks_the_system_what_it_stands_on(
     open_store(str(tmp_path / "deep" / "jobs.db")).close()
 
 
-def test_an_sqlite_without_returning_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_sqlite_without_returning_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
     with pytest.raises(StoreError, match=r"needs SQLite 3\.35 or newer"):
         open_store(str(tmp_path / "jobs.db"))
@@ -248,11 +241,10 @@ def test_an_sqlite_without_returning_is_refused(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.full
-def test_forgetting_gives_the_room_back(bench: Bench) -> None:
+def test_forgetting_gives_the_room_back(bench):
     store: SqlStore = bench.open()
     job, _ = store.jobs.accept(bench.job(), [NewItem(f"r{ix}", bytes(400), 1, 1) for ix in range(8_000)])
     lease = store.leases.claim(job.id, 60)
-    assert lease is not None
     store.items.drop_unsent(lease, b"cancelled", at=1.0)
     store.leases.release(lease)
     before = os.path.getsize(bench.place) + os.path.getsize(f"{bench.place}-wal")
@@ -262,7 +254,7 @@ def test_forgetting_gives_the_room_back(bench: Bench) -> None:
     assert after < before / 10
 
 
-def test_many_stores_of_one_process_do_not_break_each_others_locks(bench: Bench) -> None:
+def test_many_stores_of_one_process_do_not_break_each_others_locks(bench):
     first = bench.open()
 
     def others() -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from jobs.decisions import decision
-from jobs.stores import Bench, bench, led, new_items, result, started, store
+from jobs.stores import bench, led, new_items, result, started, store
 
 from smartbatch.core.limits.failures import OTHER_MESSAGES
 from smartbatch.core.routing.outcome import ListDecision, Measured
@@ -43,81 +43,71 @@ def write(store: SqlStore, *decisions: ListDecision, at: float = AT, part: int =
 # -- decisions -----------------------------------------------------------------------------------------------
 
 
-def test_the_decision_on_a_job_is_stored_with_it_and_goes_with_it(store: SqlStore, bench: Bench) -> None:
+def test_the_decision_on_a_job_is_stored_with_it_and_goes_with_it(store, bench):
     made = decision(strategy="batch")
     job, _ = store.jobs.accept(bench.job(), new_items(2), decision=made)
     plain, _ = store.jobs.accept(bench.job(), new_items(1))
     found = bench.open().summaries.decision(job.id)
-    assert found is not None
     assert (found.decision, found.job_id, found.model, found.at) == (made, job.id, job.model, job.created_at)
     assert (found.p50, found.p95, found.cost) == (made.chosen.p50, made.chosen.p95, 0.5)
     assert (found.individual_p50, found.individual_cost) == (made.alone.p50, 1.0)
-    assert made.batch is not None
     assert (found.batch_p50, found.batch_cost) == (made.batch.p50, expected_usd(made.batch.cost))
     assert (found.route, found.requests, found.deadline, found.measured) == ("batch", 400, None, None)
     assert store.summaries.decision(plain.id) is None
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     store.items.drop_unsent(lease, b"", at=2000.0)
     store.jobs.forget(job.id)
     assert store.summaries.decisions(limit=50) == []
 
 
-def test_a_job_that_was_there_already_keeps_its_decision(store: SqlStore, bench: Bench) -> None:
+def test_a_job_that_was_there_already_keeps_its_decision(store, bench):
     job = bench.job(key="k")
     store.jobs.accept(job, new_items(1), decision=decision(40))
     store.jobs.accept(bench.job(key="k"), new_items(1), decision=decision(50))
     assert [found.requests for found in store.summaries.decisions(limit=50)] == [40]
 
 
-def test_what_a_decision_on_a_job_took_is_what_its_job_took(store: SqlStore, bench: Bench) -> None:
+def test_what_a_decision_on_a_job_took_is_what_its_job_took(store, bench):
     job, _ = store.jobs.accept(bench.job(created_at=AT), new_items(2), decision=decision(strategy="batch"))
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0, 1)), ShardState.INGESTING)
     store.shards.ingest(lease, shard, [result(0)], at=AT + 5)
-    assert store.summaries.decision(job.id).measured is None  # type: ignore[union-attr]
+    assert store.summaries.decision(job.id).measured is None
     store.shards.ingest(lease, shard, [result(1)], at=AT + 30)
     expected = Measured(seconds=30.0, cost=1.0, individual_cost=2.0, batch_cost=1.0)
-    assert store.summaries.decision(job.id).measured == expected  # type: ignore[union-attr]
+    assert store.summaries.decision(job.id).measured == expected
     [listed] = store.summaries.decisions(limit=50)
     assert (listed.measured, listed.decision) == (expected, None)
 
 
-def test_rows_that_run_again_later_change_nothing_of_what_a_decision_took(
-    store: SqlStore, bench: Bench
-) -> None:
+def test_rows_that_run_again_later_change_nothing_of_what_a_decision_took(store, bench):
     made = decision(strategy="individual")
     job, _ = store.jobs.accept(bench.job(created_at=AT), new_items(2, realtime=True), decision=made)
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     store.items.claim_realtime(lease, 2)
     store.items.answer(lease, [result(0), result(1, "failed", refusal("no"), cost=0.0)], at=AT + 5)
     expected = Measured(seconds=5.0, cost=0.5, individual_cost=2.0)
-    assert store.summaries.decision(job.id).measured == expected  # type: ignore[union-attr]
+    assert store.summaries.decision(job.id).measured == expected
     retry_failed(store, job.id, None, "me", billed=False)
     store.items.claim_realtime(lease, 2)
     store.items.answer(lease, [result(1)], at=AT + 90_000)
-    assert store.jobs.get(job.id).finished_at == AT + 90_000  # type: ignore[union-attr]
-    assert store.summaries.decision(job.id).measured == expected  # type: ignore[union-attr]
+    assert store.jobs.get(job.id).finished_at == AT + 90_000
+    assert store.summaries.decision(job.id).measured == expected
 
 
 @pytest.mark.parametrize(
     ("outcome", "cost", "expected"),
     [("failed", 0.5, None), ("succeeded", None, Measured(seconds=30.0, cost=None))],
 )
-def test_a_job_without_answers_or_prices_measures_nothing(
-    store: SqlStore, bench: Bench, outcome: str, cost: float | None, expected: Measured | None
-) -> None:
+def test_a_job_without_answers_or_prices_measures_nothing(store, bench, outcome, cost, expected):
     job, _ = store.jobs.accept(bench.job(created_at=AT), new_items(1), decision=decision(strategy="batch"))
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.INGESTING)
     store.shards.ingest(lease, shard, [result(0, outcome, cost=cost)], at=AT + 30)
-    assert store.summaries.decision(job.id).measured == expected  # type: ignore[union-attr]
+    assert store.summaries.decision(job.id).measured == expected
 
 
-def test_the_decision_on_a_list_is_written_once_and_measured_later(store: SqlStore) -> None:
+def test_the_decision_on_a_list_is_written_once_and_measured_later(store):
     one = ListDecision(AT, "openai:m", decision(7))
     other = ListDecision(AT + 1, "openai:m", decision(8), MEASURED)
     write(store, one, other)
@@ -130,20 +120,18 @@ def test_the_decision_on_a_list_is_written_once_and_measured_later(store: SqlSto
         (7, None, MEASURED),
     ]
     assert one.no == found[1].no
-    assert store.summaries.numbered(one.no).decision == one.decision  # type: ignore[union-attr]
+    assert store.summaries.numbered(one.no).decision == one.decision
     assert store.summaries.numbered(99) is None
 
 
-def test_decisions_are_read_page_by_page_newest_first(store: SqlStore) -> None:
+def test_decisions_are_read_page_by_page_newest_first(store):
     write(store, *(ListDecision(AT, "openai:m", decision(10 + each)) for each in range(5)))
     first = store.summaries.decisions(limit=2)
     second = store.summaries.decisions(before=first[-1].no, limit=2)
     assert [each.requests for each in first + second] == [14, 13, 12, 11]
 
 
-def test_of_decisions_on_lists_the_latest_are_kept_and_of_jobs_all(
-    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_decisions_on_lists_the_latest_are_kept_and_of_jobs_all(store, bench, monkeypatch):
     monkeypatch.setattr(summaries, "MAX_DECISIONS", 3)
     store.jobs.accept(bench.job(), new_items(1), decision=decision(99))
     for count in range(10, 16):
@@ -158,16 +146,15 @@ def test_of_decisions_on_lists_the_latest_are_kept_and_of_jobs_all(
     assert bench.behind("SELECT count(*) FROM decision WHERE job IS NULL") == [(2_000,)]
 
 
-def test_a_decision_of_a_newer_release_is_shown_without_its_table(store: SqlStore, bench: Bench) -> None:
+def test_a_decision_of_a_newer_release_is_shown_without_its_table(store, bench):
     write(store, ListDecision(AT, "openai:m", decision(7)))
     bench.behind("UPDATE decision SET body = ?", '{"version": 2}')
     [listed] = store.summaries.decisions(limit=50)
     found = store.summaries.numbered(listed.no)
-    assert found is not None
     assert (found.decision, found.requests) == (None, 7)
 
 
-def test_what_is_only_shown_makes_no_write_fail(store: SqlStore, bench: Bench) -> None:
+def test_what_is_only_shown_makes_no_write_fail(store, bench):
     made = decision(strategy="individual")
     nan = evolve(made.chosen, p50=math.nan, p95=math.nan)
     odd = evolve(made, chosen=nan, alone=nan, options=(nan,), reason="nul \0, half \ud800")
@@ -180,7 +167,6 @@ def test_what_is_only_shown_makes_no_write_fail(store: SqlStore, bench: Bench) -
         spent=[Spending("m\0\ud800", "individual", 1)],
     )
     found = store.summaries.decision(job.id)
-    assert found is not None
     assert found.p50 == found.p95 == math.inf
     [listed, _] = store.summaries.decisions(limit=50)
     assert listed.model == "nul ?, half ?"
@@ -192,12 +178,9 @@ def test_what_is_only_shown_makes_no_write_fail(store: SqlStore, bench: Bench) -
 # -- errors --------------------------------------------------------------------------------------------------
 
 
-def test_errors_of_jobs_are_grouped_in_the_transaction_that_stores_them(
-    store: SqlStore, bench: Bench
-) -> None:
+def test_errors_of_jobs_are_grouped_in_the_transaction_that_stores_them(store, bench):
     job, _ = store.jobs.accept(bench.job(), [*new_items(3), NewItem(None, b"ask 3", 1, 1)])
     lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, 2, 3)), ShardState.INGESTING)
     slow = refusal("the provider answered 503: busy, try in 17s", ErrorKind.TIMEOUT)
     other = refusal("the provider answered 503: busy, try in 4s", ErrorKind.TIMEOUT)
@@ -211,7 +194,7 @@ def test_errors_of_jobs_are_grouped_in_the_transaction_that_stores_them(
     assert (strange.kind, strange.message, strange.request_id) == ("unknown", "", f"{job.id}-3")
 
 
-def test_items_that_end_alike_are_one_group_of_their_count(store: SqlStore, bench: Bench) -> None:
+def test_items_that_end_alike_are_one_group_of_their_count(store, bench):
     job, lease = started(store, bench, 3)
     shard = store.shards.plan(lease, bench.shard(0, 1, 2))
     store.shards.fail(lease, shard, refusal("the file was refused"), note="", at=AT)
@@ -219,7 +202,7 @@ def test_items_that_end_alike_are_one_group_of_their_count(store: SqlStore, benc
     assert (group.count, group.kind, group.job_id, group.row) == (3, "server_error", job.id, 0)
 
 
-def test_the_example_of_a_forgotten_job_leads_nowhere(store: SqlStore, bench: Bench) -> None:
+def test_the_example_of_a_forgotten_job_leads_nowhere(store, bench):
     job, lease = started(store, bench, 1)
     shard = store.shards.plan(lease, bench.shard(0))
     store.shards.fail(lease, shard, refusal("no"), note="", at=AT)
@@ -229,7 +212,7 @@ def test_the_example_of_a_forgotten_job_leads_nowhere(store: SqlStore, bench: Be
     assert (group.count, group.job_id, group.row, group.request_id) == (1, None, None, None)
 
 
-def test_groups_are_few_whatever_providers_say(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_few_whatever_providers_say(store, monkeypatch):
     letters = "abcdefghijklmnopqrstuvwxyz"
     said = [Failures("server_error", f"{one}{two}", "m", 1) for one in letters for two in letters[:2]]
     write(store, failures=[*said, Failures("timeout", "late", "m", 2, request_id="r")])
@@ -256,7 +239,7 @@ def test_groups_are_few_whatever_providers_say(store: SqlStore, monkeypatch: pyt
 # -- spending ------------------------------------------------------------------------------------------------
 
 
-def test_spending_is_counted_by_hour_model_and_route(store: SqlStore, bench: Bench) -> None:
+def test_spending_is_counted_by_hour_model_and_route(store, bench):
     job, lease = started(store, bench, 3)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, 2)), ShardState.INGESTING)
     by_batch = {"route": Route.BATCH, "usage": Usage(10, 3)}
@@ -274,7 +257,7 @@ def test_spending_is_counted_by_hour_model_and_route(store: SqlStore, bench: Ben
     assert [each.hour for each in store.summaries.spending(AT + HOUR)] == [hour + HOUR]
 
 
-def test_spending_is_kept_for_two_weeks(store: SqlStore, bench: Bench) -> None:
+def test_spending_is_kept_for_two_weeks(store, bench):
     """Older rows are deleted with every twentieth job."""
     write(store, spent=[Spending("m", "individual", 1)], at=AT)
     write(store, spent=[Spending("m", "individual", 1)], at=AT + 14 * 24 * HOUR)
@@ -286,7 +269,7 @@ def test_spending_is_kept_for_two_weeks(store: SqlStore, bench: Bench) -> None:
 
 
 @pytest.mark.full
-def test_processes_that_add_to_the_same_rows_do_not_hold_each_other_up(bench: Bench) -> None:
+def test_processes_that_add_to_the_same_rows_do_not_hold_each_other_up(bench):
     models = [f"provider:{each}" for each in range(6)]
 
     def add(own: SqlStore, order: list[str]) -> None:
@@ -336,7 +319,7 @@ def plans(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
 
 
 @pytest.mark.parametrize("bench", ["sqlite"], indirect=True)  # PostgreSQL scans small tables
-def test_pages_read_by_index_and_no_table_of_items(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_read_by_index_and_no_table_of_items(store, monkeypatch):
     found = list(plans(store, monkeypatch))
     assert len(found) >= 10
     ordered = re.compile(r"SCAN (d|e USING INDEX error_group_last)$")  # in the order that is asked for
@@ -345,7 +328,7 @@ def test_pages_read_by_index_and_no_table_of_items(store: SqlStore, monkeypatch:
         assert ordered.match(plan) or plan.startswith("SEARCH"), (plan, statement)
 
 
-def test_names_of_turnarounds_are_listed_once_each(store: SqlStore) -> None:
+def test_names_of_turnarounds_are_listed_once_each(store):
     for name in ("openai:b", "latency flex openai:a", "openai:b", "openai:a"):
         store.facts.observe_turnarounds(name, [(1, 1.0, AT)] * 2)
     assert store.facts.topics() == ["latency flex openai:a", "openai:a", "openai:b"]

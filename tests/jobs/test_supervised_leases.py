@@ -17,7 +17,7 @@ from smartbatch.jobs.supervision import CLAIM_SECONDS
 __all__ = ["scene"]  # fixtures
 
 
-def test_a_lease_is_renewed_while_a_step_takes_long(scene: Scene) -> None:
+def test_a_lease_is_renewed_while_a_step_takes_long(scene):
     job_id = scene.accept("a")
     rival = scene.another_store()
     taken: list[JobLease | None] = []
@@ -37,7 +37,7 @@ def test_a_lease_is_renewed_while_a_step_takes_long(scene: Scene) -> None:
     assert taken == [None] * len(taken)
 
 
-def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) -> None:
+def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene):
     """After a suspension all leases have expired, and owners need time to renew them."""
     job_id = scene.accept("a")
     owner, rival = scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)
@@ -52,13 +52,12 @@ def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) 
     assert owner.owns(job_id)
     assert not rival.owns(job_id)
     row = scene.store.jobs.get(job_id)
-    assert row is not None
     assert row.epoch == 1
     owner.stop(1.0)
     rival.stop(1.0)
 
 
-def test_a_job_whose_lease_is_lost_is_dropped(scene: Scene) -> None:
+def test_a_job_whose_lease_is_lost_is_dropped(scene):
     job_id = scene.accept("a")
 
     def lose(_: JobLease, count: int) -> StepResult:
@@ -75,13 +74,10 @@ def test_a_job_whose_lease_is_lost_is_dropped(scene: Scene) -> None:
     supervisor.stop(1.0)
     assert ("forget", job_id) in scene.realtime.told
     row = scene.store.jobs.get(job_id)
-    assert row is not None
     assert row.epoch == 2
 
 
-def test_a_job_that_is_forgotten_during_its_step_is_dropped(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_is_forgotten_during_its_step_is_dropped(scene, monkeypatch):
     gone = scene.accept("a")
     scene.accept("b")
     claimable = LeaseTable.claimable
@@ -103,7 +99,7 @@ def test_a_job_that_is_forgotten_during_its_step_is_dropped(
     supervisor.stop(1.0)
 
 
-def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene: Scene) -> None:
+def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene):
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
 
@@ -123,11 +119,10 @@ def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene: Scene) -> None:
     leave.set()
     stopping.join(PATIENCE)
     lease = rival.leases.claim(job_id, LEASE_SECONDS)
-    assert lease is not None
     assert lease.epoch == 2
 
 
-def test_a_step_that_outlives_the_grace_cannot_write(scene: Scene) -> None:
+def test_a_step_that_outlives_the_grace_cannot_write(scene):
     scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
     fates: list[str] = []
@@ -152,9 +147,7 @@ def test_a_step_that_outlives_the_grace_cannot_write(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("outcome", [StepResult(finished=True), LeaseLost("taken over")])
-def test_a_step_that_outlives_the_grace_releases_nothing_twice(
-    outcome: StepResult | LeaseLost, scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_outlives_the_grace_releases_nothing_twice(outcome, scene, monkeypatch):
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
@@ -180,7 +173,7 @@ def test_a_step_that_outlives_the_grace_releases_nothing_twice(
     assert given_back == [job_id]
 
 
-def test_a_step_that_finds_the_store_closed_after_the_grace_has_not_failed(scene: Scene) -> None:
+def test_a_step_that_finds_the_store_closed_after_the_grace_has_not_failed(scene):
     scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
@@ -202,7 +195,7 @@ def test_a_step_that_finds_the_store_closed_after_the_grace_has_not_failed(scene
     assert scene.reports == []
 
 
-def test_a_job_that_runs_in_a_living_process_is_left_to_it(scene: Scene) -> None:
+def test_a_job_that_runs_in_a_living_process_is_left_to_it(scene):
     ids = [scene.accept(f"{number}") for number in range(12)]
     scene.script = lambda *_: StepResult(scene.clock.wall() + 5.0)
     supervisors = [scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)]
@@ -215,7 +208,7 @@ def test_a_job_that_runs_in_a_living_process_is_left_to_it(scene: Scene) -> None
     assert owners == [1] * 12
 
 
-def test_halting_keeps_the_leases_and_begins_nothing(scene: Scene) -> None:
+def test_halting_keeps_the_leases_and_begins_nothing(scene):
     job_id = scene.accept("a")
     scene.script = lambda *_: StepResult(scene.clock.wall() + 1.0)
     supervisor = scene.supervisor()

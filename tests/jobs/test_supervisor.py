@@ -8,7 +8,7 @@ import threading
 import weakref
 
 import pytest
-from jobs.supervised import PATIENCE, Scene, scene
+from jobs.supervised import PATIENCE, scene
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import JobLease
@@ -19,7 +19,7 @@ from smartbatch.jobs.supervision import CLAIM_SECONDS, MAX_WORKERS
 __all__ = ["scene"]  # fixtures
 
 
-def test_a_job_is_run_when_it_is_due_and_not_in_between(scene: Scene) -> None:
+def test_a_job_is_run_when_it_is_due_and_not_in_between(scene):
     scene.accept("a")
     scene.script = lambda _, count: StepResult(scene.clock.wall() + 30.0 * count)
     supervisor = scene.supervisor()
@@ -31,7 +31,7 @@ def test_a_job_is_run_when_it_is_due_and_not_in_between(scene: Scene) -> None:
     assert [later - earlier for earlier, later in itertools.pairwise(times)] == [30.0, 60.0, 90.0]
 
 
-def test_a_job_of_another_account_is_left_alone(scene: Scene) -> None:
+def test_a_job_of_another_account_is_left_alone(scene):
     mine, other = scene.accept("a"), scene.accept("b", scope="scope-2")
     scene.serves = lambda row: row.scope == "scope-1"
     scene.script = lambda _, count: StepResult(scene.clock.wall() + CLAIM_SECONDS)
@@ -43,11 +43,10 @@ def test_a_job_of_another_account_is_left_alone(scene: Scene) -> None:
     supervisor.stop(1.0)
     assert {job_id for _, job_id in scene.steps} == {mine}
     row = scene.store.jobs.get(other)
-    assert row is not None
     assert row.epoch == 0
 
 
-def test_steps_of_different_jobs_run_at_the_same_time(scene: Scene) -> None:
+def test_steps_of_different_jobs_run_at_the_same_time(scene):
     ids = [scene.accept(f"{number}") for number in range(10)]
     inside: dict[str, int] = {}
     most = [0, 0]
@@ -73,7 +72,7 @@ def test_steps_of_different_jobs_run_at_the_same_time(scene: Scene) -> None:
     assert {job_id for _, job_id in scene.steps[:50]} == set(ids)  # and each has its turn
 
 
-def test_workers_without_a_step_for_long_end_and_come_back(scene: Scene) -> None:
+def test_workers_without_a_step_for_long_end_and_come_back(scene):
     ids = [scene.accept(f"{number}") for number in range(MAX_WORKERS)]
     workers: list[threading.Thread] = []
 
@@ -99,7 +98,7 @@ def test_workers_without_a_step_for_long_end_and_come_back(scene: Scene) -> None
 
 
 @pytest.mark.full
-def test_a_supervisor_that_owns_nothing_is_not_held_by_its_thread(scene: Scene) -> None:
+def test_a_supervisor_that_owns_nothing_is_not_held_by_its_thread(scene):
     idle, busy = scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)
     busy.start()
     scene.accept("a")
@@ -117,14 +116,13 @@ def test_a_supervisor_that_owns_nothing_is_not_held_by_its_thread(scene: Scene) 
                 break
     assert collected.is_set()
     kept = references[1]()
-    assert kept is not None
     kept.stop(1.0)
 
 
 @pytest.mark.parametrize(
     "error", [StoreError("the store is full"), ValueError("a mistake"), SystemExit(3), KeyboardInterrupt()]
 )
-def test_no_error_of_a_step_ends_a_thread(error: BaseException, scene: Scene) -> None:
+def test_no_error_of_a_step_ends_a_thread(error, scene):
     broken, sound = scene.accept("a"), scene.accept("b")
 
     def step(lease: JobLease, count: int) -> StepResult:
@@ -146,7 +144,7 @@ def test_no_error_of_a_step_ends_a_thread(error: BaseException, scene: Scene) ->
     assert sum(job_id == sound for _, job_id in scene.steps) > 20
 
 
-def test_a_finished_job_is_released(scene: Scene) -> None:
+def test_a_finished_job_is_released(scene):
     job_id = scene.accept("a")
     scene.script = lambda *_: StepResult(finished=True)
     supervisor = scene.supervisor()
@@ -156,11 +154,10 @@ def test_a_finished_job_is_released(scene: Scene) -> None:
         supervisor.stop(5.0)
     assert not supervisor.owns(job_id)
     row = scene.store.jobs.get(job_id)
-    assert row is not None
     assert row.owner is None
 
 
-def test_a_notification_during_a_step_is_not_lost(scene: Scene) -> None:
+def test_a_notification_during_a_step_is_not_lost(scene):
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
 
@@ -182,9 +179,7 @@ def test_a_notification_during_a_step_is_not_lost(scene: Scene) -> None:
     assert scene.steps[0][0] == scene.steps[1][0]
 
 
-def test_a_job_that_is_named_is_claimed_without_reading_the_others(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_is_named_is_claimed_without_reading_the_others(scene, monkeypatch):
     scene.accept("first")
     supervisor = scene.supervisor()
     with scene.clock.held():  # so that it searches once, at the start

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ from jobs.runtimes import job_wiring
 from taking_part import taking_part
 
 from smartbatch._clock import VirtualClock, WaitingThread
-from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ClientClosed, StoreError
 from smartbatch.jobs.jobs_engine import JobsEngine
@@ -49,7 +47,7 @@ class SettledFuture(Future[Result]):
         self.set_result(result)
 
 
-def test_a_store_that_a_stop_has_closed_is_no_failure(clock: VirtualClock) -> None:
+def test_a_store_that_a_stop_has_closed_is_no_failure(clock):
     engine, reported = engine_on(ClosedStore(), clock)
     engine.halt()
     future = SettledFuture()
@@ -58,7 +56,7 @@ def test_a_store_that_a_stop_has_closed_is_no_failure(clock: VirtualClock) -> No
     assert reported == []
 
 
-def test_a_store_that_fails_is_reported_once(clock: VirtualClock) -> None:
+def test_a_store_that_fails_is_reported_once(clock):
     engine, reported = engine_on(ClosedStore(), clock)
     future = SettledFuture()
     engine.deliver("job-1", {0: future})
@@ -101,7 +99,7 @@ class ToldOnce:
     def abandon(self, _: Any) -> None: ...
 
 
-def test_what_a_store_that_hangs_leaves_is_failed_once(clock: VirtualClock) -> None:
+def test_what_a_store_that_hangs_leaves_is_failed_once(clock):
     items, stopped = HangingItems(), ClientClosed("stopped")
     store = SimpleNamespace(items=items, jobs=SimpleNamespace(get=lambda _: None), place="here")
     engine, _ = engine_on(store, clock)
@@ -129,7 +127,7 @@ class CountedWakes(VirtualClock):
         return woken
 
 
-def test_a_thread_that_waits_for_a_job_sleeps_through_the_news_of_others() -> None:
+def test_a_thread_that_waits_for_a_job_sleeps_through_the_news_of_others():
     clock = CountedWakes()
     with taking_part(clock):
         changes, threads = Changes(clock, threading.Lock()), OwnThreads(clock)
@@ -144,7 +142,7 @@ def test_a_thread_that_waits_for_a_job_sleeps_through_the_news_of_others() -> No
         assert clock.wakes == 1
 
 
-def test_a_thread_that_waits_looks_again_when_old_news_is_forgotten() -> None:
+def test_a_thread_that_waits_looks_again_when_old_news_is_forgotten():
     """Otherwise a change could be missed."""
     clock = CountedWakes()
     with taking_part(clock):
@@ -169,14 +167,14 @@ def readers() -> int:
     return sum(thread.name == NAME for thread in threading.enumerate())
 
 
-def test_a_read_returns_what_was_read_or_raises_it(clock: VirtualClock) -> None:
+def test_a_read_returns_what_was_read_or_raises_it(clock):
     reads = TimedReads(clock)
     assert reads.read(lambda: "row", 1.0, NAME) == ["row"]
     with pytest.raises(ZeroDivisionError):
         reads.read(lambda: 1 // 0, 1.0, NAME)
 
 
-def test_who_asks_again_and_again_leaves_few_threads(clock: VirtualClock) -> None:
+def test_who_asks_again_and_again_leaves_few_threads(clock):
     reads = TimedReads(clock)
 
     def hang() -> str:
@@ -198,7 +196,6 @@ def test_who_asks_again_and_again_leaves_few_threads(clock: VirtualClock) -> Non
     assert now == 2.0 * 5 * MAX_HUNG_READS
 
 
-ClientOf = Callable[..., BatchingClient]
 MINUTES = 600.0
 
 
@@ -217,9 +214,7 @@ def refuse_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["wait", "futures"])
-def test_a_job_runs_although_its_thread_was_refused_at_first(
-    how: str, client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_runs_although_its_thread_was_refused_at_first(how, client_of, clock, store, monkeypatch):
     refused = refuse_once(monkeypatch, "smartbatch-supervisor")
     job = client_of(Remote(clock), store=store).submit_batch(["a", "b"])
     if how == "wait":
@@ -233,9 +228,7 @@ def test_a_job_runs_although_its_thread_was_refused_at_first(
 
 @pytest.mark.catches("RuntimeError")
 @pytest.mark.parametrize("name", ["smartbatch-realtime", "smartbatch-results"])
-def test_real_time_items_run_although_a_thread_was_refused_at_first(
-    name: str, client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_time_items_run_although_a_thread_was_refused(name, client_of, clock, store, monkeypatch):
     refused = refuse_once(monkeypatch, name)
     client = client_of(Remote(clock), store=store)
     job = client.submit_batch(["a", "b"], strategy="individual", batch_fallback="individual")

@@ -30,9 +30,7 @@ def followed(job: Job) -> list[tuple[JobStatus, float]]:
 
 
 @pytest.mark.full
-def test_what_a_batch_gave_back_takes_the_time_of_calls_and_not_of_batches(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_what_a_batch_gave_back_takes_the_time_of_calls_and_not_of_batches(client_of, clock, store):
     remote = Remote(clock, turnaround=1e5, latency=20.0)
     client = client_of(remote, store=store, batch_timeout=600.0, parallelism=4)
     told = followed(client.submit_batch([f"p{n}" for n in range(60)], batch_fallback="individual"))
@@ -45,9 +43,7 @@ def test_what_a_batch_gave_back_takes_the_time_of_calls_and_not_of_batches(
 
 
 @pytest.mark.full
-def test_calls_in_real_time_are_foretold_from_the_first_answer_on(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_calls_in_real_time_are_foretold_from_the_first_answer_on(client_of, clock, store):
     """Three other calls are about to finish then, so one duration alone would overestimate fourfold."""
     remote = Remote(clock, batches=False, latency=20.0)
     client = client_of(remote, store=store, parallelism=4)
@@ -58,9 +54,7 @@ def test_calls_in_real_time_are_foretold_from_the_first_answer_on(
             assert status.remaining == pytest.approx(left, rel=0.3, abs=25.0)
 
 
-def test_a_look_without_a_forecast_says_all_but_how_long_it_takes(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_look_without_a_forecast_says_all_but_how_long_it_takes(client_of, clock, store):
     client = client_of(Remote(clock, batches=False, latency=20.0), store=store, parallelism=4)
     job = client.submit_batch([f"p{n}" for n in range(8)], batch_fallback="individual")
     clock.sleep(30.0)
@@ -72,9 +66,7 @@ def test_a_look_without_a_forecast_says_all_but_how_long_it_takes(
 
 
 @pytest.mark.full
-def test_rows_that_follow_equal_ones_take_no_time(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_rows_that_follow_equal_ones_take_no_time(client_of, clock, store):
     client = client_of(Remote(clock, batches=False, latency=20.0), store=store, parallelism=4)
     rows = [f"p{n}" for n in range(40)]
     told = followed(client.submit_batch([*rows, *rows], batch_fallback="individual"))
@@ -86,9 +78,7 @@ def test_rows_that_follow_equal_ones_take_no_time(
 
 
 @pytest.mark.full
-def test_batches_that_were_given_up_are_evidence_of_slow_ones(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_batches_that_were_given_up_are_evidence_of_slow_ones(client_of, clock, store):
     client = client_of(
         Remote(clock, turnaround=1e5), store=store, batch_timeout=HALF, batch_poll_interval=HALF / 3
     )
@@ -120,7 +110,7 @@ def seen(client: BatchingClient, name: str) -> list[tuple[int, float]]:
     ]
 
 
-def test_a_batch_that_ends_teaches_how_long_batches_take(client: BatchingClient) -> None:
+def test_a_batch_that_ends_teaches_how_long_batches_take(client):
     job = client.submit_batch(["a", "b", "c"])
     job.wait(10 * HOUR)
     model = inside(client).jobs.engine.store.jobs.get(job.id).model
@@ -130,9 +120,7 @@ def test_a_batch_that_ends_teaches_how_long_batches_take(client: BatchingClient)
     assert seen(client, summary_records.late_name(model)) == []
 
 
-def test_one_that_is_cancelled_teaches_two_other_things(
-    client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_cancelled_teaches_two_other_things(client, clock, monkeypatch):
     api = inside(client).realtime.model.provider.batches()
     show, asked = type(api).shown, []
 
@@ -161,9 +149,7 @@ def test_one_that_is_cancelled_teaches_two_other_things(
     assert seen(client, model) == []
 
 
-def test_one_that_expires_would_have_taken_longer(
-    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_expires_would_have_taken_longer(client, monkeypatch):
     api = inside(client).realtime.model.provider.batches()
     show = type(api).shown
     monkeypatch.setattr(api, "shown", lambda batch: expired(show(api, batch)))

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from inside import inside
 from jobs.remote import LONG, Remote
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import AllRequestsFailed, ConfigError, ErrorKind, JobTimeout, ProviderError
-from smartbatch.jobs.job import Job
 from smartbatch.types import Route
 from tests.levels import sampled
 
-ClientOf = Callable[..., BatchingClient]
 
-
-def test_few_rows_are_asked_in_real_time(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_few_rows_are_asked_in_real_time(client_of, remote, store):
     client = client_of(remote, store=store, batch_threshold=5)
     few = client.submit_and_wait(f"p{n}" for n in range(4))
     many = client.submit_and_wait(f"p{n}" for n in range(5))
@@ -43,9 +37,7 @@ def test_few_rows_are_asked_in_real_time(client_of: ClientOf, remote: Remote, st
         keep=3,
     ),
 )
-def test_a_job_that_is_waited_for_takes_constraints(
-    constraints: dict[str, Any], few: Route, many: Route, client_of: ClientOf, remote: Remote, store: str
-) -> None:
+def test_a_job_that_is_waited_for_takes_constraints(constraints, few, many, client_of, remote, store):
     client = client_of(remote, store=store, batch_threshold=5)
     for count, route in ((4, few), (12, many)):
         results = client.submit_and_wait((f"p{n}" for n in range(count)), purpose="labels", **constraints)
@@ -63,9 +55,7 @@ def test_a_job_that_is_waited_for_takes_constraints(
         ({"budget": "5 USD"}, "the price of remote:default is unknown"),
     ],
 )
-def test_constraints_of_an_awaited_job_are_checked_before_it_is_stored(
-    constraints: dict[str, Any], text: str, client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_constraints_are_checked_before_a_job_is_stored(constraints, text, client_of, clock, store):
     client = client_of(Remote(clock, priced="budget" in constraints), store=store)
     with pytest.raises(ConfigError, match=text):
         client.submit_and_wait([f"p{n}" for n in range(400)], **constraints)
@@ -79,14 +69,7 @@ def test_constraints_of_an_awaited_job_are_checked_before_it_is_stored(
         ("items.results", lambda job: len(list(job.results(timeout=1000.0)))),
     ],
 )
-def test_a_job_that_ends_while_the_store_is_read_is_read_again(
-    look: str,
-    wait: Callable[[Job], int],
-    client: BatchingClient,
-    clock: VirtualClock,
-    store: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_job_that_ends_while_the_store_is_read_is_read_again(look, wait, client, clock, store, monkeypatch):
     job = client.submit_batch(["a", "b"])
     part, _, name = look.partition(".")
     opened, waiting = type(getattr(inside(client).jobs.engine.store, part)), threading.current_thread()
@@ -103,9 +86,7 @@ def test_a_job_that_ends_while_the_store_is_read_is_read_again(
 
 
 @pytest.mark.full
-def test_a_job_is_waited_for_until_its_deadline_or_longer(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_job_is_waited_for_until_its_deadline_or_longer(client_of, clock, store):
     remote = Remote(clock, turnaround=9000.0)
     client = client_of(remote, store=store, batch_timeout=50.0)
     prompts = [f"p{n}" for n in range(12)]
@@ -114,20 +95,17 @@ def test_a_job_is_waited_for_until_its_deadline_or_longer(
         client.submit_and_wait(prompts, deadline="6h", timeout=60.0)
 
 
-def test_waiting_ends_and_the_job_goes_on(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_waiting_ends_and_the_job_goes_on(client_of, remote, store):
     client = client_of(remote, store=store, batch_threshold=1, batch_timeout=50.0)
     with pytest.raises(JobTimeout, match=r"continues.*smartbatch.job") as caught:
         client.submit_and_wait(["a", "b"], key="k", batch_fallback="batch")
     assert caught.value.job_id == client.job("k").id
     assert client.submit_and_wait(["a", "b"], key="k", timeout=LONG).texts == ["by batch: a", "by batch: b"]
-    assert remote.api is not None
     assert len(remote.api.made) == 1
 
 
 @pytest.mark.full
-def test_progress_never_says_all_before_all_is_stored(
-    client_of: ClientOf, remote: Remote, store: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_never_says_all_before_all_is_stored(client_of, remote, store, capfd):
     client = client_of(remote, store=store, batch_poll_interval=10.0)
     seen: list[Any] = []
     client.submit_and_wait([f"p{n}" for n in range(40)], on_progress=seen.append, progress=True, timeout=LONG)
@@ -142,9 +120,7 @@ def test_progress_never_says_all_before_all_is_stored(
     assert all("100%" not in line for line in shown.split("\n") if "40/40" not in line)
 
 
-def test_when_all_fail_the_error_has_the_results(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_when_all_fail_the_error_has_the_results(client_of, clock, store):
     def refuse(_: str) -> str:
         raise ProviderError("no such thing", kind=ErrorKind.CLIENT_ERROR, status=400)
 
