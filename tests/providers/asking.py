@@ -1,4 +1,4 @@
-"""The key of the provider tests, calls with the usual arguments, and a look at what they raise."""
+"""Shared helpers for provider tests: a key, calls with default arguments, and error inspection."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from smartbatch.providers.base import AnswerStream, Provider
 from smartbatch.types import Answer, Generation, Request
 
 KEY = "sk-canary-1234567890abcdef"
+SECRET_PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
     "required": ["city"],
     "additionalProperties": False,
 }
-"""A schema that all providers take as it is."""
+"""Accepted unchanged by all providers."""
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 
 
 def url_of(server: RawServer) -> str:
-    """The server's address without a version, as the SDKs of Anthropic and Google want it."""
+    """The SDKs of Anthropic and Google expect a base URL without a version."""
     return server.base_url.removesuffix("/v1")
 
 
@@ -48,15 +49,16 @@ def begin(
     )
 
 
-def fails(provider: Provider, timeout: float = 20.0) -> ProviderError:
-    """Make one call that fails, and return how."""
+def fails(
+    provider: Provider, prompt: Any = SECRET_PROMPT, timeout: float = 20.0, **params: Any
+) -> ProviderError:
     with pytest.raises(ProviderError) as caught:
-        ask(provider, timeout=timeout)
+        ask(provider, prompt, timeout, **params)
     return caught.value
 
 
 def stream_error(stream: AnswerStream, pieces: list[str] | None = None) -> ProviderError:
-    """Read a stream to its error; ``pieces`` collects what came before."""
+    """Read a stream until its error; ``pieces`` collects the text before it."""
     with pytest.raises(ProviderError) as caught:
         (pieces if pieces is not None else []).extend(stream)
     with pytest.raises(RuntimeError, match="not been read"):
@@ -65,7 +67,7 @@ def stream_error(stream: AnswerStream, pieces: list[str] | None = None) -> Provi
 
 
 def forms_of(error: ProviderError) -> list[str]:
-    """Return every form in which an error is shown, sent or kept."""
+    """Return every form in which an error is shown, sent or stored."""
     return [
         str(error),
         repr(error),

@@ -1,4 +1,4 @@
-"""The three Batch APIs side by side: what their servers say, for tests that hold for all of them."""
+"""The Batch APIs of the three providers and the answers of their servers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def claude_batch(status: str = "in_progress", name: str = "msgbatch_1", **change
 def gemini_batch(
     state: str | None = "BATCH_STATE_RUNNING", name: str = "abc1", top: Any = None, **changes: Any
 ) -> dict[str, Any]:
-    """A batch as the Gemini API tells it: an operation. ``top`` are fields next to the metadata."""
+    """``top`` contains fields next to the metadata."""
     metadata = {
         "@type": "type.googleapis.com/google.ai.generativelanguage.v1main.GenerateContentBatch",
         "name": f"batches/{name}",
@@ -63,39 +63,23 @@ def gemini_batch(
 
 @frozen
 class Side:
-    """One provider's Batch API, and how its server talks.
-
-    Attributes:
-        prefix: the provider's name.
-        key: its key in tests.
-        kind: the provider's class.
-        batch: makes the body that describes a batch.
-        refusal: makes the body of an error of its own, of a status.
-        ended: makes the body that describes a batch that has ended.
-        batch_path: where its first batch is.
-        output: where the results of its first batch are.
-        line: makes a line of its input of an id and a body.
-        versioned: the base URL ends in the version.
-        deletes: whether ended batches are deleted.
-    """
-
     prefix: str
     key: str
     kind: Callable[..., Provider]
-    batch: Callable[..., dict[str, Any]]
-    refusal: Callable[..., dict[str, Any]]
-    ended: Callable[[], dict[str, Any]]
+    batch: Callable[..., dict[str, Any]]  # body that describes a batch
+    refusal: Callable[..., dict[str, Any]]  # body of the provider's own error, for a status
+    ended: Callable[[], dict[str, Any]]  # body that describes an ended batch
     batch_path: str
-    output: str
-    line: Callable[[str, Any], dict[str, Any]]
-    versioned: bool = False
-    deletes: bool = True
+    output: str  # results of the first batch
+    line: Callable[[str, Any], dict[str, Any]]  # input line for an id and a body
+    versioned: bool = False  # base URLs end with the version
+    deletes: bool = True  # ended batches can be deleted
 
     def provider(self, url: str, **options: Any) -> Provider:
         return self.kind(**{"api_key": self.key, "base_url": url + "/v1" * self.versioned, **options})
 
     def creation(self, api: BatchApi, folder: Path, asked: list[Request] | None = None) -> Creation:
-        """A create of what would have been uploaded, and Anthropic finds on disk."""
+        """Input is an uploaded file, except for Anthropic."""
         asked = requests(5) if asked is None else asked
         path = spool(api, folder, asked)
         files = api.abilities.files
@@ -177,7 +161,7 @@ def text_of(answer: dict[str, Any]) -> str:
 
 @contextmanager
 def world(side: Side, **settings: Any) -> Iterator[tuple[Emulator, BatchApi]]:
-    """An emulator and the Batch API of a provider that speaks to it."""
+    """An emulator, and a provider's Batch API connected to it."""
     options = settings.pop("provider", {})
     with emulator(hang_seconds=0.05, **settings) as emu:
         provider = side.provider(emu.url, **options)
@@ -190,7 +174,7 @@ def world(side: Side, **settings: Any) -> Iterator[tuple[Emulator, BatchApi]]:
 def create(
     api: BatchApi, folder: Path, asked: list[Request], mark: str = MARK, kind: Kind = Kind.GENERATE
 ) -> RemoteBatch:
-    """Create a batch as the engine does, after its upload where there is one."""
+    """Upload the input if the API takes files, then create a batch."""
     path = spool(api, folder, asked, mark)
     if api.abilities.files:
         file = api.upload(f"sb-{mark}", path, PATIENCE)

@@ -1,4 +1,4 @@
-"""What the tests of Batch APIs share: requests in a file, descriptions and lines of OpenAI's, waiting."""
+"""Helpers for Batch API tests: requests in a file, OpenAI's batch objects and result lines, and polling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smartbatch.errors import ProviderError
 from smartbatch.providers.batch_api import BatchApi, Creation, Line, RemoteBatch
 from smartbatch.types import Kind, Request
 
-PATIENCE = 20.0  # seconds; only a failing test ever waits so long
+PATIENCE = 20.0  # seconds; reached only by failing tests
 MARK = "7N42dgm5tFLK9N8MT7fHC7"
 
 
@@ -23,7 +23,6 @@ def requests(count: int) -> list[Request]:
 
 
 def spool(api: BatchApi, folder: Path, asked: Iterable[Request], mark: str = MARK) -> Path:
-    """Write the input of a batch, as the engine does."""
     path = folder / f"{mark}.in"
     lines = [api.encode(each, model="m", wire_id=f"{mark}-{at}") for at, each in enumerate(asked)]
     path.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -35,7 +34,6 @@ def creation(file_id: str = "file-1", kind: Kind = Kind.GENERATE) -> Creation:
 
 
 def ended(api: BatchApi, batch: RemoteBatch) -> RemoteBatch:
-    """Look at a batch until it has ended, for a bounded time."""
     deadline = time.monotonic() + PATIENCE
     while not batch.state.ended:
         assert time.monotonic() < deadline, batch
@@ -46,13 +44,12 @@ def ended(api: BatchApi, batch: RemoteBatch) -> RemoteBatch:
 
 
 def two_pages(api: BatchApi) -> list[str | None]:
-    """Ask for two pages of the list; return what comes after each."""
     first = api.page(None, PATIENCE).next
     return [first, api.page(first, PATIENCE).next]
 
 
 def results(api: BatchApi, batch: RemoteBatch, kind: Kind = Kind.GENERATE) -> dict[str, Line]:
-    """All lines of a batch's results by their ids; each id comes once."""
+    """Return all result lines by id; ids must be unique."""
     data = b"".join(b"".join(api.download(batch, output, PATIENCE)) for output in batch.outputs)
     lines = [api.read_line(line, kind) for line in data.split(b"\n") if line]
     assert len({line.wire_id for line in lines}) == len(lines)
@@ -60,7 +57,7 @@ def results(api: BatchApi, batch: RemoteBatch, kind: Kind = Kind.GENERATE) -> di
 
 
 def fails(call: Callable[[], Any]) -> ProviderError:
-    """Return what a call raised; nothing of it may hold the key."""
+    """Return the error of ``call``, which must not contain the key."""
     with pytest.raises(ProviderError) as caught:
         call()
     found = caught.value

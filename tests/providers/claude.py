@@ -1,4 +1,4 @@
-"""What the tests of the Anthropic adapter share: its answers, its streams, and one call."""
+"""Answers, errors and streams of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ def message(text: str | None = "Lima", **changes: object) -> dict:
 
 
 def error(type_: str, text: str = "no", code: str | None = None) -> dict:
-    """An error body as Anthropic sends it."""
     details = {"details": {"error_code": code}} if code else {}
     return {
         "type": "error",
@@ -78,7 +77,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nrequest-id: req_s
 
 
 def streams(*pieces: bytes, end: str = "clean") -> Script:
-    """A script that sends pieces as chunks, then an orderly end, or cuts the connection (``dirty``)."""
+    """Send pieces as chunks; then end the stream (``clean``), cut the connection (``dirty``) or stall."""
 
     def script(exchange: Exchange) -> None:
         exchange.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Fixtures of the provider tests: scripted servers, and an environment without the machine's own settings."""
+"""Fixtures for provider tests: scripted servers, and an environment without the machine's settings."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def reach(service: Service) -> Iterator[Callable[..., Provider]]:
 
 @pytest.fixture(params=[ANTHROPIC, GEMINI, OPENAI], ids=lambda side: side.prefix)
 def side(request: pytest.FixtureRequest) -> Side:
-    """The three sides in turn; tests of one side have a fixture of their own."""
+    """Tests of a single provider override this fixture."""
     return request.param
 
 
 @pytest.fixture
 def api(serve: Callable[..., RawServer], side: Side) -> Iterator[Callable[..., tuple[BatchApi, RawServer]]]:
-    """``api(script, …)`` returns the Batch API of a provider whose server says that, and the server."""
+    """``api(script, …)`` returns the Batch API of a provider with a scripted server, and the server."""
     providers: list[Provider] = []
 
     def start(*scripts: Script, tls: bool = False, **options: object) -> tuple[BatchApi, RawServer]:

@@ -1,4 +1,4 @@
-"""What the Gemini tests exchange: bodies as the service sends them, calls with the usual arguments."""
+"""Answers, errors and streams of the Gemini API."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def gemini_error(code: int, status: str, message: str = "no", *details: dict[str
 
 
 def violation(quota: str, value: str | None = None) -> dict[str, Any]:
-    """The detail of a refusal that names a quota."""
     found = {"quotaMetric": "generativelanguage.googleapis.com/some", "quotaId": quota}
     if value is not None:
         found["quotaValue"] = value
@@ -58,12 +57,10 @@ def violation(quota: str, value: str | None = None) -> dict[str, Any]:
 
 
 def retry_in(delay: Any) -> dict[str, Any]:
-    """The detail that says how long to wait."""
     return {"@type": f"{RPC}RetryInfo", "retryDelay": delay}
 
 
 def sse(*chunks: Any, end: bytes = b"\r\n\r\n") -> bytes:
-    """A whole answer of server-sent events, as it goes over the wire."""
     body = b"".join(
         b"data: " + (chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode()) + end
         for chunk in chunks

@@ -1,7 +1,4 @@
-"""A server for tests that says exactly the bytes it is told, one script a request.
-
-It speaks just enough HTTP to find where a request ends, so that any answer, broken or not, can be sent.
-"""
+"""A test server that sends exactly the given bytes, one script per request."""
 
 from __future__ import annotations
 
@@ -45,13 +42,12 @@ class Exchange:
         self.keep = False
 
     def reset(self) -> None:
-        """End the connection with a reset instead of a goodbye."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.keep = False
 
 
 class RawServer:
-    """Answers requests on loopback with scripts: the nth request gets the nth, the last one repeats."""
+    """Answers the nth request with the nth script; the last script repeats."""
 
     def __init__(self, scripts: Iterable[Script], *, tls: bool = False) -> None:
         self._scripts = list(scripts)
@@ -121,8 +117,10 @@ class RawServer:
         head, _, body = data.partition(b"\r\n\r\n")
         exchange = Exchange(sock, head.decode("latin-1"), body, self)
         wanted = int(exchange.headers.get("content-length", 0))
-        while len(exchange.body) < wanted:
-            exchange.body += sock.recv(65536)
+        rest = bytearray(body)
+        while len(rest) < wanted:
+            rest += sock.recv(65536)
+        exchange.body = bytes(rest)
         with self._lock:
             number = len(self.requests)
             self.requests.append(exchange)
@@ -132,7 +130,6 @@ class RawServer:
 
 
 def accepted(listener: socket.socket) -> Iterator[socket.socket]:
-    """Yield the connections of a listener until it is closed."""
     while True:
         try:
             sock, _ = listener.accept()
@@ -158,7 +155,6 @@ def says(body: bytes | dict | str, status: str = "200 OK", **headers: str) -> Sc
 
 
 def chat(text: str | None = "Lima", **changes: object) -> dict:
-    """A chat completion as OpenAI sends it."""
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -182,7 +178,6 @@ def chat(text: str | None = "Lima", **changes: object) -> dict:
 
 
 def error(message: str, type_: str | None = None, code: object = None) -> dict:
-    """An error body as OpenAI sends it."""
     return {"error": {"message": message, "type": type_, "param": None, "code": code}}
 
 
@@ -192,7 +187,7 @@ def hangs(exchange: Exchange) -> None:
 
 
 def trickles(exchange: Exchange) -> None:
-    """Sends a whole answer a byte at a time, some two seconds long: no single read is slow."""
+    """Send an answer byte by byte for about two seconds, without a slow read."""
     for byte in http(json.dumps(chat("x" * 50)).encode()):
         if exchange.server.done.wait(0.003):
             return
@@ -200,10 +195,10 @@ def trickles(exchange: Exchange) -> None:
 
 
 def resets(exchange: Exchange) -> None:
-    """Takes the request and resets the connection."""
+    """Read the request and reset the connection."""
     exchange.reset()
 
 
 def vanishes(exchange: Exchange) -> None:
-    """Takes the request and closes without an answer."""
+    """Read the request and close the connection."""
     exchange.close()

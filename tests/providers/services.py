@@ -1,4 +1,4 @@
-"""The three services as the tests that hold for all of them use them: what their servers send and receive."""
+"""The three providers and the answers of their servers."""
 
 from __future__ import annotations
 
@@ -22,39 +22,23 @@ from smartbatch.providers.openai.provider import OpenAIProvider
 
 @frozen
 class Service:
-    """One provider, and how its server talks.
-
-    Attributes:
-        name: the provider's prefix.
-        key: its key in tests.
-        kind: the provider's class.
-        answer: makes the body of an answer with this text.
-        error: makes the body of an error of this status and text.
-        prompt_in: the prompt in a decoded body.
-        path: what is asked of the server, below the base URL.
-        versioned: the base URL ends in the version.
-        busy: a status its server answers when it has too much to do.
-        events: the events of a whole stream that says some pieces, one or more for each and for the end.
-        sdk: the module that opening the provider imports; ``None`` where there is no SDK.
-    """
-
     name: str
     key: str
     kind: Callable[..., Provider]
-    answer: Callable[[str], dict[str, Any]]
-    error: Callable[[int, str], dict[str, Any]]
-    prompt_in: Callable[[Any], str]
-    path: str
-    versioned: bool
-    busy: int
-    sdk: str | None
-    events: Callable[..., list[bytes]]
+    answer: Callable[[str], dict[str, Any]]  # body with this text
+    error: Callable[[int, str], dict[str, Any]]  # body for this status and text
+    prompt_in: Callable[[Any], str]  # reads the prompt from a decoded body
+    path: str  # of a call, below the base URL
+    versioned: bool  # base URLs end with the version
+    busy: int  # status of an overloaded server
+    sdk: str | None  # module imported by open()
+    events: Callable[..., list[bytes]]  # of a stream with these pieces of text
 
     def url(self, server: RawServer) -> str:
         return server.base_url if self.versioned else url_of(server)
 
     def at(self, address: str, **options: Any) -> Provider:
-        """A provider for an address without version; a path below it may follow."""
+        """``address`` has no version; it may have a path."""
         base = f"{address}/v1" if self.versioned else address
         return self.kind(base_url=base, **{"api_key": self.key, **options})
 

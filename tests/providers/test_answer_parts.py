@@ -1,4 +1,4 @@
-"""What answers have besides their text: calls of tools, reasoning, log-probabilities, and the rest."""
+"""Parts of answers besides text: tool calls, reasoning, log-probabilities and unmodelled fields."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def streamed(reader: Any, events: list[dict[str, Any]]) -> Answer:
 
 
 def stored(answer: Answer) -> Answer:
-    """Return what a job's store gives back of an answer."""
     result = decode_result(encode_result(Result("r", **answer_fields(answer))), request_id="r")
     return Answer(**answer_fields(result))
 
@@ -55,7 +54,7 @@ def stored(answer: Answer) -> Answer:
 def test_an_openai_chat_has_calls_reasoning_and_what_is_not_modelled():
     data = {
         **chat(
-            finish_reason="stop",  # as after a tool that was named in tool_choice
+            finish_reason="stop",  # sent by servers after a call that tool_choice forced
             message={
                 "role": "assistant",
                 "content": None,
@@ -86,7 +85,6 @@ def test_an_openai_chat_has_calls_reasoning_and_what_is_not_modelled():
 
 
 def test_the_calls_of_an_openai_stream_are_put_together():
-    """One server numbers the pieces, one sends whole calls under one number, one sends no number."""
 
     def chunk(**delta: Any) -> dict[str, Any]:
         return chat(index=0, delta=delta, finish_reason=None)
@@ -193,7 +191,6 @@ def test_a_claude_message_is_read_whole_and_streamed_alike():
 
 
 def test_a_gemini_answer_is_read_whole_and_streamed_alike():
-    """Ids are made of the answer's; signatures stay with their calls; thoughts are no text."""
     thought = {"text": "Two things to do.", "thought": True}
     save = {"functionCall": {"name": "save", "args": {"label": "kettle-7"}}, "thoughtSignature": "c2ln"}
     weather = {"functionCall": {"name": "weather"}}

@@ -1,4 +1,4 @@
-"""What is Anthropic's alone about its Message Batches: states, results, lines, and the create's body."""
+"""Anthropic's Message Batches: states, results, lines and the body of a create."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from smartbatch.types import Kind, Usage
 BATCH = RemoteBatch(id="msgbatch_1", state=RemoteState.COMPLETED)
 
 
+@pytest.fixture
+def side():
+    return ANTHROPIC
+
+
 def counts(**given: int) -> dict[str, int]:
     return {
         name: given.get(name, 0) for name in ("processing", "succeeded", "errored", "canceled", "expired")
     }
-
-
-@pytest.fixture
-def side():
-    return ANTHROPIC
 
 
 def looked_at(api, **changes) -> RemoteBatch:
@@ -40,9 +40,6 @@ def looked_at(api, **changes) -> RemoteBatch:
 def line_of(result, wire_id="n-0") -> Line:
     api = AnthropicProvider(KEY).batches()
     return api.read_line(json.dumps({"custom_id": wire_id, "result": result}).encode(), Kind.GENERATE)
-
-
-# states
 
 
 @pytest.mark.parametrize(
@@ -63,7 +60,6 @@ def line_of(result, wire_id="n-0") -> Line:
     ],
 )
 def test_a_state_is_read_from_its_word_and_the_counts(api, word, given, state):
-    """What has ended has a result for each request; an unknown state has not ended."""
     found = looked_at(api, status=word, request_counts=given)
     assert found.state is state
     assert found.outputs == (("/v1/messages/batches/msgbatch_1/results",) if state.ended else ())
@@ -71,7 +67,6 @@ def test_a_state_is_read_from_its_word_and_the_counts(api, word, given, state):
 
 
 def test_a_batch_tells_its_size_and_its_age_and_ignores_what_is_new(api):
-    """The size is there from the first moment, the rest at the end; there is no mark."""
     given = counts(processing=1, succeeded=3, errored=1)
     found = looked_at(api, request_counts={**given, "paused": 9}, novelty={"a": [1]})
     assert (found.total, found.completed, found.failed) == (5, 3, 1)
@@ -83,9 +78,6 @@ def test_a_batch_tells_its_size_and_its_age_and_ignores_what_is_new(api):
 def test_absurd_counts_and_times_are_unknown(api, absurd):
     found = looked_at(api, request_counts=dict.fromkeys(counts(), absurd), created_at=absurd)
     assert (found.total, found.created_at) == (None, None)
-
-
-# results
 
 
 def test_results_are_fetched_from_the_address_in_the_batch_if_same_server(api):
@@ -115,7 +107,6 @@ def test_results_are_fetched_from_the_address_in_the_batch_if_same_server(api):
     ],
 )
 def test_results_are_never_fetched_from_another_server(api, place):
-    """Behind a gateway the address is the service's: then the documented one is asked of the gateway."""
     usual = "/v1/messages/batches/msgbatch_1/results"
     batches, server = api(says(claude_batch("ended", results_url=place)), says(b"{}\n"))
     batch = batches.get("msgbatch_1", PATIENCE)
@@ -132,9 +123,6 @@ def test_an_odd_place_of_results_is_not_asked_for(api, output):
     batches, server = api(says(b"{}"))
     assert fails(lambda: list(batches.download(BATCH, output, PATIENCE))).code == "id"
     assert server.requests == []
-
-
-# lines
 
 
 def test_an_answer_is_read_as_in_real_time():
@@ -216,11 +204,7 @@ def test_the_key_does_not_come_back_in_a_line():
     assert "sorry" in line.error.message
 
 
-# the create
-
-
 def test_a_create_holds_every_line_as_it_was_written(api, tmp_path):
-    """One JSON object of exactly the announced length; the SDK adds nothing and leaves nothing out."""
     batches, server = api(says(claude_batch()))
     asked = [request_of(f"prompt {n} ä\n\u2028", temperature=0.5) for n in range(500)]
     lines = [batches.encode(each, model="m", wire_id=f"{MARK}-{n}") for n, each in enumerate(asked)]
@@ -234,15 +218,6 @@ def test_a_create_holds_every_line_as_it_was_written(api, tmp_path):
     assert request.headers["anthropic-version"] == "2026-10-21"
     assert request.headers["content-type"] == "application/json"
     assert request.headers["x-stainless-retry-count"] == "0"
-
-
-def test_sampling_parameters_follow_the_version_as_in_real_time(api):
-    """Left out under the new one, where they would spoil the line; sent under the old."""
-    request = request_of(temperature=0.5)
-    for version, sent in (("2026-10-21", False), ("2023-06-01", True)):
-        batches, _ = api(says(b""), api_version=version)
-        params = json.loads(batches.encode(request, model="m", wire_id="n-0"))["params"]
-        assert ("temperature" in params) is sent
 
 
 def test_a_create_without_its_input_is_refused(api):
@@ -260,13 +235,3 @@ def test_the_lists_next_page_begins_after_its_last_batch(api):
         "/v1/messages/batches?limit=100",
         "/v1/messages/batches?limit=100&after_id=msgbatch_0",
     ]
-
-
-def test_what_anthropic_can_do():
-    """No files, no label, no fence: what recovery has to go without."""
-    abilities = ANTHROPIC.provider("http://127.0.0.1:1").batches().abilities
-    missing = (abilities.files, abilities.labels, abilities.fence, abilities.counts)
-    assert missing == (False,) * 4
-    assert (abilities.max_requests, abilities.max_bytes) == (100_000, 256_000_000)
-    assert abilities.retention == 29 * 86_400
-    assert abilities.kinds == {Kind.GENERATE}

@@ -1,25 +1,19 @@
-"""Errors of the Anthropic adapter over real HTTP: what they mean, when to come back, what they never say."""
+"""Errors of the Anthropic adapter over HTTP."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from asking import ask
+from asking import SECRET_PROMPT, ask
 from claude import error, opened
-from hypothesis import given
-from hypothesis import strategies as st
 from raw_server import says
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.anthropic.errors import kind_of
 from tests.levels import sampled
 
 K = ErrorKind
-PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
 
 
-def fails(serve, script, prompt=PROMPT, options=None, **params) -> ProviderError:
+def fails(serve, script, prompt=SECRET_PROMPT, options=None, **params) -> ProviderError:
     server = serve(script)
     with opened(server, **(options or {})) as provider, pytest.raises(ProviderError) as caught:
         ask(provider, prompt, **params)
@@ -66,7 +60,6 @@ TABLE = [
 
 @pytest.mark.parametrize(("status", "type_", "text", "code", "kind"), sampled(TABLE, keep=10))
 def test_each_error_of_the_reference_has_its_kind(serve, status, type_, text, code, kind):
-    """Type, code and text before the status; each arrives through the real SDK, over HTTP, once."""
     found = fails(serve, says(error(type_, text, code), f"{status} X", request_id="req_h"))
     assert found.kind is kind
     assert (found.status, found.code) == (status, code or type_)
@@ -79,7 +72,6 @@ def test_the_id_may_stand_in_the_body_only(serve):
 
 
 def test_a_rate_limit_says_when_to_come_back_and_what_is_left(serve):
-    """Waiting time and limits of a refusal are attributes of the error."""
     headers = {
         "retry_after": "7",
         "anthropic-ratelimit-requests-limit": "50",
@@ -97,32 +89,6 @@ def test_a_rate_limit_says_when_to_come_back_and_what_is_left(serve):
     assert (limits.input_limit, limits.output_limit, limits.tokens_limit) == (50_000, 10_000, None)
 
 
-def test_a_server_that_asks_to_wait_for_days_is_not_believed(serve):
-    """The SDK would sleep as long as it is told; here the wait is clamped, and no thread sleeps."""
-    found = fails(serve, says(error("rate_limit_error"), "429 X", retry_after="864000"))
-    assert found.retry_after == 600.0
-
-
-@pytest.mark.parametrize(
-    ("body", "part"),
-    [
-        ({"error": "busy"}, "busy"),
-        ({"error": {"type": 7, "message": None}}, "answered 529"),
-        ({"type": "error"}, "answered 529"),
-        ([1], "answered 529"),
-        ("<html>Bad gateway</html>", "answered 529"),
-        ("", "answered 529"),
-        ("[" * 100_000, "answered 529"),
-    ],
-)
-def test_error_bodies_come_in_many_shapes(serve, body, part):
-    """Objects, texts, lists, pages, nothing: the status decides, the text is shown if there is one."""
-    text = body if isinstance(body, str) else json.dumps(body)
-    found = fails(serve, says(text, "529 Overloaded"))
-    assert found.kind is K.SERVER_ERROR
-    assert part in found.message
-
-
 NO_MESSAGES = (
     *('{"a":1}', "[]", '"hi"', '{"type":"message"}', '{"type":"message","content":"hi"}'),
     '{"type":"completion","content":[]}',
@@ -131,7 +97,6 @@ NO_MESSAGES = (
 
 @pytest.mark.parametrize("body", NO_MESSAGES)
 def test_a_success_that_is_no_message_is_an_error(serve, body):
-    """The SDK checks nothing of a 200: every shape is looked at here, and the call may have been billed."""
     found = fails(serve, says(body, request_id="req_1"))
     assert (found.kind, found.code, found.maybe_billed) == (K.INVALID_RESPONSE, "shape", True)
     assert found.provider_request_id == "req_1"
@@ -140,12 +105,3 @@ def test_a_success_that_is_no_message_is_an_error(serve, body):
 def test_an_error_in_a_success_is_judged_by_its_type(serve):
     found = fails(serve, says(error("overloaded_error", "Overloaded")))
     assert (found.kind, found.code, found.maybe_billed) == (K.SERVER_ERROR, "overloaded_error", True)
-
-
-_anything = st.none() | st.integers() | st.text(max_size=30) | st.lists(st.integers(), max_size=2)
-
-
-@given(st.integers(200, 599), _anything, _anything, st.text(max_size=80))
-def test_any_error_has_some_kind(status, type_, code, text):
-    """Whatever a server sends for type and code, there is an answer."""
-    assert isinstance(kind_of(status, type_, code, text), ErrorKind)

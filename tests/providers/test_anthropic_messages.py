@@ -1,25 +1,24 @@
-"""What the Anthropic adapter sends, and what it makes of the answers."""
+"""Requests and answers of the Anthropic adapter."""
 
 from __future__ import annotations
 
-import json
 import logging
 import subprocess
 import sys
 
+import httpx2
 import pytest
 from asking import KEY, SCHEMA, ask, request_of, url_of
 from claude import MODEL, message, opened
 from raw_server import says
 
-from smartbatch.errors import InvalidRequest
+from smartbatch.errors import ErrorKind, InvalidRequest
 from smartbatch.providers.anthropic.answers import usage_of
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.types import Message, Usage
 
 
 def sent(serve, prompt="Hi", answer=None, options=None, **params):
-    """Make one call and return the body, the headers and the answer."""
     server = serve(says(answer or message()))
     with opened(server, **(options or {})) as provider:
         found = ask(provider, prompt, **params)
@@ -38,11 +37,10 @@ def test_a_prompt_becomes_a_message_with_a_cap_on_the_output(serve):
     body, _, _ = sent(serve, options={"default_max_tokens": 99})
     assert body["max_tokens"] == 99
     body, _, _ = sent(serve, options={"default_max_tokens": 99}, max_tokens=50_000)
-    assert body["max_tokens"] == 50_000  # above what the SDK takes without streaming
+    assert body["max_tokens"] == 50_000  # more than the SDK allows without streaming
 
 
 def test_instructions_stand_next_to_the_messages(serve):
-    """System and developer messages are folded into one system text, in order."""
     prompt = (
         Message("system", "Be brief."),
         Message("user", "Hi"),
@@ -63,7 +61,6 @@ def test_instructions_stand_next_to_the_messages(serve):
 
 
 def test_sampling_parameters_are_dropped_and_the_answer_says_so(serve):
-    """The current version refuses them even at their defaults; the caller learns what was left out."""
     body, _, answer = sent(serve, temperature=0.2, top_p=0.9, seed=3)
     assert not {"temperature", "top_p", "seed"} & body.keys()
     assert [name for name, _ in answer.dropped] == ["temperature", "top_p", "seed"]
@@ -71,7 +68,6 @@ def test_sampling_parameters_are_dropped_and_the_answer_says_so(serve):
 
 
 def test_the_old_version_sends_sampling_parameters(serve):
-    """Pinned by option, for models that still take them; a seed is known to none."""
     body, headers, answer = sent(
         serve, options={"api_version": "2023-06-01"}, temperature=0.2, top_p=0.9, seed=3
     )
@@ -81,7 +77,6 @@ def test_the_old_version_sends_sampling_parameters(serve):
 
 
 def test_stop_schema_and_further_fields_are_sent(serve):
-    """A schema goes next to what extra says of the output; extra itself is passed through."""
     body, _, _ = sent(
         serve,
         stop=("END",),
@@ -115,18 +110,16 @@ def test_what_the_api_cannot_take_is_refused_before_it_is_queued(prompt, params,
 
 
 def test_a_wrong_model_name_and_a_hot_temperature_are_refused():
-    """Names with blanks are none; temperatures end at 1 where they are sent at all."""
     provider = AnthropicProvider(KEY, api_version="2023-06-01")
     for model in ("", "a b", "x" * 300):
         with pytest.raises(InvalidRequest, match="model"):
             provider.check(request_of(), model=model)
     with pytest.raises(InvalidRequest, match="from 0 to 1"):
         provider.check(request_of(temperature=1.5), model=MODEL)
-    AnthropicProvider(KEY).check(request_of(temperature=1.5), model=MODEL)  # dropped anyway
+    AnthropicProvider(KEY).check(request_of(temperature=1.5), model=MODEL)  # the parameter is dropped
 
 
 def test_three_counters_of_input_add_up(serve):
-    """Fresh, written to the cache and read from it; thinking is part of the output."""
     assert sent(serve)[2].usage == Usage(138, 14, cached_tokens=100, reasoning_tokens=5, cache_write_tokens=7)
 
 
@@ -141,7 +134,6 @@ def test_three_counters_of_input_add_up(serve):
     ],
 )
 def test_tokens_written_for_an_hour_are_counted_apart(told, written, for_an_hour):
-    """They cost twice the price of input, those for five minutes a quarter more."""
     usage = usage_of({**message()["usage"], **told})
     assert (usage.cache_write_tokens, usage.cache_write_1h_tokens) == (written, for_an_hour)
     assert usage.input_tokens == 131 + written
@@ -181,7 +173,6 @@ def test_a_refusal_may_have_no_content_at_all(serve):
 
 
 def test_only_text_blocks_are_text(serve):
-    """Thinking and tool blocks are left out, the rest is joined; half a surrogate pair is replaced."""
     blocks = [
         {"type": "thinking", "thinking": "hm", "signature": "x"},
         {"type": "text", "text": "Li"},
@@ -203,7 +194,6 @@ def test_limits_and_id_come_from_the_headers_of_a_success(serve):
 
 
 def test_the_environment_of_the_sdk_is_honoured(serve, monkeypatch):
-    """Key, token, base URL and further headers; the key goes before the token."""
     server = serve(says(message()))
     monkeypatch.setenv("ANTHROPIC_BASE_URL", url_of(server))
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "token-of-the-environment")
@@ -219,33 +209,18 @@ def test_the_environment_of_the_sdk_is_honoured(serve, monkeypatch):
 
 
 def test_a_gateway_that_knows_only_its_own_header_gets_only_that(serve):
-    """With x-api-key among the headers no Authorization is sent, and without any key neither."""
     _, headers, _ = sent(serve, options={"headers": {"x-api-key": "gateway-key"}})
     assert headers["x-api-key"] == "gateway-key"
     assert "authorization" not in headers
     server = serve(says(message()))
-    provider = AnthropicProvider(base_url=url_of(server))  # a local server needs no key
+    provider = AnthropicProvider(base_url=url_of(server))  # local servers need no key
     ask(provider)
     provider.close()
     assert not {"authorization", "x-api-key"} & server.requests[0].headers.keys()
 
 
 @pytest.mark.full
-def test_the_sdk_is_imported_when_it_is_first_needed():
-    """Neither the adapter's module nor the provider itself brings two seconds of import."""
-    code = (
-        "import sys; from smartbatch.providers import create; from smartbatch._clock import VirtualClock\n"
-        "p, _ = create('anthropic:m', clock=VirtualClock(), options={'api_key': 'sk-12345678'})\n"
-        "before = 'anthropic' in sys.modules or 'httpx2' in sys.modules\n"
-        "p.ready(); print(before, 'anthropic' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
-
-
-@pytest.mark.full
 def test_the_sdk_is_imported_in_the_background_and_a_fork_waits_for_it():
-    """A child of a process that is importing would find a module half imported, and wait for ever."""
     code = (
         "import os, signal, sys, threading; from smartbatch.providers import create\n"
         "from smartbatch._clock import VirtualClock\n"
@@ -277,10 +252,24 @@ def test_the_sdks_log_has_neither_key_nor_prompt(serve, caplog):
         assert secret not in text
 
 
-def test_a_body_is_plain_ascii_json(serve):
-    server = serve(says(message()))
+def test_the_sdk_cannot_send_the_key_elsewhere(serve):
+    server, other = serve(says(message())), serve(says(message()))
     with opened(server) as provider:
-        ask(provider, "a\u2028b\ud83d\ude00é")
-    raw = server.requests[0].body
-    assert raw.isascii()
-    assert json.loads(raw)["messages"][0]["content"].startswith("a\u2028b")
+        client = provider._sdk.get().client
+        with pytest.raises(Exception) as caught:
+            client.post(f"{url_of(other)}/v1/messages", cast_to=httpx2.Response, options={"timeout": 5})
+        assert "another server" in str(caught.value.__cause__)
+        options = {"timeout": 5, "headers": {"x-odd": "a\r\nx-more: b"}}
+        with pytest.raises(Exception) as caught:
+            client.post("/v1/messages", cast_to=httpx2.Response, options=options)
+        assert "line break" in str(caught.value.__cause__)
+    assert server.connections == other.connections == 0
+
+
+def test_other_exceptions_get_a_meaning_without_the_key():
+    provider = AnthropicProvider(KEY)
+    assert provider.classify(TimeoutError()).kind is ErrorKind.TIMEOUT
+    assert provider.classify(ConnectionResetError()).kind is ErrorKind.NETWORK_ERROR
+    with pytest.raises(TypeError):
+        provider.generate(request_of(extra={"x": object()}), model=MODEL, attempt=0, timeout=1)
+    assert KEY not in provider.classify(ValueError(f"Bearer {KEY}")).message

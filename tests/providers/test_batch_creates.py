@@ -1,4 +1,4 @@
-"""One create, and what its outcome says: certainly nothing, or unknown. All three alike."""
+"""The outcome of a create in all Batch APIs: certainly nothing was created, or unknown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ HTML = b"<html><title>502 Bad Gateway</title></html>"
 
 
 def lost(api, side, folder, timeout=PATIENCE) -> ProviderError:
-    """Create, fail, and return what was learned, as the engine does it."""
     creation = side.creation(api, folder)
 
     def once():
@@ -42,7 +41,6 @@ def cut_refusal(exchange):
 
 @pytest.mark.parametrize("status", sampled([400, 401, 403, 404, 413, 422, 429], keep=3))
 def test_a_refusal_of_the_providers_own_says_that_nothing_was_created(api, side, tmp_path, status):
-    """Well formed, and with one of these statuses: the batch certainly does not exist."""
     batches, server = api(says(side.refusal(status), f"{status} No"))
     found = lost(batches, side, tmp_path)
     assert (found.status, found.maybe_billed) == (status, False)
@@ -70,10 +68,9 @@ def test_a_413_of_a_gateway_says_that_nothing_was_created(api, side, tmp_path):
     "body", sampled([HTML, b"", b'{"error": "no"}', b'{"error": {}}', b"[[[", b'{"detail": "no"}'], keep=3)
 )
 def test_a_refusal_by_somebody_in_between_leaves_it_open(api, side, tmp_path, status, body):
-    """A gateway's own page may stand for an answer it has lost."""
     batches, server = api(says(body, f"{status} No", content_type="text/html"))
     found = lost(batches, side, tmp_path)
-    bare = side is OPENAI and body == b'{"error": "no"}'  # so servers like OpenAI's refuse
+    bare = side is OPENAI and body == b'{"error": "no"}'  # OpenAI-compatible servers refuse requests this way
     assert (found.status, found.maybe_billed) == (status, not bare)
     assert len(server.requests) == 1
 
@@ -119,7 +116,6 @@ def test_a_success_that_cannot_be_read_leaves_it_open(api, side, tmp_path, body)
     ids=["reset", "gone", "silent", "trickle", "no-http", "half-a-refusal"],
 )
 def test_a_lost_answer_leaves_it_open_and_is_not_asked_for_again(api, side, tmp_path, script, kind):
-    """The total deadline holds, and there is one request on the wire."""
     batches, server = api(script)
     found = lost(batches, side, tmp_path, timeout=0.3)
     assert (found.kind, found.maybe_billed) == (kind or found.kind, True)
@@ -127,7 +123,6 @@ def test_a_lost_answer_leaves_it_open_and_is_not_asked_for_again(api, side, tmp_
 
 
 def test_a_connection_broken_within_the_request_leaves_the_outcome_open(tmp_path):
-    """Some bytes were written; what a proxy did with them is unknown."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def take_a_little():
@@ -183,7 +178,6 @@ def test_a_closed_provider_creates_nothing(serve, side, tmp_path):
 
 
 def test_a_create_goes_out_on_a_connection_of_its_own(api, side, tmp_path):
-    """However many calls were made before, and though the server keeps connections open."""
     batches, server = api(says(side.batch()))
     batches.get("abc1", PATIENCE)
     assert batches.create(side.creation(batches, tmp_path), PATIENCE).total == 5
@@ -198,7 +192,6 @@ def test_a_create_carries_its_mark_as_a_key_against_doubles(api, side, tmp_path)
 
 
 def test_neither_key_nor_prompt_comes_back_in_a_refusal(api, side, tmp_path):
-    """A server may repeat both; the key is looked for by ``fails``, in every form of the error."""
     secret = f"the key {side.key} of https://user:{side.key}@host?key={side.key} is wrong"
     batches, _ = api(says(side.refusal(400, secret), "400 Bad"))
     found = lost(batches, side, tmp_path)
@@ -207,7 +200,6 @@ def test_neither_key_nor_prompt_comes_back_in_a_refusal(api, side, tmp_path):
 
 
 def test_a_prompt_does_not_come_back_in_anthropics_refusal(serve, tmp_path):
-    """The texts of the spooled requests are looked for in what the server says."""
     prompts = ["My diary: today I met Mr Jones at the lake", "Another one"]
     text = "requests.0.params.messages.0: today I met Mr Jones at the lake is not allowed"
     provider = ANTHROPIC.provider(url_of(serve(says(ANTHROPIC.refusal(400, text), "400 Bad"))))
@@ -237,7 +229,6 @@ def test_an_input_that_is_gone_from_the_disk_creates_nothing(serve, tmp_path):
 
 
 def test_an_early_refusal_is_heard_while_the_body_is_still_sent(tmp_path):
-    """A server that answers 413 and stops reading is understood: the batch goes again in halves."""
     answer = http(json.dumps(ANTHROPIC.refusal(413, "too large")).encode(), "413 Too Large")
     done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,4 +1,4 @@
-"""A hundred megabytes go through a Batch API in a few: up, down, and back into lines."""
+"""Memory needed to transfer a hundred megabytes through a Batch API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from batch_sides import ANTHROPIC, GEMINI, claude_batch, text_of
+from batch_sides import ANTHROPIC, GEMINI, OPENAI, claude_batch, text_of
 from batching import MARK, PATIENCE
 from raw_server import accepted, http
 
@@ -35,12 +35,6 @@ def large(tmp_path_factory) -> Path:
 
 
 class Sink:
-    """A server that counts bodies instead of keeping them.
-
-    Attributes:
-        sizes: of the bodies so far.
-    """
-
     def __init__(self, answer: Callable[[str, int], Iterator[bytes]]) -> None:
         self.sizes: list[int] = []
         self._answer = answer
@@ -76,7 +70,7 @@ def sinking(side, answer) -> Iterator[tuple[BatchApi, Sink]]:
     sink = Sink(answer)
     provider = side.provider(sink.url)
     api = provider.batches()
-    api.get("abc1", PATIENCE)  # the SDK is imported, its classes are built
+    api.get("abc1", PATIENCE)  # imports the SDK
     sink.sizes.clear()
     try:
         yield api, sink
@@ -87,7 +81,6 @@ def sinking(side, answer) -> Iterator[tuple[BatchApi, Sink]]:
 
 @contextmanager
 def at_most(megabytes: float) -> Iterator[None]:
-    """Everything allocated inside, by client and server together, stays below that at every moment."""
     tracemalloc.start()
     try:
         yield
@@ -98,13 +91,10 @@ def at_most(megabytes: float) -> Iterator[None]:
 
 @pytest.mark.full
 def test_a_large_inline_create_is_streamed_from_disk(large):
-    with (
-        sinking(ANTHROPIC, lambda _head, _size: iter([http(text_of(claude_batch()).encode())])) as (
-            api,
-            sink,
-        ),
-        at_most(5),
-    ):
+    def answer(_head, _size):
+        yield http(text_of(claude_batch()).encode())
+
+    with sinking(ANTHROPIC, answer) as (api, sink), at_most(5):
         api.create(Creation(MARK, "m", Kind.GENERATE, SIZE // 1000, lines=large), PATIENCE)
     assert sink.sizes == [SIZE + api.overhead(1) - 1]
 
@@ -129,7 +119,17 @@ def test_an_upload_of_a_hundred_megabytes_is_read_as_it_is_sent(large):
     assert sink.sizes[1:] == [SIZE]
 
 
-@pytest.mark.parametrize("side", [ANTHROPIC, GEMINI], ids=["anthropic", "gemini"])
+def test_an_upload_of_a_form_is_read_as_it_is_sent(large):
+    def answer(head, _size):
+        body = {"id": "file-1", "filename": "x"} if "/files " in head else OPENAI.batch()
+        yield http(text_of(body).encode())
+
+    with sinking(OPENAI, answer) as (api, sink), at_most(5):
+        assert api.upload("sb-x", large, PATIENCE).id == "file-1"
+    assert SIZE < sink.sizes[-1] < SIZE + 1000
+
+
+@pytest.mark.parametrize("side", [ANTHROPIC, GEMINI, OPENAI], ids=lambda side: side.prefix)
 def test_results_of_a_hundred_megabytes_come_in_pieces(side):
     def answer(head, _size):
         if "/batches/abc1 " in head:

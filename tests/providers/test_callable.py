@@ -1,4 +1,4 @@
-"""Own functions as providers."""
+"""User functions as providers."""
 
 from __future__ import annotations
 
@@ -66,15 +66,12 @@ def test_what_is_no_usage_is_a_part_of_the_answer(other):
 
 
 class Failed(Exception):
-    """A failure of a user's own client that knows what it used."""
-
     def __init__(self, usage: Usage) -> None:
         super().__init__("failed")
         self.usage = usage
 
 
 def test_the_usage_of_failed_attempts_is_collected():
-    """That of each exception along ``raise … from``, once, and of each attempt."""
 
     def ask(request: Request, attempt: int) -> object:
         if attempt == 1:
@@ -123,7 +120,6 @@ def test_a_function_for_many_shares_calls():
 
 
 def test_an_own_classifier_decides_first():
-    """A kind, a whole verdict, or a pass to the usual rules."""
     verdict = ProviderError("mine", kind=ErrorKind.NO_MONEY)
     said: list[object] = [ErrorKind.RATE_LIMIT, verdict, None]
     provider = CallableProvider(shout, classify=lambda error: said.pop(0))

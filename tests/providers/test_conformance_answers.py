@@ -1,4 +1,4 @@
-"""What holds for every provider's answers and errors: what is none, and what an error never says."""
+"""Answers and errors of all providers."""
 
 from __future__ import annotations
 
@@ -8,26 +8,16 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from asking import ask, forms_of
+from asking import SECRET_PROMPT, ask, fails, forms_of
 from raw_server import Exchange, http, says, vanishes
 
-from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.base import Provider
+from smartbatch.errors import ErrorKind
 from smartbatch.types import Message
 from tests.levels import sampled
-
-PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
-
-
-def fails(provider: Provider, prompt=PROMPT, **params) -> ProviderError:
-    with pytest.raises(ProviderError) as caught:
-        ask(provider, prompt, **params)
-    return caught.value
 
 
 @pytest.mark.parametrize("status", sampled([301, 302, 303, 307, 308], keep=2))
 def test_redirects_are_not_followed(serve, reach, service, status):
-    """The key never goes to where a redirect points, though an SDK would take it there."""
     other = serve(says(service.answer("x")))
     found = fails(reach(serve(says("", f"{status} Moved", location=f"{other.base_url}/x"))))
     assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "redirect")
@@ -36,7 +26,6 @@ def test_redirects_are_not_followed(serve, reach, service, status):
 
 
 def test_a_web_page_is_not_the_provider(serve, reach):
-    """A captive portal answers 200 with a page: that is no answer, and it is not paid for twice."""
     for script in (says("<!doctype html><p>Sign in"), says("hi", content_type="text/html; charset=utf-8")):
         found = fails(reach(serve(script)))
         assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.INVALID_RESPONSE, "html", True)
@@ -45,7 +34,6 @@ def test_a_web_page_is_not_the_provider(serve, reach):
 
 @pytest.mark.parametrize("status", sampled([403, 404, 405]))
 def test_an_error_page_is_attributed_to_a_gateway(serve, reach, service, status):
-    """A model that is not there, or no permission, is said by the provider's own error."""
     found = fails(reach(serve(says("<p>No", f"{status} No", content_type="Text/HTML;Charset=UTF-8"))))
     assert (found.code, found.status, found.maybe_billed) == ("html", status, False)
     assert f"a web page arrived ({status}) instead of the provider" in found.message
@@ -56,20 +44,18 @@ def test_an_error_page_is_attributed_to_a_gateway(serve, reach, service, status)
     "body", sampled(["", "{", '{"choices": [{"mess', '{"candidates": [', "\xff\xfe", "nonsense"], keep=3)
 )
 def test_a_success_that_is_not_json_was_cut_on_its_way(serve, reach, body):
-    """A body that is not whole JSON may go again, but may have been billed."""
     found = fails(reach(serve(says(body.encode("latin-1")))))
     assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "truncated", True)
 
 
 def test_a_success_that_says_it_is_an_error_is_one_with_its_reason(serve, reach):
-    """In the JSend format of many gateways; the prompt stays out of it, and so does a wrapped answer."""
     for status in ("error", "fail"):
         body = {"status": status, "data": "quota of the team exceeded"}
         found = fails(reach(serve(says(json.dumps(body)))))
         assert "quota of the team exceeded" in found.message
         assert found.maybe_billed
     for body in (
-        {"status": "error", "data": f"the answer of a model to: {PROMPT}"},
+        {"status": "error", "data": f"the answer of a model to: {SECRET_PROMPT}"},
         {"status": "error", "data": {"text": "the answer of a model"}},
         {"status": "done", "data": "the answer of a model"},
     ):
@@ -84,7 +70,6 @@ def test_a_success_that_is_no_answer_is_an_error(serve, reach, body):
 
 
 def test_a_gateways_time_out_may_have_been_billed(serve, reach):
-    """A gateway that gave up waiting says nothing about the work behind it."""
     assert fails(reach(serve(says("", "504 Gateway Timeout")))).maybe_billed
     assert not fails(reach(serve(says("", "503 Unavailable")))).maybe_billed
 
@@ -115,7 +100,6 @@ UNREADABLE = [
 
 @pytest.mark.parametrize(("send", "headers"), sampled(UNREADABLE, keep=3))
 def test_a_body_that_cannot_be_read_does_not_hide_a_refusals_status(serve, reach, service, send, headers):
-    """The status and the headers say enough; the connection is not used again."""
     body = json.dumps(service.error(service.busy, "no")).encode()
     refusal = http(body, f"{service.busy} Busy", retry_after="7", **headers)
     server = serve(lambda exchange: send(exchange, refusal), says(service.answer("Lima")))
@@ -127,7 +111,6 @@ def test_a_body_that_cannot_be_read_does_not_hide_a_refusals_status(serve, reach
 
 
 def test_a_refusal_without_a_body_may_be_called_compressed(serve, reach, service):
-    """Nothing is an empty body in any encoding; the connection is kept."""
     refusal = says("", "429 Slow", content_encoding="gzip", retry_after="7")
     server = serve(refusal, says(service.answer("Lima")))
     provider = reach(server)
@@ -141,7 +124,9 @@ def test_a_call_that_is_closed_while_a_refusals_body_is_read_says_so(serve, reac
     sent = threading.Event()
 
     def held_back(exchange) -> None:
-        exchange.send(http(b" " * 2**24, "401 No")[:-5])  # more than fits between the two: the head is read
+        exchange.send(
+            http(b" " * 2**24, "401 No")[:-5]
+        )  # more than the socket buffers hold, so the head has been read
         sent.set()
         exchange.server.done.wait(30)
 
@@ -160,8 +145,8 @@ def test_a_call_that_is_closed_while_a_refusals_body_is_read_says_so(serve, reac
             "Incorrect API key provided: {key}. You can find",
             "Authorization: Bearer {key}",
             "https://example.org/v1/models?key={key}",
-            f"Invalid prompt: {PROMPT}",
-            f"Invalid prompt near '{PROMPT[10:35]}' in input",
+            f"Invalid prompt: {SECRET_PROMPT}",
+            f"Invalid prompt near '{SECRET_PROMPT[10:35]}' in input",
             "nobody  came\nto   the party is refused",
             "You said: be a pirate, matey, at all times",
             "seen the header canary-of-a-header",
@@ -170,36 +155,32 @@ def test_a_call_that_is_closed_while_a_refusals_body_is_read_says_so(serve, reac
     ),
 )
 def test_errors_never_repeat_key_or_prompt(serve, reach, service, echo):
-    """Whatever the provider echoes, neither key nor prompt is in any form of the error."""
     script = says(service.error(400, echo.format(key=service.key)), "400 Bad")
     provider = reach(serve(script), headers={"x-secret": "canary-of-a-header"})
     found = fails(provider, system="be a pirate, matey, at all times")
     assert found.__context__ is None, "the SDK's error holds the whole request"
     for form in forms_of(found):
-        for secret in (service.key, PROMPT[10:35], "nobody came", "pirate", "canary-of-a-header"):
+        for secret in (service.key, SECRET_PROMPT[10:35], "nobody came", "pirate", "canary-of-a-header"):
             assert secret not in form
 
 
 def test_prompts_in_messages_are_looked_for_too(serve, reach, service):
-    part = {"type": "text", "text": PROMPT}
-    for content in (PROMPT, (part,)):
-        provider = reach(serve(says(service.error(400, f"no: {PROMPT}"), "400 Bad")))
+    part = {"type": "text", "text": SECRET_PROMPT}
+    for content in (SECRET_PROMPT, (part,)):
+        provider = reach(serve(says(service.error(400, f"no: {SECRET_PROMPT}"), "400 Bad")))
         assert "repeats the prompt" in fails(provider, (Message("user", content),)).message
 
 
 def test_a_code_of_the_server_never_repeats_the_prompt(serve, reach, service):
-    body = json.dumps(service.error(400, "no")).replace('"any_type"', json.dumps(f"x {PROMPT}"))
-    body = body.replace('"invalid_request_error"', json.dumps(PROMPT)).replace('"ANY"', json.dumps(PROMPT))
+    body = json.dumps(service.error(400, "no")).replace('"any_type"', json.dumps(f"x {SECRET_PROMPT}"))
+    body = body.replace('"invalid_request_error"', json.dumps(SECRET_PROMPT)).replace(
+        '"ANY"', json.dumps(SECRET_PROMPT)
+    )
     for form in forms_of(fails(reach(serve(says(body, "400 Bad"))))):
-        assert PROMPT[10:35] not in form
+        assert SECRET_PROMPT[10:35] not in form
 
 
 def test_network_errors_never_carry_the_key(serve, reach, service):
-    """The traceback of a broken connection holds no key and no prompt."""
     text = "".join(traceback.format_exception(fails(reach(serve(vanishes)))))
     assert service.key not in text
-    assert PROMPT not in text
-
-
-def test_a_long_text_is_cut(serve, reach, service):
-    assert len(fails(reach(serve(says(service.error(400, "word " * 1000), "400 Bad")))).message) < 270
+    assert SECRET_PROMPT not in text

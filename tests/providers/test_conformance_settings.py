@@ -1,4 +1,4 @@
-"""What holds for the settings of every provider: what is refused, and that nothing shows the key."""
+"""Settings of all providers: rejected values and hidden keys."""
 
 from __future__ import annotations
 
@@ -77,9 +77,6 @@ OF_ONE: dict[str, list[tuple[dict[str, Any], str]]] = {
     ),
 )
 def test_settings_that_are_refused(service, options, part):
-    """When the provider is made. The error names the setting, or the variable to set; it repeats no key, and
-    nothing else that may be secret.
-    """
     with pytest.raises(ConfigError, match=part) as caught:
         service.kind(**{"api_key": service.key, **options})
     assert "canary" not in str(caught.value)
@@ -93,7 +90,6 @@ def test_plain_http_is_for_loopback_or_for_those_who_ask(service):
 
 
 def test_a_provider_shows_no_key_and_is_not_pickled(service):
-    """Its repr names the scope, which has a fingerprint; so no key gets into a file or a queue."""
     provider = service.kind(service.key)
     assert provider.scope in repr(provider)
     assert service.key not in repr(provider)

@@ -1,4 +1,4 @@
-"""What holds for every provider's streams: how they come, how they end, and closing from elsewhere."""
+"""Streams of all providers: pieces, ends and closing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def chunked(piece: bytes) -> bytes:
 
 
 def streams(*pieces: bytes, then: Script | None = None) -> Script:
-    """A script that sends pieces as chunks and ends in order, or goes on with ``then``."""
 
     def script(exchange: Exchange) -> None:
         exchange.send(HEAD + b"".join(map(chunked, pieces)))
@@ -52,7 +51,6 @@ def test_pieces_come_as_they_are_sent_and_the_answer_at_the_end(serve, reach, se
 
 
 def test_a_piece_does_not_wait_for_the_next(serve, reach, service):
-    """It can be read while the server still holds back what follows."""
     go_on = threading.Event()
     events = service.events("Li", "ma")
     at = next(at for at, event in enumerate(events) if b'"ma"' in event)
@@ -68,7 +66,6 @@ def test_a_piece_does_not_wait_for_the_next(serve, reach, service):
 
 
 def test_a_stream_left_half_way_gives_its_connection_back(serve, reach, service):
-    """A reader that stops iterating holds no connection: four are enough for ten streams."""
     provider = reach(serve(streams(*service.events("Li", "ma"))))
     for _ in range(10):
         assert next(iter(begin(provider))) == "Li"
@@ -77,7 +74,6 @@ def test_a_stream_left_half_way_gives_its_connection_back(serve, reach, service)
 @pytest.mark.parametrize("size", sampled([1, 7, 60]))
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["lf", "crlf"])
 def test_events_do_not_depend_on_how_their_bytes_arrive(serve, reach, service, size, end):
-    """In HTTP chunks of any size, with either line end; only line feeds end lines."""
     text = "one\u2028two\u0085three\x0bfour\x1cfive"
     body = b"".join(service.events(text, "ma")).replace(b"\n", end)
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
@@ -86,7 +82,6 @@ def test_events_do_not_depend_on_how_their_bytes_arrive(serve, reach, service, s
 
 @pytest.mark.parametrize("then", [None, breaks], ids=["in order", "broken"])
 def test_a_stream_without_its_end_is_an_error(serve, reach, service, then):
-    """Cut after any event, however the connection ends: only the end of the API says that it is whole."""
     events = service.events("Li", "ma")
     for count in range(len(events) - 1):
         pieces: list[str] = []
@@ -111,7 +106,6 @@ def test_what_a_broken_stream_cost_is_kept(serve, reach, service):
     ],
 )
 def test_an_event_that_is_no_json_object_is_an_error(serve, reach, service, data, kind, code):
-    """Nothing is guessed from half an event, and its connection is not used again."""
     first = service.events("Li", "ma")[0]
     script = streams(first, b"data: " + data + b"\n\n")
     server = serve(script, says(service.answer("Lima")))
@@ -129,7 +123,6 @@ def test_a_page_instead_of_a_stream_is_no_answer(serve, reach):
 
 @pytest.mark.full
 def test_a_stall_ends_at_the_deadline(serve, reach, service):
-    """The time-out counts for the whole stream, however many pieces have come."""
     pieces: list[str] = []
     script = streams(*service.events("Li", "ma")[:2], then=hangs)
     found = stream_error(begin(reach(serve(script)), timeout=0.5), pieces)
@@ -150,7 +143,6 @@ def test_an_endless_stream_ends_at_the_cap(serve, reach, service):
 
 
 def test_closing_from_another_thread_ends_the_iteration(serve, reach, service):
-    """The reader gets an error at once instead of waiting for the next piece; other calls go on."""
     first = threading.Event()
     server = serve(streams(*service.events("Li", "ma")[:2], then=hangs), says(service.answer("Lima")))
     provider = reach(server)

@@ -1,4 +1,4 @@
-"""The reason of an error, in every format that servers, gateways and proxies use; and where it came from."""
+"""The kind, reason and origin of an error in the formats of servers, gateways and proxies."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from asking import KEY, ask, begin, forms_of, stream_error, url_of
+from asking import KEY, SECRET_PROMPT, ask, begin, fails, forms_of, stream_error, url_of
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_server import says
 
-from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError
+from smartbatch.errors import ErrorKind, ParameterRejected
 from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
 from smartbatch.providers.base import Provider
 from smartbatch.providers.error_bodies import page_title, reason_of, with_reason
+from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.http.replies import Reply
 from tests.levels import sampled
 
-PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
+K = ErrorKind
 FORBIDDEN = {"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}
 
 
 @pytest.fixture
 def at() -> Iterator[Callable[..., Provider]]:
-    """``at(kind, url)`` opens a provider at an address, closed after the test."""
     with ExitStack() as stack:
 
         def start(kind, url: str, **options) -> Provider:
@@ -37,12 +37,6 @@ def at() -> Iterator[Callable[..., Provider]]:
             return provider
 
         yield start
-
-
-def fails(provider, prompt=PROMPT, **params) -> ProviderError:
-    with pytest.raises(ProviderError) as caught:
-        ask(provider, prompt, **params)
-    return caught.value
 
 
 FORMATS = [
@@ -61,7 +55,7 @@ FORMATS = [
     ({"errors": {"Seed": ["is invalid"], "N": ["is too large"]}}, "Seed: is invalid; N: is too large"),
     ({"errors": {"data": [{"message": "line 3 is bad"}]}}, "line 3 is bad"),
     ({"detail": "Not authenticated here"}, "Not authenticated here"),
-    ({"detail": [{**FORBIDDEN, "input": PROMPT}]}, "body.seed: Extra inputs are not permitted"),
+    ({"detail": [{**FORBIDDEN, "input": SECRET_PROMPT}]}, "body.seed: Extra inputs are not permitted"),
     ({"detail": {"error": "quota is off"}}, "quota is off"),
     ({"object": "error", "message": {"detail": [FORBIDDEN]}}, "body.seed: Extra inputs are not permitted"),
     (
@@ -136,9 +130,9 @@ def test_a_message_that_says_enough_stays_as_it_is(serve, connect):
 @pytest.mark.parametrize(
     "body",
     [
-        {"cause": {"explanation": f"cannot read {PROMPT}"}},
+        {"cause": {"explanation": f"cannot read {SECRET_PROMPT}"}},
         {"status": "error", "data": f"wrong key {KEY} here"},
-        {"received": {"prompt": PROMPT, "headers": {"x": f"Bearer {KEY}"}}},
+        {"received": {"prompt": SECRET_PROMPT, "headers": {"x": f"Bearer {KEY}"}}},
         {"context": [{"role": "user", "content": "a short one"}]},
     ],
 )
@@ -154,13 +148,6 @@ def test_a_refusal_by_name_is_learned_from_any_nesting(serve, connect):
     with pytest.raises(ParameterRejected) as caught:
         ask(provider, seed=3)
     assert [name for name, _ in caught.value.omitted] == ["seed"]
-
-
-@pytest.mark.parametrize("status", sampled([400, 422, 503], keep=1))
-@pytest.mark.parametrize(("body", "reason"), sampled(FORMATS, keep=4))
-def test_all_providers_read_the_formats_of_gateways(serve, reach, body, reason, status):
-    found = fails(reach(serve(says(json.dumps(body), f"{status} No"))))
-    assert reason in found.message
 
 
 def test_a_plain_text_and_a_pages_title_are_reasons(serve, reach):
@@ -185,9 +172,9 @@ def test_a_stream_reports_the_reason_as_well(serve, connect):
 def test_a_reason_shows_neither_the_key_nor_the_prompt_and_is_short(serve, connect):
     said = [
         {"detail": f"the key {KEY} is bad"},
-        {"detail": [{"loc": ["body", "messages"], "msg": f"value was {PROMPT}"}]},
+        {"detail": [{"loc": ["body", "messages"], "msg": f"value was {SECRET_PROMPT}"}]},
         {"errors": ["x" * 5000] * 50},
-        {"title": f"<b>{PROMPT}</b>"},
+        {"title": f"<b>{SECRET_PROMPT}</b>"},
     ]
     provider = connect(serve(*(says(json.dumps(body), "400 Bad Request") for body in said)))
     for _ in said:
@@ -212,14 +199,12 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_any_body_can_be_read(body):
-    """No body makes the reader fail, and what it finds is a string of bounded length."""
     reason = reason_of(body)
     assert len(reason) <= 2000
     assert isinstance(with_reason(body, Reply(400, {}, b""))["error"], dict) or reason == ""
 
 
 def test_reading_a_large_page_or_body_takes_no_longer_than_a_small_one():
-    """Hostile pages and bodies: no title, tags without end, deep and wide objects."""
     begun = time.monotonic()
     for body in (b"<title " * 9_000_000, b"<title>" + b"<" * 60_000_000):
         assert len(page_title(Reply(502, {}, body))) <= 2000
@@ -230,11 +215,7 @@ def test_reading_a_large_page_or_body_takes_no_longer_than_a_small_one():
     assert time.monotonic() - begun < 2.0
 
 
-# -- a wrong address --------------------------------------------------------------------------------------
-
-
 def test_a_base_url_without_its_version_is_named_with_the_one_to_try(serve, at):
-    """FastAPI, Ollama, LM Studio (in a 200) and OpenAI's own words for an address they do not have."""
     answers = [
         ("404 Not Found", json.dumps({"detail": "Not Found"}), "application/json"),
         ("404 Not Found", "404 page not found", "text/plain"),
@@ -329,3 +310,86 @@ def test_tls_to_a_server_without_it_suggests_http(at):
         thread.join(5)
     assert (found.kind, found.code) == (ErrorKind.CLIENT_ERROR, "tls")
     assert "try http:// in it" in found.message
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "type_", "message", "kind"),
+    [
+        (400, None, "invalid_request_error", "bad field", K.CLIENT_ERROR),
+        (400, "context_length_exceeded", "invalid_request_error", "too long", K.CONTEXT_TOO_LONG),
+        (
+            400,
+            400,
+            "BadRequestError",
+            "This model's maximum context length is 4096 tokens…",
+            K.CONTEXT_TOO_LONG,
+        ),
+        (400, 400, "exceed_context_size_error", "", K.CONTEXT_TOO_LONG),
+        *(
+            (status, None, None, text, K.CONTEXT_TOO_LONG)
+            for status, text in (
+                (400, "The decoder prompt (length 9) is longer than the maximum model length of 8."),
+                (400, "The input (61709 tokens) is longer than the model's context length (40960 tokens)."),
+                (400, "This model's maximum prompt length is 8 but the request contains 9 tokens."),
+                (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8. Given: 9"),
+                (413, "Input validation error: `inputs` must have less than 512 tokens. Given: 600"),
+            )
+        ),
+        (400, "content_filter", None, "filtered", K.CLIENT_ERROR),
+        (400, "invalid_prompt", None, "", K.CLIENT_ERROR),
+        (400, "billing_hard_limit_reached", None, "", K.NO_MONEY),
+        (400, 400, None, "API key not valid. Please pass a valid API key.", K.AUTH_ERROR),
+        (401, "invalid_api_key", None, "", K.AUTH_ERROR),
+        (402, None, None, "Insufficient credits", K.NO_MONEY),
+        (403, "unsupported_country_region_territory", None, "", K.AUTH_ERROR),
+        (403, 403, None, 'x/y requires moderation. Your input was flagged for "self-harm".', K.CLIENT_ERROR),
+        (403, "content_policy_violation", None, "", K.CLIENT_ERROR),
+        (403, None, "content_filter", "", K.CLIENT_ERROR),
+        (403, {"a": 1}, ["b"], "no", K.AUTH_ERROR),
+        (404, "model_not_found", None, "", K.CLIENT_ERROR),
+        (408, None, None, "", K.SERVER_ERROR),
+        (409, None, None, "", K.SERVER_ERROR),
+        (413, None, None, "", K.CLIENT_ERROR),
+        (418, None, None, "", K.CLIENT_ERROR),
+        (422, None, None, "", K.CLIENT_ERROR),
+        (424, None, "generation", "Request failed during generation: Server error: CUDA", K.SERVER_ERROR),
+        (429, "rate_limit_exceeded", "requests", "Please try again in 6ms.", K.RATE_LIMIT),
+        (429, None, None, "", K.RATE_LIMIT),
+        (429, 429, None, "You exceeded your current quota (per minute)", K.RATE_LIMIT),
+        (429, None, "insufficient_quota", "", K.NO_MONEY),
+        (429, "insufficient_quota", None, "", K.NO_MONEY),
+        (429, "project_spend_limit_exceeded", "insufficient_quota", "", K.NO_MONEY),
+        (429, "429", "budget_exceeded", "Budget has been exceeded! Current cost: 2", K.NO_MONEY),
+        (400, "400", "budget_exceeded", "Budget has been exceeded! Current cost: 2", K.NO_MONEY),
+        (429, None, "exceeded_current_quota_error", "check your plan and billing details", K.NO_MONEY),
+        (429, "rate_limit_exceeded", "tokens", "Request too large for gpt-5: Limit 30000", K.CLIENT_ERROR),
+        (498, None, None, "", K.SERVER_ERROR),
+        (500, None, "server_error", "", K.SERVER_ERROR),
+        (501, None, None, "", K.CLIENT_ERROR),
+        (502, None, None, "", K.SERVER_ERROR),
+        (503, None, None, "The engine is currently overloaded", K.SERVER_ERROR),
+        (503, None, None, "Slow Down", K.RATE_LIMIT),
+        (503, None, None, "server busy, please try again. maximum pending requests exceeded", K.RATE_LIMIT),
+        (504, None, None, "", K.SERVER_ERROR),
+        (529, None, None, "", K.SERVER_ERROR),
+        (302, None, None, "", K.INVALID_RESPONSE),
+        (200, "server_error", None, "", K.SERVER_ERROR),
+        (200, "rate_limit_exceeded", None, "", K.RATE_LIMIT),
+        (200, 502, None, "", K.SERVER_ERROR),
+        (200, "429", None, "", K.RATE_LIMIT),
+        (200, True, None, "", K.INVALID_RESPONSE),
+        (200, None, None, "?", K.INVALID_RESPONSE),
+    ],
+)
+def test_each_error_has_its_kind(status, code, type_, message, kind):
+    assert kind_of_status(status, code, type_, message) is kind
+
+
+_anything = (
+    st.none() | st.booleans() | st.integers() | st.text(max_size=40) | st.lists(st.integers(), max_size=2)
+)
+
+
+@given(st.integers(200, 599), _anything, _anything, st.none() | st.text(max_size=100))
+def test_any_error_has_some_kind(status, code, type_, message):
+    assert isinstance(kind_of_status(status, code, type_, message), ErrorKind)

@@ -1,4 +1,4 @@
-"""The slower tier of the two providers that have one: which models, how it is chosen, how it declines."""
+"""The flex tier of OpenAI and Gemini: selection, refusals and the tier of an answer."""
 
 from __future__ import annotations
 

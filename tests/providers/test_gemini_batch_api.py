@@ -1,4 +1,4 @@
-"""What is Gemini's alone about its batches: operations, pages and creates."""
+"""Gemini's batches: operations, pages and creates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from raw_server import says
 
 from smartbatch.errors import ErrorKind
 from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteState, enqueued_limit
-from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.types import Kind
 from tests.levels import sampled
 
@@ -28,18 +27,6 @@ def looked_at(api, *given, **changes) -> RemoteBatch:
     found = batches.get("abc1", PATIENCE)
     assert found is not None
     return found
-
-
-# operations
-
-
-def test_what_gemini_can_do():
-    abilities = GeminiProvider(GEMINI_KEY).batches().abilities
-    assert abilities.files
-    assert abilities.labels
-    assert abilities.fence
-    assert abilities.counts
-    assert abilities.kinds == {Kind.GENERATE, Kind.EMBED}
 
 
 STATES = [
@@ -66,7 +53,7 @@ STATES = [
             for word, state in STATES
             for prefix in ("BATCH_STATE_", "JOB_STATE_", "")
         ],
-        keep=13,  # each word and each prefix stays: 13 and the numbers of both have no common factor
+        keep=13,  # keeps each word and prefix, because 13 shares no factor with their numbers
     ),
 )
 def test_a_state_is_read_from_its_word(api, prefix, word, state):
@@ -88,7 +75,6 @@ def test_a_state_is_read_from_its_word(api, prefix, word, state):
     ],
 )
 def test_an_operation_without_a_state_is_judged_by_what_else_it_says(api, state, top, expected):
-    """And one that has succeeded without saying where its results are has not ended yet."""
     assert looked_at(api, state, top=top).state is expected
 
 
@@ -136,7 +122,6 @@ def test_a_batch_that_failed_says_why(api):
 
 
 def test_a_full_quota_of_enqueued_tokens_has_a_code_of_its_own(api):
-    """Late or at once, so that the next create can wait for room."""
     text = "Enqueued token limit reached for gemini-3.8-flash. Limit: 3,000,000 enqueued tokens."
     found = looked_at(api, "BATCH_STATE_FAILED", top={"done": True, "error": {"code": 8, "message": text}})
     assert (found.code, found.error.kind) == ("token_limit_exceeded", ErrorKind.RATE_LIMIT)
@@ -160,7 +145,6 @@ def test_what_cancelled_and_expired_batches_say_is_no_failure(api):
 
 @pytest.mark.parametrize("bad", ["files/../x", "files/a b", "files/", "x", 7, "files/" + "x" * 500])
 def test_an_output_nobody_could_name_is_not_asked_for(api, bad):
-    """Neither when it is told, nor when it comes from a store."""
     told = gemini_batch("BATCH_STATE_SUCCEEDED", output={"responsesFile": bad})
     batches, server = api(says(told))
     assert fails(lambda: batches.get("abc1", PATIENCE)).code == "id"
@@ -178,9 +162,6 @@ def test_the_next_page_is_asked_for_with_its_token(api):
     ]
     batches, _ = api(says({"operations": [], "nextPageToken": ["x"]}))
     assert fails(lambda: batches.page(None, PATIENCE)).kind is ErrorKind.INVALID_RESPONSE
-
-
-# creates
 
 
 @pytest.mark.parametrize(
@@ -204,7 +185,6 @@ def test_a_create_without_a_file_is_refused(api, bad):
 
 
 def test_a_create_that_names_a_deleted_file_is_refused_for_certain(tmp_path):
-    """The fence of this API; it is no fault of the key's, although it is answered 403."""
     with world(GEMINI) as (emu, api):
         path = tmp_path / "in"
         path.write_bytes(api.encode(request_of(), model="m", wire_id="n-0") + b"\n")

@@ -1,4 +1,4 @@
-"""The files of Gemini's batches: their names, their uploads, and when there is none."""
+"""Files of Gemini's batches: names, uploads and missing files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def side():
 
 
 def test_a_files_id_follows_from_its_name_and_keeps_every_bit_of_it():
-    """Lower-case, at most 40 characters; names that differ in case only have different ids."""
     ids = {file_id_of(name) for name in ("sb-AbC", "sb-aBC", "sb-abc", "sb-ABC", "x" * 500, "ä")}
     assert len(ids) == 6
     assert all(len(name.removeprefix("files/")) <= 40 for name in ids)
@@ -32,7 +31,6 @@ def test_a_files_id_follows_from_its_name_and_keeps_every_bit_of_it():
 
 
 def test_an_upload_meets_itself(tmp_path):
-    """A second upload under its name returns the first, and another name gets another file."""
     path = tmp_path / "in"
     path.write_bytes(b"x" * 2500)
     with world(GEMINI) as (_, api):
@@ -46,7 +44,6 @@ def test_an_upload_meets_itself(tmp_path):
 
 @pytest.mark.parametrize("size", [0, 999, 2500])
 def test_an_upload_goes_to_where_the_service_says(api, tmp_path, size):
-    """Announced with its length and sent whole; the key goes with the start only."""
     path = tmp_path / "in"
     path.write_bytes(b"x" * size)
     done = {"file": {"name": file_id_of("sb-x"), "sizeBytes": str(size), "state": "PROCESSING"}}
@@ -83,7 +80,6 @@ def test_an_upload_goes_to_where_the_service_says(api, tmp_path, size):
     ["https://evil.example/upload/v1/files?upload_id=u1", "http://127.0.0.1:1/upload/v1/files?upload_id=u1"],
 )
 def test_prompts_go_to_no_other_server_than_the_base_urls(api, tmp_path, place):
-    """Behind a gateway the service's own address is asked of the gateway."""
     path = tmp_path / "in"
     path.write_bytes(b"{}\n")
     done = {"file": {"name": file_id_of("sb-x")}}
@@ -105,7 +101,6 @@ def test_an_upload_that_is_not_told_where_to_go_fails(api, tmp_path, place):
 
 @pytest.mark.parametrize("status", [None, "cancelled", "active"])
 def test_an_upload_that_breaks_off_fails_and_is_not_repeated(api, tmp_path, status):
-    """Where the service does not say that it has all bytes, there is no file."""
     path = tmp_path / "in"
     path.write_bytes(b"x" * 10)
     extra = {} if status is None else {"x_goog_upload_status": status}
@@ -123,7 +118,6 @@ def test_an_upload_ends_at_its_total_deadline(api, tmp_path):
 
 
 def test_a_name_that_is_taken_is_looked_up(api, tmp_path):
-    """With its size, by which the caller knows whether it is the same."""
     path = tmp_path / "in"
     path.write_bytes(b"x" * 10)
     taken = says(gemini_error(409, "ALREADY_EXISTS"), "409 Conflict")
@@ -151,7 +145,6 @@ def test_a_file_that_could_not_be_processed_is_an_error(api):
 
 
 def test_only_the_services_own_words_say_that_there_is_no_file(api):
-    """Other refusals of the key, and pages of a gateway, are errors: a fence must be certain."""
     gone = (says(MAY_NOT_EXIST, "403 No"), says(gemini_error(404, "NOT_FOUND"), "404 No"))
     batches, _ = api(*gone, *gone)
     for _ in gone:

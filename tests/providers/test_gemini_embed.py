@@ -1,4 +1,4 @@
-"""Vectors from the Gemini API: one content for each text, placed by order, exact to the wire."""
+"""Embeddings of the Gemini API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ def vectors(*values: list[float], **changes: object) -> dict:
 
 
 def test_every_text_is_a_content_of_its_own(serve, connect_gemini):
-    """Texts that share a content would come back as one vector for all of them."""
     server = serve(says(vectors([0.5], [0.25])))
     embed(connect_gemini(server), ["a", "b"], task_type="RETRIEVAL_DOCUMENT", dimensions=1)
     request = server.requests[0]
@@ -46,14 +45,12 @@ def test_what_is_not_asked_for_is_not_sent(serve, connect_gemini):
 
 
 def test_vectors_are_arrays_of_single_precision(serve, connect_gemini):
-    """Each text gets its vector; the numbers are those of the wire."""
     found = embed(connect_gemini(serve(says(vectors([0.1, -2.5e-8], [1, 0])))), ["a", "b"])
     assert [answer.embedding for answer in found] == [array("f", [0.1, -2.5e-8]), array("f", [1, 0])]
     assert found[0].text is None
 
 
 def test_tokens_are_split_over_the_texts_and_add_up(serve, connect_gemini):
-    """The service counts calls; each text is charged by its length, and nothing is lost."""
     body = vectors([1.0], [1.0], [1.0], usageMetadata={"promptTokenCount": 10})
     found = embed(connect_gemini(serve(says(body))), ["a" * 70, "b" * 20, "c" * 10])
     assert [answer.usage for answer in found] == [Usage(7), Usage(2), Usage(1)]
@@ -88,7 +85,6 @@ def test_tokens_are_split_over_the_texts_and_add_up(serve, connect_gemini):
     ),
 )
 def test_vectors_that_are_none_are_refused(serve, connect_gemini, body):
-    """Another number of vectors or of dimensions, and numbers that are not finite, are no answer."""
     text = body if isinstance(body, str) else json.dumps(body)
     with pytest.raises(ProviderError) as caught:
         embed(connect_gemini(serve(says(text))), ["a", "b"], dimensions=2)
@@ -96,21 +92,8 @@ def test_vectors_that_are_none_are_refused(serve, connect_gemini, body):
     assert caught.value.maybe_billed
 
 
-def test_one_vector_for_many_texts_is_noticed(serve, connect_gemini):
-    """The trap of multimodal models: a merged answer is refused, never given to a text."""
-    with pytest.raises(ProviderError, match="1 vectors for 3 texts"):
-        embed(connect_gemini(serve(says(vectors([0.5])))), ["a", "b", "c"])
-
-
-def test_the_provider_says_how_much_a_call_carries(connect_gemini, serve):
-    capabilities = connect_gemini(serve(says(""))).capabilities
-    assert (capabilities.max_texts, capabilities.max_shared, capabilities.streams) == (100, 1, True)
-    assert capabilities.max_text_tokens > 0
-
-
 @given(texts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=20))
 def test_each_vector_is_its_texts(emulated, texts):
-    """Whatever the texts, alone or together, a text has the same vector."""
     provider = emulated
     together = [answer.embedding for answer in embed(provider, texts, dimensions=8)]
     alone = {text: embed(provider, [text], dimensions=8)[0].embedding for text in set(texts)}

@@ -1,11 +1,9 @@
-"""Every row of the Gemini API's error table, over real HTTP and through the real SDK."""
+"""Errors of the Gemini API over HTTP, through the real SDK."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from asking import ask
+from asking import SECRET_PROMPT, ask
 from gemini_asking import RPC, gemini_error, retry_in, violation
 from raw_server import says
 
@@ -13,7 +11,6 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import LimitReport
 from tests.levels import sampled
 
-PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
 INVALID, EXHAUSTED = "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"
 BAD_KEY = {"@type": f"{RPC}ErrorInfo", "reason": "API_KEY_INVALID", "domain": "googleapis.com"}
 REQUESTS = "GenerateRequestsPerMinutePerProjectPerModel-FreeTier"
@@ -21,7 +18,7 @@ TOKENS = "GenerateContentInputTokensPerModelPerMinute-FreeTier"
 DAY = "GenerateRequestsPerDayPerProjectPerModel-FreeTier"
 
 
-def fails(serve, connect_gemini, body, prompt=PROMPT, **params) -> ProviderError:
+def fails(serve, connect_gemini, body, prompt=SECRET_PROMPT, **params) -> ProviderError:
     script = body if callable(body) else says(body, f"{body['error']['code']} X")
     with pytest.raises(ProviderError) as caught:
         ask(connect_gemini(serve(script)), prompt, **params)
@@ -70,7 +67,6 @@ def fails(serve, connect_gemini, body, prompt=PROMPT, **params) -> ProviderError
     ),
 )
 def test_what_errors_mean(serve, connect_gemini, code, status, message, kind):
-    """Status, code and text decide; only what timed out on the service's side may have been billed."""
     found = fails(serve, connect_gemini, gemini_error(code, status, message))
     assert (found.kind, found.status) == (kind, code)
     assert found.maybe_billed == (code == 504)
@@ -95,7 +91,6 @@ def test_a_bad_key_is_known_by_its_reason(serve, connect_gemini):
     ],
 )
 def test_the_wait_stands_in_the_body(serve, connect_gemini, delay, seconds):
-    """RetryInfo has fractions of seconds; what cannot be read is not believed."""
     body = gemini_error(429, EXHAUSTED, "slow down", violation(REQUESTS, "10"), retry_in(delay))
     found = fails(serve, connect_gemini, body)
     assert found.kind is ErrorKind.RATE_LIMIT
@@ -123,13 +118,11 @@ def test_a_wait_in_a_header_counts_where_the_body_has_none(serve, connect_gemini
     ],
 )
 def test_a_refusal_tells_the_limit(serve, connect_gemini, details, limits):
-    """There are no limit headers: the quota's value in the refusal is all there is."""
     found = fails(serve, connect_gemini, gemini_error(429, EXHAUSTED, "no", *details))
     assert (found.kind, found.limits) == (ErrorKind.RATE_LIMIT, limits)
 
 
 def test_the_days_quota_is_not_asked_again_today(serve, connect_gemini):
-    """Its own wait of seconds is misleading: the verdict is permanent and says until when."""
     body = gemini_error(
         429, EXHAUSTED, "quota", violation(REQUESTS, "10"), violation(DAY, "250"), retry_in("12s")
     )
@@ -140,38 +133,6 @@ def test_the_days_quota_is_not_asked_again_today(serve, connect_gemini):
 
 
 def test_a_quota_of_nothing_is_not_waited_for(serve, connect_gemini):
-    """A model outside the free tier has a limit of zero, a minute as much as a day."""
     body = gemini_error(429, EXHAUSTED, "limit: 0", violation(REQUESTS, "0"), retry_in("30s"))
     found = fails(serve, connect_gemini, body)
     assert (found.kind, found.code, found.retry_after) == (ErrorKind.NO_MONEY, "no_quota", None)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "",
-        "<html>Bad gateway</html>",
-        "{",
-        "[" * 100_000,
-        "null",
-        "[]",
-        '{"error": 7}',
-        "\xff\xfe",
-        "7",
-    ],
-)
-def test_error_bodies_come_in_many_shapes(serve, connect_gemini, body):
-    found = fails(serve, connect_gemini, says(body.encode("latin-1"), "503 Service Unavailable"))
-    assert (found.kind, found.status) == (ErrorKind.SERVER_ERROR, 503)
-    assert found.message == "the provider answered 503"
-
-
-def test_a_bare_text_in_the_place_of_the_error_is_shown(serve, connect_gemini):
-    found = fails(serve, connect_gemini, says('{"error": "busy"}', "503 Service Unavailable"))
-    assert found.message == "the provider answered 503: busy"
-
-
-def test_an_error_in_a_list_is_read(serve, connect_gemini):
-    with pytest.raises(ProviderError, match="INVALID_ARGUMENT: no") as caught:
-        ask(connect_gemini(serve(says(json.dumps([gemini_error(400, INVALID)]), "400 X"))))
-    assert caught.value.kind is ErrorKind.CLIENT_ERROR

@@ -1,15 +1,17 @@
-"""What goes to the Gemini API and what its answers mean, over real HTTP and through the real SDK."""
+"""Requests, answers and settings of the Gemini API over HTTP, through the real SDK."""
 
 from __future__ import annotations
 
 import json
+import ssl
 
+import httpx2
 import pytest
-from asking import ask
+from asking import ask, fails
 from gemini_asking import GEMINI_KEY, MODEL, gemini_error, says_gemini
-from raw_server import says
+from raw_server import hangs, says
 
-from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
+from smartbatch.errors import ErrorKind, InvalidRequest
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.types import Embedding, Generation, Message, Request, Tool, Usage
 from tests.levels import sampled
@@ -31,7 +33,6 @@ def refused(model: str = MODEL, prompt="hi", **params) -> InvalidRequest:
 
 
 def test_an_answer_is_text_usage_and_ids(serve, connect_gemini):
-    """The answer's model and id come from the body; thoughts are billed as output."""
     answer = ask(connect_gemini(serve(says(says_gemini("Li", "ma")))))
     assert (answer.text, answer.finish_reason) == ("Lima", "stop")
     assert answer.usage == Usage(31, 78, cached_tokens=5, reasoning_tokens=64)
@@ -40,7 +41,6 @@ def test_an_answer_is_text_usage_and_ids(serve, connect_gemini):
 
 
 def test_the_key_travels_in_a_header_and_the_service_learns_the_time_out(serve, connect_gemini):
-    """The address holds model and method only; the version is the SDK's; nothing is sent twice."""
     server = serve(says(says_gemini("x")))
     ask(connect_gemini(server), timeout=7.2)
     request = server.requests[0]
@@ -75,7 +75,6 @@ def test_parameters_have_the_apis_names(serve, connect_gemini):
 
 
 def test_a_schema_is_sent_natively(serve, connect_gemini):
-    """A JSON schema needs the type of the answer next to it."""
     config = sent(serve, connect_gemini, schema=SCHEMA)["generationConfig"]
     assert config == {"responseMimeType": "application/json", "responseJsonSchema": SCHEMA}
 
@@ -87,7 +86,6 @@ def test_a_json_object_is_a_type_of_answer(serve, connect_gemini):
 
 
 def test_conversations_have_two_roles_and_an_instruction(serve, connect_gemini):
-    """The assistant is the model; system and developer messages join the instruction."""
     body = sent(
         serve,
         connect_gemini,
@@ -111,7 +109,6 @@ def test_conversations_have_two_roles_and_an_instruction(serve, connect_gemini):
 
 
 def test_further_fields_are_merged(serve, connect_gemini):
-    """A generation config in ``extra`` joins the client's own, in either spelling."""
     body = sent(
         serve,
         connect_gemini,
@@ -188,7 +185,6 @@ def test_generation_parameters_do_not_stand_in_the_way_of_vectors():
     ),
 )
 def test_finish_reasons(serve, connect_gemini, reason, finish):
-    """Known reasons have the library's words, others their own; a continuation is not followed."""
     server = serve(says(says_gemini("Li", finish=reason, continuationToken="t")))
     answer = ask(connect_gemini(server))
     assert (answer.text, answer.finish_reason) == ("Li", finish)
@@ -196,7 +192,6 @@ def test_finish_reasons(serve, connect_gemini, reason, finish):
 
 
 def test_a_blocked_prompt_is_an_empty_answer_with_its_reason(serve, connect_gemini):
-    """The service answers 200 without a candidate; the caller sees a filter, not a broken answer."""
     blocked = {
         "promptFeedback": {"blockReason": "PROHIBITED_CONTENT"},
         "usageMetadata": {"promptTokenCount": 9, "totalTokenCount": 9},
@@ -206,27 +201,11 @@ def test_a_blocked_prompt_is_an_empty_answer_with_its_reason(serve, connect_gemi
     assert (answer.text, answer.finish_reason, answer.usage) == ("", "content_filter", Usage(9, 0))
 
 
-def test_thoughts_are_not_part_of_the_text(serve, connect_gemini):
-    body = says_gemini("Lima")
-    body["candidates"][0]["content"]["parts"].insert(0, {"text": "Hmm, Peru …", "thought": True})
-    assert ask(connect_gemini(serve(says(body)))).text == "Lima"
-
-
 def test_an_answer_cut_while_thinking_is_empty_and_long(serve, connect_gemini):
-    """All tokens went into thoughts: no content at all, and the reason says so."""
     body = says_gemini(finish="MAX_TOKENS")
     del body["candidates"][0]["content"]
     answer = ask(connect_gemini(serve(says(body))))
     assert (answer.text, answer.finish_reason) == ("", "length")
-
-
-def test_a_function_call_is_said(serve, connect_gemini):
-    """Nothing is called; the finish reason tells that the model wanted to."""
-    body = says_gemini("")
-    body["candidates"][0]["content"]["parts"] = [{"functionCall": {"name": "f", "args": {}}}]
-    server = serve(says(body))
-    assert ask(connect_gemini(server), extra={"tools": [{}]}).finish_reason == "tool_calls"
-    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -249,7 +228,6 @@ def test_a_function_call_is_said(serve, connect_gemini):
     ),
 )
 def test_counters_that_are_zero_are_left_out_on_the_wire(serve, connect_gemini, given, usage):
-    """What is missing is zero; no usage, or an absurd one, is none: an estimate takes its place."""
     assert ask(connect_gemini(serve(says(says_gemini("x", usageMetadata=given))))).usage == usage
 
 
@@ -267,10 +245,8 @@ NO_ANSWERS = (
 
 @pytest.mark.parametrize("body", NO_ANSWERS)
 def test_successes_that_are_no_answers(serve, connect_gemini, body):
-    """A 200 is looked at: empty, cut and foreign bodies are errors that may have been billed."""
-    with pytest.raises(ProviderError) as caught:
-        ask(connect_gemini(serve(says(body))))
-    found = caught.value
+    error = fails(connect_gemini(serve(says(body))))
+    found = error
     assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.INVALID_RESPONSE, "shape", True)
 
 
@@ -280,15 +256,89 @@ def test_a_candidate_without_parts_is_an_empty_answer(serve, connect_gemini):
 
 
 def test_an_error_object_in_a_success_is_an_error(serve, connect_gemini):
-    with pytest.raises(ProviderError) as caught:
-        ask(connect_gemini(serve(says(gemini_error(503, "UNAVAILABLE")))))
-    assert (caught.value.kind, caught.value.status) == (ErrorKind.SERVER_ERROR, 503)
-    assert caught.value.maybe_billed
+    error = fails(connect_gemini(serve(says(gemini_error(503, "UNAVAILABLE")))))
+    assert (error.kind, error.status) == (ErrorKind.SERVER_ERROR, 503)
+    assert error.maybe_billed
 
 
 @pytest.mark.parametrize("status", ["201 Created", "204 No Content"])
 def test_only_200_is_success(serve, connect_gemini, status):
     body = b"" if status.startswith("204") else json.dumps(says_gemini("x")).encode()
-    with pytest.raises(ProviderError) as caught:
-        ask(connect_gemini(serve(says(body, status))))
-    assert caught.value.kind is ErrorKind.INVALID_RESPONSE
+    error = fails(connect_gemini(serve(says(body, status))))
+    assert error.kind is ErrorKind.INVALID_RESPONSE
+
+
+@pytest.mark.parametrize("status", ["429 X", "500 X", "503 X", "504 X"])
+def test_refusals_are_not_retried_by_the_sdk(serve, connect_gemini, status):
+    server = serve(says("{}", status))
+    fails(connect_gemini(server))
+    assert len(server.requests) == 1
+
+
+def test_cookies_are_not_kept(serve, connect_gemini):
+    server = serve(says(says_gemini("x"), set_cookie="who=me"))
+    provider = connect_gemini(server)
+    ask(provider)
+    ask(provider)
+    assert "cookie" not in server.requests[1].headers
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code", "maybe_billed"),
+    [
+        (httpx2.ReadTimeout(""), ErrorKind.TIMEOUT, "deadline", True),
+        (httpx2.ReadError(""), ErrorKind.NETWORK_ERROR, "cut", True),
+        (httpx2.UnsupportedProtocol(""), ErrorKind.CLIENT_ERROR, "sdk", False),
+        (httpx2.InvalidURL(""), ErrorKind.CLIENT_ERROR, "sdk", False),
+        (ConnectionResetError(), ErrorKind.NETWORK_ERROR, "cut", True),
+        (TimeoutError(), ErrorKind.TIMEOUT, "deadline", True),
+        (KeyError("x"), ErrorKind.UNKNOWN, None, False),
+    ],
+)
+def test_raw_errors_have_a_meaning(connect_gemini, serve, error, kind, code, maybe_billed):
+    found = connect_gemini(serve(hangs)).classify(error)
+    assert (found.kind, found.code, found.maybe_billed) == (kind, code, maybe_billed)
+
+
+def test_the_sdk_loads_no_certificates_of_its_own(serve, connect_gemini, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: loaded.append(1))
+    ask(connect_gemini(serve(says(says_gemini("x")))))
+    assert loaded == []
+
+
+def test_the_environment_of_the_real_sdk_is_honoured(serve, monkeypatch):
+    server = serve(says(says_gemini("x")))
+    monkeypatch.setenv("GEMINI_API_KEY", "AIzaOther-1234567890")
+    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", f"http://127.0.0.1:{server.port}/gateway/")
+    monkeypatch.setenv("GOOGLE_GENAI_API_VERSION", "beta")
+    monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "true")
+    ask(first := GeminiProvider())
+    monkeypatch.setenv("GOOGLE_API_KEY", f" {GEMINI_KEY}\n")
+    ask(second := GeminiProvider())
+    first.close()
+    second.close()
+    assert [request.headers["x-goog-api-key"] for request in server.requests] == [
+        "AIzaOther-1234567890",
+        GEMINI_KEY,
+    ]
+    assert server.requests[0].target == "/gateway/v1beta/models/gemini-3.8-flash:generateContent"
+
+
+def test_own_headers_are_sent(serve, connect_gemini):
+    server = serve(says(says_gemini("x")))
+    ask(connect_gemini(server, headers={"x-gateway": "g"}, api_version="v1beta"))
+    assert server.requests[0].headers["x-gateway"] == "g"
+    assert server.requests[0].target.startswith("/v1beta/")
+
+
+def test_the_scope_tells_accounts_apart_and_shows_no_key():
+    scopes = [
+        GeminiProvider(GEMINI_KEY).scope,
+        GeminiProvider("AIzaOther-1234567890").scope,
+        GeminiProvider(GEMINI_KEY, "https://gateway.example").scope,
+    ]
+    assert len(set(scopes)) == 3
+    assert scopes[0].startswith("gemini:generativelanguage.googleapis.com:")
+    assert scopes[0] == GeminiProvider(GEMINI_KEY, api_version="v1beta").scope
+    assert GEMINI_KEY not in scopes[0]

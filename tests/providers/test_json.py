@@ -1,4 +1,4 @@
-"""JSON of requests and answers is written and read alike with and without ``orjson``."""
+"""JSON is read and written identically with and without ``orjson``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ def test_what_few_servers_send_is_read_alike(text: bytes) -> None:
 
 
 def test_a_count_beyond_64_bits_is_none_either_way() -> None:
-    """The one difference: such an integer becomes a float, which is no count."""
     from smartbatch.providers.foreign_text import count
 
     for read in (json.loads, decode_json):
@@ -86,7 +85,6 @@ def test_a_count_beyond_64_bits_is_none_either_way() -> None:
 
 
 def test_what_is_nested_too_deeply_has_no_text() -> None:
-    """A fast reader of JSON takes deeper nesting than a text can be made of."""
     nested: list[Any] = []
     for _ in range(5_000):
         nested = [nested]
@@ -96,12 +94,11 @@ def test_what_is_nested_too_deeply_has_no_text() -> None:
 @pytest.mark.full
 @given(BODIES)
 def test_what_is_sent_says_what_was_asked(body: dict[str, Any]) -> None:
-    """Whole numbers of any size included, and with the same texts as without ``orjson``."""
     written = encode_json(body)
     with without_orjson():
         plain_one = encode_json(body)
     assert json.loads(written.decode()) == json.loads(plain_one.decode()) == body
-    if not any(letter in plain_one for letter in b".e"):  # floats may be written in two ways
+    if not any(letter in plain_one for letter in b".e"):  # floats may differ in form
         assert written == plain_one
 
 

@@ -1,4 +1,4 @@
-"""Waits and limits as servers spell them."""
+"""Waiting times and limits in headers."""
 
 from __future__ import annotations
 
@@ -64,13 +64,11 @@ FORMS = [
 
 @pytest.mark.parametrize(("headers", "seconds"), FORMS)
 def test_every_form_of_retry_after_is_read_or_refused(headers: dict[str, str], seconds: float | None) -> None:
-    """Seconds, milliseconds and dates are understood, clamped to 0 and 600; anything else is no answer."""
     assert parse_retry_after(headers, NOON) == (None if seconds is None else pytest.approx(seconds, abs=1e-9))
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
 def test_no_retry_after_can_raise_or_leave_its_range(ms: str, seconds: str) -> None:
-    """Whatever a server writes, the wait is absent or within the range."""
     wait = parse_retry_after({"retry-after-ms": ms, "retry-after": seconds}, NOON)
     assert wait is None or 0.0 <= wait <= 600.0
 
@@ -103,12 +101,10 @@ def test_no_retry_after_can_raise_or_leave_its_range(ms: str, seconds: str) -> N
     ],
 )
 def test_durations_are_read_as_go_writes_them(text: str | None, seconds: float | None) -> None:
-    """Units may be combined and fractional, milliseconds are not minutes, and a bare number is seconds."""
     assert parse_duration(text) == (None if seconds is None else pytest.approx(seconds))
 
 
 def test_limits_are_read_and_what_is_missing_stays_unknown() -> None:
-    """A missing header is not an unlimited quota, and a broken one is like a missing one."""
     report = read_limits(
         {
             "x-ratelimit-limit-requests": "5000",
@@ -138,7 +134,6 @@ def test_limits_are_read_and_what_is_missing_stays_unknown() -> None:
     ],
 )
 def test_a_reset_that_is_a_moment_is_no_duration(named: str, seconds: float) -> None:
-    """Unix time in seconds or a smaller unit; it is the server's, whose clock may be another one."""
     headers = {"x-ratelimit-reset-requests": named}
     for wall, date in [(NOON, {}), (NOON + 500.0, {"date": "Wed, 18 Nov 2026 12:00:00 GMT"})]:
         report = read_limits(headers | date, wall)
@@ -165,7 +160,6 @@ PROJECT = {
 def test_of_a_projects_and_an_organisations_limit_the_tighter_holds(
     organisation: dict[str, str], tokens: tuple[int, int, float | None]
 ) -> None:
-    """In limit and in what is left; a reset is only told of the limit it belongs to."""
     own = {f"x-ratelimit-{name}-tokens": value for name, value in organisation.items()}
     report = read_limits(PROJECT | own, NOON)
     assert report is not None
@@ -173,7 +167,6 @@ def test_of_a_projects_and_an_organisations_limit_the_tighter_holds(
 
 
 def test_limits_passed_on_by_a_gateway_are_read() -> None:
-    """They carry its prefix; its own limits come first where it has some."""
     passed = {"llm_provider-x-ratelimit-limit-requests": "60", "llm_provider-x-ratelimit-limit-tokens": "9"}
     assert read_limits(passed, NOON) == LimitReport(requests_limit=60, tokens_limit=9)
     own = read_limits(passed | {"x-ratelimit-limit-requests": "30"}, NOON)
@@ -182,7 +175,6 @@ def test_limits_passed_on_by_a_gateway_are_read() -> None:
 
 @pytest.mark.parametrize("requests", ["req-minute", "requests-minute"])
 def test_limits_that_name_their_minute_are_read(requests: str) -> None:
-    """Mistral and Cerebras send them so; what they say of a day or a month is no limit of a minute."""
     headers = {
         f"x-ratelimit-limit-{requests}": "720",
         f"x-ratelimit-remaining-{requests}": "717",
@@ -210,12 +202,10 @@ def test_no_limit_header_can_raise(headers: dict[str, str]) -> None:
 
 
 def anthropics(**named: str) -> dict[str, str]:
-    """Headers by the part of their names that tells them apart."""
     return {f"anthropic-ratelimit-{name.replace('_', '-')}": value for name, value in named.items()}
 
 
 def test_anthropics_limits_are_read_with_moments_as_seconds_from_now() -> None:
-    """Four limits; each reset is a moment in RFC 3339, and one in the past is now."""
     report = read_anthropic_limits(
         anthropics(
             requests_limit="50",
@@ -250,7 +240,6 @@ def test_anthropics_limits_are_read_with_moments_as_seconds_from_now() -> None:
 
 
 def test_a_limit_that_is_only_repeated_does_not_count_twice() -> None:
-    """The plain tokens header shows the tightest limit in force: not one of input and output together."""
     same = anthropics(input_tokens_limit="50000", tokens_limit="50000", tokens_remaining="7")
     assert read_anthropic_limits(same, NOON) == LimitReport(input_limit=50_000)
     alone = anthropics(tokens_limit="50000", tokens_remaining="7")
@@ -258,7 +247,6 @@ def test_a_limit_that_is_only_repeated_does_not_count_twice() -> None:
 
 
 def test_a_clock_that_is_wrong_is_corrected_by_the_servers_date() -> None:
-    """Ours may be an hour off; within two seconds it is the finer one."""
     reset = anthropics(requests_reset="2026-11-18T12:00:12Z")
     noon = {"date": "Wed, 18 Nov 2026 12:00:00 GMT"}
     for wall, seconds in ((NOON - 3600, 12.0), (NOON + 3600, 12.0), (NOON + 1.5, 10.5), (NOON - 0.5, 12.5)):

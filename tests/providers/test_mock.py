@@ -1,4 +1,4 @@
-"""The mock provider for users' own tests."""
+"""The mock provider for users' tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def test_without_a_script_an_answer_belongs_to_its_prompt():
 
 
 def test_scripts_are_lists_mappings_or_functions():
-    """A list is used up in order, a mapping is asked by prompt, a function gets the request."""
     listed = MockProvider(["one", Answer(text="two", usage=Usage(7, 8)), ValueError("three"), {"four": 4}])
     assert ask(listed).text == "one"
     assert ask(listed).usage == Usage(7, 8)
@@ -74,7 +73,6 @@ def test_every_call_is_recorded():
 
 
 def test_latency_passes_on_the_given_clock():
-    """Virtual time, if that is what is given; latency without a clock is refused."""
     clock = VirtualClock()
     ask(MockProvider(latency=2.5, sleep=clock.sleep))
     assert clock.now() == 2.5
@@ -83,7 +81,6 @@ def test_latency_passes_on_the_given_clock():
 
 
 def test_it_counts_what_runs_at_once():
-    """The most calls at the same time, from any number of threads; none is lost."""
     together = threading.Barrier(8)
     provider = MockProvider(lambda request: together.wait(10))
     with ThreadPoolExecutor(8) as pool:
@@ -93,7 +90,6 @@ def test_it_counts_what_runs_at_once():
 
 
 def test_calls_can_be_shared():
-    """One call for several requests; a scripted exception fails its own request only."""
     provider = MockProvider({"a": "A", "b": ValueError("B")}, max_shared=3)
     requests = [Request(prompt="a"), Request(prompt="b"), Request(prompt="c")]
     answers = provider.generate_many(requests, model="m", attempt=0, timeout=1.0)

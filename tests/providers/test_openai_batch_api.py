@@ -1,4 +1,4 @@
-"""OpenAI's Batch API from the adapter's side: files, creates, states, lists, and what each outcome means."""
+"""OpenAI's Batch API: files, creates, states and lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batching import MARK, creation, described, ended, fails, requests, results,
 from raw_server import error, says
 
 from smartbatch.errors import ErrorKind
-from smartbatch.providers.batch_api import LineOutcome, RemoteState, enqueued_limit
+from smartbatch.providers.batch_api import RemoteState, enqueued_limit
 from smartbatch.testing import answer_for
 from smartbatch.types import Generation, Kind, Request
 
@@ -23,9 +23,6 @@ world = partial(world_of, OPENAI)
 @pytest.fixture
 def side():
     return OPENAI
-
-
-# a whole batch
 
 
 @pytest.mark.parametrize("way", ["chat", "responses"])
@@ -54,43 +51,7 @@ def test_a_batch_of_responses(tmp_path):
         assert found[f"{MARK}-2"].answer.text == answer_for("prompt 2", "m")
 
 
-def test_a_request_that_is_wrong_fails_alone(tmp_path):
-    asked = [*requests(2), Request(prompt="x", params=Generation(temperature=0.1, extra={"messages": []}))]
-    with world() as (_, batches):
-        batch = ended(batches, create(batches, tmp_path, asked))
-        assert len(batch.outputs) == 2
-        found = results(batches, batch)
-        wrong = found[f"{MARK}-2"]
-        assert (wrong.outcome, wrong.error.kind) == (LineOutcome.FAILED, ErrorKind.CLIENT_ERROR)
-        assert found[f"{MARK}-1"].outcome is LineOutcome.OK
-
-
-@pytest.mark.parametrize(
-    ("fault", "state"),
-    [
-        ("expire_all", RemoteState.EXPIRED),
-        ("expire_part", RemoteState.EXPIRED),
-        ("fail_validation", RemoteState.FAILED),
-    ],
-)
-def test_every_end_is_told_apart_and_read(tmp_path, fault, state):
-    """What has not run says so; a batch that failed as a whole says why."""
-    with world(batch_faults={fault: 1.0}, batch_window=0.05) as (_, batches):
-        batch = ended(batches, create(batches, tmp_path, requests(4)))
-        assert batch.state is state
-        if state is RemoteState.FAILED:
-            assert batch.outputs == ()
-            assert batch.error.kind is ErrorKind.CLIENT_ERROR
-            assert batch.reason == batch.error.message
-            assert batch.code == batch.error.code is not None
-        else:
-            outcomes = [line.outcome for line in results(batches, batch).values()]
-            assert outcomes.count(LineOutcome.UNRUN) == (4 if fault == "expire_all" else 2)
-            assert outcomes.count(LineOutcome.OK) == (0 if fault == "expire_all" else 2)
-
-
 def test_the_quota_of_enqueued_tokens_keeps_its_code_and_its_number(tmp_path):
-    """Refused at the create, or minutes later: both say so in the same words."""
     limit = {"batch_enqueued_tokens": 10, "batch_turnaround": 3600}
     asked = requests(40)
     with world(**limit) as (_, batches):
@@ -103,9 +64,6 @@ def test_the_quota_of_enqueued_tokens_keeps_its_code_and_its_number(tmp_path):
         assert (found.code, found.kind) == ("token_limit_exceeded", ErrorKind.RATE_LIMIT)
         assert not found.maybe_billed
         assert enqueued_limit(found.message) == 10
-
-
-# files
 
 
 def test_an_upload_is_found_by_its_name_and_deleted_twice_in_peace(tmp_path):
@@ -145,7 +103,6 @@ def test_the_form_is_multipart_with_the_bytes_of_the_file(api, tmp_path):
 
 
 def test_a_server_that_has_no_files_says_so_by_whatever_404(api, tmp_path):
-    """Its requests fail, or go in real time: nothing is waited for."""
     (tmp_path / "lines").write_bytes(b"{}\n")
     for body, kind in (("<p>No such page", "text/html"), (error("no route"), "application/json")):
         batches, _ = api(says(body, "404 Not Found", content_type=kind))
@@ -166,7 +123,6 @@ def test_a_file_that_is_still_processed_is_not_ready(api):
 
 
 def test_a_file_is_looked_for_to_the_end_of_the_list(api):
-    """Page after page, and where a server does not say whether there is more, until nothing new comes."""
 
     def files(*numbers, **more):
         return says({"data": [{"id": f"file-{n}", "filename": f"f{n}.jsonl"} for n in numbers], **more})
@@ -204,9 +160,6 @@ def test_a_file_is_deleted_only_by_the_providers_own_word(api, status, body, gon
     assert server.requests[0].head.startswith("DELETE /v1/files/file-1 ")
 
 
-# creates
-
-
 def test_a_create_is_one_request_that_says_all_it_should(api):
     batches, server = api(says(described()), batch_window="1h")
     batch = batches.create(creation(kind=Kind.EMBED), 5)
@@ -221,21 +174,6 @@ def test_a_create_is_one_request_that_says_all_it_should(api):
     assert sent.headers["idempotency-key"] == MARK
     assert sent.headers["authorization"] == f"Bearer {KEY}"
     assert (batch.id, batch.mark, batch.created_at) == ("batch_1", MARK, 1795000000.0)
-
-
-def test_creates_that_vanish_are_found_in_the_list(tmp_path):
-    """The emulator loses the answer; the batch is there, with its mark and its file."""
-    with world(batch_faults={"lost_create": 1.0}) as (_, batches):
-        assert fails(lambda: create(batches, tmp_path, requests(2))).maybe_billed
-        [batch] = batches.page(None, 5).batches
-        assert (batch.mark, batch.total) == (MARK, 2)
-        assert batch.file_id == batches.find_file(f"sb-{MARK}", 5).id
-    with world(batch_faults={"dropped_create": 1.0}) as (_, batches):
-        assert fails(lambda: create(batches, tmp_path, requests(2))).maybe_billed
-        assert batches.page(None, 5).batches == ()
-
-
-# states
 
 
 @pytest.mark.parametrize(
@@ -334,11 +272,7 @@ def test_a_cancel_is_done_when_there_is_nothing_left_to_cancel(api, status, body
     assert server.requests[0].headers["content-length"] == "0"
 
 
-# lists
-
-
 def test_a_foreign_unreadable_batch_hides_nothing_and_ours_is_an_error(api):
-    """A list is evidence of absence: what may be ours must not be skipped."""
     strange = described(id="a/b", metadata={"job": "j"})
     batches, _ = api(says({"data": [strange, described()], "has_more": False}))
     assert [batch.id for batch in batches.page(None, 5).batches] == ["batch_1"]
@@ -359,9 +293,6 @@ def test_a_list_that_turns_in_a_circle_is_an_error(api):
     assert fails(lambda: batches.page("batch_1", 5)).code == "endless"
 
 
-# ids
-
-
 def test_long_ids_of_gateways_are_taken(api):
     long = "bGl0ZWxsbV9wcm94eTo" * 30 + "=="
     batches, server = api(says(described(id=long)))
@@ -370,7 +301,6 @@ def test_long_ids_of_gateways_are_taken(api):
 
 
 def test_an_error_that_repeats_the_key_is_scrubbed(api):
-    """In refusals, in reasons, and with a key that has no usual form."""
     key = "canary+of+an+unusual+form"
     text = f"key {key} is wrong"
     batches, _ = api(

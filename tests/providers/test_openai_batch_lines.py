@@ -1,4 +1,4 @@
-"""Lines of OpenAI's results: what each shape means for its request, and that no shape does harm."""
+"""Result lines of OpenAI's batches."""
 
 from __future__ import annotations
 
@@ -96,7 +96,6 @@ def test_what_became_of_a_request_that_was_run(status, body, outcome, kind):
     ],
 )
 def test_what_became_of_a_request_without_an_answer(said, outcome, kind):
-    """Whatever has no response was not executed, unless its code says otherwise."""
     line = read(result_line(response=None, error=said))
     assert line.outcome is outcome
     assert kind in (None, line.error.kind)
@@ -158,7 +157,6 @@ def test_what_is_no_line_of_results_is_refused_by_name(line):
 
 @pytest.mark.full
 def test_garbled_lines_never_do_worse_than_being_refused():
-    """Seeded: bytes are flipped, cut and swapped in good lines of every kind."""
     rng = random.Random(11)
     good = [
         result_line(body=chat("Lima")),
@@ -203,7 +201,6 @@ def test_keys_in_lines_are_scrubbed():
 
 
 def test_an_error_that_repeats_the_prompt_is_told_without_it():
-    """A line is read without its request; the caller, which has the request, takes the echo out."""
     secret = Request(prompt="My diagnosis is a rare disease of the left knee")
     line = read(result_line(400, error(f"Invalid: '{secret.prompt}'", "invalid_request_error")))
     quiet = without_echo(line.error, secret)

@@ -1,4 +1,4 @@
-"""Chat completions: what is sent, and what an answer means."""
+"""Chat completions: requests, answers and settings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from asking import KEY, ask, fails
 from raw_server import chat, says
 
 from smartbatch.core.preparation.class_schemas import schema_of
-from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
+from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest
+from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.types import Generation, Message, Request, Usage
 
 
 def test_a_text_becomes_one_user_message(serve, connect):
-    """A plain prompt is sent as a single user message, to the right path and with the key."""
     server = serve(says(chat()))
     answer = ask(connect(server))
     sent = server.requests[0]
@@ -31,7 +31,6 @@ def test_a_text_becomes_one_user_message(serve, connect):
 
 
 def test_every_parameter_reaches_the_body(serve, connect):
-    """Each generation parameter has its field; what is None is not sent."""
     server = serve(says(chat()))
     ask(
         connect(server),
@@ -64,7 +63,6 @@ def test_every_parameter_reaches_the_body(serve, connect):
 
 
 def _closed(**properties):
-    """A schema of an object of exactly these properties."""
     names = list(properties)
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
 
@@ -86,16 +84,9 @@ def _closed(**properties):
     ],
 )
 def test_strict_mode_is_asked_for_where_the_schema_allows_it(serve, connect, schema, strict):
-    """The service refuses strict schemas with open or optional properties, so those go without."""
     server = serve(says(chat()))
     ask(connect(server), schema=schema)
     assert server.requests[0].json()["response_format"]["json_schema"]["strict"] is strict
-
-
-def test_the_name_of_the_output_cap_can_be_chosen(serve, connect):
-    server = serve(says(chat()))
-    ask(connect(server, max_tokens_field="max_completion_tokens"), max_tokens=5)
-    assert server.requests[0].json()["max_completion_tokens"] == 5
 
 
 def test_messages_and_content_parts_go_out_as_they_are(serve, connect):
@@ -107,14 +98,6 @@ def test_messages_and_content_parts_go_out_as_they_are(serve, connect):
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": [part]},
     ]
-
-
-def test_line_separators_are_escaped_in_the_body(serve, connect):
-    server = serve(says(chat()))
-    ask(connect(server), "a\u2028b\u0085c\0d")
-    body = server.requests[0].body
-    assert body.isascii()
-    assert json.loads(body)["messages"][0]["content"] == "a\u2028b\u0085c\0d"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +119,6 @@ def test_line_separators_are_escaped_in_the_body(serve, connect):
     ],
 )
 def test_the_shapes_of_an_answer(serve, connect, changes, text, finish):
-    """Refusals, missing contents and parts are answers; what UTF-8 cannot carry is replaced."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"content": "Lima"}} | changes
     answer = ask(connect(serve(says(chat(choices=[choice])))))
     assert (answer.text, answer.finish_reason) == (text, finish)
@@ -163,7 +145,6 @@ def test_the_shapes_of_an_answer(serve, connect, changes, text, finish):
     ],
 )
 def test_half_an_answer_is_the_failure_that_ended_it(serve, connect, changes, code, kind):
-    """A 200 in which the server says that it broke off is asked again, not taken for the answer."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"content": "Li"}} | changes
     error = fails(connect(serve(says(chat(choices=[choice])))))
     assert (error.kind, error.code, error.maybe_billed) == (kind, code, True)
@@ -199,7 +180,6 @@ def test_missing_or_absurd_usage_is_no_usage(serve, connect, usage):
     ],
 )
 def test_reasoning_that_only_the_total_counts_is_output(serve, connect, details, total, output, reasoning):
-    """xAI names it, Gemini's layer does not; both bill it. A total that nothing explains is left alone."""
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": total}
     usage |= {"completion_tokens_details": details}
     found = ask(connect(serve(says(chat(usage=usage))))).usage
@@ -215,14 +195,8 @@ def test_reasoning_that_only_the_total_counts_is_output(serve, connect, details,
     ],
 )
 def test_a_total_that_another_count_explains_is_no_output(serve, connect, others, cached):
-    """As of cached tokens that are counted twice, or by Anthropic's names next to the prompt's."""
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 24, **others}
     assert ask(connect(serve(says(chat(usage=usage))))).usage == Usage(10, 5, cached)
-
-
-def test_usage_without_details_counts(serve, connect):
-    usage = {"prompt_tokens": 3, "completion_tokens": 4}
-    assert ask(connect(serve(says(chat(usage=usage))))).usage == Usage(3, 4)
 
 
 @pytest.mark.parametrize(
@@ -241,18 +215,14 @@ def test_usage_without_details_counts(serve, connect):
     ],
 )
 def test_json_of_another_shape_is_an_invalid_response(serve, connect, body):
-    """The call was billed, the answer is unusable, and nothing but a typed error gets out."""
-    with pytest.raises(ProviderError) as caught:
-        ask(connect(serve(says(body))))
-    assert caught.value.kind is ErrorKind.INVALID_RESPONSE
-    assert caught.value.maybe_billed
+    error = fails(connect(serve(says(body))))
+    assert error.kind is ErrorKind.INVALID_RESPONSE
+    assert error.maybe_billed
 
 
 def test_tokens_of_an_unusable_answer_are_still_told(serve, connect):
-    """An answer without choices was paid for; the error carries its usage."""
-    with pytest.raises(ProviderError) as caught:
-        ask(connect(serve(says(chat(choices=[])))))
-    assert caught.value.usage == Usage(31, 78, 5, 64, cache_write_tokens=20)
+    error = fails(connect(serve(says(chat(choices=[])))))
+    assert error.usage == Usage(31, 78, 5, 64, cache_write_tokens=20)
 
 
 def test_limits_and_the_request_id_are_read(serve, connect):
@@ -275,7 +245,6 @@ def test_limits_and_the_request_id_are_read(serve, connect):
 
 @pytest.mark.parametrize("hostile", ["x" * 200, "a b", "a\tb", "<script>", "é"])
 def test_hostile_request_ids_are_dropped(serve, connect, hostile):
-    """An id is at most 128 plain characters, or it is none."""
     server = serve(lambda e: e.send(says_with_id(hostile)))
     assert ask(connect(server)).provider_request_id is None
 
@@ -312,3 +281,64 @@ def test_a_model_needs_a_name(serve, connect):
     for model in ("", "a\nb"):
         with pytest.raises(InvalidRequest):
             provider.check(Request(prompt="p"), model=model)
+
+
+def test_the_environment_of_the_real_sdk_is_honoured(serve, monkeypatch):
+    server = serve(says(chat()))
+    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
+    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url + "/")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
+    ask(provider := OpenAIProvider())
+    provider.close()
+    sent = server.requests[0]
+    assert sent.target == "/v1/chat/completions"
+    assert sent.headers["authorization"] == f"Bearer {KEY}"
+    assert sent.headers["openai-organization"] == "org-1"
+    assert sent.headers["openai-project"] == "proj-1"
+
+
+def test_other_servers_need_no_key(serve, connect):
+    server = serve(says(chat()))
+    ask(connect(server, api_key=None))
+    assert "authorization" not in server.requests[0].headers
+
+
+def test_own_headers_replace_the_usual_ones(serve, connect):
+    server = serve(says(chat()))
+    ask(connect(server, headers={"api-key": "azure-key", "authorization": "Basic x"}))
+    assert server.requests[0].headers["api-key"] == "azure-key"
+    assert server.requests[0].headers["authorization"] == "Basic x"
+
+
+def test_plain_http_is_for_servers_without_a_key():
+    OpenAIProvider(None, "http://vllm:8000/v1")
+
+
+def test_the_scope_tells_quotas_apart_and_shows_no_key():
+    make = lambda key=KEY, url="https://api.openai.com/v1", **more: OpenAIProvider(key, url, **more).scope  # noqa: E731
+    scopes = [
+        make(),
+        make("sk-other-1234567890"),
+        make(url="https://eu.api.openai.com/v1"),
+        make(project="proj-2"),
+        make(organization="org-2"),
+    ]
+    assert make() == make(api="responses") == scopes[0]
+    assert len(set(scopes)) == len(scopes)
+    assert scopes[0].startswith("openai:api.openai.com:")
+    assert KEY not in scopes[0]
+
+
+def test_the_output_cap_is_named_as_the_place_knows_it():
+    assert OpenAIProvider(KEY)._parameters.max_tokens_field("m") == "max_completion_tokens"
+    azure = OpenAIProvider(KEY, "https://res.openai.azure.com/openai/v1")
+    assert azure._parameters.max_tokens_field("m") == "max_completion_tokens"
+    assert OpenAIProvider(KEY, "https://llm.example/v1")._parameters.max_tokens_field("m") == "max_tokens"
+
+
+def test_a_proxy_over_tls_is_refused(monkeypatch):
+    monkeypatch.setenv("https_proxy", "https://me:secret-pass@proxy.example:443")
+    with pytest.raises(ConfigError, match="proxy") as caught:
+        OpenAIProvider(KEY)
+    assert "secret-pass" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Vectors of OpenAI's API and its like: whatever a server says of their order, none is of another text."""
+"""Embeddings of OpenAI and compatible servers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from smartbatch.types import Embedding, Request
 
 
 def ask(provider, size):
-    """The answers to a call for so many vectors."""
     requests = [Request(prompt=f"text {at}", embedding=Embedding()) for at in range(size)]
     return provider.embed(requests, model="e", attempt=0, timeout=20.0)
 
 
 def embed(provider, indices):
-    """The vectors of a call whose answer has these indices; ``None`` is one without."""
     return [list(answer.embedding) for answer in ask(provider, len(indices))]
 
 
 def vectors(indices, **usage):
-    """An answer with these indices, each vector a hundred times its place in the answer."""
     items = [{"object": "embedding", "embedding": [100.0 * place]} for place in range(len(indices))]
     for item, index in zip(items, indices, strict=True):
         if index is not None:
@@ -41,9 +38,6 @@ def vectors(indices, **usage):
     ],
 )
 def test_the_one_vector_without_an_index_is_that_of_the_text_that_is_left(serve, connect, indices, order):
-    """Gemini's layer leaves out an index that is zero, as its other APIs leave out zeros. Gateways that leave
-    out all of them keep the order.
-    """
     found = embed(connect(serve(vectors(indices))), indices)
     assert found == [[100.0 * place] for place in order]
 
@@ -67,7 +61,6 @@ def test_indices_that_leave_a_doubt_are_refused(serve, connect, indices):
     ],
 )
 def test_vector_usage_falls_back_to_the_total(serve, connect, usage, tokens):
-    """Nothing is written, so the total is what was read; Voyage tells no more."""
     answers = ask(connect(serve(vectors((0, 1), **usage))), 2)
     told = [answer.usage for answer in answers]
     assert told == [None, None] if tokens is None else sum(each.input_tokens for each in told) == tokens

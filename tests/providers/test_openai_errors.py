@@ -1,11 +1,9 @@
-"""Errors of the OpenAI provider: what they mean, when to come back, and what they never say."""
+"""Errors of the OpenAI adapter."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from asking import KEY, ask, forms_of
+from asking import KEY, SECRET_PROMPT, ask, forms_of
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_server import error, says
@@ -13,10 +11,8 @@ from raw_server import error, says
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.foreign_text import echoes
 
-PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
 
-
-def fails(serve, connect, script, prompt=PROMPT, **params) -> ProviderError:
+def fails(serve, connect, script, prompt=SECRET_PROMPT, **params) -> ProviderError:
     provider = connect(serve(script))
     with pytest.raises(ProviderError) as caught:
         ask(provider, prompt, **params)
@@ -24,7 +20,6 @@ def fails(serve, connect, script, prompt=PROMPT, **params) -> ProviderError:
 
 
 def test_a_rate_limit_says_when_to_come_back(serve, connect):
-    """Status, code, waiting time, limits and request id are attributes of the error."""
     found = fails(
         serve,
         connect,
@@ -44,7 +39,6 @@ def test_a_rate_limit_says_when_to_come_back(serve, connect):
 
 
 def test_a_key_that_comes_back_as_a_code_or_an_id_is_left_out(serve, connect):
-    """A server may echo it where a word is expected; nothing of the error shows or keeps it."""
     found = fails(serve, connect, says(error("no", KEY, KEY), "400 Bad Request", x_request_id=f"req_{KEY}"))
     assert (found.code, found.provider_request_id) == (None, None)
     assert not [form for form in forms_of(found) if KEY in form]
@@ -74,27 +68,6 @@ def test_the_waiting_time_may_stand_in_headers_within_the_body(serve, connect, r
     assert (found.kind, found.retry_after) == (ErrorKind.RATE_LIMIT, seconds)
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "part"),
-    [
-        ({"error": "server busy"}, ErrorKind.SERVER_ERROR, "server busy"),
-        ({"object": "error", "message": "flat", "code": 503}, ErrorKind.SERVER_ERROR, "503: flat"),
-        ([{"error": {"message": "listed"}}], ErrorKind.SERVER_ERROR, "listed"),
-        ({"error": {"message": None, "code": None}}, ErrorKind.SERVER_ERROR, "answered 503"),
-        ({"error": None}, ErrorKind.SERVER_ERROR, "answered 503"),
-        ("<html>Bad gateway</html>", ErrorKind.SERVER_ERROR, "answered 503"),
-        ("", ErrorKind.SERVER_ERROR, "answered 503"),
-        ("[" * 100_000, ErrorKind.SERVER_ERROR, "answered 503"),
-    ],
-)
-def test_error_bodies_come_in_many_shapes(serve, connect, body, kind, part):
-    """Objects, texts, lists, pages, nothing: the status decides, the text is shown if there is one."""
-    text = body if isinstance(body, str) else json.dumps(body)
-    found = fails(serve, connect, says(text, "503 Service Unavailable"))
-    assert found.kind is kind
-    assert part in found.message
-
-
 def test_an_error_object_in_a_success_is_an_error(serve, connect):
     found = fails(serve, connect, says(error("overloaded", "server_error", 503)))
     assert found.kind is ErrorKind.SERVER_ERROR
@@ -103,7 +76,6 @@ def test_an_error_object_in_a_success_is_an_error(serve, connect):
 
 @given(st.text(alphabet="abcd ", min_size=20, max_size=60), st.data())
 def test_any_run_of_twenty_characters_is_an_echo(prompt, data):
-    """However a piece of the prompt is wrapped, 20 characters of it are found."""
     prompt = " ".join(prompt.split())
     if len(prompt) < 20:
         return

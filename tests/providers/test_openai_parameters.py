@@ -1,4 +1,4 @@
-"""Which words of a server mean that it does not take a parameter, and which do not."""
+"""Parameters that a server rejects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from asking import ask, begin, request_of, stream_error, url_of
+from asking import ask, begin, fails, request_of, stream_error, url_of
 from batching import MARK
 from raw_server import chat, says
 
@@ -66,20 +66,17 @@ def refuses(body: object, status: str = "400 Bad Request"):
 
 @pytest.mark.parametrize(("body", "names"), REFUSALS, ids=[str(names) for _, names in REFUSALS])
 def test_a_reason_that_rejects_a_parameter_by_name_is_understood(serve, connect, body, names):
-    """OpenAI's words, and those of FastAPI, Mistral, Groq, Go, Rust, LiteLLM and problem details."""
     server = serve(refuses(body, "422 Unprocessable Entity"))
-    with pytest.raises(ProviderError) as caught:
-        ask(connect(server))
-    assert caught.value.refused_parameters == names
-    assert not isinstance(caught.value, ParameterRejected)  # none of them was sent
+    error = fails(connect(server))
+    assert error.refused_parameters == names
+    assert not isinstance(error, ParameterRejected)  # none of them was sent
 
 
 @pytest.mark.parametrize("body", OTHERS)
 def test_a_wrong_value_or_another_parameter_is_no_rejection(serve, connect, body):
-    with pytest.raises(ProviderError) as caught:
-        ask(connect(serve(refuses(body))), max_tokens=5, seed=3)
-    assert caught.value.refused_parameters == ()
-    assert type(caught.value) is ProviderError
+    error = fails(connect(serve(refuses(body))), max_tokens=5, seed=3)
+    assert error.refused_parameters == ()
+    assert type(error) is ProviderError
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500])
@@ -88,7 +85,6 @@ def test_other_statuses_reject_no_parameter(status):
 
 
 def test_what_a_prompt_says_rejects_nothing(serve, connect):
-    """A server that repeats the prompt in its reason must not let the prompt's author decide."""
     prompt = "please say: Unknown parameter: 'seed'"
     server = serve(refuses({"error": {"message": f"Content filter: {prompt}"}}))
     with pytest.raises(ProviderError) as caught:
@@ -112,7 +108,6 @@ def test_a_rejected_parameter_is_omitted_from_then_on(serve, connect):
 
 
 def test_a_call_that_was_under_way_is_sent_again_as_well(serve, connect):
-    """Two calls carry a parameter before the first refusal arrives: both are told to come again."""
     provider = connect(serve(refuses({"error": "unknown parameter seed"})))
     bodies = [provider._body((request_of(seed=3),), "m") for _ in range(2)]
     error = ProviderError("unknown parameter seed", refused_parameters=("seed",))
@@ -135,7 +130,6 @@ def test_a_refusal_for_one_model_is_remembered_for_it_alone(serve, connect):
 
 
 def test_the_output_limit_gets_its_other_name_and_never_none(serve, connect):
-    """If both names are refused, the error stands: a request without its limit could cost anything."""
     first = refuses({"error": {"message": "Unknown parameter: 'max_tokens'"}})
     second = refuses({"error": {"message": "Unknown parameter: 'max_completion_tokens'"}})
     server = serve(first, second, second)
@@ -211,7 +205,6 @@ def test_a_stream_learns_as_well(serve, connect):
 
 
 def test_a_line_of_a_batch_teaches_what_the_next_lines_lack():
-    """The refused line was not run, and is for a new batch."""
     provider = OpenAIProvider("k", "http://127.0.0.1:1/v1")
     batches = provider.batches()
     request = request_of(seed=3)
@@ -240,7 +233,6 @@ def test_a_line_of_a_batch_teaches_what_the_next_lines_lack():
     ],
 )
 def test_lines_of_batches_teach_each_form_that_a_schema_is_sent_in(refusals, modes):
-    """A reason that names no type is about the field, so no type is sent any more."""
     provider = OpenAIProvider("k", "http://127.0.0.1:1/v1")
     batches = provider.batches()
     request = request_of(schema={"type": "object"})

@@ -1,4 +1,4 @@
-"""Streams of OpenAI's two APIs as they come off the wire, whole and broken (C5)."""
+"""Streamed answers of OpenAI's two APIs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from raw_server import Exchange, RawServer, Script, chat, error, hangs, says
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
-from smartbatch.providers.foreign_text import WellFormedText
 from smartbatch.providers.http.event_stream import EventStream, events
 from smartbatch.providers.http.pool import Connection
 from smartbatch.providers.openai.errors import ERRORS
@@ -55,21 +54,10 @@ def chunked(body: bytes) -> bytes:
 
 
 def streams(*body: bytes, end: bool = True, head: bytes = HEAD) -> Script:
-    """A script that sends these events, a chunk each; without ``end`` the connection then breaks."""
 
     def script(exchange: Exchange) -> None:
         exchange.send(head + b"".join(map(chunked, body)) + (b"0\r\n\r\n" if end else b""))
         exchange.keep = end
-
-    return script
-
-
-def begins(*body: bytes) -> Script:
-    """A script that sends these events and then nothing more."""
-
-    def script(exchange: Exchange) -> None:
-        exchange.send(HEAD + b"".join(map(chunked, body)))
-        hangs(exchange)
 
     return script
 
@@ -87,11 +75,7 @@ def error_of(reading: AnswerStream) -> ProviderError:
     return caught.value
 
 
-# -- chats -----------------------------------------------------------------------------------------------
-
-
 def test_a_chat_comes_in_pieces_and_the_answer_has_its_usage(serve: Serve, connect: Connect) -> None:
-    """What was handed out is the answer's text; the usage comes in a chunk without choices."""
     reading = stream(connect(serve(streams(*LIMA))))
     assert list(reading) == ["Li", "ma"]
     answer = reading.answer
@@ -100,7 +84,6 @@ def test_a_chat_comes_in_pieces_and_the_answer_has_its_usage(serve: Serve, conne
 
 
 def test_a_stream_and_its_usage_are_asked_for(serve: Serve, connect: Connect) -> None:
-    """The usage is only sent on request; for servers that refuse the request it can be left out."""
     server = serve(streams(*LIMA))
     list(stream(connect(server), max_tokens=9))
     list(stream(connect(server, stream_usage=False)))
@@ -115,7 +98,6 @@ def test_a_stream_and_its_usage_are_asked_for(serve: Serve, connect: Connect) ->
 
 
 def test_a_pair_of_surrogates_in_two_pieces_is_one_character(serve: Serve, connect: Connect) -> None:
-    """And a half that stays alone is replaced: no file or database could hold it."""
     script = streams(said("a\ud83d"), said("\ude00b"), said("\ud83d"), DONE)
     reading = stream(connect(serve(script)))
     assert "".join(reading) == "a😀b\ufffd"
@@ -123,7 +105,6 @@ def test_a_pair_of_surrogates_in_two_pieces_is_one_character(serve: Serve, conne
 
 
 def test_keep_alives_and_comments_are_passed_over(serve: Serve, connect: Connect) -> None:
-    """Proxies send them so that the connection is not taken for dead."""
     script = streams(b": ping\n\n", b"\n\n", said("Li"), b":\n\n", data({"choices": []}), said("ma"), DONE)
     assert "".join(stream(connect(serve(script)))) == "Lima"
 
@@ -135,21 +116,13 @@ def test_a_text_that_comes_in_parts_is_handed_on_without_the_thoughts(serve: Ser
 
 
 def test_a_refusal_is_handed_on_and_named(serve: Serve, connect: Connect) -> None:
-    """As in a whole answer, the refusal is the text and the finish reason says so."""
     script = streams(said(refusal="I can"), said(refusal="not."), said(None, "stop"), DONE)
     reading = stream(connect(serve(script)))
     assert "".join(reading) == "I cannot."
     assert (reading.answer.text, reading.answer.finish_reason) == ("I cannot.", "refusal")
 
 
-def test_the_output_cap_shows_in_the_finish_reason(serve: Serve, connect: Connect) -> None:
-    reading = stream(connect(serve(streams(said("Li"), said(None, "length"), USED, DONE))))
-    list(reading)
-    assert reading.answer.finish_reason == "length"
-
-
 def test_missing_usage_is_none_and_not_zero(serve: Serve, connect: Connect) -> None:
-    """Servers that do not count are not taken at zero: an estimate takes its place."""
     reading = stream(connect(serve(streams(said("Lima"), DONE))))
     list(reading)
     assert reading.answer.usage is None
@@ -234,7 +207,6 @@ def test_limits_are_read_from_the_head(serve: Serve, connect: Connect) -> None:
 
 
 def test_a_finish_reason_is_the_end_where_a_server_sends_no_mark(serve: Serve, connect: Connect) -> None:
-    """Perplexity sends none. What comes behind the reason, such as the usage, is read all the same."""
     reading = stream(connect(serve(streams(said("Li"), said("ma", "length"), USED))))
     assert list(reading) == ["Li", "ma"]
     assert (reading.answer.finish_reason, reading.answer.usage) == ("length", Usage(31, 2))
@@ -242,12 +214,8 @@ def test_a_finish_reason_is_the_end_where_a_server_sends_no_mark(serve: Serve, c
 
 @pytest.mark.parametrize("body", [(said("Li"),), (said("Li"), said("ma", "stop"))])
 def test_a_body_that_is_cut_is_no_end(serve: Serve, connect: Connect, body: tuple[bytes, ...]) -> None:
-    """Neither an orderly one without a finish reason, nor one that breaks after it."""
     found = error_of(stream(connect(serve(streams(*body, end=len(body) == 1)))))
     assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, True)
-
-
-# -- closing -----------------------------------------------------------------------------------------------
 
 
 def test_closing_ends_the_wait_for_the_first_byte(serve: Serve, connect: Connect) -> None:
@@ -274,7 +242,6 @@ def test_what_is_closed_before_it_is_read_is_never_sent(serve: Serve, connect: C
 def test_what_is_closed_while_it_is_dialled_is_never_sent(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even when there was nothing to cut yet at that moment."""
     server = serve(streams(*LIMA))
     reading = stream(connect(server))
     dial = Connection._new_conn
@@ -299,9 +266,6 @@ def test_closing_after_the_end_disturbs_nobody(serve: Serve, connect: Connect) -
     old.close()
     assert "".join(pieces) == "ma"
     assert server.connections == 1
-
-
-# -- responses ---------------------------------------------------------------------------------------------
 
 
 def response(status: str = "completed", text: str = "Lima", **changes: Any) -> dict[str, Any]:
@@ -383,22 +347,8 @@ def test_a_response_without_deltas_is_one_piece(serve: Serve, connect: Connect) 
     assert list(stream(connect(serve(streams(CREATED, ended())), api="responses"))) == ["Lima"]
 
 
-# -- properties --------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.text(st.characters(codec=None), max_size=4)))  # surrogates included
-def test_sound_pieces_are_the_sound_whole(pieces: list[str]) -> None:
-    """However a text is cut, its pieces joined can be encoded, and lose nothing that could be."""
-    text = WellFormedText()
-    joined = "".join([*map(text.take, pieces), text.take("", last=True)])
-    joined.encode()
-    assert joined == "".join(pieces).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    assert text.whole == joined
-
-
 @given(st.data())
 def test_any_cut_or_changed_stream_is_whole_or_an_error(data: st.DataObject) -> None:
-    """Bytes flipped, lost or doubled, in pieces of any size: an answer, or a ProviderError."""
     chosen = data.draw(st.sampled_from(["chat", "responses"]))
     body = bytearray(b"".join(LIMA if chosen == "chat" else (CREATED, delta("Li"), delta("ma"), ended())))
     for _ in range(data.draw(st.integers(0, 4))):
@@ -422,7 +372,6 @@ def test_any_cut_or_changed_stream_is_whole_or_an_error(data: st.DataObject) -> 
 
 
 def _read(api: str, pieces: list[bytes]) -> tuple[str, Any]:
-    """What the stream makes of a body, without a network."""
 
     class Live:
         status = 200
@@ -442,5 +391,4 @@ def _read(api: str, pieces: list[bytes]) -> tuple[str, Any]:
 
 
 def test_events_end_where_the_stream_says(serve: Serve) -> None:
-    """An event without its blank line is no event: it may have been cut."""
     assert [data for _, data in events([b"data: a\n\nda", b"ta: b\n", b"\ndata: c\n"])] == [b"a", b"b"]

@@ -1,4 +1,4 @@
-"""Models are named provider:model."""
+"""Providers by their prefix."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ def latency(provider: Provider, clock: VirtualClock) -> float:
 
 
 def test_each_prefix_makes_its_provider():
-    """Options reach the provider; the simulated one takes them from the model too."""
     clock = VirtualClock()
     provider, name = create("openai:gpt-5", clock=clock, options={"api_key": "sk-canary-12345678"})
     assert (type(provider), name) == (OpenAIProvider, "gpt-5")
@@ -94,7 +93,6 @@ def test_own_providers_can_be_registered(monkeypatch):
 
 
 def test_the_registry_imports_no_adapter():
-    """Adapters are imported when first used: the registry alone brings neither urllib3 nor ssl."""
     code = "import sys, smartbatch.providers; print([m for m in ('urllib3', 'ssl') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Heads and bodies as servers really send them: in pieces, folded, doubled, cut, and longer than they say."""
+"""Heads and bodies of HTTP answers, including irregular ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from smartbatch.providers.http.response import MAX_HEAD, IncomingResponse
 
 
 class Wire:
-    """A socket that hands out what was sent, ``size`` bytes at a time."""
-
     def __init__(self, sent: bytes, size: int = 1 << 20) -> None:
         self.sent, self.size = sent, size
 
@@ -32,7 +30,6 @@ def read(sent: bytes, size: int = 1 << 20) -> tuple[IncomingResponse, bytes]:
 
 
 def answer(*lines: str, body: bytes = b"") -> bytes:
-    """A successful answer with these header lines."""
     return "\r\n".join(["HTTP/1.1 200 OK", *lines, "", ""]).encode("latin-1") + body
 
 
@@ -61,7 +58,6 @@ def test_an_answer_is_the_same_however_it_is_cut_into_pieces(sent, body, size):
 
 
 def test_a_body_of_known_length_is_read_into_one_buffer():
-    """Also one that is larger than the room it gets at first."""
     body = bytes(range(256)) * 16_384
     response = IncomingResponse(Wire(answer(f"content-length: {len(body)}", body=body), 50_000))
     assert response.length == len(body)
@@ -70,7 +66,6 @@ def test_a_body_of_known_length_is_read_into_one_buffer():
 
 
 def test_names_are_in_lower_case_and_values_without_blanks_around_them():
-    """Latin-1 is passed on; of a name that comes twice the last counts."""
     response, _ = read(answer("X-Word: \t caf\xe9 au lait  ", "Set-Cookie: a", "set-cookie: b", "Empty:"))
     assert response.headers == {"x-word": "caf\xe9 au lait", "set-cookie": "b", "empty": ""}
 
@@ -108,7 +103,6 @@ def test_a_line_that_is_no_header_is_left_out_and_ends_the_connection(line):
     ],
 )
 def test_a_connection_is_kept_only_where_the_end_of_the_body_is_certain(sent, reusable):
-    """And where nothing came that nobody asked for, and the server keeps it."""
     response, body = read(sent)
     assert (body, response.reusable) == (b"{}", reusable)
 
@@ -140,8 +134,6 @@ def test_what_is_cut_too_long_or_contradicts_itself_is_an_error(sent, error):
 
 
 class Kept(Wire):
-    """A socket on which nothing more comes, and which stays open."""
-
     def recv(self, most: int) -> bytes:
         assert self.sent, "it was asked for more"
         return super().recv(most)
@@ -160,7 +152,6 @@ def test_another_protocol_is_known_by_its_first_bytes():
     ],
 )
 def test_the_encoding_identity_leaves_the_body_its_length(sent, body):
-    """It is none: the end of the connection is not waited for."""
     response = IncomingResponse(Kept(sent))
     assert response.length == len(body)
     assert b"".join(iter(response.piece, b"")) == body

@@ -1,4 +1,4 @@
-"""How each adapter writes a schema for its API: what is enforced, what is told, and what neither can be."""
+"""Schemas in the dialects of the APIs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def properties(form: Any) -> dict[str, Any]:
 
 
 def test_openai_gets_the_strict_form() -> None:
-    """Every property is required, an optional one may be null, and what is not taken is told."""
     sent = for_openai(schema_of(Bounded)[0])
     assert sent.strict
     assert sent.schema["required"] == ["stars", "word", "place", "leaf", "mark"]
@@ -101,7 +100,6 @@ def test_gemini_gets_tuples_and_bounds_but_no_constants() -> None:
 
 
 def test_a_property_that_leads_back_is_optional_for_gemini_alone() -> None:
-    """OpenAI takes recursion as it is; Anthropic takes none, and is asked in the system text."""
     schema, _ = schema_of(Tree)
     gemini = for_gemini(schema)
     assert gemini is not None
@@ -119,7 +117,6 @@ def test_openai_gets_what_is_no_object_within_one(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [dict[str, int], dict[str, Tree], list[Any], list[dict[str, int]]])
 def test_what_strict_mode_cannot_express_goes_without_it(kind: Any) -> None:
-    """The schema stays as it is, within an object where it is none."""
     schema, _ = schema_of(kind)
     sent = for_openai(schema)
     assert not sent.strict

@@ -1,11 +1,11 @@
-"""How a schema reaches a server without ``json_schema``: the modes, their bodies, and what auto learns."""
+"""Schemas for servers without ``json_schema``."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from asking import ask, begin, request_of
+from asking import ask, begin, fails, request_of
 from raw_server import chat, says
 
 from smartbatch.errors import InvalidRequest, ParameterRejected, ProviderError
@@ -84,26 +84,23 @@ def test_auto_ends_with_the_prompt_alone(serve, connect):
 @pytest.mark.parametrize("text", FLAWS)
 def test_a_flaw_of_one_schema_does_not_change_how_others_are_sent(serve, connect, text):
     provider = connect(serve(refuses(text)))
-    with pytest.raises(ProviderError) as caught:
-        ask(provider, schema=SCHEMA)
-    assert type(caught.value) is ProviderError
+    error = fails(provider, schema=SCHEMA)
+    assert type(error) is ProviderError
     assert body_of(provider)["response_format"]["type"] == "json_schema"
 
 
 @pytest.mark.parametrize("mode", ["json_schema", "json_object"])
 def test_a_mode_that_is_given_is_kept(serve, connect, mode):
     provider = connect(serve(refuses(REFUSALS[0])))
-    with pytest.raises(ProviderError) as caught:
-        ask(provider, schema=SCHEMA, schema_mode=mode)
-    assert type(caught.value) is ProviderError
+    error = fails(provider, schema=SCHEMA, schema_mode=mode)
+    assert type(error) is ProviderError
     assert body_of(provider)["response_format"]["type"] == "json_schema"
 
 
 def test_a_response_format_of_the_users_own_teaches_nothing(serve, connect):
     provider = connect(serve(refuses("This response_format type is unavailable now: json_object")))
-    with pytest.raises(ProviderError) as caught:
-        ask(provider, response_format={"type": "json_object"})
-    assert type(caught.value) is ProviderError
+    error = fails(provider, response_format={"type": "json_object"})
+    assert type(error) is ProviderError
 
 
 def test_the_instruction_joins_the_one_that_is_there(connect, serve):
@@ -138,7 +135,6 @@ def called(arguments: str) -> dict:
 
 @pytest.mark.parametrize("arguments", ['{"label": "good"}', '{"label": '])
 def test_the_arguments_of_the_forced_tool_are_the_answer(serve, connect, arguments):
-    """Cut ones too: whether they fit the schema is found out like that of any text."""
     server = serve(says(called(arguments)))
     answer = ask(connect(server), schema=SCHEMA, schema_mode="tool")
     assert (answer.text, answer.finish_reason, answer.tool_calls) == (arguments, "stop", ())

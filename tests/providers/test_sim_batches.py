@@ -1,4 +1,4 @@
-"""The embedded provider's batches: a remote side in a folder, which outlives the process that began them."""
+"""Batches of the embedded provider, kept in a folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def sim(**settings):
-    """A provider in virtual time, its Batch API, and the clock."""
     clock = VirtualClock()
     provider = SimProvider(sleep=clock.sleep, now=clock.now, wall=clock.wall, **settings)
     return provider, provider.batches(), clock
@@ -80,7 +79,7 @@ def test_a_cancel_keeps_what_was_done_and_the_first_one_counts(tmp_path):
     assert (batch.state, batch.completed) == (RemoteState.CANCELLED, 50)
     outcomes = [line.outcome for line in results(batches, batch).values()]
     assert (outcomes.count(LineOutcome.OK), outcomes.count(LineOutcome.UNRUN)) == (50, 40)
-    batches.cancel("batch_" + "0" * 25, 1)  # there is none: nothing to cancel
+    batches.cancel("batch_" + "0" * 25, 1)  # a batch that does not exist
 
 
 def test_a_cancel_after_the_end_changes_nothing(tmp_path):
@@ -114,7 +113,6 @@ def test_another_process_finds_the_batch_and_its_results(tmp_path):
 
 
 def test_a_line_that_is_sent_again_has_a_fault_of_its_own(tmp_path):
-    """The same batch says the same twice; in another batch other lines fail."""
     _, batches, clock = sim(faults=0.5)
     first = create(batches, tmp_path, requests(60))
     second = create(batches, tmp_path, requests(60), MARK[::-1])
@@ -171,7 +169,6 @@ def test_lists_come_newest_first_in_pages_also_when_the_clock_jumps_back(tmp_pat
 
 
 def test_old_batches_are_forgotten_and_one_can_be_deleted(tmp_path, folder):
-    """Results are kept for 29 days; a process that begins later knows nothing of the batch."""
     _, batches, clock = sim()
     old = create(batches, tmp_path, requests(1))
     clock.sleep(29.5 * DAY)
@@ -192,31 +189,21 @@ def inputs(folder: Path) -> list[Path]:
     return list(folder.glob("*/file-*"))
 
 
-def test_a_file_that_no_batch_is_made_of_is_removed_with_its_name(tmp_path, folder):
-    _, batches, _ = sim()
-    file = batches.upload("sb-x", spool(batches, tmp_path, requests(1)), 1)
-    assert len(inputs(folder)) == 1
-    batches.delete_file(file.id, 1)
-    assert inputs(folder) == []
-
-
 def test_large_inputs_are_read_in_parts(tmp_path):
-    """The results are those of the requests, in their order, also when they are fetched again."""
     provider, batches, clock = sim()
-    asked = requests(2500)
+    asked = requests(1100)
     batch = create(batches, tmp_path, asked)
     clock.sleep(1)
     batch = batches.get(batch.id, 1)
     for _ in range(2):
         found = results(batches, batch)
-        assert list(found) == [f"{MARK}-{at}" for at in range(2500)]
-        for at in (0, 999, 1000, 2499):
+        assert list(found) == [f"{MARK}-{at}" for at in range(1100)]
+        for at in (0, 999, 1000, 1099):
             answer = provider.generate(asked[at], model="m", attempt=0, timeout=1)
             assert found[f"{MARK}-{at}"].answer == answer
 
 
 def test_processes_agree_on_what_came_first(tmp_path, folder):
-    """Each applies the changes in the order of the journal, and passes over one that was cut."""
     _, first, clock = sim(batch_seconds=100)
     second = SimProvider(sleep=clock.sleep, now=clock.now, wall=clock.wall).batches()
     batch = create(first, tmp_path, requests(90))

@@ -1,4 +1,4 @@
-"""How long answers will be before any came: the range by the schema covers what models write."""
+"""Expected length of answers before any was observed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,6 @@ LABELS = {"type": "string", "enum": ["positive", "negative", "neutral"]}
 
 def an_object(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def an_array(items: dict[str, Any], most: int) -> dict[str, Any]:
-    return {"type": "array", "items": items, "maxItems": most}
-
-
-def test_a_label_takes_a_handful_of_tokens() -> None:
-    assert 2 < length_of(LABELS).expected < 6
-    assert 5 < length_of(an_object(label=LABELS)).expected < 15
 
 
 def scalars() -> st.SearchStrategy[dict[str, Any]]:
@@ -64,7 +55,6 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def made_by(schema: Mapping[str, Any], rng: random.Random) -> Any:
-    """Return a value as a model would give it: names are short, and some strings are sentences."""
     if "enum" in schema:
         return rng.choice(schema["enum"])
     kind = schema["type"]
@@ -85,7 +75,6 @@ def made_by(schema: Mapping[str, Any], rng: random.Random) -> Any:
 
 @given(schemas(), st.integers(0, 2**32))
 def test_the_range_covers_ninety_of_a_hundred_answers(schema: dict[str, Any], seed: int) -> None:
-    """A hundred answers are drawn, compact or indented; a token is three to four characters."""
     rng, found = random.Random(seed), length_of(schema)
     sizes = []
     for _ in range(100):
@@ -116,9 +105,6 @@ def test_an_odd_schema_is_a_value_of_any_kind(odd: dict[str, Any]) -> None:
     assert 0 < found.low < found.expected < found.high
 
 
-# -- quotes --------------------------------------------------------------------------------------------------
-
-
 class Rates:
     def cost(self, usage: Usage) -> float:
         return float(usage.output_tokens)
@@ -141,7 +127,7 @@ def test_the_first_quote_follows_the_schema_and_max_tokens() -> None:
     assert label.low < 7 < label.high
     assert label.expected < 15
     assert quoted(Calibration(), Generation()).expected == OUTPUT_TOKENS
-    assert quoted(Calibration(), Generation()).low <= 1.1  # one word may be all that is asked for
+    assert quoted(Calibration(), Generation()).low <= 1.1  # the answer may be a single word
     assert quoted(Calibration(), Generation(max_tokens=20)).high == 20
 
 

@@ -1,8 +1,7 @@
-"""Structured answers: what is JSON, what fits the schema, and how to ask again (D7, E3)."""
+"""Structured answers: recovered JSON, schemas of classes, checks and repairs."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import datetime
 import decimal
@@ -74,7 +73,6 @@ REVIEW = {
 
 
 def verdict(kind: Any, answer: Any, finish_reason: str = "stop") -> Parsed | Problem:
-    """The verdict on an answer, given as a text or as JSON."""
     text = answer if isinstance(answer, str) else json.dumps(answer)
     return check_answer(*schema_of(kind), text, finish_reason)
 
@@ -140,7 +138,6 @@ class TestRecovering:
         ],
     )
     def test_what_is_missing_cut_or_ambiguous_is_not_made_up(self, text: str) -> None:
-        """Nothing is closed that was open, and of two answers none is chosen."""
         with pytest.raises(JsonNotFound):
             recover_json(text)
 
@@ -155,7 +152,6 @@ class TestRecovering:
         ids=["brackets before it", "broken", "long", "nested"],
     )
     def test_json_is_looked_for_up_to_a_size(self, most: str, beyond: str) -> None:
-        """Twenty brackets, 5,000 characters that are broken, two million, and 200 levels."""
         assert recover_json(most)
         with pytest.raises(JsonNotFound):
             recover_json(beyond)
@@ -174,7 +170,6 @@ class TestRecovering:
         ],
     )
     def test_thoughts_in_front_and_equal_values_do_not_count(self, text: str) -> None:
-        """Whether the thoughts hold a draft, braces or the answer itself, and with no opening mark."""
         assert recover_json(text) == VALUE
 
     @pytest.mark.parametrize(
@@ -256,7 +251,6 @@ PRICED = {"price": 1.5, "day": "2026-11-27", "size": [1, "x"]}
 
 class TestClasses:
     def test_a_class_becomes_a_schema_and_an_answer_becomes_its_object(self) -> None:
-        """A dataclass with an attrs class; nested, recursive, enum, literal, list, dictionary, optional."""
         schema, build = schema_of(Review)
         check_schema(schema)
         assert schema["required"] == list(REVIEW)[:-1]
@@ -321,8 +315,6 @@ class TestClasses:
         assert found.message == f"the answer breaks the schema at {told}"
 
     def test_what_the_class_accepts_is_accepted(self) -> None:
-        """Defaults may be left out, texts may be numbers, and further properties do not count, unless the
-        class forbids them."""
         answer = {**PRICED, "price": "1.5", "stars": "4", "canary": 1}
         found = verdict(Priced, answer)
         assert isinstance(found, Parsed)
@@ -344,7 +336,6 @@ class TestClasses:
         assert isinstance(refused, Problem)
 
     def test_a_type_of_this_process_judges_for_its_stored_schema(self) -> None:
-        """A job keeps the schema alone; what the type accepts is accepted there as well, and stays plain."""
         loose = pydantic.create_model("Loose", size=(int, ...), word=(str, "none"))
         stored = json.loads(json.dumps(schema_of(loose)[0]))
         assert verdict(stored, {"size": "5"}) == Parsed({"size": "5"})
@@ -358,7 +349,6 @@ class TestClasses:
         assert found == Parsed([one(kind="one", size=1), two(kind="two", size=None)])
 
     def test_an_answer_is_taken_out_of_its_wrapping(self) -> None:
-        """Where an API takes objects only; an object with a property of that name is its own."""
         assert verdict(list[int], {WRAPPER_PROPERTY: [1]}) == verdict(list[int], [1]) == Parsed([1])
         own = pydantic.create_model("Own", answer=(int, 0))
         assert verdict(own, {WRAPPER_PROPERTY: 1}) == Parsed(own(answer=1))
@@ -366,7 +356,6 @@ class TestClasses:
         assert verdict(loose | None, {WRAPPER_PROPERTY: {"a": 5}}) == Parsed(loose(a=5))
 
     def test_a_validator_of_the_class_has_the_last_word(self) -> None:
-        """What follows the schema may still be refused by the class; the error keeps the value to itself."""
 
         @define
         class Even:
@@ -388,7 +377,6 @@ class TestClasses:
         assert found.advice == "KeyError: '" + "x" * 989
 
     def test_a_pattern_that_needs_backtracking_is_the_classes_own(self) -> None:
-        """A model that asks for that engine runs it itself; elsewhere it is left to the model."""
         config = pydantic.ConfigDict(regex_engine="python-re")
         ahead = pydantic.create_model(
             "Ahead", __config__=config, a=(Annotated[str, pydantic.Field(pattern="^(?!x)")], ...)
@@ -398,12 +386,11 @@ class TestClasses:
         assert isinstance(verdict({**schema_of(ahead)[0], "title": "Stored"}, {"a": "x"}), Parsed)
 
     def test_the_same_class_has_the_same_builder(self) -> None:
-        """Equal requests are told by it; so are those with equal plain schemas."""
         assert schema_of(Review)[1] is schema_of(Review)[1]
         assert schema_of({"type": "object"})[1] is schema_of({"type": "object"})[1]
 
-    def test_threads_that_bring_a_new_class_at_once_get_the_same_builder(self) -> None:
-        """It is made once, by one of them; and a class that was forgotten is made again."""
+    def test_threads_that_bring_a_new_class_get_the_same_builder(self, monkeypatch: Any) -> None:
+        monkeypatch.setattr(class_schemas, "_types", {})
         kind = make_class("Fresh", {"a": field(type=Author)})
         together, found = threading.Barrier(16), []
 
@@ -418,8 +405,8 @@ class TestClasses:
             thread.join()
         assert len(found) == 16
         assert len(set(map(id, found))) == 1
-        for n in range(class_schemas.MAX_KNOWN_TYPES):
-            schema_of(tuple[(int,) * (n + 1)])
+        monkeypatch.setattr(class_schemas, "MAX_KNOWN_TYPES", 1)
+        schema_of(tuple[int])
         assert schema_of(kind)[1] is not found[0]
 
     @pytest.mark.parametrize("kind", [Review, Priced, {"type": "object"}])
@@ -445,19 +432,9 @@ class TestClasses:
         kind = make_class("Kind", {"given": field(type=int), "own": field(type=int, default=1, init=False)})
         assert list(schema_of(kind)[0]["properties"]) == ["given"]
 
-    def test_a_schema_with_its_builder_is_copied_whole(self) -> None:
-        for copied in (copy.deepcopy(BUILT), pickle.loads(pickle.dumps(BUILT))):
-            assert copied == BUILT
-            assert copied.build is list
-
     def test_a_field_without_an_annotation_is_refused_by_name(self) -> None:
         with pytest.raises(InvalidRequest, match=r"Odd\.strange: it has no annotation"):
             schema_of(make_class("Odd", ["strange"]))
-
-    @pytest.mark.parametrize("kind", ["text", 5, None, len])
-    def test_anything_else_is_refused(self, kind: Any) -> None:
-        with pytest.raises(InvalidRequest, match="schema must be a JSON schema"):
-            schema_of(kind)
 
     def test_a_plain_schema_builds_what_came(self) -> None:
         assert verdict({"type": "object"}, VALUE) == Parsed(VALUE)
@@ -476,7 +453,6 @@ class TestClasses:
 class TestVerdicts:
     @pytest.mark.parametrize("reason", ["length", "refusal", "content_filter"])
     def test_a_cut_or_refused_answer_is_final(self, reason: str) -> None:
-        """Even when what came looks whole: asking again for the form would not help."""
         found = verdict({"type": "object"}, {}, reason)
         assert isinstance(found, Problem)
         assert found.final
@@ -494,7 +470,6 @@ class TestVerdicts:
         assert list(schema["$defs"][names[1]]["properties"]) == ["born"]
 
     def test_an_error_of_ours_is_no_verdict_on_the_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The answer is read again; where that does not help, the error is named as ours."""
         failures = [ImportError("half made")] * 2
 
         def broken_at_first(value: Any) -> Any:
@@ -554,7 +529,6 @@ class TestVerdicts:
     def test_multiples_are_those_of_the_numbers_as_they_are_written(
         self, step: float, fits: list[str], breaks: list[str]
     ) -> None:
-        """19.99 is 1999 hundredths, though no binary fraction is either of them."""
         for text in fits:
             assert isinstance(verdict({"multipleOf": step}, text), Parsed), text
         for text in breaks:
@@ -589,16 +563,9 @@ class TestVerdicts:
     def test_a_flaw_is_told_in_the_words_of_its_keyword(
         self, schema: dict[str, Any], value: Any, told: str
     ) -> None:
-        """What is quoted has 200 characters at most, and the names five."""
         found = verdict(schema, json.dumps(value))
         assert isinstance(found, Problem)
         assert found.advice == f"at $: {told}."
-
-    def test_foreign_references_are_not_fetched(self) -> None:
-        params = Generation(schema={"$ref": "http://127.0.0.1:9/schema.json"})
-        found = read_answer(params, "{}", "stop")
-        assert isinstance(found, Problem)
-        assert found.final
 
 
 class _Single:
@@ -622,7 +589,6 @@ class TestWithoutASchema:
     def test_the_providers_own_form_gives_what_json_there_is(
         self, form: dict[str, Any] | None, text: str | None, value: Any
     ) -> None:
-        """Also of an answer that was cut: nothing says what has to be in it."""
         assert read_answer(Generation(response_format=form), text, "length") == Parsed(value)
 
 
@@ -656,11 +622,6 @@ class TestAskingAgain:
         assert "at $.a: wrong." in str(asked.prompt[2].content)
         assert asked.params == request.params
 
-    def test_a_chat_is_prolonged(self) -> None:
-        chat = (Message("system", "s"), Message("user", "q"))
-        asked = repair_request(Request(chat), "bad", Problem("m", "a"), 0)
-        assert asked.prompt[:2] == chat
-
     @pytest.mark.parametrize("answer", ["x", "x" * 20_000])
     def test_an_answer_of_up_to_20000_characters_is_repeated(self, answer: str) -> None:
         asked = repair_request(Request("q"), answer, Problem("m", "a"), 0)
@@ -668,12 +629,10 @@ class TestAskingAgain:
 
     @pytest.mark.parametrize("answer", ["", "   ", "x" * 20_001])
     def test_an_empty_or_endless_answer_is_not_repeated(self, answer: str) -> None:
-        """An API refuses an empty turn, and an endless one would be paid again."""
         asked = repair_request(Request("q"), answer, Problem("m", "a"), 0)
         assert [message.role for message in asked.prompt] == ["user", "user"]  # type: ignore[union-attr]
 
     def test_temperatures_rise_where_the_provider_takes_them(self) -> None:
-        """0, a quarter, a half, and then a half for ever; elsewhere none is sent."""
         problem = Problem("m", "a")
         found = [
             repair_request(Request("q"), "bad", problem, n, takes_temperature=True).params.temperature

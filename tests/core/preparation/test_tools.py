@@ -1,4 +1,4 @@
-"""Tools and chats with calls of tools, as callers pass them."""
+"""Tools, and chats with tool calls."""
 
 from __future__ import annotations
 
@@ -161,9 +161,9 @@ def test_logprobs_are_true_or_a_number_of_alternatives(given: Any, kept: Any):
             },
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "5"}]},
         ],
-        # an id may come again in a later turn
+        # ids may be repeated in later turns
         [*openai_chat(result("c1"), result("c2")), *openai_chat(result("c1"), result("c2"))[1:]],
-        # as an SDK dumps an answer
+        # an answer as dumped by an SDK
         [
             QUESTION,
             {"role": "assistant", "content": "5", "refusal": None, "annotations": [], "tool_calls": None},
