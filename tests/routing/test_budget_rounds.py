@@ -23,7 +23,6 @@ PRICE = Price(input=1000.0, output=1000.0)
 
 @contextmanager
 def market(folder: Path) -> Iterator[tuple[World, BatchingClient]]:
-    """A client that knows how long answers are: far shorter than its ``max_tokens``."""
     with world("openai", folder, rare=60, batch_turnaround=10 * MINUTE) as w:
         client = w.process(prices={f"openai:{w.model}": PRICE}, max_tokens=40)
         client.generate(texts(30, "to learn from"), strategy="individual")
@@ -120,8 +119,6 @@ def test_rounds_send_everything_there_is_room_for(
 
 
 class Times:
-    """Every batch takes a minute."""
-
     def quantile(self, q: float, size: int) -> float:
         return MINUTE
 
@@ -141,8 +138,6 @@ def test_very_many_rounds_are_counted_soon() -> None:
 
 
 class TimesBySize:
-    """A batch takes a second a request."""
-
     def quantile(self, q: float, size: int) -> float:
         return float(size)
 
@@ -152,6 +147,5 @@ class TimesBySize:
 
 @pytest.mark.parametrize(("requests", "seconds"), [(10, 10.0), (500, 500.0), (1_000, 500.0)])
 def test_a_list_takes_as_long_as_its_largest_batch(requests: int, seconds: float) -> None:
-    """A short one is no full batch, and the batches of a long one run at once."""
     offer = BatchOffer(times=TimesBySize(), cost=None, most=500)
     assert offer.finish(requests, 0.5) == seconds

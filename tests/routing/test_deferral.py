@@ -1,4 +1,4 @@
-"""Requests that may wait: gathered, sent by batch, and answered as if they had been asked in real time."""
+"""Deferrable requests are collected, sent as a batch, and answered as in real time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ LONG = 3_600.0
 
 @pytest.fixture
 def deferring(client_of: ClientOf, store: str) -> ClientOf:
-    """Make a client of a provider, in whose store deferrable requests may wait."""
     return partial(client_of, store=store, deferrable="batch")
 
 
@@ -58,7 +57,6 @@ def routes(futures: list[Future[Result]]) -> set[Route | None]:
 
 
 def batches(remote: Remote) -> list[int]:
-    """The sizes of the batches that were made."""
     assert remote.api is not None
     return [len(batch.lines) for batch in remote.api.made.values()]
 
@@ -67,7 +65,6 @@ def batches(remote: Remote) -> list[int]:
 
 
 def test_requests_that_may_wait_go_by_one_batch(client: BatchingClient, remote: Remote) -> None:
-    """Each future has its own answer, context and id; objects that no store keeps come back as well."""
     contexts = [object() for _ in range(12)]
     futures = [client.submit_background(f"p{n}", context=contexts[n], id=f"row-{n}") for n in range(12)]
     answers = results(futures)
@@ -79,16 +76,9 @@ def test_requests_that_may_wait_go_by_one_batch(client: BatchingClient, remote: 
     assert remote.asked == []
 
 
-def test_without_leave_they_go_in_real_time(client_of: ClientOf, remote: Remote, store: str) -> None:
-    futures = deferred(client_of(remote, store=store), 12)
-    assert routes(futures) == {Route.INDIVIDUAL}
-    assert batches(remote) == []
-
-
 def test_a_batch_is_gathered_until_no_further_request_comes(
     client: BatchingClient, remote: Remote, clock: VirtualClock
 ) -> None:
-    """One that comes every five seconds is waited for, one that comes after half a minute is not."""
     futures = []
     for n in range(12):
         futures.append(client.submit_background(f"p{n}"))
@@ -110,58 +100,47 @@ def test_nobody_waits_for_others_longer_than_four_minutes(
     assert batches(remote) == [35, 25]
 
 
-def test_a_full_batch_goes_at_once(deferring: ClientOf, remote: Remote, clock: VirtualClock) -> None:
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_full_or_flushed_group_is_sent_immediately(
+    flushed: bool, deferring: ClientOf, remote: Remote, clock: VirtualClock
+) -> None:
     client = deferring(remote, batch_max_requests=20)
     began = clock.wall()
-    results(deferred(client, 20))
-    assert batches(remote) == [20]
-    assert client.jobs()[0].created_at == began
-
-
-def test_a_flush_ends_the_gathering(client: BatchingClient, remote: Remote, clock: VirtualClock) -> None:
-    began = clock.wall()
-    futures = deferred(client, 12)
-    client.flush()
+    futures = deferred(client, 12 if flushed else 20)
+    if flushed:
+        client.flush()
     results(futures)
+    assert batches(remote) == [len(futures)]
     assert client.jobs()[0].created_at == began
-    assert batches(remote) == [12]
 
 
 # -- what goes in real time ----------------------------------------------------------------------------------
 
 
-def test_too_few_for_a_batch_go_in_real_time(client: BatchingClient, remote: Remote) -> None:
-    assert routes(deferred(client, 9)) == {Route.INDIVIDUAL}
-    assert batches(remote) == []
+@pytest.mark.parametrize(
+    ("count", "settings", "params"),
+    [
+        (9, {}, {}),
+        (12, {"deferrable": "realtime"}, {}),
+        (12, {}, {"priority": Priority.LOW}),
+        (12, {}, {"timeout": 60.0}),
+        (12, {}, {"purpose": "chat"}),
+    ],
+)
+def test_some_requests_are_sent_in_real_time(
+    count: int, settings: dict[str, Any], params: dict[str, Any], deferring: ClientOf, remote: Remote
+) -> None:
+    client = deferring(remote, prefer_individual_for="chat", **settings)
+    assert routes(deferred(client, count, **params)) == {Route.INDIVIDUAL}
     assert client.jobs() == []
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"priority": Priority.LOW},
-        {"timeout": 60.0},
-        {"purpose": "chat"},
-    ],
-)
-def test_what_cannot_wait_is_asked_at_once(
-    params: dict[str, Any], deferring: ClientOf, remote: Remote, clock: VirtualClock
+def test_functions_and_providers_without_batches_are_called_immediately(
+    client: BatchingClient, deferring: ClientOf, clock: VirtualClock
 ) -> None:
-    client = deferring(remote, prefer_individual_for="chat")
-    began = clock.now()
-    assert routes(deferred(client, 12, **params)) == {Route.INDIVIDUAL}
-    assert clock.now() - began < 1.0
-
-
-def test_own_functions_are_called_at_once(client: BatchingClient, clock: VirtualClock) -> None:
     calls = [Request(call=lambda request, attempt: "mine", priority="deferrable") for _ in range(12)]
     assert {client.submit(call).result().text for call in calls} == {"mine"}
-    assert clock.now() < 1.0
-
-
-def test_a_provider_without_batches_is_asked_at_once(deferring: ClientOf, clock: VirtualClock) -> None:
-    client = deferring(Remote(clock, batches=False))
-    assert routes(deferred(client, 12)) == {Route.INDIVIDUAL}
+    assert routes(deferred(deferring(Remote(clock, batches=False)), 12)) == {Route.INDIVIDUAL}
     assert clock.now() < 1.0
 
 
@@ -200,7 +179,6 @@ class City:
 
 
 def test_equal_requests_are_paid_once(client: BatchingClient, remote: Remote) -> None:
-    """In one batch, and while it runs."""
     first = [client.submit_background(f"p{n % 12}") for n in range(15)]
     client.flush()
     later = client.submit_background("p3")
@@ -212,30 +190,18 @@ def test_equal_requests_are_paid_once(client: BatchingClient, remote: Remote) ->
     assert remote.asked == []
 
 
-def test_clients_of_one_store_take_part_in_each_others_batches(
-    deferring: ClientOf, remote: Remote, clock: VirtualClock
+@pytest.mark.parametrize("stopped", [True, False])
+def test_clients_of_one_store_share_batches(
+    stopped: bool, deferring: ClientOf, remote: Remote, clock: VirtualClock
 ) -> None:
-    """While the first waits for its answers, the second, another process say, need not pay for them."""
-    first, second = (deferring(remote) for _ in range(2))
-    one = deferred(first, 12)
-    first.flush()
-    clock.sleep(5.0)
-    two = deferred(second, 12)
-    assert [answer.text for answer in results(two)] == [answer.text for answer in results(one)]
-    assert batches(remote) == [12]
-
-
-def test_answers_of_a_process_that_ended_are_found_among_any_number_of_other_jobs(
-    deferring: ClientOf, remote: Remote, clock: VirtualClock
-) -> None:
-    """Durable requests, say, of which each group is a job of its own."""
     first, second = (deferring(remote) for _ in range(2))
     deferred(first, 12)
     first.flush()
     clock.sleep(5.0)
-    first.stop(timeout=0)
-    for n in range(4):
-        second.submit(f"q{n}", durable=True).result()
+    if stopped:
+        first.stop(timeout=0)
+        for n in range(4):
+            second.submit(f"q{n}", durable=True).result()
     assert [answer.text for answer in results(deferred(second, 12))] == [f"by batch: p{n}" for n in range(12)]
     assert batches(remote) == [12]
 
@@ -253,18 +219,12 @@ def test_requests_that_are_not_to_be_deduplicated_are_each_sent(
     assert sum(batches(remote)) == 24
 
 
-def test_an_answer_that_was_given_is_not_given_again(client: BatchingClient, remote: Remote) -> None:
-    """Without a cache the same request is asked again, as in real time."""
-    for _ in range(2):
-        results(deferred(client, 12))
-    assert batches(remote) == [12, 12]
-
-
-def test_an_answer_that_was_given_is_not_given_to_another_client(
-    deferring: ClientOf, remote: Remote, clock: VirtualClock
+@pytest.mark.parametrize("same_client", [True, False])
+def test_a_delivered_answer_is_not_delivered_again(
+    same_client: bool, deferring: ClientOf, remote: Remote
 ) -> None:
-    """Also while the first one runs; the store says so once nobody waits any more."""
-    first, second = deferring(remote), deferring(remote, seed_of_rng=2)
+    first = deferring(remote)
+    second = first if same_client else deferring(remote, seed_of_rng=2)
     results(deferred(first, 12))
     assert {answer.deduplicated for answer in results(deferred(second, 12))} == {False}
     assert batches(remote) == [12, 12]
@@ -291,7 +251,6 @@ def test_hooks_see_the_answers_of_a_batch(deferring: ClientOf, remote: Remote) -
 
 
 def test_objects_of_classes_come_back(deferring: ClientOf, clock: VirtualClock, store: str) -> None:
-    """A store keeps plain data; who asked has the class."""
     remote = Remote(clock)
     assert remote.api is not None
     read_line = remote.api.read_line
@@ -319,7 +278,6 @@ def test_answers_of_a_batch_are_kept_in_the_cache(
 def test_a_budget_holds_back_what_a_batch_can_cost_and_not_all_there_is(
     deferring: ClientOf, clock: VirtualClock
 ) -> None:
-    """Two batches run next to each other, and a request in real time next to both."""
     remote = Remote(clock, priced=True)
     prices = {"remote:default": Price(input=1.0, output=1.0)}
     client = deferring(remote, budget=1.0, prices=prices)
@@ -351,7 +309,6 @@ def test_requests_that_cannot_be_stored_go_in_real_time(
 def test_answers_that_cannot_be_read_are_kept_for_whoever_can(
     deferring: ClientOf, remote: Remote, store: str
 ) -> None:
-    """Such as those that another process, of a newer version, stored; they are not asked and paid again."""
     client = deferring(remote)
     assert client.jobs() == []
     unread = "UPDATE result SET body = CAST(replace(CAST(body AS TEXT), ?, ?) AS BLOB)"
@@ -371,7 +328,6 @@ def test_answers_that_cannot_be_read_are_kept_for_whoever_can(
 
 
 def test_the_job_is_a_decision_that_is_told_and_scored(deferring: ClientOf, remote: Remote) -> None:
-    """As the jobs of lists are."""
     events: list[Event] = []
     client = deferring(remote, observers=[events.append])
     results(deferred(client, 12, purpose="labels"))
@@ -387,7 +343,6 @@ def test_the_job_is_a_decision_that_is_told_and_scored(deferring: ClientOf, remo
 def test_where_no_route_would_be_in_time_they_go_in_real_time(
     deferring: ClientOf, clock: VirtualClock
 ) -> None:
-    """Batches take half a day here, and real time two hours: each gets the time that it asked for."""
     remote = Remote(clock, turnaround=50_000.0, latency=1200.0)
     client = deferring(remote, parallelism=2)
     results(deferred(client, 12))
@@ -416,17 +371,16 @@ def test_a_request_is_withdrawn_before_its_batch_and_not_after(
         futures[5].result()
 
 
-def test_cancelling_all_that_is_pending_withdraws_them(client: BatchingClient, remote: Remote) -> None:
+def test_cancelling_pending_requests_withdraws_them(client: BatchingClient, remote: Remote) -> None:
     futures = deferred(client, 13)
     assert client.cancel_pending() == 13
     assert all(future.cancelled() for future in futures)
     assert batches(remote) == []
 
 
-def test_a_request_that_is_cancelled_on_its_way_to_real_time_is_not_sent_and_ends_once(
+def test_a_request_cancelled_on_its_way_to_real_time_is_not_sent(
     deferring: ClientOf, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end is told like any other, so the figures do not count it as waiting for ever."""
     seen: list[Event] = []
     client = deferring(remote, observers=[seen.append])
     futures: list[Future[Result]] = []
@@ -449,7 +403,6 @@ def test_a_request_that_is_cancelled_on_its_way_to_real_time_is_not_sent_and_end
 def test_what_a_full_queue_does_not_take_fails_with_its_reason(
     deferring: ClientOf, clock: VirtualClock
 ) -> None:
-    """Too few for a batch go in real time."""
     client = deferring(Remote(clock, latency=1.0), parallelism=1, queue_capacity=100, queue_full="raise")
     with clock.held():
         client.submit("running")
@@ -465,7 +418,6 @@ def test_what_a_full_queue_does_not_take_fails_with_its_reason(
 def test_cancelling_all_reaches_those_that_are_just_being_sent(
     client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were looked for in the store when it came, and are neither stored nor asked."""
     cancelled: list[int] = []
     find = JobTable.find_named
 
@@ -484,10 +436,9 @@ def test_cancelling_all_reaches_those_that_are_just_being_sent(
     assert (remote.asked, batches(remote)) == ([], [])
 
 
-def test_a_forked_child_has_no_future_of_requests_that_are_just_being_sent(
+def test_a_forked_child_has_no_future_of_requests_being_sent(
     client: BatchingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its copies would never end."""
     futures: list[Future[Result]] = []
     codes: list[int] = []
 
@@ -508,7 +459,6 @@ def test_a_forked_child_has_no_future_of_requests_that_are_just_being_sent(
 def test_a_group_is_found_at_every_step_of_being_taken(
     client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process may fork between any two of them."""
     found: list[Future[Result]] = []
     missed: list[int] = []
     futures: list[Future[Result]] = []
@@ -535,23 +485,22 @@ def test_a_group_is_found_at_every_step_of_being_taken(
     assert missed == []
 
 
-def test_a_stop_waits_for_the_batch(client: BatchingClient, remote: Remote) -> None:
+def test_a_stop_waits_for_the_batch_or_fails_what_is_not_sent(
+    client: BatchingClient, deferring: ClientOf, remote: Remote
+) -> None:
     futures = deferred(client, 12)
     client.stop()
     assert all(future.done() for future in futures)
     assert routes(futures) == {Route.BATCH}
-
-
-def test_a_stop_without_time_leaves_no_future_behind(client: BatchingClient, remote: Remote) -> None:
-    futures = deferred(client, 3)
-    client.stop(timeout=0)
+    second = deferring(remote)
+    futures = deferred(second, 3)
+    second.stop(timeout=0)
     assert {type(future.exception(timeout=0)) for future in futures} == {ClientClosed}
 
 
 def test_a_stop_that_does_not_wait_leaves_the_job_to_the_next_client(
     client: BatchingClient, deferring: ClientOf, remote: Remote, clock: VirtualClock
 ) -> None:
-    """The futures say so; the same requests get the answers, and nothing is paid twice."""
     futures = deferred(client, 12)
     client.flush()
     clock.sleep(20.0)
@@ -569,7 +518,6 @@ def test_a_stop_that_does_not_wait_leaves_the_job_to_the_next_client(
 
 
 def test_a_hook_may_stop_the_client_that_settles_it(deferring: ClientOf, remote: Remote) -> None:
-    """It runs on the thread that a stop would wait for."""
     stopping: list[BatchingClient] = []
     settling: list[threading.Thread] = []
 

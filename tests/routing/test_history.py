@@ -1,4 +1,4 @@
-"""What a client saw: learned at once, kept in the store, shared, and told when it changes."""
+"""The history of a client: learned from calls and batches, stored, shared, and published when it changes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from smartbatch.jobs.store.sql_store import FactTable
 from smartbatch.jobs.threads import run_within
 from smartbatch.routing.history import (
     BATCH_PRIOR,
-    CALL_PRIOR,
     MAX_CALLS_PER_SECOND,
-    MAX_LOADED_ROWS,
     MAX_SAMPLE_CALLS,
     MAX_UNLEARNED_CALLS,
     REFRESH_SECONDS,
@@ -40,15 +38,12 @@ MODEL = "openai:gpt-5-mini"
 
 @pytest.fixture
 def store(tmp_path: Path, clock: VirtualClock) -> Iterator[SqlStore]:
-    """A store of its own in a file."""
     opened = open_store(str(tmp_path / "jobs.db"), wall=clock.wall, rng=random.Random(1))
     yield opened
     opened.close()
 
 
 class Told(list[Event]):
-    """What was told."""
-
     def __call__(self, event: Event) -> None:
         self.append(event)
 
@@ -63,31 +58,31 @@ Process = Callable[[], ForecastHistory]
 
 @pytest.fixture
 def process(clock: VirtualClock, store: SqlStore, told: Told) -> Process:
-    """Make the history of another process on the same store."""
     return lambda: ForecastHistory(clock, told, store=lambda: store)
 
 
-def call(
-    history: ForecastHistory, clock: VirtualClock, *seconds: float, route: Route | None = Route.INDIVIDUAL,
-    size: int = 1, error: str | None = None, model: str = MODEL,
-) -> None:  # fmt: skip
-    """Let calls end, a second apart."""
+def ended(
+    clock: VirtualClock, seconds: float, route: Route | None = Route.INDIVIDUAL, size: int = 1,
+    error: str | None = None, model: str = MODEL,
+) -> CallFinished:  # fmt: skip
+    return CallFinished(
+        at=clock.now(), batch_id="b", model=model, size=size, seconds=seconds, usage=Usage(), cost=None,
+        error=error, maybe_billed=False, route=route,
+    )  # fmt: skip
+
+
+def call(history: ForecastHistory, clock: VirtualClock, *seconds: float, **more: Any) -> None:
     for each in seconds:
         clock.sleep(1.0)
-        history(
-            CallFinished(
-                at=clock.now(),
-                batch_id="b",
-                model=model,
-                size=size,
-                seconds=each,
-                usage=Usage(),
-                cost=None,
-                error=error,
-                maybe_billed=False,
-                route=route,
-            )
-        )
+        history(ended(clock, each, **more))
+
+
+def observations(history: ForecastHistory) -> int:
+    return history.latency(Route.INDIVIDUAL, MODEL).observations
+
+
+def chance(history: ForecastHistory, seconds: float) -> float:
+    return history.latency(Route.INDIVIDUAL, MODEL).chance(seconds, 1)
 
 
 def median(history: ForecastHistory, route: Route = Route.INDIVIDUAL, size: int = 1) -> float:
@@ -112,9 +107,9 @@ class TestCalls:
         history = process()
         call(history, clock, *[20.0] * 30)
         assert median(history) == pytest.approx(20.0, rel=0.05)
-        assert history.latency(Route.INDIVIDUAL, MODEL).chance(25.0, 1) > 0.9
+        assert chance(history, 25.0) > 0.9
         assert history.latency(Route.INDIVIDUAL, MODEL).expected(1) == pytest.approx(20.0, rel=0.1)
-        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 30
+        assert observations(history) == 30
 
     def test_a_call_of_several_requests_tells_of_one_of_a_single_one(
         self, process: Process, clock: VirtualClock
@@ -134,12 +129,11 @@ class TestCalls:
         assert median(history, Route.PACKED, size=10) == pytest.approx(50.0, rel=0.05)
 
     def test_refusals_teach_nothing(self, process: Process, clock: VirtualClock) -> None:
-        """They come at once, however slow answers are; nor do functions of the user's."""
         history = process()
         call(history, clock, *[0.01] * 30, error="rate_limit")
         call(history, clock, *[0.01] * 30, error="server_error")
         call(history, clock, *[0.01] * 30, route=None)
-        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 0
+        assert observations(history) == 0
 
     def test_a_call_that_ran_out_of_time_would_have_taken_longer(
         self, process: Process, clock: VirtualClock
@@ -147,46 +141,31 @@ class TestCalls:
         history = process()
         call(history, clock, *[10.0] * 20, error="timeout")
         assert median(history) > 10.5
-        assert history.latency(Route.INDIVIDUAL, MODEL).chance(10.0, 1) < 0.2
+        assert chance(history, 10.0) < 0.2
 
     def test_batches_are_no_calls(self, process: Process) -> None:
         with pytest.raises(ValueError, match="does not consist of calls"):
             process().latency(Route.BATCH, MODEL)
 
     def test_a_flood_of_calls_is_learned_from_in_part(self, process: Process, clock: VirtualClock) -> None:
-        """Of a thousand at the same moment a hundred, so that learning costs next to nothing."""
         history = process()
-        event = CallFinished(
-            at=clock.now(),
-            batch_id="b",
-            model=MODEL,
-            size=1,
-            seconds=1.0,
-            usage=Usage(),
-            cost=None,
-            error=None,
-            maybe_billed=False,
-            route=Route.INDIVIDUAL,
-        )
+        event = ended(clock, 1.0)
         threads = [threading.Thread(target=lambda: [history(event) for _ in range(250)]) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30.0)
-        learned = history.latency(Route.INDIVIDUAL, MODEL).observations
-        assert (
-            MAX_CALLS_PER_SECOND <= learned < MAX_CALLS_PER_SECOND + len(threads)
-        )  # no lock: each may count one past another
+        # without a lock, each thread may count one call too many
+        assert MAX_CALLS_PER_SECOND <= observations(history) < MAX_CALLS_PER_SECOND + len(threads)
 
     def test_nothing_is_learned_on_the_threads_that_call(
         self, process: Process, clock: VirtualClock, told: Told
     ) -> None:
-        """Calls are noted where they end, the latest of them, and learned from when somebody looks."""
         history = process()
         call(history, clock, *[90.0] * 50, *[20.0] * MAX_UNLEARNED_CALLS)
         assert told == []
         assert median(history) == pytest.approx(20.0, rel=0.05)
-        assert history.latency(Route.INDIVIDUAL, MODEL).chance(50.0, 1) > 0.99
+        assert chance(history, 50.0) > 0.99
         assert [each.name for each in told] == ["forecast_moved"]
 
 
@@ -210,7 +189,6 @@ class TestTelling:
         assert moved.fields()["route"] == "individual"
 
     def test_observers_may_ask_for_the_forecast(self, clock: VirtualClock) -> None:
-        """They are told without a lock held."""
         heard: list[float] = []
         history = ForecastHistory(clock, lambda _: heard.append(median(history)))
         call(history, clock, *[30.0] * 12)
@@ -240,18 +218,17 @@ class TestTheStore:
         second = process()
         assert median(second) == pytest.approx(2.0)  # before it looked
         second.refresh()
-        assert second.latency(Route.INDIVIDUAL, MODEL).observations == 50
+        assert observations(second) == 50
         assert median(second) == pytest.approx(median(first), rel=0.01)
 
     def test_what_was_seen_before_the_first_look_stays(self, process: Process, clock: VirtualClock) -> None:
-        """And counts as later than what the store has."""
         first, second = process(), process()
         first.refresh()
         call(first, clock, *[30.0] * 20)
         first.save()
         call(second, clock, *[3.0] * 20)
         second.refresh()
-        assert second.latency(Route.INDIVIDUAL, MODEL).observations == 40
+        assert observations(second) == 40
         assert median(second) == pytest.approx(3.0, rel=0.2)
 
     def test_processes_see_each_others_calls_within_a_minute_and_none_twice(
@@ -264,16 +241,15 @@ class TestTheStore:
             clock.sleep(REFRESH_SECONDS)
             for one in (first, second, first):
                 one.refresh()  # the third look within a minute does nothing
-                assert one.latency(Route.INDIVIDUAL, MODEL).observations in (20 * turn - 10, 20 * turn)
+                assert observations(one) in (20 * turn - 10, 20 * turn)
         clock.sleep(REFRESH_SECONDS)
         for one in (first, second):
             one.refresh()
-            assert one.latency(Route.INDIVIDUAL, MODEL).observations == 60
+            assert observations(one) == 60
 
     def test_of_many_calls_a_sample_is_written(
         self, process: Process, clock: VirtualClock, store: SqlStore
     ) -> None:
-        """Spread over those that were learned from, in one transaction; what the store has stays bounded."""
         history = process()
         history.refresh()
         call(history, clock, *[1.0 + n / MAX_UNLEARNED_CALLS for n in range(MAX_UNLEARNED_CALLS)])
@@ -288,7 +264,6 @@ class TestTheStore:
     def test_calls_are_written_before_they_are_learned_from(
         self, process: Process, clock: VirtualClock, told: Told
     ) -> None:
-        """A client that stops keeps a sample of its calls, and spends nothing on unasked forecasts."""
         history = process()
         history.refresh()
         call(history, clock, *[90.0] * 30)
@@ -296,13 +271,13 @@ class TestTheStore:
         assert told == []
         other = process()
         other.refresh()
-        assert other.latency(Route.INDIVIDUAL, MODEL).observations == 30
+        assert observations(other) == 30
         call(history, clock, *[90.0] * 5)
-        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 35
+        assert observations(history) == 35
         assert {each.name for each in told} == {"forecast_moved"}
         clock.sleep(REFRESH_SECONDS)
         history.refresh()
-        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 35  # its own rows are none of others
+        assert observations(history) == 35  # its own rows are none of others
 
     def test_batches_are_read_from_it_with_those_that_were_given_up(
         self, process: Process, clock: VirtualClock, store: SqlStore
@@ -335,7 +310,6 @@ class TestTheStore:
         assert history.turnaround(MODEL).observations == 0
 
     def test_nothing_is_opened_before_somebody_looks(self, clock: VirtualClock, told: Told) -> None:
-        """A client that never needs a store makes none, not even at its stop."""
         opened: list[int] = []
 
         def opener() -> SqlStore:
@@ -371,7 +345,7 @@ class TestTheStore:
         history.refresh()
         assert len(store.facts.turnarounds(f"latency individual {MODEL}", limit=100)) == 20
 
-    def test_a_store_that_hangs_is_waited_for_once_and_read_again_at_the_next_look(
+    def test_a_hanging_store_is_waited_for_once_and_read_again_later(
         self, process: Process, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first, history = process(), process()
@@ -389,37 +363,16 @@ class TestTheStore:
         def look() -> None:
             began = clock.now()
             history.refresh()
-            assert history.latency(Route.INDIVIDUAL, MODEL).observations == 0
+            assert observations(history) == 0
             assert history.turnaround(MODEL).observations == 0
             seen.append(clock.now() - began)
             clock.sleep(REFRESH_SECONDS)
             history.refresh()
-            assert history.latency(Route.INDIVIDUAL, MODEL).observations == 20
+            assert observations(history) == 20
 
         monkeypatch.setattr(FactTable, "turnarounds", hang)
         assert run_within(look, 1e6, clock, "smartbatch-test")
         assert seen == [STORE_WAIT_SECONDS]
-
-    def test_without_a_store_everything_works_in_memory(self, clock: VirtualClock, told: Told) -> None:
-        history = ForecastHistory(clock, told)
-        history.refresh()
-        history.save()
-        call(history, clock, *[3.0] * 20)
-        assert median(history) == pytest.approx(3.0, rel=0.1)
-
-    def test_another_process_reads_the_store_anew(self, process: Process, clock: VirtualClock) -> None:
-        history = process()
-        history.refresh()
-        call(history, clock, *[30.0] * 20)
-        history.save()
-        history = process()
-        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 0
-        history.refresh()
-        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 20
-
-    def test_as_many_rows_are_read_as_the_forecaster_can_use(self) -> None:
-        assert MAX_LOADED_ROWS <= 500
-        assert CALL_PRIOR.fade < BATCH_PRIOR.fade
 
 
 class TestTokens:
@@ -439,7 +392,6 @@ class TestTokens:
         assert second.calibration(MODEL, Kind.EMBED).observed == 0
 
     def test_the_same_object_is_returned_and_filled_at_the_first_look(self, process: Process) -> None:
-        """LaneFactory have it since long before."""
         first, second = process(), process()
         early = second.calibration(MODEL, Kind.GENERATE)
         first.refresh()
@@ -498,8 +450,6 @@ class TestTokens:
 def test_a_client_that_stops_leaves_what_it_saw_to_the_next(
     client_of: Callable[..., BatchingClient], clock: VirtualClock, tmp_path: Path
 ) -> None:
-    """Calls of a client reach its history, and its lanes go on from the store's calibrations."""
-
     def answer(request: Request, attempt: int) -> Answer:
         clock.sleep(7.0)
         return Answer("yes", Usage(50, 30))

@@ -1,4 +1,4 @@
-"""Lists with a key stand in the store: the same call again, in any process, asks only what is missing."""
+"""Lists with a key are stored: the same call in any process sends only what is missing."""
 
 from __future__ import annotations
 
@@ -31,12 +31,16 @@ PROMPTS = [f"p{n}" for n in range(30)]
 LATER = 7_200.0
 
 
+@pytest.fixture
+def client(client_of: ClientOf, remote: Remote, store: str) -> BatchingClient:
+    return client_of(remote, store=store)
+
+
 @each_way
 @pytest.mark.parametrize("ordered", sampled([True, False]))
 def test_the_same_list_again_asks_nothing_and_costs_nothing(
-    way: str, ordered: bool, client_of: ClientOf, clock: VirtualClock, store: str
+    way: str, ordered: bool, client_of: ClientOf, store: str, remote: Remote
 ) -> None:
-    remote = Remote(clock)
     first = client_of(remote, store=store)
     requests = [Request(prompt, context={"row": n}) for n, prompt in enumerate(PROMPTS)]
     answers = list(first.as_completed(requests, strategy=way, ordered=ordered, key="labels"))
@@ -110,9 +114,7 @@ def test_what_another_live_process_carries_on_is_waited_for(
     assert len(list(results)) == 29
 
 
-def test_a_batch_that_is_left_early_runs_on(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    remote = Remote(clock)
-    client = client_of(remote, store=store)
+def test_a_batch_that_is_left_early_runs_on(remote: Remote, client: BatchingClient) -> None:
     for _ in client.map(PROMPTS, strategy="hybrid", key="labels"):
         break
     assert client.job("labels").wait("1h").succeeded == 30
@@ -121,10 +123,7 @@ def test_a_batch_that_is_left_early_runs_on(client_of: ClientOf, clock: VirtualC
 
 
 @pytest.mark.parametrize("other", [PROMPTS[:-1], [*PROMPTS[:-1], "other"]])
-def test_another_list_under_the_key_is_a_conflict(
-    other: list[str], client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
-    client = client_of(Remote(clock), store=store)
+def test_another_list_under_the_key_is_a_conflict(other: list[str], client: BatchingClient) -> None:
     client.generate(PROMPTS, key="labels")
     with pytest.raises(JobConflict, match="labels"):
         list(client.map(other, key="labels"))
@@ -132,12 +131,10 @@ def test_another_list_under_the_key_is_a_conflict(
         list(client.map(PROMPTS, temperature=0.5, key="labels"))
 
 
-@each_way
+@pytest.mark.parametrize("way", sampled(["individual", "batch", "hybrid"], first=2))
 def test_rows_at_the_end_of_a_list_are_added_to_its_job(
-    way: str, client_of: ClientOf, clock: VirtualClock, store: str
+    way: str, client_of: ClientOf, store: str, remote: Remote, client: BatchingClient
 ) -> None:
-    remote = Remote(clock)
-    client = client_of(remote, store=store)
     client.generate(PROMPTS, strategy=way, key="labels")
     further = [*PROMPTS, "q0", "q1"]
     for seed in (2, 3):  # the second call finds all rows
@@ -151,10 +148,8 @@ def test_rows_at_the_end_of_a_list_are_added_to_its_job(
 
 
 def test_enough_added_rows_for_a_batch_go_by_batch_as_their_list_did(
-    client_of: ClientOf, clock: VirtualClock, store: str
+    remote: Remote, client: BatchingClient
 ) -> None:
-    remote = Remote(clock)
-    client = client_of(remote, store=store)
     client.generate(PROMPTS, strategy="batch", key="labels")
     assert client.generate([*PROMPTS, *(f"q{n}" for n in range(20))], key="labels").succeeded == 50
     assert remote.api is not None
@@ -162,11 +157,7 @@ def test_enough_added_rows_for_a_batch_go_by_batch_as_their_list_did(
     assert remote.asked == []
 
 
-def test_added_rows_equal_to_answered_ones_get_their_answers(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
-    remote = Remote(clock)
-    client = client_of(remote, store=store)
+def test_added_rows_equal_to_answered_ones_get_their_answers(remote: Remote, client: BatchingClient) -> None:
     client.generate(PROMPTS, strategy="individual", key="labels")
     results = client.generate([*PROMPTS, "p7", "new", "new"], key="labels")
     assert results.texts[-3:] == ["re: p7", "re: new", "re: new"]
@@ -191,10 +182,9 @@ def test_no_rows_are_added_to_a_cancelled_job(client_of: ClientOf, clock: Virtua
 
 
 def test_added_rows_spend_within_the_budget_of_the_client(
-    client_of: ClientOf, clock: VirtualClock, store: str
+    client_of: ClientOf, clock: VirtualClock, store: str, remote: Remote
 ) -> None:
     prices = {"remote:default": Price(1000.0, 1000.0)}
-    remote = Remote(clock)
     client = client_of(remote, store=store, prices=prices)
     cost = client.submit_and_wait(PROMPTS, strategy="batch", key="labels").cost
     assert cost is not None
@@ -205,9 +195,7 @@ def test_added_rows_spend_within_the_budget_of_the_client(
     assert job.status().completed < 230
 
 
-def test_hooks_and_contexts_are_the_callers_own(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    """What the first hook made is what is sent; each caller's second hook sees each answer once."""
-    remote = Remote(clock)
+def test_hooks_and_contexts_are_the_callers_own(client_of: ClientOf, store: str, remote: Remote) -> None:
 
     def answers(tag: str, seed: int) -> list[Result]:
         client = client_of(
@@ -230,17 +218,15 @@ def test_hooks_and_contexts_are_the_callers_own(client_of: ClientOf, clock: Virt
     assert len(remote.asked) == 29
 
 
-def test_equal_prompts_of_a_list_are_asked_once(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    remote = Remote(clock)
+def test_equal_prompts_of_a_list_are_asked_once(client_of: ClientOf, store: str, remote: Remote) -> None:
     results = client_of(remote, store=store).generate(["a", "b", "a", "a"], key="labels")
     assert sorted(remote.asked) == ["a", "b"]
     assert [result.deduplicated for result in results] == [False, False, True, True]
 
 
 def test_an_iterator_is_read_to_its_end_before_anything_is_sent(
-    client_of: ClientOf, clock: VirtualClock, store: str
+    client_of: ClientOf, store: str, remote: Remote
 ) -> None:
-    remote = Remote(clock)
     results = client_of(remote, store=store).map((prompt for prompt in PROMPTS), key="labels")
     assert remote.asked == []
     assert [result.text for result in results] == [f"re: {prompt}" for prompt in PROMPTS]
@@ -280,7 +266,6 @@ def test_failed_requests_fail_as_without_a_key(
 def test_many_threads_of_one_process_read_one_list(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """One that leaves early takes nothing from the others."""
     remote = Remote(clock, latency=1.0)
     client = client_of(remote, store=store, parallelism=2)
     found: list[int] = []
@@ -304,11 +289,7 @@ def test_many_threads_of_one_process_read_one_list(
     assert sorted(remote.asked) == sorted(PROMPTS)
 
 
-def test_what_a_store_cannot_keep_is_refused_by_name(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
-    remote = Remote(clock)
-    client = client_of(remote, store=store)
+def test_what_a_store_cannot_keep_is_refused_by_name(remote: Remote, client: BatchingClient) -> None:
     own = Request("a", call=lambda _request, _attempt: "mine")
     with pytest.raises(InvalidRequest, match=r"row 0 .*call"):
         list(client.map([own], key="labels"))
@@ -318,9 +299,8 @@ def test_what_a_store_cannot_keep_is_refused_by_name(
 
 
 def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
-    client_of: ClientOf, clock: VirtualClock, tmp_path: Path
+    client_of: ClientOf, tmp_path: Path, remote: Remote
 ) -> None:
-    remote = Remote(clock)
     (tmp_path / "file").write_text("no folder")
     client = client_of(remote, store=str(tmp_path / "file" / "jobs.db"))
     with pytest.raises((StoreError, ConfigError)):
@@ -328,11 +308,7 @@ def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
     assert remote.asked == []
 
 
-def test_a_plan_with_a_key_runs_as_the_list_would(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
-    remote = Remote(clock)
-    client = client_of(remote, store=store)
+def test_a_plan_with_a_key_runs_as_the_list_would(remote: Remote, client: BatchingClient) -> None:
     options: dict[str, Any] = {"strategy": "individual", "key": "labels"}
     assert client.plan(PROMPTS, **options).run().succeeded == 30
     assert client.generate(PROMPTS, **options).succeeded == 30
@@ -340,7 +316,6 @@ def test_a_plan_with_a_key_runs_as_the_list_would(
 
 
 def test_a_list_with_a_budget_goes_on_within_it(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    """What the first call spent is not told again by the second."""
     remote = Remote(clock, latency=1.0, priced=True)
     settings: dict[str, Any] = {"store": store, "prices": {"remote:default": Price(1e6, 1e6)}}
     options: dict[str, Any] = {"key": "labels", "max_tokens": 2, "strategy": "individual", "budget": 400.0}
@@ -358,7 +333,6 @@ def test_a_list_with_a_budget_goes_on_within_it(client_of: ClientOf, clock: Virt
 def test_rows_that_were_asked_again_are_paid_for_once(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """The same call after their second answers has them, and the others, and pays nothing."""
     down = {"p1", "p2"}
 
     def reply(prompt: str) -> str:

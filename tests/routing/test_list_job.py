@@ -1,4 +1,4 @@
-"""A list that goes by batch reads as one that went in real time: hooks, the cache, contexts and order."""
+"""A list sent as a batch reads like one sent in real time: hooks, cache, contexts and order."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.levels import sampled
 
 ClientOf = Callable[..., BatchingClient]
 
-each_way = pytest.mark.parametrize("way", ["individual", "batch", "hybrid"])
+WAYS = ["individual", "batch", "hybrid"]
+each_way = pytest.mark.parametrize("way", WAYS)
 both_orders = pytest.mark.parametrize("ordered", sampled([True, False]))
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Any]:
-    """A store and a cache."""
     return {"store": str(tmp_path / "jobs.db"), "cache": str(tmp_path / "answers.db")}
 
 
@@ -52,7 +52,7 @@ def test_a_hook_sees_each_answer_of_a_list_once_with_its_own_context(
 
 @pytest.mark.parametrize("later", sampled(["individual", "batch"], first=1))
 @each_way
-def test_the_cache_keeps_what_the_provider_said_and_the_hook_sees_it_again(
+def test_the_cache_keeps_the_answer_before_the_hook(
     way: str, later: str, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
 ) -> None:
     client = client_of(
@@ -67,8 +67,6 @@ def test_the_cache_keeps_what_the_provider_said_and_the_hook_sees_it_again(
 
 
 class Various(Remote):
-    """Answers whole, cut short, or with objects, as its prompts say; objects in real time only."""
-
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
         assert self.api is not None
@@ -82,8 +80,6 @@ class Various(Remote):
 
 
 class VariousBatches(Api):
-    """Its Batch API."""
-
     def read_line(self, line: bytes, kind: Kind) -> Line:
         read = super().read_line(line, kind)
         assert read.answer is not None
@@ -101,11 +97,10 @@ def various(answer: Answer) -> Answer:
     )
 
 
-@each_way
+@pytest.mark.parametrize("way", sampled(WAYS, first=2))
 def test_the_same_answers_are_kept_whatever_way_a_list_went(
     way: str, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
 ) -> None:
-    """Whole ones only: none that was cut, and no objects, which the cache could not give back."""
     client = client_of(Various(clock), **files)
     prompts: list[Prompt] = [f"{what} {n}" for n in range(10) for what in ("plain", "cut", "object")]
     first = client.generate(prompts, strategy=way)
@@ -120,19 +115,16 @@ def test_the_same_answers_are_kept_whatever_way_a_list_went(
 
 
 class Numbers(VariousBatches):
-    """Answers with JSON."""
-
     def read_line(self, line: bytes, kind: Kind) -> Line:
         read = super().read_line(line, kind)
         assert read.answer is not None
         return evolve(read, answer=evolve(read.answer, text='{"n": 1}'))
 
 
-@each_way
+@pytest.mark.parametrize("way", sampled(WAYS, first=1))
 def test_json_that_was_asked_for_is_decoded_whatever_way_a_list_went(
     way: str, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
 ) -> None:
-    """Also when it comes out of the cache; where the answer holds none, there is none."""
     remote = Remote(clock, reply=lambda prompt: '{"n": 1}')
     remote.api = Numbers(remote, clock, 100.0, frozenset({Kind.GENERATE}))
     client = client_of(remote, **files)
@@ -149,7 +141,6 @@ def test_json_that_was_asked_for_is_decoded_whatever_way_a_list_went(
 def test_each_answer_of_a_list_is_that_of_its_own_prompt(
     ordered: bool, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
 ) -> None:
-    """Between answers of the cache, of a hook and of identical prompts, which the job does not have."""
     client = client_of(
         Remote(clock), preprocess=[lambda request: "own" if request.prompt == "mine" else None], **files
     )

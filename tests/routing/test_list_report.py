@@ -17,14 +17,12 @@ from smartbatch.views.html import MAX_BYTES
 
 @pytest.fixture
 def client(client_of: Callable[..., BatchingClient], clock: VirtualClock, tmp_path: Path) -> BatchingClient:
-    """A client in virtual time, whose requests and batches cost something."""
     remote = Remote(clock, latency=1.0, turnaround=600.0, priced=True)
     price = {"remote:default": Price(input=1000.0, output=1000.0)}
     return client_of(remote, store=f"{tmp_path}/jobs.db", prices=price, max_tokens=10)
 
 
 def words_of(page: str, name: str) -> str:
-    """The words of one section."""
     found = re.search(rf'<section id="{name}".*?</section>', page, re.DOTALL)
     assert found is not None
     return " ".join(re.sub(r"<[^>]*>", " ", found[0]).split())
@@ -61,7 +59,6 @@ def test_a_list_that_was_read_lazily_says_what_came(client: BatchingClient) -> N
 
 
 def test_results_that_were_put_together_elsewhere_have_no_report(client: BatchingClient) -> None:
-    """Nor have those that another process unpickled; both say what has one."""
     results = client.generate(["a", "b"])
     for others in (ResultList(results), pickle.loads(pickle.dumps(results))):
         assert [result.text for result in others] == results.texts

@@ -26,7 +26,6 @@ def emu() -> Iterator[Emulator]:
 
 @pytest.fixture
 def client(emu: Emulator, tmp_path: Path) -> Iterator[BatchingClient]:
-    """A client for the small model of an emulated OpenAI."""
     options = {"base_url": emu.base_url, "api_key": "sk-of-the-tests"}
     with BatchingClient(
         f"openai:{SMALL}",
@@ -39,8 +38,6 @@ def client(emu: Emulator, tmp_path: Path) -> Iterator[BatchingClient]:
 
 
 class Named(MockProvider):
-    """A mock that answers with the model it was called for."""
-
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
         super().generate(request, model=model, attempt=attempt, timeout=timeout)
         return Answer(f"{model}: {request.prompt}", usage=Usage(10, 5))
@@ -51,7 +48,6 @@ class Named(MockProvider):
 
 @pytest.mark.parametrize("name", [BIG, f"openai:{BIG}", f"OpenAI: {BIG}"])
 def test_a_request_may_name_its_model(client: BatchingClient, name: str) -> None:
-    """With the provider's prefix or without; the result says which answered, and costs its price."""
     usual = client.submit("Hello").result(LONG)
     for future in (client.submit("Hello", model=name), client.submit(Request("Hello!", model=name))):
         assert future.result(LONG).model == f"openai:{BIG}"
@@ -63,7 +59,6 @@ def test_a_request_may_name_its_model(client: BatchingClient, name: str) -> None
 
 
 def test_a_model_of_another_provider_is_refused(client: BatchingClient) -> None:
-    """The error says what to do; nothing is sent."""
     for call in (client.submit, lambda prompt, **given: client.generate([prompt], **given)):
         with pytest.raises(
             InvalidRequest, match=r"second client for it, as in BatchingClient\('anthropic:"
@@ -76,21 +71,19 @@ def test_a_model_of_another_provider_is_refused(client: BatchingClient) -> None:
 
 
 def test_a_name_may_hold_a_colon(client_of: ClientOf) -> None:
-    """As those of Ollama do; options after a question mark belong to a client."""
     assert client_of(Named()).submit("x", model="llama3:8b").result(LONG).text == "llama3:8b: x"
     with pytest.raises(InvalidRequest, match="options belong to the client"):
         client_of("sim:demo").submit("x", model="sim:demo?latency=1")
 
 
 def test_a_callable_finds_the_model_in_the_request(client_of: ClientOf) -> None:
-    """Another function is another client."""
     client = client_of(lambda request, attempt: str(request.model))
     assert client.submit("x", model="large").result(LONG).text == "large"
     with pytest.raises(InvalidRequest, match="second client"):
         client.submit("x", model="call:json:dumps")
 
 
-def test_requests_for_two_models_share_no_answer_and_no_entry_of_the_cache(
+def test_requests_for_two_models_share_neither_answers_nor_cache_entries(
     client_of: ClientOf, tmp_path: Path
 ) -> None:
     provider = Named()
@@ -122,7 +115,6 @@ MODELS = [f"openai:{SMALL}", f"openai:{BIG}"] * 2
     "way", ["list", "iterator", "key", "batch", "job", "realtime job", "durable", "embed"]
 )
 def test_each_row_of_a_list_goes_to_its_model(client: BatchingClient, way: str) -> None:
-    """Whatever the route; results name their model."""
     ways: dict[str, Callable[[], Any]] = {
         "list": lambda: client.generate(MIXED),
         "iterator": lambda: client.map(iter(MIXED)),
@@ -142,7 +134,6 @@ def test_each_row_of_a_list_goes_to_its_model(client: BatchingClient, way: str) 
 
 
 def test_each_batch_is_for_one_model(client: BatchingClient) -> None:
-    """A file of OpenAI's names one model in all its lines; costs are those of each model."""
     ended: list[BatchEnded] = []
     client.observe(lambda event: ended.append(event) if isinstance(event, BatchEnded) else None)
     results = list(client.submit_batch(MIXED).results(timeout=LONG))
@@ -155,7 +146,6 @@ def test_each_batch_is_for_one_model(client: BatchingClient) -> None:
 
 
 def test_a_list_may_name_the_model_of_all(client: BatchingClient) -> None:
-    """Then its plan, its job and its batches are those of this model."""
     prompts = [f"Question {n}" for n in range(12)]
     plan, usual = client.plan(prompts, model=BIG), client.plan(prompts)
     assert plan.cost is not None
@@ -176,7 +166,6 @@ def test_a_plan_of_several_models_adds_up_their_prices(client: BatchingClient) -
 
 
 def test_a_budget_needs_the_price_of_each_model(client: BatchingClient) -> None:
-    """Nothing is sent for a model that no table has."""
     requests = [Request("a"), Request("b", model="gpt-of-nobody")]
     for call in (
         lambda: client.generate(requests, budget=1.0),

@@ -15,7 +15,6 @@ VECTORS = "openai:text-embedding-3-small"
 
 
 def options(base_url: str) -> dict[str, str]:
-    """How a client reaches an emulator."""
     return {"base_url": base_url, "api_key": "sk-of-the-tests"}
 
 
@@ -55,7 +54,6 @@ LISTS: dict[str, Callable[[BatchingClient, list[Request]], Iterable[Result]]] = 
 def test_the_options_of_a_request_win_over_those_of_the_call(
     ask: Callable[[BatchingClient, list[Request]], Iterable[Result]],
 ) -> None:
-    """Each option for itself; the call's hold for requests that have none."""
     own = [Request("a", embedding=Embedding(dimensions=4)), Request("b", embedding=Embedding("Y"))]
     with emulator() as emu, BatchingClient(VECTORS, provider_options=options(emu.base_url)) as client:
         vectors = [result.embedding for result in ask(client, [*own, Request("c")])]

@@ -13,7 +13,7 @@ from smartbatch.types import Answer, Usage
 ClientOf = Callable[..., BatchingClient]
 
 
-def test_a_second_client_expects_the_lengths_and_times_that_the_first_has_seen(
+def test_a_second_client_expects_the_lengths_and_times_of_the_first(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     def answer(*_: object) -> Answer:

@@ -1,4 +1,4 @@
-"""What is no list of prompts is refused by every call that takes one, before anything is sent."""
+"""Every call that takes a list of prompts refuses anything else before it sends a request."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from levels import sampled
 
 import smartbatch
 from smartbatch import BatchingClient, InvalidRequest, Message, Request
-from smartbatch.core.preparation.preparer import prompt_list
 from smartbatch.testing import MockProvider
 
 Ask = Callable[[BatchingClient, Any], object]
 
 
 class Frame:
-    """As a DataFrame: it has a length, and iterating it gives the names of its columns."""
-
     def __init__(self, columns: dict[str, list[str]]) -> None:
         self._columns = columns
 
@@ -36,8 +33,6 @@ class Frame:
 
 
 class Interchanged(Frame):
-    """As a table of which only the interchange protocol is known."""
-
     columns = None  # type: ignore[assignment]
 
     def __dataframe__(self) -> object:
@@ -45,16 +40,12 @@ class Interchanged(Frame):
 
 
 class LazyFrame:
-    """As a lazy table, which cannot be iterated and whose columns cost a query."""
-
     @property
     def columns(self) -> list[str]:
         raise AssertionError("nobody asks for them")
 
 
 class Column:
-    """As a Series: an Arrow stream as well, but it is iterated value by value, in order."""
-
     def __init__(self, values: list[str]) -> None:
         self._values = values
 
@@ -143,7 +134,7 @@ def test_lists_columns_arrays_and_generators_are_read_in_order(prompts: Callable
         assert client.submit_and_wait(prompts(), timeout=30).texts == ["re: a", "re: b"]
 
 
-def test_a_column_is_checked_as_a_whole_and_finds_its_route_as_a_list_does() -> None:
+def test_a_column_is_checked_and_routed_like_a_list() -> None:
     with BatchingClient("sim:x?latency=0") as client:
         with pytest.raises(InvalidRequest, match="row 999"):
             client.map(Column([*ROWS[:-1], ""]))
@@ -153,12 +144,3 @@ def test_a_column_is_checked_as_a_whole_and_finds_its_route_as_a_list_does() -> 
 def test_rows_that_are_records_are_told_to_be_texts() -> None:
     with BatchingClient("sim:x?latency=0") as client, pytest.raises(InvalidRequest, match=r"row\['text'\]"):
         client.generate([{"id": 1, "text": "one"}])
-
-
-@pytest.mark.full
-def test_several_tables_are_named_and_refused() -> None:
-    import pyarrow
-
-    tables: Any = {"train": pyarrow.table({"text": ["a"]})}
-    with pytest.raises(InvalidRequest, match=r"contains several tables \(dict\), 'train': pass one of them"):
-        prompt_list(tables)

@@ -1,4 +1,4 @@
-"""Several answers to one prompt, and which requests share one: alone, in lists, and in jobs."""
+"""Several answers per prompt, and requests that share an answer: alone, in lists, and in jobs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from smartbatch.cli.main import main
 from smartbatch.errors import AllRequestsFailed, ErrorKind, ProviderError
 from smartbatch.testing import MockProvider
 from smartbatch.types import Answer, Generation, Usage
+from tests.levels import sampled
+from tests.tables.kinds import TABLES
 
 ClientOf = Callable[..., BatchingClient]
 LONG = 30.0
 
 
 def counting(**settings: Any) -> MockProvider:
-    """A mock whose answers are numbered."""
     numbers = itertools.count(1)
     return MockProvider(lambda _: Answer(f"answer {next(numbers)}", usage=Usage(10, 5)), **settings)
 
 
 @pytest.fixture
 def stored(client_of: ClientOf, tmp_path: Path) -> ClientOf:
-    """Make clients with a store of the test's own."""
     return lambda *args, **settings: client_of(*args, store=str(tmp_path / "jobs.db"), **settings)
 
 
@@ -42,7 +42,6 @@ def stored(client_of: ClientOf, tmp_path: Path) -> ClientOf:
 
 
 def test_a_single_request_has_its_answers_in_its_result(client_of: ClientOf) -> None:
-    """Three calls; the totals are those of all, and each answer is a result of its own."""
     provider = counting()
     client = client_of(provider)
     result = client.submit("A poem.", n=3, context="c", id="mine").result(LONG)
@@ -54,15 +53,8 @@ def test_a_single_request_has_its_answers_in_its_result(client_of: ClientOf) -> 
     assert client.counts.succeeded == len(provider.calls) == 3
 
 
-def test_one_answer_is_an_ordinary_result(client_of: ClientOf) -> None:
-    client = client_of(counting())
-    assert client.submit("A poem.", n=1).result(LONG).answers == ()
-    assert len(client.generate(["A poem."], n=1)) == 1
-
-
 @pytest.mark.parametrize("way", ["list", "iterator", "key", "job", "wait"])
 def test_lists_have_a_result_for_each_answer(stored: ClientOf, way: str) -> None:
-    """In order, prompt by prompt; a request's own number wins over the call's."""
     provider = MockProvider(lambda request: f"{request.prompt} {next(numbers)}")
     numbers = itertools.count(1)
     client = stored(provider, batch_enabled=False, batch_fallback="individual")
@@ -85,26 +77,6 @@ def test_lists_have_a_result_for_each_answer(stored: ClientOf, way: str) -> None
         assert len(provider.calls) == 7
 
 
-def of_arrow(rows: list[dict[str, Any]]) -> Any:
-    return pytest.importorskip("pyarrow").Table.from_pylist(rows)
-
-
-def of_arrow_batch(rows: list[dict[str, Any]]) -> Any:
-    return pytest.importorskip("pyarrow").RecordBatch.from_pylist(rows)
-
-
-def of_pandas(rows: list[dict[str, Any]]) -> Any:
-    return pytest.importorskip("pandas").DataFrame(rows, index=["x", "y", "z"][: len(rows)])
-
-
-def of_polars(rows: list[dict[str, Any]]) -> Any:
-    return pytest.importorskip("polars").DataFrame(rows)
-
-
-def of_datasets(rows: list[dict[str, Any]]) -> Any:
-    return pytest.importorskip("datasets").Dataset.from_list(rows)
-
-
 def as_dicts(table: Any) -> list[dict[str, Any]]:
     if hasattr(table, "to_dicts"):
         return table.to_dicts()  # type: ignore[no-any-return]
@@ -113,14 +85,13 @@ def as_dicts(table: Any) -> list[dict[str, Any]]:
     return table.to_pylist() if hasattr(table, "to_pylist") else list(table)
 
 
-@pytest.mark.parametrize("kind", [list, of_pandas, of_polars, of_arrow, of_arrow_batch, of_datasets])
+@pytest.mark.parametrize("kind", sampled(TABLES))
 @pytest.mark.parametrize("deduplicate", [None, True])
 def test_a_row_of_a_table_comes_once_for_each_answer(
-    client_of: ClientOf, kind: Callable[..., Any], deduplicate: bool | None
+    client_of: ClientOf, kind: str, deduplicate: bool | None
 ) -> None:
-    """Also if the answers are shared; a row that is skipped comes once, and its prompt counts as a row."""
     client = client_of(MockProvider(lambda request: f"to {request.prompt}"))
-    table = kind([{"text": text, "stars": at} for at, text in enumerate(["a", "", "b"])])
+    table = TABLES[kind]([{"text": text, "stars": at} for at, text in enumerate(["a", "", "b"])])
     results = client.generate(table, column="text", on_missing="skip", n=2, deduplicate=deduplicate)
     expected = [("a", 0, 0, 0, "to a"), ("a", 0, 0, 1, "to a"), ("", 1, 1, None, None)]
     expected += [("b", 2, 2, 0, "to b"), ("b", 2, 2, 1, "to b")]
@@ -130,14 +101,13 @@ def test_a_row_of_a_table_comes_once_for_each_answer(
         list(row) for row in expected
     ]
     assert [row["row"] for row in results.as_dicts()] == [0, 0, 1, 2, 2]
-    if kind is of_pandas:
-        assert list(results.to_table().index) == list(results.to_pandas().index) == list("xxyzz")
+    if kind == "pandas":
+        assert list(results.to_table().index) == list(results.to_pandas().index) == [0, 0, 1, 2, 2]
 
 
 def test_results_of_a_job_are_put_next_to_their_rows(
     stored: ClientOf, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Also on the command line, whose lines have the row and the number of the answer."""
     provider = MockProvider(lambda request: f"to {request.prompt}")
     client = stored(provider, batch_enabled=False, batch_fallback="individual")
     rows = [{"text": "a"}, {"text": "b"}]
@@ -158,8 +128,6 @@ def test_results_of_a_job_are_put_next_to_their_rows(
 
 
 def test_what_a_hook_refuses_is_named_by_the_row_of_its_prompt(stored: ClientOf) -> None:
-    """A request of its own that a hook makes is still the answer of the prompt."""
-
     def hook(request: Request) -> Request:
         if request.prompt == "c":
             raise InvalidRequest("no c")
@@ -185,10 +153,10 @@ def test_the_client_may_ask_for_several(client_of: ClientOf) -> None:
     assert len(client.submit("a").result(LONG).answers) == 2
     assert client.submit("a", n=1).result(LONG).answers == ()
     assert len(client.generate(["a", "b"])) == 4
+    assert len(client.generate(["a"], n=1)) == 1
 
 
 def test_a_stored_request_keeps_each_answer(stored: ClientOf) -> None:
-    """By its key, and without one; the same call finds them."""
     provider = counting()
     client = stored(provider)
     for given in ({"key": "k"}, {"durable": True}):
@@ -199,7 +167,6 @@ def test_a_stored_request_keeps_each_answer(stored: ClientOf) -> None:
 
 
 def test_failed_answers_stand_next_to_the_others(client_of: ClientOf) -> None:
-    """The request fails only if all of them do."""
     provider = counting(fail_on={1: ErrorKind.CLIENT_ERROR})
     result = client_of(provider, parallelism=1).submit("a", n=3).result(LONG)
     assert [answer.ok for answer in result.answers] == [False, True, True]
@@ -211,7 +178,6 @@ def test_failed_answers_stand_next_to_the_others(client_of: ClientOf) -> None:
 
 
 def test_cancelling_ends_each_answer_that_has_not_started(client_of: ClientOf) -> None:
-    """With one call in flight the request goes on, and has its answer; else it is cancelled as a whole."""
     began, go_on = threading.Event(), threading.Event()
 
     def answer(_: Request) -> str:
@@ -236,7 +202,6 @@ def test_cancelling_ends_each_answer_that_has_not_started(client_of: ClientOf) -
 
 
 def test_a_callback_may_wait_for_several_answers(client_of: ClientOf) -> None:
-    """They are put together by whoever completes the last, not by the thread of callbacks."""
     client = client_of(counting())
     seen: queue.Queue[int] = queue.Queue()
     future = client.submit("a")
@@ -280,7 +245,7 @@ SHARED: list[tuple[dict[str, Any], dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("settings", "params", "calls"), SHARED)
-@pytest.mark.parametrize("way", ["submit", "list", "job"])
+@pytest.mark.parametrize("way", sampled(["submit", "list", "job"]))
 def test_which_equal_requests_share_an_answer(
     stored: ClientOf,
     clock: VirtualClock,
@@ -289,7 +254,6 @@ def test_which_equal_requests_share_an_answer(
     calls: int,
     way: str,
 ) -> None:
-    """By the request, else by the client, else by the rule: not at an explicit temperature above 0."""
     provider = counting(latency=1.0, sleep=clock.sleep)
     client = stored(provider, batch_enabled=False, batch_fallback="individual", **settings)
     if way == "submit":
@@ -316,7 +280,6 @@ def test_several_answers_are_shared_if_that_is_asked_for(
 
 
 def test_the_cache_has_an_entry_for_each_answer(client_of: ClientOf, tmp_path: Path) -> None:
-    """The same call is not paid again, and its answers stay different ones."""
     provider = counting(name="cached")
     first, again = (
         client_of(provider, cache=str(tmp_path / "cache.db")).generate(["a"], n=3, temperature=1.0)

@@ -17,8 +17,6 @@ from smartbatch.types import Result
 
 @define
 class Kept:
-    """Stands in for a job: the first ``stored`` of ``total`` results are there."""
-
     total: int
     stored: int
     id: str = "job-1"
@@ -40,10 +38,7 @@ class Kept:
 
 
 @pytest.mark.parametrize(("rest", "found"), [(True, 7), (False, 3)])
-def test_after_an_interruption_calls_under_way_end_before_the_rest_is_read(
-    clock: VirtualClock, rest: bool, found: int
-) -> None:
-    """What ends within the grace is among the results; a reader in order gets no more."""
+def test_after_an_interrupt_calls_in_flight_finish_first(clock: VirtualClock, rest: bool, found: int) -> None:
     job = Kept(10, 3)
     got: list[Result] = []
     ended: list[int] = []
@@ -60,7 +55,6 @@ def test_after_an_interruption_calls_under_way_end_before_the_rest_is_read(
 
 
 def test_a_job_that_ends_is_read_to_its_end_and_nothing_is_ended_early(clock: VirtualClock) -> None:
-    """Without an interruption there is no grace to wait for."""
     job = Kept(5, 5)
     followed = FollowedJobs([job], lambda _: None, clock, ending=lambda: pytest.fail("nobody interrupted it"))  # type: ignore[list-item]
     assert [result.text for result in followed.results_in_order(job, rest=True)] == [  # type: ignore[arg-type]
@@ -70,8 +64,6 @@ def test_a_job_that_ends_is_read_to_its_end_and_nothing_is_ended_early(clock: Vi
 
 @define
 class StoredJob:
-    """Stands in for a job with results of these requests, by position, in the order in which they came."""
-
     came: Sequence[int]
     read: list[int] = field(factory=list)
     id: str = "job-1"
@@ -96,7 +88,6 @@ class StoredJob:
 
 @pytest.mark.parametrize("before", [0, 10, 40])
 def test_of_the_results_stored_before_none_is_read_that_is_known(clock: VirtualClock, before: int) -> None:
-    """Each of the others comes once, in the order in which it was stored, and so does all that came since."""
     came = [index ^ 5 for index in range(40)]
     job = StoredJob(came)
     followed = FollowedJobs([job], lambda _: None, clock)  # type: ignore[list-item]

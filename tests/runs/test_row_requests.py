@@ -1,4 +1,4 @@
-"""A row's prompt is what the template, the named field or the row itself says, or the error says why not."""
+"""Prompts, ids and keys of rows, and the requests of an input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def row(**fields: Any) -> Row:
     ],
 )
 def test_a_template_puts_fields_in_their_places(template: str, prompt: str) -> None:
-    """Text goes in as it is, anything else as JSON, and doubled braces are braces."""
     fields = {"text": "good", "n": 3, "yes": True, "list": ["é"], "nested": {"a": None}, "a column": "spaced"}
     assert PromptMaker(template=template).prompt(row(**fields)) == prompt
 
@@ -58,20 +57,17 @@ def test_a_template_puts_fields_in_their_places(template: str, prompt: str) -> N
     ],
 )
 def test_a_template_that_is_more_than_fields_is_refused(template: str) -> None:
-    """No attribute access, no indexing, no formats; the error shows how to write it."""
     with pytest.raises(InputError, match=r"^--template.*\{field\}"):
         PromptMaker(template=template)
 
 
 @given(st.text(), st.text())
 def test_a_field_that_looks_like_a_template_is_only_text(before: str, value: str) -> None:
-    """Braces in a row's own text are never read as placeholders."""
     literal = before.replace("{", "{{").replace("}", "}}")
     assert PromptMaker(template=literal + "{x}", on_missing="empty").prompt(row(x=value)) == before + value
 
 
 def test_a_missing_field_is_named_with_the_fields_there_are() -> None:
-    """The error names what is missing and what the row has, and not what the row says."""
     lacking = row(text="secret", other=1)
     for ask in (
         lambda: PromptMaker(template="{txet}").prompt(lacking),
@@ -83,12 +79,6 @@ def test_a_missing_field_is_named_with_the_fields_there_are() -> None:
         assert caught.value.message == "no field 'txet'; the row has 'text', 'other'"
 
 
-def test_null_is_as_good_as_missing() -> None:
-    """A null never turns into the word null inside a prompt."""
-    with pytest.raises(BadField, match="field 'text' is null"):
-        PromptMaker(template="say {text}").prompt(row(text=None))
-
-
 @pytest.mark.parametrize(
     ("fields", "prompt"),
     [
@@ -98,19 +88,16 @@ def test_null_is_as_good_as_missing() -> None:
     ],
 )
 def test_without_a_word_from_the_user_the_prompt_is_the_plain_meaning(fields: Any, prompt: Any) -> None:
-    """``prompt``, else ``messages``, else the only text that is not the id."""
     assert PromptMaker().prompt(row(**fields)) == prompt
 
 
 @pytest.mark.parametrize("fields", [{"question": "q", "answer": "a"}, {"n": 1}, {}])
 def test_an_unclear_row_is_refused_with_the_way_out(fields: Any) -> None:
-    """Two texts or none: the error says which options decide."""
     with pytest.raises(BadField, match="use --prompt-field or --template"):
         PromptMaker().prompt(row(**fields))
 
 
 def test_the_id_is_the_named_field_or_id_or_the_index() -> None:
-    """``-`` numbers the rows."""
     assert PromptMaker().id(row(text="x")) == 7
     assert PromptMaker().id(row(id="a")) == "a"
     assert PromptMaker(id_field="n").id(row(n=5, id="a")) == 5
@@ -122,7 +109,6 @@ def test_the_id_is_the_named_field_or_id_or_the_index() -> None:
     [(1.0, 1), (1.5, "1.5"), (-0.0, 0), (1e300, "1e+300"), ("1.0", "1.0"), (" a ", " a "), (0, 0)],
 )
 def test_numbers_and_text_are_ids(value: Any, id: str | int) -> None:
-    """A whole number that a gap made a float is whole again; text is never changed."""
     assert PromptMaker().id(row(id=value)) == id
     assert type(PromptMaker().id(row(id=value))) is type(id)
 
@@ -130,13 +116,11 @@ def test_numbers_and_text_are_ids(value: Any, id: str | int) -> None:
 @pytest.mark.parametrize("value", [None, "", "  ", float("nan"), True, False, [1], {"a": 1}])
 @pytest.mark.parametrize("named", ["id", None])
 def test_what_identifies_no_row_is_refused_with_the_way_out(value: Any, named: str | None) -> None:
-    """Never replaced by the index."""
     with pytest.raises(BadField, match=r"^field 'id'.*--id-field names another field, --id-field - numbers"):
         PromptMaker(id_field=named).id(row(id=value))
 
 
 def test_keys_tell_settings_from_prompts() -> None:
-    """The upper half changes with model and parameters, the lower half with the prompt."""
     one = Keys.of("sim:a", Generation())
     other = Keys.of("sim:a", Generation(system="s"))
     assert len({one.settings, other.settings, Keys.of("sim:b", Generation()).settings}) == 3
@@ -144,11 +128,11 @@ def test_keys_tell_settings_from_prompts() -> None:
     assert one.key("p")[HALF_BYTES:] == other.key("p")[HALF_BYTES:] != one.key("q")[HALF_BYTES:]
     assert one.key([{"role": "user", "content": "p"}]) == one.key([{"content": "p", "role": "user"}])
     assert one.key("\ud800") != one.key("?"), "a lone surrogate is digested, to be refused elsewhere"
+    assert len({one.key("p"), one.key(Request("p", model="b")), one.key(Request("p", model="c"))}) == 3
 
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Iterator[InputRequests]:
-    """Ten checked rows."""
     path = tmp_path / "in.txt"
     path.write_text("".join(f"prompt {i}\n" for i in range(10)))
     with RowSource(str(path)) as source:
@@ -158,7 +142,6 @@ def rows(tmp_path: Path) -> Iterator[InputRequests]:
 
 
 def test_rows_are_found_in_any_order(rows: InputRequests) -> None:
-    """A row that was passed over is kept until it is looked up."""
     row_at = rows.row_lookup(lambda _: False, ordered=False)
     for index in (3, 0, 9, 1, 2, 8, 4, 5, 7, 6):
         row = row_at(index)
@@ -166,7 +149,6 @@ def test_rows_are_found_in_any_order(rows: InputRequests) -> None:
 
 
 def test_rows_that_come_in_order_are_not_kept(rows: InputRequests) -> None:
-    """Some may be left out; one that was passed over is gone, and so is one that is skipped."""
     row_at = rows.row_lookup(lambda index: index == 8, ordered=True)
     assert [row_at(index).index for index in (0, 2, 3, 7)] == [0, 2, 3, 7]
     with pytest.raises(InputError, match="changed while it was being read"):
@@ -178,7 +160,6 @@ def test_rows_that_come_in_order_are_not_kept(rows: InputRequests) -> None:
 def test_rows_behind_answered_ones_are_the_same_wherever_reading_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, first: int
 ) -> None:
-    """Of a plain file of JSON lines, places are remembered; blank lines and a limit make no difference."""
     monkeypatch.setattr("smartbatch.tables.row_source._PLACE_INTERVAL_ROWS", 7)
     lines = [
         "\ufeff" + json.dumps({"prompt": "é 0"}),
@@ -196,7 +177,6 @@ def test_rows_behind_answered_ones_are_the_same_wherever_reading_begins(
 
 
 def test_rows_that_are_answered_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it makes no difference what becomes of them, unless rows come or go; of the others it does."""
     monkeypatch.setattr("smartbatch.tables.row_source._PLACE_INTERVAL_ROWS", 10)
     path = tmp_path / "in.jsonl"
     path.write_text("".join(f'{{"prompt": "row {i}"}}\n' for i in range(30)))
@@ -216,7 +196,6 @@ def test_rows_that_are_answered_are_not_read_again(tmp_path: Path, monkeypatch: 
 
 
 def test_the_digest_of_many_keys_takes_no_memory() -> None:
-    """It is that of their first rows, also when more rows have come, and makes no copy of the keys."""
     keys = RowKeys(bytes(16))
     for row in range(50_000):
         keys.append(row.to_bytes(16))
@@ -234,7 +213,6 @@ def test_the_digest_of_many_keys_takes_no_memory() -> None:
 
 
 def test_a_row_that_is_a_request_may_name_its_model() -> None:
-    """Blank is none; a column of that name has no such meaning for a template or another field."""
     fields = {"prompt": "one", "model": "gpt-5"}
     made = PromptMaker().prompt(row(**fields))
     assert isinstance(made, Request)
@@ -247,9 +225,3 @@ def test_a_row_that_is_a_request_may_name_its_model() -> None:
     assert PromptMaker(prompt_field="text").prompt(row(text="two", **fields)) == "two"
     with pytest.raises(BadField, match="'model' must be text"):
         PromptMaker().prompt(row(prompt="one", model=5))
-
-
-def test_rows_for_two_models_have_two_keys() -> None:
-    keys = Keys.of("openai:gpt-5-mini", Generation())
-    prompts = ["one", Request("one", model="gpt-5"), Request("one", model="gpt-5-nano")]
-    assert len({keys.digest(prompt) for prompt in prompts}) == 3

@@ -26,8 +26,6 @@ def keys_of(rows: int, word: str = "prompt") -> RowKeys:
 
 @define
 class JobOfRows:
-    """Stands in for a job with these rows of an input."""
-
     rows: Sequence[int]
     keys: RowKeys
     read: int = field(default=0, init=False)
@@ -44,7 +42,6 @@ class JobOfRows:
 
 
 def found_by(job: JobOfRows, total: int) -> list[int]:
-    """Return the row that is looked at for each position of a job."""
     looked: list[int] = []
     identity = RunIdentity("out.jsonl", "sim:demo", keys_of(total))
     one = RunJob(job, total, realtime=True, ended=False, stored=1)  # type: ignore[arg-type]
@@ -57,7 +54,6 @@ def found_by(job: JobOfRows, total: int) -> list[int]:
 @pytest.mark.parametrize("lacking", [0, 1, 12])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_rows_of_a_job_are_known_although_some_were_answered_before(seed: int, lacking: int) -> None:
-    """Few of its requests are read for it."""
     answered = set(Random(seed).sample(range(3000), lacking))
     job = JobOfRows([row for row in range(3000) if row not in answered], keys_of(3000))
     assert found_by(job, 3000) == job.rows

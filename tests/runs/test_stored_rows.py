@@ -23,8 +23,6 @@ ClientOf = Callable[..., BatchingClient]
 
 @define(eq=False)
 class Runs:
-    """Runs of one input by clients of their own, which share a store."""
-
     client_of: ClientOf
     clock: VirtualClock
     store: str
@@ -35,14 +33,12 @@ class Runs:
 
     @property
     def batches(self) -> list[int]:
-        """The sizes of the batches that were made."""
         assert self.remote.api is not None
         return [len(batch.lines) for batch in self.remote.api.made.values()]
 
     def answers(
         self, prompts: Sequence[str], *, strategy: str, written: frozenset[int] = frozenset(), most: int = 99
     ) -> dict[int, str | None]:
-        """Return the texts by place, the first ``most`` of them; then the process ends."""
         self.made += 1
         self.path.write_text("".join(f"{prompt}\n" for prompt in prompts))
         client = self.client_of(self.remote, store=self.store, seed_of_rng=self.made, parallelism=1)
@@ -109,7 +105,6 @@ def test_of_an_input_that_grew_only_the_new_rows_are_sent(runs: Runs) -> None:
 
 
 def test_rows_that_wait_for_real_time_go_by_batch_where_that_is_wanted(runs: Runs) -> None:
-    """Nothing is asked twice for it."""
     begun = runs.answers(PROMPTS, strategy="individual", most=1)
     rest = runs.answers(PROMPTS, strategy="batch", written=frozenset(begun))
     assert sorted([*begun, *rest]) == list(range(12))

@@ -16,7 +16,6 @@ from smartbatch.types import Usage
 
 
 def table(texts: list[str], formulas: CsvFormulas | None, name: str = "input") -> list[dict[str, Any]]:
-    """The rows of a table with these answers, as a reader of CSV has them."""
     import json
 
     lines = [
@@ -35,7 +34,6 @@ HARMLESS = ["-5", "+1.5e3", "-.5", "a=1", " =1", "'=1", "", "1-2"]
 
 @pytest.mark.parametrize("text", DANGEROUS)
 def test_a_formula_gets_a_quote_before_it(text: str) -> None:
-    """In answers and in the fields of the input; unless it is kept, which is the default."""
     (escaped,) = table([text], "escape")
     assert (escaped["text"], escaped["input"]) == (f"'{text}", f"'{text}")
     assert table([text], "keep")[0]["text"] == table([text], None)[0]["text"] == text
@@ -52,7 +50,6 @@ def test_the_name_of_a_column_is_a_cell() -> None:
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=8), min_size=1, max_size=4))
 def test_no_cell_begins_as_a_formula(texts: list[str]) -> None:
-    """Unless it is a number."""
     for row in table(texts, "escape"):
         for cell in row.values():
             if cell.startswith(("=", "+", "-", "@", "\t", "\r")):

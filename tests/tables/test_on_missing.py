@@ -9,57 +9,40 @@ import pytest
 
 from smartbatch import BatchingClient, InvalidRequest, ResultList, RowSkipped
 from smartbatch.testing import MockProvider
+from tests.levels import sampled
+from tests.tables.kinds import TABLES
 
 ROWS = [{"text": text} for text in ("a", None, "c", " ", "e", float("nan"))]
 
 
 @pytest.fixture
 def client() -> Iterator[BatchingClient]:
-    """Answers each prompt with itself."""
     with BatchingClient("mock", provider=MockProvider(lambda request: f"re: {request.prompt}")) as made:
         yield made
 
 
-def of_pandas() -> Any:
-    import pandas
-
-    return pandas.DataFrame(ROWS)
-
-
-def of_polars() -> Any:
-    import polars
-
-    return polars.DataFrame([{"text": row["text"] if isinstance(row["text"], str) else None} for row in ROWS])
+def table_of(kind: str) -> Any:
+    if kind in ("rows", "pandas"):
+        return TABLES[kind](ROWS)
+    return TABLES[kind]([{"text": row["text"] if isinstance(row["text"], str) else None} for row in ROWS])
 
 
-def of_arrow() -> Any:
-    return of_polars().to_arrow()
-
-
-def of_datasets() -> Any:
-    import datasets
-
-    return datasets.Dataset(of_arrow())
-
-
-TABLES = [lambda: list(ROWS), of_pandas, of_polars, of_arrow, of_datasets]
 EXPECTED = ["re: a!", None, "re: c!", None, "re: e!", None]
 
 
-@pytest.mark.parametrize("make", TABLES)
-def test_all_rows_that_lack_a_field_are_counted(client: BatchingClient, make: Any) -> None:
+@pytest.mark.parametrize("kind", sampled(TABLES))
+def test_all_rows_that_lack_a_field_are_counted(client: BatchingClient, kind: str) -> None:
     with pytest.raises(
         InvalidRequest, match=r"3 of 6 rows lack a field.*\(rows 1, 3, 5\).*'skip'.*'empty'"
     ) as e:
-        client.generate(make(), template="{text}!")
+        client.generate(table_of(kind), template="{text}!")
     assert e.value.row == 1
     assert client.counts.submitted == 0
 
 
-@pytest.mark.parametrize("make", TABLES)
-def test_a_skipped_row_has_its_result_in_its_place(client: BatchingClient, make: Any) -> None:
-    """So the table can be extended by the answers, and nobody takes such a row for a failed one."""
-    results = client.generate(make(), template="{text}!", on_missing="skip")
+@pytest.mark.parametrize("kind", sampled(TABLES))
+def test_a_skipped_row_has_its_result_in_its_place(client: BatchingClient, kind: str) -> None:
+    results = client.generate(table_of(kind), template="{text}!", on_missing="skip")
     assert results.texts == EXPECTED
     assert (results.succeeded, results.failed, results.skipped) == (3, 0, 3)
     skipped = results[3].error

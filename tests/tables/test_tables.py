@@ -1,4 +1,4 @@
-"""Tables in, the same tables with their answers out; asked by the calls that take lists."""
+"""Tables as lists of prompts, and the same tables extended by their answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ import smartbatch
 from smartbatch import BatchingClient, InvalidRequest, Result, ResultList, SmartbatchError
 from smartbatch.providers import OpenAIProvider
 from smartbatch.testing import MockProvider, emulator
+from tests.tables.kinds import TABLES
 
 ROWS = [{"id": 3, "text": "red", "n": 1.5}, {"id": 1, "text": "blue", "n": 2.0}]
 VECTORS = ResultList(Result(str(size), embedding=array("f", [size])) for size in (3.0, 4.0))
@@ -30,48 +32,11 @@ ANSWERS += ["route", "attempts", "model", "finish_reason", "error_kind", "error"
 
 @pytest.fixture
 def client() -> Iterator[BatchingClient]:
-    """Answers each prompt with itself."""
     with BatchingClient("mock", provider=MockProvider(lambda request: f"re: {request.prompt}")) as made:
         yield made
 
 
-def of_pandas() -> Any:
-    import pandas
-
-    return pandas.DataFrame(ROWS, index=["b", "a"])
-
-
-def of_polars() -> Any:
-    import polars
-
-    return polars.DataFrame(ROWS)
-
-
-def of_arrow() -> Any:
-    import pyarrow
-
-    return pyarrow.Table.from_pylist(ROWS)
-
-
-def of_record_batch() -> Any:
-    return of_arrow().to_batches()[0]
-
-
-def of_datasets() -> Any:
-    import datasets
-
-    shuffled = datasets.Dataset.from_list([ROWS[1], {"id": 9, "text": "no", "n": 0.0}, ROWS[0]])
-    return shuffled.select([2, 0])
-
-
-MAKE: dict[str, Callable[[], Any]] = {
-    "rows": lambda: [dict(row) for row in ROWS],
-    "pandas": of_pandas,
-    "polars": of_polars,
-    "arrow": of_arrow,
-    "record batch": of_record_batch,
-    "datasets": of_datasets,
-}
+MAKE = {kind: partial(make, ROWS) for kind, make in TABLES.items()}
 KINDS = [pytest.param(make, id=name) for name, make in MAKE.items()]
 CALLS: dict[str, Callable[[BatchingClient, Any], Sequence[Result]]] = {
     "generate": lambda client, table: client.generate(table, template="{text} {id}"),
@@ -87,14 +52,12 @@ CALLS: dict[str, Callable[[BatchingClient, Any], Sequence[Result]]] = {
 
 
 def columns_of(table: Any) -> list[str]:
-    """The names of the columns of any kind of table."""
     if isinstance(table, list):
         return list(table[0])
     return list(getattr(table, "column_names", None) or table.columns)
 
 
 def column_of(table: Any, name: str) -> list[Any]:
-    """The values of a column of any kind of table."""
     if isinstance(table, list):
         return [row[name] for row in table]
     values = table[name]
@@ -103,7 +66,6 @@ def column_of(table: Any, name: str) -> list[Any]:
 
 @pytest.mark.full
 def test_a_stream_of_rows_is_asked_row_by_row(client: BatchingClient) -> None:
-    """A dataset that is streamed may be endless: it is read as far as it is asked."""
     import datasets
 
     stream = datasets.IterableDataset.from_generator(lambda: ({"text": f"t{n}"} for n in itertools.count()))
@@ -113,13 +75,12 @@ def test_a_stream_of_rows_is_asked_row_by_row(client: BatchingClient) -> None:
 
 @pytest.mark.full
 def test_a_table_in_parts_is_asked_part_by_part(client: BatchingClient) -> None:
-    """Such as the batches of a large Parquet file, or the chunks of a CSV: one is held at a time."""
     read: list[int] = []
 
     def parts() -> Iterator[Any]:
         for number in range(1000):
             read.append(number)
-            yield of_record_batch()
+            yield MAKE["record batch"]()
 
     results = client.map(parts(), template="{text} {id}")
     assert [result.text for result in itertools.islice(results, 3)] == [
@@ -128,14 +89,17 @@ def test_a_table_in_parts_is_asked_part_by_part(client: BatchingClient) -> None:
         "re: red 3",
     ]
     assert len(read) <= client.config.queue_capacity
-    assert client.generate([of_pandas(), of_polars()], column="text").texts == ["re: red", "re: blue"] * 2
+    assert (
+        client.generate([MAKE["pandas"](), MAKE["polars"]()], column="text").texts
+        == ["re: red", "re: blue"] * 2
+    )
     with pytest.raises(InvalidRequest, match=r"template names 'txt'.*'id', 'text', 'n'"):
-        client.generate([of_arrow()], template="{txt}")
+        client.generate([MAKE["arrow"]()], template="{txt}")
 
 
 @pytest.mark.full
 def test_a_column_of_arrow_is_a_list_of_prompts(client: BatchingClient) -> None:
-    for column in (of_arrow()["text"], of_record_batch()["text"]):
+    for column in (MAKE["arrow"]()["text"], MAKE["record batch"]()["text"]):
         results = client.generate(column)
         assert results.texts == ["re: red", "re: blue"]
         assert columns_of(results.to_table())[:2] == ["prompt", "text"]
@@ -145,8 +109,8 @@ def test_a_column_of_arrow_is_a_list_of_prompts(client: BatchingClient) -> None:
 def test_several_tables_are_refused_with_their_names(client: BatchingClient) -> None:
     import datasets
 
-    stream = of_datasets().to_iterable_dataset()
-    for tables in ({"train": of_arrow()}, datasets.IterableDatasetDict({"train": stream})):
+    stream = MAKE["datasets"]().to_iterable_dataset()
+    for tables in ({"train": MAKE["arrow"]()}, datasets.IterableDatasetDict({"train": stream})):
         with pytest.raises(
             InvalidRequest, match=r"contains several tables \(\w+\), 'train': pass one of them"
         ):
@@ -201,7 +165,7 @@ def test_a_column_is_embedded() -> None:
 def test_the_index_of_a_frame_is_kept(client: BatchingClient) -> None:
     import pandas
 
-    frame = of_pandas()
+    frame = MAKE["pandas"]()
     for index in (["b", "a"], ["x", "x"], pandas.MultiIndex.from_tuples([(1, "a"), (1, "b")])):
         frame.index = index
         results = client.generate(frame, template="{text}")
@@ -267,7 +231,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("make", [of_pandas, of_polars, of_arrow])
+@pytest.mark.parametrize("make", [MAKE["pandas"], MAKE["polars"], MAKE["arrow"]])
 @pytest.mark.parametrize(("given", "says"), REFUSED.values(), ids=list(REFUSED))
 def test_a_table_without_a_way_to_a_prompt_is_refused_with_its_columns(
     client: BatchingClient, make: Callable[[], Any], given: dict[str, Any], says: str
@@ -295,7 +259,7 @@ def test_rows_that_give_no_prompt_are_refused(client: BatchingClient, prompts: A
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("make", [of_pandas, of_polars])
+@pytest.mark.parametrize("make", [MAKE["pandas"], MAKE["polars"]])
 def test_a_missing_value_is_no_prompt(client: BatchingClient, make: Callable[[], Any]) -> None:
     table = make()[["n"]]
     table = type(table)({"n": [1.0, None], "text": [None, "a"]})
@@ -305,15 +269,7 @@ def test_a_missing_value_is_no_prompt(client: BatchingClient, make: Callable[[],
 
 
 @pytest.mark.full
-def test_a_lazy_frame_has_to_be_collected_first(client: BatchingClient) -> None:
-    lazy = of_polars().lazy()
-    with pytest.raises(InvalidRequest, match=r"unsupported type \(LazyFrame\).*collect it first"):
-        client.generate(lazy, column="text")
-    assert client.generate(lazy.collect(), column="text").texts == ["re: red", "re: blue"]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("make", [of_pandas, of_polars, of_arrow])
+@pytest.mark.parametrize("make", [MAKE["pandas"], MAKE["polars"], MAKE["arrow"]])
 def test_a_table_without_rows_has_no_answers(client: BatchingClient, make: Callable[[], Any]) -> None:
     table = make()
     none = table.iloc[:0] if hasattr(table, "iloc") else table[:0]
@@ -384,7 +340,6 @@ HALF = "half \ud83d of a pair"
     ids=["text", "with gaps", "mixed", "list", "record"],
 )
 def test_half_a_surrogate_pair_fits_into_every_kind_of_table(values: list[Any], replaced: bool) -> None:
-    """In a column of texts it is replaced, as UTF-8 has no place for it."""
     results = ResultList([Result(str(n), text="", parsed={"value": value}) for n, value in enumerate(values)])
     for table in (results.to_pandas(), results.to_arrow(), results.to_polars()):
         found = column_of(table, "value")
@@ -407,7 +362,6 @@ VALUES = st.recursive(
 @pytest.mark.full
 @given(st.lists(VALUES, max_size=8))
 def test_whatever_is_parsed_fits_into_every_kind_of_table(values: list[Any]) -> None:
-    """Values of one shape keep their types; others are texts."""
     results = ResultList([Result(str(n), text="", parsed={"value": value}) for n, value in enumerate(values)])
     frame, arrow, polars = results.to_pandas(), results.to_arrow(), results.to_polars()
     assert len(frame) == arrow.num_rows == polars.height == len(values)

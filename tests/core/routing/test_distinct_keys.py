@@ -36,7 +36,6 @@ def test_keys_are_near_as_long_as_few_distinct_ones_came_since() -> None:
 
 @pytest.mark.full
 def test_150_000_keys_take_less_than_a_megabyte_and_a_half() -> None:
-    """The parts themselves included, which are as many for a million keys; these may take 8 MB."""
     tracemalloc.start()
     keys = DistinctKeys()
     assert not any(keys.seen(key(number)) for number in range(150_000))

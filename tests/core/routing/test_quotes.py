@@ -28,14 +28,11 @@ _WORDS = [word for sentence in _PROSE for word in sentence.split()]
 
 
 def tokens_of(text: str) -> int:
-    """Count a word, up to three digits, or a run of punctuation as a token."""
     return len(_TOKEN.findall(text))
 
 
 @frozen
 class Prices:
-    """USD per million tokens."""
-
     input: float
     output: float
 
@@ -62,14 +59,11 @@ PROMPTS: list[Callable[[random.Random], str]] = [
 
 @frozen
 class Provider:
-    """Answers requests, and bills a frame for each; some bill the schema as well."""
-
     prices: Prices
     frame: int
     bills_schema: bool
 
     def usage(self, request: Request, tokens: int) -> Usage:
-        """Return the usage of an answer of ``tokens``, which ``max_tokens`` limits."""
         assert isinstance(request.prompt, str)
         schema = request.params.schema
         billed = tokens_of(json.dumps(schema)) if schema and self.bills_schema else 0
@@ -97,7 +91,6 @@ def quote(learned: Calibration, provider: Provider, requests: Sequence[Request])
 def pay(
     rng: random.Random, learned: Calibration, provider: Provider, requests: Sequence[Request], mean: float
 ) -> float:
-    """Answer a list with answers of ``mean`` tokens, and learn from them; return USD."""
     paid = 0.0
     for request in requests:
         tokens = 5 if request.params.schema else round(rng.gammavariate(1.7, mean / 1.7))
@@ -144,7 +137,6 @@ def test_a_first_quote_has_the_price_of_one_word_answers(
 def test_what_is_paid_is_in_the_quotes_of_lists_whose_answers_differ(
     kinds_differ: bool, most_missed: int
 ) -> None:
-    """In 90 of 100 if their system texts tell them apart; otherwise the first of each kind is a surprise."""
     missed = []
     for seed in range(2):
         rng, learned, provider = random.Random(seed), Calibration(), PROVIDERS[0]

@@ -109,7 +109,6 @@ def test_a_batch_that_is_likelier_in_time_than_real_time_goes_on() -> None:
 
 
 def test_a_nearly_certain_batch_runs_on_even_when_real_time_has_no_slack() -> None:
-    """Real time needs 900 s and a cancel 60; at a later moment it would be late, and at none it is needed."""
     soon = Forecaster(Prior.of(60.0, 63.0)).at(0.0)
     held = [pending(900, True, size=900)]
     found = rescue(970.0, 10.0, 0, held, speed(turnaround=soon))

@@ -21,7 +21,6 @@ from smartbatch.core.routing.rescue import (
 
 
 def possible(late: float, saved: Callable[[float], float], left: float = 1000.0) -> list[RescueStart]:
-    """Return the starts of a rescue that takes 100 s as surely as a half, and 10 s more for each level."""
     return rescue_starts(
         left, lambda sure: 100 + 10 * LEVELS.index(sure), lambda _: late, lambda at, _: saved(at)
     )

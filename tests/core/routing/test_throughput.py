@@ -41,7 +41,6 @@ class Lognormal:
 
 
 def played(times: Lognormal, requests: int, workers: int, gap: float = 0.0) -> list[float]:
-    """Return when each of many lists was done, in order; calls begin ``gap`` apart at least."""
     rng, ends = Random(f"{requests} {workers}"), []
     for _ in range(RUNS):
         free = [0.0] * workers
@@ -91,8 +90,6 @@ def test_calls_that_carry_several_requests_are_fewer_and_longer() -> None:
 
 
 def test_before_anything_is_known_a_long_list_may_be_as_slow_as_one_call() -> None:
-    """Half of the lists of an unknown model stay within a round of medians, and 95 of 100 within a
-    round of what 95 of 100 calls stay within: what a model takes on average is as unknown as one call."""
     throughput = Throughput(Forecaster(Prior.of(2.0, 10.0)).at(0.0), 4)
     assert throughput.finish(50_000, 0.5) == pytest.approx(25_000, rel=0.05)
     assert throughput.finish(50_000, 0.95) == pytest.approx(125_000, rel=0.05)
@@ -112,8 +109,6 @@ def test_forecasts_of_long_lists_narrow_as_calls_are_seen() -> None:
 
 @pytest.mark.parametrize("seen", sampled([3, 10, 40], keep=1))
 def test_long_lists_of_models_hardly_seen_stay_within_their_forecasts(seen: int) -> None:
-    """Of models of any speed, 95 % of lists are done within the 95 % forecast, give or take; without what is
-    unknown of the mean it would be little more than half."""
     rng, within, runs = Random(seen), 0, 200
     for _ in range(runs):
         median = 2.0 * math.exp(rng.gauss(0, 0.8))

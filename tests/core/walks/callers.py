@@ -20,7 +20,6 @@ WALL = 1.8e9
 
 
 def _hooked(text: str, found: Any) -> Any:
-    """A hook that does something about one prompt."""
     return lambda request: found(request) if request.prompt == text else None
 
 
@@ -52,7 +51,6 @@ def _refuse_plain(request: Request) -> None:
 
 
 def prepared(rng: random.Random, record: Record) -> None:
-    """Lists and rows of jobs are checked, merged with the client's parameters, and go through hooks."""
     one = RequestPreparer(
         Generation(max_tokens=rng.choice((None, 70))),
         rng.sample(HOOKS, rng.randrange(6)),
@@ -77,7 +75,6 @@ PLACED = ({"template": "{a}: {b}"}, {"template": "{c}"}, {"template": "{a"}, {"c
 
 
 def lists(rng: random.Random, record: Record) -> None:
-    """Prompts, rows with a template or column, and what is no list."""
     odd = ("text", b"x", {1}, frozenset("a"), 5, None, {"a": 1}, {"a": ["x"]}, Message("user", "a"))
     for _ in range(40):
         rows = rng.sample(ROWS[: rng.choice((2, 6))], 2)
@@ -93,7 +90,6 @@ def _kept(made: Any) -> Any:
 
 
 def deadlines(rng: random.Random, record: Record) -> None:
-    """Deadlines as numbers, texts and moments."""
     for given in (None, 5, 0.5, "2h", "90m", 0, -1, float("inf"), float("nan"), "soon", True, [], 1e-9):
         record.tried("seconds", seconds_until, given, WALL)
     for _ in range(6):
@@ -103,7 +99,6 @@ def deadlines(rng: random.Random, record: Record) -> None:
 
 
 def controls(rng: random.Random, record: Record) -> None:
-    """Models are named, and paused by themselves or with their provider."""
     record.epoch = WALL
     providers = ("openai", "", " a", "a:b", "a\n", 5, "x" * 298, "x" * 299)
     models = (None, "m", "m:n", "", "m ", "y", "y" * 150)
@@ -118,8 +113,6 @@ def controls(rng: random.Random, record: Record) -> None:
 
 
 def classifiers(rng: random.Random, record: Record) -> None:
-    """Classifiers of the user pass, decide, raise, or return what is none."""
-
     def broken(_: Exception, __: ProviderError) -> ErrorKind:
         raise KeyError("a mistake")
 
@@ -150,7 +143,6 @@ def classifiers(rng: random.Random, record: Record) -> None:
 
 
 def batches(rng: random.Random, record: Record) -> None:
-    """A batch is filled, sent, completed and ended, in any order."""
     one = Batch[str, str]("batch", "sim:m", 5.0)
     for _ in range(20):
         acts: tuple[tuple[Any, ...], ...] = (

@@ -38,7 +38,6 @@ class _Item:
 
 
 def shards(rng: random.Random, record: Record) -> None:
-    """Lists are cut within limits, into equal or different sizes."""
     for _ in range(6):
         items = [
             _Item(place, rng.choice((10, 50, 400)), rng.choice((1, 30, 200)))
@@ -57,7 +56,6 @@ def shards(rng: random.Random, record: Record) -> None:
 
 
 def crosschecks(rng: random.Random, record: Record) -> None:
-    """Counts of tokens fit estimates, more or less; some requests are in another script."""
     check, spread = Crosscheck(), rng.choice((0.0, 0.01, 0.1, 2.0))
     constant, slope = rng.choice(((0, 1.2), (0, 1.2), (200, 1.2), (9000, -3.0), (0, 0.02)))
     with_bytes = rng.random() < 0.5
@@ -79,7 +77,6 @@ def crosschecks(rng: random.Random, record: Record) -> None:
 
 
 def windows(rng: random.Random, record: Record) -> None:
-    """What waits in a lane goes now, or later."""
     for _ in range(400):
         window = Window(
             rng.choice((0.0, 0.1, 2.0)),
@@ -116,7 +113,6 @@ DAMAGE = ("", "x", "\n", "{", "[1, 2]", "```json\n", "```", '{"a": 1,}', "null",
 
 
 def packs(rng: random.Random, record: Record) -> None:
-    """Prompts are packed, and the replies come back damaged."""
     compiler = BatchCompiler(lambda: random_word(rng), native_schema=rng.random() < 0.5)
     prompts = [" ".join(rng.choices(WORDS, k=rng.randrange(1, 6))) for _ in range(rng.randrange(2, 6))]
     params = Generation(max_tokens=rng.choice((None, 40)), system=rng.choice((None, "Be short.")))
@@ -149,7 +145,6 @@ def packs(rng: random.Random, record: Record) -> None:
 
 
 def texts(rng: random.Random, record: Record) -> None:
-    """Tokens of texts in all scripts; JSON recovered from what models write."""
     for _ in range(30):
         text = "".join(
             rng.choices(("a ", "é", "я", "語", "😀", "—", "\u0e01", "{", "1"), k=rng.randrange(40))
@@ -179,7 +174,6 @@ def _taken(pattern: str) -> bool:
 
 
 def patterns(rng: random.Random, record: Record) -> None:
-    """Expressions of a schema in short texts."""
     for _ in range(60):
         parts = rng.choices(ATOMS + CLASSES + MORE, k=rng.randrange(1, 5))
         written = rng.choice(FLAGS) + "".join(part + rng.choice(TIMES) for part in parts)

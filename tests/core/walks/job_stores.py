@@ -55,8 +55,6 @@ START = 3_600_000_000.0
 
 
 class _Walk:
-    """What two processes know of a store, and the time."""
-
     def __init__(self, rng: random.Random, record: Record, folder: str) -> None:
         self._rng, self._record, self._folder = rng, record, folder
         self._now = START
@@ -205,7 +203,6 @@ class _Walk:
         return store.shards.plan(lease, new)
 
     def move(self) -> Any:
-        """The shard goes any way it may, most often towards its results."""
         rng = self._rng
         store, lease, shard = self._shard()
         ways = [to for to in ShardState if to in TRANSITIONS[shard.state] - OWN_VERBS]
@@ -315,7 +312,6 @@ class _Walk:
     # -- what is seen ------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Read everything, in pages too."""
         store, rng = self._store, self._rng
         note, jobs, items, shards, overview = (
             self._note,
@@ -400,11 +396,6 @@ VERBS: list[Callable[[_Walk], Any]] = [
 
 
 def _shown(value: Any) -> Any:
-    """Return what is the same in each process: whether a job has an owner, and not which.
-
-    Of a decision only its reason is told. Nor does the SQLite matter: ``RETURNING`` of 3.40 has a whole
-    number where later ones have a float.
-    """
     if isinstance(value, list | tuple):
         return [_shown(each) for each in value]
     if not has(type(value)):
@@ -421,7 +412,6 @@ def _shown(value: Any) -> Any:
 
 
 def stores(rng: random.Random, record: Record) -> None:
-    """Jobs are accepted, sent, answered, asked again, cancelled and forgotten by two processes."""
     with (
         tempfile.TemporaryDirectory(dir=MEMORY) as folder,
         contextlib.closing(_Walk(rng, record, folder)) as walk,

@@ -38,7 +38,6 @@ LIMITS = {
 
 
 def filling(rng: random.Random, record: Record) -> None:
-    """Workers that never stop fill what a server allows and reports."""
     style, minute = rng.choice(SERVERS)
     server = Server(
         style,
@@ -68,7 +67,6 @@ def filling(rng: random.Random, record: Record) -> None:
 
 
 def unknown(rng: random.Random, record: Record) -> None:
-    """Calls meet a limit that nobody told, or another one than was told."""
     limit = rng.choice(list(LIMITS))
     one = Quota()
     one.configure(rng.choice((None, None, 600, 6000)), None, 0.0)
@@ -108,7 +106,6 @@ def _report(rng: random.Random) -> LimitReport | None:
 
 
 def _same_limits(rng: random.Random) -> Callable[[], LimitReport]:
-    """Return what tells what is left of some limits, which stay as they are, and hides a part of it."""
     kinds = ("requests", "tokens", "input", "output")
     limits = {kind: rng.choice((60, 600, 50_000)) for kind in kinds if rng.random() < 0.5}
     rounded_to = rng.choice((0.0, 1.0))
@@ -134,14 +131,12 @@ def any_moment(at: float) -> float:
 
 
 def at_eighths(at: float) -> float:
-    """Of a second: much happens at one moment then, or at the very moment at which something ends."""
     return round(8.0 * at) / 8.0
 
 
 def quota(
     rng: random.Random, record: Record, moment: Moments = any_moment, *, same_limits: bool = False
 ) -> None:
-    """Calls of a quota begin, end, and are refused as by a rate, by a cap on calls at once, or by chance."""
     told = _same_limits(rng) if same_limits else partial(_report, rng)
     one, now, going = Quota(), 0.0, list[tuple[Reservation, bool]]()
     refusing, reporting = rng.choice((0.0, 0.02, 0.3, 0.9)), rng.choice((0.0, 0.0, 0.3))
@@ -187,7 +182,6 @@ def quota(
 
 
 def throttle(rng: random.Random, record: Record, moment: Moments = any_moment) -> None:
-    """A provider fails at random, or takes so many calls a second, or at once."""
     one, now, level = AdaptiveThrottle(), 0.0, 0.0
     failing, rate = rng.choice(((0.02, 1e9), (0.4, 1e9), (0.95, 1e9), (0.0, 60.0), (0.05, 20.0), (0.0, 0.3)))
     going: list[tuple[float, float, bool | None]] = []
@@ -217,7 +211,6 @@ def throttle(rng: random.Random, record: Record, moment: Moments = any_moment) -
 
 
 def breaker(rng: random.Random, record: Record, moment: Moments = any_moment) -> None:
-    """Outages come and go."""
     one = CircuitBreaker(rng.choice((1, 5)), probes=rng.choice((1, 4)))
     now, going, down = 0.0, list[tuple[object, bool]](), False
     usual = rng.choice((0.0, 0.05, 0.5, 0.9))
@@ -249,7 +242,6 @@ def breaker(rng: random.Random, record: Record, moment: Moments = any_moment) ->
 
 
 def pauses(rng: random.Random, record: Record) -> None:
-    """Features are left off for a while after they failed."""
     flex, packing, now = FlexHealth(), PackingHealth(), 0.0
     for _ in range(300):
         now += rng.expovariate(0.05)
@@ -268,7 +260,6 @@ def pauses(rng: random.Random, record: Record) -> None:
 def _given(
     rng: random.Random, record: Record, jobs: JobReservations, name: str, reservation: NewReservation
 ) -> None:
-    """What is held back for a job is made more or less, and given to it, or not."""
     if rng.random() < 0.4:
         record.note("enlarged", jobs.enlarge(reservation, rng.choice((0.0, 0.2, 1.5, 9.0))))
     if rng.random() < 0.7:
@@ -278,7 +269,6 @@ def _given(
 
 
 def budget(rng: random.Random, record: Record) -> None:
-    """Money of calls and jobs is held back, spent and released, in a budget within another."""
     outer = Budget(rng.choice((None, 8.0)))
     one = Budget(rng.choice((None, 5.0, 20.0)), outer)
     jobs = JobReservations(Budget(4.0), lambda work: work(), "account")
@@ -311,7 +301,6 @@ def budget(rng: random.Random, record: Record) -> None:
 
 
 def retries(rng: random.Random, record: Record) -> None:
-    """Requests fail in each way, and are tried again or not."""
     policy = RetryPolicy(
         retries=rng.choice((0, 1, 3)),
         initial=rng.choice((0.0, 0.5, 1.0)),

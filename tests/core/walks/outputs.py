@@ -45,8 +45,6 @@ def _result(rng: random.Random, index: int) -> Result:
 
 
 class _Walk:
-    """Takes down what an output does, without the folder it stands in."""
-
     def __init__(self, rng: random.Random, record: Record, folder: str) -> None:
         self._rng, self._record, self._folder = rng, record, folder
         self._path = Path(folder) / "out.jsonl"
@@ -63,7 +61,6 @@ class _Walk:
         return found
 
     def session(self) -> None:
-        """Open the output, as one run does, and write some rows."""
         rng = self._rng
         keys = KEYS[0] if rng.random() < 0.8 else KEYS[1]
         known = RowKeys(keys.settings)
@@ -92,7 +89,6 @@ class _Walk:
             self.tried("sync", out.sync)
 
     def disturb(self) -> None:
-        """Do what another program may do to the file."""
         size = self._path.stat().st_size if self._path.exists() else 0
         act = self._rng.randrange(5)
         if act == 0:
@@ -119,7 +115,6 @@ class _Walk:
 
 
 def outputs(rng: random.Random, record: Record) -> None:
-    """Runs follow on each other, and other programs change the file in between, or meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         walk = _Walk(rng, record, os.path.realpath(folder))
         for _ in range(8):

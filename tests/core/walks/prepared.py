@@ -77,7 +77,6 @@ PROMPTS: tuple[Any, ...] = (
 
 
 def requests(rng: random.Random, record: Record) -> None:
-    """What callers pass becomes a request, or an error that names the field."""
     for _ in range(40):
         names = rng.sample(list(NEAR), rng.randrange(4))
         given = {name: rng.choice(NEAR[name] if rng.random() < 0.8 else ODD) for name in names}
@@ -99,7 +98,6 @@ def _nested(depth: int) -> Any:
 
 
 def snapshots(rng: random.Random, record: Record) -> None:
-    """Values with a JSON form are copied; what has none is named with its place."""
     kept = (1, 2.5, "é", None, True, {"a": [1, {"b": 2}]}, ("x", 2), 1 << (MAX_INTEGER_BITS - 1))
     strange = (math.nan, -math.inf, "a\udfff", b"x", {1: 2}, {"\ud800": 1}, 1 << MAX_INTEGER_BITS, object)
     for _ in range(40):
@@ -113,8 +111,6 @@ def snapshots(rng: random.Random, record: Record) -> None:
 
 @define
 class Point:
-    """An attrs class."""
-
     x: int
     y: float = 0.5
     label: Literal["a", "b"] | None = None
@@ -122,8 +118,6 @@ class Point:
 
 @dataclass
 class Line:
-    """A dataclass."""
-
     ends: list[Point]
     names: dict[str, int]
     next: Line | None = None
@@ -149,7 +143,6 @@ ENDS = ("stop", "stop", "stop", "length", "refusal", "content_filter")
 
 
 def answers(rng: random.Random, record: Record) -> None:
-    """Answers follow a schema, or are told what is wrong with them."""
     for schema in SCHEMAS:
         record.tried("schema", check_schema, schema)
     for kind in (Point, Line, dict, int, list[int], Point | None):
@@ -176,7 +169,6 @@ def answers(rng: random.Random, record: Record) -> None:
 
 
 def costs(rng: random.Random, record: Record) -> None:
-    """What results cost is held against other routes."""
     for _ in range(20):
         one, prices = ActualCost(), (rng.choice((None, Rates())), rng.choice((None, Rates())))
         for place in range(rng.randrange(5)):

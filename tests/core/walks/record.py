@@ -26,8 +26,6 @@ _KEY = re.compile(r"[a-z_]+")
 
 
 class _Figure:
-    """All values of one name: numbers are summed up, words are counted."""
-
     def __init__(self) -> None:
         self.numbers: list[float] = []
         self.words: Counter[str] = Counter()
@@ -54,13 +52,6 @@ class _Figure:
 
 
 class Record:
-    """Takes down what is decided.
-
-    Attributes:
-        name: of a scenario, besides its number.
-        epoch: moments from half of it on are told as seconds since it.
-    """
-
     def __init__(self) -> None:
         self.name = ""
         self.epoch = math.inf
@@ -68,7 +59,6 @@ class Record:
         self._figures: defaultdict[str, defaultdict[str, _Figure]] = defaultdict(lambda: defaultdict(_Figure))
 
     def note(self, what: str, *found: Any, **named: Any) -> None:
-        """Take down what was decided: numbers, words, or records and lists of them."""
         self._times[what] += 1
         for each in found:
             self._add(what, "", each)
@@ -76,7 +66,6 @@ class Record:
             self._add(what, name, each)
 
     def tried(self, what: str, act: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Do something, and take down what it returns or which error it raises."""
         try:
             found = act(*given, **named)
         except (ValueError, RuntimeError, KeyError, TypeError, LateExchange) as error:
@@ -88,7 +77,6 @@ class Record:
         return found
 
     def figures(self) -> dict[str, dict[str, str]]:
-        """Return what was taken down: of each kind the figures, by name."""
         return {
             what: ({"times": str(times)} if times > 1 else {})
             | {

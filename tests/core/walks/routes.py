@@ -43,7 +43,6 @@ def _seen(rng: random.Random, prior: Prior) -> ForecastAt:
 
 
 def forecasts(rng: random.Random, record: Record) -> None:
-    """Times change suddenly, slowly, with size, by the moment; some are given up."""
     prior = rng.choice((CALL_PRIOR, BATCH_PRIOR, CANCEL_PRIOR, Prior.of(2.0, 10.0, growth=0.4)))
     forecaster, now = Forecaster(prior, remember=rng.choice((30, 512))), NOW
     middle, growth, drift = rng.choice((1.0, 900.0)), rng.choice((0.0, 0.5)), rng.choice((1.0, 1.02))
@@ -107,7 +106,6 @@ def _batches(rng: random.Random, n: int) -> BatchOffer:
 
 
 def choices(rng: random.Random, record: Record) -> None:
-    """Lists of all sizes under all constraints."""
     for _ in range(12):
         n = rng.choice((1, 3, 4, 9, 10, 40, 600, 20_000))
         offers = [Offer(Route.INDIVIDUAL, _throughput(rng), _cost(rng, n, 1.0))]
@@ -152,7 +150,6 @@ def choices(rng: random.Random, record: Record) -> None:
 
 
 def rescues(rng: random.Random, record: Record) -> None:
-    """Jobs with a deadline are late, or not."""
     speed = Speed(_throughput(rng), _seen(rng, CANCEL_PRIOR), _seen(rng, BATCH_PRIOR))
     for _ in range(15):
         shards = [
@@ -174,8 +171,6 @@ def rescues(rng: random.Random, record: Record) -> None:
 
 
 class Rates:
-    """USD for a token: two of input for one of output."""
-
     def cost(self, usage: Usage) -> float:
         return 2e-6 * usage.input_tokens + 1e-6 * usage.output_tokens
 
@@ -184,7 +179,6 @@ class Rates:
 
 
 def workloads(rng: random.Random, record: Record) -> None:
-    """Lists of requests, after answers of lengths that change."""
     learned = Calibration()
     longer = Calibration(learned)
     middle = rng.choice((5, 300))

@@ -43,7 +43,6 @@ NOTHING: Amounts = (0.0, 0.0, 0.0, 0.0)
 
 
 def drawn(rng: random.Random, generations: list[int], kind: QuotaKind, number: int) -> LeaseAsk:
-    """What a process may ask, likely or not; of a budget by the exchange of that number."""
     limited = rng.choice([(1,), (1, 1), (1, 0, 1, 1), (0,)])
     pattern = [*limited, 0, 0, 0, 0][:4]
     caps = [float(on and rng.choice([100, 594.0, 10.0])) for on in pattern]
@@ -87,7 +86,6 @@ def drawn(rng: random.Random, generations: list[int], kind: QuotaKind, number: i
 
 
 def _whole(rng: random.Random, generation: int, number: int) -> LeaseAsk:
-    """What a process asks of a limit of requests alone: numbers without fractions, so that some are equal."""
     wants = float(rng.choice((0, 1, 1, 2, 10, 40)))
     ask = LeaseAsk(
         member=rng.choice("abc"),
@@ -119,7 +117,6 @@ def _whole(rng: random.Random, generation: int, number: int) -> LeaseAsk:
 
 
 def exchanges(rng: random.Random, record: Record) -> None:
-    """Processes ask, wait, return and are gone; time passes, stands and is set back."""
     quota, kind = QuotaKind.BUDGET if rng.random() < 0.25 else QuotaKind.RATE, rng.random()
     shared, now, record.epoch = SharedRecord(), EPOCH, EPOCH
     record.note("by default", LeaseAsk("a"), shared)
@@ -163,7 +160,6 @@ def _facts(
 
 
 def leases(rng: random.Random, record: Record) -> None:
-    """Processes lease what their calls need, with news, outages, cooldowns, and a back end that goes away."""
     shared, now, woken = SharedRecord(), 0.0, list[int]()
     record.epoch = EPOCH
     count = rng.choice((1, 2, 3))
@@ -224,7 +220,6 @@ def leases(rng: random.Random, record: Record) -> None:
 
 
 def together(rng: random.Random, record: Record, moment: Moments = any_moment) -> None:
-    """Quotas of processes that share leases meet a limit that is told, or is not; some at first contact."""
     shared, now, level, record.epoch = SharedRecord(), 0.0, 10.0, EPOCH
     rate, cap = rng.choice((4.0, 40.0, 1e9)), rng.choice((3, 12, 1000))
     refusing, limit, calls_a_second = (
@@ -281,7 +276,6 @@ def together(rng: random.Random, record: Record, moment: Moments = any_moment) -
 
 
 def budget_leases(rng: random.Random, record: Record) -> None:
-    """Clients spend a budget together, lack money, give it back, and lose the back end for a while."""
     shared, now, away, woken = SharedRecord(), 0.0, False, list[int]()
     record.epoch = EPOCH
     held, reserved = [0.0] * 3, [0.0] * 3
@@ -331,7 +325,6 @@ def budget_leases(rng: random.Random, record: Record) -> None:
 
 
 def spending(rng: random.Random, record: Record) -> None:
-    """Budgets that are leased reserve and spend, lack money, and give it back."""
     shared, now, record.epoch = SharedRecord(), EPOCH, EPOCH
     ones = [Budget(outer=Budget(rng.choice((None, 3.0)))) for _ in range(rng.choice((1, 2)))]
     for n, one in enumerate(ones):
@@ -373,7 +366,6 @@ def spending(rng: random.Random, record: Record) -> None:
 
 
 def failures(rng: random.Random, record: Record) -> None:
-    """Each kind of error, status and code that tells something."""
     statuses, codes = (
         (None, 400, 404, 410, 429, 500, 502, 503, 504, 529),
         (None, "html", "model_not_found", "x"),

@@ -37,7 +37,6 @@ AT_MOST = 80
 
 
 def blocks(name: str) -> list[range]:
-    """Return the numbers of the walks whose figures are taken together."""
     _, times = WALKS[name]
     first = FEW.get(name, AT_MOST)
     bounds = [0, *range(first, times, AT_MOST), times]
@@ -45,12 +44,10 @@ def blocks(name: str) -> list[range]:
 
 
 def group_of(name: str, seeds: range) -> str:
-    """Return the group of the recorded figures that has those of some walks."""
     return f"{name} {seeds[0]}-{seeds[-1]}"
 
 
 def walked(name: str, seeds: range) -> dict[str, dict[str, dict[str, str]]]:
-    """Take a walk with the random numbers of some seeds, and return the figures."""
     walk, _ = WALKS[name]
     each, together = {}, Record()
     for seed in seeds:
