@@ -9,13 +9,10 @@ from concurrent.futures import CancelledError, Future, wait
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
-from attrs import evolve, frozen
 from forked import exit_code_of_child
-from inside import inside
 from jobs.remote import Remote
 from realtime.scenes import eventually
 
@@ -25,10 +22,7 @@ from smartbatch.errors import ClientClosed, ConfigError, QueueFull, StoreError, 
 from smartbatch.events import Event, RequestFinished, RouteChosen, RouteScored
 from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.prices import Price
-from smartbatch.providers.batch_api import Line
-from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.routing.stored_requests import StoredRequests
-from smartbatch.types import Answer, Kind, Priority, Request, Result, Route
+from smartbatch.types import Answer, Priority, Request, Result, Route
 
 ClientOf = Callable[..., BatchingClient]
 LONG = 3_600.0
@@ -64,7 +58,9 @@ def batches(remote: Remote) -> list[int]:
 # -- gathering -----------------------------------------------------------------------------------------------
 
 
-def test_requests_that_may_wait_go_by_one_batch(client: BatchingClient, remote: Remote) -> None:
+def test_deferrable_requests_are_sent_as_one_batch(deferring: ClientOf, remote: Remote) -> None:
+    seen: list[Result] = []
+    client = deferring(remote, post_process=lambda result: seen.append(result))
     contexts = [object() for _ in range(12)]
     futures = [client.submit_background(f"p{n}", context=contexts[n], id=f"row-{n}") for n in range(12)]
     answers = results(futures)
@@ -72,6 +68,7 @@ def test_requests_that_may_wait_go_by_one_batch(client: BatchingClient, remote: 
     assert [answer.context for answer in answers] == contexts
     assert [answer.request_id for answer in answers] == [f"row-{n}" for n in range(12)]
     assert {answer.route for answer in answers} == {Route.BATCH}
+    assert sorted(str(result.text) for result in seen) == sorted(str(answer.text) for answer in answers)
     assert batches(remote) == [12]
     assert remote.asked == []
 
@@ -173,11 +170,6 @@ def test_batches_that_are_switched_off_contradict_it() -> None:
 # -- the same answers ----------------------------------------------------------------------------------------
 
 
-@frozen
-class City:
-    name: str
-
-
 def test_equal_requests_are_paid_once(client: BatchingClient, remote: Remote) -> None:
     first = [client.submit_background(f"p{n % 12}") for n in range(15)]
     client.flush()
@@ -243,38 +235,6 @@ def test_requests_of_a_cancelled_job_are_sent_again(
     assert batches(remote) == [0, 12]
 
 
-def test_hooks_see_the_answers_of_a_batch(deferring: ClientOf, remote: Remote) -> None:
-    seen = []
-    client = deferring(remote, post_process=lambda result: seen.append(result))
-    results(deferred(client, 12))
-    assert sorted(str(result.text) for result in seen) == sorted(f"by batch: p{n}" for n in range(12))
-
-
-def test_objects_of_classes_come_back(deferring: ClientOf, clock: VirtualClock, store: str) -> None:
-    remote = Remote(clock)
-    assert remote.api is not None
-    read_line = remote.api.read_line
-
-    def object_line(line: bytes, kind: Kind) -> Line:
-        read = read_line(line, kind)
-        assert read.answer is not None
-        return evolve(read, answer=evolve(read.answer, text='{"name": "Bern"}'))
-
-    remote.api.read_line = object_line  # type: ignore[method-assign]
-    client = deferring(remote)
-    futures = [client.submit_background(f"p{n}", schema=City) for n in range(12)]
-    assert {future.result().parsed for future in futures} == {City("Bern")}
-
-
-def test_answers_of_a_batch_are_kept_in_the_cache(
-    deferring: ClientOf, remote: Remote, tmp_path: Path
-) -> None:
-    client = deferring(remote, cache=str(tmp_path / "answers.db"))
-    results(deferred(client, 12))
-    assert routes(deferred(client, 12)) == {Route.CACHED}
-    assert batches(remote) == [12]
-
-
 def test_a_budget_holds_back_what_a_batch_can_cost_and_not_all_there_is(
     deferring: ClientOf, clock: VirtualClock
 ) -> None:
@@ -337,22 +297,6 @@ def test_the_job_is_a_decision_that_is_told_and_scored(deferring: ClientOf, remo
     assert (chosen.route, chosen.requests, chosen.purpose) == (Route.BATCH, 12, "labels")
     assert (scored.decision_id, scored.requests) == (chosen.decision_id, 12)
     assert client.metrics.snapshot().decisions.chosen == {"batch": 1}
-
-
-@pytest.mark.full
-def test_where_no_route_would_be_in_time_they_go_in_real_time(
-    deferring: ClientOf, clock: VirtualClock
-) -> None:
-    remote = Remote(clock, turnaround=50_000.0, latency=1200.0)
-    client = deferring(remote, parallelism=2)
-    results(deferred(client, 12))
-    results([client.submit(f"q{n}") for n in range(20)])
-    futures = deferred(client, 12, timeout=3700.0)
-    wait(futures)
-    assert batches(remote) == [12]
-    in_time = [future.result() for future in futures if future.exception() is None]
-    assert {answer.route for answer in in_time} == {Route.INDIVIDUAL}
-    assert 4 <= len(in_time) < 12
 
 
 # -- cancelling and stopping ---------------------------------------------------------------------------------
@@ -454,35 +398,6 @@ def test_a_forked_child_has_no_future_of_requests_being_sent(
     client.flush()
     assert futures[0].result(LONG).ok
     assert codes == [0]
-
-
-def test_a_group_is_found_at_every_step_of_being_taken(
-    client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[Future[Result]] = []
-    missed: list[int] = []
-    futures: list[Future[Result]] = []
-
-    def step(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code is not StoredRequests._next.__code__:
-            return None
-        frame.f_trace_opcodes = True
-        found.clear()
-        inside(client).stored.abandon(WrongProcess("forked"))
-        missed.extend([frame.f_lineno] * bool({one for one in futures if not one.done()} - {*found}))
-        return step
-
-    monkeypatch.setattr(ResultFuture, "abandon", lambda future, _: found.append(future))
-    threading.settrace(step)
-    try:
-        with clock.held():
-            futures += deferred(client, 12)
-            client.flush()
-    finally:
-        threading.settrace(None)  # type: ignore[arg-type]
-    assert wait(futures, timeout=LONG).not_done == set()
-    assert found
-    assert missed == []
 
 
 def test_a_stop_waits_for_the_batch_or_fails_what_is_not_sent(

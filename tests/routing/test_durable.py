@@ -1,4 +1,4 @@
-"""Durable requests stand in the store: the same submit again, in any process, finds the answer."""
+"""Durable requests are stored: the same submit in any process finds the answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from smartbatch.errors import (
     StoreError,
 )
 from smartbatch.jobs.store import jobs as jobs_module
-from smartbatch.types import Request, Route, evolve
+from smartbatch.types import Request, Route
 
 ClientOf = Callable[..., BatchingClient]
 LONG = 3_600.0
@@ -205,27 +205,6 @@ def test_a_class_means_the_same_in_every_process(
         assert client.submit("a", durable=True, schema=own).result(LONG).parsed == own("Oslo")
         assert client.generate(["b"], key="cities", schema=own)[0].parsed == own("Oslo")
     assert sorted(remote.asked) == ["a", "b"]
-
-
-def test_a_failed_request_raises_its_error(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    def reply(prompt: str) -> str:
-        raise ValueError(prompt)
-
-    client = client_of(Remote(clock, reply=reply), store=store, retries=0)
-    with pytest.raises(SmartbatchError):
-        client.submit("a", durable=True).result(LONG)
-
-
-def test_hooks_run_for_each_who_asked(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    client = client_of(
-        Remote(clock),
-        store=store,
-        preprocess=[lambda request: "mine" if request.prompt == "b" else None],
-        post_process=lambda result: evolve(result, text=f"<{result.text}>"),
-    )
-    assert client.submit("a", durable=True).result(LONG).text == "<re: a>"
-    assert client.submit("a", durable=True).result(LONG).text == "<re: a>"
-    assert client.submit("b", durable=True).result(LONG).text == "<mine>"
 
 
 @pytest.mark.catches("RuntimeError")

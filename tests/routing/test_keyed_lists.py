@@ -157,11 +157,13 @@ def test_enough_added_rows_for_a_batch_go_by_batch_as_their_list_did(
     assert remote.asked == []
 
 
-def test_added_rows_equal_to_answered_ones_get_their_answers(remote: Remote, client: BatchingClient) -> None:
-    client.generate(PROMPTS, strategy="individual", key="labels")
-    results = client.generate([*PROMPTS, "p7", "new", "new"], key="labels")
-    assert results.texts[-3:] == ["re: p7", "re: new", "re: new"]
-    assert len(remote.asked) == 31
+def test_equal_rows_share_an_answer_also_with_added_rows(client: BatchingClient, remote: Remote) -> None:
+    results = client.generate(["a", "b", "a", "a"], strategy="individual", key="labels")
+    assert sorted(remote.asked) == ["a", "b"]
+    assert [result.deduplicated for result in results] == [False, False, True, True]
+    results = client.generate(["a", "b", "a", "a", "b", "new", "new"], key="labels")
+    assert results.texts[-3:] == ["re: b", "re: new", "re: new"]
+    assert len(remote.asked) == 3
 
 
 def test_rows_are_added_while_the_job_runs(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
@@ -218,30 +220,12 @@ def test_hooks_and_contexts_are_the_callers_own(client_of: ClientOf, store: str,
     assert len(remote.asked) == 29
 
 
-def test_equal_prompts_of_a_list_are_asked_once(client_of: ClientOf, store: str, remote: Remote) -> None:
-    results = client_of(remote, store=store).generate(["a", "b", "a", "a"], key="labels")
-    assert sorted(remote.asked) == ["a", "b"]
-    assert [result.deduplicated for result in results] == [False, False, True, True]
-
-
 def test_an_iterator_is_read_to_its_end_before_anything_is_sent(
     client_of: ClientOf, store: str, remote: Remote
 ) -> None:
     results = client_of(remote, store=store).map((prompt for prompt in PROMPTS), key="labels")
     assert remote.asked == []
     assert [result.text for result in results] == [f"re: {prompt}" for prompt in PROMPTS]
-
-
-def test_ctrl_c_says_that_the_same_call_goes_on(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    def interrupted(_: object) -> None:
-        raise KeyboardInterrupt
-
-    client = client_of(Remote(clock, latency=1.0), store=store, parallelism=1)
-    results = client.map(PROMPTS, key="labels", strategy="individual", on_progress=interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        next(results)
-    results.close()  # type: ignore[attr-defined]
-    assert client.generate(PROMPTS, key="labels").succeeded == 30
 
 
 @pytest.mark.parametrize("raising", [True, False])

@@ -1,6 +1,6 @@
-"""No decision of the core, the store or the output file changes unnoticed: random steps lead where they led.
+"""No decision of the core or the output file changes unnoticed: random steps lead to the recorded figures.
 
-A change that is meant is recorded with ``PYTHONPATH=tests:. python -m tests.core.walks.walking``.
+Record an intended change with ``PYTHONPATH=tests:. python -m tests.core.walks.walking``.
 """
 
 from __future__ import annotations
