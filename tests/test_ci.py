@@ -79,18 +79,6 @@ def test_the_script_fails_where_one_command_does(command: str, project: Path) ->
     assert code_of(project, command) != 0
 
 
-def test_programs_that_cannot_be_installed_are_told_and_no_failure(
-    project: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert code_of(project, INSTALLS_PROGRAMS) == 0
-    assert "apt-get cannot install chromium chromium-driver fish zsh" in capfd.readouterr().err
-
-
-def test_only_root_installs_programs(project: Path) -> None:
-    assert code_of(project, "nothing", user_id=1000) == 0
-    assert [line for line in called(project) if line.startswith("apt-get")] == []
-
-
 def test_the_workflow_checks_every_python_the_package_names() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())
     settings = configparser.ConfigParser()

@@ -64,23 +64,6 @@ def test_sleepers_wake_in_the_order_of_their_deadlines(clock: VirtualClock) -> N
     assert woken == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_time_stands_while_a_registered_thread_works(clock: VirtualClock) -> None:
-    seen: list[float] = []
-    sleeping = threading.Event()
-
-    def busy() -> None:
-        assert sleeping.wait(30)
-        seen.append(clock.now())
-
-    def sleeper() -> None:
-        sleeping.set()
-        clock.sleep(5)
-
-    run(clock, busy, sleeper)
-    assert seen == [0.0]
-    assert clock.now() == 5.0
-
-
 def test_held_time_waits_for_the_scene_to_be_set(clock: VirtualClock) -> None:
     done = threading.Thread(target=lambda: run(clock, lambda: clock.sleep(1)), daemon=True)
     with clock.held():
@@ -178,23 +161,6 @@ def test_a_waiter_that_nobody_registered_does_not_hold_time_up() -> None:
     with monitor:
         assert monitor.wait(7) is False
     assert clock.now() == 7.0
-
-
-def test_time_moves_exactly_as_far_as_a_registered_thread_sleeps(clock: VirtualClock) -> None:
-    woken: list[float] = []
-
-    def every_ten_seconds() -> None:
-        for _ in range(10):
-            clock.sleep(10)
-            woken.append(clock.now())
-
-    def sleeper() -> None:
-        clock.sleep(23)
-        assert clock.now() == 23.0
-        assert woken == [10.0, 20.0]
-
-    run(clock, every_ten_seconds, sleeper)
-    assert clock.now() == 100.0
 
 
 def test_an_idle_wait_ends_when_time_has_passed_it_and_moves_no_time(clock: VirtualClock) -> None:

@@ -106,24 +106,6 @@ def test_all_counters_but_processing_are_zero_until_the_batch_has_ended() -> Non
     assert found.ended_at - found.created_at == timedelta(seconds=100)
 
 
-def test_a_cancelled_batch_ends_with_what_was_done() -> None:
-    virtual = VirtualService(batch_turnaround=100, batch_cancel_seconds=5)
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(10)).id
-    virtual.now = START + 45
-    found = sdk.messages.batches.cancel(batch)
-    assert (found.processing_status, counts_of(found)) == ("canceling", {"processing": 10})
-    assert found.cancel_initiated_at - found.created_at == timedelta(seconds=45)
-    virtual.now = START + 50
-    found = sdk.messages.batches.retrieve(batch)
-    assert (found.processing_status, counts_of(found)) == ("ended", {"succeeded": 5, "canceled": 5})
-    kinds = dict(lines_of(sdk, batch))
-    assert [kinds[f"j-{n}"] for n in range(10)] == ["succeeded"] * 5 + ["canceled"] * 5
-    assert virtual.ledger.summary()["batches"]["lines_billed"] == 5
-    assert refusal_of(lambda: sdk.messages.batches.cancel(batch)).startswith("400 ")
-    assert refusal_of(lambda: sdk.messages.batches.cancel("msgbatch_none")).startswith("404 not_found_error")
-
-
 def test_what_has_not_run_after_a_day_expires_unbilled() -> None:
     virtual = VirtualService(batch_turnaround=200_000)
     sdk = sdk_of(virtual)
@@ -145,27 +127,6 @@ def test_results_are_gone_after_their_retention_and_the_batch_is_not() -> None:
     found = sdk.messages.batches.retrieve(batch)
     assert (found.results_url, found.archived_at - found.ended_at) == (None, timedelta(seconds=1000))
     assert refusal_of(lambda: sdk.get(f"{ROOT}/{batch}/results", cast_to=object)).startswith("404 ")
-
-
-def test_lists_come_in_pages_from_the_newest_on() -> None:
-    virtual = VirtualService()
-    sdk = sdk_of(virtual)
-    made = []
-    for _ in range(5):
-        virtual.now += 1
-        made.insert(0, sdk.messages.batches.create(requests=requests(1)).id)
-    first = sdk.messages.batches.list(limit=2)
-    assert ([batch.id for batch in first.data], first.has_more) == (made[:2], True)
-    assert (first.first_id, first.last_id) == (made[0], made[1])
-    assert [batch.id for batch in first] == made  # all pages, one after the other
-    before = sdk.messages.batches.list(limit=2, before_id=made[3])
-    assert ([batch.id for batch in before.data], before.has_more) == (made[1:3], True)
-    assert sdk.messages.batches.list(after_id=made[4]).data == []
-    other = sdk_of(virtual, "another")
-    assert other.messages.batches.list().data == []
-    assert refusal_of(lambda: other.messages.batches.retrieve(made[0])).startswith("404 ")
-    for wrong in ({"limit": 0}, {"limit": 1001}, {"after_id": made[0], "before_id": made[1]}):
-        assert refusal_of(lambda wrong=wrong: sdk.messages.batches.list(**wrong)).startswith("400 ")
 
 
 @pytest.mark.parametrize(
@@ -279,26 +240,6 @@ def test_a_line_can_be_doubled_foreign_swapped_without_usage_or_no_json() -> Non
     assert [json.loads(rows[n])["custom_id"] for n in (0, 2)] == ["j-0", "j-2"]
     with pytest.raises(ValueError):
         json.loads(rows[1])
-
-
-@pytest.mark.parametrize(
-    ("fault", "counts", "kinds"),
-    [
-        ("fail_validation", {"errored": 4}, {"errored invalid_request_error"}),
-        ("no_money_lines", {"errored": 4}, {"errored rate_limit_error"}),
-        ("expire_all", {"expired": 4}, {"expired"}),
-        ("expire_part", {"succeeded": 2, "expired": 2}, {"succeeded", "expired"}),
-        ("wrong_counts", {"succeeded": 3}, {"succeeded"}),
-    ],
-)
-def test_a_batch_can_fail_or_expire(fault: str, counts: dict, kinds: set) -> None:
-    virtual = one_batch(fault)
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(4))
-    assert (batch.processing_status, counts_of(batch)) == ("ended", counts)
-    lines = lines_of(sdk, batch.id)
-    assert sorted(name for name, _ in lines) == [f"j-{n}" for n in range(4)]
-    assert {kind for _, kind in lines} == kinds
 
 
 def test_a_create_whose_answer_is_lost_exists_at_once_later_or_never() -> None:

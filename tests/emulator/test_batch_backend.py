@@ -69,13 +69,6 @@ class World:
         return self.ledger.summary()["batches"]
 
 
-def by_position(lines: list[OutputLine]) -> dict[int | None, list[OutputLine]]:
-    found: dict[int | None, list[OutputLine]] = {}
-    for line in lines:
-        found.setdefault(line.position, []).append(line)
-    return found
-
-
 def test_a_batch_goes_from_validation_to_its_end_and_its_counts_grow():
     world = World(batch_validating=10, batch_queueing=10, batch_turnaround=120)
     name = world.create().id

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from levels import sampled
-from raw_client import RawClient, chat, request_bytes
+from raw_client import RawClient, chat
 
 from smartbatch.cli import emulator_command
 from smartbatch.cli.option_tables import CommandParser
@@ -64,39 +64,6 @@ def test_the_ledger_file_survives_a_kill(tmp_path):
     [call] = Ledger.read(path).calls
     assert call.delivered
     assert call.billed > 0
-
-
-@pytest.mark.full
-def test_batches_run_in_a_process_of_their_own(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    options = [
-        "--ledger-file",
-        str(path),
-        "--batch-turnaround",
-        "0",
-        "--batch-faults",
-        "list_lag=1,shuffled=1",
-    ]
-    options += ["--batch-list-lag", "3600", "--batch-no-metadata"]
-    row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat("one")}
-    schema = (
-        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
-        b'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n%b\r\n--b--\r\n'
-    ) % json.dumps(row).encode()
-    with process(*options) as (running, port), RawClient(port) as client:
-        kind = "Content-Type: multipart/form-data; boundary=b\r\n"
-        file = client.ask(schema, path="/v1/files", headers=kind)[2]
-        asked = {"input_file_id": file["id"], "endpoint": row["url"], "completion_window": "24h"}
-        batch = client.ask({**asked, "metadata": {"sb": "n"}}, path="/v1/batches")[2]
-        assert (batch["status"], batch["metadata"]) == ("completed", None)
-        assert client.ask(path="/v1/batches", method="GET")[2]["data"] == []
-        client.send(request_bytes(method="GET", path=f"/v1/files/{batch['output_file_id']}/content"))
-        assert json.loads(client.answer()[2])["custom_id"] == "a"
-        running.kill()
-        running.wait(timeout=10)
-    [record] = Ledger.read(path).batches
-    assert (record.id, record.label, record.state) == (batch["id"], {"sb": "n"}, "completed")
-    assert record.lines[0].delivered
 
 
 def test_options_become_settings():

@@ -155,22 +155,6 @@ def test_inline_results_can_lack_metadata_or_have_unreadable_errors() -> None:
     assert (bad["error"]["code"], bad["error"]["details"][0]["retryDelay"]) == (14, "1s")
 
 
-def test_a_cancelled_batch_keeps_what_was_done() -> None:
-    virtual = VirtualService(batch_turnaround=100, batch_cancel_seconds=5)
-    sdk = sdk_of(virtual)
-    batch = create(sdk, rows(10))
-    virtual.now = START + 45
-    sdk.batches.cancel(name=batch)
-    assert sdk.batches.get(name=batch).state == "JOB_STATE_RUNNING"
-    virtual.now = START + 50
-    assert sdk.batches.get(name=batch).state == "JOB_STATE_CANCELLED"
-    assert kinds_of(read(sdk, batch)) == {f"j-{n}": 0 if n < 5 else 1 for n in range(10)}
-    assert raw_of(virtual, sdk, batch)["error"]["code"] == 1
-    assert virtual.ledger.summary()["batches"]["lines_billed"] == 5
-    assert refusal_of(lambda: sdk.batches.cancel(name="batches/none")).startswith("404 ")
-    assert refusal_of(lambda: sdk.batches.delete(name="batches/none")).startswith("404 ")
-
-
 @pytest.mark.parametrize(
     ("lines", "message"),
     sampled(
@@ -250,18 +234,6 @@ def test_keys_models_and_paths_are_checked() -> None:
         assert client.get("/v1beta/batches?pageSize=x", headers=key).status_code == 400
 
 
-def test_batches_are_listed_in_pages_from_the_newest_on() -> None:
-    virtual = VirtualService()
-    sdk = sdk_of(virtual)
-    names = []
-    for _ in range(5):
-        virtual.now += 1
-        names.insert(0, create(sdk, rows(1)))
-    pager = sdk.batches.list(config={"page_size": 2})
-    assert [batch.name for batch in pager.page] == names[:2]
-    assert [batch.name for batch in sdk.batches.list(config={"page_size": 2})] == names
-
-
 def test_a_late_create_whose_file_was_deleted_never_is() -> None:
     for delete, outcome, created in ((True, "fenced", 0), (False, "late", 1)):
         virtual = VirtualService(batch_fault_for=lambda _i, _label: "late_create", batch_late_seconds=60)
@@ -285,17 +257,6 @@ def test_a_late_create_whose_file_was_deleted_never_is() -> None:
     gone = lambda: sdk.batches.create(model=MODEL, src="files/sb-1", config=INLINE)  # noqa: E731
     assert refusal_of(gone).startswith("403 PERMISSION_DENIED")
     assert virtual.ledger.summary()["batches"]["by_outcome"] == {"created": 1, "refused": 1}
-
-
-def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None:
-    virtual = VirtualService(batch_turnaround=100, batch_enqueued_tokens=6)
-    sdk = sdk_of(virtual)
-    create(sdk, rows(4))
-    assert refusal_of(lambda: create(sdk, rows(4))).startswith("429 RESOURCE_EXHAUSTED")
-    sdk.batches.create(model="gemini-2.5-flash", src=inlined(4), config=INLINE)
-    virtual.now += 100
-    create(sdk, rows(4))
-    assert virtual.ledger.summary()["batches"]["by_outcome"] == {"created": 3, "refused": 1}
 
 
 @pytest.mark.parametrize(

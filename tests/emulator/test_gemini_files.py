@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from gemini_batch_world import jsonl, read, refusal_of, rows, sdk_of, upload
-from google import genai
-from google.genai import types
 from raw_client import RawClient, request_bytes
 from virtual_service import VirtualService
 
@@ -51,17 +48,6 @@ def test_the_sdk_manages_a_file_under_the_name_it_chose(version: str) -> None:
     for call in (sdk.files.get, sdk.files.delete):
         # As the live service says it, which does not tell whether there is such a file.
         assert refusal_of(lambda call=call: call(name="files/sb-abc")).startswith("403 PERMISSION_DENIED")
-
-
-def test_a_large_file_comes_in_pieces_over_http(emu: Emulator, tmp_path: Path) -> None:
-    path = tmp_path / "large.jsonl"
-    path.write_bytes(jsonl([{"key": "a", "request": {"pad": "x" * 9_000_000}}]))
-    options = types.HttpOptions(base_url=emu.url, timeout=10_000)
-    with genai.Client(api_key="k", vertexai=False, http_options=options) as sdk:
-        config = types.UploadFileConfig(mime_type="application/jsonl")
-        file = sdk.files.upload(file=str(path), config=config)
-    assert file.size_bytes == path.stat().st_size
-    assert file.name.startswith("files/")
 
 
 def test_a_name_that_is_taken_meets_the_file_that_has_it() -> None:

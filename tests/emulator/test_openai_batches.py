@@ -11,7 +11,7 @@ import openai
 import pytest
 import urllib3
 from levels import sampled
-from openai_batch_world import CHAT, ENDS, KEY, Customer, line, read, until, world
+from openai_batch_world import CHAT, KEY, Customer, line, read, until, world
 from raw_client import RawClient, chat, request_bytes
 
 from smartbatch.testing import answer_for
@@ -67,21 +67,6 @@ def test_other_endpoints_take_batches_too(customer, endpoint, body):
         assert {len(item["embedding"]) for item in answer["data"]} == {4}
 
 
-def test_lists_come_in_pages(customer):
-    names = [customer.create(1).id for _ in range(5)][::-1]
-    page = customer.sdk.batches.list(limit=2)
-    assert ([batch.id for batch in page.data], page.has_more) == (names[:2], True)
-    assert [batch.id for batch in page] == names
-    assert [batch.id for batch in customer.sdk.batches.list(after=names[3], limit=100)] == names[4:]
-    files = [file.id for file in customer.sdk.files.list(purpose="batch", limit=3)]
-    assert len(files) == 5
-    assert [file.id for file in customer.sdk.files.list(purpose="batch", order="asc")] == files[::-1]
-    assert len(list(customer.sdk.files.list())) == 10
-    for wrong in ({"limit": 0}, {"limit": 101}, {"after": "batch_none"}):
-        with pytest.raises(openai.BadRequestError):
-            customer.sdk.batches.list(**wrong)
-
-
 def test_a_result_file_says_its_size(customer):
     batch = customer.run()
     file = customer.sdk.files.retrieve(batch.output_file_id)
@@ -90,15 +75,6 @@ def test_a_result_file_says_its_size(customer):
 
 
 # ends
-
-
-def test_a_batch_in_which_everything_failed_has_only_an_error_file(customer):
-    batch = customer.run([line(0, body={"model": "m", "messages": []}), line(1, body={"model": "m"})])
-    assert (batch.status, batch.output_file_id) == ("completed", None)
-    assert batch.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
-    for found in customer.lines(batch.error_file_id).values():
-        assert found["response"]["status_code"] == 400
-        assert found["response"]["body"]["error"]["param"] == "messages"
 
 
 def test_lines_cannot_be_streamed(customer):
@@ -131,39 +107,6 @@ def test_failed_lines_are_in_the_error_file(fault, status, code):
             else:
                 assert response["body"] == ""
         assert emu.ledger.summary()["batches"]["lines_billed"] == 0
-
-
-def test_what_did_not_run_before_the_expiry_is_not_counted_as_failed():
-    with world(batch_faults={"expire_part": 1.0}) as (emu, customer):
-        batch = customer.run(5)
-        assert batch.status == "expired"
-        assert batch.expired_at is not None
-        assert batch.request_counts.model_dump() == {"total": 5, "completed": 2, "failed": 0}
-        assert set(customer.lines(batch.output_file_id)) == {"id-0", "id-1"}
-        unrun = customer.lines(batch.error_file_id)
-        assert {found["error"]["code"] for found in unrun.values()} == {"batch_expired"}
-        assert [found["response"] for found in unrun.values()] == [None] * 3
-        assert emu.ledger.summary()["batches"]["lines_billed"] == 2
-
-
-@pytest.mark.full
-def test_a_cancelled_batch_keeps_its_finished_lines():
-    with world(batch_turnaround=3.0, batch_cancel_seconds=0.2) as (_, customer):
-        name = customer.create(20).id
-        batch = until(
-            lambda: customer.sdk.batches.retrieve(name), lambda batch: batch.request_counts.completed > 0
-        )
-        cancelling = customer.sdk.batches.cancel(batch.id)
-        assert (cancelling.status, cancelling.output_file_id) == ("cancelling", None)
-        batch = until(lambda: customer.sdk.batches.retrieve(batch.id), lambda batch: batch.status in ENDS)
-        assert batch.status == "cancelled"
-        assert batch.cancelling_at <= batch.cancelled_at
-        done, unrun = customer.lines(batch.output_file_id), customer.lines(batch.error_file_id)
-        assert len(done) == batch.request_counts.completed > 0
-        assert len(done) + len(unrun) == 20
-        assert {found["error"]["code"] for found in unrun.values()} == {"batch_cancelled"}
-        assert batch.request_counts.failed == 0
-        assert customer.sdk.batches.cancel(batch.id).status == "cancelled"
 
 
 def test_an_ended_batch_cannot_be_cancelled(customer):
@@ -269,11 +212,6 @@ def test_spoiled_lines_leave_the_others_whole():
         assert (figures["lines_billed"], figures["lines_delivered"], figures["lines_lost"]) == (10, 8, 2)
 
 
-def test_an_unknown_status_reaches_the_client_unchanged():
-    with world(batch_faults={"odd_status": 1.0}, batch_turnaround=3600) as (_, customer):
-        assert customer.create().status == "rebalancing"
-
-
 def test_compatible_servers_may_drop_what_a_batch_is_known_by(emu, customer):
     emu.configure(batch_echo_metadata=False, batch_echo_input_file=False)
     batch = customer.run(metadata={"sb": "nonce"})
@@ -338,19 +276,6 @@ def test_lines_are_delivered_only_when_the_last_byte_has_left():
         assert emu.ledger.summary()["batches"]["lines_delivered"] == 8
 
 
-def test_an_outage_stops_files_and_batches_too():
-    with world(outage=(0, 2)) as (_, customer):
-        for call in (customer.sdk.batches.list, lambda: customer.upload([line(1)])):
-            with pytest.raises(openai.InternalServerError):
-                call()
-        assert customer.sdk.batches.list().data == []
-
-
-def test_limits_of_real_time_calls_do_not_count_for_batches():
-    with world(rpm=1) as (_, customer):
-        assert len(customer.lines(customer.run().output_file_id)) == 5
-
-
 @pytest.mark.parametrize(
     ("changes", "param"),
     sampled(
@@ -378,12 +303,6 @@ def test_a_create_with_a_wrong_field_is_refused(emu, customer, changes, param):
     assert emu.ledger.summary()["batches"]["created"] == 0
 
 
-def test_results_are_no_input(customer):
-    output = customer.run(1).output_file_id
-    with pytest.raises(openai.BadRequestError):
-        customer.sdk.batches.create(input_file_id=output, endpoint=CHAT, completion_window="24h")
-
-
 def test_uploads_are_checked(emu, customer):
     with pytest.raises(openai.BadRequestError, match="jsonl"):
         customer.upload([line(1)], name="job.txt")
@@ -409,22 +328,6 @@ def test_uploads_are_checked(emu, customer):
 def test_an_upload_keeps_every_byte(customer):
     data = b'\r\n--\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n\x00\xff' + b"\r\n" * 5
     assert customer.sdk.files.content(customer.upload(data).id).read() == data
-
-
-@pytest.mark.full
-def test_large_uploads_are_taken_whole_or_in_chunks(emu, customer):
-    data = b"x" * (40 * 1024 * 1024)
-    assert customer.upload(data).bytes == len(data)
-    head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
-    head += b'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
-    answer = urllib3.request(
-        "POST",
-        f"{emu.base_url}/files",
-        body=iter([head, data, b"\r\n--b--\r\n"]),
-        headers={**KEY, "content-type": "multipart/form-data; boundary=b"},
-    )
-    assert answer.json()["bytes"] == len(data)
-    assert urllib3.request("POST", f"{emu.base_url}/responses", headers=KEY, body=data).status == 413
 
 
 # validation
