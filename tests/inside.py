@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import threading
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from smartbatch.client import BatchingClient
 from smartbatch.jobs.job import Job
-from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.providers import registry
 from smartbatch.realtime.engine import RealtimeEngine
 from smartbatch.realtime.text_stream import TextStream
@@ -24,11 +22,9 @@ from smartbatch.stored_jobs import StoredJobs
 __all__ = [
     "callback_threads",
     "engine_of",
-    "futures_of",
     "held",
     "inside",
     "is_read",
-    "lock_of",
     "own_registry",
     "sleeps",
     "store_of",
@@ -75,12 +71,6 @@ def is_read(stream: TextStream) -> bool:
     return bool(filled._waiters)
 
 
-def futures_of(results: Any) -> dict[int, Future[Any]]:
-    """Return the futures of a list's requests that are under way, by position."""
-    futures: dict[int, Future[Any]] = results._under_way
-    return futures
-
-
 def store_of(job: Job) -> StoredJobs:
     """Return what carries a job on that was taken without a client."""
     stored: Any = job._engine_of
@@ -96,8 +86,3 @@ def held(stream: TextStream) -> AbstractContextManager[object]:
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is registered from now on be forgotten at the end of the test."""
     monkeypatch.setattr(registry, "_factories", dict(registry._factories))
-
-
-def lock_of(metrics: BatchMetrics) -> threading.Lock:
-    """Return the lock under which figures are counted."""
-    return metrics._lock.get()

@@ -46,24 +46,32 @@ def card(provider: str, model: str, wall: float = WALL) -> RateCard:
 
 
 @pytest.mark.full
-def test_the_cost_of_any_listed_model_is_what_the_library_computes() -> None:
+@pytest.mark.parametrize(
+    ("processing", "context", "least"),
+    [("standard", {}, 1000), ("batch", {"processing": "batch"}, 400), ("flex", {"service_tier": "flex"}, 20)],
+)
+def test_the_cost_of_any_listed_model_is_what_the_library_computes(
+    processing: Processing, context: dict[str, str], least: int
+) -> None:
     book, compared = PriceBook(), 0
     for provider in data_snapshot.get_snapshot().providers:
-        if provider.id not in ("openai", "anthropic", "google", "deepseek", "perplexity"):
+        if provider.id not in ("openai", "anthropic", "google", "deepseek", "perplexity", "mistral", "x-ai"):
             continue
         for model in provider.models:
-            rates = book.rates(provider.id, model.id, WALL)
-            if rates is None:
+            rates = book.rates(provider.id, model.id, WALL, processing)
+            if rates is None or "documented" in rates.source:
                 continue
             assert rates.exact is None, f"{model.id} leaves the fast way"
             sizes = {0, 1, 999, *(b.above + d for b in rates.bands[1:] for d in (-1, 0, 1))}
             for size in sizes:
                 for cached, reasoning, written in ((0, 0, 0), (size // 2, 0, size // 3), (size, 40, 0)):
+                    if processing != "standard" and written:
+                        continue  # the library has no such rates for them
                     usage = Usage(size, 77, cached, reasoning, False, written, written // 2)
-                    expected = listed_price(provider.id, model.id, usage)
+                    expected = listed_price(provider.id, model.id, usage, **context)
                     assert math.isclose(rates.cost(usage), expected, rel_tol=1e-9, abs_tol=1e-15), model.id
                     compared += 1
-    assert compared > 1000
+    assert compared > least
 
 
 @pytest.mark.parametrize("processing", ["standard", "batch"])
@@ -179,10 +187,6 @@ def test_the_full_name_wins_over_the_bare_one() -> None:
     assert book.rates("sim", "m", WALL).cost(Usage(1_000_000)) == pytest.approx(1)  # type: ignore[union-attr]
 
 
-def test_a_card_says_which_table_it_comes_from() -> None:
-    assert card("openai", "gpt-5-mini").source == f"genai-prices {genai_prices.__version__}"
-
-
 def test_cached_tokens_beyond_the_prompt_give_no_further_discount() -> None:
     rates = card("openai", "gpt-5-mini")
     assert rates.cost(Usage(100, 0, 500)) == rates.cost(Usage(100, 0, 100))
@@ -218,27 +222,6 @@ def batch_card(provider: str, model: str, wall: float = WALL) -> RateCard:
 
 
 class TestBatches:
-    @pytest.mark.full
-    def test_batch_costs_are_what_the_library_computes_from_its_rates(
-        self,
-    ) -> None:
-        book, models, compared = PriceBook(), 0, 0
-        for provider in data_snapshot.get_snapshot().providers:
-            if provider.id not in ("openai", "anthropic", "google", "mistral", "groq", "x-ai"):
-                continue
-            for model in provider.models:
-                rates = book.rates(provider.id, model.id, WALL, "batch")
-                if rates is None or "documented" in rates.source:
-                    continue
-                models += 1
-                for size in {0, 999, *(b.above + d for b in rates.bands[1:] for d in (0, 1))}:
-                    for usage in (Usage(size, 77), Usage(size, 77, size // 2, 40)):
-                        expected = listed_price(provider.id, model.id, usage, processing="batch")
-                        assert math.isclose(rates.cost(usage), expected, rel_tol=1e-9, abs_tol=1e-15)
-                        compared += 1
-        assert models > 90
-        assert compared > 400
-
     @pytest.mark.parametrize(
         ("provider", "model", "price"),
         [
@@ -369,25 +352,6 @@ def flex_card(provider: str, model: str, wall: float = WALL) -> RateCard | None:
 
 
 class TestTheSlowerTier:
-    @pytest.mark.full
-    def test_flex_costs_are_what_the_library_computes_for_the_tier(
-        self,
-    ) -> None:
-        book, models = PriceBook(), set()
-        for provider in data_snapshot.get_snapshot().providers:
-            if provider.id not in ("openai", "anthropic", "google", "mistral", "groq", "x-ai"):
-                continue
-            for model in provider.models:
-                rates = book.rates(provider.id, model.id, WALL, "flex")
-                if rates is None:
-                    continue
-                models.add(model.id)
-                for size in {0, 999, *(b.above + d for b in rates.bands[1:] for d in (0, 1))}:
-                    for usage in (Usage(size, 77), Usage(size, 77, size // 2, 40)):
-                        expected = listed_price(provider.id, model.id, usage, service_tier="flex")
-                        assert math.isclose(rates.cost(usage), expected, rel_tol=1e-9, abs_tol=1e-15)
-        assert {"gpt-5", "gpt-5-mini", "o3"} <= models
-
     @pytest.mark.parametrize(
         ("provider", "model"),
         [
