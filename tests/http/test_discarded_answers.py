@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from small_servers import JSONHandler, served
 
 from smartbatch import AllRequestsFailed, BatchingClient, ProviderError
 from smartbatch.types import Result
@@ -22,30 +21,12 @@ TEXTS = ["one", "two", "three"]
 
 @contextmanager
 def server(answer: Callable[[dict[str, Any]], bytes]) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    class Handler(JSONHandler):
+        def answer(self) -> None:
+            self.reply(answer(self.read_json()))
 
-        def do_POST(self) -> None:
-            body = answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    running.daemon_threads = True
-    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{running.server_address[1]}/v1"
-    finally:
-        running.shutdown()
-        running.server_close()
-        thread.join()
+    with served(Handler) as url:
+        yield f"{url}/v1"
 
 
 def client_at(url: str, **settings: Any) -> BatchingClient:
@@ -66,7 +47,7 @@ def without_index(data: list[dict[str, Any]]) -> None:
         del item["index"]
 
 
-def test_vectors_without_an_index_are_taken_in_order() -> None:
+def test_vectors_without_an_index_are_taken_in_order():
     def answer(body: dict[str, Any]) -> bytes:
         return vectors(body["input"], without_index, 10 * len(body["input"]))
 
@@ -93,7 +74,7 @@ DISCARDS = {
 
 
 @pytest.mark.parametrize("change", DISCARDS.values(), ids=list(DISCARDS))
-def test_what_discarded_vectors_cost_is_counted(change: Callable[[list[dict[str, Any]]], object]) -> None:
+def test_what_discarded_vectors_cost_is_counted(change):
     billed = []
 
     def answer(body: dict[str, Any]) -> bytes:
@@ -112,7 +93,7 @@ BROKEN = [b'{"object": "chat.completion"}', b'{"usage": {"prompt_tokens": 1', b"
 
 
 @pytest.mark.parametrize("body", BROKEN)
-def test_a_discarded_answer_without_usage_is_held_back(body: bytes) -> None:
+def test_a_discarded_answer_without_usage_is_held_back(body):
     with server(lambda _: body) as url, client_at(url, retries=0, max_tokens=5) as client:
         with pytest.raises(ProviderError):
             client.submit("hello").result(30)
@@ -120,7 +101,7 @@ def test_a_discarded_answer_without_usage_is_held_back(body: bytes) -> None:
         assert client.unconfirmed_cost >= 10.0
 
 
-def test_what_a_discarded_answer_with_usage_cost_is_counted() -> None:
+def test_what_a_discarded_answer_with_usage_cost_is_counted():
     body = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}).encode()
     with server(lambda _: body) as url, client_at(url, retries=0, max_tokens=5) as client:
         with pytest.raises(ProviderError):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_claude import SmallClaude, small_claude
+from small_servers import SmallClaude, small_claude
 
 import smartbatch
 from smartbatch import BatchingClient
@@ -27,9 +27,7 @@ def claude(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallCla
 
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
-def test_each_result_says_it_and_the_log_says_it_once(
-    strategy: str, claude: SmallClaude, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_result_says_it_and_the_log_says_it_once(strategy, claude, caplog):
     with BatchingClient(MODEL, temperature=0.5, seed=7) as client:
         for part in (PROMPTS, [f"another {prompt}" for prompt in PROMPTS]):
             results = client.generate(part, strategy=strategy)
@@ -46,13 +44,13 @@ def test_each_result_says_it_and_the_log_says_it_once(
     ]
 
 
-def test_each_call_for_scripts_says_it(claude: SmallClaude, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_call_for_scripts_says_it(claude, caplog):
     for _ in range(2):
         smartbatch.generate(["a", "b"], model=MODEL, seed=7)
     assert len(caplog.messages) == 2
 
 
-def test_a_kept_answer_says_it_as_well(claude: SmallClaude, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kept_answer_says_it_as_well(claude, caplog):
     for count in (1, 2):
         [result] = smartbatch.generate(["a"], model=MODEL, seed=7, cache="answers.db")
         assert [name for name, _ in result.dropped] == ["seed"]
@@ -60,9 +58,7 @@ def test_a_kept_answer_says_it_as_well(claude: SmallClaude, caplog: pytest.LogCa
     assert len(claude.asked) == 1
 
 
-def test_a_job_that_another_process_collected_says_it_as_well(
-    claude: SmallClaude, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_job_that_another_process_collected_says_it_as_well(claude, caplog):
     with BatchingClient(MODEL, seed=7) as other:
         job = other.submit_batch(PROMPTS, key="collected")
         job.wait()
@@ -78,9 +74,7 @@ def test_a_job_that_another_process_collected_says_it_as_well(
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
-def test_a_run_says_it_once_and_in_each_row(
-    strategy: str, claude: SmallClaude, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_it_once_and_in_each_row(strategy, claude, capfd):
     Path("in.txt").write_text("\n".join(PROMPTS))
     line = ["run", "in.txt", "--model", MODEL, "--seed", "7", "--strategy", strategy]
     assert main([*line, "-o", "out.jsonl"]) == 0
@@ -91,9 +85,7 @@ def test_a_run_says_it_once_and_in_each_row(
     assert printed.count("seed") == 2, printed
 
 
-def test_a_run_that_takes_everything_says_nothing(
-    claude: SmallClaude, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_takes_everything_says_nothing(claude, capfd):
     Path("in.txt").write_text("a\nb\n")
     assert main(["run", "in.txt", "--model", MODEL, "-o", "out.jsonl"]) == 0
     assert [json.loads(row)["dropped"] for row in Path("out.jsonl").read_text().splitlines()] == [{}, {}]

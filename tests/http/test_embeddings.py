@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ def client(emu: Emulator) -> Iterator[BatchingClient]:
 
 
 @pytest.mark.full
-def test_each_text_gets_exactly_its_vector_from_any_thread(emu: Emulator, client: BatchingClient) -> None:
+def test_each_text_gets_exactly_its_vector_from_any_thread(emu, client):
     wrong: list[str] = []
 
     def ask(thread: int) -> None:
@@ -47,7 +46,7 @@ def test_each_text_gets_exactly_its_vector_from_any_thread(emu: Emulator, client
     assert emu.ledger.received < 640 / 4, "requests of many threads should share calls"
 
 
-def test_a_lone_request_goes_alone_and_at_once(emu: Emulator, client: BatchingClient) -> None:
+def test_a_lone_request_goes_alone_and_at_once(emu, client):
     result = client.submit_embedding("alone", dimensions=8).result(30)
     assert result.embedding == vector_for("alone", MODEL, 8)
     assert result.queued < client.config.batch_window
@@ -55,7 +54,7 @@ def test_a_lone_request_goes_alone_and_at_once(emu: Emulator, client: BatchingCl
 
 
 @pytest.mark.full
-def test_a_list_is_embedded_in_order_and_split_by_the_providers_cap(emu: Emulator) -> None:
+def test_a_list_is_embedded_in_order_and_split_by_the_providers_cap(emu):
     texts = [f"number {number}" for number in range(5_000)]
     options = {"api_key": "sk-of-the-test", "base_url": emu.base_url}
     results = smartbatch.embed(
@@ -69,16 +68,14 @@ def test_a_list_is_embedded_in_order_and_split_by_the_providers_cap(emu: Emulato
     assert emu.ledger.received < 5_000 / 20
 
 
-def test_what_a_call_costs_is_split_over_its_texts_exactly(emu: Emulator, client: BatchingClient) -> None:
+def test_what_a_call_costs_is_split_over_its_texts_exactly(emu, client):
     results = client.embed([f"{'word ' * number}end" for number in range(50)], dimensions=8)
     assert results.usage.input_tokens == sum(call.billed for call in emu.ledger.calls)
     assert results.cost is not None
     assert results.cost > 0
 
 
-def test_a_poison_text_is_found_by_halves_and_hurts_nobody_else(
-    emu: Emulator, client: BatchingClient
-) -> None:
+def test_a_poison_text_is_found_by_halves_and_hurts_nobody_else(emu, client):
     texts = [f"text {number}" for number in range(100)]
     texts[37] = "too long " * 8_000
     with client:
@@ -94,12 +91,12 @@ def test_a_poison_text_is_found_by_halves_and_hurts_nobody_else(
     assert emu.ledger.received <= 2 * 7 + 10  # the list itself goes in a few calls, by how fast it is queued
 
 
-def test_a_task_type_openai_does_not_know_is_left_out_and_said(client: BatchingClient) -> None:
+def test_a_task_type_openai_does_not_know_is_left_out_and_said(client):
     result = client.submit_embedding("a text", task_type="RETRIEVAL_QUERY").result(30)
     assert [field for field, _ in result.dropped] == ["task_type"]
 
 
-def test_a_provider_without_embeddings_says_so_before_anything_is_queued() -> None:
+def test_a_provider_without_embeddings_says_so_before_anything_is_queued():
     with BatchingClient("sim:demo") as client, pytest.raises(InvalidRequest, match="no embeddings"):
         client.submit_embedding("a text")
 
@@ -112,16 +109,14 @@ def test_a_provider_without_embeddings_says_so_before_anything_is_queued() -> No
         ({"task_type": ""}, "task_type"),
     ],
 )
-def test_bad_constraints_are_refused_before_anything_is_sent(
-    emu: Emulator, client: BatchingClient, arguments: dict[str, object], field: str
-) -> None:
+def test_bad_constraints_are_refused_before_anything_is_sent(emu, client, arguments, field):
     with pytest.raises(InvalidRequest) as caught:
-        client.submit_embedding("a text", **arguments)  # type: ignore[arg-type]
+        client.submit_embedding("a text", **arguments)
     assert caught.value.field == field
     assert emu.ledger.received == 0
 
 
-def test_a_call_carries_no_more_tokens_than_the_provider_takes(emu: Emulator, client: BatchingClient) -> None:
+def test_a_call_carries_no_more_tokens_than_the_provider_takes(emu, client):
     texts = [f"{number} " + "word" * 7_000 for number in range(60)]
     results = client.embed(texts, dimensions=8)
     assert results.failed == 0
@@ -129,7 +124,7 @@ def test_a_call_carries_no_more_tokens_than_the_provider_takes(emu: Emulator, cl
     assert emu.ledger.received >= 2
 
 
-def test_vectors_are_a_matrix_where_numpy_is_installed(client: BatchingClient) -> None:
+def test_vectors_are_a_matrix_where_numpy_is_installed(client):
     numpy = pytest.importorskip("numpy")
     texts = ["one", "two", "three"]
     vectors = client.embed(texts, dimensions=16).vectors
@@ -137,13 +132,13 @@ def test_vectors_are_a_matrix_where_numpy_is_installed(client: BatchingClient) -
     assert [list(row) for row in vectors] == [list(vector_for(text, MODEL, 16)) for text in texts]
 
 
-def test_vectors_are_a_list_where_one_is_missing(client: BatchingClient) -> None:
+def test_vectors_are_a_list_where_one_is_missing(client):
     vectors = client.embed(["one", "too long " * 8_000, "three"], dimensions=8).vectors
     assert [vector is None for vector in vectors] == [False, True, False]
 
 
 @pytest.mark.full
-def test_requests_for_vectors_are_stored_as_a_run_by_the_batch_api(emu: Emulator, tmp_path: Path) -> None:
+def test_requests_for_vectors_are_stored_as_a_run_by_the_batch_api(emu, tmp_path):
     texts = [f"text {number}" for number in range(12)]
     asked = Embedding(dimensions=8)
     settings = {"store": str(tmp_path / "jobs.db"), "batch_poll_interval": 0.05}

@@ -42,7 +42,7 @@ def emu() -> Iterator[Emulator]:
 
 
 def openai(emu: Emulator, api: str = "chat") -> Provider:
-    return OpenAIProvider(KEY, emu.base_url, flex=True, api=api)  # type: ignore[arg-type]
+    return OpenAIProvider(KEY, emu.base_url, flex=True, api=api)
 
 
 def gemini(emu: Emulator) -> Provider:
@@ -73,7 +73,7 @@ def at_the_prices(results: ResultList) -> float:
 
 @pytest.mark.full
 @pytest.mark.parametrize("api", sampled(["chat", "responses"], keep=1))
-def test_a_list_with_some_time_goes_by_flex_at_half_the_price(emu: Emulator, api: str) -> None:
+def test_a_list_with_some_time_goes_by_flex_at_half_the_price(emu, api):
     with client_of(openai(emu, api)) as client:
         plan = client.plan(PROBLEMS, **SOON)
         assert plan.route is Route.FLEX
@@ -90,7 +90,7 @@ def test_a_list_with_some_time_goes_by_flex_at_half_the_price(emu: Emulator, api
 
 
 @pytest.mark.full
-def test_a_job_in_the_slower_tier_says_what_it_saved(emu: Emulator) -> None:
+def test_a_job_in_the_slower_tier_says_what_it_saved(emu):
     with client_of(openai(emu)) as client:
         job = client.submit_batch(PROBLEMS, strategy="auto", **SOON)
         status = job.wait()
@@ -101,7 +101,7 @@ def test_a_job_in_the_slower_tier_says_what_it_saved(emu: Emulator) -> None:
 
 
 @pytest.mark.full
-def test_its_times_are_learned_apart_from_those_of_other_calls(emu: Emulator) -> None:
+def test_its_times_are_learned_apart_from_those_of_other_calls(emu):
     calls: list[Route | None] = []
 
     def note(event: Event) -> None:
@@ -121,7 +121,7 @@ def test_its_times_are_learned_apart_from_those_of_other_calls(emu: Emulator) ->
 
 
 @pytest.mark.full
-def test_requests_without_flex_capacity_move_on_and_are_paid_once(emu: Emulator) -> None:
+def test_requests_without_flex_capacity_move_on_and_are_paid_once(emu):
     emu.configure(faults={"no_room": 0.1})
     with client_of(openai(emu)) as client:
         results = client.generate(PROBLEMS, **SOON)
@@ -138,7 +138,7 @@ def test_requests_without_flex_capacity_move_on_and_are_paid_once(emu: Emulator)
 
 @pytest.mark.full
 @pytest.mark.parametrize("why", sampled(["full", "missing"], keep=1))
-def test_a_full_flex_tier_costs_a_few_calls_and_is_then_avoided(emu: Emulator, why: str) -> None:
+def test_a_full_flex_tier_costs_a_few_calls_and_is_then_avoided(emu, why):
     if why == "full":
         emu.configure(faults={"no_room": 1.0})
     else:
@@ -155,7 +155,7 @@ def test_a_full_flex_tier_costs_a_few_calls_and_is_then_avoided(emu: Emulator, w
 
 
 @pytest.mark.full
-def test_gemini_has_it_where_the_user_gives_its_price(emu: Emulator) -> None:
+def test_gemini_has_it_where_the_user_gives_its_price(emu):
     emu.configure(faults={"no_room": 0.05})
     model = "gemini-3.8-flash"
     prices = {f"gemini:{model}": GEMINI}
@@ -178,9 +178,7 @@ def test_gemini_has_it_where_the_user_gives_its_price(emu: Emulator) -> None:
         ({}, {"timeout": 60}),
     ],
 )
-def test_nobody_who_did_not_ask_for_patience_is_sent_there(
-    emu: Emulator, settings: dict[str, Any], constraints: dict[str, Any]
-) -> None:
+def test_nobody_who_did_not_ask_for_patience_is_sent_there(emu, settings, constraints):
     with client_of(openai(emu), **settings) as client:
         routes = [option.route for option in client.plan(PROBLEMS, **SOON, **constraints).options]
     assert Route.INDIVIDUAL in routes
@@ -188,7 +186,7 @@ def test_nobody_who_did_not_ask_for_patience_is_sent_there(
 
 
 @pytest.mark.full
-def test_a_server_that_is_not_known_to_have_it_is_never_asked_for_it(emu: Emulator) -> None:
+def test_a_server_that_is_not_known_to_have_it_is_never_asked_for_it(emu):
     with client_of(OpenAIProvider(KEY, emu.base_url)) as client:
         client.generate(PROBLEMS, strategy="individual", **SOON)
         routes = [option.route for option in client.plan(PROBLEMS, **SOON).options]

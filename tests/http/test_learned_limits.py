@@ -46,7 +46,7 @@ learned limits."""
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sampled(["openai", "anthropic", "gemini"]))
-def test_a_limit_of_requests_is_found_and_kept(name: str) -> None:
+def test_a_limit_of_requests_is_found_and_kept(name):
     with emulator(latency=0.02, latency_sigma=0.3, seed=3, rpm=6000, burst=150) as emu:
         lane, refused = run(name, emu, max_tokens=30)
     assert lane.requests_per_minute == pytest.approx(6000, rel=0.02)
@@ -55,7 +55,7 @@ def test_a_limit_of_requests_is_found_and_kept(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["openai"])
-def test_a_limit_of_tokens_is_found_and_kept(name: str) -> None:
+def test_a_limit_of_tokens_is_found_and_kept(name):
     with emulator(latency=0.02, latency_sigma=0.3, seed=3, tpm=60_000) as emu:
         lane, refused = run(name, emu, max_tokens=105)
     assert lane.tokens_per_minute == pytest.approx(60_000, rel=0.02)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_servers import SmallClaude, small_claude
 
 from smartbatch import BatchingClient, Generation, Request, Route
 from smartbatch.errors import AllRequestsFailed, BudgetExceeded, ProviderError
 from smartbatch.events import RouteScored, ShardChanged
-from tests.http.small_claude import SmallClaude, small_claude
 
 MODEL = "anthropic:claude-haiku-4-5"
 ALONE = 35e-6
@@ -43,7 +43,7 @@ def client(claude: SmallClaude, tmp_path: Path) -> Iterator[BatchingClient]:
 
 
 @pytest.mark.parametrize(("route", "cost"), [("individual", 2 * ALONE), ("batch", ALONE)])
-def test_a_refused_request_costs_nothing(client: BatchingClient, route: str, cost: float) -> None:
+def test_a_refused_request_costs_nothing(client, route, cost):
     results = client.generate(["one", "refuse this", "two"], strategy=route)
     assert isinstance(results[1].error, ProviderError)
     assert results[1].cost == 0.0
@@ -51,7 +51,7 @@ def test_a_refused_request_costs_nothing(client: BatchingClient, route: str, cos
     assert (results.cost_known, results.unpriced) == (True, ())
 
 
-def test_a_request_that_a_budget_keeps_from_a_batch_cost_nothing(claude: SmallClaude, tmp_path: Path) -> None:
+def test_a_request_that_a_budget_keeps_from_a_batch_cost_nothing(claude, tmp_path):
     with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), budget=0.0002) as client:
         job = client.submit_batch(["one", "two " * 2000], max_tokens=30)
         first, second = job.results()
@@ -61,11 +61,7 @@ def test_a_request_that_a_budget_keeps_from_a_batch_cost_nothing(claude: SmallCl
 
 
 @pytest.mark.parametrize("route", ["individual", "batch"])
-def test_a_list_of_an_unknown_price_has_a_cost_and_says_what_it_lacks(
-    claude: SmallClaude,
-    tmp_path: Path,
-    route: str,
-) -> None:
+def test_a_list_of_an_unknown_price_has_a_cost_and_says_what_it_lacks(claude, tmp_path, route):
     with BatchingClient("anthropic:unheard-of", store=str(tmp_path / "jobs.db")) as client:
         results = client.generate(["one", "two"], strategy=route)
     assert f"{results.cost:.4f}" == "0.0000"
@@ -73,10 +69,7 @@ def test_a_list_of_an_unknown_price_has_a_cost_and_says_what_it_lacks(
     assert results.unpriced == ("anthropic:unheard-of",)
 
 
-def test_an_answer_that_is_no_answer_is_paid_and_its_cost_is_told(
-    claude: SmallClaude,
-    tmp_path: Path,
-) -> None:
+def test_an_answer_that_is_no_answer_is_paid_and_its_cost_is_told(claude, tmp_path):
     with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), validation_retries=0) as client:
         job = client.submit_batch(["one"], schema={"type": "object"})
         (result,) = job.results()
@@ -86,9 +79,7 @@ def test_an_answer_that_is_no_answer_is_paid_and_its_cost_is_told(
 
 
 @pytest.mark.parametrize(("model", "cost"), [(MODEL, ALONE), ("anthropic:unheard-of", None)])
-def test_a_batch_that_is_settled_says_what_it_cost(
-    claude: SmallClaude, tmp_path: Path, model: str, cost: float | None
-) -> None:
+def test_a_batch_that_is_settled_says_what_it_cost(claude, tmp_path, model, cost):
     settled = threading.Event()
 
     def watch(event: object) -> None:
@@ -111,7 +102,7 @@ def balanced(client: BatchingClient) -> bool:
     return s.submitted == s.waiting + s.in_flight + s.succeeded + s.failed + s.cancelled
 
 
-def test_a_client_counts_what_its_jobs_did_and_cost_by_route(client: BatchingClient) -> None:
+def test_a_client_counts_what_its_jobs_did_and_cost_by_route(client):
     client.generate(["alone", "refuse alone"], strategy="individual")
     client.submit_batch(["one", "refuse this", "two"]).wait()
     client.stop()  # a future is done before the observers are told
@@ -135,7 +126,7 @@ def test_a_client_counts_what_its_jobs_did_and_cost_by_route(client: BatchingCli
     assert "by route batch" in summary
 
 
-def test_requests_of_a_job_in_real_time_count_once(client: BatchingClient) -> None:
+def test_requests_of_a_job_in_real_time_count_once(client):
     results = client.submit_and_wait(["one", "two"])
     client.stop()  # a future is done before the observers are told
     figures = client.metrics.snapshot()
@@ -146,7 +137,7 @@ def test_requests_of_a_job_in_real_time_count_once(client: BatchingClient) -> No
     assert figures.jobs_saved == pytest.approx(0.0)
 
 
-def test_each_process_counts_what_it_stored(claude: SmallClaude, tmp_path: Path) -> None:
+def test_each_process_counts_what_it_stored(claude, tmp_path):
     store = str(tmp_path / "jobs.db")
     with BatchingClient(MODEL, store=store, batch_poll_interval=60.0) as first:
         job = first.submit_batch(["one", "two"])
@@ -161,13 +152,13 @@ def test_each_process_counts_what_it_stored(claude: SmallClaude, tmp_path: Path)
         assert third.spent == 0.0
 
 
-def test_with_a_budget_a_job_counts_once_as_well(claude: SmallClaude, tmp_path: Path) -> None:
+def test_with_a_budget_a_job_counts_once_as_well(claude, tmp_path):
     with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), budget=1.0, max_tokens=9) as client:
         client.submit_batch(["one", "two"]).wait()
         assert client.spent == pytest.approx(ALONE)
 
 
-def test_requests_of_a_job_that_were_not_sent_count_as_such(claude: SmallClaude, tmp_path: Path) -> None:
+def test_requests_of_a_job_that_were_not_sent_count_as_such(claude, tmp_path):
     with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), budget=1e-6, max_tokens=30) as client:
         client.submit_batch(["one", "two"]).wait()
         figures = client.metrics.snapshot()
@@ -186,9 +177,7 @@ def scores(client: BatchingClient) -> list[RouteScored]:
 
 
 @pytest.mark.parametrize("route", ["individual", "batch", "hybrid"])
-def test_a_choice_is_held_against_the_same_tokens_by_the_other_routes(
-    client: BatchingClient, route: str
-) -> None:
+def test_a_choice_is_held_against_the_same_tokens_by_the_other_routes(client, route):
     told = scores(client)
     results = client.generate([f"question {n}" for n in range(8)], strategy=route)
     (scored,) = told
@@ -200,14 +189,14 @@ def test_a_choice_is_held_against_the_same_tokens_by_the_other_routes(
     assert decisions.saved_usd == pytest.approx(8 * ALONE - results.cost)
 
 
-def test_what_no_call_answered_saved_nothing(client: BatchingClient) -> None:
+def test_what_no_call_answered_saved_nothing(client):
     told = scores(client)
     client.generate(["the same"] * 4 + ["refuse this"], strategy="individual")
     assert told[0].cost == told[0].individual_cost == pytest.approx(ALONE)
 
 
 @pytest.mark.parametrize("route", ["individual", "batch"])
-def test_a_list_without_an_answer_is_not_scored_as_a_quick_one(client: BatchingClient, route: str) -> None:
+def test_a_list_without_an_answer_is_not_scored_as_a_quick_one(client, route):
     told = scores(client)
     with pytest.raises(AllRequestsFailed):
         client.generate(["refuse this", "refuse that"], strategy=route)
@@ -215,7 +204,7 @@ def test_a_list_without_an_answer_is_not_scored_as_a_quick_one(client: BatchingC
     assert client.metrics.snapshot().decisions.scored == 0
 
 
-def test_a_job_whose_route_was_chosen_is_scored_at_its_end(client: BatchingClient) -> None:
+def test_a_job_whose_route_was_chosen_is_scored_at_its_end(client):
     told = scores(client)
     client.submit_batch(["one", "two"], deadline="30h").wait()
     client.stop()
@@ -228,7 +217,7 @@ def test_a_job_whose_route_was_chosen_is_scored_at_its_end(client: BatchingClien
 # -- times ---------------------------------------------------------------------------------------------------
 
 
-def test_a_result_of_a_batch_took_the_time_since_the_batch_was_sent(client: BatchingClient) -> None:
+def test_a_result_of_a_batch_took_the_time_since_the_batch_was_sent(client):
     results = client.generate(["one", "two"], strategy="batch")
     assert all(0 < result.latency <= results.wall for result in results)
     assert all(0 < result.queued + result.latency <= results.wall for result in results)
@@ -236,11 +225,11 @@ def test_a_result_of_a_batch_took_the_time_since_the_batch_was_sent(client: Batc
 
 
 @pytest.mark.parametrize("route", ["batch", "hybrid"])
-def test_a_list_that_waited_together_has_no_speed_up(client: BatchingClient, route: str) -> None:
+def test_a_list_that_waited_together_has_no_speed_up(client, route):
     assert client.generate([f"question {n}" for n in range(8)], strategy=route).speed_up is None
 
 
-def test_a_list_in_real_time_has_one(client: BatchingClient) -> None:
+def test_a_list_in_real_time_has_one(client):
     results = client.generate(["one", "two"], strategy="individual")
     assert results.speed_up == pytest.approx(results.total_latency / results.wall)
 
@@ -253,7 +242,7 @@ def rows_of(prompts: list[str]) -> list[Request]:
 
 
 @pytest.mark.parametrize("few", [True, False])
-def test_equal_rows_of_a_job_are_paid_once(claude: SmallClaude, client: BatchingClient, few: bool) -> None:
+def test_equal_rows_of_a_job_are_paid_once(claude, client, few):
     rows = rows_of(["one", "two", "one", "refuse this", "one", "refuse this"])
     results = client.submit_and_wait(rows) if few else list(client.submit_batch(rows).results())
     assert len(claude.asked) == 3
@@ -271,24 +260,24 @@ def test_equal_rows_of_a_job_are_paid_once(claude: SmallClaude, client: Batching
     assert (figures.submitted, figures.succeeded, figures.failed, figures.deduplicated) == (6, 4, 2, 3)
 
 
-def test_equal_rows_that_ask_for_it_are_each_answered(claude: SmallClaude, client: BatchingClient) -> None:
+def test_equal_rows_that_ask_for_it_are_each_answered(claude, client):
     results = list(client.submit_batch(["one", "one"], deduplicate=False).results())
     assert len(claude.asked) == 2
     assert not any(result.deduplicated for result in results)
 
 
-def test_a_client_that_does_not_deduplicate_pays_for_each(claude: SmallClaude, tmp_path: Path) -> None:
+def test_a_client_that_does_not_deduplicate_pays_for_each(claude, tmp_path):
     with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), deduplicate=False) as client:
         client.submit_batch(["one", "one"]).wait()
     assert len(claude.asked) == 2
 
 
-def test_rows_of_other_parameters_are_not_equal(claude: SmallClaude, client: BatchingClient) -> None:
+def test_rows_of_other_parameters_are_not_equal(claude, client):
     client.submit_batch([Request("one"), Request("one", Generation(max_tokens=7))]).wait()
     assert len(claude.asked) == 2
 
 
-def test_a_cancelled_job_ends_its_equal_rows_as_well(claude: SmallClaude, tmp_path: Path) -> None:
+def test_a_cancelled_job_ends_its_equal_rows_as_well(claude, tmp_path):
     store = str(tmp_path / "jobs.db")
     with BatchingClient("sim:demo?batch_seconds=60", store=store) as client:
         job = client.submit_batch(["one"] * 4)
@@ -313,7 +302,7 @@ client.submit_batch([f"question {n % 4_000}" for n in range(12_500)]).wait()
 
 
 @pytest.mark.full
-def test_equal_rows_are_found_across_pages_and_after_a_kill(claude: SmallClaude, tmp_path: Path) -> None:
+def test_equal_rows_are_found_across_pages_and_after_a_kill(claude, tmp_path):
     store = str(tmp_path / "jobs.db")
     assert subprocess.run([sys.executable, "-c", KILLED, MODEL, store]).returncode == -signal.SIGKILL
     assert not claude.asked

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import attrs
@@ -61,7 +60,7 @@ def all_until_one_fails(w: World, results: Iterator[Result]) -> tuple[list[Resul
 
 
 @pytest.mark.parametrize("provider", sampled(PROVIDERS, keep=3))
-def test_a_batch_sends_each_schema_in_the_form_that_its_provider_takes(provider: str, tmp_path: Path) -> None:
+def test_a_batch_sends_each_schema_in_the_form_that_its_provider_takes(provider, tmp_path):
     kinds = [Node, list[int], Literal["a", "b"], Node | None]
     requests = [Request(text, Generation(schema=kinds[n % 4])) for n, text in enumerate(texts(12))]
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
@@ -73,9 +72,7 @@ def test_a_batch_sends_each_schema_in_the_form_that_its_provider_takes(provider:
 
 
 @each_provider
-def test_an_error_of_ours_keeps_the_answers_of_a_batch(
-    provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_ours_keeps_the_answers_of_a_batch(provider, tmp_path, monkeypatch):
     def broken(text: str) -> Any:
         raise ImportError("half made")
 
@@ -93,9 +90,7 @@ def test_an_error_of_ours_keeps_the_answers_of_a_batch(
 @pytest.mark.full
 @each_way
 @each_provider
-def test_a_list_by_batch_makes_objects_of_each_requests_own_class(
-    provider: str, way: str, tmp_path: Path
-) -> None:
+def test_a_list_by_batch_makes_objects_of_each_requests_own_class(provider, way, tmp_path):
     requests = [Request(text, Generation(schema=KINDS[n % 3])) for n, text in enumerate(texts(18))]
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process(cache=str(tmp_path / "answers.db"))
@@ -110,7 +105,7 @@ def test_a_list_by_batch_makes_objects_of_each_requests_own_class(
 
 
 @pytest.mark.parametrize("kind", sampled(KINDS, keep=1))
-def test_the_class_of_a_list_by_batch_may_be_the_lists_or_the_clients(kind: type, tmp_path: Path) -> None:
+def test_the_class_of_a_list_by_batch_may_be_the_lists_or_the_clients(kind, tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         of_list = w.process().generate(texts(12), strategy="batch", schema=kind)
         of_client = w.process(schema=kind).generate(texts(12), strategy="batch")
@@ -118,7 +113,7 @@ def test_the_class_of_a_list_by_batch_may_be_the_lists_or_the_clients(kind: type
         assert [result.parsed for result in of_list] == [result.parsed for result in of_client]
 
 
-def test_a_batch_answer_that_does_not_fit_its_class_is_repaired_alone(tmp_path: Path) -> None:
+def test_a_batch_answer_that_does_not_fit_its_class_is_repaired_alone(tmp_path):
     def spoil(position: int, answer: dict[str, Any]) -> None:
         if position == 4:
             answer["choices"][0]["message"]["content"] = json.dumps({"name": "x", "count": "many"})
@@ -133,7 +128,7 @@ def test_a_batch_answer_that_does_not_fit_its_class_is_repaired_alone(tmp_path: 
 
 
 @each_provider
-def test_a_refused_batch_line_raises_in_its_place_on_request(provider: str, tmp_path: Path) -> None:
+def test_a_refused_batch_line_raises_in_its_place_on_request(provider, tmp_path):
     line = in_batch(0, "item_invalid", {5})
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE, batch_line_fault_for=line) as w:
         client = w.process()
@@ -145,7 +140,7 @@ def test_a_refused_batch_line_raises_in_its_place_on_request(provider: str, tmp_
         assert [n for n, result in enumerate(stored) if not result.ok] == [5]
 
 
-def test_the_first_failure_of_a_hybrid_cancels_its_batch(tmp_path: Path) -> None:
+def test_the_first_failure_of_a_hybrid_cancels_its_batch(tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=HOUR) as w:
         client = w.process(retries=0)
         w.service.meet = lambda seen: w.refusal(400) if seen.what == "ask" else None
@@ -160,7 +155,7 @@ def test_the_first_failure_of_a_hybrid_cancels_its_batch(tmp_path: Path) -> None
 
 @pytest.mark.full
 @each_provider
-def test_as_completed_yields_the_real_time_part_of_a_hybrid_first(provider: str, tmp_path: Path) -> None:
+def test_as_completed_yields_the_real_time_part_of_a_hybrid_first(provider, tmp_path):
     with world(provider, tmp_path, rare=60, batch_turnaround=HOUR) as w:
         client = w.process()
         requests = [Request(text, context=n) for n, text in enumerate(texts(30))]
@@ -175,7 +170,7 @@ def test_as_completed_yields_the_real_time_part_of_a_hybrid_first(provider: str,
 
 
 @pytest.mark.parametrize("provider", ["openai", "gemini"])
-def test_vectors_come_by_batch_as_in_real_time(provider: str, tmp_path: Path) -> None:
+def test_vectors_come_by_batch_as_in_real_time(provider, tmp_path):
     model = {"openai": "text-embedding-3-small", "gemini": "gemini-embedding-001"}[provider]
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         found = w.process(model=model).embed(texts(12), strategy="batch")

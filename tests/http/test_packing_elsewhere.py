@@ -36,7 +36,7 @@ def provider_of(name: str, emu: Emulator) -> Provider:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_packed_prompts_are_answered_as_alone(emu: Emulator, name: str) -> None:
+def test_packed_prompts_are_answered_as_alone(emu, name):
     prompts = [f"Question {i}?" for i in range(100)]
     with BatchingClient(MODELS[name], provider=provider_of(name, emu), packing=True) as client:
         results = client.generate(prompts)
@@ -45,7 +45,7 @@ def test_packed_prompts_are_answered_as_alone(emu: Emulator, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_class_is_asked_for_and_answered(emu: Emulator, name: str) -> None:
+def test_a_class_is_asked_for_and_answered(emu, name):
     with BatchingClient(MODELS[name], provider=provider_of(name, emu)) as client:
         result = client.submit("Write a note.", schema=Note).result(30)
     assert isinstance(result.parsed, Note)

@@ -32,11 +32,11 @@ def emu() -> Iterator[Emulator]:
 
 def client_of(emu: Emulator, **settings: object) -> BatchingClient:
     provider = OpenAIProvider("sk-of-the-test", emu.base_url)
-    return BatchingClient(MODEL, provider=provider, parallelism=8, **settings)  # type: ignore[arg-type]
+    return BatchingClient(MODEL, provider=provider, parallelism=8, **settings)
 
 
 @pytest.mark.full
-def test_packed_prompts_get_the_answers_they_would_get_alone(emu: Emulator) -> None:
+def test_packed_prompts_get_the_answers_they_would_get_alone(emu):
     prompts = [prompt for prompt in HOSTILE if prompt.strip()][:100] + [f"Question {i}?" for i in range(900)]
     with client_of(emu, packing=True) as client:
         results = client.generate(prompts)
@@ -45,7 +45,7 @@ def test_packed_prompts_get_the_answers_they_would_get_alone(emu: Emulator) -> N
     assert results.usage.total_tokens == sum(call.billed for call in emu.ledger.calls)
 
 
-def test_packed_answers_teach_the_forecast_of_the_next_list(emu: Emulator) -> None:
+def test_packed_answers_teach_the_forecast_of_the_next_list(emu):
     prompts = [f"Classify ticket {i}: the invoice is wrong" for i in range(20)]
     with client_of(emu, packing=True) as client:
         first = client.plan(prompts).cost
@@ -58,7 +58,7 @@ def test_packed_answers_teach_the_forecast_of_the_next_list(emu: Emulator) -> No
 
 
 @pytest.mark.full
-def test_packing_goes_on_through_faults(emu: Emulator) -> None:
+def test_packing_goes_on_through_faults(emu):
     emu.configure(faults=0.1)
     prompts = [f"Question {i}?" for i in range(400)]
     with client_of(
@@ -68,14 +68,14 @@ def test_packing_goes_on_through_faults(emu: Emulator) -> None:
     assert [result.text for result in results] == [answer_for(prompt, MODEL) for prompt in prompts]
 
 
-def test_a_class_is_asked_for_and_answered(emu: Emulator) -> None:
+def test_a_class_is_asked_for_and_answered(emu):
     with client_of(emu) as client:
         result = client.submit("Write a note.", schema=Note).result(30)
     assert isinstance(result.parsed, Note)
     assert result.parsed.text == answer_for("Write a note.", MODEL)
 
 
-def test_a_service_that_answers_prose_is_told_and_then_given_up(emu: Emulator) -> None:
+def test_a_service_that_answers_prose_is_told_and_then_given_up(emu):
     emu.configure(answers={"Write a note.": "canary prose"})
     with client_of(emu, deduplicate=False) as client:
         future = client.submit("Write a note.", schema={"type": "object", "required": ["never"]})
@@ -86,7 +86,7 @@ def test_a_service_that_answers_prose_is_told_and_then_given_up(emu: Emulator) -
     assert "canary" not in str(error)
 
 
-def test_a_fenced_answer_needs_no_second_call(emu: Emulator) -> None:
+def test_a_fenced_answer_needs_no_second_call(emu):
     note = json.dumps({"text": "t", "stars": 5, "tags": []})
     emu.configure(answers={"Write a note.": f"Here it is:\n```json\n{note}\n```"})
     with client_of(emu) as client:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_claude import SmallClaude, small_claude
+from small_servers import SmallClaude, small_claude
 
 from smartbatch import BatchingClient, ErrorKind, ProviderError, Result, Route, Usage, ValidationFailed, job
 from smartbatch.cli.main import main
@@ -47,7 +47,7 @@ def check(result: Result) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ["individual", "batch", "hybrid"])
-def test_a_list_keeps_the_text(strategy: str, claude: SmallClaude) -> None:
+def test_a_list_keeps_the_text(strategy, claude):
     with BatchingClient(MODEL, schema=SCHEMA) as client:
         results = client.generate(PROMPTS, strategy=strategy)
     check(results[3])
@@ -56,7 +56,7 @@ def test_a_list_keeps_the_text(strategy: str, claude: SmallClaude) -> None:
 
 
 @pytest.mark.full
-def test_a_job_keeps_the_text_for_every_process(claude: SmallClaude) -> None:
+def test_a_job_keeps_the_text_for_every_process(claude):
     with BatchingClient(MODEL, schema=SCHEMA) as client:
         made = client.submit_batch(PROMPTS, key="mine")
         made.wait()
@@ -67,7 +67,7 @@ def test_a_job_keeps_the_text_for_every_process(claude: SmallClaude) -> None:
     check(list(job("mine").results())[3])
 
 
-def test_a_future_raises_and_its_error_has_the_text(claude: SmallClaude) -> None:
+def test_a_future_raises_and_its_error_has_the_text(claude):
     with BatchingClient(MODEL, schema=SCHEMA) as client:
         error = client.submit("prompt 3").exception(20)
     assert isinstance(error, ValidationFailed)
@@ -75,7 +75,7 @@ def test_a_future_raises_and_its_error_has_the_text(claude: SmallClaude) -> None
 
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
-def test_a_row_of_a_run_has_both(strategy: str, claude: SmallClaude) -> None:
+def test_a_row_of_a_run_has_both(strategy, claude):
     with BatchingClient(MODEL, schema=SCHEMA) as client:
         made = client.submit_batch(PROMPTS, key="mine", strategy=strategy)
         made.wait()
@@ -87,7 +87,7 @@ def test_a_row_of_a_run_has_both(strategy: str, claude: SmallClaude) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
-def test_what_post_process_refuses_is_kept_as_well(strategy: str, claude: SmallClaude) -> None:
+def test_what_post_process_refuses_is_kept_as_well(strategy, claude):
     def judge(result: Result) -> Result:
         if result.text == BAD:
             return evolve(result, error=ValidationFailed("too short"))
@@ -101,7 +101,7 @@ def test_what_post_process_refuses_is_kept_as_well(strategy: str, claude: SmallC
 
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
-def test_a_failure_after_it_keeps_the_text_and_says_both_reasons(strategy: str, claude: SmallClaude) -> None:
+def test_a_failure_after_it_keeps_the_text_and_says_both_reasons(strategy, claude):
     def once(body: dict[str, Any]) -> str | None:
         before = sum("prompt 3" in json.dumps(asked["messages"]) for asked in claude.asked)
         return None if before > 1 and "prompt 3" in json.dumps(body["messages"]) else answer(body)
@@ -118,7 +118,7 @@ def test_a_failure_after_it_keeps_the_text_and_says_both_reasons(strategy: str, 
     assert (result.text, result.parsed) == (BAD, None)
 
 
-def test_a_row_that_was_billed_twice_says_the_tokens_and_the_cost_of_both(claude: SmallClaude) -> None:
+def test_a_row_that_was_billed_twice_says_the_tokens_and_the_cost_of_both(claude):
     def better(body: dict[str, Any]) -> str:
         before = sum("prompt 3" in json.dumps(asked["messages"]) for asked in claude.asked)
         return answer(body) if before == 1 else '{"people": 5}'

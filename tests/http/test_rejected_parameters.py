@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -28,9 +27,7 @@ def refused(emu: Emulator) -> int:
     return sum(call.status == 400 for call in emu.ledger.calls)
 
 
-def test_a_seed_that_the_server_rejects_costs_no_request_and_is_reported(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_seed_that_the_server_rejects_costs_no_request_and_is_reported(caplog):
     told: list[object] = []
     with (
         emulator(rejects=["seed"], latency=0.01) as emu,
@@ -56,7 +53,7 @@ def test_a_seed_that_the_server_rejects_costs_no_request_and_is_reported(
     assert any(isinstance(event, ParameterDropped) for event in told)
 
 
-def test_vectors_come_as_numbers_from_a_server_without_encodings(caplog: pytest.LogCaptureFixture) -> None:
+def test_vectors_come_as_numbers_from_a_server_without_encodings(caplog):
     with emulator(rejects=["encoding_format"]) as emu:
         with BatchingClient(
             "openai:text-embedding-3-small", provider_options=options(emu), shared="off"
@@ -70,7 +67,7 @@ def test_vectors_come_as_numbers_from_a_server_without_encodings(caplog: pytest.
     assert len(warnings_in(caplog)) == 1
 
 
-def test_a_stream_goes_on_without_its_options(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_goes_on_without_its_options(caplog):
     with emulator(rejects=["stream_options"]) as emu:
         with BatchingClient("openai:m", provider_options=options(emu), shared="off") as client:
             texts = ["".join(client.stream(prompt)) for prompt in PROMPTS[:3]]
@@ -79,10 +76,10 @@ def test_a_stream_goes_on_without_its_options(caplog: pytest.LogCaptureFixture) 
     assert len(warnings_in(caplog)) == 1
 
 
-def test_the_output_limit_is_sent_by_its_other_name() -> None:
+def test_the_output_limit_is_sent_by_its_other_name():
     with emulator(rejects=["max_completion_tokens"]) as emu:
         made = options(emu)
-        provider = smartbatch.providers.OpenAIProvider(**made)  # type: ignore[arg-type]
+        provider = smartbatch.providers.OpenAIProvider(**made)
         provider._parameters._usual_field = "max_completion_tokens"  # as at OpenAI's own address
         with BatchingClient("m", provider=provider, shared="off", max_tokens=3) as client:
             result = client.submit("a long story").result(30)
@@ -91,7 +88,7 @@ def test_the_output_limit_is_sent_by_its_other_name() -> None:
             assert result.dropped == ()
 
 
-def test_the_options_force_a_parameter() -> None:
+def test_the_options_force_a_parameter():
     with emulator(rejects=["seed"]) as emu:
         forced = options(emu, send_seed=True)
         with BatchingClient("openai:m", provider_options=forced, shared="off", seed=7) as client:
@@ -101,7 +98,7 @@ def test_the_options_force_a_parameter() -> None:
         assert refused(emu) == 1
 
 
-def test_parameters_that_are_rejected_one_after_the_other_use_up_no_tries() -> None:
+def test_parameters_that_are_rejected_one_after_the_other_use_up_no_tries():
     rejects = ["stream_options", "seed", "max_tokens", "json_schema", "encoding_format"]
     with (
         emulator(rejects=rejects, latency=0.01) as emu,
@@ -117,9 +114,7 @@ def test_parameters_that_are_rejected_one_after_the_other_use_up_no_tries() -> N
 
 
 @pytest.mark.full
-def test_the_lines_of_a_batch_learn_and_are_sent_once_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_lines_of_a_batch_learn_and_are_sent_once_more(tmp_path, caplog):
     with emulator(rejects=["seed"], batch_turnaround=0.05) as emu:
         with BatchingClient(
             "openai:m",

@@ -31,7 +31,7 @@ prompts = st.lists(pieces, min_size=1, max_size=60).map("".join).filter(str.stri
 
 
 @each_provider
-def test_a_first_call_reserves_at_least_its_bill(provider: str) -> None:
+def test_a_first_call_reserves_at_least_its_bill(provider):
     with emulator() as emu, client_at(emu, provider, budget=None) as client:
 
         @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -45,7 +45,7 @@ def test_a_first_call_reserves_at_least_its_bill(provider: str) -> None:
 
 
 @each_provider
-def test_lost_answers_to_long_prompts_are_held_back_in_full(provider: str) -> None:
+def test_lost_answers_to_long_prompts_are_held_back_in_full(provider):
     with emulator() as emu, client_at(emu, provider, max_tokens=1) as client:
         client.generate([f"q {n}" for n in range(30)])
         emu.configure(faults={"reset": 1.0})
@@ -55,7 +55,7 @@ def test_lost_answers_to_long_prompts_are_held_back_in_full(provider: str) -> No
 
 
 @each_provider
-def test_a_budget_too_small_for_one_call_says_what_the_call_can_cost(provider: str) -> None:
+def test_a_budget_too_small_for_one_call_says_what_the_call_can_cost(provider):
     with emulator() as emu, client_at(emu, provider, budget=0.0001, max_tokens=1) as client:
         error = client.submit(HEX).exception()
         assert isinstance(error, BudgetExceeded)

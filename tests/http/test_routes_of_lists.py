@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from inside import inside
@@ -24,7 +23,7 @@ each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS))
 
 
 def asked(w: World, client: BatchingClient, prompts: list[str], **constraints: object) -> ResultList:
-    return client.generate(prompts, **constraints)  # type: ignore[arg-type]
+    return client.generate(prompts, **constraints)
 
 
 def routes(results: ResultList) -> Counter[Route | None]:
@@ -44,7 +43,7 @@ def told(w: World, kind: type) -> list[object]:
 
 @pytest.mark.full
 @each_provider
-def test_a_list_with_time_goes_by_batch_and_comes_back_in_order(provider: str, tmp_path: Path) -> None:
+def test_a_list_with_time_goes_by_batch_and_comes_back_in_order(provider, tmp_path):
     prompts = texts(40)
     with world(provider, tmp_path, rare=60, batch_turnaround=20 * MINUTE) as w:
         progress: list[ListProgress] = []
@@ -67,7 +66,7 @@ def test_a_list_with_time_goes_by_batch_and_comes_back_in_order(provider: str, t
 
 @pytest.mark.full
 @each_provider
-def test_a_batch_that_falls_behind_is_taken_back_in_time(provider: str, tmp_path: Path) -> None:
+def test_a_batch_that_falls_behind_is_taken_back_in_time(provider, tmp_path):
     prompts = texts(40)
     with world(provider, tmp_path, rare=60, batch_turnaround=20 * HOUR, batch_cancel_seconds=30.0) as w:
         results = asked(w, w.process(), prompts, strategy="batch", deadline=timedelta(hours=1))
@@ -80,7 +79,7 @@ def test_a_batch_that_falls_behind_is_taken_back_in_time(provider: str, tmp_path
 
 
 @pytest.mark.full
-def test_a_rescue_begins_when_the_plan_says(tmp_path: Path) -> None:
+def test_a_rescue_begins_when_the_plan_says(tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR, batch_cancel_seconds=30.0) as w:
         plan = w.process().plan(texts(40), strategy="batch", deadline="1h")
         plan.run()
@@ -94,7 +93,7 @@ def test_a_rescue_begins_when_the_plan_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_batch_is_chosen_if_real_time_would_miss_the_deadline(tmp_path: Path) -> None:
+def test_a_batch_is_chosen_if_real_time_would_miss_the_deadline(tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=2.0) as w:
         client = w.process()
         for each in range(20):
@@ -107,7 +106,7 @@ def test_a_batch_is_chosen_if_real_time_would_miss_the_deadline(tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_the_more_waiting_is_worth_the_surer_a_rescue_is_to_be(tmp_path: Path) -> None:
+def test_the_more_waiting_is_worth_the_surer_a_rescue_is_to_be(tmp_path):
     left = []
     for place, time_value in enumerate((0.0, 500.0)):
         where = tmp_path / str(place)
@@ -123,7 +122,7 @@ def test_the_more_waiting_is_worth_the_surer_a_rescue_is_to_be(tmp_path: Path) -
 
 @pytest.mark.full
 @each_provider
-def test_a_rescue_keeps_what_the_batch_had_done(provider: str, tmp_path: Path) -> None:
+def test_a_rescue_keeps_what_the_batch_had_done(provider, tmp_path):
     prompts = texts(60)
     slow = {"batch_turnaround": 2 * HOUR, "batch_cancel_seconds": 5.0}
     with world(provider, tmp_path, rare=60, **slow) as w:
@@ -136,7 +135,7 @@ def test_a_rescue_keeps_what_the_batch_had_done(provider: str, tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_a_refused_cancel_is_retried_with_pauses_and_reported_once(tmp_path: Path) -> None:
+def test_a_refused_cancel_is_retried_with_pauses_and_reported_once(tmp_path):
     prompts = texts(30)
     with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR) as w:
 
@@ -154,7 +153,7 @@ def test_a_refused_cancel_is_retried_with_pauses_and_reported_once(tmp_path: Pat
 
 
 @pytest.mark.full
-def test_another_process_takes_a_late_batch_back_after_the_first_one_died(tmp_path: Path) -> None:
+def test_another_process_takes_a_late_batch_back_after_the_first_one_died(tmp_path):
     prompts = texts(30)
     with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR) as w:
         first = w.process()
@@ -170,7 +169,7 @@ def test_another_process_takes_a_late_batch_back_after_the_first_one_died(tmp_pa
 
 @pytest.mark.full
 @each_provider
-def test_a_hybrid_asks_the_first_few_at_once_and_the_rest_by_batch(provider: str, tmp_path: Path) -> None:
+def test_a_hybrid_asks_the_first_few_at_once_and_the_rest_by_batch(provider, tmp_path):
     prompts = texts(50)
     with world(provider, tmp_path, rare=60, batch_turnaround=30 * MINUTE) as w:
         results = asked(w, w.process(), prompts, strategy="hybrid")
@@ -184,7 +183,7 @@ def test_a_hybrid_asks_the_first_few_at_once_and_the_rest_by_batch(provider: str
         ]
 
 
-def test_few_prompts_and_small_lists_in_a_notebook_never_wait_for_a_batch(tmp_path: Path) -> None:
+def test_few_prompts_and_small_lists_in_a_notebook_never_wait_for_a_batch(tmp_path):
     with world("openai", tmp_path, batch_turnaround=30 * MINUTE) as w:
         client = w.process()
         for count in (1, 3, 9, 15):
@@ -199,13 +198,13 @@ def test_few_prompts_and_small_lists_in_a_notebook_never_wait_for_a_batch(tmp_pa
         [(3, Route.INDIVIDUAL), (9, Route.INDIVIDUAL), (10, Route.BATCH), (25, Route.BATCH)], keep=2, first=1
     ),
 )
-def test_the_threshold_strategy_goes_by_the_count_alone(count: int, route: Route, tmp_path: Path) -> None:
+def test_the_threshold_strategy_goes_by_the_count_alone(count, route, tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         results = asked(w, w.process(), texts(count), strategy="threshold")
         assert routes(results) == {route: count}
 
 
-def test_urgent_requests_are_sent_in_real_time_on_any_route(tmp_path: Path) -> None:
+def test_urgent_requests_are_sent_in_real_time_on_any_route(tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process(prefer_individual_for={"rag_query"})
         results = asked(w, client, texts(20), purpose="rag_query", deadline="20h")
@@ -213,7 +212,7 @@ def test_urgent_requests_are_sent_in_real_time_on_any_route(tmp_path: Path) -> N
         assert not w.creates
 
 
-def test_a_client_told_to_batch_streams_an_answer_as_one_chunk(tmp_path: Path) -> None:
+def test_a_client_told_to_batch_streams_an_answer_as_one_chunk(tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process(strategy="batch")
         (prompt,) = texts(1)
@@ -224,7 +223,7 @@ def test_a_client_told_to_batch_streams_an_answer_as_one_chunk(tmp_path: Path) -
         assert len(list(client.stream(prompt, priority="urgent"))) > 1
 
 
-def test_a_stream_of_a_batch_that_is_closed_cancels_it(tmp_path: Path) -> None:
+def test_a_stream_of_a_batch_that_is_closed_cancels_it(tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR) as w:
         with w.process(strategy="batch").stream("q") as stream:
             pass
@@ -233,7 +232,7 @@ def test_a_stream_of_a_batch_that_is_closed_cancels_it(tmp_path: Path) -> None:
         assert w.wait(job).done
 
 
-def test_identical_prompts_of_a_batch_are_paid_once(tmp_path: Path) -> None:
+def test_identical_prompts_of_a_batch_are_paid_once(tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         results = asked(w, w.process(), ["same"] * 12 + texts(12), strategy="batch")
         assert results.texts == w.right(["same"] * 12 + texts(12))
@@ -241,7 +240,7 @@ def test_identical_prompts_of_a_batch_are_paid_once(tmp_path: Path) -> None:
         assert w.creates[0].total == 13
 
 
-def test_answers_that_came_by_batch_are_found_in_the_cache(tmp_path: Path) -> None:
+def test_answers_that_came_by_batch_are_found_in_the_cache(tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process(cache=str(tmp_path / "cache.db"))
         prompts = texts(12)
@@ -251,18 +250,18 @@ def test_answers_that_came_by_batch_are_found_in_the_cache(tmp_path: Path) -> No
         assert again.texts == w.right([*prompts, "one more"])
 
 
-def test_a_loop_that_is_left_early_cancels_its_batch(tmp_path: Path) -> None:
+def test_a_loop_that_is_left_early_cancels_its_batch(tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=HOUR) as w:
         client = w.process()
         results = client.map(texts(20), strategy="hybrid")
         next(results)
-        results.close()  # type: ignore[attr-defined]
+        results.close()
         (job,) = client.jobs()
         status = w.wait(job)
         assert status.cancelled >= 15
 
 
-def test_what_no_route_can_meet_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+def test_what_no_route_can_meet_is_refused_before_anything_is_sent(tmp_path):
     with world("openai", tmp_path) as w:
         client = w.process()
         with pytest.raises(
@@ -272,12 +271,12 @@ def test_what_no_route_can_meet_is_refused_before_anything_is_sent(tmp_path: Pat
         with pytest.raises(ConfigError, match=r"a budget of \$0\.000001 .* a budget of \$0\.\d+"):
             client.generate(texts(500), budget="0.000001 USD")
         with pytest.raises(InvalidRequest):
-            client.generate(["good", 7], deadline="2h")  # type: ignore[list-item]
+            client.generate(["good", 7], deadline="2h")
         assert not w.service.seen
 
 
 @pytest.mark.full
-def test_a_plan_sends_nothing_and_its_run_keeps_to_it(tmp_path: Path) -> None:
+def test_a_plan_sends_nothing_and_its_run_keeps_to_it(tmp_path):
     prompts = texts(30)
     with world("openai", tmp_path, rare=60, batch_turnaround=10 * MINUTE) as w:
         client = w.process(max_tokens=40)
@@ -296,9 +295,7 @@ def test_a_plan_sends_nothing_and_its_run_keeps_to_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
 @pytest.mark.parametrize("before", sampled([0, 1500]))
-def test_ten_answers_bring_the_forecast_of_the_same_list_near(
-    strategy: str, before: int, tmp_path: Path
-) -> None:
+def test_ten_answers_bring_the_forecast_of_the_same_list_near(strategy, before, tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process()
         learned = inside(client).history.calibration("openai:gpt-5-mini", Kind.GENERATE)
@@ -324,7 +321,7 @@ def test_ten_answers_bring_the_forecast_of_the_same_list_near(
 
 
 @each_provider
-def test_what_batches_took_makes_the_next_plan_right(provider: str, tmp_path: Path) -> None:
+def test_what_batches_took_makes_the_next_plan_right(provider, tmp_path):
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process(max_tokens=2000)
         guessed = client.plan(texts(40), strategy="batch")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pydantic import BaseModel
 
@@ -21,7 +19,7 @@ class Verdict(BaseModel):
 @pytest.mark.parametrize(
     "rejects", [["json_schema"], ["json_schema", "json_object"], ["response_format"]], ids=str
 )
-def test_every_request_is_answered_although_the_first_form_is_refused(rejects: list[str]) -> None:
+def test_every_request_is_answered_although_the_first_form_is_refused(rejects):
     with emulator(rejects=rejects, answers=ANSWERS) as emu:
         options = {"api_key": "k", "base_url": emu.base_url}
         with BatchingClient(
@@ -35,7 +33,7 @@ def test_every_request_is_answered_although_the_first_form_is_refused(rejects: l
         assert sum(call.status == 400 for call in emu.ledger.calls) <= 4
 
 
-def test_an_answer_that_does_not_fit_fails_in_json_mode_as_well() -> None:
+def test_an_answer_that_does_not_fit_fails_in_json_mode_as_well():
     with emulator(rejects=["json_schema"], answers={"Classify.": '{"lable": "good"}'}) as emu:
         options = {"api_key": "k", "base_url": emu.base_url}
         with BatchingClient(
@@ -47,7 +45,7 @@ def test_an_answer_that_does_not_fit_fails_in_json_mode_as_well() -> None:
 
 
 @pytest.mark.full
-def test_a_batch_learns_it_from_its_lines(tmp_path: Path) -> None:
+def test_a_batch_learns_it_from_its_lines(tmp_path):
     with emulator(rejects=["json_schema"], answers=ANSWERS, batch_turnaround=0.05) as emu:
         options = {"api_key": "k", "base_url": emu.base_url}
         with BatchingClient(
@@ -63,7 +61,7 @@ def test_a_batch_learns_it_from_its_lines(tmp_path: Path) -> None:
             ]
 
 
-def test_an_unsupported_mode_is_refused_before_anything_is_sent() -> None:
+def test_an_unsupported_mode_is_refused_before_anything_is_sent():
     options = {"api_key": "k" * 40}
     for model in ("anthropic:claude-haiku-5-5", "gemini:gemini-3.8-flash", "sim:demo"):
         own = {} if model == "sim:demo" else {"provider_options": options}
@@ -72,5 +70,5 @@ def test_an_unsupported_mode_is_refused_before_anything_is_sent() -> None:
             client.submit("x", schema=Verdict, schema_mode="prompt")
     with BatchingClient("sim:demo") as client:
         with pytest.raises(InvalidRequest, match="schema_mode must be one of auto, json_schema"):
-            client.submit("x", schema=Verdict, schema_mode="xml")  # type: ignore[call-overload]
+            client.submit("x", schema=Verdict, schema_mode="xml")
         assert client.submit("x", schema=Verdict, schema_mode="auto").result(30).ok

@@ -68,7 +68,7 @@ def read_error(stream: TextStream) -> tuple[str, ProviderError]:
     return text, caught.value
 
 
-def test_the_chunks_are_the_answer_and_its_usage_is_told(emu: Emulator, client_of: ClientOf) -> None:
+def test_the_chunks_are_the_answer_and_its_usage_is_told(emu, client_of):
     emu.configure(per_token=0.01, latency=0.05)
     stream = client_of().stream("short")
     chunks = list(stream)
@@ -82,9 +82,7 @@ def test_the_chunks_are_the_answer_and_its_usage_is_told(emu: Emulator, client_o
 
 
 @pytest.mark.parametrize("fault", sampled(["500", "503", "429_no_header", "reset", "reset_before"]))
-def test_a_stream_is_tried_again_before_its_first_chunk(
-    emu: Emulator, client_of: ClientOf, fault: str
-) -> None:
+def test_a_stream_is_tried_again_before_its_first_chunk(emu, client_of, fault):
     emu.configure(fault_for=lambda index, body: fault if index == 1 else None)
     client = client_of()
     list(client.stream("short"))
@@ -105,9 +103,7 @@ def test_a_stream_is_tried_again_before_its_first_chunk(
         ]
     ),
 )
-def test_a_stream_is_never_tried_again_after_its_first_chunk(
-    emu: Emulator, client_of: ClientOf, fault: str, kinds: set[ErrorKind]
-) -> None:
+def test_a_stream_is_never_tried_again_after_its_first_chunk(emu, client_of, fault, kinds):
     emu.configure(faults={fault: 1.0})
     client = client_of(call_timeout=0.4 if fault == "stall" else 20.0)
     stream = client.stream("long")
@@ -121,7 +117,7 @@ def test_a_stream_is_never_tried_again_after_its_first_chunk(
     assert client.counts.balanced()
 
 
-def test_closing_in_the_middle_cuts_the_connection(emu: Emulator, client_of: ClientOf) -> None:
+def test_closing_in_the_middle_cuts_the_connection(emu, client_of):
     emu.configure(per_token=PER_TOKEN)
     client = client_of(parallelism=1)
     stream = client.stream("long")
@@ -134,7 +130,7 @@ def test_closing_in_the_middle_cuts_the_connection(emu: Emulator, client_of: Cli
     assert long.billed
 
 
-def test_leaving_the_loop_cuts_the_connection(emu: Emulator, client_of: ClientOf) -> None:
+def test_leaving_the_loop_cuts_the_connection(emu, client_of):
     emu.configure(per_token=PER_TOKEN)
     client = client_of(parallelism=1)
     for _ in client.stream("long"):
@@ -143,7 +139,7 @@ def test_leaving_the_loop_cuts_the_connection(emu: Emulator, client_of: ClientOf
     assert [call.delivered for call in emu.ledger.calls] == [False]
 
 
-def test_a_stop_with_a_time_ends_streams(emu: Emulator, client_of: ClientOf) -> None:
+def test_a_stop_with_a_time_ends_streams(emu, client_of):
     emu.configure(per_token=PER_TOKEN)
     client = client_of()
     stream = client.stream("long")
@@ -154,14 +150,14 @@ def test_a_stop_with_a_time_ends_streams(emu: Emulator, client_of: ClientOf) -> 
     assert [call.delivered for call in emu.ledger.calls] == [False]
 
 
-def test_a_slow_reader_gets_everything(emu: Emulator, client_of: ClientOf) -> None:
+def test_a_slow_reader_gets_everything(emu, client_of):
     stream = client_of().stream("long")
     until(lambda: bool(emu.ledger.calls) and emu.ledger.calls[0].done)
     assert "".join(stream) == LONG
 
 
 @pytest.mark.full
-def test_a_hundred_streams_from_twenty_threads(emu: Emulator, client_of: ClientOf) -> None:
+def test_a_hundred_streams_from_twenty_threads(emu, client_of):
     emu.configure(faults={"503": 0.01, "reset": 0.01}, latency=0.005)
     client = client_of(parallelism=8)
     texts: dict[str, str] = {}
@@ -178,7 +174,7 @@ def test_a_hundred_streams_from_twenty_threads(emu: Emulator, client_of: ClientO
     assert (client.counts.succeeded, client.counts.balanced()) == (100, True)
 
 
-def test_closing_ends_the_wait_for_the_first_chunk(emu: Emulator, client_of: ClientOf) -> None:
+def test_closing_ends_the_wait_for_the_first_chunk(emu, client_of):
     emu.configure(fault_for=lambda index, body: "hang" if index == 0 else None)
     client = client_of(parallelism=1, breaker_threshold=1)
     stream = client.stream("long")
@@ -189,7 +185,7 @@ def test_closing_ends_the_wait_for_the_first_chunk(emu: Emulator, client_of: Cli
 
 
 @pytest.mark.full
-def test_an_unread_stream_does_not_hold_up_the_interpreters_end(emu: Emulator) -> None:
+def test_an_unread_stream_does_not_hold_up_the_interpreters_end(emu):
     emu.configure(per_token=PER_TOKEN)
     address = {"base_url": emu.base_url, "api_key": "sk-test-of-streams"}
     ended = run_script(
@@ -205,7 +201,7 @@ def test_an_unread_stream_does_not_hold_up_the_interpreters_end(emu: Emulator) -
 
 @pytest.mark.full
 @pytest.mark.parametrize("service", sampled(list(SERVICES)))
-def test_a_forked_child_leaves_the_parents_stream_alone(emu: Emulator, service: str) -> None:
+def test_a_forked_child_leaves_the_parents_stream_alone(emu, service):
     emu.configure(per_token=PER_TOKEN)
     model, options = SERVICES[service]
     url = emu.base_url if model.startswith("openai") else emu.url

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from email.utils import formatdate
+from typing import Any
 
 import pytest
-from refusing_server import RefusingServer, refusing_server
+from small_servers import JSONHandler, served
 
 from smartbatch import BatchingClient, ResultList
+from smartbatch.providers.openai.provider import OpenAIProvider
 from tests.levels import sampled
 
 CALLS = 40
-
+ANSWER = {
+    "id": "chat-1",
+    "model": "m",
+    "choices": [{"message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+}
+REFUSAL = {"error": {"message": "slow down", "code": "rate_limit_exceeded"}}
 WRONG: dict[str, Callable[[], str]] = {
     "zero": lambda: "0",
     "negative": lambda: "-5",
@@ -21,38 +30,54 @@ WRONG: dict[str, Callable[[], str]] = {
 }
 
 
-def ask(server: RefusingServer) -> ResultList:
-    with BatchingClient("openai:m", provider=server.provider, parallelism=CALLS) as client:
-        return client.generate(f"question {n}" for n in range(CALLS))
+def asked(
+    seconds: float, headers: Callable[[bool], dict[str, str]], *, ahead: float = 0.0
+) -> tuple[ResultList, int]:
+    """Ask a server that refuses for some seconds and whose clock is ahead; return results and calls."""
+    calls: list[float] = []
+
+    class Handler(JSONHandler):
+        def date_time_string(self, timestamp: Any = None) -> str:
+            return formatdate(time.time() + ahead, usegmt=True)
+
+        def answer(self) -> None:
+            self.read_json()
+            calls.append(time.monotonic())
+            refused = calls[-1] - calls[0] < seconds
+            self.reply(
+                json.dumps(REFUSAL if refused else ANSWER).encode(), 429 if refused else 200, headers(refused)
+            )
+
+    with served(Handler) as url:
+        provider = OpenAIProvider("sk-of-nobody", f"{url}/v1")
+        with BatchingClient("openai:m", provider=provider, parallelism=CALLS) as client:
+            return client.generate(f"question {n}" for n in range(CALLS)), len(calls)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("wrong", sampled(WRONG))
-def test_a_server_that_asks_for_no_wait_gets_one(wrong: str) -> None:
-    with refusing_server(1.5, lambda refused: {"retry-after": WRONG[wrong]()} if refused else {}) as server:
-        results = ask(server)
+def test_a_server_that_asks_for_no_wait_gets_one(wrong):
+    results, calls = asked(1.5, lambda refused: {"retry-after": WRONG[wrong]()} if refused else {})
     assert results.failed == 0
-    assert server.calls <= 3 * CALLS
+    assert calls <= 3 * CALLS
 
 
 @pytest.mark.full
-def test_a_date_to_wait_for_is_read_by_the_servers_clock() -> None:
+def test_a_date_to_wait_for_is_read_by_the_servers_clock():
     def in_two_seconds(refused: bool) -> dict[str, str]:
         return {"retry-after": formatdate(time.time() - 60.0 + 2.0, usegmt=True)} if refused else {}
 
-    with refusing_server(1.0, in_two_seconds, ahead=-60.0) as server:
-        results = ask(server)
+    results, calls = asked(1.0, in_two_seconds, ahead=-60.0)
     assert results.failed == 0
-    assert server.calls <= 2 * CALLS
+    assert calls <= 2 * CALLS
 
 
 @pytest.mark.full
-def test_a_moment_at_which_a_limit_is_full_again_is_no_duration() -> None:
+def test_a_moment_at_which_a_limit_is_full_again_is_no_duration():
     def full_in_a_second(refused: bool) -> dict[str, str]:
         limit = {"limit": "6000", "remaining": "0", "reset": str(int(time.time()) + 1)}
         return {f"x-ratelimit-{name}-requests": value for name, value in limit.items()}
 
-    with refusing_server(0.0, full_in_a_second) as server:
-        results = ask(server)
+    results, calls = asked(0.0, full_in_a_second)
     assert results.failed == 0
-    assert server.calls == CALLS
+    assert calls == CALLS

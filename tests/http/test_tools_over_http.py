@@ -68,9 +68,7 @@ def check_calls(result: Result) -> None:
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
 @pytest.mark.parametrize("variant", [*VARIANTS, "sim"])
-def test_calls_are_in_the_results_of_every_provider_and_route(
-    variant: str, strategy: str, emu: Emulator
-) -> None:
+def test_calls_are_in_the_results_of_every_provider_and_route(variant, strategy, emu):
     with client_of(variant, tools=[weather, save]) as client:
         results = client.generate(PROMPTS, strategy=strategy)
     assert names_called(results) == CALLED
@@ -80,7 +78,7 @@ def test_calls_are_in_the_results_of_every_provider_and_route(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_conversation_goes_on_with_the_results_of_its_tools(variant: str, emu: Emulator) -> None:
+def test_a_conversation_goes_on_with_the_results_of_its_tools(variant, emu):
     chat: list[Any] = [{"role": "user", "content": PROMPTS[1]}]
     with client_of(variant, tools=[weather, save]) as client:
         first = client.submit(chat).result()
@@ -96,7 +94,7 @@ def test_a_conversation_goes_on_with_the_results_of_its_tools(variant: str, emu:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_choice_names_the_tool_that_is_called(variant: str, emu: Emulator) -> None:
+def test_a_choice_names_the_tool_that_is_called(variant, emu):
     with client_of(variant, tools=[weather, save]) as client:
         choices = ("auto", "none", "required", "save")
         results = [client.submit(PROMPTS[0], tool_choice=choice).result() for choice in choices]
@@ -105,7 +103,7 @@ def test_a_choice_names_the_tool_that_is_called(variant: str, emu: Emulator) -> 
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_stream_has_the_calls_in_its_result(variant: str, emu: Emulator) -> None:
+def test_a_stream_has_the_calls_in_its_result(variant, emu):
     with client_of(variant, tools=[weather, save]) as client:
         stream = client.stream(PROMPTS[1])
         assert "".join(stream) == ""
@@ -154,13 +152,13 @@ CHATS = {
 
 @pytest.mark.parametrize("form", CHATS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_chats_of_either_form_go_to_every_provider(variant: str, form: str, emu: Emulator) -> None:
+def test_chats_of_either_form_go_to_every_provider(variant, form, emu):
     with client_of(variant, tools=[weather]) as client:
         result = client.submit(CHATS[form]).result()
     assert (result.finish_reason, result.tool_calls) == ("stop", ())
 
 
-def test_chats_of_a_file_go_with_their_calls(emu: Emulator, tmp_path: Path) -> None:
+def test_chats_of_a_file_go_with_their_calls(emu, tmp_path):
     (tmp_path / "chats.jsonl").write_text(
         "".join(json.dumps({"messages": CHATS[form]}) + "\n" for form in CHATS)
     )
@@ -170,7 +168,7 @@ def test_chats_of_a_file_go_with_their_calls(emu: Emulator, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_reasoning_is_in_the_result_and_not_in_the_text(variant: str, emu: Emulator) -> None:
+def test_reasoning_is_in_the_result_and_not_in_the_text(variant, emu):
     extra = {
         "openai": {"include_reasoning": True},
         "responses": {"reasoning": {"summary": "auto"}},
@@ -195,7 +193,7 @@ def test_reasoning_is_in_the_result_and_not_in_the_text(variant: str, emu: Emula
 
 
 @pytest.mark.parametrize("variant", ["openai", "responses", "gemini"])
-def test_logprobs_are_in_the_result(variant: str, emu: Emulator) -> None:
+def test_logprobs_are_in_the_result(variant, emu):
     with client_of(variant) as client:
         plain, with_two = client.submit("a", logprobs=True).result(), client.submit("a", logprobs=2).result()
         without = client.submit("a").result()
@@ -206,14 +204,14 @@ def test_logprobs_are_in_the_result(variant: str, emu: Emulator) -> None:
     assert with_two.logprobs[0].top[0] == (with_two.logprobs[0].token, with_two.logprobs[0].logprob)
 
 
-def test_logprobs_are_refused_for_anthropic_before_anything_is_sent(emu: Emulator) -> None:
+def test_logprobs_are_refused_for_anthropic_before_anything_is_sent(emu):
     with client_of("anthropic") as client, pytest.raises(InvalidRequest) as caught:
         client.submit("a", logprobs=True)
     assert caught.value.field == "logprobs"
     assert emu.ledger.received == 0
 
 
-def test_a_schema_next_to_tools_is_for_the_answer_without_calls(emu: Emulator) -> None:
+def test_a_schema_next_to_tools_is_for_the_answer_without_calls(emu):
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     for strategy in ("individual", "batch"):
         with client_of("openai", tools=[weather], schema=schema) as client:
@@ -222,7 +220,7 @@ def test_a_schema_next_to_tools_is_for_the_answer_without_calls(emu: Emulator) -
         assert set(answered.parsed) == {"a"}
 
 
-def test_those_who_share_an_answer_have_calls_of_their_own(emu: Emulator) -> None:
+def test_those_who_share_an_answer_have_calls_of_their_own(emu):
     with client_of("openai", tools=[weather]) as client:
         results = client.generate([PROMPTS[0]] * 3)
     assert [result.tool_calls for result in results] == [results[0].tool_calls] * 3
@@ -231,7 +229,7 @@ def test_those_who_share_an_answer_have_calls_of_their_own(emu: Emulator) -> Non
     assert emu.ledger.received == 1
 
 
-def test_the_cache_and_the_store_give_everything_back(emu: Emulator) -> None:
+def test_the_cache_and_the_store_give_everything_back(emu):
     params: dict[str, Any] = {"model": "openai:gpt-5-mini", "tools": [weather], "logprobs": 1}
     params["extra"] = {"include_reasoning": True}
     for kept in ({"cache": "answers.db"}, {"store": "jobs.db", "key": "tools"}):
@@ -246,7 +244,7 @@ def test_the_cache_and_the_store_give_everything_back(emu: Emulator) -> None:
     assert emu.ledger.received == 2 * len(PROMPTS)
 
 
-def test_files_and_tables_have_the_calls(emu: Emulator) -> None:
+def test_files_and_tables_have_the_calls(emu):
     with client_of("openai", tools=[weather]) as client:
         results = client.generate(PROMPTS[:1])
     (row,) = results.as_dicts()
@@ -264,9 +262,7 @@ def test_files_and_tables_have_the_calls(emu: Emulator) -> None:
 
 @pytest.mark.parametrize("strict", [True, None])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_strict_tools_are_written_in_the_dialect_of_each_provider(
-    variant: str, strict: bool | None, emu: Emulator
-) -> None:
+def test_strict_tools_are_written_in_the_dialect_of_each_provider(variant, strict, emu):
     tool = {
         "name": "save",
         "strict": strict,
@@ -281,7 +277,7 @@ def test_strict_tools_are_written_in_the_dialect_of_each_provider(
     assert set(call.arguments) == {"label", "size"}
 
 
-def test_a_tool_of_the_provider_joins_those_of_the_request(emu: Emulator) -> None:
+def test_a_tool_of_the_provider_joins_those_of_the_request(emu):
     tool = {
         "type": "function",
         "function": {"name": "other", "parameters": {"type": "object", "properties": {}}},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ def billed(emu: Emulator) -> float:
 
 @each_provider
 @pytest.mark.parametrize("closed", [True, False])
-def test_streams_that_are_closed_or_cut_never_exceed_the_budget(provider: str, closed: bool) -> None:
+def test_streams_that_are_closed_or_cut_never_exceed_the_budget(provider, closed):
     settings: dict[str, Any] = {"per_token": 0.03} if closed else {"faults": {"stream_end": 1.0}}
     with emulator(**settings) as emu, client_at(emu, provider) as client:
         results = []
@@ -65,7 +64,7 @@ def test_streams_that_are_closed_or_cut_never_exceed_the_budget(provider: str, c
 
 @each_provider
 @pytest.mark.parametrize("fault", ["reset", "truncated", "bad_json", "empty", "html_200"])
-def test_lost_and_unreadable_answers_keep_their_reservations(provider: str, fault: str) -> None:
+def test_lost_and_unreadable_answers_keep_their_reservations(provider, fault):
     with emulator(faults={fault: 1.0}) as emu, client_at(emu, provider) as client:
         results = ResultList(client.map([f"question {n}" for n in range(20)], on_error="result"))
         sent = [result for result in results if result.attempts]
@@ -78,14 +77,14 @@ def test_lost_and_unreadable_answers_keep_their_reservations(provider: str, faul
         assert results.unpriced == ()
 
 
-def test_a_request_that_timed_out_during_its_call_has_unknown_cost() -> None:
+def test_a_request_that_timed_out_during_its_call_has_unknown_cost():
     with emulator(latency=3.0) as emu, client_at(emu, "openai") as client:
         [result] = client.map(["question"], timeout=0.3)
         assert (result.cost, result.usage.unknown, result.ok) == (None, True, False)
         assert result.unconfirmed_cost >= 100 * PRICE / 1e6
 
 
-def test_a_lost_answer_without_max_tokens_reserves_the_output_limit() -> None:
+def test_a_lost_answer_without_max_tokens_reserves_the_output_limit():
     with (
         emulator(faults={"reset": 1.0}) as emu,
         client_at(emu, "anthropic", max_tokens=None, budget=1.0) as one,
@@ -101,7 +100,7 @@ def test_a_lost_answer_without_max_tokens_reserves_the_output_limit() -> None:
 
 
 @each_provider
-def test_a_keyed_list_separates_earlier_cost_from_cost_paid_now(provider: str, tmp_path: Path) -> None:
+def test_a_keyed_list_separates_earlier_cost_from_cost_paid_now(provider, tmp_path):
     prompts, store = [f"question {n}" for n in range(6)], str(tmp_path / "jobs.db")
     with emulator() as emu:
         with client_at(emu, provider, store=store, strategy="individual") as client:

@@ -39,9 +39,7 @@ def w(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def test_results_of_a_job_are_read_again_for_every_reader(
-    w: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_a_job_are_read_again_for_every_reader(w, monkeypatch, capfd):
     client = w.process()
     with reading_fails(monkeypatch):
         job = client.submit_batch(texts(3), schema=Row)
@@ -67,9 +65,7 @@ def test_results_of_a_job_are_read_again_for_every_reader(
     assert len(w.creates) == 1
 
 
-def test_a_stored_request_that_is_submitted_again_gets_its_answer(
-    w: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stored_request_that_is_submitted_again_gets_its_answer(w, monkeypatch):
     first = w.process(schema=Row)
     with reading_fails(monkeypatch), pytest.raises(AnswerUnread):
         first.submit("q", key="one").result()
@@ -81,9 +77,7 @@ def test_a_stored_request_that_is_submitted_again_gets_its_answer(
     assert (again.paid_before, len(w.requests("ask"))) == (True, sent)
 
 
-def test_a_list_with_a_key_gets_its_answers_when_it_is_found_again(
-    w: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_with_a_key_gets_its_answers_when_it_is_found_again(w, monkeypatch):
     first = w.process()
     with reading_fails(monkeypatch), pytest.raises(AllRequestsFailed) as raised:
         first.generate(texts(3), schema=Row, key="rows", strategy="batch")
@@ -95,7 +89,7 @@ def test_a_list_with_a_key_gets_its_answers_when_it_is_found_again(
     assert len(w.creates) == 1
 
 
-def test_an_answer_that_turns_out_not_to_fit_is_named_so(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_turns_out_not_to_fit_is_named_so(w, monkeypatch):
     with reading_fails(monkeypatch):
         job = w.process().submit_batch(texts(2), schema=Row, key="rows")
         w.wait(job)
@@ -108,9 +102,7 @@ def test_an_answer_that_turns_out_not_to_fit_is_named_so(w: World, monkeypatch: 
         assert result.error.usage == result.usage
 
 
-def test_a_stored_answer_that_cannot_be_parsed_is_reported_and_kept(
-    w: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stored_answer_that_cannot_be_parsed_is_reported_and_kept(w, monkeypatch):
     first = w.process(schema=Row)
     text = first.submit("q", key="one").result().text
     w.stop(first)

@@ -16,7 +16,6 @@ from smartbatch.errors import ErrorKind, SmartbatchError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.types import Answer, Request, Usage
 
-ClientOf = Callable[..., BatchingClient]
 Part = str | float | Exception
 
 USED = Usage(7, 3)
@@ -118,7 +117,7 @@ class Speech(AnswerStream):
 
 
 def read(stream: TextStream) -> list[str]:
-    return Aside(lambda: list(stream)).result()  # type: ignore[no-any-return]
+    return Aside(lambda: list(stream)).result()
 
 
 def read_error(stream: TextStream) -> tuple[list[str], SmartbatchError]:

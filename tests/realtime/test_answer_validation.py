@@ -11,15 +11,12 @@ import pytest
 from attrs import frozen
 from scenes import PATIENCE
 
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.core.preparation import structured
 from smartbatch.errors import AnswerUnread, ErrorKind, InvalidRequest, ValidationFailed
 from smartbatch.events import Event, RetryScheduled
 from smartbatch.providers import MockProvider
 from smartbatch.types import Answer, Attempt, Generation, Request, Usage
-
-ClientOf = Callable[..., BatchingClient]
 
 
 @frozen
@@ -42,7 +39,7 @@ def failed(client: BatchingClient, **params: Any) -> ValidationFailed:
     return error
 
 
-def test_an_answer_becomes_an_object_of_the_class(client_of: ClientOf) -> None:
+def test_an_answer_becomes_an_object_of_the_class(client_of):
     provider = MockProvider([f"Sure:\n```json\n{GOOD}\n```"])
     result = client_of(provider).submit("Which city?", schema=City).result(PATIENCE)
     assert result.parsed == City("Oslo", 700_000)
@@ -51,7 +48,7 @@ def test_an_answer_becomes_an_object_of_the_class(client_of: ClientOf) -> None:
     assert schema["required"] == ["name", "people"]
 
 
-def test_the_class_may_be_the_clients_or_the_requests(client_of: ClientOf) -> None:
+def test_the_class_may_be_the_clients_or_the_requests(client_of):
     expected = City("Oslo", 700_000)
     assert client_of(MockProvider([GOOD]), schema=City).submit("q").result(PATIENCE).parsed == expected
     request = Request("q", Generation(schema=City))
@@ -63,9 +60,7 @@ def test_the_class_may_be_the_clients_or_the_requests(client_of: ClientOf) -> No
 
 
 @pytest.mark.parametrize("failures", [2, 3])
-def test_an_error_of_ours_is_no_verdict_on_a_paid_answer(
-    client_of: ClientOf, monkeypatch: pytest.MonkeyPatch, failures: int
-) -> None:
+def test_an_error_of_ours_is_no_verdict_on_a_paid_answer(client_of, monkeypatch, failures):
     left = [ImportError("half made")] * failures
 
     def recovered(text: str) -> Any:
@@ -89,7 +84,7 @@ def test_an_error_of_ours_is_no_verdict_on_a_paid_answer(
     assert pickle.loads(pickle.dumps(result.error)).text == GOOD
 
 
-def test_an_invalid_answer_is_repaired_and_every_answer_is_billed(client_of: ClientOf) -> None:
+def test_an_invalid_answer_is_repaired_and_every_answer_is_billed(client_of):
     provider = MockProvider([paid(BAD), paid(GOOD)])
     events: list[Event] = []
     client = client_of(provider, observers=[events.append])
@@ -106,7 +101,7 @@ def test_an_invalid_answer_is_repaired_and_every_answer_is_billed(client_of: Cli
     assert not any("canary" in str(event) for event in events)
 
 
-def test_after_its_tries_the_request_fails_without_repeating_the_answer(client_of: ClientOf) -> None:
+def test_after_its_tries_the_request_fails_without_repeating_the_answer(client_of):
     provider = MockProvider(lambda _: paid(BAD))
     error = failed(client_of(provider))
     assert (error.kind, error.tries, len(provider.calls)) == (ErrorKind.INVALID_RESPONSE, 4, 4)
@@ -119,13 +114,13 @@ def test_after_its_tries_the_request_fails_without_repeating_the_answer(client_o
 
 
 @pytest.mark.parametrize("given", [0.0, 0.7, 1.5])
-def test_repairs_run_at_their_own_temperatures(client_of: ClientOf, given: float) -> None:
+def test_repairs_run_at_their_own_temperatures(client_of, given):
     provider = MockProvider(lambda _: paid(BAD))
     failed(client_of(provider, validation_retries=4), temperature=given)
     assert [call.request.params.temperature for call in provider.calls] == [given, 0.0, 0.25, 0.5, 0.5]
 
 
-def test_a_repair_replaces_a_temperature_in_extra(client_of: ClientOf) -> None:
+def test_a_repair_replaces_a_temperature_in_extra(client_of):
     provider = MockProvider([paid(BAD), paid(GOOD)])
     client_of(provider).submit("q", schema=City, extra={"temperature": 1.2, "top_k": 3}).result(PATIENCE)
     params = provider.calls[1].request.params
@@ -138,7 +133,7 @@ class Reasoning(MockProvider):
 
 
 @pytest.mark.parametrize("given", [None, 1.0])
-def test_a_model_that_takes_no_temperature_is_reported(client_of: ClientOf, given: float | None) -> None:
+def test_a_model_that_takes_no_temperature_is_reported(client_of, given):
     provider = Reasoning([paid(BAD), paid(GOOD)])
     result = client_of(provider).submit("q", schema=City, temperature=given).result(PATIENCE)
     assert [call.request.params.temperature for call in provider.calls] == [given, given]
@@ -148,7 +143,7 @@ def test_a_model_that_takes_no_temperature_is_reported(client_of: ClientOf, give
     assert (failing.ok, [name for name, _ in failing.dropped]) == (False, ["temperature"])
 
 
-def test_a_callable_is_told_the_attempt_and_its_temperature() -> None:
+def test_a_callable_is_told_the_attempt_and_its_temperature():
     told: list[tuple[int, float | None, float | None]] = []
 
     def ask(request: Request, attempt: Attempt) -> str:
@@ -163,7 +158,7 @@ def test_a_callable_is_told_the_attempt_and_its_temperature() -> None:
         assert told == [(0, None, None), (1, 0.0, 0.0), (2, 0.25, 0.25), (3, 0.5, 0.5)]
 
 
-def test_a_list_holds_the_failure_with_its_usage_in_its_place(client_of: ClientOf) -> None:
+def test_a_list_holds_the_failure_with_its_usage_in_its_place(client_of):
     client = client_of(MockProvider(lambda request: paid(BAD if "bad" in str(request.prompt) else GOOD)))
     results = client.generate(["good", "bad", "good too"], schema=City)
     assert [result.ok for result in results] == [True, False, True]
@@ -171,7 +166,7 @@ def test_a_list_holds_the_failure_with_its_usage_in_its_place(client_of: ClientO
     assert results[1].attempts == 4
 
 
-def test_tries_for_validation_and_for_the_network_are_counted_apart(client_of: ClientOf) -> None:
+def test_tries_for_validation_and_for_the_network_are_counted_apart(client_of):
     provider = MockProvider([BAD, BAD, GOOD], fail_on={2: ErrorKind.SERVER_ERROR})
     client = client_of(provider, retries=1, validation_retries=2)
     assert client.submit("q", schema=City).result(PATIENCE).attempts == 4
@@ -179,28 +174,26 @@ def test_tries_for_validation_and_for_the_network_are_counted_apart(client_of: C
 
 
 @pytest.mark.parametrize("reason", ["length", "refusal", "content_filter"])
-def test_a_cut_or_refused_answer_fails_at_once(client_of: ClientOf, reason: str) -> None:
+def test_a_cut_or_refused_answer_fails_at_once(client_of, reason):
     provider = MockProvider(lambda _: paid(BAD, finish_reason=reason))
     error = failed(client_of(provider))
     assert (error.finish_reason, len(provider.calls)) == (reason, 1)
 
 
-def test_a_dropped_temperature_is_not_set_again(client_of: ClientOf) -> None:
+def test_a_dropped_temperature_is_not_set_again(client_of):
     dropped = (("temperature", "not taken"),)
     provider = MockProvider([paid(BAD, dropped=dropped), GOOD])
     client_of(provider).submit("q", schema=City, temperature=0.7).result(PATIENCE)
     assert provider.calls[1].request.params.temperature == 0.7
 
 
-def test_a_tool_call_is_no_answer_to_check(client_of: ClientOf) -> None:
+def test_a_tool_call_is_no_answer_to_check(client_of):
     provider = MockProvider([Answer(None, finish_reason="tool_calls")])
     result = client_of(provider).submit("q", schema=City).result(PATIENCE)
     assert (result.parsed, result.finish_reason) == (None, "tool_calls")
 
 
-def test_equal_prompts_for_different_classes_are_different_requests(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_equal_prompts_for_different_classes_are_different_requests(clock, client_of):
     one = frozen(type("City", (), {"__annotations__": {"name": str, "people": int}}))
     provider = MockProvider(lambda _: GOOD, latency=1.0, sleep=clock.sleep)
     client = client_of(provider)
@@ -213,14 +206,14 @@ def test_equal_prompts_for_different_classes_are_different_requests(
 
 
 @pytest.mark.parametrize("schema", [{"type": "objekt"}, {"$ref": "http://example.org"}, 7, Callable[[], int]])
-def test_an_invalid_schema_is_rejected_before_anything_is_sent(client_of: ClientOf, schema: Any) -> None:
+def test_an_invalid_schema_is_rejected_before_anything_is_sent(client_of, schema):
     client = client_of(MockProvider())
     with pytest.raises(InvalidRequest, match=r"row 0.*schema") as caught:
         client.generate([Request("q", Generation(schema=schema))])
     assert caught.value.field == "schema"
 
 
-def test_a_response_format_is_decoded_where_it_can_be(client_of: ClientOf) -> None:
+def test_a_response_format_is_decoded_where_it_can_be(client_of):
     provider = MockProvider([f"```json\n{GOOD}\n```", "no"])
     client = client_of(provider, response_format={"type": "json_object"})
     assert client.submit("a").result(PATIENCE).parsed == json.loads(GOOD)

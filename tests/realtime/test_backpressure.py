@@ -44,7 +44,7 @@ def full(clock: VirtualClock, client_of: ClientOf) -> Callable[..., Full]:
     return lambda **settings: Full(clock, client_of, **settings)
 
 
-def test_a_full_queue_blocks_until_a_call_starts(full: Callable[..., Full]) -> None:
+def test_a_full_queue_blocks_until_a_call_starts(full):
     scene = full()
     caller = scene.aside(1, lambda: (scene.client.submit("late"), scene.clock.now()))
     scene.release()
@@ -53,7 +53,7 @@ def test_a_full_queue_blocks_until_a_call_starts(full: Callable[..., Full]) -> N
     assert future.result(PATIENCE).ok
 
 
-def test_a_caller_waits_no_longer_than_queue_timeout(full: Callable[..., Full]) -> None:
+def test_a_caller_waits_no_longer_than_queue_timeout(full):
     scene = full(latency=1000.0, queue_timeout=2.0)
     caller = scene.aside(1, lambda: scene.client.submit("late"))
     scene.release()
@@ -62,7 +62,7 @@ def test_a_caller_waits_no_longer_than_queue_timeout(full: Callable[..., Full]) 
     assert scene.client.counts.submitted == 101
 
 
-def test_a_caller_waits_no_longer_than_the_time_out_of_its_request(full: Callable[..., Full]) -> None:
+def test_a_caller_waits_no_longer_than_the_time_out_of_its_request(full):
     scene = full(latency=1000.0)
     caller = scene.aside(1, lambda: (scene.client.submit("late", timeout=5.0), scene.clock.now()))
     patient = scene.aside(2, lambda: (scene.client.submit("patient"), scene.clock.now()))
@@ -76,7 +76,7 @@ def test_a_caller_waits_no_longer_than_the_time_out_of_its_request(full: Callabl
     assert "late" not in scene.provider.prompts
 
 
-def test_a_list_goes_on_where_the_queue_stays_full(full: Callable[..., Full]) -> None:
+def test_a_list_goes_on_where_the_queue_stays_full(full):
     scene = full(latency=1000.0)
     reader = scene.aside(1, lambda: (list(scene.client.map(["a", "b"], timeout=2.0)), scene.clock.now()))
     scene.release()
@@ -85,7 +85,7 @@ def test_a_list_goes_on_where_the_queue_stays_full(full: Callable[..., Full]) ->
     assert ended == 4.0
 
 
-def test_a_full_queue_may_raise_at_once(full: Callable[..., Full]) -> None:
+def test_a_full_queue_may_raise_at_once(full):
     scene = full(queue_full="raise")
     with pytest.raises(QueueFull, match="100 of 100"):
         scene.client.submit("late")
@@ -93,7 +93,7 @@ def test_a_full_queue_may_raise_at_once(full: Callable[..., Full]) -> None:
     assert scene.client.counts.submitted == 101
 
 
-def test_there_is_always_room_for_who_is_urgent(full: Callable[..., Full]) -> None:
+def test_there_is_always_room_for_who_is_urgent(full):
     scene = full(queue_full="raise")
     urgent = [
         scene.client.submit(f"h{i}", priority="urgent" if i % 2 else "high", deduplicate=False)
@@ -105,13 +105,10 @@ def test_there_is_always_room_for_who_is_urgent(full: Callable[..., Full]) -> No
     assert [future.result(PATIENCE).queued for future in urgent[1::2]] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_an_urgent_caller_is_not_let_in_behind_normal_ones(full: Callable[..., Full]) -> None:
+def test_an_urgent_caller_is_not_let_in_behind_normal_ones(full):
     scene = full()
     submit_all(scene.client, [f"h{i}" for i in range(10)], priority="high")
-    callers = [
-        scene.aside(i + 1, lambda i=i: scene.client.submit(f"normal {i}"))
-        for i in range(5)  # type: ignore[misc]
-    ]
+    callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"normal {i}")) for i in range(5)]
     urgent = scene.aside(6, lambda: scene.client.submit_urgent("urgent"))
     scene.release()
     assert urgent.result().result(PATIENCE).ok
@@ -120,7 +117,7 @@ def test_an_urgent_caller_is_not_let_in_behind_normal_ones(full: Callable[..., F
     assert scene.provider.prompts.index("urgent") == 2
 
 
-def test_requests_that_ran_out_of_time_make_room(full: Callable[..., Full]) -> None:
+def test_requests_that_ran_out_of_time_make_room(full):
     scene = full(latency=1000.0, timeout=2.0)
     caller = scene.aside(1, lambda: (scene.client.submit("late"), scene.clock.now()))
     scene.release()
@@ -132,9 +129,9 @@ def test_requests_that_ran_out_of_time_make_room(full: Callable[..., Full]) -> N
     assert future.result(PATIENCE).ok
 
 
-def test_cancelled_requests_make_room(full: Callable[..., Full]) -> None:
+def test_cancelled_requests_make_room(full):
     scene = full()
-    callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(3)]  # type: ignore[misc]
+    callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(3)]
     for future in scene.waiting[:3]:
         assert future.cancel()
     futures = [caller.result() for caller in callers]
@@ -142,9 +139,7 @@ def test_cancelled_requests_make_room(full: Callable[..., Full]) -> None:
     assert all(future.result(PATIENCE).ok for future in futures)
 
 
-def test_a_place_is_passed_on_when_who_was_woken_for_it_is_interrupted(
-    full: Callable[..., Full], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_is_passed_on_when_who_was_woken_for_it_is_interrupted(full, monkeypatch):
     scene = full()
     monitor = type(scene.clock.monitor())
     waited, unlucky = monitor.wait_for, list[threading.Thread]()
@@ -170,9 +165,9 @@ def test_a_place_is_passed_on_when_who_was_woken_for_it_is_interrupted(
     assert admitted.result(PATIENCE).ok
 
 
-def test_a_stop_sends_blocked_callers_away(full: Callable[..., Full]) -> None:
+def test_a_stop_sends_blocked_callers_away(full):
     scene = full()
-    callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(3)]  # type: ignore[misc]
+    callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(3)]
     scene.client.stop(timeout=0)
     for caller in callers:
         with pytest.raises(ClientClosed):
@@ -180,7 +175,7 @@ def test_a_stop_sends_blocked_callers_away(full: Callable[..., Full]) -> None:
     scene.release()
 
 
-def test_identical_requests_that_waited_for_room_still_share_a_call(full: Callable[..., Full]) -> None:
+def test_identical_requests_that_waited_for_room_still_share_a_call(full):
     scene = full()
     callers = [scene.aside(i + 1, lambda: scene.client.submit("same")) for i in range(10)]
     scene.release()
@@ -189,7 +184,7 @@ def test_identical_requests_that_waited_for_room_still_share_a_call(full: Callab
     assert scene.provider.prompts.count("same") == 1
 
 
-def test_joining_an_identical_request_needs_no_room(full: Callable[..., Full]) -> None:
+def test_joining_an_identical_request_needs_no_room(full):
     scene = full(queue_full="raise")
     follower = scene.client.submit("w7")
     scene.release()

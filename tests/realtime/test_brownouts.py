@@ -16,7 +16,6 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import BreakerChanged, RetryScheduled
 from tests.levels import sampled
 
-ClientOf = Callable[..., BatchingClient]
 ROWS, WIDE, LATENCY = 1_000, 64, 0.05
 UNDISTURBED = ROWS / WIDE * LATENCY
 
@@ -34,9 +33,7 @@ def ask_all(client: BatchingClient, clock: VirtualClock, rows: int = ROWS) -> No
 
 @pytest.mark.full
 @pytest.mark.parametrize(("share", "times"), sampled([(0.3, 3.5), (0.1, 2.0), (0.5, 8.0)], keep=1))
-def test_a_share_of_503s_costs_what_it_costs(
-    share: float, times: float, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_share_of_503s_costs_what_it_costs(share, times, clock, client_of):
     events: list[Any] = []
     provider = Scripted(clock, partly(share, unavailable), latency=LATENCY)
     client = client_of(provider, parallelism=WIDE, queue_capacity=2_000, observers=[events.append])
@@ -47,9 +44,7 @@ def test_a_share_of_503s_costs_what_it_costs(
     assert not [event for event in events if isinstance(event, BreakerChanged)]
 
 
-def test_a_row_that_alone_keeps_failing_ends_after_its_tries(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_row_that_alone_keeps_failing_ends_after_its_tries(clock, client_of):
     provider = Scripted(
         clock, lambda prompt, _: unavailable() if prompt == "p7" else f"re: {prompt}", latency=LATENCY
     )
@@ -63,9 +58,7 @@ def test_a_row_that_alone_keeps_failing_ends_after_its_tries(
 
 
 @pytest.mark.parametrize("status", [404, 403, 401, 402])
-def test_a_refusal_that_every_row_would_meet_stops_the_lane(
-    status: int, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_refusal_that_every_row_would_meet_stops_the_lane(status, clock, client_of):
     kinds = {404: ErrorKind.CLIENT_ERROR, 402: ErrorKind.NO_MONEY}
     kind = kinds.get(status, ErrorKind.AUTH_ERROR)
     provider = Scripted(clock, lambda *_: failure(kind, status=status))
@@ -77,7 +70,7 @@ def test_a_refusal_that_every_row_would_meet_stops_the_lane(
     assert clock.now() <= 3
 
 
-def test_a_refusal_of_one_row_among_answers_stops_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_refusal_of_one_row_among_answers_stops_nobody(clock, client_of):
     provider = Scripted(
         clock,
         lambda prompt, _: failure(ErrorKind.AUTH_ERROR, status=403) if prompt == "p50" else f"re: {prompt}",
@@ -88,7 +81,7 @@ def test_a_refusal_of_one_row_among_answers_stops_nobody(clock: VirtualClock, cl
     assert [i for i, future in enumerate(futures) if future.exception(PATIENCE) is not None] == [50]
 
 
-def test_the_fallback_model_takes_over_from_an_unknown_one(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_fallback_model_takes_over_from_an_unknown_one(clock, client_of):
     provider = Scripted(clock, lambda *_: failure(ErrorKind.CLIENT_ERROR, status=404))
     client = client_of(provider, parallelism=4, on_breaker_open="fallback", fallback_model="sim:spare")
     with clock.held():
@@ -97,9 +90,7 @@ def test_the_fallback_model_takes_over_from_an_unknown_one(clock: VirtualClock, 
     assert len(provider.starts) <= 4
 
 
-def test_in_a_stopped_lane_only_the_refusal_of_all_is_free_of_charge(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_in_a_stopped_lane_only_the_refusal_of_all_is_free_of_charge(clock, client_of):
     retries: list[RetryScheduled] = []
     errors = {
         "unknown": failure(ErrorKind.CLIENT_ERROR, status=404),
@@ -128,7 +119,7 @@ def page() -> ProviderError:
     return failure(ErrorKind.INVALID_RESPONSE, status=200, code="html")
 
 
-def test_a_stray_web_page_between_answers_is_asked_again(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stray_web_page_between_answers_is_asked_again(clock, client_of):
     calls = itertools.count()
     provider = Scripted(
         clock, lambda prompt, _: page() if next(calls) % 50 == 0 else f"re: {prompt}", latency=LATENCY
@@ -137,9 +128,7 @@ def test_a_stray_web_page_between_answers_is_asked_again(clock: VirtualClock, cl
     assert clock.now() <= 10
 
 
-def test_an_endpoint_that_only_sends_web_pages_is_a_wrong_address(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_an_endpoint_that_only_sends_web_pages_is_a_wrong_address(clock, client_of):
     provider = Scripted(clock, lambda *_: page(), latency=LATENCY)
     client = client_of(provider, parallelism=8)
     with clock.held():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from smartbatch.events import CallFinished, CallStarted, Event
 from smartbatch.providers import registry
 from smartbatch.types import Answer, Usage
 
-ClientOf = Callable[..., BatchingClient]
-
 PRICES = {"scripted:default": {"input": 0, "output": 1_000_000}}
 """One USD for each token of output."""
 
@@ -33,7 +30,7 @@ def make(clock: VirtualClock, script: Any, observer: Any, **settings: Any) -> Ba
 
 @pytest.mark.full
 @given(seed=st.integers(0, 2**32), budget=st.floats(0.0, 300.0), faults=st.sampled_from([0.0, 0.2]))
-def test_no_budget_is_ever_exceeded(seed: int, budget: float, faults: float) -> None:
+def test_no_budget_is_ever_exceeded(seed, budget, faults):
     clock, rng = VirtualClock(), random.Random(seed)
     costs = [rng.randrange(11) for _ in range(60)]
     broken = [rng.random() < faults for _ in range(60)]
@@ -64,7 +61,7 @@ def test_no_budget_is_ever_exceeded(seed: int, budget: float, faults: float) -> 
         assert budget - client.spent < 10.0  # it stopped for less than the most expensive call
 
 
-def test_the_rest_fails_and_what_was_finished_is_kept(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_rest_fails_and_what_was_finished_is_kept(clock, client_of):
     provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True)
     client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=2)
     results = client.generate([f"p{i}" for i in range(8)])
@@ -75,7 +72,7 @@ def test_the_rest_fails_and_what_was_finished_is_kept(clock: VirtualClock, clien
     assert "$5.00 are left" in str(results[3].error)
 
 
-def test_cheap_calls_make_room_for_more(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_cheap_calls_make_room_for_more(clock, client_of):
     provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 1)), priced=True)
     client = client_of(provider, budget=20.0, prices=PRICES, max_tokens=10, parallelism=8)
     results = client.generate([f"p{i}" for i in range(11)])
@@ -83,7 +80,7 @@ def test_cheap_calls_make_room_for_more(clock: VirtualClock, client_of: ClientOf
     assert client.spent == 11.0
 
 
-def test_a_shared_call_reserves_no_more_than_there_is(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_shared_call_reserves_no_more_than_there_is(clock, client_of):
     provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 1)), priced=True, max_shared=10)
     client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=1)
     with clock.held():
@@ -93,7 +90,7 @@ def test_a_shared_call_reserves_no_more_than_there_is(clock: VirtualClock, clien
     assert client.spent == 20.0
 
 
-def test_the_budget_outlives_a_restart(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_budget_outlives_a_restart(clock, client_of):
     provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True)
     client = client_of(provider, budget=15.0, prices=PRICES, max_tokens=10)
     assert client.submit("a").result(PATIENCE).ok
@@ -102,16 +99,14 @@ def test_the_budget_outlives_a_restart(clock: VirtualClock, client_of: ClientOf)
     assert isinstance(client.submit("b").exception(PATIENCE), BudgetExceeded)
 
 
-def test_a_budget_needs_a_price(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_budget_needs_a_price(clock, client_of):
     with pytest.raises(ConfigError, match=r"the price of scripted:default is unknown"):
         client_of(Scripted(clock, priced=True), budget=1.0)
     assert client_of(Scripted(clock, priced=True), budget=1.0, allow_unknown_price=True)
 
 
 @pytest.mark.parametrize("costs", [(0.5, 0.25), (1e-9, 1e-9)])
-def test_an_own_callable_may_say_what_it_cost(
-    costs: Sequence[float], clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_an_own_callable_may_say_what_it_cost(costs, clock, client_of):
     provider = Scripted(clock, lambda prompt, _: Answer("fine", cost=costs[int(prompt)]))
     client = client_of(provider)
     results = client.generate(["0", "1"])
@@ -119,7 +114,7 @@ def test_an_own_callable_may_say_what_it_cost(
     assert client.spent == pytest.approx(sum(costs))
 
 
-def test_the_reservation_of_an_answer_without_usage_is_kept(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_reservation_of_an_answer_without_usage_is_kept(clock, client_of):
     provider = Scripted(clock, lambda *_: Answer("fine"), priced=True)
     client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=2)
     results = client.generate([f"p{i}" for i in range(8)])
@@ -131,9 +126,7 @@ def test_the_reservation_of_an_answer_without_usage_is_kept(clock: VirtualClock,
     assert results.unpriced == ()
 
 
-def test_a_fallback_that_costs_more_reserves_more(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fallback_that_costs_more_reserves_more(clock, client_of, monkeypatch):
     down = Scripted(clock, lambda *_: unavailable(), priced=True, latency=0.1)
     dear = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True, name="dear")
     own_registry(monkeypatch)  # for this test only
@@ -154,9 +147,7 @@ def test_a_fallback_that_costs_more_reserves_more(
     assert client.spent == 90.0
 
 
-def test_a_pack_that_says_its_cost_and_answers_nothing_is_paid(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_pack_that_says_its_cost_and_answers_nothing_is_paid(clock, client_of):
     provider = Scripted(clock, lambda *_: Answer("nonsense", cost=0.5))
     client = client_of(provider, packing=True, parallelism=1)
     with clock.held():

@@ -29,7 +29,6 @@ from smartbatch.realtime.call import Call, CallSpec, Outcome
 from smartbatch.types import Answer, Request, Result
 from tests.together import run_together
 
-ClientOf = Callable[..., BatchingClient]
 HOUR, DAY = 3600.0, 86_400.0
 
 
@@ -48,9 +47,7 @@ def same_account(**settings: Any) -> MockProvider:
     return provider
 
 
-def test_a_request_that_was_answered_in_an_earlier_run_is_not_asked_again(
-    path: str, client_of: ClientOf
-) -> None:
+def test_a_request_that_was_answered_in_an_earlier_run_is_not_asked_again(path, client_of):
     first, second = same_account(), same_account()
     paid = client_of(first, cache=path).submit("a question").result(30)
     other = client_of(second, cache=path)
@@ -63,9 +60,7 @@ def test_a_request_that_was_answered_in_an_earlier_run_is_not_asked_again(
     assert (len(first.calls), len(second.calls)) == (1, 0)
 
 
-def test_an_equal_request_that_waited_for_room_is_not_paid_for_again(
-    path: str, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_an_equal_request_that_waited_for_room_is_not_paid_for_again(path, clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, cache=path, parallelism=1, queue_capacity=100)
     with clock.held():
@@ -81,7 +76,7 @@ def test_an_equal_request_that_waited_for_room_is_not_paid_for_again(
     assert provider.prompts.count("a question") == 1
 
 
-def test_another_account_has_answers_of_its_own(path: str, client_of: ClientOf) -> None:
+def test_another_account_has_answers_of_its_own(path, client_of):
     first, second = MockProvider(), MockProvider()
     client_of(first, cache=path).submit("a question").result(30)
     client_of(second, cache=path).submit("a question").result(30)
@@ -91,9 +86,7 @@ def test_another_account_has_answers_of_its_own(path: str, client_of: ClientOf) 
 @pytest.mark.parametrize(
     "change", [{"system": "Be brief."}, {"temperature": 0.5}, {"isolation_key": "tenant"}]
 )
-def test_what_reaches_the_wire_or_keeps_tenants_apart_is_part_of_the_key(
-    change: dict[str, Any], path: str, client_of: ClientOf
-) -> None:
+def test_what_reaches_the_wire_or_keeps_tenants_apart_is_part_of_the_key(change, path, client_of):
     provider = MockProvider()
     client = client_of(provider, cache=path)
     client.submit("a question").result(30)
@@ -101,7 +94,7 @@ def test_what_reaches_the_wire_or_keeps_tenants_apart_is_part_of_the_key(
     assert len(provider.calls) == 2
 
 
-def test_a_request_may_keep_out_of_it(path: str, client_of: ClientOf) -> None:
+def test_a_request_may_keep_out_of_it(path, client_of):
     provider = MockProvider()
     client = client_of(provider, cache=path)
     for _ in range(2):
@@ -109,7 +102,7 @@ def test_a_request_may_keep_out_of_it(path: str, client_of: ClientOf) -> None:
     assert client.submit("a question").result(30).route is Route.INDIVIDUAL
 
 
-def test_only_whole_answers_are_kept(path: str) -> None:
+def test_only_whole_answers_are_kept(path):
     cache = opened(path)
     for answer in (
         Answer("cut", finish_reason="length"),
@@ -120,7 +113,7 @@ def test_only_whole_answers_are_kept(path: str) -> None:
     assert cache.get(b"key") is None
 
 
-def test_a_vector_comes_back_exactly(path: str) -> None:
+def test_a_vector_comes_back_exactly(path):
     cache = opened(path)
     vector = array("f", [0.1, -1e-30, 3.5])
     cache.put(b"key", Answer(embedding=vector))
@@ -129,7 +122,7 @@ def test_a_vector_comes_back_exactly(path: str) -> None:
     assert found.embedding == vector
 
 
-def test_a_kept_answer_is_read_by_the_schema_again(path: str, client_of: ClientOf) -> None:
+def test_a_kept_answer_is_read_by_the_schema_again(path, client_of):
     @frozen
     class City:
         name: str
@@ -140,7 +133,7 @@ def test_a_kept_answer_is_read_by_the_schema_again(path: str, client_of: ClientO
     assert (kept.parsed, kept.route) == (City("Lima"), Route.CACHED)
 
 
-def test_an_equal_schema_of_another_class_uses_the_cached_answer(path: str, client_of: ClientOf) -> None:
+def test_an_equal_schema_of_another_class_uses_the_cached_answer(path, client_of):
     kinds = [frozen(type("City", (), {"__annotations__": {"name": str}})) for _ in range(2)]
     first, second = same_account(answers=['{"name": "Lima"}']), same_account()
     client_of(first, cache=path).submit("Where?", schema=kinds[0]).result(30)
@@ -148,7 +141,7 @@ def test_an_equal_schema_of_another_class_uses_the_cached_answer(path: str, clie
     assert (kept.parsed, kept.route) == (kinds[1]("Lima"), Route.CACHED)
 
 
-def test_an_answer_counts_for_its_time_and_not_longer(path: str) -> None:
+def test_an_answer_counts_for_its_time_and_not_longer(path):
     clock = VirtualClock(wall=1000.0)
     cache = opened(path, wall=clock.wall)
     cache.put(b"key", Answer("kept"))
@@ -160,9 +153,7 @@ def test_an_answer_counts_for_its_time_and_not_longer(path: str) -> None:
 
 
 @pytest.mark.parametrize("ahead", [-HOUR, 10 * DAY], ids=["back", "ahead"])
-def test_a_clock_that_is_set_has_nothing_paid_again(
-    ahead: float, path: str, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_clock_that_is_set_has_nothing_paid_again(ahead, path, clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, cache=path)
     assert client.submit("a question").result(PATIENCE).ok
@@ -171,9 +162,7 @@ def test_a_clock_that_is_set_has_nothing_paid_again(
     assert len(provider.starts) == 1
 
 
-def test_a_log_of_another_user_is_not_taken_for_the_caches(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_of_another_user_is_not_taken_for_the_caches(path, monkeypatch):
     opened(path)
     made = os.lstat
 
@@ -188,7 +177,7 @@ def test_a_log_of_another_user_is_not_taken_for_the_caches(
 
 
 @pytest.mark.parametrize("ahead", [50.0, 10 * DAY], ids=["a little", "days"])
-def test_answers_dated_in_the_future_are_trimmed_first(ahead: float, path: str) -> None:
+def test_answers_dated_in_the_future_are_trimmed_first(ahead, path):
     early = opened(path, wall=lambda: 1000.0 + ahead, max_bytes=20_000)
     for number in range(WRITES_PER_TRIM):
         early.put(b"ahead %d" % number, Answer("x" * 150))
@@ -201,7 +190,7 @@ def test_answers_dated_in_the_future_are_trimmed_first(ahead: float, path: str) 
     assert kept < (WRITES_PER_TRIM if ahead < DAY else 1)
 
 
-def test_the_oldest_answers_go_when_the_size_is_reached(path: str) -> None:
+def test_the_oldest_answers_go_when_the_size_is_reached(path):
     now = [1000.0]
     cache = opened(path, wall=lambda: now[0], max_bytes=20_000)
     for number in range(2 * WRITES_PER_TRIM + 1):
@@ -213,7 +202,7 @@ def test_the_oldest_answers_go_when_the_size_is_reached(path: str) -> None:
     assert total <= 20_000
 
 
-def test_the_size_holds_for_runs_of_a_few_requests_each(path: str) -> None:
+def test_the_size_holds_for_runs_of_a_few_requests_each(path):
     now = [1000.0]
 
     def kept(run: int, **limits: Any) -> list[bytes]:
@@ -246,16 +235,14 @@ print(sqlite3.connect("answers.db").execute("SELECT count(*) < 30 FROM answers")
 
 
 @pytest.mark.full
-def test_the_size_holds_for_children_that_write_a_few_answers_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_size_holds_for_children_that_write_a_few_answers_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = run_script(FORKS_OF_FEW_WRITES)
     assert (ended.err, ended.out.strip()) == ("", "(1,)")
 
 
 @pytest.mark.parametrize("damage", ["digest", "body", "not JSON", "not an answer"])
-def test_a_damaged_entry_is_a_miss_and_told_once(damage: str, path: str) -> None:
+def test_a_damaged_entry_is_a_miss_and_told_once(damage, path):
     events = list[Event]()
     cache = opened(path, tell=events.append)
     for key in (b"key", b"other"):
@@ -290,9 +277,7 @@ class PassesOn:
 
 @pytest.mark.parametrize("middleware", [[], [PassesOn()]], ids=["plain", "middleware"])
 @pytest.mark.parametrize("place", ["entry", "schema"])
-def test_an_internal_error_while_reading_the_cache_sends_nothing(
-    place: str, middleware: list[Any], path: str, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_internal_error_in_the_cache_sends_nothing(place, middleware, path, client_of, monkeypatch):
     first, second = same_account(answers=['{"name": "Lima"}']), same_account()
     asked: dict[str, Any] = {"schema": {"type": "object", "properties": {"name": {"type": "string"}}}}
     client_of(first, cache=path).submit("Where?", **asked).result(30)
@@ -312,9 +297,7 @@ def test_an_internal_error_while_reading_the_cache_sends_nothing(
     assert second.calls == []
 
 
-def test_an_answer_that_smartbatch_failed_to_read_is_kept(
-    path: str, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_smartbatch_failed_to_read_is_kept(path, client_of, monkeypatch):
     provider = same_account(answers=['{"name": "Lima"}'])
     client = client_of(provider, cache=path)
     asked: dict[str, Any] = {"schema": {"type": "object", "properties": {"name": {"type": "string"}}}}
@@ -325,7 +308,7 @@ def test_an_answer_that_smartbatch_failed_to_read_is_kept(
     assert len(provider.calls) == 1
 
 
-def test_an_entry_moved_to_another_key_is_a_miss(path: str) -> None:
+def test_an_entry_moved_to_another_key_is_a_miss(path):
     cache = opened(path)
     cache.put(b"key", Answer("kept"))
     connection = sqlite3.connect(path)
@@ -336,7 +319,7 @@ def test_an_entry_moved_to_another_key_is_a_miss(path: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"not a database, and long enough to be read as one" * 40, None])
-def test_a_file_that_is_no_cache_is_refused_and_left_alone(content: bytes | None, path: str) -> None:
+def test_a_file_that_is_no_cache_is_refused_and_left_alone(content, path):
     if content is None:
         connection = sqlite3.connect(path)
         connection.execute("CREATE TABLE somebody (x)")
@@ -350,12 +333,12 @@ def test_a_file_that_is_no_cache_is_refused_and_left_alone(content: bytes | None
     assert Path(path).read_bytes() == before
 
 
-def test_a_folder_that_is_not_there_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_told_before_anything_is_sent(tmp_path):
     with pytest.raises(ConfigError, match="nowhere"):
         BatchingClient("sim:demo", cache=str(tmp_path / "nowhere" / "answers.db")).submit("prompt")
 
 
-def test_only_the_owner_may_read_the_file_whatever_the_umask_says(path: str) -> None:
+def test_only_the_owner_may_read_the_file_whatever_the_umask_says(path):
     old = os.umask(0)
     try:
         opened(path).put(b"key", Answer("kept"))
@@ -364,7 +347,7 @@ def test_only_the_owner_may_read_the_file_whatever_the_umask_says(path: str) -> 
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
-def test_a_hook_that_fails_on_a_kept_answer_fails_its_request_only(path: str, client_of: ClientOf) -> None:
+def test_a_hook_that_fails_on_a_kept_answer_fails_its_request_only(path, client_of):
     def hook(result: Result) -> Result:
         if result.text == "re: bad" and result.route is Route.CACHED:
             raise ValueError("no")
@@ -387,7 +370,7 @@ def test_a_hook_that_fails_on_a_kept_answer_fails_its_request_only(path: str, cl
         client.submit("bad").result(30)
 
 
-def test_two_own_functions_of_one_name_do_not_get_each_others_answers(path: str, client_of: ClientOf) -> None:
+def test_two_own_functions_of_one_name_do_not_get_each_others_answers(path, client_of):
     for said in ("one", "other"):
         result = client_of(lambda request, attempt, said=said: said, cache=path).submit("q").result(30)
         assert (result.text, result.route) == (said, Route.INDIVIDUAL)
@@ -398,9 +381,7 @@ def refused(_: Request | str) -> NoReturn:
 
 
 @pytest.mark.parametrize("route", ["submit", "hybrid"])
-def test_what_the_fallback_answered_is_kept_as_its_answer_and_nobody_elses(
-    route: str, path: str, tmp_path: Path, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_fallback_answer_is_cached_for_the_fallback_model(route, path, tmp_path, clock, client_of):
     spare = "sim:spare?latency=0"
     settings: dict[str, Any] = {"cache": path, "on_breaker_open": "fallback", "fallback_model": spare}
     if route == "hybrid":
@@ -461,16 +442,14 @@ print(codes)
 
 
 @pytest.mark.full
-def test_children_forked_while_it_is_in_use_can_use_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_children_forked_while_it_is_in_use_can_use_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = run_script(FORKS)
     assert ended.err == ""
     assert ended.lines == ["{0}"]
 
 
-def test_many_threads_share_it(path: str) -> None:
+def test_many_threads_share_it(path):
     cache = opened(path)
     wrong: list[int] = []
 
@@ -486,9 +465,7 @@ def test_many_threads_share_it(path: str) -> None:
 
 
 @pytest.mark.full
-def test_a_cache_that_cannot_be_written_is_left_alone_and_told_once(
-    path: str, client_of: ClientOf, clock: VirtualClock
-) -> None:
+def test_a_cache_that_cannot_be_written_is_left_alone_and_told_once(path, client_of, clock):
     events = list[CacheUnavailable]()
     client = client_of(MockProvider(), cache=path, observers=[of_the_cache(events)])
     client.submit("a first question").result(30)

@@ -26,12 +26,12 @@ class Fake(Provider):
         self._many = many
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
-        return self._one(request=request, model=model, attempt=attempt, timeout=timeout)  # type: ignore[no-any-return]
+        return self._one(request=request, model=model, attempt=attempt, timeout=timeout)
 
     def generate_many(
         self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float
     ) -> Sequence[Answer | Exception | None]:
-        return self._many(requests)  # type: ignore[no-any-return]
+        return self._many(requests)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -67,7 +67,7 @@ def kinds(found: Sequence[Outcome]) -> list[ErrorKind | None]:
     return [found.kind if isinstance(found, ProviderError) else None for found in found]
 
 
-def test_the_provider_gets_what_is_left_until_the_deadline() -> None:
+def test_the_provider_gets_what_is_left_until_the_deadline():
     given: dict[str, Any] = {}
 
     def answer(**what: Any) -> Answer:
@@ -78,7 +78,7 @@ def test_the_provider_gets_what_is_left_until_the_deadline() -> None:
     assert (given["timeout"], given["model"], given["attempt"]) == (50.0, "m", 0)
 
 
-def test_a_call_whose_time_is_over_is_not_made() -> None:
+def test_a_call_whose_time_is_over_is_not_made():
     assert kinds(outcomes(Fake(raising(AssertionError("called"))), spec(deadline=10.0))) == [
         ErrorKind.TIMEOUT
     ]
@@ -95,24 +95,24 @@ def test_a_call_whose_time_is_over_is_not_made() -> None:
         (ProviderError("stop", kind=ErrorKind.AUTH_ERROR), ErrorKind.AUTH_ERROR),
     ],
 )
-def test_whatever_a_provider_raises_becomes_a_verdict(error: BaseException, kind: ErrorKind) -> None:
+def test_whatever_a_provider_raises_becomes_a_verdict(error, kind):
     assert kinds(outcomes(Fake(raising(error)), spec())) == [kind]
 
 
-def test_a_foreign_error_keeps_no_frames_alive() -> None:
+def test_a_foreign_error_keeps_no_frames_alive():
     (found,) = outcomes(Fake(raising(ValueError("no"))), spec())
     assert isinstance(found, ProviderError)
     assert (found.__traceback__, found.__cause__, found.__context__) == (None, None, None)
 
 
-def test_the_users_own_exception_stays_as_the_cause() -> None:
+def test_the_users_own_exception_stays_as_the_cause():
     mistake = ValueError("my own")
     (found,) = outcomes(Fake(), spec(call=raising(mistake)))
     assert isinstance(found, ProviderError)
     assert found.__cause__ is mistake
 
 
-def test_a_requests_own_callable_makes_the_call() -> None:
+def test_a_requests_own_callable_makes_the_call():
     asked: list[tuple[str, int]] = []
 
     def call(request: Request, attempt: int) -> dict[str, int]:
@@ -124,13 +124,13 @@ def test_a_requests_own_callable_makes_the_call() -> None:
 
 
 @pytest.mark.parametrize("returned", [["a", None], ["a"], ["a", None, "c"]])
-def test_a_shared_call_has_one_outcome_per_request(returned: list[Any]) -> None:
+def test_a_shared_call_has_one_outcome_per_request(returned):
     answers = [None if text is None else Answer(text) for text in returned]
     assert outcomes(Fake(many=lambda _: answers), spec(2)) == [Answer("a"), None]
 
 
 @pytest.mark.parametrize("nonsense", [None, 5, {"a": 1}, "ab", (a for a in ())])
-def test_a_shared_call_that_returns_no_list_is_an_invalid_response(nonsense: Any) -> None:
+def test_a_shared_call_that_returns_no_list_is_an_invalid_response(nonsense):
     found = outcomes(Fake(many=lambda _: nonsense), spec(2))
     assert len(found) == 2
     assert all(isinstance(outcome, ProviderError) for outcome in found)
@@ -139,22 +139,22 @@ def test_a_shared_call_that_returns_no_list_is_an_invalid_response(nonsense: Any
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(text=5),  # type: ignore[arg-type]
-        Answer("hi", usage={"input_tokens": 3}),  # type: ignore[arg-type]
+        Answer(text=5),
+        Answer("hi", usage={"input_tokens": 3}),
         Answer("hi", usage=Usage(-1, 0)),
-        Answer("hi", usage=Usage(None, 0)),  # type: ignore[arg-type]
+        Answer("hi", usage=Usage(None, 0)),
         Answer("hi", cost=float("nan")),
         Answer("hi", cost=-0.01),
-        Answer("hi", cost="free"),  # type: ignore[arg-type]
+        Answer("hi", cost="free"),
         "a text",
         {"a": 1},
     ],
 )
-def test_an_answer_that_cannot_be_booked_is_an_invalid_response(answer: Any) -> None:
+def test_an_answer_that_cannot_be_booked_is_an_invalid_response(answer):
     assert kinds(outcomes(Fake(lambda **_: answer), spec())) == [ErrorKind.INVALID_RESPONSE]
 
 
-def test_middleware_is_called_from_the_outside_in() -> None:
+def test_middleware_is_called_from_the_outside_in():
     order: list[str] = []
 
     def layer(name: str) -> Middleware:
@@ -170,7 +170,7 @@ def test_middleware_is_called_from_the_outside_in() -> None:
     assert order == ["outer before", "inner before", "inner after", "outer after"]
 
 
-def test_middleware_may_change_the_request_and_the_answer() -> None:
+def test_middleware_may_change_the_request_and_the_answer():
     seen: list[str] = []
 
     def note(**what: Any) -> Answer:
@@ -185,7 +185,7 @@ def test_middleware_may_change_the_request_and_the_answer() -> None:
     assert seen == ["changed"]
 
 
-def test_middleware_never_meets_a_foreign_exception() -> None:
+def test_middleware_never_meets_a_foreign_exception():
     met: list[Sequence[Outcome]] = []
 
     def around(wanted: CallSpec, proceed: Call) -> Sequence[Outcome]:
@@ -197,20 +197,20 @@ def test_middleware_never_meets_a_foreign_exception() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(1)])
-def test_middleware_that_raises_fails_the_call(error: BaseException) -> None:
+def test_middleware_that_raises_fails_the_call(error):
     found = outcomes(Fake(many=lambda _: []), spec(2), middleware=[raising(error)])
     assert kinds(found) == [ErrorKind.UNKNOWN] * 2
 
 
-@pytest.mark.parametrize("nonsense", [None, [], ["text", "text"], [Answer(text=5)] * 2])  # type: ignore[arg-type]
-def test_middleware_that_returns_nonsense_answers_nobody(nonsense: Any) -> None:
+@pytest.mark.parametrize("nonsense", [None, [], ["text", "text"], [Answer(text=5)] * 2])
+def test_middleware_that_returns_nonsense_answers_nobody(nonsense):
     answers = [Answer("a"), Answer("b")]
     found = outcomes(Fake(many=lambda _: answers), spec(2), middleware=[lambda *_: nonsense])
     assert len(found) == 2
     assert all(outcome is None or isinstance(outcome, ProviderError) for outcome in found)
 
 
-def test_a_provider_whose_classifier_fails_leaves_an_unknown_error() -> None:
+def test_a_provider_whose_classifier_fails_leaves_an_unknown_error():
     class Confused(Fake):
         def classify(self, error: Exception) -> ProviderError:
             raise RuntimeError("what is this")

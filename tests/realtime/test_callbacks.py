@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from attrs import evolve
@@ -16,18 +15,18 @@ from smartbatch._clock import RealClock
 from smartbatch.realtime.engine import CallbackThread
 
 
-def test_a_closed_thread_ends_and_still_runs_what_comes_late() -> None:
+def test_a_closed_thread_ends_and_still_runs_what_comes_late():
     thread, before = CallbackThread(RealClock(), lambda error: None), callback_threads()
     ran: list[int] = []
     for i in range(3):
-        thread.run_later(lambda i=i: ran.append(i))  # type: ignore[misc]
+        thread.run_later(lambda i=i: ran.append(i))
         thread.close()
         assert thread.drain(PATIENCE)
         eventually(lambda: callback_threads() <= before)
     assert ran == [0, 1, 2]
 
 
-def test_callbacks_of_many_threads_run_once_each() -> None:
+def test_callbacks_of_many_threads_run_once_each():
     thread = CallbackThread(RealClock(), lambda error: None)
     ran: list[int] = []
     thread.close()
@@ -38,7 +37,7 @@ def test_callbacks_of_many_threads_run_once_each() -> None:
     assert len(ran) == 1_600
 
 
-def test_what_runs_callbacks_is_around_all_of_them(tmp_path: Path) -> None:
+def test_what_runs_callbacks_is_around_all_of_them(tmp_path):
     around = threading.local()
     ran: list[tuple[str, bool]] = []
 

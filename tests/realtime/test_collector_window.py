@@ -61,9 +61,7 @@ def busy(clock: VirtualClock, client_of: ClientOf) -> Callable[..., Busy]:
         "provider's size",
     ],
 )
-def test_requests_gather_behind_a_busy_call(
-    busy: Callable[..., Busy], settings: Any, asked: list[tuple[str, Any]], calls: list[tuple[float, int]]
-) -> None:
+def test_requests_gather_behind_a_busy_call(busy, settings, asked, calls):
     scene = busy(**settings)
     with scene.clock.held():
         scene.first()
@@ -73,7 +71,7 @@ def test_requests_gather_behind_a_busy_call(
     assert scene.later_calls() == [(pytest.approx(at), size) for at, size in calls]
 
 
-def test_one_request_alone_goes_when_its_window_is_over(busy: Callable[..., Busy]) -> None:
+def test_one_request_alone_goes_when_its_window_is_over(busy):
     scene = busy(latency=lambda prompt: 3600.0 if prompt == "first" else 1.0)
     with scene.clock.held():
         scene.first()
@@ -82,7 +80,7 @@ def test_one_request_alone_goes_when_its_window_is_over(busy: Callable[..., Busy
     assert scene.later_calls() == [(pytest.approx(0.1), 1)]
 
 
-def test_one_request_alone_goes_when_the_lane_falls_idle(busy: Callable[..., Busy]) -> None:
+def test_one_request_alone_goes_when_the_lane_falls_idle(busy):
     scene = busy(latency=0.03)
     with scene.clock.held():
         scene.first()
@@ -92,9 +90,7 @@ def test_one_request_alone_goes_when_the_lane_falls_idle(busy: Callable[..., Bus
 
 
 @pytest.mark.parametrize("least", [2, 4])
-def test_min_batch_size_holds_from_the_first_call_on(
-    clock: VirtualClock, client_of: ClientOf, least: int
-) -> None:
+def test_min_batch_size_holds_from_the_first_call_on(clock, client_of, least):
     provider = Scripted(clock, lambda prompt, attempt: prompt, max_shared=10)
     client = client_of(provider, min_batch_size=least, batch_window=0.5)
     with clock.held():
@@ -106,7 +102,7 @@ def test_min_batch_size_holds_from_the_first_call_on(
     assert [(start.at, len(start.prompts)) for start in provider.starts] == [(0.0, least), (0.5, least - 1)]
 
 
-def test_with_a_min_batch_size_of_one_nobody_waits(busy: Callable[..., Busy]) -> None:
+def test_with_a_min_batch_size_of_one_nobody_waits(busy):
     scene = busy(min_batch_size=1, batch_window=0.5)
     with scene.clock.held():
         scene.first()
@@ -116,7 +112,7 @@ def test_with_a_min_batch_size_of_one_nobody_waits(busy: Callable[..., Busy]) ->
     assert scene.later_calls() == [(0.0, 1)]
 
 
-def test_a_full_batch_goes_at_once(busy: Callable[..., Busy]) -> None:
+def test_a_full_batch_goes_at_once(busy):
     scene = busy()
     with scene.clock.held():
         scene.first()
@@ -127,7 +123,7 @@ def test_a_full_batch_goes_at_once(busy: Callable[..., Busy]) -> None:
     assert scene.later_calls() == [(0.0, 10), (0.0, 10), (pytest.approx(0.1), 3)]
 
 
-def test_an_urgent_request_closes_the_window(busy: Callable[..., Busy]) -> None:
+def test_an_urgent_request_closes_the_window(busy):
     scene = busy()
     with scene.clock.held():
         scene.first()
@@ -138,7 +134,7 @@ def test_an_urgent_request_closes_the_window(busy: Callable[..., Busy]) -> None:
     assert scene.provider.starts[1].prompt == "now"
 
 
-def test_flush_sends_what_waits_and_nothing_that_comes_later(busy: Callable[..., Busy]) -> None:
+def test_flush_sends_what_waits_and_nothing_that_comes_later(busy):
     scene = busy(latency=lambda prompt: 60.0 if prompt == "first" else 1.0)
     with scene.clock.held():
         scene.first()
@@ -151,7 +147,7 @@ def test_flush_sends_what_waits_and_nothing_that_comes_later(busy: Callable[...,
     assert scene.later_calls() == [(0.0, 1), (pytest.approx(0.1), 2)]
 
 
-def test_stopping_closes_all_windows(busy: Callable[..., Busy]) -> None:
+def test_stopping_closes_all_windows(busy):
     scene = busy(latency=lambda prompt: 60.0 if prompt == "first" else 1.0)
     with scene.clock.held():
         scene.first()
@@ -162,7 +158,7 @@ def test_stopping_closes_all_windows(busy: Callable[..., Busy]) -> None:
     assert scene.provider.starts[1].at < 60.0
 
 
-def test_requests_of_different_isolation_keys_never_share_a_call(busy: Callable[..., Busy]) -> None:
+def test_requests_of_different_isolation_keys_never_share_a_call(busy):
     scene = busy(max_batch_size=4)
     with scene.clock.held():
         scene.first()
@@ -174,7 +170,7 @@ def test_requests_of_different_isolation_keys_never_share_a_call(busy: Callable[
     assert sum(scene.provider.sizes) == 13
 
 
-def test_a_requests_own_callable_never_shares_a_call(busy: Callable[..., Busy]) -> None:
+def test_a_requests_own_callable_never_shares_a_call(busy):
     scene = busy()
     with scene.clock.held():
         scene.first()
@@ -186,7 +182,7 @@ def test_a_requests_own_callable_never_shares_a_call(busy: Callable[..., Busy]) 
     assert "mine" not in scene.provider.prompts
 
 
-def test_each_answer_of_a_shared_call_finds_its_request(busy: Callable[..., Busy]) -> None:
+def test_each_answer_of_a_shared_call_finds_its_request(busy):
     scene = busy()
     with scene.clock.held():
         scene.first()
@@ -198,7 +194,7 @@ def test_each_answer_of_a_shared_call_finds_its_request(busy: Callable[..., Busy
         assert result.attempts == 1
 
 
-def test_what_a_shared_answer_lacks_is_asked_again_alone(busy: Callable[..., Busy]) -> None:
+def test_what_a_shared_answer_lacks_is_asked_again_alone(busy):
     scene = busy(script=lambda prompt, attempt: None if (prompt, attempt) == ("c", 0) else f"re: {prompt}")
     with scene.clock.held():
         scene.first()
@@ -209,7 +205,7 @@ def test_what_a_shared_answer_lacks_is_asked_again_alone(busy: Callable[..., Bus
     assert scene.provider.starts[-1].prompts == ("c",)
 
 
-def test_an_exception_in_a_shared_answer_concerns_its_request_only(busy: Callable[..., Busy]) -> None:
+def test_an_exception_in_a_shared_answer_concerns_its_request_only(busy):
     def script(prompt: str, attempt: int) -> Any:
         if prompt == "b":
             return failure(ErrorKind.CLIENT_ERROR, status=400)
@@ -229,7 +225,7 @@ def test_an_exception_in_a_shared_answer_concerns_its_request_only(busy: Callabl
     assert scene.provider.prompts.count("d") == 2
 
 
-def test_each_request_of_a_failed_shared_call_gets_an_error_of_its_own(busy: Callable[..., Busy]) -> None:
+def test_each_request_of_a_failed_shared_call_gets_an_error_of_its_own(busy):
     def script(prompt: str, attempt: int) -> Any:
         if prompt != "first":
             raise failure(ErrorKind.CLIENT_ERROR, status=400)
@@ -244,7 +240,7 @@ def test_each_request_of_a_failed_shared_call_gets_an_error_of_its_own(busy: Cal
     assert len({id(error) for error in errors}) == 3
 
 
-def test_an_own_function_for_many_requests_shares_calls(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_an_own_function_for_many_requests_shares_calls(clock, client_of):
     sizes: list[int] = []
 
     def many(requests: Any, attempt: int) -> list[str]:
@@ -265,7 +261,7 @@ def test_an_own_function_for_many_requests_shares_calls(clock: VirtualClock, cli
     assert max(sizes) == 10
 
 
-def test_a_window_ends_in_time_although_every_busy_worker_is_busy_for_long(busy: Callable[..., Busy]) -> None:
+def test_a_window_ends_in_time_although_every_busy_worker_is_busy_for_long(busy):
     scene = busy(latency=lambda prompt: 3600.0 if prompt == "first" else 1.0)
     with scene.clock.held():
         scene.first()

@@ -15,7 +15,7 @@ from smartbatch.realtime.call import Call, CallSpec, Outcome
 TENANT: ContextVar[str] = ContextVar("TENANT", default="nobody")
 
 
-def test_they_reach_callables_middleware_observers_and_callbacks() -> None:
+def test_they_reach_callables_middleware_observers_and_callbacks():
     seen: dict[str, list[str]] = {}
     called_back = threading.Semaphore(0)
 
@@ -64,7 +64,7 @@ def test_they_reach_callables_middleware_observers_and_callbacks() -> None:
     assert TENANT.get() == "nobody"
 
 
-def test_what_an_observer_sets_when_a_call_starts_holds_for_that_call_only() -> None:
+def test_what_an_observer_sets_when_a_call_starts_holds_for_that_call_only():
     seen: list[str] = []
 
     def watch(event: Event) -> None:
@@ -92,7 +92,7 @@ def failing_once() -> Callable[[Request, Attempt], str]:
     return call
 
 
-def test_every_event_of_a_request_has_its_id_its_purpose_and_its_context() -> None:
+def test_every_event_of_a_request_has_its_id_its_purpose_and_its_context():
     events: list[Event] = []
     context = {"row": 7}
     with BatchingClient("sim:demo?latency=0", observers=[events.append], retry_initial=0.01) as client:
@@ -109,7 +109,7 @@ def test_every_event_of_a_request_has_its_id_its_purpose_and_its_context() -> No
     assert all(one.context is context for one in named)
 
 
-def test_plain_values_of_an_event_do_not_include_the_context() -> None:
+def test_plain_values_of_an_event_do_not_include_the_context():
     events: list[Event] = []
     with BatchingClient("sim:demo?latency=0", observers=[events.append]) as client:
         client.submit("x", context=object(), purpose="labels").result(30)

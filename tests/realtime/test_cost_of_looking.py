@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 from scenes import Embedder, InTime, limited
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.ticket import Ticket
 
-ClientOf = Callable[..., BatchingClient]
 
-
-def test_a_pause_of_the_quota_is_seen_before_requests_are_gathered(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pause_of_the_quota_is_seen_before_requests_are_gathered(clock, client_of, monkeypatch):
     client = client_of(Embedder(clock, lambda *_: limited(500.0)))
     taken = [0]
     pop = LaneQueue.pop

@@ -93,9 +93,7 @@ def named(n: int, word: str = "question") -> list[str]:
 
 
 class TestInTheTier:
-    def test_a_request_costs_its_price_there_and_says_its_route(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_a_request_costs_its_price_there_and_says_its_route(self, clock, client_of):
         provider = Tiered(clock)
         client, events = client_for(client_of, provider)
         (result,) = ask(clock, client, ["one"])
@@ -107,9 +105,7 @@ class TestInTheTier:
         assert call.route is Route.FLEX, "its latency is learned apart"
         assert call.cost == pytest.approx(HALF_PRICE)
 
-    def test_an_answer_that_another_tier_gave_is_billed_as_that_one(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_an_answer_that_another_tier_gave_is_billed_as_that_one(self, clock, client_of):
         provider = Tiered(clock, lambda *_: Answer("upgraded", usage=USAGE, tier="default"))
         client, events = client_for(client_of, provider)
         (result,) = ask(clock, client, ["one"])
@@ -124,17 +120,13 @@ class TestInTheTier:
             ({"default": PRICE}, {"service_tier": "priority"}),
         ],
     )
-    def test_without_a_flex_price_or_with_an_own_tier_nothing_changes(
-        self, clock: VirtualClock, client_of: ClientOf, prices: dict[str, Price], extra: Any
-    ) -> None:
+    def test_without_a_flex_price_or_with_an_own_tier_nothing_changes(self, clock, client_of, prices, extra):
         provider = Tiered(clock)
         client, _ = client_for(client_of, provider, prices=prices)
         assert slow(client, "one", extra=extra).result(PATIENCE).route is Route.INDIVIDUAL
         assert provider.tiers == ["default" if extra is None else "priority"]
 
-    def test_identical_requests_share_an_answer_of_one_tier_and_never_of_both(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_identical_requests_share_an_answer_of_one_tier_and_never_of_both(self, clock, client_of):
         provider = Tiered(clock)
         client, _ = client_for(client_of, provider)
         with clock.held():
@@ -145,9 +137,7 @@ class TestInTheTier:
 
 
 class TestSentAway:
-    def test_without_capacity_a_request_goes_on_at_once_at_the_standard_price(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_without_capacity_a_request_goes_on_at_once_at_the_standard_price(self, clock, client_of):
         provider = Tiered(clock, lambda *_: no_room())
         client, events = client_for(client_of, provider, retries=0)
         (result,) = ask(clock, client, ["one"])
@@ -158,9 +148,7 @@ class TestSentAway:
         (retry,) = (event for event in events if isinstance(event, RetryScheduled))
         assert (retry.kind, retry.counted, retry.delay) == ("flex", False, 0.0)
 
-    def test_after_three_in_a_row_the_tier_is_left_alone_and_later_tried_again(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_after_three_in_a_row_the_tier_is_left_alone_and_later_tried_again(self, clock, client_of):
         full_until = 100.0
         provider = Tiered(
             clock,
@@ -183,18 +171,14 @@ class TestSentAway:
         assert [enabled for enabled, _ in told] == [False, True, False, True]
         assert told[0][1] == "the flex tier has no capacity; the tier is not used for 60 s"
 
-    def test_a_model_that_lacks_the_tier_is_asked_once(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_a_model_that_lacks_the_tier_is_asked_once(self, clock, client_of):
         provider = Tiered(clock, lambda *_: refused("Flex is not available for this model."))
         client, events = client_for(client_of, provider, parallelism=1)
         assert all(result.ok for result in ask(clock, client, named(10)))
         assert provider.tiers.count(FLEX) == 1
         assert [event.enabled for event in events if isinstance(event, FlexChanged)] == [False]
 
-    def test_what_waits_there_when_it_is_left_alone_goes_home(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_what_waits_there_when_it_is_left_alone_goes_home(self, clock, client_of):
         provider = Tiered(clock, lambda *_: no_room())
         client, _ = client_for(client_of, provider, parallelism=4)
         results = ask(clock, client, named(100))
@@ -203,9 +187,7 @@ class TestSentAway:
         assert client.counts.balanced()
         assert client.counts.succeeded == 100
 
-    def test_a_bad_request_fails_with_what_the_standard_tier_says(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_a_bad_request_fails_with_what_the_standard_tier_says(self, clock, client_of):
         provider = Tiered(
             clock, lambda *_: refused("bad field"), script=lambda *_: refused("bad field, said plainly")
         )
@@ -214,9 +196,7 @@ class TestSentAway:
         assert "said plainly" in str(error)
         assert provider.tiers == [FLEX, "default"]
 
-    def test_a_late_flex_call_is_retried_at_the_standard_price(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_a_late_flex_call_is_retried_at_the_standard_price(self, clock, client_of):
         late = failure(ErrorKind.TIMEOUT, maybe_billed=True)
         provider = Tiered(clock, lambda *_: late)
         client, events = client_for(client_of, provider, breaker_threshold=1)
@@ -234,9 +214,7 @@ class TestSentAway:
         ],
         ids=["an error", "a limit of the model"],
     )
-    def test_other_failures_are_tried_again_in_the_tier(
-        self, clock: VirtualClock, client_of: ClientOf, error: ProviderError, earliest: float
-    ) -> None:
+    def test_other_failures_are_tried_again_in_the_tier(self, clock, client_of, error, earliest):
         provider = Tiered(
             clock, lambda prompt, attempt: error if attempt == 0 else Answer(prompt, usage=USAGE, tier=FLEX)
         )
@@ -246,9 +224,7 @@ class TestSentAway:
         assert provider.tiers == [FLEX, FLEX]
         assert clock.now() >= earliest
 
-    def test_clients_of_one_account_know_of_each_others_refusals(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_clients_of_one_account_know_of_each_others_refusals(self, clock, client_of):
         first, second = (Tiered(clock, lambda *_: no_room(), scope="one account") for _ in range(2))
         ask(clock, client_for(client_of, first)[0], named(5))
         assert not shared_quota("one account", "default").flex.is_open(clock.now())
@@ -257,9 +233,7 @@ class TestSentAway:
 
 
 class TestMoney:
-    def test_it_is_reserved_at_the_standard_price_as_it_may_end_there(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_it_is_reserved_at_the_standard_price_as_it_may_end_there(self, clock, client_of):
         provider = Tiered(clock)
         client, _ = client_for(client_of, provider, parallelism=1)
         words = "word " * 1000
@@ -274,7 +248,7 @@ class TestMoney:
         assert isinstance(error, BudgetExceeded)
         assert provider.tiers == []
 
-    def test_a_budget_is_kept_when_all_are_sent_home(self, clock: VirtualClock, client_of: ClientOf) -> None:
+    def test_a_budget_is_kept_when_all_are_sent_home(self, clock, client_of):
         provider = Tiered(clock, lambda *_: no_room())
         client, _ = client_for(client_of, provider, parallelism=8, budget=20 * FULL_PRICE)
         with clock.held():

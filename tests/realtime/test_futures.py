@@ -46,7 +46,7 @@ def scene(clock: VirtualClock, client_of: ClientOf) -> Scene:
     return Scene(clock, client_of)
 
 
-def test_a_failed_requests_future_raises_its_error(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_failed_requests_future_raises_its_error(clock, client_of):
     scene = Scene(clock, client_of, script=lambda *_: failure(ErrorKind.CLIENT_ERROR, status=400))
     scene.release()
     with pytest.raises(ProviderError) as caught:
@@ -56,7 +56,7 @@ def test_a_failed_requests_future_raises_its_error(clock: VirtualClock, client_o
     assert scene.first.outcome.error is caught.value
 
 
-def test_a_request_is_cancelled_before_its_call_starts(scene: Scene) -> None:
+def test_a_request_is_cancelled_before_its_call_starts(scene):
     waiting = scene.client.submit("waiting")
     assert [waiting.cancel(), waiting.cancel()] == [True, True]
     assert waiting.cancelled()
@@ -70,14 +70,14 @@ def test_a_request_is_cancelled_before_its_call_starts(scene: Scene) -> None:
     assert [event.cancelled for event in scene.ended()].count(True) == 1
 
 
-def test_a_request_cannot_be_cancelled_once_its_call_started(scene: Scene) -> None:
+def test_a_request_cannot_be_cancelled_once_its_call_started(scene):
     assert scene.first.running()
     assert not scene.first.cancel()
     scene.release()
     assert scene.first.result(PATIENCE).ok
 
 
-def test_a_cancel_that_meets_a_start_is_told_all_the_same(scene: Scene) -> None:
+def test_a_cancel_that_meets_a_start_is_told_all_the_same(scene):
     waiting = scene.client.submit("waiting")
     last = scene.client.submit("last")
     assert Future.cancel(waiting)  # as far as cancel() has come when a worker looks
@@ -93,7 +93,7 @@ def test_a_cancel_that_meets_a_start_is_told_all_the_same(scene: Scene) -> None:
     assert scene.provider.prompts == ["first", "last"]
 
 
-def test_result_times_out_as_the_standard_library_does(scene: Scene) -> None:
+def test_result_times_out_as_the_standard_library_does(scene):
     with pytest.raises(TimeoutError):
         scene.first.result(timeout=0.01)
     with pytest.raises(concurrent.futures.TimeoutError):
@@ -102,7 +102,7 @@ def test_result_times_out_as_the_standard_library_does(scene: Scene) -> None:
     assert scene.first.result(PATIENCE).ok
 
 
-def test_wait_and_as_completed_see_cancelled_requests(scene: Scene) -> None:
+def test_wait_and_as_completed_see_cancelled_requests(scene):
     futures = [scene.first, *submit_all(scene.client, "abc")]
     assert futures[2].cancel()
     scene.release()
@@ -112,7 +112,7 @@ def test_wait_and_as_completed_see_cancelled_requests(scene: Scene) -> None:
     assert [future.cancelled() for future in futures] == [False, False, True, False]
 
 
-def test_as_completed_hears_of_a_cancel_that_comes_while_it_waits(scene: Scene) -> None:
+def test_as_completed_hears_of_a_cancel_that_comes_while_it_waits(scene):
     waiting = scene.client.submit("waiting")
     waiter = Aside(lambda: [future.cancelled() for future in concurrent.futures.as_completed([waiting])])
     waiting.cancel()
@@ -120,16 +120,16 @@ def test_as_completed_hears_of_a_cancel_that_comes_while_it_waits(scene: Scene) 
     scene.release()
 
 
-def test_callbacks_run_once_each_in_the_order_they_were_added(scene: Scene) -> None:
+def test_callbacks_run_once_each_in_the_order_they_were_added(scene):
     called: list[tuple[int, bool]] = []
     for i in range(3):
-        scene.first.add_done_callback(lambda future, i=i: called.append((i, future is scene.first)))  # type: ignore[misc]
+        scene.first.add_done_callback(lambda future, i=i: called.append((i, future is scene.first)))
     scene.release()
     scene.client.stop()
     assert called == [(0, True), (1, True), (2, True)]
 
 
-def test_a_callback_added_after_the_end_runs_at_once_on_the_callers_thread(scene: Scene) -> None:
+def test_a_callback_added_after_the_end_runs_at_once_on_the_callers_thread(scene):
     scene.release()
     scene.first.result(PATIENCE)
     ran_on: list[str] = []
@@ -138,7 +138,7 @@ def test_a_callback_added_after_the_end_runs_at_once_on_the_callers_thread(scene
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
-def test_a_callback_that_raises_hurts_nobody(scene: Scene, error: type[BaseException]) -> None:
+def test_a_callback_that_raises_hurts_nobody(scene, error):
     called: list[str] = []
 
     def mistake(_: Any) -> None:
@@ -154,7 +154,7 @@ def test_a_callback_that_raises_hurts_nobody(scene: Scene, error: type[BaseExcep
     assert called == ["next", "second"]
 
 
-def test_a_callback_may_wait_for_another_request(client_of: ClientOf) -> None:
+def test_a_callback_may_wait_for_another_request(client_of):
     go = threading.Event()
     client = client_of(lambda request, attempt: str(go.wait(PATIENCE)), clock=RealClock(), parallelism=1)
     first, second = submit_all(client, ["first", "second"])
@@ -165,7 +165,7 @@ def test_a_callback_may_wait_for_another_request(client_of: ClientOf) -> None:
     assert heard == ["True"]
 
 
-def test_a_callback_may_submit_and_wait(client_of: ClientOf) -> None:
+def test_a_callback_may_submit_and_wait(client_of):
     client = client_of(lambda request, attempt: f"re: {request.prompt}", clock=RealClock(), parallelism=1)
     heard: Future[str | None] = Future()
 
@@ -176,7 +176,7 @@ def test_a_callback_may_submit_and_wait(client_of: ClientOf) -> None:
     assert heard.result(PATIENCE) == "re: more on re: first"
 
 
-def test_an_observer_that_raises_hurts_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_an_observer_that_raises_hurts_nobody(clock, client_of):
     heard: list[Event] = []
 
     def mistake(event: Event) -> None:

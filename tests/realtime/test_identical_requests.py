@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from scenes import PATIENCE, InTime, Scripted, failure, submit_all
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, RequestTimeout
 from smartbatch.events import RequestFinished
 from smartbatch.types import Answer, Result, Route, Usage
-
-ClientOf = Callable[..., BatchingClient]
 
 PRICES = {"scripted:default": {"input": 1_000_000, "output": 1_000_000}}
 
@@ -23,7 +18,7 @@ def bill(result: Result) -> tuple[str | None, Usage, float | None, bool]:
     return result.text, result.usage, result.cost, result.deduplicated
 
 
-def test_a_thousand_identical_requests_make_one_call(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_thousand_identical_requests_make_one_call(clock, client_of):
     provider = Scripted(clock, lambda *_: Answer("same", usage=Usage(3, 4)), priced=True)
     client = client_of(provider, prices=PRICES)
     with clock.held():
@@ -48,9 +43,7 @@ def test_a_thousand_identical_requests_make_one_call(clock: VirtualClock, client
         {"extra": {"user": "somebody else"}},
     ],
 )
-def test_requests_that_differ_make_their_own_calls(
-    difference: dict[str, Any], clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_requests_that_differ_make_their_own_calls(difference, clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider)
     with clock.held():
@@ -60,7 +53,7 @@ def test_requests_that_differ_make_their_own_calls(
     assert len(provider.starts) == 2
 
 
-def test_a_client_may_share_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_client_may_share_nothing(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, deduplicate=False)
     with clock.held():
@@ -69,7 +62,7 @@ def test_a_client_may_share_nothing(clock: VirtualClock, client_of: ClientOf) ->
     assert len(provider.starts) == 5
 
 
-def test_an_answered_request_is_asked_again(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_an_answered_request_is_asked_again(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider)
     for _ in range(2):
@@ -77,9 +70,7 @@ def test_an_answered_request_is_asked_again(clock: VirtualClock, client_of: Clie
     assert len(provider.starts) == 2
 
 
-def test_when_the_leader_is_cancelled_the_follower_carries_on(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_when_the_leader_is_cancelled_the_follower_carries_on(clock, client_of):
     events: list[Any] = []
     provider = Scripted(clock, lambda prompt, _: Answer(f"re: {prompt}", usage=Usage(3, 4)), priced=True)
     client = client_of(provider, parallelism=1, prices=PRICES, observers=[events.append])
@@ -98,7 +89,7 @@ def test_when_the_leader_is_cancelled_the_follower_carries_on(
     assert [event.cancelled for event in told].count(True) == 1
 
 
-def test_when_all_askers_cancel_no_call_is_made(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_when_all_askers_cancel_no_call_is_made(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -111,7 +102,7 @@ def test_when_all_askers_cancel_no_call_is_made(clock: VirtualClock, client_of: 
     assert provider.prompts == ["first"]
 
 
-def test_a_more_urgent_duplicate_pulls_the_request_forward(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_more_urgent_duplicate_pulls_the_request_forward(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -125,9 +116,7 @@ def test_a_more_urgent_duplicate_pulls_the_request_forward(clock: VirtualClock, 
     assert provider.prompts.count("same") == 1
 
 
-def test_a_more_urgent_duplicate_pulls_a_paused_retry_forward(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_more_urgent_duplicate_pulls_a_paused_retry_forward(clock, client_of):
     provider = Scripted(
         clock,
         lambda prompt, n: (
@@ -150,9 +139,7 @@ def test_a_more_urgent_duplicate_pulls_a_paused_retry_forward(
     assert provider.prompts.index("same", 1) <= 3
 
 
-def test_an_asker_whose_time_ends_leaves_the_others_their_answer(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_an_asker_whose_time_ends_leaves_the_others_their_answer(clock, client_of):
     provider = Scripted(clock, lambda *_: Answer("late", usage=Usage(3, 4)), latency=10.0, priced=True)
     client = client_of(provider, prices=PRICES)
     with clock.held():
@@ -170,7 +157,7 @@ def test_an_asker_whose_time_ends_leaves_the_others_their_answer(
     assert client.counts.balanced()
 
 
-def test_an_asker_who_gave_up_does_not_pay_for_the_others(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_an_asker_who_gave_up_does_not_pay_for_the_others(clock, client_of):
     def script(prompt: str, attempt: int) -> Any:
         if attempt == 0:
             return failure(ErrorKind.SERVER_ERROR, status=500, usage=Usage(5, 0))
@@ -186,7 +173,7 @@ def test_an_asker_who_gave_up_does_not_pay_for_the_others(clock: VirtualClock, c
     assert client.spent == 7.0
 
 
-def test_failed_attempts_are_billed_to_one_asker(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_failed_attempts_are_billed_to_one_asker(clock, client_of):
     provider = Scripted(
         clock, lambda *_: failure(ErrorKind.CLIENT_ERROR, status=400, usage=Usage(5, 0)), priced=True
     )
@@ -202,7 +189,7 @@ def test_failed_attempts_are_billed_to_one_asker(clock: VirtualClock, client_of:
     assert client.spent == 10.0
 
 
-def test_joining_a_call_under_way_cannot_be_cancelled(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_joining_a_call_under_way_cannot_be_cancelled(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider)
     with clock.held():
@@ -214,9 +201,7 @@ def test_joining_a_call_under_way_cannot_be_cancelled(clock: VirtualClock, clien
     assert follower.result(PATIENCE).deduplicated
 
 
-def test_a_request_without_a_window_ends_that_of_an_identical_one(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_request_without_a_window_ends_that_of_an_identical_one(clock, client_of):
     provider = Scripted(clock, max_shared=10)
     client = client_of(
         provider, batch_window=5.0, min_batch_size=5, max_wait=10, prefer_individual_for=["chat"]

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
-import pytest
 from scenes import PATIENCE, InTime, Scripted
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 
-ClientOf = Callable[..., BatchingClient]
-
-
-def test_an_idle_client_ends_its_workers_and_still_works(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_an_idle_client_ends_its_workers_and_still_works(clock, client_of):
     workers: set[threading.Thread] = set()
 
     def answer(prompt: str, attempt: int) -> str:
@@ -43,7 +36,7 @@ def test_an_idle_client_ends_its_workers_and_still_works(clock: VirtualClock, cl
     assert not workers.isdisjoint(threading.enumerate())
 
 
-def test_a_call_of_an_hour_is_no_idle_time(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_call_of_an_hour_is_no_idle_time(clock, client_of):
     workers: list[threading.Thread] = []
 
     def answer(prompt: str, attempt: int) -> str:
@@ -58,9 +51,7 @@ def test_a_call_of_an_hour_is_no_idle_time(clock: VirtualClock, client_of: Clien
     assert workers[0] is workers[1]
 
 
-def test_the_queue_is_free_while_a_worker_is_started(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_queue_is_free_while_a_worker_is_started(clock, client_of, monkeypatch):
     client = client_of(Scripted(clock, lambda *_: "yes"), parallelism=4)
     free: list[bool] = []
     start = threading.Thread.start

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from ctrl_c import interrupted_at_every_moment
 from inside import callback_threads, engine_of, inside
 from scenes import PATIENCE, Aside, Scripted, eventually, submit_all
 
-from smartbatch._clock import RealClock, VirtualClock
+from smartbatch._clock import RealClock
 from smartbatch.client import BatchingClient
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.events import Event, RequestSubmitted
@@ -21,12 +19,8 @@ from smartbatch.realtime.engine import CallbackThread
 from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.ticket import Ticket
 
-ClientOf = Callable[..., BatchingClient]
 
-
-def test_a_submit_that_is_interrupted_at_its_end_sends_nothing(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_submit_that_is_interrupted_at_its_end_sends_nothing(clock, client_of):
     def observer(event: Event) -> None:
         if isinstance(event, RequestSubmitted):
             raise KeyboardInterrupt
@@ -43,9 +37,7 @@ def test_a_submit_that_is_interrupted_at_its_end_sends_nothing(
     assert counts.cancelled >= 1  # a call that has begun is let be
 
 
-def test_an_interrupted_cancel_leaves_nothing_to_wait_for(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_cancel_leaves_nothing_to_wait_for(clock, client_of, monkeypatch):
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -66,9 +58,7 @@ def test_an_interrupted_cancel_leaves_nothing_to_wait_for(
     assert provider.prompts == ["started"]
 
 
-def test_an_interrupted_stop_leaves_no_thread(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_stop_leaves_no_thread(clock, client_of, monkeypatch):
     provider = Scripted(clock)
     client = client_of(provider)
     told = threading.Event()
@@ -89,7 +79,7 @@ def test_an_interrupted_stop_leaves_no_thread(
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_money_for_a_job_locks_nobody_out_whenever_ctrl_c_comes(started: bool) -> None:
+def test_money_for_a_job_locks_nobody_out_whenever_ctrl_c_comes(started):
     client = BatchingClient(lambda _: "done", budget=1.0)
     if started:
         client.start()
@@ -103,9 +93,7 @@ def test_money_for_a_job_locks_nobody_out_whenever_ctrl_c_comes(started: bool) -
     client.stop()
 
 
-def test_a_list_that_is_given_up_locks_nobody_out_whenever_ctrl_c_comes(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_list_that_is_given_up_locks_nobody_out_whenever_ctrl_c_comes(clock, client_of):
     client = client_of(Scripted(clock))
     engine = engine_of(client)
     for at in interrupted_at_every_moment(lambda: engine.abandon_futures([])):
@@ -116,9 +104,7 @@ def test_a_list_that_is_given_up_locks_nobody_out_whenever_ctrl_c_comes(
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_job_that_ctrl_c_leaves_stored_keeps_its_money(
-    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_ctrl_c_leaves_stored_keeps_its_money(stored, tmp_path, monkeypatch):
     store = str(tmp_path / "jobs.db")
     client = BatchingClient("sim:demo?latency=0", store=store, budget=10.0)
     accept = JobTable.accept
@@ -140,7 +126,7 @@ def test_a_job_that_ctrl_c_leaves_stored_keeps_its_money(
     client.stop()
 
 
-def test_what_a_finaliser_cancels_is_told_as_well(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_what_a_finaliser_cancels_is_told_as_well(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -154,7 +140,7 @@ def test_what_a_finaliser_cancels_is_told_as_well(clock: VirtualClock, client_of
     assert provider.prompts == ["a"]
 
 
-def test_a_late_callback_may_outrun_the_thread_that_asked_for_it() -> None:
+def test_a_late_callback_may_outrun_the_thread_that_asked_for_it():
     before = callback_threads()
 
     class Slow:

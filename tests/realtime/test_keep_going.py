@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from scenes import PATIENCE, Embedder, Scripted
 
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import AllRequestsFailed, ErrorKind, ProviderError, ProviderUnavailable
 from smartbatch.results import ResultList
 from tests.levels import sampled
-
-ClientOf = Callable[..., BatchingClient]
 
 ROWS = [f"row {number}" for number in range(100)]
 REFUSALS = [
@@ -41,9 +37,7 @@ def has_own_answers(results: ResultList) -> bool:
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["a list", "an iterator"])
 @pytest.mark.parametrize(("status", "kind"), sampled(REFUSALS, keep=2))
-def test_each_row_has_the_providers_answer_to_it(
-    clock: VirtualClock, client_of: ClientOf, status: int, kind: ErrorKind, lazy: bool
-) -> None:
+def test_each_row_has_the_providers_answer_to_it(clock, client_of, status, kind, lazy):
     provider = Scripted(clock, lambda prompt, _: refusal(prompt, status, kind))
     results = failed(client_of(provider, parallelism=8), iter(ROWS) if lazy else ROWS)
     assert sorted(provider.prompts) == sorted(ROWS)
@@ -53,7 +47,7 @@ def test_each_row_has_the_providers_answer_to_it(
     assert clock.now() < len(ROWS) / 8 + 5, "the breaker slows none of them"
 
 
-def test_other_requests_of_the_client_are_held(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_other_requests_of_the_client_are_held(clock, client_of):
     provider = Scripted(clock, lambda prompt, _: refusal(prompt))
     client = client_of(provider)
     failed(client, ROWS[:3])
@@ -62,9 +56,7 @@ def test_other_requests_of_the_client_are_held(clock: VirtualClock, client_of: C
     assert len(provider.starts) == 3
 
 
-def test_a_row_that_is_answered_shows_the_others_that_the_account_works(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_row_that_is_answered_shows_the_others_that_the_account_works(clock, client_of):
     provider = Scripted(clock, lambda prompt, _: refusal(prompt) if prompt in ROWS[:20] else f"re: {prompt}")
     client = client_of(provider, parallelism=2)
     results = client.generate(ROWS, keep_going=True)
@@ -72,16 +64,14 @@ def test_a_row_that_is_answered_shows_the_others_that_the_account_works(
     assert client.submit("another").result(PATIENCE).text == "re: another"
 
 
-def test_limits_hold_them_and_do_not_fail_them(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_limits_hold_them_and_do_not_fail_them(clock, client_of):
     provider = Scripted(clock, lambda prompt, _: refusal(prompt), latency=0.1)
     results = failed(client_of(provider, parallelism=4, max_rpm=60), ROWS)
     assert has_own_answers(results)
     assert clock.now() > 30
 
 
-def test_failures_of_the_provider_among_them_are_retried_as_usual(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_failures_of_the_provider_among_them_are_retried_as_usual(clock, client_of):
     down = ProviderError("down", kind=ErrorKind.SERVER_ERROR, status=503)
     provider = Scripted(
         clock, lambda prompt, attempt: down if prompt == ROWS[9] else refusal(prompt), latency=0.1
@@ -92,9 +82,7 @@ def test_failures_of_the_provider_among_them_are_retried_as_usual(
 
 
 @pytest.mark.parametrize("kind", [Scripted, Embedder])
-def test_a_fallback_model_takes_over_what_it_can(
-    clock: VirtualClock, client_of: ClientOf, kind: type[Scripted]
-) -> None:
+def test_a_fallback_model_takes_over_what_it_can(clock, client_of, kind):
     provider = kind(clock, lambda prompt, _: refusal(prompt))
     client = client_of(provider, fallback_model="sim:spare", on_breaker_open="fallback", parallelism=4)
     if kind is Scripted:

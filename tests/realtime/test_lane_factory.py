@@ -24,7 +24,7 @@ def factory(
     )
 
 
-def test_a_model_whose_tokens_are_read_holds_up_no_other_model(clock: VirtualClock) -> None:
+def test_a_model_whose_tokens_are_read_holds_up_no_other_model(clock):
     provider = Scripted(clock)
     other: list[Lane] = []
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from scenes import PATIENCE, Embedder, InTime, failure, submit_all, unavailable
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.realtime.ticket import ResultFuture
 
-ClientOf = Callable[..., BatchingClient]
 
-
-def test_an_outage_that_ends_in_one_lane_is_over_in_all(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_an_outage_that_ends_in_one_lane_is_over_in_all(clock, client_of):
     down = Embedder(clock, lambda *_: unavailable() if clock.now() < 10 else "fine", latency=0.1)
     client = client_of(down, parallelism=4, breaker_threshold=2, outage_patience=60.0)
     with clock.held():
@@ -31,7 +25,7 @@ def test_an_outage_that_ends_in_one_lane_is_over_in_all(clock: VirtualClock, cli
     assert later.result().result(PATIENCE).ok
 
 
-def test_patience_with_an_outage_ends_in_all_lanes(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_patience_with_an_outage_ends_in_all_lanes(clock, client_of):
     down = Embedder(clock, lambda *_: unavailable(), latency=0.1)
     client = client_of(down, parallelism=4, breaker_threshold=2, outage_patience=60.0)
     with clock.held():
@@ -48,7 +42,7 @@ def test_patience_with_an_outage_ends_in_all_lanes(clock: VirtualClock, client_o
     assert 60 <= later.result() <= 80
 
 
-def test_answered_texts_count_when_the_first_vector_fails(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_answered_texts_count_when_the_first_vector_fails(clock, client_of):
     flaky = Embedder(
         clock, lambda prompt, _: failure(ErrorKind.NETWORK_ERROR) if prompt == "vector" else "fine"
     )

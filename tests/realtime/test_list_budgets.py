@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,8 +19,6 @@ from tests.levels import sampled
 
 PRICES = dict.fromkeys(("m", "scripted:default"), Price(input=0.0, output=1_000_000.0))
 """A USD for each token of output."""
-
-ClientOf = Callable[..., BatchingClient]
 
 
 def spending_client(
@@ -42,7 +40,7 @@ def spent(results: list[Result]) -> float:
     return sum(result.cost or 0.0 for result in results)
 
 
-def test_a_list_stops_before_its_budget_does_and_keeps_what_was_answered() -> None:
+def test_a_list_stops_before_its_budget_does_and_keeps_what_was_answered():
     with spending_client(lambda _: 3) as client:
         results = client.generate(questions(10), max_tokens=3, budget="10 USD")
     assert results.succeeded == 3
@@ -53,7 +51,7 @@ def test_a_list_stops_before_its_budget_does_and_keeps_what_was_answered() -> No
 
 @pytest.mark.parametrize("taught", sampled([0, 30], first=1))
 @pytest.mark.parametrize("planned", sampled([1, 3, 40], first=2))
-def test_a_plan_is_run_as_forecast_where_its_requests_may_cost_far_more(taught: int, planned: int) -> None:
+def test_a_plan_is_run_as_forecast_where_its_requests_may_cost_far_more(taught, planned):
     clock = VirtualClock()
     with spending_client(lambda _: 3, clock=clock, latency=1.0, sleep=clock.sleep) as client:
         client.generate(questions(taught), max_tokens=1000)
@@ -64,7 +62,7 @@ def test_a_plan_is_run_as_forecast_where_its_requests_may_cost_far_more(taught: 
     assert results.succeeded == planned
 
 
-def test_a_plan_without_a_budget_stops_if_it_costs_far_more() -> None:
+def test_a_plan_without_a_budget_stops_if_it_costs_far_more():
     with spending_client(lambda prompt: 900 if prompt.startswith("planned") else 3) as client:
         client.generate(questions(30), max_tokens=1000)
         plan = client.plan(list(questions(200, "planned")), max_tokens=1000)
@@ -74,7 +72,7 @@ def test_a_plan_without_a_budget_stops_if_it_costs_far_more() -> None:
     assert all(isinstance(result.error, BudgetExceeded) for result in results if not result.ok)
 
 
-def test_a_call_whose_answer_is_lost_counts_at_its_most() -> None:
+def test_a_call_whose_answer_is_lost_counts_at_its_most():
     calls = []
 
     def lose(request: Request) -> Answer:
@@ -92,7 +90,7 @@ def test_a_call_whose_answer_is_lost_counts_at_its_most() -> None:
     assert sum(result.unconfirmed_cost for result in results) == 9.0
 
 
-def test_lists_side_by_side_keep_their_own_budgets_and_the_client_s() -> None:
+def test_lists_side_by_side_keep_their_own_budgets_and_the_client_s():
     with spending_client(lambda _: 2, budget=30.0, parallelism=8) as client:
         with ThreadPoolExecutor(3) as pool:
             lists = pool.map(
@@ -105,9 +103,7 @@ def test_lists_side_by_side_keep_their_own_budgets_and_the_client_s() -> None:
         assert client.spent == pytest.approx(30.0)
 
 
-def test_only_a_list_spends_from_its_budget_where_others_ask_the_same(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_only_a_list_spends_from_its_budget_where_others_ask_the_same(clock, client_of):
     provider = Scripted(clock, lambda *_: Answer("ok", usage=Usage(1, 3)), priced=True)
     client = client_of(provider, parallelism=1, prices=PRICES)
     with clock.held():
@@ -119,9 +115,7 @@ def test_only_a_list_spends_from_its_budget_where_others_ask_the_same(
     assert client.spent == 6.0
 
 
-def test_a_list_that_waits_for_its_own_money_holds_up_nobody_else(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_list_that_waits_for_its_own_money_holds_up_nobody_else(clock, client_of):
     provider = Scripted(
         clock,
         lambda *_: Answer("ok", usage=Usage(1, 1)),
@@ -139,7 +133,7 @@ def test_a_list_that_waits_for_its_own_money_holds_up_nobody_else(
     assert began == [(0.0, "question 0"), (100.0, "question 1"), (200.0, "question 2")]
 
 
-def test_a_list_with_little_money_is_sent_in_order(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_list_with_little_money_is_sent_in_order(clock, client_of):
     provider = Scripted(clock, lambda *_: Answer("ok", usage=Usage(1, 0)), priced=True)
     client = client_of(provider, parallelism=8, prices=PRICES)
     with clock.held():
@@ -154,7 +148,7 @@ def test_a_list_with_little_money_is_sent_in_order(clock: VirtualClock, client_o
 
 
 @pytest.mark.parametrize("seed", sampled(range(15), keep=2))
-def test_lists_and_a_job_side_by_side_never_exceed_a_budget(seed: int) -> None:
+def test_lists_and_a_job_side_by_side_never_exceed_a_budget(seed):
     found = budget_runs.run(seed)
     assert not found.exceeded
     assert found.answered > 0

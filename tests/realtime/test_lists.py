@@ -26,8 +26,6 @@ from smartbatch.observe.list_progress import ListProgress
 from smartbatch.providers import MockProvider, SimProvider
 from smartbatch.types import Request, Result
 
-ClientOf = Callable[..., BatchingClient]
-
 
 def generate_stored(client: BatchingClient, texts: list[str]) -> int:
     return client.submit_run(texts, client.forecast(texts)).wait().completed
@@ -65,7 +63,7 @@ def prompts(count: int) -> list[str]:
     return [f"p{i}" for i in range(count)]
 
 
-def test_progress_is_told_for_each_result_as_it_arrives(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_progress_is_told_for_each_result_as_it_arrives(clock, client_of):
     client = client_of(Timed(clock, lambda prompt: 9.0 if prompt == "p0" else 1.0), parallelism=4)
     told: list[ListProgress] = []
     results = list(client.map(prompts(7), on_progress=told.append))
@@ -76,9 +74,7 @@ def test_progress_is_told_for_each_result_as_it_arrives(clock: VirtualClock, cli
     assert told[-1].remaining == 0
 
 
-def test_progress_counts_failures_and_costs_and_its_errors_end_no_list(
-    clock: VirtualClock, client_of: ClientOf, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_progress_counts_failures_and_costs_and_its_errors_end_no_list(clock, client_of, caplog):
     told: list[ListProgress] = []
 
     def tell(progress: ListProgress) -> None:
@@ -94,9 +90,7 @@ def test_progress_counts_failures_and_costs_and_its_errors_end_no_list(
 
 
 @pytest.mark.parametrize("ask", sampled(_WAYS, keep=2))
-def test_twenty_five_items_take_the_time_of_seven_calls(
-    ask: str, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_twenty_five_items_take_the_time_of_seven_calls(ask, clock, client_of):
     def latency(prompt: str) -> float:
         if (
             prompt == "p0" and ask not in _STORED
@@ -124,11 +118,11 @@ class _Waits(VirtualClock):
             self.waits += threading.get_ident() == self._thread
             return wait(timeout, **how)
 
-        monitor.wait = counted  # type: ignore[method-assign]
+        monitor.wait = counted
         return monitor
 
 
-def test_a_reader_of_a_whole_list_is_not_woken_for_each_result(client_of: ClientOf) -> None:
+def test_a_reader_of_a_whole_list_is_not_woken_for_each_result(client_of):
     clock = _Waits()
     client = client_of(mock(clock, 0.01), clock=clock, parallelism=2)
     assert len(client.generate(prompts(500))) == 500
@@ -136,15 +130,13 @@ def test_a_reader_of_a_whole_list_is_not_woken_for_each_result(client_of: Client
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter])
-def test_results_come_in_the_order_of_the_prompts(
-    kind: Callable[[list[str]], Any], clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_results_come_in_the_order_of_the_prompts(kind, clock, client_of):
     client = client_of(Timed(clock, lambda prompt: int(prompt[1:]) * 7 % 13 / 10), parallelism=8)
     results = list(client.map(kind(prompts(200))))
     assert [result.text for result in results] == [f"re: {p}" for p in prompts(200)]
 
 
-def test_as_completed_gives_the_quick_ones_first(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_as_completed_gives_the_quick_ones_first(clock, client_of):
     client = client_of(Timed(clock, lambda prompt: {"a": 3.0, "b": 1.0, "c": 2.0}[prompt]), parallelism=3)
     requests = [Request(prompt, context=i) for i, prompt in enumerate("abc")]
     with clock.held():
@@ -152,7 +144,7 @@ def test_as_completed_gives_the_quick_ones_first(clock: VirtualClock, client_of:
     assert [result.context for result in stream] == [1, 2, 0]
 
 
-def test_a_failed_request_has_its_place(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_failed_request_has_its_place(clock, client_of):
     failing = mock(clock, answers=lambda request: ValueError("no") if request.prompt == "p3" else "fine")
     results = client_of(failing).generate(prompts(6))
     assert [result.ok for result in results] == [True, True, True, False, True, True]
@@ -161,7 +153,7 @@ def test_a_failed_request_has_its_place(clock: VirtualClock, client_of: ClientOf
     assert results.texts[3] is None
 
 
-def test_a_failed_request_may_raise(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_failed_request_may_raise(clock, client_of):
     failing = mock(clock, answers=lambda request: ValueError("no") if request.prompt == "p3" else "fine")
     client = client_of(failing)
     seen: list[Result] = []
@@ -170,7 +162,7 @@ def test_a_failed_request_may_raise(clock: VirtualClock, client_of: ClientOf) ->
     assert client.submit("still usable").result(30).ok
 
 
-def test_when_all_fail_one_error_tells_why(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_when_all_fail_one_error_tells_why(clock, client_of):
     failing = MockProvider(fail_on=dict.fromkeys(range(1, 10), ErrorKind.CLIENT_ERROR))
     with pytest.raises(AllRequestsFailed, match="all 5 requests failed") as caught:
         client_of(failing).generate(prompts(5))
@@ -179,14 +171,12 @@ def test_when_all_fail_one_error_tells_why(clock: VirtualClock, client_of: Clien
     assert caught.value.__cause__ is caught.value.results[0].error
 
 
-def test_an_empty_list_is_answered_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_an_empty_list_is_answered_at_once(clock, client_of):
     results = client_of(mock(clock)).generate([])
     assert (list(results), results.wall, results.speed_up, results.mean_latency) == ([], 0.0, None, 0.0)
 
 
-def test_a_bad_row_in_a_list_is_found_before_anything_is_sent(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_bad_row_in_a_list_is_found_before_anything_is_sent(clock, client_of):
     provider = mock(clock)
     with pytest.raises(InvalidRequest, match="row 2") as caught:
         client_of(provider).generate(["fine", "fine too", "", "never"])
@@ -195,14 +185,12 @@ def test_a_bad_row_in_a_list_is_found_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("single", ["one prompt", {"role": "user", "content": "x"}])
-def test_a_single_prompt_is_no_list(single: Any, clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_single_prompt_is_no_list(single, clock, client_of):
     with pytest.raises(InvalidRequest, match="list of prompts"):
         client_of(mock(clock)).generate(single)
 
 
-def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(clock, client_of):
     provider = mock(clock)
     client = client_of(provider, parallelism=1)
     engine = engine_of(client)
@@ -220,7 +208,7 @@ def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(
     assert len(provider.calls) <= 5
 
 
-def test_a_stream_may_be_closed(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stream_may_be_closed(clock, client_of):
     provider = mock(clock)
     client = client_of(provider, parallelism=2)
     stream: Any = client.map(prompts(100))
@@ -230,9 +218,7 @@ def test_a_stream_may_be_closed(clock: VirtualClock, client_of: ClientOf) -> Non
     assert client.queue_size == 0
 
 
-def test_ctrl_c_in_the_callers_loop_leaves_the_client_usable(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_ctrl_c_in_the_callers_loop_leaves_the_client_usable(clock, client_of):
     provider = mock(clock)
     client = client_of(provider, parallelism=1)
 
@@ -248,14 +234,14 @@ def test_ctrl_c_in_the_callers_loop_leaves_the_client_usable(
 
 
 @pytest.mark.full
-def test_a_list_longer_than_the_queue_waits_for_itself(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_list_longer_than_the_queue_waits_for_itself(clock, client_of):
     client = client_of(mock(clock), parallelism=4, queue_capacity=100, queue_full="raise")
     others = [client.submit(f"other {i}", priority="deferrable") for i in range(60)]
     assert [result.ok for result in client.map(prompts(500))] == [True] * 500
     assert all(other.result(30).ok for other in others)
 
 
-def test_parameters_of_a_list_hold_for_each_request(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_parameters_of_a_list_hold_for_each_request(clock, client_of):
     provider = mock(clock)
     client = client_of(provider, temperature=0.5)
     list(client.map(["a", "b"], system="Be brief.", priority="high", purpose="test"))
@@ -264,7 +250,7 @@ def test_parameters_of_a_list_hold_for_each_request(clock: VirtualClock, client_
         assert (call.request.priority.name, call.request.purpose) == ("HIGH", "test")
 
 
-def test_the_sums_of_a_list_are_those_of_its_results(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_sums_of_a_list_are_those_of_its_results(clock, client_of):
     provider = SimProvider(sleep=clock.sleep, now=clock.now, latency=2.0)
     results = client_of(provider, parallelism=2).generate(prompts(4))
     assert results.total_latency == pytest.approx(8.0)
@@ -274,7 +260,7 @@ def test_the_sums_of_a_list_are_those_of_its_results(clock: VirtualClock, client
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["a list", "an endless iterable"])
-def test_cancelling_all_ends_the_lists(lazy: bool, clock: VirtualClock, client_of: ClientOf) -> None:
+def test_cancelling_all_ends_the_lists(lazy, clock, client_of):
     provider = mock(clock)
     client = client_of(provider, parallelism=2, queue_capacity=100)
     texts = (f"p{n}" for n in itertools.count()) if lazy else prompts(500)
@@ -292,7 +278,7 @@ def test_cancelling_all_ends_the_lists(lazy: bool, clock: VirtualClock, client_o
     assert client.submit("next").result(PATIENCE).ok
 
 
-def test_cancelling_all_ends_a_list_that_waits_for_its_iterable(client_of: ClientOf) -> None:
+def test_cancelling_all_ends_a_list_that_waits_for_its_iterable(client_of):
     source: queue.Queue[str] = queue.Queue()
     source.put("one")
     client = client_of(MockProvider(lambda _: "fine"), clock=RealClock())

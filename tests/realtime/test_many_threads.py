@@ -19,8 +19,6 @@ from smartbatch.events import Event, RequestFinished, RequestSubmitted
 from smartbatch.types import Answer, Usage
 from tests.levels import sampled
 
-ClientOf = Callable[..., BatchingClient]
-
 FAULTS = (
     broken,
     unavailable,
@@ -72,9 +70,7 @@ class Watch:
 
 @pytest.mark.full
 @pytest.mark.parametrize("shared", sampled([1, 10]))
-def test_two_hundred_threads_submit_fifty_requests_each(
-    shared: int, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_two_hundred_threads_submit_fifty_requests_each(shared, clock, client_of):
     provider = Scripted(clock, max_shared=shared, latency=0.05)
     watch = Watch()
     client = client_of(provider, parallelism=32, queue_capacity=10_000, observers=[watch], deduplicate=False)
@@ -106,9 +102,7 @@ def test_two_hundred_threads_submit_fifty_requests_each(
 
 
 @pytest.mark.full
-def test_two_hundred_items_with_faults_are_all_accounted_for(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_two_hundred_items_with_faults_are_all_accounted_for(clock, client_of):
     for seed in range(20):
         rng = random.Random(seed)
         plan = [[rng.choice(FAULTS) if rng.random() < 0.3 else None for _ in range(5)] for _ in range(200)]
@@ -138,9 +132,7 @@ def test_two_hundred_items_with_faults_are_all_accounted_for(
         assert watch.unbalanced == []
 
 
-def test_cancelling_threads_and_workers_agree_on_every_future(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_cancelling_threads_and_workers_agree_on_every_future(clock, client_of):
     watch = Watch()
     client = client_of(
         Scripted(clock, latency=0.01),
@@ -177,9 +169,7 @@ def test_cancelling_threads_and_workers_agree_on_every_future(
 
 
 @pytest.mark.full
-def test_identical_requests_of_many_threads_are_balanced_too(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_identical_requests_of_many_threads_are_balanced_too(clock, client_of):
     watch = Watch()
     client = client_of(Scripted(clock, latency=0.5), parallelism=4, queue_capacity=10_000, observers=[watch])
     engine = inside(client.start()).realtime.engine

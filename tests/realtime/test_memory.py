@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from inside import tickets_in_memory
 from scenes import PATIENCE, InTime, Scripted, failure
 
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.realtime import shared_quota
-
-ClientOf = Callable[..., BatchingClient]
 
 
 @pytest.fixture
@@ -28,7 +25,7 @@ def without_collector() -> Iterator[None]:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("without_collector")
-def test_an_answer_nobody_holds_is_gone_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_an_answer_nobody_holds_is_gone_at_once(clock, client_of):
     class Context:
         pass
 
@@ -44,7 +41,7 @@ def test_an_answer_nobody_holds_is_gone_at_once(clock: VirtualClock, client_of: 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("without_collector")
-def test_a_future_that_raised_is_gone_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_future_that_raised_is_gone_at_once(clock, client_of):
     client = client_of(Scripted(clock, lambda *_: failure(ErrorKind.CLIENT_ERROR)))
     future = client.submit("x")
     dead = weakref.ref(future)
@@ -56,7 +53,7 @@ def test_a_future_that_raised_is_gone_at_once(clock: VirtualClock, client_of: Cl
 
 
 @pytest.mark.full
-def test_deadlines_of_ended_requests_are_forgotten(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_deadlines_of_ended_requests_are_forgotten(clock, client_of):
     client = client_of(
         Scripted(clock, latency=lambda prompt: 900.0 if prompt == "slow" else 0.01), parallelism=2
     )
@@ -75,7 +72,7 @@ def test_deadlines_of_ended_requests_are_forgotten(clock: VirtualClock, client_o
 
 
 @pytest.mark.full
-def test_cancelled_requests_leave_nothing_in_the_queue(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_cancelled_requests_leave_nothing_in_the_queue(clock, client_of):
     provider = Scripted(clock, latency=100.0)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -88,9 +85,7 @@ def test_cancelled_requests_leave_nothing_in_the_queue(clock: VirtualClock, clie
     client.stop(timeout=0)
 
 
-def test_cancelled_requests_that_joined_one_which_waits_leave_no_time_outs(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_cancelled_requests_that_joined_one_which_waits_leave_no_time_outs(clock, client_of):
     provider = Scripted(clock, latency=100.0)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -109,9 +104,7 @@ def test_cancelled_requests_that_joined_one_which_waits_leave_no_time_outs(
 
 
 @pytest.mark.full
-def test_a_request_that_waits_long_keeps_nobody_elses_memory(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_request_that_waits_long_keeps_nobody_elses_memory(clock, client_of):
     client = client_of(Scripted(clock, latency=0.01, max_shared=4), parallelism=1, batch_window=0.01)
     with clock.held():
         client.submit("first")
@@ -129,9 +122,7 @@ def test_a_request_that_waits_long_keeps_nobody_elses_memory(
 
 
 @pytest.mark.full
-def test_quotas_that_no_client_uses_are_let_go_and_the_latest_are_kept(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quotas_that_no_client_uses_are_let_go_and_the_latest_are_kept(clock, client_of, monkeypatch):
     monkeypatch.setattr(shared_quota, "MAX_UNUSED_QUOTAS", 4)
     scopes = [f"customer {number}" for number in range(40)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.registry import register
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Route
-
-ClientOf = Callable[..., BatchingClient]
 
 
 class Down:
@@ -41,7 +38,7 @@ def changes(events: list[Event]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.full
-def test_five_hundred_unavailable_answers_lose_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_five_hundred_unavailable_answers_lose_nothing(clock, client_of):
     calls = itertools.count()
     provider = Scripted(
         clock,
@@ -56,7 +53,7 @@ def test_five_hundred_unavailable_answers_lose_nothing(clock: VirtualClock, clie
 
 
 @pytest.mark.full
-def test_ten_minutes_of_outage_cost_a_few_probes(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_ten_minutes_of_outage_cost_a_few_probes(clock, client_of):
     down = Down(clock, 5.0, 605.0)
     client = client_of(down.provider, parallelism=16, queue_capacity=2_000)
     with clock.held():
@@ -71,7 +68,7 @@ def test_ten_minutes_of_outage_cost_a_few_probes(clock: VirtualClock, client_of:
 
 
 @pytest.mark.full
-def test_after_the_outage_the_full_speed_is_back_soon(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_after_the_outage_the_full_speed_is_back_soon(clock, client_of):
     down = Down(clock, 5.0, 65.0)
     client = client_of(down.provider, parallelism=16)
     with clock.held():
@@ -80,7 +77,7 @@ def test_after_the_outage_the_full_speed_is_back_soon(clock: VirtualClock, clien
     assert clock.now() <= 65 + 15 + 1 + 800 / 16 + 5
 
 
-def test_the_breaker_opens_probes_and_closes(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_breaker_opens_probes_and_closes(clock, client_of):
     events: list[Event] = []
     down = Down(clock, 0.0, 4.0)
     client = client_of(down.provider, parallelism=4, observers=[events.append])
@@ -94,7 +91,7 @@ def test_the_breaker_opens_probes_and_closes(clock: VirtualClock, client_of: Cli
     assert all(after == "half_open" for before, after in told if before == "open")
 
 
-def test_while_it_is_open_requests_may_fail_fast(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_while_it_is_open_requests_may_fail_fast(clock, client_of):
     down = Down(clock, 0.0, 1_000.0)
     client = client_of(down.provider, parallelism=1, on_breaker_open="fail", breaker_threshold=3, retries=0)
     with clock.held():
@@ -109,7 +106,7 @@ def test_while_it_is_open_requests_may_fail_fast(clock: VirtualClock, client_of:
     assert clock.now() < 10
 
 
-def test_another_model_may_take_over(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_another_model_may_take_over(clock, client_of):
     down = Down(clock, 0.0, 1_000.0)
     client = client_of(
         down.provider,
@@ -136,9 +133,7 @@ def test_another_model_may_take_over(clock: VirtualClock, client_of: ClientOf) -
     ],
     ids=["server_error", "timeout", "network", "unknown_model"],
 )
-def test_a_single_request_reaches_its_fallback_model(
-    clock: VirtualClock, client_of: ClientOf, error: ProviderError
-) -> None:
+def test_a_single_request_reaches_its_fallback_model(clock, client_of, error):
     provider = Scripted(clock, lambda *_: error)
     client = client_of(provider, on_breaker_open="fallback", fallback_model="sim:spare", breaker_threshold=50)
     result = client.submit("alone").result(PATIENCE)
@@ -146,9 +141,7 @@ def test_a_single_request_reaches_its_fallback_model(
     assert result.attempts == len(provider.starts) + 1
 
 
-def test_an_invalid_request_is_not_sent_to_the_fallback_model(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_an_invalid_request_is_not_sent_to_the_fallback_model(clock, client_of):
     refused = failure(ErrorKind.CLIENT_ERROR, status=400)
     provider = Scripted(clock, lambda *_: refused)
     client = client_of(provider, on_breaker_open="fallback", fallback_model="sim:spare")
@@ -157,9 +150,7 @@ def test_an_invalid_request_is_not_sent_to_the_fallback_model(
     assert (error.kind, len(provider.starts)) == (ErrorKind.CLIENT_ERROR, 1)
 
 
-def test_a_fallback_that_fails_too_ends_the_request(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fallback_that_fails_too_ends_the_request(clock, client_of, monkeypatch):
     own, spare = (Scripted(clock, lambda *_: broken(), name=name, latency=2.0) for name in ("own", "spare"))
     own_registry(monkeypatch)
     register("spare", lambda *_a, **_k: (spare, "m"))
@@ -171,9 +162,7 @@ def test_a_fallback_that_fails_too_ends_the_request(
 
 
 @pytest.mark.parametrize("instead", ["fail", "fallback"])
-def test_a_later_client_notices_that_an_outage_has_ended(
-    clock: VirtualClock, client_of: ClientOf, tmp_path: Path, instead: str
-) -> None:
+def test_a_later_client_notices_that_an_outage_has_ended(clock, client_of, tmp_path, instead):
     more = {"fallback_model": "sim:spare"} if instead == "fallback" else {}
     down = Down(clock, 0.0, 600.0, priced=True)
     for _ in range(2):
@@ -187,7 +176,7 @@ def test_a_later_client_notices_that_an_outage_has_ended(
     assert texts == [f"re: p{i}" for i in range(40)]
 
 
-def test_a_vector_is_not_asked_of_another_model(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_vector_is_not_asked_of_another_model(clock, client_of):
     down = Embedder(clock, lambda *_: unavailable() if clock.now() < 20 else "fine")
     client = client_of(
         down, on_breaker_open="fallback", fallback_model="sim:spare", breaker_threshold=2, retries=5
@@ -197,9 +186,7 @@ def test_a_vector_is_not_asked_of_another_model(clock: VirtualClock, client_of: 
     assert {future.result(PATIENCE).model for future in futures} == {"scripted:default"}
 
 
-def test_the_same_model_of_another_server_takes_over(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_model_of_another_server_takes_over(clock, client_of, monkeypatch):
     gateway = Scripted(clock, lambda *_: unavailable(), name="acme")
     vendor = Scripted(clock, lambda prompt, _: f"vendor: {prompt}", name="acme")
     own_registry(monkeypatch)
@@ -212,15 +199,13 @@ def test_the_same_model_of_another_server_takes_over(
     assert [future.result(PATIENCE).text for future in futures] == [f"vendor: p{i}" for i in range(20)]
 
 
-def test_a_fallback_that_cannot_be_used_is_refused_at_construction(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fallback_that_cannot_be_used_is_refused_at_construction(clock, client_of, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
         client_of(Scripted(clock), on_breaker_open="fallback", fallback_model="openai:gpt-5-mini")
 
 
-def test_patience_with_an_outage_ends(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_patience_with_an_outage_ends(clock, client_of):
     down = Down(clock, 0.0, 10_000.0)
     client = client_of(down.provider, parallelism=4, outage_patience=120.0)
     with clock.held():
@@ -232,7 +217,7 @@ def test_patience_with_an_outage_ends(clock: VirtualClock, client_of: ClientOf) 
     assert 120 <= clock.now() <= 140
 
 
-def test_each_request_waits_as_long_as_the_others_did(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_each_request_waits_as_long_as_the_others_did(clock, client_of):
     down = Down(clock, 0.0, 200.0)
     client = client_of(down.provider, parallelism=4, outage_patience=120.0)
     with clock.held():
@@ -243,9 +228,7 @@ def test_each_request_waits_as_long_as_the_others_did(clock: VirtualClock, clien
     assert 200.0 <= clock.now() <= 265.0
 
 
-def test_later_requests_do_not_prolong_the_wait_of_earlier_ones(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_later_requests_do_not_prolong_the_wait_of_earlier_ones(clock, client_of):
     down = Down(clock, 0.0, 9_000.0)
     client = client_of(down.provider, parallelism=4, outage_patience=10.0, breaker_threshold=1)
     ended: list[float] = []
@@ -266,7 +249,7 @@ def test_later_requests_do_not_prolong_the_wait_of_earlier_ones(
     assert max(ended) <= 15.0
 
 
-def test_patience_ends_also_where_a_limit_lets_no_probe_go(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_patience_ends_also_where_a_limit_lets_no_probe_go(clock, client_of):
     down = Down(clock, 0.0, 9_000.0)
     client = client_of(down.provider, parallelism=4, outage_patience=3.0, breaker_threshold=1, max_rpm=1)
     with clock.held():
@@ -276,9 +259,7 @@ def test_patience_ends_also_where_a_limit_lets_no_probe_go(clock: VirtualClock, 
 
 
 @pytest.mark.parametrize("patience", [0.0, 60.0, 10_800.0])
-def test_an_outage_that_ended_while_nobody_asked_is_over(
-    patience: float, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_an_outage_that_ended_while_nobody_asked_is_over(patience, clock, client_of):
     down = Down(clock, 0.0, 20.0)
     client = client_of(down.provider, outage_patience=patience)
     with clock.held():
@@ -288,9 +269,7 @@ def test_an_outage_that_ended_while_nobody_asked_is_over(
     assert client.submit("in the morning").result(PATIENCE).text == "re: in the morning"
 
 
-def test_after_a_long_outage_the_fallback_hands_back(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_long_outage_the_fallback_hands_back(clock, client_of, monkeypatch):
     down = Down(clock, 0.0, 200.0)
     own_registry(monkeypatch)
     register("other", lambda *_a, **_k: (Scripted(clock, lambda *_: "from the other", name="other"), "m"))
@@ -308,7 +287,7 @@ def test_after_a_long_outage_the_fallback_hands_back(
     assert texts[-1] == "re: q44"
 
 
-def test_an_address_that_never_answers_fails_everybody_soon(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_an_address_that_never_answers_fails_everybody_soon(clock, client_of):
     provider = Scripted(clock, lambda *_: failure(ErrorKind.NETWORK_ERROR), latency=0.01)
     client = client_of(provider, parallelism=8, queue_capacity=1_000)
 
@@ -325,7 +304,7 @@ def test_an_address_that_never_answers_fails_everybody_soon(clock: VirtualClock,
     assert len(provider.starts) <= 100
 
 
-def test_after_a_while_a_mended_key_is_tried_again(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_after_a_while_a_mended_key_is_tried_again(clock, client_of):
     provider = Scripted(
         clock, lambda *_: failure(ErrorKind.AUTH_ERROR, status=401) if clock.now() < 10 else "fine"
     )
@@ -339,9 +318,7 @@ def test_after_a_while_a_mended_key_is_tried_again(clock: VirtualClock, client_o
     assert InTime(clock, later).result().result(PATIENCE).ok
 
 
-def test_a_request_that_always_fails_does_not_keep_the_breaker_open(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_request_that_always_fails_does_not_keep_the_breaker_open(clock, client_of):
     provider = Scripted(
         clock,
         lambda prompt, _: unavailable() if prompt == "failing" or clock.now() < 3 else "fine",
@@ -355,9 +332,7 @@ def test_a_request_that_always_fails_does_not_keep_the_breaker_open(
     assert clock.now() <= 120
 
 
-def test_requests_that_always_fail_let_the_breaker_close_again(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_requests_that_always_fail_let_the_breaker_close_again(clock, client_of):
     provider = Scripted(clock, lambda prompt, _: broken() if prompt.startswith("failing") else "fine")
     client = client_of(provider, parallelism=4)
     ended: list[float] = []
@@ -377,7 +352,7 @@ def test_requests_that_always_fail_let_the_breaker_close_again(
     assert max(ended) <= 600  # one probe after another through the forty, and no second round of them
 
 
-def test_a_failing_callable_does_not_open_the_breaker(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_failing_callable_does_not_open_the_breaker(clock, client_of):
     events: list[Event] = []
 
     def script(prompt: str, _: int) -> Any:
@@ -390,9 +365,7 @@ def test_a_failing_callable_does_not_open_the_breaker(clock: VirtualClock, clien
     assert changes(events) == []
 
 
-def test_what_is_known_of_the_fallback_model_is_read_before_it_is_needed(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_known_of_the_fallback_model_is_read_before_it_is_needed(clock, client_of, monkeypatch):
     spare = Scripted(clock, priced=True, name="spare")
     own_registry(monkeypatch)
     register("spare", lambda name, _clock, _options: (spare, name))
@@ -414,9 +387,7 @@ def test_what_is_known_of_the_fallback_model_is_read_before_it_is_needed(
     assert under_lock == [False]
 
 
-def test_a_fallback_of_the_same_provider_gets_the_options_of_the_client(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fallback_of_the_same_provider_gets_the_options_of_the_client(clock, monkeypatch):
     own_registry(monkeypatch)
     opened: list[tuple[str, dict[str, Any]]] = []
 

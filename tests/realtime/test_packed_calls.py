@@ -22,8 +22,6 @@ from smartbatch.providers.base import Capabilities
 from smartbatch.types import Answer, Message, Request, Result, Usage
 from tests.levels import sampled
 
-ClientOf = Callable[..., BatchingClient]
-
 
 def is_pack(request: Request) -> bool:
     return "JSON array" in (request.params.system or "")
@@ -65,7 +63,7 @@ def right(prompts: list[str], results: list[Result]) -> bool:
     return [result.text for result in results] == [answer_to(prompt) for prompt in prompts]
 
 
-def test_a_packed_batch_ends_with_one_outcome_per_request(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_packed_batch_ends_with_one_outcome_per_request(clock, client_of):
     provider = Model(clock)
     met: list[tuple[Any, str]] = []
 
@@ -90,9 +88,7 @@ def test_a_packed_batch_ends_with_one_outcome_per_request(clock: VirtualClock, c
 
 class TestTheJudge:
     @pytest.mark.full
-    def test_a_thousand_prompts_a_hundred_hostile_under_all_damages(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_a_thousand_prompts_a_hundred_hostile_under_all_damages(self, clock, client_of):
         rng = random.Random(3)
         lock = threading.Lock()
 
@@ -113,14 +109,12 @@ class TestTheJudge:
 
 
 class TestWhoIsPacked:
-    def test_nobody_by_default(self, clock: VirtualClock, client_of: ClientOf) -> None:
+    def test_nobody_by_default(self, clock, client_of):
         provider = Model(clock)
         assert right(plain(30), ask(clock, client_of(provider), plain(30)))
         assert provider.sizes == [1] * 30
 
-    def test_one_isolation_key_and_one_set_of_parameters_a_pack(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_one_isolation_key_and_one_set_of_parameters_a_pack(self, clock, client_of):
         provider = Model(clock)
         client = client_of(provider, packing=True)
         with clock.held():
@@ -137,9 +131,7 @@ class TestWhoIsPacked:
         for pack in packs:
             assert len({tuple(item["prompt"].split()[:2]) for item in pack}) == 1
 
-    def test_chats_structured_answers_and_suspicious_prompts_go_alone(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_chats_structured_answers_and_suspicious_prompts_go_alone(self, clock, client_of):
         provider = Model(clock)
         client = client_of(provider, packing=True, parallelism=64)
         with clock.held():
@@ -158,16 +150,12 @@ class TestWhoIsPacked:
         assert packed
         assert set(packed) <= set(plain(20))
 
-    def test_a_provider_that_shares_calls_by_itself_is_not_packed(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_a_provider_that_shares_calls_by_itself_is_not_packed(self, clock, client_of):
         provider = Model(clock, max_shared=5)
         ask(clock, client_of(provider, packing=True), plain(20))
         assert not any(is_pack(request) for call in provider.calls for request in call.requests)
 
-    def test_packs_are_no_larger_than_max_batch_size_and_the_room_for_answers(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_packs_are_no_larger_than_max_batch_size_and_the_room_for_answers(self, clock, client_of):
         provider = Model(clock)
         ask(clock, client_of(provider, packing=True, max_batch_size=7), plain(40), max_tokens=20)
         assert max(provider.sizes) == 7
@@ -178,7 +166,7 @@ class TestWhoIsPacked:
         ask(clock, client_of(provider, packing=True), plain(10), max_tokens=50_000)
         assert max(provider.sizes) == 1
 
-    def test_the_schema_goes_where_it_is_native(self, clock: VirtualClock, client_of: ClientOf) -> None:
+    def test_the_schema_goes_where_it_is_native(self, clock, client_of):
         for native in (False, True):
             provider = Model(clock)
             provider.capabilities = Capabilities(schemas=native, priced=False)
@@ -186,15 +174,13 @@ class TestWhoIsPacked:
             schemas = {c.request.params.schema is not None for c in provider.calls if is_pack(c.request)}
             assert schemas == {native}
 
-    def test_packing_and_individual_contradict_each_other(self) -> None:
+    def test_packing_and_individual_contradict_each_other(self):
         with pytest.raises(ConfigError, match=r"packing.*strategy"):
             BatchingClient("sim:demo", packing=True, strategy="individual")
 
 
 class TestTheBill:
-    def test_usage_and_cost_of_a_pack_are_split_exactly(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_usage_and_cost_of_a_pack_are_split_exactly(self, clock, client_of):
         rng = random.Random(1)
         provider = Model(clock, lambda items: DAMAGE["dropped"](items, rng))
         provider.capabilities = Capabilities()
@@ -212,7 +198,7 @@ class TestTheBill:
         assert billed == pytest.approx(client.spent)
         assert billed > 0
 
-    def test_a_budget_holds_with_packs(self, clock: VirtualClock, client_of: ClientOf) -> None:
+    def test_a_budget_holds_with_packs(self, clock, client_of):
         provider = SimProvider(sleep=clock.sleep, now=clock.now, latency=1.0)
         provider.capabilities = Capabilities()
         client = client_of(
@@ -227,9 +213,7 @@ class TestTheBill:
 
 
 class TestWhenItGoesWrong:
-    def test_what_a_pack_does_not_say_is_asked_alone_and_costs_no_try(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_what_a_pack_does_not_say_is_asked_alone_and_costs_no_try(self, clock, client_of):
         events: list[Event] = []
         provider = Model(clock, lambda items: written(items[: (len(items) + 1) // 2]))
         client = client_of(provider, packing=True, retries=0, observers=[events.append])
@@ -239,14 +223,12 @@ class TestWhenItGoesWrong:
         assert all(not event.counted and event.delay == 0 for event in retries)
 
     @pytest.mark.parametrize("reason", ["refusal", "content_filter"])
-    def test_a_refused_pack_is_asked_one_by_one(
-        self, clock: VirtualClock, client_of: ClientOf, reason: str
-    ) -> None:
+    def test_a_refused_pack_is_asked_one_by_one(self, clock, client_of, reason):
         provider = Model(clock, lambda items: Answer(written(items), finish_reason=reason))
         assert right(plain(20), ask(clock, client_of(provider, packing=True), plain(20)))
         assert provider.sizes.count(1) == 20
 
-    def test_a_pack_the_provider_rejects_is_halved(self, clock: VirtualClock, client_of: ClientOf) -> None:
+    def test_a_pack_the_provider_rejects_is_halved(self, clock, client_of):
         def damage(items: list[dict[str, str]]) -> Any:
             if any("invalid" in item["answer"] for item in items):
                 return ProviderError("bad request", kind=ErrorKind.CLIENT_ERROR, status=400)
@@ -259,22 +241,18 @@ class TestWhenItGoesWrong:
     @pytest.mark.parametrize(
         "nonsense", sampled([None, "", "sorry", Answer(None), Answer("{}", usage=Usage(1, 1))], keep=2)
     )
-    def test_nonsense_instead_of_a_pack_answers_nobody_and_hurts_nobody(
-        self, clock: VirtualClock, client_of: ClientOf, nonsense: Any
-    ) -> None:
+    def test_nonsense_instead_of_a_pack_answers_nobody_and_hurts_nobody(self, clock, client_of, nonsense):
         provider = Model(clock, lambda _: nonsense)
         assert right(plain(20), ask(clock, client_of(provider, packing=True), plain(20)))
 
-    def test_an_outage_is_no_verdict_on_packing(self, clock: VirtualClock, client_of: ClientOf) -> None:
+    def test_an_outage_is_no_verdict_on_packing(self, clock, client_of):
         events: list[Event] = []
         provider = Model(clock, fail_on={2: ErrorKind.SERVER_ERROR, 3: ErrorKind.RATE_LIMIT})
         client = client_of(provider, packing=True, observers=[events.append])
         assert right(plain(40), ask(clock, client, plain(40)))
         assert not [event for event in events if isinstance(event, PackingChanged)]
 
-    def test_packing_that_fails_too_often_turns_itself_off_and_says_so(
-        self, clock: VirtualClock, client_of: ClientOf
-    ) -> None:
+    def test_packing_that_fails_too_often_turns_itself_off_and_says_so(self, clock, client_of):
         events: list[Event] = []
         provider = Model(clock, lambda _: "sorry")
         client = client_of(provider, packing=True, observers=[events.append], parallelism=2)

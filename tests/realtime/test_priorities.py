@@ -23,7 +23,7 @@ def one_by_one(clock: VirtualClock, client_of: ClientOf, **settings: Any) -> tup
     return provider, client_of(provider, **{"parallelism": 1, **settings})
 
 
-def test_priorities_are_served_in_their_order(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_priorities_are_served_in_their_order(clock, client_of):
     provider, client = one_by_one(clock, client_of)
     with clock.held():
         client.submit("first")
@@ -35,9 +35,7 @@ def test_priorities_are_served_in_their_order(clock: VirtualClock, client_of: Cl
     assert provider.prompts[1:] == expected
 
 
-def test_a_low_request_that_waited_long_goes_before_a_new_normal_one(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_low_request_that_waited_long_goes_before_a_new_normal_one(clock, client_of):
     provider = Scripted(clock, latency=lambda prompt: 115.0 if prompt == "first" else 1.0)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -56,7 +54,7 @@ def test_a_low_request_that_waited_long_goes_before_a_new_normal_one(
     assert provider.prompts == ["first", "new high", "low", "new normal"]
 
 
-def test_a_nearer_deadline_goes_first(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_nearer_deadline_goes_first(clock, client_of):
     provider, client = one_by_one(clock, client_of)
     with clock.held():
         client.submit("first")
@@ -69,7 +67,7 @@ def test_a_nearer_deadline_goes_first(clock: VirtualClock, client_of: ClientOf) 
 
 
 @pytest.mark.parametrize("priority", list(Priority))
-def test_a_distant_deadline_makes_nobody_later(priority: Priority) -> None:
+def test_a_distant_deadline_makes_nobody_later(priority):
     start = latest_start(100.0, priority, None)
     assert start == 100.0 + PATIENCE_OF[priority]
     assert latest_start(100.0, priority, start + 1) == start
@@ -77,9 +75,7 @@ def test_a_distant_deadline_makes_nobody_later(priority: Priority) -> None:
 
 
 @pytest.mark.full
-def test_no_priority_starves_under_an_hour_of_too_much_traffic(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_no_priority_starves_under_an_hour_of_too_much_traffic(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1, queue_capacity=10_000, deduplicate=False)
     waits: dict[str, list[tuple[float, float]]] = {"low": [], "deferrable": []}
@@ -110,9 +106,7 @@ def test_no_priority_starves_under_an_hour_of_too_much_traffic(
 
 @pytest.mark.full
 @pytest.mark.parametrize("lanes", sampled([1, 2], keep=1))
-def test_nobody_starves_behind_a_stream_of_urgent_requests(
-    lanes: int, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_nobody_starves_behind_a_stream_of_urgent_requests(lanes, clock, client_of):
     provider = Embedder(clock)
     client = client_of(provider, parallelism=2, queue_capacity=10_000, deduplicate=False)
     submit = client.submit if lanes == 1 else client.submit_embedding
@@ -138,9 +132,7 @@ def test_nobody_starves_behind_a_stream_of_urgent_requests(
 
 
 @pytest.mark.parametrize("vector", [False, True], ids=["in its lane", "among all lanes"])
-def test_a_retry_keeps_the_place_its_request_had(
-    vector: bool, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_retry_keeps_the_place_its_request_had(vector, clock, client_of):
     provider = Embedder(clock, lambda prompt, attempt: broken() if (prompt, attempt) == ("a", 0) else "fine")
     client = client_of(provider, parallelism=1, retry_initial=1.0)
     with clock.held():

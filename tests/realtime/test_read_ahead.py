@@ -49,7 +49,7 @@ class Conversation:
 
 
 @pytest.mark.parametrize("method", ["map", "as_completed"])
-def test_an_answer_comes_before_the_next_prompt(client: BatchingClient, method: str) -> None:
+def test_an_answer_comes_before_the_next_prompt(client, method):
     prompts = Conversation()
     prompts.say("0")
     texts = []
@@ -60,7 +60,7 @@ def test_an_answer_comes_before_the_next_prompt(client: BatchingClient, method: 
     end_of_readers()
 
 
-def test_an_answer_is_told_before_the_next_prompt(client: BatchingClient) -> None:
+def test_an_answer_is_told_before_the_next_prompt(client):
     prompts = Conversation()
     prompts.say("first")
 
@@ -70,7 +70,7 @@ def test_an_answer_is_told_before_the_next_prompt(client: BatchingClient) -> Non
     assert client.generate(iter(prompts), on_progress=told).texts == ["re: first", "re: last"]
 
 
-def test_no_more_is_read_than_there_is_room_for() -> None:
+def test_no_more_is_read_than_there_is_room_for():
     read: list[int] = []
 
     def endless() -> Iterator[str]:
@@ -86,11 +86,11 @@ def test_no_more_is_read_than_there_is_room_for() -> None:
             assert len(list(islice(results, taken))) == taken
         assert 231 <= len(read) <= 231 + 11 * 100 + 64  # under way, behind a slow one, and ahead
         assert [*read] == list(range(len(read)))
-        results.close()  # type: ignore[attr-defined]
+        results.close()
     end_of_readers()
 
 
-def test_the_iterator_sees_the_context_of_the_caller(client: BatchingClient) -> None:
+def test_the_iterator_sees_the_context_of_the_caller(client):
     who = contextvars.ContextVar("who", default="nobody")
     seen: list[tuple[str, int]] = []
 
@@ -105,7 +105,7 @@ def test_the_iterator_sees_the_context_of_the_caller(client: BatchingClient) -> 
     assert seen[0][1] != threading.get_ident() == seen[1][1]
 
 
-def test_an_error_of_the_iterator_comes_after_the_results_before_it(client: BatchingClient) -> None:
+def test_an_error_of_the_iterator_comes_after_the_results_before_it(client):
     def prompts() -> Iterator[str]:
         yield "a"
         yield "b"
@@ -122,7 +122,7 @@ def test_an_error_of_the_iterator_comes_after_the_results_before_it(client: Batc
 
 
 @pytest.mark.parametrize("leave", ["break", "close", "raise"])
-def test_a_generator_is_closed_on_its_thread(client: BatchingClient, leave: str) -> None:
+def test_a_generator_is_closed_on_its_thread(client, leave):
     closed_by: queue.Queue[str] = queue.Queue()
 
     def prompts() -> Iterator[str]:
@@ -152,7 +152,7 @@ def test_a_generator_is_closed_on_its_thread(client: BatchingClient, leave: str)
     end_of_readers()
 
 
-def test_a_thread_bound_source_is_read_by_the_caller(client: BatchingClient) -> None:
+def test_a_thread_bound_source_is_read_by_the_caller(client):
     base = sqlite3.connect(":memory:")
     base.executescript("create table asked (text); insert into asked values ('a'), ('b');")
 
@@ -166,7 +166,7 @@ def test_a_thread_bound_source_is_read_by_the_caller(client: BatchingClient) -> 
     base.close()
 
 
-def test_lists_and_tables_are_read_at_once(client: BatchingClient) -> None:
+def test_lists_and_tables_are_read_at_once(client):
     asked: Callable[..., Any] = client.generate
     assert asked(["a"]).texts == asked([{"t": "a"}], column="t").texts == ["re: a"]
     assert not readers()

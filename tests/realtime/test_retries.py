@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from scenes import PATIENCE, InTime, Scripted, broken, failure, limited, submit_all
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
 from smartbatch.events import CooldownStarted, RetryScheduled
 from smartbatch.types import Answer, Request, Usage
-
-ClientOf = Callable[..., BatchingClient]
 
 CALLS = {
     ErrorKind.TIMEOUT: 2,
@@ -33,9 +29,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
-def test_each_kind_of_failure_has_its_number_of_tries(
-    kind: ErrorKind, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_each_kind_of_failure_has_its_number_of_tries(kind, clock, client_of):
     provider = Scripted(clock, lambda *_: failure(kind), latency=0.01)
     client = client_of(provider, retries=3)
     future = client.submit("x", id="mine")
@@ -48,7 +42,7 @@ def test_each_kind_of_failure_has_its_number_of_tries(
     assert [start.attempt for start in provider.starts] == list(range(CALLS[kind]))
 
 
-def test_retries_wait_longer_each_time(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_retries_wait_longer_each_time(clock, client_of):
     provider = Scripted(clock, lambda *_: broken(), latency=0.0)
     client = client_of(provider, retries=6, retry_max_delay=10.0, breaker_threshold=1000)
     assert client.submit("x").exception(PATIENCE) is not None
@@ -58,9 +52,7 @@ def test_retries_wait_longer_each_time(clock: VirtualClock, client_of: ClientOf)
     assert len(delays) == 6
 
 
-def test_requests_that_failed_together_do_not_return_together(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_requests_that_failed_together_do_not_return_together(clock, client_of):
     provider = Scripted(clock, lambda _, attempt: broken() if attempt == 0 else "fine", latency=0.0)
     client = client_of(provider, parallelism=3, breaker_threshold=1000)
     with clock.held():
@@ -70,7 +62,7 @@ def test_requests_that_failed_together_do_not_return_together(
     assert len({start.at for start in provider.starts if start.attempt}) == 3
 
 
-def test_the_servers_retry_after_wins(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_servers_retry_after_wins(clock, client_of):
     provider = Scripted(
         clock,
         lambda _, n: failure(ErrorKind.SERVER_ERROR, status=503, retry_after=7.0) if n == 0 else "fine",
@@ -81,9 +73,7 @@ def test_the_servers_retry_after_wins(clock: VirtualClock, client_of: ClientOf) 
     assert 7.0 <= provider.starts[1].at <= 7.7
 
 
-def test_tries_are_not_used_up_by_a_server_that_asks_for_no_wait(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_tries_are_not_used_up_by_a_server_that_asks_for_no_wait(clock, client_of):
     provider = Scripted(
         clock, lambda *_: limited(0.0) if clock.now() - begun < 300.0 else "fine", latency=0.01
     )
@@ -93,7 +83,7 @@ def test_tries_are_not_used_up_by_a_server_that_asks_for_no_wait(
     assert len(provider.starts) < 16 * 12
 
 
-def test_a_lone_refusal_holds_only_the_request_it_met(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_lone_refusal_holds_only_the_request_it_met(clock, client_of):
     provider = Scripted(clock, lambda prompt, n: limited(20.0) if (prompt, n) == ("a", 0) else "fine")
     events: list[Any] = []
     client = client_of(provider, parallelism=1, observers=[events.append])
@@ -106,7 +96,7 @@ def test_a_lone_refusal_holds_only_the_request_it_met(clock: VirtualClock, clien
     assert not [event for event in events if isinstance(event, CooldownStarted)]
 
 
-def test_refusals_that_repeat_pause_everybody(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_refusals_that_repeat_pause_everybody(clock, client_of):
     provider = Scripted(clock, lambda prompt, n: limited(20.0) if prompt in "abcd" and n == 0 else "fine")
     events: list[Any] = []
     client = client_of(provider, parallelism=1, observers=[events.append])
@@ -118,7 +108,7 @@ def test_refusals_that_repeat_pause_everybody(clock: VirtualClock, client_of: Cl
     assert 20.0 <= cooldown.seconds <= 21.0
 
 
-def test_a_refusal_costs_no_try(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_refusal_costs_no_try(clock, client_of):
     def script(_: str, attempt: int) -> Any:
         return limited(0.5) if attempt < 10 else broken() if attempt == 10 else "fine"
 
@@ -129,7 +119,7 @@ def test_a_refusal_costs_no_try(clock: VirtualClock, client_of: ClientOf) -> Non
     assert counted == [False] * 10 + [True]
 
 
-def test_two_clients_of_one_account_pause_together(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_two_clients_of_one_account_pause_together(clock, client_of):
     one = Scripted(clock, lambda _, n: limited(30.0) if n == 0 else "fine", scope="account")
     other = Scripted(clock, scope="account")
     other_account = Scripted(clock, scope="another account")
@@ -152,9 +142,7 @@ def test_two_clients_of_one_account_pause_together(clock: VirtualClock, client_o
 @pytest.mark.parametrize(
     ("gap", "earliest", "latest"), [(5.0, 31.0, 32.5), (20.0, 31.0, 32.5), (40.0, 43.0, 43.0)]
 )
-def test_a_new_client_waits_for_what_is_left_of_the_pause_of_a_stopped_one(
-    clock: VirtualClock, client_of: ClientOf, gap: float, earliest: float, latest: float
-) -> None:
+def test_a_new_client_waits_for_the_rest_of_a_pause(clock, client_of, gap, earliest, latest):
     one = Scripted(clock, lambda *_: limited(30.0), scope="account")
     first = client_of(one, shared="off")
     with clock.held():
@@ -173,7 +161,7 @@ def test_a_new_client_waits_for_what_is_left_of_the_pause_of_a_stopped_one(
     assert earliest <= new.starts[0].at <= latest
 
 
-def test_tokens_of_failed_attempts_are_counted(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_tokens_of_failed_attempts_are_counted(clock, client_of):
     def script(_: str, attempt: int) -> Any:
         if attempt < 2:
             return failure(ErrorKind.SERVER_ERROR, status=500, usage=Usage(10, 5))
@@ -187,14 +175,14 @@ def test_tokens_of_failed_attempts_are_counted(clock: VirtualClock, client_of: C
     assert client.spent == pytest.approx(40 * 1 + 17 * 2)
 
 
-def test_a_users_classifier_decides_on_retries(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_users_classifier_decides_on_retries(clock, client_of):
     provider = Scripted(clock, lambda *_: broken())
     client = client_of(provider, classifiers=[lambda error, verdict: ErrorKind.CLIENT_ERROR])
     assert client.submit("x").exception(PATIENCE)
     assert len(provider.starts) == 1
 
 
-def test_a_request_that_always_fails_delays_no_other(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_request_that_always_fails_delays_no_other(clock, client_of):
     provider = Scripted(clock, lambda prompt, _: broken() if prompt == "failing" else "fine")
     client = client_of(provider, parallelism=4)
     with clock.held():
@@ -205,14 +193,14 @@ def test_a_request_that_always_fails_delays_no_other(clock: VirtualClock, client
     assert clock.now() <= 51 + 10  # 204 calls by four workers, and the last backoff of the failing one
 
 
-def test_retries_go_on_while_the_client_stops(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_retries_go_on_while_the_client_stops(clock, client_of):
     provider = Scripted(clock, lambda _, attempt: broken() if attempt < 2 else "fine")
     with client_of(provider) as client, clock.held():
         future = client.submit("x")
     assert future.result(PATIENCE).attempts == 3
 
 
-def test_no_retry_follows_a_cancelled_stop(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_no_retry_follows_a_cancelled_stop(clock, client_of):
     provider = Scripted(clock, lambda *_: broken())
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -225,9 +213,7 @@ def test_no_retry_follows_a_cancelled_stop(clock: VirtualClock, client_of: Clien
     assert len(provider.starts) == 1
 
 
-def test_what_is_asked_again_after_all_was_cancelled_has_its_tries(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_what_is_asked_again_after_all_was_cancelled_has_its_tries(clock, client_of):
     provider = Scripted(clock, lambda prompt, attempt: broken() if attempt == 0 else "fine")
     client = client_of(provider)
     with clock.held():
@@ -239,9 +225,7 @@ def test_what_is_asked_again_after_all_was_cancelled_has_its_tries(
     assert second.result(PATIENCE).attempts == 2
 
 
-def test_halves_of_a_failed_call_are_not_sent_after_a_cancelled_stop(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_halves_of_a_failed_call_are_not_sent_after_a_cancelled_stop(clock, client_of):
     class Spoilt(Scripted):
         def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Answer]:
             super().generate_many(requests, **details)

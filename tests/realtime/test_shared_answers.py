@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from smartbatch.providers.batch_api import Line
 from smartbatch.realtime.call import Call, CallSpec, Outcome
 from smartbatch.types import Answer, Kind, Usage, evolve
 from tests.levels import sampled
-
-ClientOf = Callable[..., BatchingClient]
 
 
 @define
@@ -60,12 +57,10 @@ def asked_together(
 ) -> list[Result]:
     with clock.held():
         futures = [client.submit("x", context=context, **params) for context in contexts]
-    return [future.outcome for future in futures if future.exception(PATIENCE) or future.outcome]  # type: ignore[misc]
+    return [future.outcome for future in futures if future.exception(PATIENCE) or future.outcome]
 
 
-def test_post_process_runs_for_each_who_asked_with_its_own_context(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_post_process_runs_for_each_who_asked_with_its_own_context(clock, client_of):
     provider = Scripted(clock)
     hook = lambda result: evolve(result, parsed=f"for {result.context}: {result.cost}")  # noqa: E731
     results = asked_together(clock, client_of(provider, post_process=hook), ["a", "b", "c"])
@@ -74,9 +69,7 @@ def test_post_process_runs_for_each_who_asked_with_its_own_context(
     assert len(provider.starts) == 1
 
 
-def test_what_post_process_refuses_for_one_is_not_refused_for_another(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_what_post_process_refuses_for_one_is_not_refused_for_another(clock, client_of):
     def hook(result: Result) -> Result:
         if result.context != "b":
             raise ValueError("not for you")
@@ -94,9 +87,7 @@ def test_what_post_process_refuses_for_one_is_not_refused_for_another(
 
 
 @pytest.mark.parametrize("params", [{"schema": City}, {"response_format": {"type": "json_object"}}, {}])
-def test_each_who_asked_has_an_object_of_its_own(
-    params: dict[str, Any], clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_each_who_asked_has_an_object_of_its_own(params, clock, client_of):
     def hook(result: Result) -> None:
         if result.context == "a" and isinstance(result.parsed, City):
             result.parsed.name = "changed"
@@ -110,7 +101,7 @@ def test_each_who_asked_has_an_object_of_its_own(
     assert len(provider.starts) == 1
 
 
-def test_each_who_asked_has_a_vector_of_its_own(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_each_who_asked_has_a_vector_of_its_own(clock, client_of):
     provider = Vectors(clock)
     client = client_of(provider)
     with clock.held():
@@ -121,7 +112,7 @@ def test_each_who_asked_has_a_vector_of_its_own(clock: VirtualClock, client_of: 
     assert len(provider.starts) == 1
 
 
-def test_an_asker_with_the_same_id_gets_its_own_context(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_an_asker_with_the_same_id_gets_its_own_context(clock, client_of):
     client = client_of(Scripted(clock, latency=5.0))
     with clock.held():
         client.submit("x", id="same", context="first", timeout=2.0)
@@ -130,9 +121,7 @@ def test_an_asker_with_the_same_id_gets_its_own_context(clock: VirtualClock, cli
 
 
 @pytest.mark.parametrize("shareable", [False, True])
-def test_with_a_middleware_nothing_is_shared_unless_it_says_so(
-    shareable: bool, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_with_a_middleware_nothing_is_shared_unless_it_says_so(shareable, clock, client_of):
     provider = Scripted(clock)
     layer = Prefixing(lambda request: f"{request.context} ", shareable=shareable)
     results = asked_together(clock, client_of(provider, middleware=[layer]), ["a", "b"])
@@ -141,7 +130,7 @@ def test_with_a_middleware_nothing_is_shared_unless_it_says_so(
     assert layer.seen == 2
 
 
-def test_one_middleware_that_says_nothing_is_enough(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_one_middleware_that_says_nothing_is_enough(clock, client_of):
     provider = Scripted(clock)
     layers = [Prefixing(lambda _: "", shareable=True), Prefixing(lambda _: "")]
     asked_together(clock, client_of(provider, middleware=layers), ["a", "b"])
@@ -154,12 +143,10 @@ def answered(client: BatchingClient) -> tuple[str | None, Route | None, float | 
 
 
 @pytest.mark.parametrize("shareable", [False, True])
-def test_two_clients_of_one_cache_keep_their_middleware_apart(
-    shareable: bool, tmp_path: Path, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_two_clients_of_one_cache_keep_their_middleware_apart(shareable, tmp_path, clock, client_of):
     provider = Scripted(clock, lambda *_: Answer("said", usage=Usage(1, 1)), scope="scripted:one")
     cache = str(tmp_path / "answers.db")
-    layers = [Prefixing(lambda _, mark=mark: f"{mark} ", shareable=shareable) for mark in "AB"]  # type: ignore[misc]
+    layers = [Prefixing(lambda _, mark=mark: f"{mark} ", shareable=shareable) for mark in "AB"]
     first, second = (client_of(provider, cache=cache, middleware=[layer]) for layer in layers)
     plain = client_of(provider, cache=cache)
     assert answered(first) == ("A said", Route.INDIVIDUAL, 0.0, 1)
@@ -175,9 +162,7 @@ def test_two_clients_of_one_cache_keep_their_middleware_apart(
         assert answered(plain) == ("said", Route.INDIVIDUAL, 0.0, 1)
 
 
-def test_what_a_middleware_asked_instead_is_kept_as_that(
-    tmp_path: Path, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_what_a_middleware_asked_instead_is_kept_as_that(tmp_path, clock, client_of):
     @define
     class Asking:
         shareable: bool = True
@@ -201,9 +186,7 @@ class Objects(Api):
         return evolve(read, answer=evolve(read.answer, text='{"name": "Lima"}'))
 
 
-def test_a_wrongly_shareable_middleware_fails_instead_of_mixing_answers(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_wrongly_shareable_middleware_fails_instead_of_mixing_answers(clock, client_of):
     @define
     class Telling:
         shareable: bool = True
@@ -220,9 +203,7 @@ def test_a_wrongly_shareable_middleware_fails_instead_of_mixing_answers(
 
 @pytest.mark.parametrize("ordered", sampled([True, False]))
 @pytest.mark.parametrize("way", ["individual", "batch", "hybrid", "job"])
-def test_equal_rows_are_post_processed_each_with_their_own(
-    way: str, ordered: bool, tmp_path: Path, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_equal_rows_are_post_processed_each_with_their_own(way, ordered, tmp_path, clock, client_of):
     def hook(result: Result) -> Result:
         result.parsed["row"] = result.context["row"]
         return result
@@ -243,9 +224,7 @@ def test_equal_rows_are_post_processed_each_with_their_own(
 
 
 @pytest.mark.parametrize("shareable", [False, True])
-def test_equal_rows_have_own_answers_with_unshareable_middleware(
-    shareable: bool, tmp_path: Path, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_equal_rows_have_own_answers_with_unshareable_middleware(shareable, tmp_path, clock, client_of):
     remote = Remote(clock)
     layer = Prefixing(lambda request: f"{request.context} ", shareable=shareable)
     client = client_of(remote, middleware=[layer], store=str(tmp_path / "jobs.db"))

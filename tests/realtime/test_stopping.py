@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +19,8 @@ from smartbatch.events import ClientStopped, RequestFinished
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Request
 
-ClientOf = Callable[..., BatchingClient]
 
-
-def test_leaving_the_with_block_completes_what_is_pending(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_leaving_the_with_block_completes_what_is_pending(clock, client_of):
     heard: list[str | None] = []
     with client_of(Scripted(clock), parallelism=2) as client:
         futures = submit_all(client, [f"p{i}" for i in range(20)])
@@ -34,7 +30,7 @@ def test_leaving_the_with_block_completes_what_is_pending(clock: VirtualClock, c
     assert sorted(text or "" for text in heard) == sorted(f"re: p{i}" for i in range(20))
 
 
-def test_a_stop_waits_until_the_last_observer_has_heard(client_of: ClientOf) -> None:
+def test_a_stop_waits_until_the_last_observer_has_heard(client_of):
     hears, go = threading.Event(), threading.Event()
 
     def slow(event: Any) -> None:
@@ -58,7 +54,7 @@ def test_a_stop_waits_until_the_last_observer_has_heard(client_of: ClientOf) -> 
 
 @pytest.mark.full
 @pytest.mark.parametrize("heard", [RequestFinished, ClientStopped])
-def test_an_observer_that_never_returns_does_not_hold_a_stop(client_of: ClientOf, heard: type) -> None:
+def test_an_observer_that_never_returns_does_not_hold_a_stop(client_of, heard):
     goes_on = threading.Event()
 
     def observe(event: Any) -> None:
@@ -80,7 +76,7 @@ def test_an_observer_that_never_returns_does_not_hold_a_stop(client_of: ClientOf
         goes_on.set()
 
 
-def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock, client_of):
     provider = Scripted(clock, latency=lambda prompt: 1.0 if prompt == "quick" else 100.0)
     events: list[Any] = []
     client = client_of(provider, parallelism=1, observers=[events.append])
@@ -102,7 +98,7 @@ def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock: VirtualClock,
     assert [event.failed for event in events if isinstance(event, ClientStopped)] == [2]
 
 
-def test_the_late_answer_of_a_stopped_client_hurts_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_late_answer_of_a_stopped_client_hurts_nobody(clock, client_of):
     provider = Scripted(clock, latency=100.0)
     client = client_of(provider)
     with clock.held():
@@ -117,14 +113,14 @@ def test_the_late_answer_of_a_stopped_client_hurts_nobody(clock: VirtualClock, c
     assert engine.counts().balanced()
 
 
-def test_a_stopped_client_takes_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stopped_client_takes_nothing(clock, client_of):
     client = client_of(Scripted(clock))
     client.stop()
     with pytest.raises(ClientClosed, match=r"start\(\)"):
         client.submit("x")
 
 
-def test_a_stopped_client_may_be_started_again(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stopped_client_may_be_started_again(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider)
     for round_ in range(3):
@@ -135,7 +131,7 @@ def test_a_stopped_client_may_be_started_again(clock: VirtualClock, client_of: C
     client.stop()
 
 
-def test_the_counts_outlive_the_stop_until_the_next_start(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_counts_outlive_the_stop_until_the_next_start(clock, client_of):
     client = client_of(Scripted(clock))
     for prompts in (3, 2):
         client.start()
@@ -145,7 +141,7 @@ def test_the_counts_outlive_the_stop_until_the_next_start(clock: VirtualClock, c
         assert (client.counts.submitted, client.counts.succeeded) == (prompts, prompts)
 
 
-def test_a_client_that_never_ran_may_be_stopped(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_client_that_never_ran_may_be_stopped(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider)
     client.stop()
@@ -153,7 +149,7 @@ def test_a_client_that_never_ran_may_be_stopped(clock: VirtualClock, client_of: 
     assert client.queue_size == 0
 
 
-def test_two_threads_may_stop_a_client(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_two_threads_may_stop_a_client(clock, client_of):
     client = client_of(Scripted(clock), parallelism=1)
     with clock.held():
         futures = submit_all(client, "abc")
@@ -162,7 +158,7 @@ def test_two_threads_may_stop_a_client(clock: VirtualClock, client_of: ClientOf)
         assert stop.result()[1] == [True] * 3
 
 
-def test_a_stop_with_a_time_ends_one_without(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stop_with_a_time_ends_one_without(clock, client_of):
     provider = Scripted(clock, latency=1_000.0)
     events: list[Any] = []
     client = client_of(provider, parallelism=1, observers=[events.append])
@@ -177,7 +173,7 @@ def test_a_stop_with_a_time_ends_one_without(clock: VirtualClock, client_of: Cli
     assert [event.failed for event in events if isinstance(event, ClientStopped)] == [1]
 
 
-def test_a_callback_may_stop_the_client(client_of: ClientOf) -> None:
+def test_a_callback_may_stop_the_client(client_of):
     go = threading.Event()
     client = client_of(lambda request, attempt: str(go.wait(PATIENCE)), clock=RealClock(), parallelism=1)
     stopped = threading.Event()
@@ -194,7 +190,7 @@ def test_a_callback_may_stop_the_client(client_of: ClientOf) -> None:
 
 
 @pytest.mark.parametrize("where", ["observer", "own callable"])
-def test_a_worker_may_stop_the_client(where: str, client_of: ClientOf) -> None:
+def test_a_worker_may_stop_the_client(where, client_of):
     stopped = threading.Event()
     calls: list[str] = []
 
@@ -218,7 +214,7 @@ def test_a_worker_may_stop_the_client(where: str, client_of: ClientOf) -> None:
         client.submit("y")
 
 
-def test_an_observer_may_stop_the_client_while_it_stops(client_of: ClientOf) -> None:
+def test_an_observer_may_stop_the_client_while_it_stops(client_of):
     stopped, meet = threading.Event(), threading.Barrier(2)
 
     def call(request: Any, attempt: int) -> str:
@@ -245,9 +241,7 @@ def test_an_observer_may_stop_the_client_while_it_stops(client_of: ClientOf) -> 
     [BatchingClient.cancel_pending, partial(BatchingClient.stop, cancel_waiting=True)],
     ids=["by cancel_pending", "by a second stop"],
 )
-def test_what_waits_is_seen_and_may_be_cancelled_while_the_client_stops(
-    cancel: Callable[[BatchingClient], object], clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_what_waits_is_seen_and_may_be_cancelled_while_the_client_stops(cancel, clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -280,7 +274,7 @@ def started_while_it_stops(
         return old, stopping, client.submit("new")
 
 
-def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_client_may_be_started_while_it_still_stops(clock, client_of):
     provider = slow_for_old(clock)
     client = client_of(provider, parallelism=1)
     old, stopping, new = started_while_it_stops(client, provider, clock)
@@ -291,9 +285,7 @@ def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, clien
     assert provider.closed == 0  # another client still uses it
 
 
-def test_a_second_run_that_ends_first_leaves_the_first_its_provider(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_second_run_that_ends_first_leaves_the_first_its_provider(clock, client_of):
     provider = slow_for_old(clock)
     client = client_of(provider, parallelism=1)
     old, stopping, new = started_while_it_stops(client, provider, clock)
@@ -305,9 +297,7 @@ def test_a_second_run_that_ends_first_leaves_the_first_its_provider(
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_a_list_that_is_dropped_while_its_client_stops_is_cancelled(
-    started: bool, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_list_that_is_dropped_while_its_client_stops_is_cancelled(started, clock, client_of):
     go = threading.Event()
     provider = Scripted(clock, lambda prompt, attempt: prompt if prompt != "1" else str(go.wait(PATIENCE)))
     client = client_of(provider, parallelism=1)
@@ -330,9 +320,7 @@ def test_a_list_that_is_dropped_while_its_client_stops_is_cancelled(
         assert client.counts.balanced()
 
 
-def test_an_exception_in_the_with_block_cancels_what_has_not_started(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_an_exception_in_the_with_block_cancels_what_has_not_started(clock, client_of):
     provider = Scripted(clock, latency=1.0)
     mistake = ValueError("mine")
 
@@ -353,7 +341,7 @@ def test_an_exception_in_the_with_block_cancels_what_has_not_started(
     assert waiting.cancelled() or waiting.done()
 
 
-def test_cancelling_all_leaves_the_client_usable(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_cancelling_all_leaves_the_client_usable(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -367,7 +355,7 @@ def test_cancelling_all_leaves_the_client_usable(clock: VirtualClock, client_of:
     assert client.submit("next").result(PATIENCE).ok
 
 
-def test_stopping_leaves_no_threads(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_stopping_leaves_no_threads(clock, client_of):
     client = client_of(Scripted(clock))
     before = set(threading.enumerate())
     for _ in range(10):
@@ -379,7 +367,7 @@ def test_stopping_leaves_no_threads(clock: VirtualClock, client_of: ClientOf) ->
     eventually(lambda: set(threading.enumerate()) <= before)
 
 
-def test_submitting_threads_meet_a_stop_cleanly(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_submitting_threads_meet_a_stop_cleanly(clock, client_of):
     client = client_of(Scripted(clock, latency=0.0), parallelism=4, deduplicate=False)
     accepted: list[Any] = []
 
@@ -399,9 +387,7 @@ def test_submitting_threads_meet_a_stop_cleanly(clock: VirtualClock, client_of: 
     assert all(future.done() and future.result(0).ok for future in accepted)
 
 
-def test_a_stop_keeps_to_its_time_and_a_second_whatever_hangs(
-    clock: VirtualClock, client_of: ClientOf, tmp_path: Path
-) -> None:
+def test_a_stop_keeps_to_its_time_and_a_second_whatever_hangs(clock, client_of, tmp_path):
     never = threading.Event()
 
     def hang(*_: Any) -> None:

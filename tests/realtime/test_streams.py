@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from scenes import Aside, Scripted, broken, failure, limited, unavailable
-from scripted_streams import USED, ClientOf, Part, Speaker, Speech, balanced, read, read_error
+from scripted_streams import USED, Part, Speaker, Speech, balanced, read, read_error
 
-from smartbatch._clock import VirtualClock
 from smartbatch.core.preparation.tokens import estimate_request, most_of_request
-from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, SmartbatchError
+from smartbatch.errors import ErrorKind, InvalidRequest, SmartbatchError
 from smartbatch.prices import Price
 from smartbatch.providers.mock import MockProvider
 from smartbatch.types import Answer, Embedding, Request, Route, Usage
@@ -19,7 +17,7 @@ from smartbatch.types import Answer, Embedding, Request, Route, Usage
 # -- what one gets -----------------------------------------------------------------------------------------
 
 
-def test_the_chunks_are_the_answer(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_chunks_are_the_answer(clock, client_of):
     client = client_of(Speaker(clock))
     stream = client.stream("why?", context={"row": 7}, id="mine")
     assert read(stream) == ["re: ", "why?"]
@@ -30,7 +28,7 @@ def test_the_chunks_are_the_answer(clock: VirtualClock, client_of: ClientOf) -> 
     assert result.request_id == stream.request_id == "mine"
 
 
-def test_an_iterator_that_has_ended_stays_ended(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_an_iterator_that_has_ended_stays_ended(clock, client_of):
     stream = client_of(Speaker(clock)).stream("why?")
     assert [Aside(lambda: next(stream)).result() for _ in range(2)] == ["re: ", "why?"]
     for _ in range(2):
@@ -41,7 +39,7 @@ def test_an_iterator_that_has_ended_stays_ended(clock: VirtualClock, client_of: 
     assert list(stream) == []
 
 
-def test_empty_pieces_are_no_chunks(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_empty_pieces_are_no_chunks(clock, client_of):
     def script(prompt: str, attempt: int) -> list[Part]:
         return ["", 1.0, unavailable()] if attempt == 0 else ["", 2.0, "yes"]
 
@@ -50,7 +48,7 @@ def test_empty_pieces_are_no_chunks(clock: VirtualClock, client_of: ClientOf) ->
     assert (stream.result.attempts, stream.result.time_to_first_chunk) == (2, 2.0)
 
 
-def test_the_result_is_there_after_the_end_only(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_result_is_there_after_the_end_only(clock, client_of):
     client = client_of(Speaker(clock))
     with clock.held():
         stream = client.stream("why?")
@@ -60,7 +58,7 @@ def test_the_result_is_there_after_the_end_only(clock: VirtualClock, client_of: 
     assert stream.result.ok
 
 
-def test_usage_that_nobody_told_is_estimated(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_usage_that_nobody_told_is_estimated(clock, client_of):
     stream = client_of(Speaker(clock, usage=None)).stream("why?")
     read(stream)
     expected = Usage(estimate_request(Request(prompt="why?")), 2, estimated=True)
@@ -70,19 +68,19 @@ def test_usage_that_nobody_told_is_estimated(clock: VirtualClock, client_of: Cli
 # -- what does not stream ----------------------------------------------------------------------------------
 
 
-def test_a_provider_that_cannot_stream_answers_in_one_chunk(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_provider_that_cannot_stream_answers_in_one_chunk(clock, client_of):
     stream = client_of(Scripted(clock)).stream("why?")
     assert read(stream) == ["re: why?"]
     assert (stream.result.latency, stream.result.time_to_first_chunk) == (1.0, 1.0)
 
 
-def test_own_callables_answer_in_one_chunk(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_own_callables_answer_in_one_chunk(clock, client_of):
     client = client_of(lambda request, attempt: f"own: {request.prompt}")
     assert read(client.stream("why?")) == ["own: why?"]
     assert read(client.stream("why?", call=lambda request, attempt: "mine")) == ["mine"]
 
 
-def test_a_hook_that_answers_is_one_chunk(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_hook_that_answers_is_one_chunk(clock, client_of):
     speaker = Speaker(clock)
     stream = client_of(speaker, preprocess=[lambda request: "from a cache"]).stream("why?")
     assert read(stream) == ["from a cache"]
@@ -90,7 +88,7 @@ def test_a_hook_that_answers_is_one_chunk(clock: VirtualClock, client_of: Client
     assert not speaker.speeches
 
 
-def test_middleware_may_answer_instead(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_middleware_may_answer_instead(clock, client_of):
     seen: list[Any] = []
 
     def layer(spec: Any, proceed: Any) -> Any:
@@ -105,7 +103,7 @@ def test_middleware_may_answer_instead(clock: VirtualClock, client_of: ClientOf)
     assert seen == [Answer("re: why?", USED)]
 
 
-def test_a_vector_cannot_be_streamed(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_vector_cannot_be_streamed(clock, client_of):
     with pytest.raises(InvalidRequest) as caught:
         client_of(Speaker(clock)).stream(Request("why?", embedding=Embedding()))
     assert caught.value.field == "embedding"
@@ -115,9 +113,7 @@ def test_a_vector_cannot_be_streamed(clock: VirtualClock, client_of: ClientOf) -
 
 
 @pytest.mark.parametrize("problem", [unavailable, limited, broken])
-def test_a_stream_is_tried_again_before_its_first_chunk(
-    clock: VirtualClock, client_of: ClientOf, problem: Callable[[], ProviderError]
-) -> None:
+def test_a_stream_is_tried_again_before_its_first_chunk(clock, client_of, problem):
     speaker = Speaker(clock, lambda prompt, attempt: [problem()] if attempt < 2 else [1.0, "yes"])
     stream = client_of(speaker).stream("why?")
     assert read(stream) == ["yes"]
@@ -125,9 +121,7 @@ def test_a_stream_is_tried_again_before_its_first_chunk(
 
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
-def test_a_stream_is_never_tried_again_after_its_first_chunk(
-    clock: VirtualClock, client_of: ClientOf, kind: ErrorKind
-) -> None:
+def test_a_stream_is_never_tried_again_after_its_first_chunk(clock, client_of, kind):
     error = failure(kind, status=503 if kind is ErrorKind.SERVER_ERROR else None)
     speaker = Speaker(clock, lambda prompt, attempt: ["be", "gun", error])
     client = client_of(speaker)
@@ -141,7 +135,7 @@ def test_a_stream_is_never_tried_again_after_its_first_chunk(
     assert (client.counts.failed, balanced(client)) == (1, True)
 
 
-def test_a_stream_that_breaks_keeps_its_reservation(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stream_that_breaks_keeps_its_reservation(clock, client_of):
     speaker = Speaker(clock, lambda prompt, _: ["four"] * 5 + [failure(ErrorKind.NETWORK_ERROR)], priced=True)
     prices = {"speaker:default": Price(input=1.0, output=10.0)}
     client = client_of(speaker, prices=prices, budget=1.0, max_tokens=100)
@@ -154,16 +148,14 @@ def test_a_stream_that_breaks_keeps_its_reservation(clock: VirtualClock, client_
     assert stream.result.unconfirmed_cost == client.unconfirmed_cost == pytest.approx(most)
 
 
-def test_a_count_from_before_the_end_is_completed(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_count_from_before_the_end_is_completed(clock, client_of):
     broke = failure(ErrorKind.NETWORK_ERROR, usage=Usage(100, 1, 80))
     stream = client_of(Speaker(clock, lambda *_: ["four"] * 5 + [broke])).stream("why?")
     read_error(stream)
     assert stream.result.usage == Usage(100, 5, 80, estimated=True)
 
 
-def test_a_first_stream_that_breaks_does_not_stop_the_others(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_first_stream_that_breaks_does_not_stop_the_others(clock, client_of):
     speaker = Speaker(
         clock, lambda prompt, _: ["be", failure(ErrorKind.NETWORK_ERROR)] if prompt == "bad" else ["fine"]
     )
@@ -172,7 +164,7 @@ def test_a_first_stream_that_breaks_does_not_stop_the_others(
     assert read(client.stream("good")) == ["fine"]
 
 
-def test_middleware_cannot_begin_a_stream_again(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_middleware_cannot_begin_a_stream_again(clock, client_of):
     speaker = Speaker(clock, lambda prompt, _: ["be", failure(ErrorKind.SERVER_ERROR)])
 
     def layer(spec: Any, proceed: Any) -> Any:
@@ -185,7 +177,7 @@ def test_middleware_cannot_begin_a_stream_again(clock: VirtualClock, client_of: 
     assert len(speaker.speeches) == 1
 
 
-def test_a_piece_that_is_no_text_is_an_invalid_answer(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_piece_that_is_no_text_is_an_invalid_answer(clock, client_of):
     class Odd(Speaker):
         def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> Any:
             speech = super().stream(request, model=model, attempt=attempt, timeout=timeout)
@@ -196,7 +188,7 @@ def test_a_piece_that_is_no_text_is_an_invalid_answer(clock: VirtualClock, clien
     assert error.kind is ErrorKind.INVALID_RESPONSE
 
 
-def test_the_mock_streams_word_by_word(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_mock_streams_word_by_word(clock, client_of):
     mock = MockProvider(
         {"q": "one two three"},
         latency=1.0,

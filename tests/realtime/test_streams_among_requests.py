@@ -9,14 +9,13 @@ import pytest
 from inside import inside
 from levels import sampled
 from scenes import InTime, broken, eventually, failure, unavailable
-from scripted_streams import ClientOf, Part, Speaker, balanced, read
+from scripted_streams import Part, Speaker, balanced, read
 
-from smartbatch._clock import VirtualClock
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import CallFinished, CallStarted, Event, RequestFinished, RequestSubmitted
 
 
-def test_streams_are_never_shared(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_streams_are_never_shared(clock, client_of):
     speaker = Speaker(clock, lambda prompt, _: [prompt], max_shared=10)
     client = client_of(speaker, parallelism=10)
     streams = [client.stream("same") for _ in range(5)]
@@ -26,7 +25,7 @@ def test_streams_are_never_shared(clock: VirtualClock, client_of: ClientOf) -> N
     assert not any(stream.result.deduplicated for stream in streams)
 
 
-def test_a_shared_streams_retries_stay_alone(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_shared_streams_retries_stay_alone(clock, client_of):
     def script(prompt: str, attempt: int) -> list[Part]:
         if prompt == "long":
             return [100.0, "x"]
@@ -41,7 +40,7 @@ def test_a_shared_streams_retries_stay_alone(clock: VirtualClock, client_of: Cli
     assert speaker.shared_calls == 0
 
 
-def test_events_of_a_stream_are_those_of_any_call(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_events_of_a_stream_are_those_of_any_call(clock, client_of):
     events: list[Event] = []
     client = client_of(Speaker(clock), observers=[events.append])
     read(client.stream("why?"))
@@ -57,7 +56,7 @@ def test_events_of_a_stream_are_those_of_any_call(clock: VirtualClock, client_of
 
 
 @pytest.mark.parametrize("seed", sampled(range(5), keep=2))
-def test_streams_closed_at_random_lose_nothing(clock: VirtualClock, client_of: ClientOf, seed: int) -> None:
+def test_streams_closed_at_random_lose_nothing(clock, client_of, seed):
     rng = random.Random(seed)
     fates = {f"p{number}": rng.choice(["read", "leave", "closed", "never"]) for number in range(60)}
 

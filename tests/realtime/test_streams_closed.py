@@ -5,17 +5,16 @@ from __future__ import annotations
 import gc
 import signal
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from inside import is_read
 from scenes import PATIENCE, Aside, eventually, limited
-from scripted_streams import ClientOf, Speaker, balanced, begun, read, read_error
+from scripted_streams import Speaker, balanced, begun, read, read_error
 
 from smartbatch import Interrupted, TextStream
-from smartbatch._clock import RealClock, VirtualClock
+from smartbatch._clock import RealClock
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import RequestCancelled
 from smartbatch.events import Event, RequestFinished
@@ -24,7 +23,7 @@ from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Request, Result, Usage
 
 
-def test_closing_before_the_start_sends_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_closing_before_the_start_sends_nothing(clock, client_of):
     speaker = Speaker(clock)
     events: list[Event] = []
     client = client_of(speaker, parallelism=1, observers=[events.append])
@@ -45,7 +44,7 @@ def test_closing_before_the_start_sends_nothing(clock: VirtualClock, client_of: 
     assert balanced(client)
 
 
-def test_closing_after_the_start_closes_the_connection(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_closing_after_the_start_closes_the_connection(clock, client_of):
     speaker = Speaker(clock)
     client = client_of(speaker, parallelism=1)
     with clock.held():
@@ -59,9 +58,7 @@ def test_closing_after_the_start_closes_the_connection(clock: VirtualClock, clie
     assert (client.counts.failed, balanced(client)) == (1, True)
 
 
-def test_a_reader_hears_that_another_thread_closed_its_stream(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_reader_hears_that_another_thread_closed_its_stream(clock, client_of):
     speaker = Speaker(clock)
     with clock.held():
         stream = begun(client_of(speaker), speaker)
@@ -71,7 +68,7 @@ def test_a_reader_hears_that_another_thread_closed_its_stream(
             reader.result()
 
 
-def test_closing_between_two_tries_ends_the_request(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_closing_between_two_tries_ends_the_request(clock, client_of):
     speaker = Speaker(clock, lambda prompt, attempt: [limited(50.0)])
     client = client_of(speaker)
     with clock.held():
@@ -84,7 +81,7 @@ def test_closing_between_two_tries_ends_the_request(clock: VirtualClock, client_
     assert len(speaker.speeches) == 1
 
 
-def test_closed_streams_are_no_sign_against_the_provider(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_closed_streams_are_no_sign_against_the_provider(clock, client_of):
     speaker = Speaker(clock)
     client = client_of(speaker, breaker_threshold=1)
     with clock.held():
@@ -110,9 +107,7 @@ def leaves_the_with_block(stream: TextStream) -> None:
 
 
 @pytest.mark.parametrize("leave", [leaves_by_break, leaves_by_an_error, leaves_the_with_block])
-def test_leaving_early_closes_the_stream(
-    clock: VirtualClock, client_of: ClientOf, leave: Callable[[TextStream], None]
-) -> None:
+def test_leaving_early_closes_the_stream(clock, client_of, leave):
     speaker = Speaker(clock, lambda *_: ["be", 1000.0])
     with clock.held():
         stream = client_of(speaker).stream("long")
@@ -121,7 +116,7 @@ def test_leaving_early_closes_the_stream(
         assert isinstance(stream.result.error, RequestCancelled)
 
 
-def test_a_stream_that_was_left_stays_closed(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stream_that_was_left_stays_closed(clock, client_of):
     client = client_of(Speaker(clock, lambda *_: ["a", "b", "c"]))
     stream = client.stream("why?")
     eventually(lambda: client.counts.succeeded == 1)
@@ -131,9 +126,7 @@ def test_a_stream_that_was_left_stays_closed(clock: VirtualClock, client_of: Cli
         next(stream)
 
 
-def test_who_leaves_a_loop_may_ask_for_the_result_at_once(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_leaves_a_loop_may_ask_for_the_result_at_once(clock, client_of, monkeypatch):
     asked, wait = threading.Event(), ChunkBox.wait
 
     class Late(threading.Thread):
@@ -159,7 +152,7 @@ def test_who_leaves_a_loop_may_ask_for_the_result_at_once(
 
 
 @pytest.mark.full
-def test_a_forgotten_stream_is_closed(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_forgotten_stream_is_closed(clock, client_of):
     speaker = Speaker(clock)
     client = client_of(speaker)
     with clock.held():
@@ -171,7 +164,7 @@ def test_a_forgotten_stream_is_closed(clock: VirtualClock, client_of: ClientOf) 
         eventually(lambda: balanced(client))
 
 
-def test_ctrl_c_while_waiting_closes_the_stream(client_of: ClientOf) -> None:
+def test_ctrl_c_while_waiting_closes_the_stream(client_of):
     clock = RealClock()
     speaker = Speaker(clock)
     client = client_of(speaker, clock=clock)
@@ -195,7 +188,7 @@ def test_ctrl_c_while_waiting_closes_the_stream(client_of: ClientOf) -> None:
     assert read(client.stream("next")) == ["next"]
 
 
-def test_cancelling_all_that_waits_includes_streams(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_cancelling_all_that_waits_includes_streams(clock, client_of):
     speaker = Speaker(clock)
     client = client_of(speaker, parallelism=1)
     with clock.held():

@@ -6,9 +6,8 @@ from collections import deque
 
 import pytest
 from scenes import InTime, eventually
-from scripted_streams import ClientOf, Part, Speaker, Speech, balanced, begun, read, read_error
+from scripted_streams import Part, Speaker, Speech, balanced, begun, read, read_error
 
-from smartbatch._clock import VirtualClock
 from smartbatch.errors import BudgetExceeded, ClientClosed, ErrorKind, RequestCancelled, RequestTimeout
 from smartbatch.prices import Price
 from smartbatch.realtime import text_stream
@@ -17,7 +16,7 @@ from smartbatch.types import Request
 # -- a slow reader -----------------------------------------------------------------------------------------
 
 
-def test_a_slow_reader_slows_the_call_down(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_slow_reader_slows_the_call_down(clock, client_of):
     total = 3 * text_stream.MAX_CHUNKS
     speaker = Speaker(clock, lambda *_: [f"{number} " for number in range(total)])
     stream = client_of(speaker).stream("long")
@@ -37,7 +36,7 @@ def test_a_slow_reader_slows_the_call_down(clock: VirtualClock, client_of: Clien
     assert stream.result.latency > 0.01 * (total - text_stream.MAX_CHUNKS - 2)
 
 
-def test_large_chunks_are_bounded_by_their_size(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_large_chunks_are_bounded_by_their_size(clock, client_of):
     large = "x" * (text_stream.MAX_CHARACTERS // 2)
     pieces: list[Part] = [large, large, large, large * 3, "end"]
     speaker = Speaker(clock, lambda *_: pieces)
@@ -47,7 +46,7 @@ def test_large_chunks_are_bounded_by_their_size(clock: VirtualClock, client_of: 
         assert read(stream) == pieces
 
 
-def test_a_stream_nobody_reads_is_cut_when_its_call_is_over(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stream_nobody_reads_is_cut_when_its_call_is_over(clock, client_of):
     speaker = Speaker(clock, lambda prompt, _: ["x"] * 5000 if prompt == "long" else [prompt])
     client = client_of(speaker, parallelism=1, call_timeout=60, breaker_threshold=1)
     unread = client.stream("long")
@@ -59,9 +58,7 @@ def test_a_stream_nobody_reads_is_cut_when_its_call_is_over(clock: VirtualClock,
     assert "read it, or close it" in str(error)
 
 
-def test_a_slow_readers_time_out_is_no_sign_against_the_provider(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_slow_readers_time_out_is_no_sign_against_the_provider(clock, client_of):
     speaker = Speaker(clock, lambda prompt, _: ["x"] * 1500 + [100.0, "y"] if prompt == "long" else [prompt])
     client = client_of(speaker, call_timeout=60, breaker_threshold=1)
     stream = client.stream("long")
@@ -79,7 +76,7 @@ def test_a_slow_readers_time_out_is_no_sign_against_the_provider(
 # -- time-outs and the end ---------------------------------------------------------------------------------
 
 
-def test_a_request_time_out_ends_a_stream(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_request_time_out_ends_a_stream(clock, client_of):
     speaker = Speaker(clock, lambda *_: ["be", 100.0, "late"])
     client = client_of(speaker)
     stream = client.stream("long", timeout=5.0)
@@ -90,9 +87,7 @@ def test_a_request_time_out_ends_a_stream(clock: VirtualClock, client_of: Client
     eventually(lambda: balanced(client))
 
 
-def test_a_request_time_out_closes_a_stream_that_does_not_keep_it(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_request_time_out_closes_a_stream_that_does_not_keep_it(clock, client_of):
     class Deaf(Speaker):
         def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> Speech:
             return super().stream(request, model=model, attempt=attempt, timeout=10 * timeout)
@@ -106,21 +101,21 @@ def test_a_request_time_out_closes_a_stream_that_does_not_keep_it(
     eventually(lambda: balanced(client))
 
 
-def test_a_call_time_out_ends_a_stream(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_call_time_out_ends_a_stream(clock, client_of):
     speaker = Speaker(clock, lambda *_: [part for _ in range(100) for part in ("x", 1.0)])
     chunks, error = read_error(client_of(speaker, call_timeout=10).stream("long"))
     assert len(chunks) == 10
     assert error.kind is ErrorKind.TIMEOUT
 
 
-def test_a_stop_completes_streams(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stop_completes_streams(clock, client_of):
     client = client_of(Speaker(clock), parallelism=1)
     streams = [client.stream(f"p{number}") for number in range(3)]
     client.stop()
     assert [read(stream) for stream in streams] == [["re: ", f"p{number}"] for number in range(3)]
 
 
-def test_a_stop_does_not_wait_for_a_reader(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stop_does_not_wait_for_a_reader(clock, client_of):
     total = 3 * text_stream.MAX_CHUNKS
     with clock.held(), client_of(Speaker(clock, lambda *_: ["x"] * total)) as client:
         begun_one = client.stream("long")
@@ -129,9 +124,7 @@ def test_a_stop_does_not_wait_for_a_reader(clock: VirtualClock, client_of: Clien
     assert begun_one.result.ok
 
 
-def test_a_signal_handler_may_close_a_stream(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_handler_may_close_a_stream(clock, client_of, monkeypatch):
     class Closing(deque[str]):
         def popleft(self) -> str:
             stream.close()  # as a handler that runs between two steps of the reader
@@ -147,7 +140,7 @@ def test_a_signal_handler_may_close_a_stream(
             next(stream)
 
 
-def test_a_stop_with_a_time_ends_streams(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stop_with_a_time_ends_streams(clock, client_of):
     speaker = Speaker(clock)
     client = client_of(speaker, parallelism=1)
     with clock.held():
@@ -160,7 +153,7 @@ def test_a_stop_with_a_time_ends_streams(clock: VirtualClock, client_of: ClientO
     eventually(lambda: speaker.speeches[0].ended == 10.0)
 
 
-def test_a_stream_the_budget_forbids_raises_in_its_loop(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stream_the_budget_forbids_raises_in_its_loop(clock, client_of):
     speaker = Speaker(clock, priced=True)
     prices = {"speaker:default": Price(input=1.0, output=10.0)}
     chunks, error = read_error(client_of(speaker, prices=prices, budget=1e-9).stream("why?"))

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from scenes import PATIENCE, Scripted
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.observe import logs
 from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Result
-
-ClientOf = Callable[..., BatchingClient]
 
 
 @pytest.fixture
@@ -32,9 +28,7 @@ def entries(log: io.StringIO) -> list[tuple[str, str]]:
     return [(line["event"], line["error"]) for line in lines]
 
 
-def test_a_connection_that_cannot_be_closed_ends_its_stream_all_the_same(
-    clock: VirtualClock, log: io.StringIO
-) -> None:
+def test_a_connection_that_cannot_be_closed_ends_its_stream_all_the_same(clock, log):
     def close() -> None:
         raise OSError("already gone")
 
@@ -46,9 +40,7 @@ def test_a_connection_that_cannot_be_closed_ends_its_stream_all_the_same(
     assert entries(log) == [("stream_close_failed", "OSError")]
 
 
-def test_an_error_of_the_library_itself_fails_the_request_and_is_logged(
-    clock: VirtualClock, client_of: ClientOf, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_library_itself_fails_the_request_and_is_logged(clock, client_of, log, monkeypatch):
     prepare = ResponseRouter.prepare
 
     def broken(*_: object) -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from scenes import PATIENCE, InTime, Scripted, broken, submit_all
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import RequestTimeout
 from smartbatch.results import ResultList
 from smartbatch.types import Request, Route
 
-ClientOf = Callable[..., BatchingClient]
 
-
-def test_a_waiting_request_fails_when_its_time_ends(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_waiting_request_fails_when_its_time_ends(clock, client_of):
     provider = Scripted(clock, latency=10.0)
     client = client_of(provider, parallelism=1)
     ended: list[float] = []
@@ -37,7 +33,7 @@ def test_a_waiting_request_fails_when_its_time_ends(clock: VirtualClock, client_
     assert provider.prompts == ["first"]
 
 
-def test_the_provider_is_told_how_much_time_is_left(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_provider_is_told_how_much_time_is_left(clock, client_of):
     provider = Scripted(clock, latency=2.0)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -48,9 +44,7 @@ def test_the_provider_is_told_how_much_time_is_left(clock: VirtualClock, client_
     assert [start.timeout for start in provider.starts] == [600.0, 3.0]
 
 
-def test_a_failed_result_has_the_latency_and_route_of_its_last_call(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_failed_result_has_the_latency_and_route_of_its_last_call(clock, client_of):
     provider = Scripted(clock, lambda prompt, _: broken() if prompt == "breaks" else "fine", latency=2.0)
     client = client_of(provider, parallelism=1, retries=0)
     with clock.held():
@@ -66,16 +60,14 @@ def test_a_failed_result_has_the_latency_and_route_of_its_last_call(
     assert "not sent 1" in repr(ResultList([broke, late, waited]))
 
 
-def test_a_call_gets_no_more_than_call_timeout(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_call_gets_no_more_than_call_timeout(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, call_timeout=30.0)
     assert client.submit("x", timeout=100.0).result(PATIENCE).ok
     assert provider.starts[0].timeout == 30.0
 
 
-def test_a_callable_that_ignores_its_deadline_is_not_waited_for(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_callable_that_ignores_its_deadline_is_not_waited_for(clock, client_of):
     ended: list[float] = []
 
     def stubborn(request: Request, attempt: int) -> str:
@@ -103,7 +95,7 @@ def test_a_callable_that_ignores_its_deadline_is_not_waited_for(
     assert ended == [5.0]
 
 
-def test_the_settings_may_give_every_request_a_time_out(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_settings_may_give_every_request_a_time_out(clock, client_of):
     client = client_of(Scripted(clock, latency=10.0), request_timeout=4.0)
     with clock.held():
         usual, long = client.submit("x"), client.submit("y", timeout=60.0)
@@ -112,7 +104,7 @@ def test_the_settings_may_give_every_request_a_time_out(clock: VirtualClock, cli
     assert long.result(PATIENCE).ok
 
 
-def test_time_also_ends_between_two_tries(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_time_also_ends_between_two_tries(clock, client_of):
     ended: list[float] = []
     client = client_of(Scripted(clock, lambda *_: broken(), latency=0.1), retry_initial=10.0)
     with clock.held():
@@ -124,9 +116,7 @@ def test_time_also_ends_between_two_tries(clock: VirtualClock, client_of: Client
     assert ended == [3.0]
 
 
-def test_a_request_that_is_being_cancelled_when_its_time_ends_is_cancelled(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_request_that_is_being_cancelled_when_its_time_ends_is_cancelled(clock, client_of):
     provider = Scripted(clock, latency=10.0)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -140,9 +130,7 @@ def test_a_request_that_is_being_cancelled_when_its_time_ends_is_cancelled(
     assert (counts.cancelled, counts.failed, counts.succeeded) == (1, 0, 1)
 
 
-def test_who_has_little_time_left_does_not_spoil_a_call_for_the_others(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_who_has_little_time_left_does_not_spoil_a_call_for_the_others(clock, client_of):
     class Punctual(Scripted):
         def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Any]:
             answers = super().generate_many(requests, **details)

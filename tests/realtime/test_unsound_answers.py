@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from inside import engine_of
 from scenes import PATIENCE, Aside, Scripted, failure, submit_all
 
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ErrorKind, SmartbatchError
 from smartbatch.types import Answer, LimitReport, Result, Usage
-
-ClientOf = Callable[..., BatchingClient]
 
 
 @pytest.mark.parametrize(
@@ -28,9 +24,7 @@ ClientOf = Callable[..., BatchingClient]
     ],
     ids=["usage beyond floats", "usage beyond reason", "cost beyond floats", "infinite cost"],
 )
-def test_figures_that_no_call_can_have_are_an_invalid_answer(
-    answer: Answer, clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_figures_that_no_call_can_have_are_an_invalid_answer(answer, clock, client_of):
     client = client_of(Scripted(clock, lambda *_: answer), max_tpm=1_000_000, retries=0)
     error = client.submit("x").exception(PATIENCE)
     assert isinstance(error, SmartbatchError)
@@ -39,16 +33,14 @@ def test_figures_that_no_call_can_have_are_an_invalid_answer(
     assert client.counts.balanced()
 
 
-def test_limits_that_are_none_are_passed_over(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_limits_that_are_none_are_passed_over(clock, client_of):
     limits: Any = {"requests": 5}
     client = client_of(Scripted(clock, lambda *_: Answer("fine", limits=limits)))
     assert client.submit("x").result(PATIENCE).text == "fine"
 
 
-def test_a_mistake_among_the_verdicts_fails_the_call_and_nothing_else(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
-    wrong: Any = LimitReport(requests_limit="many", requests_remaining="some")  # type: ignore[arg-type]
+def test_a_mistake_among_the_verdicts_fails_the_call_and_nothing_else(clock, client_of):
+    wrong: Any = LimitReport(requests_limit="many", requests_remaining="some")
     provider = Scripted(
         clock, lambda prompt, _: Answer("fine", limits=wrong if prompt == "wrong" else None), latency=0.1
     )
@@ -62,7 +54,7 @@ def test_a_mistake_among_the_verdicts_fails_the_call_and_nothing_else(
     assert engine.gates.permits_out == 0
 
 
-def test_a_wait_longer_than_the_system_can_count_is_no_end() -> None:
+def test_a_wait_longer_than_the_system_can_count_is_no_end():
     def asks(request: Any, attempt: int) -> str:
         if request.prompt == "slow":
             raise failure(ErrorKind.SERVER_ERROR, status=500, retry_after=3e10)
@@ -77,14 +69,14 @@ def test_a_wait_longer_than_the_system_can_count_is_no_end() -> None:
     assert slow.done()
 
 
-def test_a_stop_may_have_all_the_time_in_the_world() -> None:
+def test_a_stop_may_have_all_the_time_in_the_world():
     client = BatchingClient("sim:demo")
     future = client.submit("x")
     client.stop(timeout=math.inf)
     assert future.result(PATIENCE).ok
 
 
-def test_a_future_that_somebody_else_ended_hurts_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_future_that_somebody_else_ended_hurts_nobody(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -102,9 +94,7 @@ def test_a_future_that_somebody_else_ended_hurts_nobody(clock: VirtualClock, cli
     assert client.counts.balanced()
 
 
-def test_an_interrupt_while_futures_are_ended_ends_the_others_too(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_while_futures_are_ended_ends_the_others_too(clock, client_of, monkeypatch):
     provider = Scripted(clock, latency=100.0)
     client = client_of(provider, parallelism=3)
     with clock.held():

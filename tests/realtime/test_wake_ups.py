@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
 from inside import engine_of, has_looked
 from scenes import PATIENCE, Embedder, InTime, Scripted, eventually, submit_all, unavailable
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.realtime.lane import Lane, LaneFactory
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Embedding
 
-ClientOf = Callable[..., BatchingClient]
 
-
-def test_an_urgent_identical_request_closes_the_window_at_once(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_an_urgent_identical_request_closes_the_window_at_once(clock, client_of):
     provider = Scripted(clock, max_shared=10)
     client = client_of(provider, parallelism=5, batch_window=0.1)
     with clock.held():
@@ -40,7 +33,7 @@ def test_an_urgent_identical_request_closes_the_window_at_once(
     assert [start.at for start in provider.starts] == [0.0, 0.05]
 
 
-def test_cancelling_what_others_wait_behind_lets_them_go(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_cancelling_what_others_wait_behind_lets_them_go(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, max_tpm=6_000)
     with clock.held():
@@ -59,9 +52,7 @@ def test_cancelling_what_others_wait_behind_lets_them_go(clock: VirtualClock, cl
     assert provider.starts[1].at == 2.0
 
 
-def test_a_late_call_of_a_stopped_client_makes_room_for_the_other(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_late_call_of_a_stopped_client_makes_room_for_the_other(clock, client_of):
     theirs, mine = (Scripted(clock, latency=latency, scope="account") for latency in (0.2, 1.0))
     other = client_of(theirs, parallelism=8, max_tpm=10**9)
     client = client_of(mine, max_tpm=10**9)
@@ -80,9 +71,7 @@ def test_a_late_call_of_a_stopped_client_makes_room_for_the_other(
     assert mine.starts[0].at == 0.2, "with time it would go at 0.32 s"
 
 
-def test_a_call_that_never_went_makes_room_for_the_other(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_never_went_makes_room_for_the_other(clock, client_of, monkeypatch):
     theirs, mine = (Scripted(clock, latency=100.0, scope="account") for _ in range(2))
     other, client = (client_of(provider, parallelism=8, max_tpm=10**9) for provider in (theirs, mine))
     engine_of(client)
@@ -107,9 +96,7 @@ def test_a_call_that_never_went_makes_room_for_the_other(
         each.stop(timeout=0)
 
 
-def test_a_limit_that_leaves_with_its_client_holds_nobody_back(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_limit_that_leaves_with_its_client_holds_nobody_back(clock, client_of):
     theirs, mine = (Scripted(clock, scope="account") for _ in range(2))
     other, client = client_of(theirs, max_rpm=1), client_of(mine)
     with clock.held():
@@ -127,9 +114,7 @@ def test_a_limit_that_leaves_with_its_client_holds_nobody_back(
     assert mine.starts[0].at == 5.0
 
 
-def test_a_lane_that_opens_after_the_stop_leaves_no_limit_behind(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_lane_that_opens_after_the_stop_leaves_no_limit_behind(clock, client_of):
     provider, theirs = (Scripted(clock, scope="account") for _ in range(2))
     client, other = client_of(provider, max_rpm=1), client_of(theirs)
     engine = engine_of(client)
@@ -141,7 +126,7 @@ def test_a_lane_that_opens_after_the_stop_leaves_no_limit_behind(
     assert clock.now() < 10
 
 
-def test_what_moves_to_the_fallback_is_served_there_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_what_moves_to_the_fallback_is_served_there_at_once(clock, client_of):
     provider = Embedder(clock, lambda *_: unavailable())
     client = client_of(
         provider,
@@ -160,7 +145,7 @@ def test_what_moves_to_the_fallback_is_served_there_at_once(clock: VirtualClock,
     assert clock.now() < 10
 
 
-def test_a_lane_whose_opening_is_interrupted_is_opened_again(clock: VirtualClock) -> None:
+def test_a_lane_whose_opening_is_interrupted_is_opened_again(clock):
     served: list[Lane] = []
     interrupts = [KeyboardInterrupt()]
 

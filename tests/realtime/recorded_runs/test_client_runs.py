@@ -14,10 +14,10 @@ from tests.realtime.recorded_runs.client_runs import GROUP, RECORDED, RUNS, figu
 
 
 @pytest.mark.parametrize("name", sampled(RUNS, keep=3, first=1))
-def test_a_client_sends_what_it_sent(name: str) -> None:
+def test_a_client_sends_what_it_sent(name):
     recorded = {GROUP: {name: figures.read(RECORDED)[GROUP].get(name, {})}}
     assert figures.differences(recorded, {GROUP: {name: figures_of(RUNS[name])}}) == []
 
 
-def test_each_recorded_run_takes_place() -> None:
+def test_each_recorded_run_takes_place():
     assert list(figures.read(RECORDED)[GROUP]) == list(RUNS)

@@ -1,10 +1,10 @@
-"""A small server of Anthropic's API, of the standard library alone: its batches end at once."""
+"""Small HTTP servers of the standard library, one of them with Anthropic's API."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,15 +12,53 @@ from typing import Any
 
 import pytest
 
-__all__ = ["SmallClaude", "small_claude"]
+__all__ = ["JSONHandler", "SmallClaude", "served", "small_claude"]
+
+
+class JSONHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        raise NotImplementedError
+
+    def read_json(self) -> Any:
+        return json.loads(self.rfile.read(int(self.headers["content-length"])))
+
+    def reply(self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        sent = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+        for name, value in sent.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = _Server(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 class SmallClaude:
-    """What the server was asked, and what it answers.
-
-    Args:
-        answer: the text of an answer, by the body of its request; ``None`` refuses it.
-    """
+    """Answers with ``answer(body)``, or refuses the request if that is ``None``. Batches end immediately."""
 
     def __init__(self, answer: Callable[[dict[str, Any]], str | None]) -> None:
         self.answer = answer
@@ -52,11 +90,8 @@ class SmallClaude:
             "type": "message_batch",
             "processing_status": "ended",
             "request_counts": {
-                "processing": 0,
+                **dict.fromkeys(("processing", "errored", "canceled", "expired"), 0),
                 "succeeded": count,
-                "errored": 0,
-                "canceled": 0,
-                "expired": 0,
             },
             "created_at": made.isoformat(),
             "ended_at": made.isoformat(),
@@ -90,21 +125,9 @@ def small_claude(
 ) -> Iterator[SmallClaude]:
     claude = SmallClaude(answer)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def reply(self, body: bytes, status: int = 200) -> None:
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
+    class Handler(JSONHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = self.read_json()
             if "/batches" not in self.path:
                 message = claude.message(body)
                 status = 400 if message is None else 200
@@ -124,17 +147,8 @@ def small_claude(
                 return self.reply(json.dumps(listed).encode())
             return self.reply(json.dumps(claude.batch(last)).encode())
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    claude.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    monkeypatch.setenv("ANTHROPIC_BASE_URL", claude.url)
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-of-the-tests")
-    monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
-    try:
+    with served(Handler) as claude.url:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", claude.url)
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-of-the-tests")
+        monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.02")
         yield claude
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
