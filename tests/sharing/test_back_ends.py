@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -85,38 +83,6 @@ def test_an_outage_is_known_as_long_as_a_process_is_there(back_end: BackEnd, tim
         else:
             time.now += 16.0
         assert back_end.exchange(key, LeaseAsk(f"next {end}", leaving=1)).outage == 0
-
-
-def test_what_was_spent_of_a_budget_stays_spent(back_end: BackEnd, time: Time) -> None:
-    key = hidden(back_end.prepare(), f"budget {uuid4()}")
-
-    numbers = count(1)
-
-    def asks(member: str, limit: float, drawn: float = 0.0, **more: Any) -> list[float]:
-        more["totals"] = Totals(number=next(numbers), drawn=drawn)
-        told = LeaseAsk(
-            member=member, limits=MemberLimits(caps=[limit, 0.0, 0.0, 0.0]), kind=QuotaKind.BUDGET, **more
-        )
-        return back_end.exchange(key, told).granted
-
-    wants = {"least": [0.3, 0.0, 0.0, 0.0], "wanted": [0.3, 0.0, 0.0, 0.0]}
-    assert asks("first", 1.0, **wants)[0] == pytest.approx(0.3)
-    time.now += 3600.0
-    assert asks("second", 1.0, **wants)[0] == pytest.approx(0.3)
-    assert asks("second", 1.0, drawn=0.3, kept=[0.3, 0.0, 0.0, 0.0], **wants)[0] == pytest.approx(0.3)
-    assert asks("third", 1.0, **wants)[0] == 0.0
-    time.now += 3600.0
-    assert asks("third", 1.5, **wants)[0] == pytest.approx(0.3)
-
-
-def test_money_that_a_forgotten_client_gives_back_is_there_again(back_end: BackEnd, time: Time) -> None:
-    key = hidden(back_end.prepare(), f"budget {uuid4()}")
-    limit, half = [1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]
-    asks = partial(LeaseAsk, limits=MemberLimits(caps=limit), kind=QuotaKind.BUDGET)
-    back_end.exchange(key, asks("one", totals=Totals(number=1), least=half, wanted=half))
-    time.now += 3600.0
-    assert back_end.exchange(key, asks("other", totals=Totals(number=1))).left[0] == 0.5
-    assert back_end.exchange(key, asks("one", totals=Totals(2, 0.5, 0.5))).left[0] == 1.0
 
 
 def test_a_late_or_repeated_exchange_of_money_is_refused(back_end: BackEnd) -> None:

@@ -1,16 +1,16 @@
-"""The thread that leases: shares that leave and join."""
+"""The thread that leases: shares that leave and join, and back ends that refuse."""
 
 from __future__ import annotations
 
 import math
-import queue
 import threading
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import pytest
 
-from smartbatch._clock import RealClock, VirtualClock
+from smartbatch._clock import Clock, RealClock, VirtualClock
 from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant
 from smartbatch.errors import SmartbatchError, StoreError
 from smartbatch.events import Event
@@ -20,80 +20,80 @@ from smartbatch.sharing.limit_leases import SharedLeases
 _T = TypeVar("_T")
 
 
-class Once:
-    """A share that is due once after each join."""
+class OneShare:
+    """A share that is due once after each join, or, if it ``insists``, until an exchange was made."""
 
-    scope, model = "account", "default"
-    is_used, waits = True, False
+    scope, model, is_used = "account", "default", True
 
-    def __init__(self) -> None:
-        self.at = -math.inf
-        self.lost: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    def __init__(self, *, insists: bool = False) -> None:
+        self.at, self.insists = -math.inf, insists
+        self.lost, self.adopted = SimpleQueue[bool](), SimpleQueue[bool]()
+
+    @property
+    def waits(self) -> bool:
+        return self.insists and self.adopted.empty()
 
     def due(self, now: float) -> float:
-        return self.at
+        return (-math.inf if self.adopted.empty() else math.inf) if self.insists else self.at
 
     def ask(self, now: float, *, leaving: bool) -> LeaseAsk:
         self.at = math.inf
         return LeaseAsk(member="one", leaving=int(leaving))
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
-        pass
+        self.adopted.put(True)
 
     def lose(self, now: float, incompatible: str) -> int | None:
         self.lost.put(True)
         return None
 
-    def wake(self) -> None:
-        pass
+    def wake(self) -> None: ...
 
-    def tell(self, event: Event) -> None:
-        pass
+    def tell(self, event: Event) -> None: ...
 
-    def end(self) -> None:
-        pass
+    def end(self) -> None: ...
 
 
-class Slow(BackEnd):
-    """A back end: ``share`` joins again while its last exchange is in progress."""
+class Fake(BackEnd):
+    """A back end in memory, with the leases that use it; ``before`` is called before each exchange."""
 
     place = "here"
-    rejoined = False
 
-    def __init__(self, share: Once) -> None:
-        self.leases = SharedLeases(self, RealClock())
-        self.share = share
-        self.asked: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self.closed: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    def __init__(self, clock: Clock, before: Callable[[LeaseAsk], object] = lambda ask: None) -> None:
+        self.leases, self.before = SharedLeases(self, clock), before
+        self.asked, self.closed = SimpleQueue[int](), SimpleQueue[bool]()
 
     def prepare(self) -> bytes:
         return b"salt"
 
     def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
-        if ask.leaving and not self.rejoined:
-            self.rejoined = True
-            self.share.at = -math.inf
-            self.leases.join(self.share)
+        self.before(ask)
         self.asked.put(ask.leaving)
         return super().exchange(key, ask)
 
     def update(self, key: str, decide: RecordUpdate[_T], *, is_durable: bool) -> _T:
-        _, decided = decide(None, 0.0)
-        return decided
+        return decide(None, 0.0)[1]
 
-    def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
-        raise AssertionError("no client tells anything")
+    def publish(self, *_: Any) -> None:
+        raise AssertionError("no client is published")
 
     def published(self) -> Published:
-        raise AssertionError("nobody looks")
+        raise AssertionError("nobody reads the records")
 
     def close(self) -> None:
         self.closed.put(True)
 
 
 def test_a_share_that_joins_again_before_it_has_left_is_shared() -> None:
-    share = Once()
-    back_end = Slow(share)
+    share, rejoined = OneShare(), []
+
+    def join_again(ask: LeaseAsk) -> None:
+        if ask.leaving and not rejoined:
+            rejoined.append(True)
+            share.at = -math.inf
+            back_end.leases.join(share)
+
+    back_end = Fake(RealClock(), join_again)
     back_end.leases.join(share)
     assert back_end.asked.get(timeout=10.0) == 0
     back_end.leases.leave(share)
@@ -102,38 +102,19 @@ def test_a_share_that_joins_again_before_it_has_left_is_shared() -> None:
     assert back_end.closed.get(timeout=10.0)
 
 
-class LeftMeanwhile(Slow):
-    """A back end: ``share`` leaves while its first exchange is in progress."""
-
-    def __init__(self, share: Once) -> None:
-        super().__init__(share)
-        self.leases = SharedLeases(self, VirtualClock())  # this one's thread waits for itself
-        self.rejoined = True
-
-    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
-        if not ask.leaving:
-            self.leases.leave(self.share)
-        return super().exchange(key, ask)
-
-
 def test_a_share_leaving_during_an_exchange_returns_its_lease() -> None:
-    share = Once()
-    back_end = LeftMeanwhile(share)
+    share = OneShare()
+    back_end = Fake(VirtualClock(), lambda ask: None if ask.leaving else back_end.leases.leave(share))
     back_end.leases.join(share)
     assert [back_end.asked.get(timeout=10.0) for _ in range(2)] == [0, 1]
     assert back_end.closed.get(timeout=10.0)
 
 
-class Broken(Slow):
-    """A back end whose answers cannot be read."""
-
-    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
+def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_unavailable() -> None:
+    def broken(ask: LeaseAsk) -> None:
         raise ValueError("no answer")
 
-
-def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_unavailable() -> None:
-    share = Once()
-    back_end = Broken(share)
+    share, back_end = OneShare(), Fake(RealClock(), broken)
     back_end.leases.join(share)
     assert share.lost.get(timeout=5.0)
     back_end.leases.leave(share)
@@ -141,82 +122,48 @@ def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_unavailable() -> No
     assert back_end.closed.get(timeout=5.0)
 
 
-class Refusing(Slow):
-    """A back end that is incompatible at first."""
-
-    def __init__(self, share: Once, error: SmartbatchError, clock: VirtualClock) -> None:
-        super().__init__(share)
-        self.leases, self.clock, self.error = SharedLeases(self, clock), clock, error
-        self.prepared_at: list[float] = []
-
-    def prepare(self) -> bytes:
-        self.prepared_at.append(self.clock.now())
-        if len(self.prepared_at) == 1:
-            raise self.error
-        return b"salt"
-
-
-class Waiting(Once):
-    """A share that is due until an exchange was made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.adopted: queue.SimpleQueue[bool] = queue.SimpleQueue()
-
-    def due(self, now: float) -> float:
-        return -math.inf if self.adopted.empty() else math.inf
-
-    @property
-    def waits(self) -> bool:
-        return self.adopted.empty()
-
-    def adopt(self, grant: LeaseGrant, now: float) -> None:
-        self.adopted.put(True)
-
-
 @pytest.mark.parametrize(
     ("error", "after"), [(StoreError("no disk"), 0.5), (Incompatible("another version"), 60.0)]
 )
 def test_a_back_end_that_refuses_is_tried_again(error: SmartbatchError, after: float) -> None:
-    clock, share = VirtualClock(), Waiting()
-    back_end = Refusing(share, error, clock)
+    clock, share, prepared_at = VirtualClock(), OneShare(insists=True), list[float]()
+
+    class Refusing(Fake):
+        def prepare(self) -> bytes:
+            prepared_at.append(clock.now())
+            if len(prepared_at) == 1:
+                raise error
+            return b"salt"
+
+    back_end = Refusing(clock)
     back_end.leases.join(share)
     clock.sleep(100.0)
     back_end.leases.leave(share)
     assert not share.adopted.empty()
-    assert back_end.prepared_at == [0.0, after]
-
-
-class Crowded(Slow):
-    """A back end that others use without a pause until a given time."""
-
-    def __init__(self, share: Once, until: float, clock: VirtualClock) -> None:
-        super().__init__(share)
-        self.leases, self.clock, self.until = SharedLeases(self, clock), clock, until
-        self.rejoined = True
-        self.tries = 0
-
-    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
-        if self.clock.now() < self.until:
-            self.clock.sleep(2.0)
-            self.tries += 1
-            raise BackEndBusy("database is locked")
-        return super().exchange(key, ask)
+    assert prepared_at == [0.0, after]
 
 
 @pytest.mark.parametrize(("until", "lost"), [(6.0, False), (8.0, False), (12.0, True)])
 def test_a_place_that_many_join_at_once_is_waited_for_at_first(until: float, lost: bool) -> None:
-    clock, share = VirtualClock(), Waiting()
-    back_end = Crowded(share, until, clock)
+    clock, share, tries = VirtualClock(), OneShare(insists=True), list[float]()
+    busy_until = [until]
+
+    def crowded(ask: LeaseAsk) -> None:
+        if clock.now() < busy_until[0]:
+            clock.sleep(2.0)
+            tries.append(clock.now())
+            raise BackEndBusy("database is locked")
+
+    back_end = Fake(clock, crowded)
     back_end.leases.join(share)
     clock.sleep(30.0)
     assert share.adopted.get(timeout=10.0)
     assert share.lost.empty() is not lost
-    before, tries = back_end.tries, queue.SimpleQueue[int]()
-    share.lose = lambda *_: tries.put(back_end.tries)  # type: ignore[method-assign]
-    back_end.until = math.inf  # it has met others: now one try is enough
+    before, tried = len(tries), SimpleQueue[int]()
+    share.lose = lambda *_: tried.put(len(tries))  # type: ignore[method-assign]
+    busy_until[0] = math.inf  # it has met others: now one try is enough
     back_end.leases.wake()
-    assert tries.get(timeout=10.0) == before + 1
+    assert tried.get(timeout=10.0) == before + 1
     back_end.leases.leave(share)
 
 
@@ -224,8 +171,7 @@ def test_a_share_says_that_no_thread_can_be_had_and_may_join_later(monkeypatch: 
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    share = Once()
-    back_end = Slow(share)
+    share, back_end = OneShare(), Fake(RealClock())
     with monkeypatch.context() as exhausted:
         exhausted.setattr(threading.Thread, "start", refused)
         with pytest.raises(RuntimeError, match="new thread"):

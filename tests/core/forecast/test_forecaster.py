@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from statistics import NormalDist, mean
+from statistics import mean
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,7 @@ from smartbatch.core.forecast import (
     Forecaster,
     Observation,
     Prior,
+    redistributed,
 )
 from tests.core.forecast.worlds import DRIFTING, WORLDS, Run, held, noticed
 from tests.levels import sampled
@@ -42,13 +43,6 @@ class TestBeforeAnythingWasSeen:
         assert cold.at(NOW).quantile(0.95, 1) == pytest.approx(10.0)
         assert cold.at(NOW).quantile(0.05, 1) == pytest.approx(0.4)
         assert cold.at(NOW).chance(10.0, 1) == pytest.approx(0.95)
-
-    def test_points_stand_in_the_middle_of_their_weight(self) -> None:
-        """Two equal points: one at 25 %, one at 75 %, and straight between them in logarithms."""
-        cold = Forecaster(Prior(((10.0, 1.0), (1000.0, 1.0))))
-        assert cold.at(NOW).quantile(0.25, 1) == pytest.approx(10.0)
-        assert cold.at(NOW).quantile(0.5, 1) == pytest.approx(100.0)
-        assert cold.at(NOW).quantile(0.75, 1) == pytest.approx(1000.0)
 
     def test_batches_begin_with_what_providers_promise(self) -> None:
         cold = Forecaster(Prior(DOCUMENTED_TIMES, fade=DAY))
@@ -201,22 +195,6 @@ class TestWhatWasGivenUp:
         assert after < 0.3
         assert any(moved is not None and moved.sudden for moved in changes)
 
-    @pytest.mark.full
-    def test_withdrawn_batches_hardly_change_forecasts(self) -> None:
-        off: dict[float, list[float]] = {0.25: [], 0.5: [], 0.75: [], 0.9: []}
-        for seed in range(12):
-            forecaster, rng = Forecaster(Prior(DOCUMENTED_TIMES, fade=100 * DAY)), random.Random(seed)
-            for n in range(400):
-                takes, patience = (math.exp(rng.gauss(math.log(middle), 0.8)) for middle in (2700.0, 1900.0))
-                now = NOW + 3600.0 * n
-                forecaster.observe(Observation(100, min(takes, patience), now, ended=takes <= patience))
-            for level, errors in off.items():
-                right = math.log(2700.0) + 0.8 * NormalDist().inv_cdf(level)
-                errors.append(math.log(forecaster.at(now).quantile(level, 100)) - right)
-        assert all(-0.15 < mean(errors) < 0.5 for errors in off.values())
-        assert all(abs(mean(off[level])) < 0.15 for level in (0.25, 0.5, 0.75))
-        assert max(abs(error) for level in (0.25, 0.5, 0.75) for error in off[level]) < 0.8
-
 
 class TestCurves:
     @given(
@@ -239,3 +217,41 @@ class TestCurves:
         rng = random.Random(1)
         curve = Distribution([(math.log(rng.paretovariate(0.5)), 1.0) for _ in range(500)])
         assert curve.mean() < math.exp(curve.log(0.99))
+
+
+# -- censored times ------------------------------------------------------------------------------------------
+
+Weighed = list[tuple[float, float]]
+TIMES = st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 10)), max_size=30)
+
+
+def kaplan_meier(ended: Weighed, given_up: Weighed) -> Weighed:
+    times = [(time, False, weight) for time, weight in ended]
+    return redistributed(times + [(time, True, weight) for time, weight in given_up])
+
+
+def test_what_was_given_up_counts_for_all_that_took_longer() -> None:
+    """Kaplan and Meier: a quarter by 1, none more by 2, half of the rest by 3, all by 4."""
+    found = kaplan_meier([(1.0, 1.0), (3.0, 1.0), (4.0, 1.0)], [(2.0, 1.0)])
+    assert found == [(1.0, 1.0), (3.0, 1.5), (4.0, 1.5)]
+
+
+def test_what_ended_just_when_another_was_given_up_did_not_take_longer() -> None:
+    assert kaplan_meier([(2.0, 1.0), (3.0, 1.0)], [(2.0, 2.0)]) == [(2.0, 1.0), (3.0, 3.0)]
+
+
+def test_what_was_given_up_after_all_others_stands_for_itself() -> None:
+    assert kaplan_meier([(1.0, 2.0)], [(5.0, 1.0), (6.0, 1.0)]) == [(1.0, 2.0), (6.0, 2.0)]
+    assert kaplan_meier([], [(5.0, 1.0)]) == [(5.0, 1.0)]
+
+
+@given(TIMES, TIMES)
+def test_no_weight_is_lost_and_nothing_becomes_shorter(ended: Weighed, given_up: Weighed) -> None:
+    found = kaplan_meier(ended, given_up)
+    whole = sum(weight for _, weight in ended + given_up)
+    assert sum(weight for _, weight in found) == pytest.approx(whole)
+    for time, _ in ended:
+        before = sum(weight for other, weight in ended + given_up if other <= time)
+        assert sum(weight for other, weight in found if other <= time) <= before * (1 + 1e-9)
+    if not given_up:
+        assert found == sorted(ended)

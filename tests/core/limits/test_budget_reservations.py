@@ -98,16 +98,6 @@ def test_a_cost_is_counted_once_despite_ctrl_c(ended: bool, still: float | None)
         budget, reservations = begun(1.0, 0.5)
 
 
-def test_a_job_after_an_overspent_one_has_nothing_to_spend() -> None:
-    """It is refused by its own budget of 0, as any other without money, and not by an error of ours."""
-    budget, reservations = begun(4.0, 3.0)
-    reservations.charge("job-1", 4.5, ended=True)
-    reservations.reserve(None, lambda held: reservations.assign("job-2", held, 0.0))
-    assert budget.left == 0.0
-    assert reservations.jobs == ["job-2"]
-    assert stand(budget) == (4.5, 0.0)
-
-
 # -- requests that are asked again ---------------------------------------------------------------------------
 
 

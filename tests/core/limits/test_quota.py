@@ -148,18 +148,6 @@ def test_pauses_in_a_row_grow_whatever_time_the_server_names() -> None:
     assert seconds == pytest.approx([1.0, 2.0, 4.0])
 
 
-def test_the_later_of_two_deadlines_holds() -> None:
-    limit = quota()
-    calls = [limit.take(1.0, 0) for _ in range(6)]
-    for call in calls[:4]:
-        limit.refused(call, 1.0, 10.0, Top())
-    limit.refused(calls[4], 1.5, 2.0, Top())
-    assert limit.look(2.0, 0.0) == 12.0
-    late = limit.refused(calls[5], 2.0, 20.0, Top())
-    assert late is not None
-    assert limit.look(2.0, 0.0) == 23.0
-
-
 def test_old_refusals_do_not_lengthen_the_pause_and_new_ones_do() -> None:
     """64 calls refused together are one event: 1 s. Refusals after the pause: 2 s, 4 s, … 60 s."""
     limit = quota()

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from smartbatch.core.limits.lease import LimitLease
 from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround
-from smartbatch.core.limits.reported_limits import ReportedLimits, Reservation, Traffic, surplus_of
-from smartbatch.core.limits.shared_limit import SharedRecord, exchange
+from smartbatch.core.limits.reported_limits import ReportedLimits, Reservation, Traffic
 from smartbatch.types import LimitReport
 
 
@@ -91,16 +90,6 @@ def test_an_unenforced_limit_delays_nothing_and_is_not_shared() -> None:
     assert quota.look(41.0, 0.0) == 41.0
     quota.lease = LimitLease("one", lambda: None)
     assert quota.take(41.0, 100.0).leased[0] == 0.0
-
-
-def test_a_small_bucket_that_others_share_is_spaced_from_the_next_call_on() -> None:
-    record, quota = SharedRecord(), Quota()
-    quota.lease = LimitLease("one", lambda: None)
-    for lease in (LimitLease("other", lambda: None), quota.lease):
-        lease.adopt(exchange(record, lease.ask(0.0, quota.facts(0.0)), 1.8e9), 0.0)
-    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 9, 0.1))
-    assert quota.spaced_rate == pytest.approx(9.88)
-    assert quota.look(0.0, 0.0) == pytest.approx(1.0 / 9.88)
 
 
 def test_a_configured_limit_remains_an_upper_bound() -> None:
@@ -318,24 +307,3 @@ def test_answers_beyond_a_limit_make_it_suspect_then_disprove_it(answers: int, g
     assert (limits.look(1.0, 0.0, 0.0) == 1.0) is (answers > 120)
     limits.confirm()
     assert limits.look(1.25, 0.0, 0.0) > 1.25
-
-
-@pytest.mark.parametrize(
-    ("leased", "used", "output", "surplus"),
-    [
-        ((1.0, 100.0, 60.0, 40.0), 80.0, 10.0, (0.0, 20.0, -10.0, 30.0)),
-        ((1.0, 100.0, 60.0, 40.0), 50.0, None, (0.0, 50.0, 30.0, 20.0)),
-        ((1.0, 101.0, 60.0, 40.0), 80.0, 10.0, (0.0, 0.0, -10.0, 30.0)),
-        ((1.0, 100.0, 61.0, 40.0), 80.0, 10.0, (0.0, 20.0, 0.0, 30.0)),
-        ((1.0, 100.0, 60.0, 41.0), 80.0, 10.0, (0.0, 20.0, -10.0, 0.0)),
-    ],
-)
-def test_an_unused_lease_is_returned_unless_more_was_charged(
-    leased: tuple[float, float, float, float],
-    used: float,
-    output: float | None,
-    surplus: tuple[float, float, float, float],
-) -> None:
-    call = Reservation(0.0, 100.0, 40.0)
-    call.leased = leased
-    assert surplus_of(call, used, output) == surplus

@@ -10,7 +10,6 @@ import math
 import random
 
 import pytest
-from attrs import evolve
 from core.limits.leasing_processes import EPOCH, ROUND_TRIP, Process, Sharing
 from core.limits.limit_server import constant, lognormal
 from core.limits.metered_server import Client, SecondMeter, Server, fill
@@ -20,8 +19,6 @@ from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.shared_limit import (
     GONE_SECONDS,
     NO_BOUND,
-    Findings,
-    LeaseAsk,
     SharedRecord,
     exchange,
 )
@@ -172,17 +169,6 @@ def test_processes_share_the_slow_start() -> None:
     assert sent == [10, 5, 3, 2, 2] + [1] * 11
 
 
-def test_a_far_lower_measured_rate_is_news_after_other_reports() -> None:
-    record = SharedRecord()
-    exchange(record, LeaseAsk("first", findings=Findings(cooled=1.0)), EPOCH)
-    exchange(record, LeaseAsk("second", findings=Findings(spaced=200.0, lowered=1)), EPOCH)
-    assert record.spaced == 200.0
-    exchange(record, LeaseAsk("third", findings=Findings(spaced=170.0, lowered=1)), EPOCH)
-    assert record.spaced == 200.0
-    exchange(record, LeaseAsk("fourth", findings=Findings(spaced=12.0, lowered=1)), EPOCH)
-    assert record.spaced == 12.0
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("idle", "seed"), sampled([(idle, seed) for seed in range(8) for idle in (0.0, 30.0)], keep=2)
@@ -273,31 +259,6 @@ def test_an_urgent_call_of_one_process_goes_before_what_others_want() -> None:
     assert got == [False, False, True]
 
 
-@pytest.mark.parametrize("meanwhile", ["another was refused", "the exchange was lost"])
-def test_the_end_of_an_outage_is_reported_until_it_is_known(meanwhile: str) -> None:
-    record, one, other = SharedRecord(), LimitLease("one", int), LimitLease("other", int)
-
-    def exchanged(lease: LimitLease, now: float, cool_until: float = -math.inf) -> None:
-        asked = lease.ask(now, evolve(Quota().facts(now), cool_until=cool_until))
-        lease.adopt(exchange(record, asked, EPOCH + now), now)
-
-    one.report_outage(begins=True)
-    for lease, now in ((one, 0.0), (other, 0.0)):
-        exchanged(lease, now)
-    assert other.outage
-    one.report_outage(begins=False)
-    if meanwhile == "another was refused":
-        exchanged(other, 1.0, cool_until=2.0)
-    else:
-        one.ask(1.0, Quota().facts(1.0))
-        one.lose(1.0)
-    exchanged(one, 2.0)
-    exchanged(one, 2.1)
-    exchanged(other, 3.0)
-    assert not one.outage
-    assert not other.outage
-
-
 @pytest.mark.parametrize("on_lost", ["share", "stop", "local"])
 def test_calls_during_an_outage_of_the_back_end_give_nothing_back(on_lost: str) -> None:
     record, quota = SharedRecord(), Quota()
@@ -312,19 +273,6 @@ def test_calls_during_an_outage_of_the_back_end_give_nothing_back(on_lost: str) 
         now += 0.1
     asked = lease.ask(now, quota.facts(now))
     assert asked.kept == asked.returned == [0.0] * 4
-
-
-def test_the_first_call_after_a_pause_makes_an_exchange_due() -> None:
-    record, woken = SharedRecord(spaced=10.0), list[float]()
-    quota = Quota()
-    quota.lease = lease = LimitLease("first", lambda: woken.append(1.0))
-    lease.adopt(exchange(record, lease.ask(0.0, quota.facts(0.0)), EPOCH), 0.0)
-    quota.follow(0.0)
-    assert lease.due(3.0) > 3.0
-    woken.clear()
-    quota.take(3.0, 0.0)
-    assert woken
-    assert lease.due(3.0) == 3.0
 
 
 def test_calls_waiting_for_the_first_exchange_all_leave_with_it() -> None:
