@@ -283,7 +283,9 @@ class _Run:
             self._changed = error
 
     def _write(self, groups: Rows, progress: Progress) -> None:
-        """Write rows as their results arrive. A line lost with this process is written by the next one."""
+        """Write rows as their results arrive. If this process is killed, the next run writes the missing
+        lines.
+        """
         try:
             for rows in groups:
                 with progress.aside():

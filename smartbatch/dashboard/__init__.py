@@ -32,11 +32,11 @@ def app(
     Args:
         store: the store to show: a path or a PostgreSQL address. Defaults to that of the client, or to the
             setting ``store``.
-        shared: where processes share limits, with the same defaults.
+        shared: the place where processes share limits; the same defaults apply.
         client: a client of this process, whose queue is shown as well.
         access: called with the WSGI environment of each request; returns ``"all"`` (view and act), ``"read"``
-            (view only) or ``None`` (nothing). Without it every request is answered with 403.
-            ``smartbatch dashboard`` uses :class:`TokenAccess`: a token, on this machine only.
+            (view only) or ``None`` (nothing). Without it every request is answered with 403. ``smartbatch
+            dashboard`` uses :class:`TokenAccess`: a token, on this machine only.
         hosts: accepted names in the ``Host`` header, without a port; ``"*"`` for any, if the server or the
             framework checks them.
         show_content: show prompts and answers.

@@ -54,7 +54,7 @@ class _TimedCounts:
 class LiveSummaries:
     """Counts errors and spending of a client without a store, from its events; safe from any thread.
 
-    A client with a store writes its figures there, and so do all jobs.
+    Clients with a store, and all jobs, write their figures to the store instead.
 
     Args:
         wall: returns Unix seconds.
@@ -230,8 +230,8 @@ class Source:
     """Reads the data of the pages. Thread-safe; a forked process opens its own connections.
 
     Args:
-        store: the setting ``store``; if ``None``, that of the client or the environment.
-        shared: the setting ``shared``, likewise.
+        store: the setting ``store``; by default that of the client or the environment.
+        shared: the setting ``shared``, with the same default.
         client: a client of this process, whose queue is shown as well.
         show_content: whether prompts and answers may be shown.
     """

@@ -28,7 +28,7 @@ class CeleryTasks:
     released for other processes to resume.
 
     Args:
-        client: has a ``store`` that all workers reach if :meth:`generate` or :meth:`submit` is used.
+        client: for :meth:`generate` and :meth:`submit`, it needs a ``store`` that all workers can reach.
         grace: time for calls in progress when a worker process ends, such as ``"5s"``, or seconds.
     """
 
@@ -109,9 +109,9 @@ class CeleryTasks:
         return key
 
     def results(self, key: str, *, countdown: Duration = 30.0) -> ResultList[Any]:
-        """Return the results of a job, in order; if it has not ended, retry the task later.
+        """Return the results of a finished job, in order; otherwise retry the task later.
 
-        No worker waits until then. If the process that ran the job was killed, this one resumes it.
+        No worker waits in between. If the process that ran the job was killed, this one resumes it.
 
         Args:
             key: the job's key.

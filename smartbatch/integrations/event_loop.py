@@ -80,7 +80,7 @@ class Tasks:
         """Run the coroutine of ``main()`` on the loop, and block until its result is available.
 
         Args:
-            timeout: total seconds.
+            timeout: maximum total seconds.
 
         Raises:
             TimeoutError: it took longer and was cancelled.

@@ -96,7 +96,7 @@ def dashboard_blueprint(
     Args:
         access: called in each web request with its WSGI environment; returns ``"all"`` (view and act),
             ``"read"`` or ``None``. Without it every request is answered with 403. Actions are recorded with
-            the ``REMOTE_USER`` of the environment, which it may set.
+            the ``REMOTE_USER`` of the environment, which ``access`` may set.
         show_content: show prompts and answers.
         url_prefix: path of the dashboard.
     """

@@ -77,7 +77,7 @@ def with_time_left(
     """Return the keywords of a call, with a ``timeout`` of at most ``left`` seconds unless that is ``None``.
 
     Args:
-        prompt: if it is a request, its own shorter timeout is kept.
+        prompt: a shorter timeout of a request is kept.
         default: timeout in seconds of requests without one; ``None`` for no limit.
     """
     if left is None:

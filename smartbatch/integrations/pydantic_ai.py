@@ -73,12 +73,13 @@ def agent_call(
 
     The agent gets the request's prompt; for a conversation, it gets the last message, and the earlier ones as
     history. The request's ``system`` is added to the agent's instructions; temperature and similar parameters
-    become model settings. A string output is ``Result.text``, any other ``Result.parsed``. Retries of the
-    agent's HTTP client are off, because the client retries; retries that correct the agent's output stay on.
+    become model settings. A string output becomes ``Result.text``, any other output ``Result.parsed``.
+    Retries of the agent's HTTP client are off, because the client retries; retries that correct the agent's
+    output stay on.
 
     Args:
-        agent: may be shared by any number of calls and clients, but not with another event loop that runs it
-            at the same time. The HTTP client of its model stays open for the next run, as after ``run``.
+        agent: any number of calls and clients may share it, but no other event loop may run it at the same
+            time. The HTTP client of its model stays open for the next run, as after ``run``.
         timeout: total time of one run, such as ``"90s"`` or seconds; at most the time left for the attempt.
         model_settings: override those of the request.
         options: further arguments of ``Agent.run``, such as ``deps``, ``usage_limits`` or ``toolsets``.
@@ -98,8 +99,9 @@ def agent_factory_call(
 ) -> Callable[[Request, int], Answer]:
     """Return a call that runs a new agent in each attempt, for example with another model after a failure.
 
-    Like :func:`agent_call`, but an output the agent could not use (``UnexpectedModelBehavior``) is retried
-    once, because the next agent may succeed; its kind is ``UNKNOWN``, with the code ``invalid_output``.
+    Works like :func:`agent_call`, except that an unusable output (``UnexpectedModelBehavior``) is retried
+    once, because the next agent may succeed. Its error has the kind ``UNKNOWN`` and the code
+    ``invalid_output``.
 
     Args:
         factory: ``factory(request, attempt)`` returns the agent; ``attempt`` is 0 for the first.
@@ -112,7 +114,7 @@ def agent_factory_call(
 class AgentProvider(Provider):
     """An agent as the provider of a client: ``BatchingClient(AgentProvider(agent))``.
 
-    Compared with a callable, the client's ``call_timeout`` applies, requests that an agent cannot process are
+    Unlike with a callable, the client's ``call_timeout`` applies, requests that an agent cannot process are
     refused at submission, and stopping the client cancels the runs in progress.
 
     Args:

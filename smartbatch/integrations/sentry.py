@@ -21,7 +21,7 @@ __all__ = ["SmartbatchIntegration"]
 
 
 class SmartbatchIntegration(Integration):
-    """Used as ``sentry_sdk.init(integrations=[SmartbatchIntegration()])``.
+    """Use it as ``sentry_sdk.init(integrations=[SmartbatchIntegration()])``.
 
     Events about an error of smartbatch, or one raised from it, get the tags ``smartbatch.kind``,
     ``smartbatch.route``, ``smartbatch.attempt`` and ``smartbatch.request_id`` if these are known. Local

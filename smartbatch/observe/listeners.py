@@ -143,9 +143,9 @@ def warn_of_batch(model: str, requests: int, first: int, times: tuple[float, flo
 
     Args:
         model: as ``provider:model``.
-        requests: number in the batch.
-        first: number of additional requests, which are sent in real time.
-        times: seconds within which half and 95 % of such lists are answered.
+        requests: number of requests in the batch.
+        first: number of further requests, which are sent in real time.
+        times: seconds in which 50 % and 95 % of such lists are answered.
         again: code that returns the answers later.
     """
     besides = f" and {first:,} in real time" if first else ""

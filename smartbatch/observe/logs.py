@@ -1,9 +1,9 @@
-"""Logging: events through structlog, off by default; exceptions in the user's code, and paid answers that may
-be lost, through the standard ``logging``, on by default.
+"""Two logs: events through structlog, off by default; and errors of the user's code and lost answers through
+the standard ``logging``, on by default.
 
-Events are logged only if the user passes a logger or calls :func:`enable`. Lines contain only the fields of
-:mod:`smartbatch.events`: ids, counts, seconds, tokens, USD. :func:`~smartbatch.errors.scrub` is applied to
-strings, so an event is a single line, and anything that looks like a key is removed.
+Events are logged only if the user passes a logger or calls :func:`enable`. A line has only the fields of
+:mod:`smartbatch.events`: ids, counts, seconds, tokens and USD. :func:`~smartbatch.errors.scrub` keeps each
+event on a single line and removes anything that looks like a key.
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ _enabled: EventLogger | None = None
 def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
     """Turn on the library's log for all clients of the process.
 
-    Lines are logged through the application's structlog configuration if there is one and no ``stream`` is
-    given; otherwise, one JSON object per line is written to ``stream``. No other logging configuration is
-    changed.
+    Lines pass through the application's structlog configuration, if there is one and no ``stream`` is given.
+    Otherwise each line is a JSON object written to ``stream``. Other logging configuration is not changed.
 
     Args:
         level: the lowest level shown: ``"debug"``, ``"info"``, ``"warning"``, ``"error"`` or its number.
@@ -134,8 +133,8 @@ def get_logger(logger: EventLogger | logging.Logger | None = None) -> EventLogge
 def warn(name: str, /, **fields: str) -> None:
     """Log an error that no request and no job reports, if logging is on.
 
-    If logging itself raises an exception, because its stream is closed or its disk is full, that exception is
-    logged to the standard logger, and the caller continues.
+    An exception raised by logging itself, for example because the disk is full, goes to the standard logger,
+    and the caller continues.
 
     Args:
         name: the name of the log entry.
@@ -169,7 +168,7 @@ def user_error(where: str, error: BaseException) -> None:
 
     Args:
         where: the code that raised it, such as ``an observer``.
-        error: with its traceback.
+        error: the exception, with its traceback.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

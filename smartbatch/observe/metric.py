@@ -36,12 +36,12 @@ class TimeStats:
 
     Attributes:
         count: number of durations.
-        total: their sum.
-        mean: ``total / count``; 0 if there are none.
-        p50, p95: quantiles, within 4.5 %.
-        longest: the largest, exact.
-        octaves: pairs (upper end, number of durations up to it), one per octave, from the smallest to the
-            largest duration.
+        total: sum of the durations.
+        mean: ``total / count``; 0 without durations.
+        p50, p95: quantiles, accurate to 4.5 %.
+        longest: exact maximum.
+        octaves: pairs of an upper end and the number of durations up to it, one per octave, from the smallest
+            to the largest duration.
     """
 
     count: int = 0
@@ -230,12 +230,12 @@ def metric(
     """Declare a metric; arguments as in :class:`Metric`.
 
     Args:
-        help: its meaning.
-        counts: its contributions from events.
-        start: returns its initial value.
-        fold: adds amounts to its value.
+        help: the meaning of the metric.
+        counts: the events it counts.
+        start: returns the initial value.
+        fold: adds amounts to the value.
         family: its family in Prometheus.
-        value: its value of the family's label.
+        value: label value, if several metrics share the family.
         kind: creates a family for this metric alone, named like its attribute unless ``named`` is given.
         named: the name of that family.
         label, adds_up: as in :class:`Family`. A metric with a label is a table.

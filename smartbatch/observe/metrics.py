@@ -238,15 +238,15 @@ class BatchMetrics:
     number of those sent in a call of two or more, both counted once per call. A client that never shares
     calls has 0.
 
-    The events of a request are only appended to a list, without a lock. They are counted together, which
-    takes a fraction of the time, once there are many or when metrics are read. The lock is a leaf: no other
-    lock is taken while it is held. A forked child starts with empty metrics.
+    Events of requests are appended to a list without a lock. They are counted in groups, once there are many
+    or when metrics are read, which takes a fraction of the time. The lock is a leaf: no other lock is taken
+    while it is held. A forked child starts with empty metrics.
 
     Args:
         max_batch_size: maximum requests per call, for the efficiency score.
         queue_capacity: maximum waiting requests, for the queue's utilisation; 0 if unknown.
-        now: monotonic seconds, of the same clock as the events'.
-        prepare: called before figures are read; its events are counted. It must not raise.
+        now: returns monotonic seconds, from the clock of the events.
+        prepare: called before figures are read; it may report events and must not raise.
     """
 
     def __init__(

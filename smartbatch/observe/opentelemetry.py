@@ -92,8 +92,8 @@ class OpenTelemetryObserver:
 
     Args:
         telemetry: which calls are reported as calls of a model, so that none is counted twice.
-        tracer_provider, meter_provider: where to report; ``None`` uses the application's providers, and
-            reports nothing until the application sets them up.
+        tracer_provider, meter_provider: providers to report to; ``None`` for those of the application, once
+            it has set them up.
 
     Raises:
         ConfigError: ``telemetry`` has an unknown value, or is not ``"auto"`` and ``opentelemetry-api`` is not

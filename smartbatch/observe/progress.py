@@ -74,7 +74,7 @@ class Progress:
         mode: ``bar`` (terminal or notebook), ``lines`` (one every 10 s, and one at the end), ``quiet``, or
             ``auto``: a bar if ``stream`` is a terminal or this is a notebook, otherwise lines.
         stream: where the display is written; ``None`` for standard error.
-        now: returns monotonic seconds, by the clock of the events.
+        now: returns monotonic seconds, from the clock of the events.
         initial: earlier results, such as those of a resumed run; they count as done, but not for the rate.
 
     Raises:

@@ -34,8 +34,7 @@ ReadParticipants = Callable[[], Participants]
 
 
 class PrometheusReporter:
-    """Provides figures to Prometheus through a registry: those of a client, or of all processes that share
-    its limits.
+    """Provides the figures of a client, or of all processes that share its limits, to Prometheus.
 
     Serve them with any exporter of ``prometheus_client``, such as ``start_http_server(9100,
     registry=reporter.registry)``, or return :meth:`text` from a request handler.

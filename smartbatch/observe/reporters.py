@@ -27,7 +27,7 @@ class Reporter(Protocol):
 
 
 class ConsoleReporter:
-    """Prints the figures as a small table, or as JSON. As an observer of a client it prints a summary of the
+    """Prints the figures as a small table, or as JSON. As an observer of a client, it prints a summary of the
     session when the client stops.
 
     Args:
@@ -54,8 +54,8 @@ class ConsoleReporter:
 
 
 class LogReporter:
-    """Logs the figures as an entry named ``metrics``, at level info. If it is an observer of a client, it
-    logs them when the client stops.
+    """Logs the figures as an entry named ``metrics``, at level info. As an observer of a client, it logs them
+    when the client stops.
 
     Args:
         metrics: the figures.

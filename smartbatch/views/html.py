@@ -150,7 +150,7 @@ _TRIES = (_Bounds(40, 240), _Bounds(12, 160), _Bounds(4, 60))
 
 @final
 class Report:
-    """A report on requests: what was sent and returned, when, by which route and why, and what it cost.
+    """A report on requests: what was sent and returned, when, by which route and why, and at what cost.
 
     It contains no prompts and no answers, and it loads and runs nothing. Made by ``job.report()``; notebooks
     display it.

@@ -88,8 +88,8 @@ def get_client() -> BatchingClient:
 def closing_connections(fn: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return a function that closes old database connections before and after ``fn``.
 
-    It acts on the threads of a client only, where Django does not. The client's callbacks and hooks are
-    wrapped already; decorate your own functions that it calls (such as ``Request(call=…)``).
+    It acts only on the threads of a client, on which Django closes no connections. The client's callbacks and
+    hooks are wrapped already; decorate your own functions that it calls (such as ``Request(call=…)``).
     """
 
     @wraps(fn)
