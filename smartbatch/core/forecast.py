@@ -46,7 +46,6 @@ class Distribution:
         return self._inner(q)
 
     def level(self, log: float) -> float:
-        """Return the share of times up to ``log``: the inverse of :meth:`log`."""
         levels, logs = self._levels, self._logs
         log += LOG_TOLERANCE
         right = bisect_right(logs, log)
@@ -86,7 +85,6 @@ class Distribution:
         return apart / math.log(inside / beyond)
 
     def _inner(self, q: float) -> float:
-        """Interpolate like :meth:`log`, but only between the outermost points."""
         levels, logs = self._levels, self._logs
         right = bisect_left(levels, q)
         left = right - 1
@@ -157,8 +155,7 @@ class Times(Protocol):
     def chance(self, seconds: float, size: int) -> float:
         """Return the share that finishes within ``seconds``: the inverse of :meth:`quantile`."""
 
-    def uncertainty(self) -> float:
-        """Return the standard error of the logarithm of the mean."""
+    def uncertainty(self) -> float: ...
 
 
 def _positive(_: object, attribute: Attribute[float], value: float) -> None:
@@ -293,11 +290,11 @@ class Forecaster:
 
     @property
     def seen(self) -> tuple[Observation, ...]:
-        """The kept observations, oldest first; observing them again creates an equal forecaster."""
+        """Kept observations, oldest first; observing them again creates an equal forecaster."""
         return tuple(each.seen for each in self._observations)
 
     def at(self, now: float) -> ForecastAt:
-        """Return the forecasts at ``now``, in Unix seconds."""
+        """``now`` is in Unix seconds."""
         return ForecastAt(self._fitted(now), len(self._observations))
 
     def observe(self, seen: Observation) -> ForecastChange | None:
@@ -330,7 +327,6 @@ class Forecaster:
         return self._begin_regime(changed, seen.at) if changed else self._report_drift(seen.at)
 
     def _same_moment(self, seen: Observation) -> _KeptObservation | None:
-        """Return an observation that began at about the same moment."""
         together = self._prior.together * seen.seconds
         if not together:
             return None
@@ -419,7 +415,6 @@ class Forecaster:
         ]
 
     def _growth(self, weights: Sequence[float], whole: float) -> tuple[float, float]:
-        """Return the growth of log seconds with log sizes, and the mean log size."""
         usual, sizes = self._prior.growth, [each.size for each in self._observations]
         if min(sizes) == max(sizes):
             return usual, sizes[0]
@@ -533,6 +528,5 @@ def _left(batch: RunningBatch, times: Times) -> float:
 
 
 def _median_left(elapsed: float, size: int, times: Times) -> float:
-    """Return the median time left for batches that are unfinished after ``elapsed`` seconds."""
     half = (1 + times.chance(elapsed, size)) / 2
     return min(times.quantile(min(_MAX_LEVEL, half), size), 2 * EXPIRY_SECONDS) - elapsed

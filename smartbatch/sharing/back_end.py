@@ -51,8 +51,6 @@ class Incompatible(SmartbatchError):
 
 @frozen
 class Published:
-    """The records that processes published, and their totals."""
-
     records: list[tuple[float, str]]  # age in seconds, by the back end's clock, and text
     sums: dict[str, float]  # of all processes that ever published
 
@@ -123,12 +121,7 @@ class BackEnd(ABC):
         """
 
     @abstractmethod
-    def published(self) -> Published:
-        """Return the records that processes published, and their totals.
-
-        Raises:
-            BackEndUnavailable: the back end cannot be reached.
-        """
+    def published(self) -> Published: ...
 
     @abstractmethod
     def close(self) -> None:

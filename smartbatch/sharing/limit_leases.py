@@ -66,9 +66,7 @@ class Share(Protocol):
 
     def due(self, now: float) -> float: ...
 
-    def ask(self, now: float, *, leaving: bool) -> LeaseAsk:
-        """Return the request for an exchange that begins now."""
-        ...
+    def ask(self, now: float, *, leaving: bool) -> LeaseAsk: ...
 
     def adopt(self, grant: LeaseGrant, now: float) -> None: ...
 
@@ -385,8 +383,6 @@ class EnqueuedTokens:
 
 
 class BudgetOwner(Protocol):
-    """The client of a budget share."""
-
     budget: Budget
 
     def guard_budget(self, work: Callable[[], _T]) -> _T:
@@ -397,9 +393,7 @@ class BudgetOwner(Protocol):
         """Check again whether waiting requests can be sent."""
         ...
 
-    def tell(self, event: Event) -> None:
-        """Announce an event to all listeners."""
-        ...
+    def tell(self, event: Event) -> None: ...
 
 
 class BudgetShare:

@@ -39,8 +39,6 @@ _FAILURES = ("call_failures", "request_failures")
 
 @define(eq=False)
 class _Client:
-    """A client that is being published, or was until it was stopped."""
-
     metrics: weakref.ref[BatchMetrics]  # weak, so that an unused client is collected
     look: Look | None  # reads its state; None while it is stopped
     seen: dict[str, float] = field(factory=dict)  # its sums when they were last added
@@ -113,7 +111,6 @@ class Publication:
         return self._record(looks, counted, hide)
 
     def current(self, counted: Mapping[str, float], hide: Hide) -> Participant:
-        """Return the current record without publishing it."""
         with self._lock:
             looks = self._looks_locked()
         return self._record(looks, counted, hide)

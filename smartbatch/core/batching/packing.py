@@ -103,13 +103,12 @@ def batch_key(request: Request) -> Hashable | None:
 
 
 def packable(request: Request) -> bool:
-    """Whether the form of ``request`` allows packing and its prompt mentions no other prompts."""
     return batch_key(request) is not None and not suspicious(str(request.prompt))
 
 
 @define
 class PackRoom:
-    """The room left in a pack, in estimated tokens."""
+    """Room in estimated tokens."""
 
     prompts: int = MAX_PACK_INPUT_TOKENS - HEAD_TOKENS
     output: int = MAX_PACK_OUTPUT_TOKENS
@@ -130,7 +129,6 @@ class PackRoom:
 
 
 def frame_most(requests: Sequence[Request]) -> Usage:
-    """Return the maximum number of tokens that packing adds to ``requests``."""
     given, made = _MAX_HEAD_TOKENS, 0
     for request in requests:
         prompt, most = str(request.prompt), request.params.max_tokens
@@ -190,7 +188,6 @@ class BatchCompiler:
         return Packed(packed, tuple(ids), tuple(checks))
 
     def _words(self, count: int, text: str) -> list[str]:
-        """Return random words that occur neither in ``text`` nor in each other."""
         words: list[str] = []
         for _ in range(count + 100):
             if len(words) == count:

@@ -138,7 +138,7 @@ class Window:
 
 @frozen
 class Waiting:
-    """The waiting requests of a lane. Times are monotonic seconds."""
+    """Times are monotonic seconds."""
 
     count: int
     opened: float  # submission of the oldest
@@ -211,7 +211,6 @@ class BatchAccumulator:
         return min(due, waiting.opened + self.BUSY_WAIT_SHARE * latency)
 
     def _when_back(self, now: float, waiting: Waiting, due: float) -> float:
-        """Return when the callers of the last finished call are back or have had enough time."""
         if waiting.count >= waiting.expected:
             return now
         gap = max(self.GAP_SECONDS, self.GAP_SHARE * waiting.latency)
@@ -228,14 +227,7 @@ class GatherWindow:
     longest: float = 240.0  # maximum wait of any request in seconds
 
     def closes(self, count: int, opened: float, newest: float, leave_by: float) -> float:
-        """Return the time at which the requests are sent.
-
-        Args:
-            count: waiting requests.
-            opened: arrival of the first.
-            newest: arrival of the last.
-            leave_by: time at which one of them has to be sent because of its timeout.
-        """
+        """``leave_by`` is the time at which one of the requests has to be sent because of its timeout."""
         if count >= self.most:
             return opened
         return min(newest + self.quiet, opened + self.longest, leave_by)

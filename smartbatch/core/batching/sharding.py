@@ -30,7 +30,7 @@ _MAX_DIVISIONS = 20_000  # divisions of the end that are tried, which takes well
 
 
 class Sized(Protocol):
-    """An item to put into a shard: its position in the job, bytes of its line, estimated input tokens."""
+    """An item with its position in the job, the bytes of its line and its estimated input tokens."""
 
     @property
     def ix(self) -> int: ...
@@ -109,7 +109,6 @@ class _ItemRow:
         return max(end, min(start + 1, self.length))
 
     def begin(self, end: int) -> int:
-        """Return the earliest beginning of a shard that ends at ``end``."""
         low, high = max(0, end - self._requests), end - 1
         while low < high:
             middle = (low + high) // 2
@@ -137,7 +136,6 @@ def _even(row: _ItemRow) -> list[int]:
 
 
 def _different(row: _ItemRow, taken: frozenset[int]) -> list[int]:
-    """Return sizes that differ from each other, if possible."""
     sizes: list[int] = []
     # 3. All of these sizes are used: reuse them in turn, so that equal sizes are far apart.
     used = set(taken)

@@ -129,7 +129,7 @@ class _CallsInFlight:
         self.most, self.is_opening, self.cap, self._extra = math.inf, False, 0, None
 
     def open_from(self, calls: float, began: float, doubles_in: float) -> None:
-        """Start slow start at ``began``; infinity means when the first call is sent."""
+        """``began`` is infinite until the first call is sent."""
         self.unlimit()
         self.most = self._first = max(1.0, calls)
         self.is_opening, self._began, self._doubles_in = True, began, doubles_in
@@ -172,8 +172,7 @@ class _CallsInFlight:
             self._extra = None
 
     def is_beyond(self, call: Reservation, now: float) -> bool:
-        """Record that a call was refused, and delay the next one beyond the cap. Return whether this call
-        was beyond it.
+        """Delay the next call beyond the cap after a refusal; return whether the refused call was beyond it.
 
         If the cap has grown because of this call, it shrinks again.
         """
@@ -231,7 +230,7 @@ class _PacedCalls:
         self.bucket.reshape(now, spaced_capacity(rate), rate)
 
     def take(self, call: Reservation, now: float, ceiling: float) -> bool:
-        """Count a call and advance the cycle; return False once the rate is too high to matter."""
+        """Return False once the rate is too high to matter."""
         self._clock += min(max(0.0, now - self._clock_at), 2.0 * self._members / self.bucket.rate)
         self._clock_at, self._ceiling = max(now, self._clock_at), ceiling
         if self.bucket.rate >= ceiling:
@@ -333,7 +332,6 @@ class AdaptiveLimit:
             self._in_flight.open_from(FIRST_CALLS, math.inf, _DOUBLING_SECONDS)
 
     def open(self) -> None:
-        """End slow start."""
         self._in_flight.unlimit()
 
     @property
@@ -381,7 +379,7 @@ class AdaptiveLimit:
             self._paced.bucket.return_surplus(now, 1.0)
 
     def refused(self, call: Reservation, now: float) -> Evidence:
-        """Handle a refusal that no known limit explains. The caller pauses all calls if it proves a limit."""
+        """Handle a refusal that no known limit explains; the caller pauses all calls if it proves a limit."""
         # 1. Sent before an estimate last changed: part of the same event.
         if call.order <= self._changed:
             return Evidence.KNOWN
@@ -413,7 +411,8 @@ class AdaptiveLimit:
 
     def _since(self, call: Reservation) -> int:
         """Return the order of the last call to ignore: only the last 32 calls and those in flight with
-        ``call`` count."""
+        ``call`` count.
+        """
         return min(call.order - call.held[0], self._sent - _RECENT_CALLS)
 
     def _recent(self, call: Reservation) -> list[Reservation]:
@@ -464,7 +463,6 @@ class AdaptiveLimit:
         self._change()
 
     def space_at(self, rate: float, now: float) -> None:
-        """Space calls at a known rate, because bursts are not honoured."""
         self._in_flight.unlimit()
         self._paced = _PacedCalls(rate, _Delivery(now, self._sent), now, ceiling=rate)
         self._delivery = None
@@ -475,7 +473,7 @@ class AdaptiveLimit:
         self._paced.bucket.level -= calls
 
     def follow(self, rate: float, now: float) -> None:
-        """Adopt the rate that another process found; 0 means none."""
+        """Adopt the rate of another process; 0 discards the measured one."""
         if not rate:
             self._forget_rate()
             return
@@ -487,7 +485,7 @@ class AdaptiveLimit:
         self._change()
 
     def share(self, accepted: float, refused: float, now: float, *, members: int, probes: bool) -> None:
-        """Set the number of processes, count the calls of the others, and set whether this process probes."""
+        """``accepted`` and ``refused`` count calls of the other processes since the last exchange."""
         self._members = members
         if members > 1 and self._in_flight.is_opening and not self._sent:
             self._in_flight.open_from(FIRST_CALLS // members, math.inf, _DOUBLING_SECONDS)

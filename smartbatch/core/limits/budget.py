@@ -117,7 +117,7 @@ class Budget:
         return self._lasting <= self._limit - self._used - _up(cost) < self._reserved
 
     def share(self, limit: float, member: str, wake: Callable[[], None]) -> BudgetLease:
-        """Share ``limit`` USD with other processes: from now on, spend only leased parts of it."""
+        """From now on, spend only leased parts of ``limit`` USD."""
         self._limit = self._used + self._reserved
         self.lease = BudgetLease(
             limit,
@@ -165,7 +165,6 @@ class Budget:
         self._unconfirmed += unknown
 
     def spend(self, reservation: SpendReservation, actual: float) -> None:
-        """Spend ``actual`` USD from the reservation, and keep the rest reserved."""
         nano = round(_checked(actual, "actual cost") * _USD_NANOS)
         part = min(nano, reservation.nano)
         reservation.nano -= part
@@ -267,7 +266,6 @@ class BudgetLease:
         self._hopeless = math.inf
 
     def lack(self, cost: float) -> None:
-        """Record that a call of ``cost`` USD does not fit into the leased amount."""
         if not self._lacking:
             self._lacking = cost
             self._wake()
@@ -275,7 +273,6 @@ class BudgetLease:
 
     @property
     def is_lacking(self) -> bool:
-        """Whether a cost did not fit since the last exchange."""
         return self._lacking > 0.0
 
     def is_hopeless(self, cost: float) -> bool:
@@ -283,16 +280,15 @@ class BudgetLease:
 
     @property
     def unleased(self) -> float:
-        """USD that no client has leased; 0 while the back end is unavailable."""
+        """USD that no client has leased, or 0 while the back end is unavailable."""
         return 0.0 if self.lost else self.last_unleased
 
     @property
     def last_unleased(self) -> float:
-        """USD that no client had leased at the last exchange; the whole limit before the first one."""
+        """USD not leased at the last exchange; before the first exchange, the whole limit."""
         return self._limit if self.grant is None else math.floor(self.grant.left[0] * _USD_NANOS) / _USD_NANOS
 
     def waits(self) -> bool:
-        """Whether a call waits for an exchange, or unused money has to be returned."""
         return bool(self._lacking) or self._held() > self._reserved()
 
     def due(self, now: float) -> float:

@@ -47,8 +47,6 @@ class _JobReservation:
 
 @define
 class NewReservation:
-    """Money reserved for a job that is being submitted or whose requests are being retried."""
-
     usd: float  # requested amount, then the reserved one
     held: SpendReservation | None = None
     job_id: str | None = None  # set when the reservation is assigned to a job
@@ -116,8 +114,7 @@ class JobReservations:
                 self._guard(lambda: self.budget.release(held))
 
     def _hold_back(self, reservation: NewReservation) -> bool:
-        """Reserve as much of the requested amount as is available; return False if more has to be leased
-        first."""
+        """Return False if more has to be leased first."""
         reservation.usd = self.budget.obtainable(reservation.usd)
         if reservation.usd and not self.budget.fits(reservation.usd):
             return False

@@ -133,8 +133,7 @@ class CircuitBreaker:
 
     @property
     def failure_share(self) -> float:
-        """Share of recent failures: of first calls, or of all calls of answered requests, whichever is
-        larger."""
+        """The larger of two shares: of first calls, and of all calls of answered requests."""
         firsts = max(self._quick_share, self._slow_share) - 1.0 / _SHORT_CALLS
         return max(0.0, firsts, self._answered_share - 1.0 / _SHORT_CALLS)
 
@@ -144,8 +143,7 @@ class CircuitBreaker:
 
     @property
     def run_is_usual(self) -> bool:
-        """Whether the latest consecutive failures are plausible as chance, given the usual share of
-        failures."""
+        """Whether the latest consecutive failures are plausible as chance."""
         return self._run * math.log(self._usual) > _CHANCE_LOG
 
     def look(self, now: float) -> float:
@@ -177,8 +175,7 @@ class CircuitBreaker:
         return permit
 
     def take_despite(self) -> BreakerPermit:
-        """Count a call sent despite a permanent error, because its caller asks for the provider's own
-        answer."""
+        """Count a call sent despite a permanent error, for a caller that needs the provider's own answer."""
         return BreakerPermit(self._epoch, math.inf, despite=True)
 
     def end(
@@ -244,7 +241,6 @@ class CircuitBreaker:
 
     @property
     def permanent_error(self) -> Exception | None:
-        """The permanent error that opened it; ``None`` once a probe was admitted."""
         return self._error
 
     def stopped(self, now: float) -> Exception | None:
@@ -275,7 +271,6 @@ class CircuitBreaker:
         return changes
 
     def _count(self, failed: bool, now: float, first: bool) -> bool:
-        """Count an outcome while closed; return whether the failures are enough to open."""
         kept = math.exp((self._ended_at - now) / _RATE_SECONDS) if self._rate else 1.0
         self._rate = self._rate * kept + 1.0 / _RATE_SECONDS
         self._weight = self._weight * kept + (1.0 - kept)
@@ -295,7 +290,6 @@ class CircuitBreaker:
         )
 
     def _passed(self) -> None:
-        """End the run of failures; the share of failures so far becomes the usual one."""
         self._run = 0
         self._usual = min(max(self._slow_share, _USUAL_SHARE), _MAX_USUAL_SHARE)
 

@@ -51,12 +51,11 @@ def jittered(seconds: float, rng: RandomSource) -> float:
 
 
 def jittered_minimum(retry_after: float, rng: RandomSource) -> float:
-    """Return the server's ``retry_after`` plus up to a tenth of it, at most a second."""
+    """Add up to a tenth, at most a second, to the server's ``retry_after``."""
     return retry_after + min(_EXTRA_SHARE * retry_after, _MAX_EXTRA_SECONDS) * rng.random()
 
 
 def shortest(rng: RandomSource) -> float:
-    """Return the minimum seconds between a failed call and its retry, 0.1 to 0.2."""
     return jittered(_MIN_SECONDS, rng)
 
 
@@ -90,8 +89,6 @@ def after_refusals(refusals: int, asked: float | None, rng: RandomSource) -> flo
 
 @define(eq=False)
 class CommonCooldown:
-    """The cooldown of all calls of a quota, after refusals that prove a limit or are explained by one."""
-
     began: float = field(default=-math.inf, init=False)  # a refusal of a call sent before this belongs to it
     until: float = field(default=-math.inf, init=False)
     consecutive: int = field(default=0, init=False)  # cooldowns without a success in between
@@ -116,7 +113,6 @@ class CommonCooldown:
         return Cooldown(max(0.0, self.until - now), self.consecutive, fresh)
 
     def follow(self, until: float, now: float) -> None:
-        """Adopt the cooldown of another process as if a call of this process had been refused."""
         self._resets_since = self.began = now
         self.until = until
         self.consecutive = max(self.consecutive, 1)
@@ -142,7 +138,7 @@ class Suspension:
         return max(now, self._until)
 
     def begin(self, now: float, *, longest: bool = False) -> float:
-        """Suspend the feature, and return the duration in seconds; ``longest`` skips the doubling."""
+        """``longest`` skips the doubling."""
         seconds = self.MAX_SECONDS if longest else self._next
         self._next = min(2 * self._next, self.MAX_SECONDS)
         self._until = now + seconds
@@ -150,7 +146,7 @@ class Suspension:
         return seconds
 
     def end(self, now: float) -> bool:
-        """Start the trial if the suspension is over; return True once per suspension."""
+        """Return True once per suspension."""
         if not self.active or now < self._until:
             return False
         self.active, self.trial = False, True
@@ -179,7 +175,6 @@ class FlexHealth:
         return self._suspension.until(now) <= now
 
     def resume(self, now: float) -> str | None:
-        """Start a trial if a suspension is over, and return the reason."""
         if not self._suspension.end(now):
             return None
         self._in_a_row = 0
@@ -230,12 +225,10 @@ class PackingHealth:
         return self._suspension.until(now)
 
     def resume(self, now: float) -> str | None:
-        """Start a trial if a suspension is over, and return the reason."""
         return "the pause is over; the next pack is a trial" if self._suspension.end(now) else None
 
     def observe(self, now: float, items: int, missing: int) -> str | None:
-        """Count a pack of which ``missing`` requests must be sent again alone; return the reason if this
-        suspends packing."""
+        """Return the reason if this pack suspends packing."""
         if self._suspension.active:
             return None  # the call started before the suspension
         packs = self._packs

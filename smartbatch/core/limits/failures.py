@@ -39,12 +39,10 @@ def is_network(error: ProviderError) -> bool:
 
 
 def is_page(error: ProviderError) -> bool:
-    """Whether the answer was a web page."""
     return error.code == "html"
 
 
 def is_for_all(error: ProviderError) -> bool:
-    """Whether the next request would fail in the same way, because of the key, the account or the model."""
     return error.kind in _PERMANENT_KINDS or (
         error.kind is ErrorKind.CLIENT_ERROR
         and (error.status in _UNKNOWN_MODEL_STATUSES or error.code == "model_not_found")

@@ -88,8 +88,6 @@ class QuotaFacts:
 
 @define
 class _Slots:
-    """Calls at the spaced rate that were leased together."""
-
     next_at: float
     left: float
     until: float

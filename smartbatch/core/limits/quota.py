@@ -317,6 +317,5 @@ class Quota:
             self._reported.spaced = True
 
     def _space_known(self, now: float) -> None:
-        """Space the calls at the known rate, because the provider honours no bursts."""
         if self._even_rate < math.inf:
             self._adaptive.space_at(self._even_rate, now)

@@ -167,11 +167,9 @@ class ReportedBucket:
         self.bucket.return_surplus(now, taken - actual)
 
     def lacks(self, reading: LimitReading, cost: float) -> bool:
-        """Whether ``reading`` explains why a call that needs ``cost`` was refused."""
         return reading.remaining is not None and reading.remaining < self.needed(cost) + self._rounding
 
     def needed(self, cost: float) -> float:
-        """Return the expected cost, or more if the server charges more."""
         return self._price(cost, 1.0) if self._charged_more else cost
 
     def _price(self, cost: float, calls: float) -> float:
@@ -222,7 +220,6 @@ class ReportedBucket:
         self._shape(now)
 
     def empty(self, now: float, sent: int) -> None:
-        """Empty the bucket for the ``sent`` calls, because the server refused and reports only its limit."""
         self.bucket.look(now, 0.0)
         self.bucket.level = min(self.bucket.level, 0.0)
         self._counted_from = sent + 1
@@ -243,11 +240,9 @@ class ReportedBucket:
         return self.bucket.capacity <= spaced_capacity(self.bucket.rate)
 
     def space(self, now: float) -> None:
-        """Space the calls without bursts, because the server's bucket does not fill up."""
         self.bucket.reshape(now, spaced_capacity(self.bucket.rate), self.bucket.rate)
 
     def _resize(self, reading: LimitReading, now: float) -> None:
-        """Set the server's capacity and rate if the reset shows that they differ from the limit."""
         assert reading.remaining is not None
         rate, size = self.limit / _MINUTE_SECONDS, self.limit
         if reading.reset is not None:

@@ -57,8 +57,6 @@ _SETTLED_SECONDS = 1.0
 
 @define(eq=False)
 class Reservation:
-    """One call's share of the quota; ended once."""
-
     started: float
     tokens: float  # expected input and output
     output: float  # output part of the tokens
@@ -98,7 +96,7 @@ class Traffic:
         return self.accepted - self._by_second[0][1] + 1 if self._by_second else 0
 
     def start(self, call: Reservation) -> None:
-        """Count a call that is sent, and store in it the amounts sent before it."""
+        """Store in the call the amounts sent before it."""
         self.calls += 1
         self.in_flight += 1
         self.tokens += call.tokens
@@ -118,7 +116,6 @@ class Traffic:
             self.held_tokens = self.held_output = 0.0  # prevents accumulated rounding errors
 
     def around(self, dimension: int, call: Reservation) -> SentAround:
-        """Return the amounts sent before and after ``call``, in units of ``dimension``."""
         if dimension == _REQUESTS:
             mark, sent = float(call.order), float(self.calls)
             then, held = float(call.held[0]), float(self.in_flight)
@@ -137,7 +134,7 @@ class Traffic:
 
 @frozen
 class KnownLimits:
-    """The reported limits by dimension; 0 if there is none."""
+    """Amounts by dimension, 0 if there is no limit."""
 
     caps: Amounts  # negative if the limit is not enforced
     rates: Amounts  # units per second
@@ -148,8 +145,6 @@ class KnownLimits:
 
 @define
 class EnforcementCheck:
-    """Checks whether a provider enforces the limit of requests that it reports."""
-
     next: float  # when calls may be sent despite the limit
     left: int = 1  # calls left in this round
     size: int = 1  # calls of the next round
@@ -157,7 +152,6 @@ class EnforcementCheck:
     unenforced: bool = False
 
     def look(self, now: float) -> float:
-        """Return when a call may be sent despite the limit; infinity if the limit applies."""
         if self.over:
             return now if self.unenforced else math.inf
         return max(now, self.next)
@@ -191,7 +185,6 @@ class ReportedLimits:
 
     @property
     def is_even(self) -> bool:
-        """Whether the provider's bucket of requests holds less than two seconds' worth."""
         known = self._buckets.get(_REQUESTS)
         return known is not None and known.bucket.capacity < _EVEN_SECONDS * known.bucket.rate
 
@@ -202,7 +195,6 @@ class ReportedLimits:
         return known is not None and known.is_window
 
     def ahead(self, now: float) -> float:
-        """Return how many calls at the even rate would exceed the remainder of the window."""
         known = self._buckets.get(_REQUESTS)
         if known is None or not known.is_window:
             return 0.0
@@ -210,7 +202,6 @@ class ReportedLimits:
         return max(0.0, (known.ends - now) * known.bucket.rate - max(0.0, known.bucket.level))
 
     def per_minute(self) -> dict[str, float]:
-        """Return the limits per minute, by name: ``requests``, ``tokens``, ``input``, ``output``."""
         return {_NAMES[dimension]: bucket.limit for dimension, bucket in self._buckets.items()}
 
     def costs(self, tokens: float, output: float, now: float) -> Amounts:
@@ -266,14 +257,12 @@ class ReportedLimits:
             bucket.take(now, costs[dimension])
 
     def _exempting_check(self, now: float) -> EnforcementCheck | None:
-        """Return the check that lets a call be sent now despite the limit of requests, if there is one."""
         check = self._check
         if check is None or check.look(now) > now:
             return None
         return check if check.unenforced or self._buckets[_REQUESTS].look(now, 1.0) > now else None
 
     def accepted(self, traffic: Traffic, now: float) -> None:
-        """Compare the calls answered in the last minute with the limit of requests."""
         bucket, check = self._buckets.get(_REQUESTS), self._check
         if bucket is None or (check is not None and check.over):  # already decided
             return
@@ -285,13 +274,11 @@ class ReportedLimits:
             self._check = EnforcementCheck(now + _CHECK_SECONDS)
 
     def confirm(self) -> None:
-        """Record that a call was refused, so the limit of requests is enforced."""
         if _REQUESTS in self._buckets:
             self._check = EnforcementCheck(math.inf, over=True)
 
     def correct(self, now: float, call: Reservation, tokens: float, output: float | None) -> None:
-        """Correct the amounts a call took to the tokens it used; ``None`` means the expected share of
-        output."""
+        """``output`` is ``None`` if unknown; its expected share is used then."""
         if output is None:
             output = tokens * call.output / call.tokens if call.tokens else 0.0
         expected, used = costs_of(call.tokens, call.output), costs_of(tokens, output)
@@ -300,7 +287,6 @@ class ReportedLimits:
                 bucket.correct(now, call.order, expected[dimension], used[dimension])
 
     def drop(self, now: float, call: Reservation) -> None:
-        """Return everything taken by a call that was never sent, or was refused."""
         costs = costs_of(call.tokens, call.output)
         for dimension, bucket in self._buckets.items():
             bucket.correct(now, call.order, costs[dimension], 0.0)
@@ -381,7 +367,6 @@ class ReportedLimits:
     def _refused_without_remaining(
         self, bucket: ReportedBucket, is_new: bool, call: Reservation, traffic: Traffic, now: float
     ) -> bool:
-        """Learn from a refusal that reports only a limit; return whether the limit explains the refusal."""
         soon = call.started <= bucket.learned_at + _SETTLED_SECONDS  # earlier calls may have used it up
         if is_new or call.started > bucket.learned_at:
             bucket.empty(now, traffic.calls)
@@ -434,7 +419,6 @@ def _readings(report: LimitReport) -> list[tuple[int, LimitReading]]:
 def _reading(
     limit: int | None, remaining: int | None, reset: float | None, rounded_to: float
 ) -> LimitReading | None:
-    """Return the plausible figures of one limit; ``None`` if there are none."""
     if limit is remaining is reset is None:
         return None
     believed = believed_count(limit), believed_count(remaining), believed_reset(reset)

@@ -72,8 +72,6 @@ class RetryCount:
 
 @frozen(kw_only=True)
 class Circumstances:
-    """State of the lane when a call fails."""
-
     unavailable: bool = False  # caused by the provider's state, such as a 503 or no connection
     maybe_billed: bool = False  # the call may have been carried out, so a retry may be billed as well
     outage: bool = False  # the circuit breaker is not closed
@@ -107,8 +105,7 @@ _ONCE_KINDS: Final = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN})
 
 _ROUNDING_TRIES = 1e-9
 _BREAKER_SHARE = 15.0 / 16.0
-"""Share of a request's tries after which as many consecutive failures as open the circuit breaker have
-occurred."""
+"""Share of a request's tries as unlikely as the consecutive failures that open the circuit breaker."""
 
 _MAX_DELAY_FACTOR = 2.0
 """Maximum delay while other calls succeed, in latencies, or in initial delays of the policy if those are
@@ -183,7 +180,6 @@ def _used_up(count: RetryCount, weight: float, tries: float, *, partial: bool) -
 
 
 def _own_delay(policy: RetryPolicy, failures: int, rng: RandomSource, seen: Circumstances) -> float:
-    """Return the seconds before a retry if the server named none."""
     if seen.passing and seen.latency > 0.0:
         steps = exponential(failures, 1.0, 2.0, _MAX_DELAY_FACTOR)
         return jittered(min(steps * min(seen.latency, policy.initial), policy.max_delay), rng)

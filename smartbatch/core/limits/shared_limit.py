@@ -20,7 +20,6 @@ NO_BOUND = 1e15
 
 
 def first(amount: float) -> list[float]:
-    """Return an amount of the first dimension and none of the others."""
     return [amount, *[0.0] * (DIMENSION_COUNT - 1)]
 
 
@@ -42,8 +41,6 @@ class QuotaKind(enum.Enum):
 
 @frozen
 class MemberLimits:
-    """The limits that a process knows, by dimension."""
-
     caps: list[float] = field(factory=nothing)  # units; 0 for no limit
     rates: list[float] = field(factory=nothing)  # units per second
     # as named by the provider, kept for processes that join later; a negative cap means none, or not enforced
@@ -53,8 +50,6 @@ class MemberLimits:
 
 @frozen
 class Remaining:
-    """The amounts left according to the provider, by dimension."""
-
     at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSION_COUNT)  # minus the amount used since
     at_least: list[float] = field(factory=nothing)  # reported after the exchange that returned ``then``
     then: list[float] = field(factory=nothing)  # see :class:`LeaseGrant`
@@ -187,8 +182,6 @@ class Member:
 
 @define
 class Account:
-    """A client's account of a budget after its last exchange."""
-
     seen: float  # time of that exchange
     number: int  # number of that exchange
     drawn: float  # USD leased in total
@@ -366,7 +359,6 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
 
 
 def _correct(record: SharedRecord, ask: LeaseAsk, d: int, level: float) -> None:
-    """Set the level of one dimension, corrected by the provider's report to the process."""
     bound = ask.remaining.at_most[d]
     if bound < NO_BOUND:
         others = sum(member.held[d] for member in record.members.values())
@@ -406,7 +398,6 @@ def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
 
 
 def _note_turn(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
-    """Let one process at a time try a higher rate, for as long as it sends."""
     sends = ask.slots > 0.0 and not ask.leaving
     if sends and (record.prober == ask.member or now >= record.turn_until):
         record.prober, record.turn_until = ask.member, now + TURN_SECONDS
@@ -415,8 +406,7 @@ def _note_turn(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
 def _lease(
     record: SharedRecord, ask: LeaseAsk, now: float, since: float
 ) -> tuple[list[float], float, float, float]:
-    """Return the granted units, the slots, the seconds until the first slot, and the seconds to wait
-    instead."""
+    """Return the granted units, the slots, the seconds until the first slot, and the seconds to wait."""
     is_money = ask.kind is QuotaKind.BUDGET
     count = 1.0 + len(record.members)
     alone = ADVANCE_SECONDS if count == 1.0 else 0.0

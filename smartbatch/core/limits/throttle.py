@@ -95,7 +95,7 @@ class AdaptiveThrottle:
 
     @property
     def rate(self) -> float | None:
-        """Maximum calls per second; ``None`` without a limit."""
+        """Calls per second; ``None`` without a limit."""
         return None if self._bucket is None else self._bucket.rate
 
     def look(self, now: float) -> float:

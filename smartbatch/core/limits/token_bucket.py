@@ -53,13 +53,13 @@ class Bucket:
         return now if level + _SLACK_UNITS >= need else now + (need - level) / self.rate
 
     def take(self, now: float, cost: float) -> None:
-        """Take ``cost`` units; the level may fall below zero."""
+        """The level may fall below zero."""
         if now > self.at:
             self.look(now, 0.0)
         self.level -= cost
 
     def return_surplus(self, now: float, surplus: float) -> None:
-        """Return ``surplus`` units that were taken but not used, or take more if it is negative."""
+        """A negative surplus takes more."""
         if now > self.at:
             self.look(now, 0.0)
         level = self.level + surplus
@@ -73,17 +73,15 @@ class Bucket:
 
 
 def spaced_capacity(rate: float) -> float:
-    """Return the capacity of a bucket that spaces calls evenly, ``rate`` per second."""
     return max(1.0 + _CATCH_UP_SHARE, _CATCH_UP_SHARE * rate)
 
 
 def used_capacity(limit: float) -> float:
-    """Return the used part of a bucket that holds ``limit`` units."""
     return max(1.0, _USED_CAPACITY_SHARE * limit)
 
 
 def used_rate(limit: float) -> float:
-    """Return the units per second used of a limit of ``limit`` units per minute."""
+    """``limit`` is per minute."""
     return _USED_RATE_SHARE * limit / 60.0
 
 
@@ -123,7 +121,7 @@ class ConfiguredLimits:
         return self._latest != (None, None)
 
     def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
-        """Set the limits per minute. Debt remains, even if a limit is removed and set again."""
+        """A debt remains even if a limit is removed and set again."""
         requests, tokens = self._latest
         self.requests = limit_bucket(requests, max_rpm, now, counted=True)
         self.tokens = limit_bucket(tokens, max_tpm, now)
