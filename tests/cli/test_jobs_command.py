@@ -84,18 +84,8 @@ def test_a_job_is_named_by_the_output_of_its_run(
     Path("in.txt").write_text("a\nb\n")
     for folder in ("one", "two"):
         Path(folder).mkdir()
-        line = [
-            "run",
-            "in.txt",
-            "--model",
-            SIM,
-            "--strategy",
-            "batch",
-            "-o",
-            f"{folder}/labels.jsonl",
-            "--quiet",
-        ]
-        assert main(line) == 0
+        line = ["run", "in.txt", "--model", SIM, "--strategy", "batch", "--quiet"]
+        assert main([*line, "-o", f"{folder}/labels.jsonl"]) == 0
         code = jobs("show", "labels.jsonl")
         printed = capfd.readouterr()
         if folder == "one":

@@ -12,25 +12,9 @@ from smartbatch.cli import option_hints
 from smartbatch.cli.main import build_parser, main
 
 OF_THE_COMMAND = {
-    *(
-        "action",
-        "config",
-        "csv_formulas",
-        "billed",
-        "dask",
-        "delimiter",
-        "embed",
-        "format",
-        "help",
-        "help_all",
-        "id_field",
-        "ids",
-        "input",
-        "json",
-        "limit",
-        "model",
-    ),
-    *("output", "prompt_field", "provider_option", "quiet", "template", "verbose", "wait", "resend"),
+    *("action", "billed", "config", "csv_formulas", "dask", "delimiter", "embed", "format", "help"),
+    *("help_all", "id_field", "ids", "input", "json", "limit", "model", "output", "prompt_field"),
+    *("provider_option", "quiet", "resend", "template", "verbose", "wait"),
 }
 
 

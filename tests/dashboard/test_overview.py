@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from smartbatch.jobs.records import IncidentRow, JobState
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore, job_overview
 from smartbatch.jobs.store.job_overview import JobFilter
-from tests.levels import sampled
 
 __all__ = ["bench", "store"]
 
@@ -101,47 +98,3 @@ def test_failed_requests_and_incidents_of_a_job(store: SqlStore, bench: Bench) -
         (row.ix, row.user_id, row.outcome, bytes(row.body)) for row in store.overview.failed(line, limit=50)
     ] == [(1, "row-1", "failed", b"no")]
     assert [one.detail for one in store.overview.incidents(job.id, limit=50)] == ["row 2.0", "row 1.0"]
-
-
-PAGES: dict[str, Callable[[SqlStore], object]] = {
-    "newest": lambda kept: kept.overview.page(JobFilter(), limit=50),
-    "older": lambda kept: kept.overview.page(JobFilter(), before=500, limit=50),
-    "in a state": lambda kept: kept.overview.page(JobFilter(state=JobState.HELD), limit=50),
-    "going on": lambda kept: kept.overview.page(JobFilter(unfinished=True), limit=50),
-    "by name": lambda kept: kept.overview.page(JobFilter(name="job-0000000000000001"), limit=50),
-    "count": lambda kept: kept.overview.count(JobState.ACTIVE),
-    "unknown creations": lambda kept: kept.overview.unknown_creations(limit=20),
-    "waiting": lambda kept: kept.overview.waiting(limit=20),
-    "batches": lambda kept: kept.overview.shards(kept.overview.page(JobFilter(), limit=50)),
-    "failed": lambda kept: kept.overview.failed(kept.overview.page(JobFilter(), limit=1)[0], limit=50),
-    "incidents": lambda kept: kept.overview.incidents("job-0000000000000001", limit=50),
-    "forecasts": lambda kept: kept.overview.forecasts(kept.overview.page(JobFilter(), limit=50)),
-}
-
-
-@pytest.mark.parametrize("what", sampled(PAGES, keep=5))
-def test_every_question_goes_by_an_index(
-    shelf: Bench, opened: SqlStore, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, lease = started(opened, shelf, 2)
-    shard = led(opened, lease, opened.shards.plan(lease, shelf.shard(0, 1)), ShardState.INGESTING)
-    opened.shards.ingest(lease, shard, [result(0, "failed", b"no")], at=1.0)
-    asked: list[tuple[str, tuple[Any, ...]]] = []
-    rows = opened._db.rows
-
-    def noted(statement: str, *values: Any) -> Any:
-        asked.append((statement, values))
-        return rows(statement, *values)
-
-    monkeypatch.setattr(opened._db, "rows", noted)
-    PAGES[what](opened)
-    assert asked != []
-    for statement, values in asked:
-        plan = [row[3] for row in rows(f"EXPLAIN QUERY PLAN {statement}", *values)]
-        scans = [
-            step
-            for step in plan
-            if re.match(r"SCAN (job|item|payload|result|shard|incident|decision)\b", step)
-        ]
-        bounded = "LIMIT" in statement and scans == ["SCAN job"]  # the newest, one after the other
-        assert scans == [] or bounded, plan

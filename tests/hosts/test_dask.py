@@ -235,40 +235,19 @@ def test_a_run_over_a_cluster_says_what_is_missing(
 @contextlib.contextmanager
 def killable_scheduler() -> Iterator[tuple[str, int]]:
     command = [sys.executable, "-m"]
+    scheduler = ["distributed.cli.dask_scheduler", "--port", "0", "--host", "127.0.0.1", "--no-dashboard"]
     with contextlib.ExitStack() as stack:
-        made = subprocess.Popen(
-            [
-                *command,
-                "distributed.cli.dask_scheduler",
-                "--port",
-                "0",
-                "--host",
-                "127.0.0.1",
-                "--no-dashboard",
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        made = subprocess.Popen([*command, *scheduler], stderr=subprocess.PIPE, text=True)
         stack.callback(made.communicate)
         stack.callback(made.kill)
         assert made.stderr is not None
         address = next(
             found.group() for line in made.stderr if (found := re.search(r"tcp://[\d.]+:\d+", line))
         )
-        worker = subprocess.Popen(
-            [
-                *command,
-                "distributed.cli.dask_worker",
-                address,
-                "--no-nanny",
-                "--no-dashboard",
-                "--nthreads",
-                "4",
-            ],
-            stderr=subprocess.DEVNULL,
-        )
-        stack.callback(worker.wait)
-        stack.callback(worker.kill)
+        worker = f"distributed.cli.dask_worker {address} --no-nanny --no-dashboard --nthreads 4".split()
+        running = subprocess.Popen([*command, *worker], stderr=subprocess.DEVNULL)
+        stack.callback(running.wait)
+        stack.callback(running.kill)
         yield address, made.pid
 
 

@@ -65,37 +65,3 @@ def test_no_first_answer_of_a_process_fails(kind: str, text: str) -> None:
     ended = run_script(f"{KINDS[kind]}\nTEXT = {TEXTS[text]!r}\n{SCRIPT}")
     assert ended.err == ""
     assert ended.lines == ["[]"]
-
-
-def test_threads_that_import_a_circle_of_modules_take_turns() -> None:
-    ended = run_script(
-        """
-        import pathlib, sys, tempfile, threading
-        from smartbatch._fork import imported
-
-        folder = pathlib.Path(tempfile.mkdtemp())
-        for one, other in (("ring_a", "ring_b"), ("ring_b", "ring_a")):
-            (folder / f"{one}.py").write_text(
-                "import threading\\n"
-                "imported_by = threading.get_ident()\\n"
-                f"import {other}\\n"
-                f"seen = {other}.imported_by\\n"
-                "done = True\\n"
-            )
-        sys.path.insert(0, str(folder))
-        together, found = threading.Barrier(16), []
-
-        def look(name):
-            together.wait()
-            try:
-                found.append(imported(name).done)
-            except Exception as error:
-                found.append(repr(error))
-
-        threads = [threading.Thread(target=look, args=(f"ring_{'ab'[i % 2]}",)) for i in range(16)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        print(found.count(True), sys.modules["ring_a"].imported_by == sys.modules["ring_b"].imported_by)
-        """
-    )
-    assert ended.lines == ["16 True"]

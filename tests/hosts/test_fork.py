@@ -419,44 +419,6 @@ def test_a_child_forked_without_hooks_works_and_ends_what_it_inherited() -> None
 
 
 @pytest.mark.full
-def test_locked_figures_are_empty_after_a_fork_without_hooks() -> None:
-    passes_without_hooks(
-        """
-        from smartbatch.events import CallFinished, RequestSubmitted
-        from smartbatch.observe.metrics import BatchMetrics
-        from smartbatch.types import Priority
-        metrics = BatchMetrics()
-        held, over = threading.Event(), threading.Event()
-        class Tokens:
-            "Being counted, they hold the lock."
-            @property
-            def input_tokens(self):
-                held.set()
-                over.wait()
-                return 0
-            output_tokens = cached_tokens = reasoning_tokens = cache_write_tokens = cache_write_1h_tokens = 0
-            estimated = unknown = False
-        event = CallFinished(
-            at=0.0, batch_id="b", model="m", size=1, seconds=0.1, usage=Tokens(), cost=None, error=None
-        )
-        metrics(event)
-        threading.Thread(target=metrics.snapshot).start()
-        held.wait()
-        event = RequestSubmitted(
-            at=0.0, request_id="r", purpose=None, context=None, priority=Priority.LOW, model="m", joined=False
-        )
-        metrics(event)
-        def look():
-            metrics(event)
-            assert metrics.snapshot().submitted == 1
-        say(str(in_child(look)))
-        over.set()
-        """,
-        out=["0"],
-    )
-
-
-@pytest.mark.full
 def test_children_forked_without_hooks_open_own_connections() -> None:
     passes_without_hooks(
         """

@@ -7,7 +7,6 @@ import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
 from textwrap import dedent
 from typing import Any
 
@@ -28,7 +27,6 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import RequestUsage, UsageLimits
 
 from smartbatch import BatchingClient, ErrorKind, InvalidRequest, ProviderError, Request, Usage
-from smartbatch.integrations.event_loop import Tasks
 from smartbatch.integrations.pydantic_ai import AgentProvider, agent_call, agent_factory_call
 from smartbatch.testing import Emulator, emulator
 from smartbatch.types import Generation, Message, ToolCall
@@ -319,31 +317,6 @@ def test_stopping_the_client_cancels_the_runs_of_its_provider() -> None:
     assert begun.wait(PATIENCE)
     client.stop(timeout=0)
     assert future.exception(PATIENCE) is not None
-    assert ended.wait(PATIENCE)
-
-
-def test_a_run_is_cancelled_that_has_begun_before_its_future_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun, ended, tasks = threading.Event(), threading.Event(), Tasks()
-    hand_over = asyncio.run_coroutine_threadsafe
-
-    def slow(coroutine: Any, loop: Any) -> Any:
-        future = hand_over(coroutine, loop)
-        assert begun.wait(PATIENCE)
-        tasks.cancel()
-        return future
-
-    async def run() -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", slow)
-    with pytest.raises(CancelledError):
-        tasks.run(run, 5.0)
     assert ended.wait(PATIENCE)
 
 

@@ -327,47 +327,17 @@ except smartbatch.ConfigError as error:
 
 
 def batch_events(submitted: str | None = None) -> list[Event]:
-    money = {"cost": 0.5, "realtime_cost": 1.0, "unpriced": 0}
-    batch = BatchEnded(
-        at=600.0,
-        job_id="j",
-        shard_id="s",
-        batch_id="b",
-        model="sim:m",
-        kind=Kind.GENERATE,
-        size=2,
-        tokens=20,
-        state="completed",
-        ended_at=1e9,
-        seconds=600.0,
-        cancelling=None,
-        traceparent=submitted,
-    )
-    stored = JobResultsStored(
-        at=600.0,
-        job_id="j",
-        model="sim:m",
-        route=Route.BATCH,
-        in_realtime=False,
-        succeeded=2,
-        failed=0,
-        cancelled=0,
-        deduplicated=0,
-        usage=NO_USAGE,
-        **money,
-    )
-    end = JobFinished(
-        at=600.0,
-        job_id="j",
-        model="sim:m",
-        succeeded=2,
-        failed=0,
-        cancelled=0,
-        seconds=601.0,
-        traceparent=submitted,
-        **money,
-    )
-    return [batch, stored, end]
+    shared: dict[str, Any] = {"at": 600.0, "job_id": "j", "model": "sim:m"}
+    money: dict[str, Any] = {"cost": 0.5, "realtime_cost": 1.0, "unpriced": 0}
+    counts = {"succeeded": 2, "failed": 0, "cancelled": 0}
+    times: dict[str, Any] = {"ended_at": 1e9, "seconds": 600.0, "cancelling": None, "traceparent": submitted}
+    batch: dict[str, Any] = {"shard_id": "s", "batch_id": "b", "kind": Kind.GENERATE, "size": 2, "tokens": 20}
+    route: dict[str, Any] = {"route": Route.BATCH, "in_realtime": False, "deduplicated": 0, "usage": NO_USAGE}
+    return [
+        BatchEnded(state="completed", **batch, **times, **shared),
+        JobResultsStored(**route, **counts, **money, **shared),
+        JobFinished(seconds=601.0, traceparent=submitted, **counts, **money, **shared),
+    ]
 
 
 def test_without_an_sdk_nothing_is_told_and_no_span_is_current() -> None:
