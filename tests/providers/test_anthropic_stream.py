@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from asking import KEY, SECRET_PROMPT, ask, begin, stream_error
-from claude import BLOCK, END, PING, START, STOP, delta, error, event, message, opened, streams
-from raw_server import says
+from asking import KEY, SECRET_PROMPT, begin, stream_error
+from claude import BLOCK, END, PING, START, STOP, delta, error, event, opened, streams
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Usage
@@ -60,13 +59,3 @@ def test_refusals_and_lengths_are_told(serve):
         stream = begin(provider)
         assert list(stream) == []
         assert (stream.answer.text, stream.answer.finish_reason) == ("", "refusal")
-
-
-def test_an_error_before_the_stream_is_an_error_of_the_call(serve):
-    server = serve(says(error("overloaded_error"), "529 Overloaded"), says(message()))
-    with opened(server) as provider:
-        with pytest.raises(ProviderError) as caught:
-            list(begin(provider))
-        assert (caught.value.kind, caught.value.status) == (ErrorKind.SERVER_ERROR, 529)
-        assert ask(provider).text == "Lima"
-    assert server.connections == 1

@@ -7,12 +7,9 @@ from array import array
 
 import pytest
 from gemini_asking import embed
-from hypothesis import given
-from hypothesis import strategies as st
 from raw_server import says
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.testing import emulator
 from smartbatch.types import Usage
 from tests.levels import sampled
 
@@ -90,22 +87,3 @@ def test_vectors_that_are_none_are_refused(serve, connect_gemini, body):
         embed(connect_gemini(serve(says(text))), ["a", "b"], dimensions=2)
     assert caught.value.kind is ErrorKind.INVALID_RESPONSE
     assert caught.value.maybe_billed
-
-
-@given(texts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=20))
-def test_each_vector_is_its_texts(emulated, texts):
-    provider = emulated
-    together = [answer.embedding for answer in embed(provider, texts, dimensions=8)]
-    alone = {text: embed(provider, [text], dimensions=8)[0].embedding for text in set(texts)}
-    assert together == [alone[text] for text in texts]
-
-
-@pytest.fixture
-def emulated():
-    from smartbatch.providers.gemini.provider import GeminiProvider
-
-    with emulator() as emu:
-        provider = GeminiProvider("AIza-any", emu.url)
-        provider.open(2)
-        yield provider
-        provider.close()

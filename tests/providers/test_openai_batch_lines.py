@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
-
 import pytest
 from attrs import evolve
 from batching import result_line
@@ -50,25 +47,15 @@ def test_a_response_that_failed_in_a_200_is_an_error():
     [
         (400, error("bad", "invalid_request_error"), FAILED, ErrorKind.CLIENT_ERROR),
         (400, error("long", code="context_length_exceeded"), FAILED, ErrorKind.CONTEXT_TOO_LONG),
-        (400, error("no", code="content_policy_violation"), FAILED, ErrorKind.CLIENT_ERROR),
-        (400, error("no", code="content_filter"), FAILED, ErrorKind.CLIENT_ERROR),
         (401, error("no", code="invalid_api_key"), FAILED, ErrorKind.AUTH_ERROR),
-        (404, error("no", code="model_not_found"), FAILED, ErrorKind.CLIENT_ERROR),
-        (413, error("no"), FAILED, ErrorKind.CLIENT_ERROR),
-        (422, error("no"), FAILED, ErrorKind.CLIENT_ERROR),
-        (408, error("late"), RETRY, ErrorKind.SERVER_ERROR),
-        (409, error("lock"), RETRY, ErrorKind.SERVER_ERROR),
         (429, error("slow", code="rate_limit_exceeded"), RETRY, ErrorKind.RATE_LIMIT),
         (429, error("quota", "insufficient_quota"), UNRUN, ErrorKind.NO_MONEY),
         (500, error("oh", "server_error"), RETRY, ErrorKind.SERVER_ERROR),
         (502, "<html>", RETRY, ErrorKind.SERVER_ERROR),
-        (503, error("overloaded"), RETRY, ErrorKind.SERVER_ERROR),
         (504, None, RETRY, ErrorKind.SERVER_ERROR),
         (0, "", RETRY, ErrorKind.SERVER_ERROR),
-        (0, None, RETRY, ErrorKind.SERVER_ERROR),
         (200, error("oh", "server_error"), RETRY, ErrorKind.SERVER_ERROR),
         (200, {"choices": []}, RETRY, ErrorKind.INVALID_RESPONSE),
-        (200, {"choices": None}, RETRY, ErrorKind.INVALID_RESPONSE),
         (200, None, RETRY, ErrorKind.INVALID_RESPONSE),
         (200, "text", RETRY, ErrorKind.INVALID_RESPONSE),
     ],
@@ -153,45 +140,6 @@ def test_what_is_no_line_of_results_is_refused_by_name(line):
         read(line)
     assert caught.value.__cause__ is None
     assert len(str(caught.value)) < 80
-
-
-@pytest.mark.full
-def test_garbled_lines_never_do_worse_than_being_refused():
-    rng = random.Random(11)
-    good = [
-        result_line(body=chat("Lima")),
-        result_line(400, error("bad", "invalid_request_error", "x")),
-        result_line(response=None, error={"code": "batch_expired", "message": "m"}),
-        result_line(body={"data": [{"index": 0, "embedding": "AACAPw=="}], "usage": {"prompt_tokens": 1}}),
-    ]
-    values = [None, True, -1, 10**30, 1e308, "", "x" * 100, [], {}, [[]], {"error": {}}]
-    read_well = 0
-    for number in range(4000):
-        line = bytearray(rng.choice(good))
-        if number % 2:
-            for _ in range(rng.randint(1, 4)):
-                at = rng.randrange(len(line))
-                line[at : at + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
-        else:
-            data = json.loads(line)
-            parent: object = data
-            while isinstance(parent, dict | list) and parent:
-                key = rng.choice(list(parent) if isinstance(parent, dict) else range(len(parent)))
-                if rng.random() < 0.5:
-                    parent[key] = rng.choice(values)
-                    break
-                parent = parent[key]
-            line = bytearray(json.dumps(data).encode())
-        try:
-            found = read(
-                bytes(line), rng.choice([Kind.GENERATE, Kind.EMBED]), rng.choice(["chat", "responses"])
-            )
-        except ValueError:
-            continue
-        read_well += 1
-        assert (found.answer is None) != (found.outcome is OK)
-        assert (found.error is None) == (found.outcome is OK)
-    assert read_well > 1000
 
 
 def test_keys_in_lines_are_scrubbed():

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from asking import KEY
-from hypothesis import given
-from hypothesis import strategies as st
 from raw_server import Exchange, RawServer, Script, chat, error, hangs, says
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
-from smartbatch.providers.http.event_stream import EventStream, events
+from smartbatch.providers.http.event_stream import events
 from smartbatch.providers.http.pool import Connection
-from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.provider import OpenAIProvider
-from smartbatch.providers.openai.streams import ChatReader, ResponseReader
 from smartbatch.types import Generation, Request, Usage
 
 Serve = Callable[..., RawServer]
@@ -345,49 +341,6 @@ def test_a_response_without_its_last_event_is_an_error(
 
 def test_a_response_without_deltas_is_one_piece(serve: Serve, connect: Connect) -> None:
     assert list(stream(connect(serve(streams(CREATED, ended())), api="responses"))) == ["Lima"]
-
-
-@given(st.data())
-def test_any_cut_or_changed_stream_is_whole_or_an_error(data: st.DataObject) -> None:
-    chosen = data.draw(st.sampled_from(["chat", "responses"]))
-    body = bytearray(b"".join(LIMA if chosen == "chat" else (CREATED, delta("Li"), delta("ma"), ended())))
-    for _ in range(data.draw(st.integers(0, 4))):
-        at = data.draw(st.integers(0, len(body) - 1))
-        match data.draw(st.integers(0, 2)):
-            case 0:
-                body[at] = data.draw(st.integers(0, 255))
-            case 1:
-                del body[at : at + data.draw(st.integers(1, 200))]
-                body += b"\n"
-            case 2:
-                body[at:at] = body[: data.draw(st.integers(0, 200))]
-    size = data.draw(st.integers(1, len(body)))
-    pieces = [bytes(body[at : at + size]) for at in range(0, len(body), size)]
-    try:
-        text, answer = _read(chosen, pieces)
-    except ProviderError:
-        return
-    assert answer is not None
-    assert answer.text == text
-
-
-def _read(api: str, pieces: list[bytes]) -> tuple[str, Any]:
-
-    class Live:
-        status = 200
-        headers: ClassVar = {"content-type": "text/event-stream"}
-
-        def __iter__(self) -> Any:
-            return iter(pieces)
-
-        def drain(self) -> None: ...
-
-        def close(self) -> None: ...
-
-    reader = (ChatReader if api == "chat" else ResponseReader)(ERRORS)
-    reading = EventStream(lambda left, cutoff: Live(), reader, Request(prompt="x"), 9.0)  # type: ignore[arg-type, return-value]
-    text = "".join(reading)
-    return text, reading.answer
 
 
 def test_events_end_where_the_stream_says(serve: Serve) -> None:
