@@ -1,4 +1,4 @@
-"""What all tests share: virtual time, seeded random numbers, stopped clients, a guard against hanging."""
+"""Shared by all tests: virtual time, seeded random numbers, stopped clients, and a guard against hanging."""
 
 from __future__ import annotations
 
@@ -30,41 +30,42 @@ from smartbatch.shortcuts import close_stores
 from tests.taking_part import taking_part
 
 HANGS_AFTER = float(os.environ.get("HANGS_AFTER", "300"))
-"""Real seconds after which a test is taken for hung: all stacks are printed and the run ends."""
+"""Real seconds after which a test counts as hanging: all stacks are printed and the run ends."""
 WATCHED_ANEW = HANGS_AFTER / 12
-"""Seconds after which this time begins again with the next test. Each time costs a thread, for whose end the
-test would wait: two milliseconds on busy cores."""
+"""Seconds after which the next test restarts that time. Each restart costs a thread: two milliseconds on busy
+cores.
+"""
 
 SEED = 20_240_607
 GARBAGE = 100_000
-"""Objects made in a test after which garbage is collected."""
+"""Objects created in a test before garbage is collected."""
 
 for _profile, _examples in {"default": 40, "full": 200}.items():
     settings.register_profile(
         _profile,
         max_examples=_examples,
-        derandomize=True,  # red by a change alone, never by chance
+        derandomize=True,  # only changes, never chance, make a test fail
         deadline=None,  # other processes may use the cores
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )
 
 IN_MEMORY = Path("/dev/shm")
-"""Where tests keep their files if there is room: stores write through to the disk thousands of times."""
+"""Folder for files of tests, if it has room: stores flush thousands of times."""
 ROOM = 2 * 1024**3
 
 _stderr = -1
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the terminal's standard error for the stacks of a test that hangs, and let Ctrl-C interrupt."""
+    """Keep standard error for the stacks of a hanging test, and let Ctrl-C interrupt."""
     global _stderr
-    # else each of the processes that tests start compiles the library anew
+    # otherwise each process started by a test compiles the library again
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     if os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     settings.load_profile("default" if "not full" in config.option.markexpr else "full")
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's ``&`` ignores it for its children
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's ``&`` makes its children ignore it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is None:
@@ -75,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run tests of laws with the full tests once more: then they have more examples."""
+    """Run property tests again in full runs, with more examples."""
     if "not full" not in config.option.markexpr:
         for item in items:
             if hasattr(getattr(item, "obj", None), "hypothesis"):
@@ -83,16 +84,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionstart() -> None:
-    """Collect no garbage while tests are collected: hardly any is made."""
+    """Collection creates hardly any garbage."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage collections pass over what stays for good: the SDKs and the tests, a million objects.
+    """Exclude permanent objects from garbage collection: the SDKs and the tests, a million objects.
 
-    They are rare, and :func:`pytest_runtest_setup` makes one before each test: what an earlier test left is
-    not finalised at the bottom of a recursion, as in tests of deeply nested texts, where every finaliser
-    fails.
+    Collections are rare; :func:`pytest_runtest_setup` starts one before each test. Otherwise what an earlier
+    test left could be finalized at the bottom of a recursion, as in tests of deeply nested texts, where every
+    finalizer fails.
     """
     gc.collect()
     gc.freeze()
@@ -105,7 +106,7 @@ _watched_since = -math.inf
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """End the whole run, with the stacks of all threads, when one test hangs."""
+    """If a test hangs, end the whole run with the stacks of all threads."""
     global _watched_since
     gc.collect(0)
     now = time.monotonic()
@@ -118,7 +119,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """What ends the process may take its time."""
     faulthandler.cancel_dump_traceback_later()
 
 
@@ -148,7 +148,7 @@ def on_its_own(
     One fixture for all of it: each costs every test a tenth of a millisecond.
     """
     monkeypatch.setenv("XDG_STATE_HOME", str(states / str(next(_states))))
-    monkeypatch.setenv("SMARTBATCH_SHARED", "off")  # tests of shared limits say where
+    monkeypatch.setenv("SMARTBATCH_SHARED", "off")  # tests of shared limits override it
     monkeypatch.setattr(logs, "_last_logged", {})
     found: list[BaseException] = []
     job_error = logs.job_error
@@ -171,13 +171,13 @@ def on_its_own(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown() -> None:
-    """Close what ``smartbatch.job`` opened in a test while the test's folder and servers are still there."""
+    """Close what ``smartbatch.job`` opened while the folder and servers of the test still exist."""
     close_stores()
 
 
 @pytest.fixture
 def clock() -> Iterator[VirtualClock]:
-    """Time that runs only while all threads wait, the test's own among them."""
+    """Virtual time that stops while the thread of the test works."""
     clock = VirtualClock()
     with taking_part(clock):
         yield clock
@@ -185,20 +185,17 @@ def clock() -> Iterator[VirtualClock]:
 
 @pytest.fixture
 def remote(clock: VirtualClock) -> Remote:
-    """A service with a Batch API in virtual time."""
     return Remote(clock)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """Where jobs are kept."""
     return str(tmp_path / "jobs.db")
 
 
 @pytest.fixture
 def client_of(clock: VirtualClock, tmp_path: Path) -> Iterator[Callable[..., BatchingClient]]:
-    """Make clients in virtual time with seeded random numbers; they are stopped after the test, and before
-    its folder with their store is removed."""
+    """Create clients in virtual time with seeded random numbers, and stop them after the test."""
     made: list[BatchingClient] = []
 
     def make(provider: Provider | Callable[..., Any], **settings: Any) -> BatchingClient:
@@ -214,7 +211,7 @@ def client_of(clock: VirtualClock, tmp_path: Path) -> Iterator[Callable[..., Bat
 
 @pytest.fixture(scope="session")
 def postgres_address() -> str:
-    """A PostgreSQL server, started with the first test that needs it."""
+    """A PostgreSQL server, started on first use."""
     from jobs.stores import postgres_place
 
     return postgres_place()

@@ -1,4 +1,4 @@
-"""Ctrl-C at every moment at which it can come."""
+"""Ctrl-C at every possible moment."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from types import CodeType, FrameType
 __all__ = ["interrupted_at_every_moment"]
 
 MOST = 2_000
-"""Moments after which something is not short enough to be tried at each of them."""
+"""Maximum number of moments that can be tried."""
 
 
 class _Interrupt:
-    """Ctrl-C at the ``at``-th moment at which the interpreter looks for signals: when a function begins, and
-    after a call of one written in C."""
+    """Raises KeyboardInterrupt the ``at``-th time the interpreter could: at the start of a function, or
+    after a C call.
+    """
 
     def __init__(self, at: int, spared: Collection[CodeType]) -> None:
         self._left = at
@@ -38,12 +39,12 @@ class _Interrupt:
 def interrupted_at_every_moment(
     act: Callable[[], object], *, spared: Collection[CodeType] = ()
 ) -> Iterator[int]:
-    """Yield after each moment at which ``act`` was interrupted, until it comes to its end.
+    """Yield after each moment at which ``act`` was interrupted, until it completes.
 
-    The tracebacks keep all frames meanwhile, as those of a notebook do.
+    Tracebacks keep all frames alive, like those of a notebook.
 
     Args:
-        spared: functions, of another library, that are not interrupted.
+        spared: functions of other libraries that are not interrupted.
     """
     kept: list[BaseException] = []
     for at in range(1, MOST):

@@ -17,7 +17,7 @@ from pathlib import Path
 __all__ = ["Figures", "Table", "differences", "groups_of", "read", "runs", "write"]
 
 Figures = Mapping[str, str]
-"""By its name, which is one word, a figure; its text has no comma."""
+"""Figures by name; names are single words, and figures contain no commas."""
 Table = Mapping[str, Mapping[str, Figures]]
 """By group and scenario."""
 WIDTH = 180
@@ -25,7 +25,6 @@ SCENARIO, CONTINUED = "  ", "      "
 
 
 def write(path: Path, table: Table) -> None:
-    """Write figures in the form that :func:`read` reads."""
     lines: list[str] = []
     for group, scenarios in table.items():
         lines.append(group)
@@ -43,7 +42,6 @@ def write(path: Path, table: Table) -> None:
 
 
 def read(path: Path) -> dict[str, dict[str, dict[str, str]]]:
-    """Read a file of figures."""
     whole: list[str] = []
     for line in path.read_text().splitlines():
         if line.startswith(CONTINUED):
@@ -62,13 +60,12 @@ def read(path: Path) -> dict[str, dict[str, dict[str, str]]]:
 
 
 def groups_of(path: Path, *names: str) -> dict[str, dict[str, dict[str, str]]]:
-    """Return the groups of a file with these names."""
     recorded = read(path)
     return {name: recorded.get(name, {}) for name in names}
 
 
 def differences(recorded: Table, found: Table) -> list[str]:
-    """Return a line for each figure that is not as recorded, and for each scenario that only one side has."""
+    """Return a line for each figure that differs, and for each scenario that only one side has."""
     lines: list[str] = []
     for group in {**recorded, **found}:
         before, now = recorded.get(group, {}), found.get(group, {})
@@ -87,7 +84,7 @@ def differences(recorded: Table, found: Table) -> list[str]:
 
 
 def runs(numbers: Iterable[int]) -> str:
-    """Return an order in short: ``0-3 5 4`` for 0, 1, 2, 3, 5, 4."""
+    """Shorten an order: ``0-3 5 4`` for 0, 1, 2, 3, 5, 4."""
     pieces: list[list[int]] = []
     for number in numbers:
         if pieces and number == pieces[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Looks from a forked child."""
+"""Checks in a forked child."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def exit_code_of_child(finds: Callable[[], bool]) -> int:
-    """Fork, and ask ``finds`` in the child; return 0 for true, 1 for false, 2 where it raises."""
+    """Call ``finds`` in a forked child: 0 for true, 1 for false, 2 if it raises."""
     child = os.fork()
     if not child:
         try:

@@ -1,4 +1,4 @@
-"""Texts that try to leave the place a page gives them: names, ids, keys and error messages of others."""
+"""Texts that try to break out of a page: names, IDs, keys and error messages from others."""
 
 HOSTILE = {
     "a script": "<script>alert(1)</script>",
@@ -13,4 +13,4 @@ HOSTILE = {
     "long": "x" * 100_000,
     "long once escaped": '"' * 1_000,
 }
-"""By what each tries."""
+"""By what each one tries."""

@@ -1,4 +1,4 @@
-"""What tests of a room look at inside a client; everything else goes through the public API."""
+"""Internals of a client that tests look at; everything else goes through the public API."""
 
 from __future__ import annotations
 
@@ -33,56 +33,50 @@ __all__ = [
 
 
 def inside(client: BatchingClient) -> RunningState:
-    """Return what the client has running in this process."""
     return client._running
 
 
 def engine_of(client: BatchingClient) -> RealtimeEngine:
-    """Return the threads, the queue and the gates of a client, which is started for it."""
     engine = inside(client.start()).realtime.engine
     assert engine is not None
     return engine
 
 
 def tickets_in_memory() -> int:
-    """Return how many requests on their way, or at their end, something still holds."""
     gc.collect()
     return sum(isinstance(one, Ticket) for one in gc.get_objects())
 
 
 def callback_threads() -> set[threading.Thread]:
-    """Return the threads that run callbacks of users now."""
     return {thread for thread in threading.enumerate() if thread.name == "smartbatch-callbacks"}
 
 
 def sleeps(client: BatchingClient) -> bool:
-    """Whether the collector of a client has looked, and waits for a notification."""
+    """Whether the collector waits for a notification only."""
     return engine_of(client).dispatcher._wakes_at == math.inf
 
 
 def has_looked(client: BatchingClient, now: float) -> bool:
-    """Whether the collector of a client has looked, and waits for a time that has not come."""
+    """Whether the collector waits until a time in the future."""
     return engine_of(client).dispatcher._wakes_at > now
 
 
 def is_read(stream: TextStream) -> bool:
-    """Whether a thread waits for the next chunk of a stream, on a clock of the machine."""
+    """Whether a thread waits for the next chunk, in real time."""
     filled: Any = stream._box._filled
     return bool(filled._waiters)
 
 
 def store_of(job: Job) -> StoredJobs:
-    """Return what carries a job on that was taken without a client."""
     stored: Any = job._engine_of
     assert isinstance(stored.__self__, StoredJobs)
     return stored.__self__
 
 
 def held(stream: TextStream) -> AbstractContextManager[object]:
-    """Hold the lock of a stream, as a worker may at any moment."""
     return stream._box._filled
 
 
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what is registered from now on be forgotten at the end of the test."""
+    """Forget registered providers at the end of the test."""
     monkeypatch.setattr(registry, "_factories", dict(registry._factories))

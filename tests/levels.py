@@ -1,4 +1,4 @@
-"""Which tests the default runs: of many cases of one kind, some."""
+"""Selects which of many similar cases the default run includes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["sampled"]
 
 
 def sampled(cases: Iterable[Any], *, keep: int = 1, first: int = 0) -> list[Any]:
-    """Return parameters for ``pytest.mark.parametrize`` of which the default tests run ``keep``.
+    """Return parameters for ``pytest.mark.parametrize``, of which the default run includes ``keep``.
 
-    They are spread evenly over the cases, from the one at ``first`` on; the others are marked ``full``. A
-    case for several names is a tuple, as elsewhere.
+    Those are spread evenly over the cases, starting at ``first``; the others are marked ``full``. A case for
+    several names is a tuple.
     """
     listed = list(cases)
     kept = {(first + place * len(listed) // keep) % len(listed) for place in range(keep)}

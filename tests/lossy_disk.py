@@ -1,4 +1,4 @@
-"""A disk that loses what was not synced when the power goes."""
+"""A disk that loses unsynced data in a power failure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LossyDisk:
         patch.setattr(os, "fsync", noted)
 
     def survivors(self, *, names_kept: bool) -> dict[str, bytes]:
-        """Return the files that are there after a loss of power now, by their paths in the folder.
+        """Return the files that would survive a power failure now, by path within the folder.
 
         Args:
             names_kept: names reached the disk although their folders were not synced.
@@ -58,10 +58,10 @@ class LossyDisk:
                 found[prefix + name] = self._bytes.get(inode, b"")
 
     def _note(self, fd: int) -> None:
-        """Remember what is on the disk now; the inode is held, so that no other file gets its number."""
+        """Record what is on disk now. Holding the inode keeps its number from being reused."""
         status = os.fstat(fd)
         path = Path(f"/proc/self/fd/{fd}")
-        self._held.append(os.open(path, os.O_RDONLY))  # not a copy of fd, which would share its lock
+        self._held.append(os.open(path, os.O_RDONLY))  # a copy of fd would share its lock
         if stat.S_ISDIR(status.st_mode):
             self._names[status.st_ino] = _names(path)
         else:

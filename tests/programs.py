@@ -1,4 +1,4 @@
-"""Programs of the system that some tests need."""
+"""System programs required by some tests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 
 def installed(*names: str, packages: str) -> str:
-    """Return the path of a program; without it the test is skipped by name, or fails where all must run.
+    """Return the path of a program. Without it, skip the test, or fail if all tests must run.
 
     Args:
-        names: of the program, any of them.
-        packages: those of Debian that have it.
+        names: of the program; any of them will do.
+        packages: the Debian packages that contain it.
     """
     for found in filter(None, map(shutil.which, names)):
         return found

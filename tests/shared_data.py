@@ -1,4 +1,4 @@
-"""Real prompts and traces, where the folder with them lies next to the checkout."""
+"""Real prompts and traces, if their folder is next to the checkout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def shared(name: str) -> Path:
-    """Return the path of a shared data file, or skip the test by the file's name."""
+    """Return the path of a shared data file, or skip the test."""
     path = FOLDER / name
     if not path.exists():
         pytest.skip(f"needs the shared data file {name}")

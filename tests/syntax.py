@@ -1,4 +1,4 @@
-"""The syntax trees of the library: its files, what each imports, and the names in them."""
+"""Syntax trees of the library: files, imports and names."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ EXACTLY_AT = "smartbatch"
 
 @frozen
 class Import:
-    """One import of one file."""
-
     file: Path
     line: int
     module: str
     late: bool
-    """Inside a function, or for type checkers only."""
+    """In a function, or only for type checkers."""
 
     def __str__(self) -> str:
         return f"{self.file.relative_to(ROOT.parent)}:{self.line} imports {self.module}"
@@ -33,7 +31,6 @@ class Import:
 
 @cache
 def files() -> list[Path]:
-    """Every source file of the library."""
     return sorted(ROOT.rglob("*.py"))
 
 
@@ -43,10 +40,9 @@ def tree(file: Path) -> ast.Module:
 
 
 def within(node: ast.AST) -> list[ast.AST]:
-    """A part of a file and everything in it, but for the marks of names that are read or written:
-    ``ast.walk`` takes twice as long."""
+    """Like ``ast.walk``, but without contexts of names, which halves the time."""
     found = [node]
-    for each in found:  # it grows meanwhile
+    for each in found:  # grows during the loop
         for name in each._fields:
             value = getattr(each, name, None)
             if isinstance(value, list):
@@ -58,12 +54,11 @@ def within(node: ast.AST) -> list[ast.AST]:
 
 @cache
 def nodes(file: Path) -> list[ast.AST]:
-    """Everything in a file: walking a tree costs more than what is asked of it."""
     return within(tree(file))
 
 
 def room(file: Path) -> str:
-    """The room a file stands in: its folder, or its own name at the top."""
+    """Return the package of a file, or the name of a top-level file."""
     inside = file.relative_to(ROOT)
     return inside.parts[0] if len(inside.parts) > 1 else inside.stem
 
@@ -72,12 +67,12 @@ IMPORTS_BY_NAME = ("import_module", "__import__", "imported")
 
 
 def last_name(node: ast.AST) -> str:
-    """The name after the last dot of a dotted name; empty for anything else."""
+    """Return the part after the last dot; empty for anything but a name."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """The names in a part of a file, those in its texts included."""
+    """Return the names in a tree, including those in strings."""
     found: set[str] = set()
     for each in within(node):
         if isinstance(each, ast.Constant) and isinstance(each.value, str):
@@ -88,8 +83,9 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def named_module(call: ast.Call) -> str:
-    """The module that a call imports, as far as its text says; the front door, which no room may use, where
-    it says nothing."""
+    """Return the module imported by a call; if it is unknown, the library's top level, which no package may
+    use.
+    """
     name = call.args[0] if call.args else None
     if isinstance(name, ast.JoinedStr):
         name = name.values[0]
@@ -100,7 +96,7 @@ def named_module(call: ast.Call) -> str:
 
 @cache
 def imports(file: Path) -> list[Import]:
-    """Every import of a file, those in functions and those by a call included."""
+    """Return all imports of a file, including those in functions and by calls."""
 
     late = {
         line
@@ -118,7 +114,7 @@ def imports(file: Path) -> list[Import]:
             module = node.module or ""
             named = [f"{module}.{name.name}" for name in node.names] if module == EXACTLY_AT else [module]
         elif isinstance(node, ast.Call) and last_name(node.func) in IMPORTS_BY_NAME:
-            if file.name == "_fork.py":  # what it imports is named where it is called
+            if file.name == "_fork.py":  # its callers name the module
                 continue
             named = [named_module(node)]
         else:
@@ -129,7 +125,6 @@ def imports(file: Path) -> list[Import]:
 
 @cache
 def annotated(file: Path) -> list[tuple[str, set[str]]]:
-    """The names with an annotation, and the words of it."""
     return [
         (node.arg if isinstance(node, ast.arg) else last_name(node.target), names_in(node.annotation))
         for node in nodes(file)
@@ -139,7 +134,6 @@ def annotated(file: Path) -> list[tuple[str, set[str]]]:
 
 @cache
 def assigned(file: Path) -> list[tuple[str, set[str]]]:
-    """The names and attributes that are assigned, and the words of what they are given."""
     return [
         (last_name(target), names_in(node.value))
         for node in nodes(file)
@@ -150,10 +144,10 @@ def assigned(file: Path) -> list[tuple[str, set[str]]]:
 
 
 def names_of(file: Path, *made_by: str) -> set[str]:
-    """The names under which a file keeps, or takes, what was made by one of the functions ``made_by``."""
+    """Return the names of variables assigned from, or annotated with, ``made_by``."""
     known = set(made_by)
     known.update([name for name, words in annotated(file) if words & known])
-    for _ in range(3):  # a name for a name for it
+    for _ in range(3):  # follows names assigned from other names
         for name, words in assigned(file):
             if words & known:
                 known.add(name)
@@ -161,15 +155,14 @@ def names_of(file: Path, *made_by: str) -> set[str]:
 
 
 def module_name(file: Path, root: Path) -> str:
-    """The dotted name of a file below ``root``, whose folder is the package."""
     return ".".join(file.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def import_graph(root: Path) -> dict[str, set[str]]:
-    """For each file the files it imports, those in functions and for type checkers included.
+    """Return the files imported by each file, including imports in functions and for type checkers.
 
-    A package's ``__init__`` that loads its names on first use points at nothing: its imports are for type
-    checkers only.
+    A package whose ``__init__`` loads its names on first use imports nothing: its imports are for type
+    checkers.
     """
     names = {module_name(file, root): file for file in sorted(root.rglob("*.py"))}
     graph: dict[str, set[str]] = {}
@@ -180,7 +173,7 @@ def import_graph(root: Path) -> dict[str, set[str]]:
                 whole = {f"{node.module}.{each.name}" for each in node.names}
                 found.update(one for one in whole | {node.module} if one in names)
                 if whole & names.keys() and all(one in names for one in whole):
-                    found.discard(node.module)  # the package's files, not the package
+                    found.discard(node.module)  # the files of the package, not the package
             elif isinstance(node, ast.Import):
                 found.update(each.name for each in node.names if each.name in names)
         found.discard(name)
@@ -196,7 +189,7 @@ def is_private(name: str) -> bool:
 
 
 def private_names(file: Path) -> set[str]:
-    """The names with an underscore that a file itself gives to something."""
+    """Return the private names that a file defines."""
     found: set[str] = set()
     for node in nodes(file):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -212,7 +205,7 @@ def private_names(file: Path) -> set[str]:
 
 
 def code_lines(file: Path) -> list[tuple[int, str]]:
-    """The stripped lines of a file with their numbers; without imports, signatures, docstrings, comments."""
+    """Return stripped lines with numbers, without imports, signatures, docstrings and comments."""
     aside: set[int] = set()
     for node in nodes(file):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -226,7 +219,7 @@ def code_lines(file: Path) -> list[tuple[int, str]]:
 
 
 def written_lines(file: Path) -> int:
-    """How many lines of a file are code: neither blank nor a comment nor a docstring."""
+    """Count lines of code: neither blank, comment nor docstring."""
     aside = {
         number
         for node in nodes(file)

@@ -17,9 +17,9 @@ from smartbatch._clock import VirtualClock
 __all__ = ["taking_part"]
 
 _clocks: dict[int, VirtualClock] = {}
-"""The clocks of the threads that take part, by the thread's identifier."""
+"""The clocks of registered threads, by thread identifier."""
 _asleep: dict[Any, VirtualClock] = {}
-"""The locks that such threads wait for inside a condition, each with the clock that does not count them."""
+"""Locks on which registered threads wait in a condition, with the clock that does not count them."""
 
 _wait: Callable[[Condition, float | None], bool] = Condition.wait
 _notify: Callable[[Condition, int], None] = Condition.notify
@@ -28,7 +28,7 @@ _join: Callable[[Thread, float | None], None] = Thread.join
 
 @contextmanager
 def taking_part(clock: VirtualClock) -> Iterator[None]:
-    """Let ``clock`` stand in the block, except while this thread waits."""
+    """Stop ``clock`` within the block, except while this thread waits."""
     clock.spawned()
     clock.began()
     _clocks[threading.get_ident()] = clock
@@ -72,7 +72,7 @@ def _notify_in_time(self: Any, n: int = 1) -> None:
 
 
 def _join_in_time(self: Thread, timeout: float | None = None) -> None:
-    """Wait for the end of a thread; how far time got in between is not defined."""
+    """Wait for a thread. How far time moves meanwhile is undefined."""
     clock = _clocks.get(threading.get_ident())
     if clock is None:
         return _join(self, timeout)

@@ -1,4 +1,4 @@
-"""The checks before a change lands: a command of theirs that fails makes all of them fail."""
+"""The CI script fails if any of its commands fails."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ case "${0##*/} $*" in "$FAILS"*) exit 3;; esac
 """
 INSTALLS_PROGRAMS = "apt-get install"
 TOOLS = ("bash", "sh", "cp", "dirname", "mkdir", "mktemp", "rm")
-"""What the script, or its stubs, may use besides: so there is no browser and no shell but that, whatever the
-machine has."""
+"""Other programs that the script or its stubs may use."""
 MAKES_STUBS = f"""#!/bin/sh
 mkdir -p "$3/bin"
 for name in {" ".join(COMMANDS)}; do cp stub "$3/bin/$name"; done
@@ -31,7 +30,7 @@ for name in {" ".join(COMMANDS)}; do cp stub "$3/bin/$name"; done
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with the script, where no command does anything but fail when it is told to."""
+    """A folder with the script, in which commands only fail if told to."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
     for path, text in (

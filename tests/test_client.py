@@ -1,4 +1,4 @@
-"""The front door: what goes in, what comes out, and own callables (A8, E1)."""
+"""The public client: its inputs, its results, and callables of users."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ PATIENCE = 30.0
 
 
 def echo() -> MockProvider:
-    """A mock that repeats its prompt."""
     return MockProvider(lambda request: f"re: {request.prompt}")
 
 

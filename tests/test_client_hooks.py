@@ -1,4 +1,4 @@
-"""What users may hang in between: pre- and post-processing, middleware, observers (A10, A18, A21, E5)."""
+"""Hooks of users: pre- and post-processing, middleware, and observers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ PATIENCE = 30.0
 
 
 def echo() -> MockProvider:
-    """A mock that repeats its prompt."""
     return MockProvider(lambda request: f"re: {request.prompt}")
 
 
 def echo_of_vectors() -> MockProvider:
-    """A mock that could make vectors, and is never called."""
     provider = MockProvider()
     provider.capabilities = evolve(provider.capabilities, max_texts=10)
     return provider

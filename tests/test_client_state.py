@@ -1,4 +1,4 @@
-"""The client is a handle: one running state for each process, made at first use (A5, F7)."""
+"""A client has one running state per process, created at first use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THREADS = 16
 
 
 def store_job(store: str | None, *, key: str) -> None:
-    """Store a job by a client that has ended: a dropped one would end when the test's folder is gone."""
+    """Use a client that ends here: a dropped one would end after the folder of the test is gone."""
     with BatchingClient("sim:demo", store=store) as client:
         client.submit_batch(["one"], key=key)
 

@@ -1,4 +1,4 @@
-"""Virtual time behaves as real time does, only sooner; a notification wakes the waiters it is meant for."""
+"""Virtual time behaves like real time, and notifications wake the right waiters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smartbatch._clock import Clock, RealClock, VirtualClock
 
 
 def run(clock: VirtualClock, *works: Callable[[], object]) -> None:
-    """Run each of ``works`` on a thread that virtual time knows of, and wait for all of them."""
+    """Run each of ``works`` on a registered thread, and wait for all of them."""
 
     def registered(work: Callable[[], object]) -> None:
         clock.began()
@@ -68,7 +68,7 @@ def test_held_time_waits_for_the_scene_to_be_set(clock: VirtualClock) -> None:
     done = threading.Thread(target=lambda: run(clock, lambda: clock.sleep(1)), daemon=True)
     with clock.held():
         done.start()
-        done.join(0.05)  # only gives the sleeper a chance to be wrong
+        done.join(0.05)  # gives the sleeper a chance to be wrong
         assert clock.now() == 0.0
     done.join(30)
     assert clock.now() == 1.0
@@ -183,7 +183,7 @@ def test_an_idle_wait_ends_when_time_has_passed_it_and_moves_no_time(clock: Virt
         run_later = threading.Thread(target=run, args=(clock, wait))
         run_later.start()
         assert begun.wait(30)
-        with monitor:  # free once the other waits
+        with monitor:  # free once the other thread waits
             pass
     assert clock.now() == 0.0
     run(clock, sleep)

@@ -48,7 +48,7 @@ def test_a_number_outside_its_range_is_refused_with_key_value_and_range(key: str
 
 @pytest.mark.parametrize("key", NUMBERS)
 def test_both_ends_of_every_range_are_allowed(key: str) -> None:
-    batch_key = {  # what must move along so that nothing contradicts
+    batch_key = {  # changed as well to avoid contradictions
         "min_batch_size": {"max_batch_size": 50},
         "batch_window": {"max_wait": 30},
         "queue_capacity": {"large_queue": True},

@@ -1,4 +1,4 @@
-"""What a notebook and a shell show of values: HTML of a few rows, reprs that fit a screen."""
+"""Notebooks and shells show HTML of a few rows, and reprs that fit a screen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def answered(number: int, text: str = "") -> Result:
 
 
 def parsed(html: str) -> ElementTree.Element:
-    """What a browser would make of it; HTML that is not well-formed raises."""
+    """Raises if the HTML is not well-formed."""
     return ElementTree.fromstring(f"<div>{html}</div>")
 
 

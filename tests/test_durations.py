@@ -1,4 +1,4 @@
-"""Durations are written in one way, wherever one is taken."""
+"""Durations have the same forms everywhere."""
 
 from __future__ import annotations
 
@@ -88,8 +88,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def each_in_each_place(forms: list[Any], name: Callable[[Any], str], keep: int) -> pytest.MarkDecorator:
-    """The default tests have each form and each place, as ``keep`` shares no factor with the numbers of
-    both."""
+    """The default run has each form and each place, because ``keep`` shares no factor with either number."""
     cases = [
         pytest.param(read, form, id=f"{place}-{name(form)}")
         for place, read in PLACES.items()

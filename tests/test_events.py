@@ -1,4 +1,4 @@
-"""Events: made by keyword, and what they look like as plain values."""
+"""Events are created by keyword and have plain values."""
 
 from __future__ import annotations
 

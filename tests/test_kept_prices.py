@@ -1,4 +1,4 @@
-"""Prices that one process reads from the bundled table are kept for the next."""
+"""Prices read from the bundled table are kept for later processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _without_table() -> None:
 
 @pytest.fixture
 def new_process() -> Iterator[Callable[[], None]]:
-    """Forgets that the table was imported, as a process that starts does not know it."""
+    """Forget the import of the table, as in a new process."""
     imported = {name: each for name, each in sys.modules.items() if name.partition(".")[0] == "genai_prices"}
     _without_table()
     yield _without_table

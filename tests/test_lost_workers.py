@@ -1,4 +1,4 @@
-"""A process of the tests that dies, as one does whose test hangs, makes the run fail, and ends it."""
+"""A test process that dies ends the run and makes it fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_behind_it(): pass
 """
 FINE = "import pytest\n@pytest.mark.parametrize('n', range(40))\ndef test_that_is_fine(n): pass\n"
 PATIENCE = 120.0
-"""Seconds for a run of a second or two."""
+"""Maximum seconds for a run that takes a second or two."""
 
 
 @pytest.mark.full

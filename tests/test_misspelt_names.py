@@ -1,4 +1,4 @@
-"""Misspelt words, and names of other libraries, are refused at once with the one that is meant."""
+"""Misspelt names, and names of other libraries, are rejected with the correct one."""
 
 from __future__ import annotations
 

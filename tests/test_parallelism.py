@@ -1,4 +1,4 @@
-"""The parallelism of a client may change while it runs; nothing else of a client can be set."""
+"""The parallelism of a running client can be changed, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes made with attrs: a value is compared and shown by what it holds, a part that works is not."""
+"""Classes made with attrs: values are compared and shown by their content, working parts are not."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ WORKING = frozenset(
     {"Clock", "Lock", "RLock", "Monitor", "SqlStore", "Realtime", "JobRuntime", "JobsEngine"}
     | {"JobSubmission", "EventBus", "Transport", "ConnectionPool"}
 )
-"""What only parts hold: its repr would go on through all that it holds in turn."""
+"""Types that only working parts contain; their repr would show everything they contain in turn."""
 
 
 def fields_of(made: ast.ClassDef) -> Iterator[set[str]]:
-    """The names in the annotation of each field; what a field calls is no part of the class."""
     for each in made.body:
         if isinstance(each, ast.AnnAssign) and not ast.unparse(each.annotation).startswith("Callable"):
             yield names_in(each.annotation)
 
 
 def left_off(made: ast.ClassDef, *makers: str) -> set[str] | None:
-    """What attrs does not compile for a class made with one of ``makers``; ``None`` for other classes."""
+    """Return what a decorator from ``makers`` switches off; ``None`` for other classes."""
     for decorator in made.decorator_list:
         if last_name(getattr(decorator, "func", decorator)) in makers:
             given = getattr(decorator, "keywords", [])
@@ -31,7 +30,6 @@ def left_off(made: ast.ClassDef, *makers: str) -> set[str] | None:
 
 
 def classes(source: list[ast.AST]) -> Iterator[tuple[ast.ClassDef, set[str]]]:
-    """The classes, each with the names of its own methods, as attrs names them."""
     for made in source:
         if isinstance(made, ast.ClassDef):
             methods = {each.name.strip("_") for each in made.body if isinstance(each, ast.FunctionDef)}
@@ -40,7 +38,6 @@ def classes(source: list[ast.AST]) -> Iterator[tuple[ast.ClassDef, set[str]]]:
 
 
 def compared_or_shown(source: list[ast.AST]) -> list[str]:
-    """The classes that hold what only parts hold, and are compared or shown by it all the same."""
     return [
         made.name
         for made, methods in classes(source)

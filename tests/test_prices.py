@@ -66,7 +66,7 @@ def test_the_cost_of_any_listed_model_is_what_the_library_computes(
             for size in sizes:
                 for cached, reasoning, written in ((0, 0, 0), (size // 2, 0, size // 3), (size, 40, 0)):
                     if processing != "standard" and written:
-                        continue  # the library has no such rates for them
+                        continue  # the library has no rates for them
                     usage = Usage(size, 77, cached, reasoning, False, written, written // 2)
                     expected = listed_price(provider.id, model.id, usage, **context)
                     assert math.isclose(rates.cost(usage), expected, rel_tol=1e-9, abs_tol=1e-15), model.id
@@ -199,7 +199,7 @@ def test_reasoning_tokens_beyond_the_answer_are_not_paid_back_to_the_user() -> N
 
 
 class MinimumFee(ModelPrice):
-    """A price of a shape that the bands cannot hold."""
+    """A price that bands cannot express."""
 
     def calc_price(self, usage: Any) -> Any:
         price = super().calc_price(usage)

@@ -1,4 +1,4 @@
-"""The connections of one process to an SQLite file: what a fork and other threads leave alone."""
+"""SQLite connections of a process are not affected by a fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program imports until its first request is on the wire: nothing that this request does not use."""
+"""A program imports nothing before its first request that this request does not use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HEAVY = {
     *("pandas", "polars", "pyarrow", "numpy", "dask", "distributed", "opentelemetry", "prometheus_client"),
     *("psycopg", "redis", "asyncio", "multiprocessing", "unittest", "tomllib"),
 }
-"""Packages, and modules of the standard library, that take long and serve other purposes."""
+"""Slow imports that serve other purposes."""
 UNUSED = {
     *("emulator", "dashboard", "reports", "cluster", "integrations", "testing"),
     *("providers.anthropic", "providers.gemini", "providers.sim", "providers.mock"),
@@ -52,7 +52,7 @@ UNUSED_IN_A_SCRIPT = {
 
 
 def imported_until_the_first_request(program: str, folder: Path, url: str) -> set[str]:
-    """Return the modules of a program's second run: what the first one worked out is kept."""
+    """Return the modules of a program's second run, which uses what the first run kept."""
     environ = {
         **{name: str(folder) for name in ("HOME", "XDG_STATE_HOME")},
         "OPENAI_BASE_URL": url,

@@ -1,4 +1,4 @@
-"""The structure of the library, read from its syntax trees: who may import whom, and what stands where."""
+"""The structure of the library, read from its syntax trees: imports, names, and sizes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tests.syntax import (
 )
 
 NOUNS = frozenset({"attempt", "chats", "errors", "types", "events", "results"})
-"""What travels everywhere: it imports nothing above itself."""
+"""Shared types, which import nothing above them."""
 
 FOR_ALL = frozenset({"_clock", "_words", "_files", "_fork", "_database", "_version"})
-"""Files at the root that every room may import."""
+"""Top-level files that every package may import."""
 
 BELOW_CLIENT = NOUNS | {
     "config",
@@ -49,57 +49,57 @@ BELOW_CLIENT = NOUNS | {
 }
 
 ALLOWED: dict[str, frozenset[str]] = {
-    # for all
+    # infrastructure
     "_clock": frozenset(),  # time and waiting
     "_words": frozenset({"errors"}),  # figures, durations and reprs as text
     "_files": frozenset({"errors"}),  # files for this user only
     "_fork": frozenset(),  # forks, the exit, and imports at first use
     "_database": frozenset({"errors"}),  # SQLite connections and PostgreSQL addresses
     "_version": frozenset(),
-    # what travels
+    # shared types
     "errors": frozenset(),
     "chats": frozenset(),
     "attempt": frozenset(),
     "types": frozenset({"attempt", "chats", "errors"}),
     "events": frozenset({"types", "errors"}),
-    "tables": frozenset({"chats", "types", "errors", "events"}),  # tables in, and results as tables
-    "views": frozenset(),  # what people see, without where it comes from
+    "tables": frozenset({"chats", "types", "errors", "events"}),
+    "views": frozenset(),
     "results": frozenset({"types", "errors", "tables", "views"}),
     "prices": frozenset({"errors", "types"}),
-    "setting": frozenset({"errors", "prices"}),  # how one setting is checked
+    "setting": frozenset({"errors", "prices"}),
     "config": frozenset({"errors", "prices", "setting", "types"}),
-    # decisions: pure
+    # pure decisions
     "core": NOUNS | {"config", "prices", "tables", "views"},
     # adapters of APIs, and listeners to events
-    "providers": NOUNS | {"emulator"},  # those that only simulate one: see SIMULATED
+    "providers": NOUNS | {"emulator"},  # only the simulated ones: see SIMULATED
     "observe": NOUNS | {"core", "config", "prices", "views"},
-    # limits and budgets that processes share
+    # limits and budgets shared by processes
     "sharing": NOUNS | {"config", "core", "observe", "setting"},
-    # the two ways to an answer; they do not know each other
+    # real time and jobs, which do not know each other
     "realtime": NOUNS | {"config", "prices", "core", "providers", "observe", "sharing"},
     "jobs": NOUNS | {"config", "prices", "core", "providers", "observe", "setting", "views"},
-    # a list's way
+    # lists
     "plan": NOUNS | {"core", "views"},
     "routing": NOUNS
     | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs", "tables", "views"},
-    # the front door
-    "running": BELOW_CLIENT,  # the parts of a client in one process, wired together
+    # public entry points
+    "running": BELOW_CLIENT,
     "client": BELOW_CLIENT | {"running"},
     "stored_jobs": BELOW_CLIENT | {"running"},
     "shortcuts": BELOW_CLIENT | {"client", "stored_jobs"},
-    # on top
+    # users of the public client
     "cluster": BELOW_CLIENT | {"client"},
-    "runs": BELOW_CLIENT | {"client", "cluster"},  # the rows of a file, and an output that survives
+    "runs": BELOW_CLIENT | {"client", "cluster"},
     "cli": BELOW_CLIENT | {"client", "stored_jobs", "emulator", "cluster", "runs", "dashboard"},
     "dashboard": BELOW_CLIENT | {"client", "stored_jobs"},
     # frameworks have commands, and mount the dashboard
     "integrations": BELOW_CLIENT | {"client", "stored_jobs", "cluster", "cli", "dashboard"},
     "__main__": frozenset({"cli"}),
-    # next to it: the APIs offline, as servers or in process, and helpers for tests
+    # the offline APIs, and helpers for users' tests
     "emulator": NOUNS,
     "testing": NOUNS | {"emulator", "providers"},
 }
-"""The rooms each room may import, itself and :data:`FOR_ALL` aside."""
+"""What each package or top-level file may import besides itself and :data:`FOR_ALL`."""
 
 ALLOWED_IN_CORE = frozenset(
     {"__future__", "array", "attrs", "bisect", "cattrs", "collections", "contextlib", "copy", "dataclasses"}
@@ -117,16 +117,17 @@ ALLOWED_IN_CORE = frozenset(
     }
     | {"inspect", "struct", "types", "typing", "weakref"}
 )
-"""Decisions take time and random sources as arguments, and have no threads, files or sockets: nothing else
-that is not the library's own is imported."""
+"""Modules allowed in decisions, which take time and random sources as arguments and have no threads, files or
+sockets.
+"""
 
 FOR_DECISIONS = frozenset({"_words"})
-"""The files for all that decisions use as well: others wait, fork, or look at clocks and files."""
+"""Infrastructure allowed in decisions; other files wait, fork, or use clocks and files."""
 LATE_IMPORTS = frozenset({"imported", "one_at_a_time"})
-"""What decisions use of ``_fork``."""
+"""Functions of ``_fork`` allowed in decisions."""
 
 CLOCKS = re.compile(r"(date|datetime|struct_time)\.(now|utcnow|today)")
-"""What the allowed modules know of the time."""
+"""Clocks in allowed modules."""
 
 SDKS = frozenset({"openai", "anthropic", "google", "requests", "prometheus_client", "opentelemetry"}) | {
     "pandas",
@@ -134,18 +135,17 @@ SDKS = frozenset({"openai", "anthropic", "google", "requests", "prometheus_clien
     "pyarrow",
     "zstandard",
 }
-"""Imported when first used, in functions, if at all."""
+"""Imported only in functions, when first used."""
 
 SDK_ROOMS = frozenset(
     {"providers/anthropic/sdk.py", "providers/gemini/sdk.py", "providers/http/requests_bridge.py"}
 )
-"""Files that are nothing but an SDK, and are therefore imported late themselves."""
+"""Files that consist of an SDK, so they are imported late themselves."""
 
 
 def target(module: str) -> str | None:
-    """The room an import leads to, or None when it leaves the library.
-
-    A public name, or the library as a whole, leads to its front door, ``__init__``: rooms go to each other's.
+    """Return the package an import leads to; ``None`` for other libraries, ``__init__`` for the library's
+    public names.
     """
     parts = module.split(".")
     if parts[0] != EXACTLY_AT:
@@ -190,7 +190,7 @@ def test_imports_go_down() -> None:
 
 
 SIMULATED = frozenset({"providers/mock.py", "providers/sim/provider.py", "providers/sim/batches.py"})
-"""The providers without a network, imported when they are first used."""
+"""Providers without a network, imported when first used."""
 
 
 def test_only_the_providers_without_a_network_know_the_emulator() -> None:
@@ -216,7 +216,7 @@ def test_the_emulator_needs_no_server_to_answer_in_process() -> None:
 
 
 def impure(file: Path) -> Iterator[str]:
-    """What a file of decisions uses that is more than its arguments."""
+    """Yield what a file uses besides its arguments."""
     for one in imports(file):
         outside = one.module.split(".")[0] not in ALLOWED_IN_CORE | {EXACTLY_AT}
         if outside or target(one.module) in FOR_ALL - FOR_DECISIONS - {"_fork"}:
@@ -263,7 +263,7 @@ READ_ANSWERS = (
     *("providers/answer_parts.py", "providers/gemini/answers.py", "providers/anthropic/answers.py"),
     *("providers/openai/answers.py", "providers/openai/streams.py"),
 )
-"""The files that read what a model wrote."""
+"""Files that read answers of models."""
 
 
 @pytest.mark.parametrize("name", READ_ANSWERS)
@@ -275,11 +275,11 @@ def test_no_file_has_two_ideas() -> None:
     assert [str(file) for file in files() if len(file.read_text("utf-8").splitlines()) > 700] == []
 
 
-# -- rings
+# -- cycles
 
 
 def rings(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of files each of which imports, over the others, itself."""
+    """Return the groups of files that import each other, directly or indirectly."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -304,16 +304,15 @@ def test_no_two_files_import_each_other() -> None:
     assert rings(import_graph(ROOT)) == []
 
 
-# -- what stands where
+# -- names of files
 
 
 SAME_THING = frozenset({"openai", "anthropic", "gemini", "sim"})
-"""Providers: their folders have the same file names for the same things."""
+"""Providers, whose folders have the same file names."""
 
 
 def ambiguous(names: Iterable[tuple[str, Path]]) -> dict[str, list[Path]]:
-    """The names that files of different places give to something; the same of different providers is one, and
-    what they and the root call errors."""
+    """Return names used in several places, except for the same thing of different providers."""
     places: dict[str, list[Path]] = {}
     providers: dict[str, Path] = {}
     for name, place in names:
@@ -338,15 +337,15 @@ def test_a_file_name_means_one_thing() -> None:
 
 
 STANDARD = frozenset({"_threads"})
-"""Private names of the standard library that are reached on purpose: those of a pool, at the exit."""
+"""Private names of the standard library that are used deliberately, of a pool at exit."""
 
 
 def reaches(file: Path, own: set[str], others: set[str]) -> Iterator[str]:
-    """Every use of a private name of another room in a file.
+    """Yield every use of another package's private name.
 
     Args:
-        own: private names of its room.
-        others: those of all rooms; what is named in a text may be somebody else's.
+        own: private names of the file's package.
+        others: those of all packages; a name in a string may belong to another library.
     """
     for node in nodes(file):
         if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
@@ -372,11 +371,11 @@ def test_nobody_touches_the_underscore_of_another_room() -> None:
     assert [found for file in files() for found in reaches(file, own[room(file)], everybody)] == []
 
 
-# -- what stands once
+# -- repetition
 
 
 def repeats(folder: Path, size: int = 6) -> list[str]:
-    """Runs of ``size`` lines of code that stand twice below a folder."""
+    """Return runs of ``size`` lines of code that occur twice in a folder."""
     seen: dict[tuple[str, ...], str] = {}
     found = []
     for file in sorted(folder.rglob("*.py")):
@@ -400,7 +399,6 @@ BUDGET = re.compile(r"^\| `?([\w ]+)`? \| ([\d,]+) \|", re.MULTILINE)
 
 
 def lines_by_package() -> Counter[str]:
-    """The lines of code of each package; the files at the top count as one."""
     found: Counter[str] = Counter()
     for file in files():
         inside = file.relative_to(ROOT)

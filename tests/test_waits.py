@@ -1,4 +1,4 @@
-"""Only the clock waits: every call of the library that blocks is made by it, as its syntax trees show."""
+"""Only the clock waits: every blocking call of the library goes through it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ WAITING = {
     "select": {"select"},
     "signal": {"pause", "sigwait", "sigtimedwait"},
 }
-"""Functions that wait, and are found without their module's name, too."""
+"""Functions that wait, also found without their module's name."""
 
 
 BLOCKING = {"sleep", "wait", "wait_for", "get", "select", "as_completed", "join", "acquire"}
-"""Methods that wait, of some objects."""
+"""Methods of some objects that wait."""
 
 
 def waits(file: Path) -> Iterator[str]:
-    """Every call in the file that waits by itself and not by a clock."""
+    """Yield the calls that wait without a clock."""
     bare = {
         name.asname or name.name
         for node in nodes(file)
@@ -57,7 +57,7 @@ def waits(file: Path) -> Iterator[str]:
             "get": (name in queues and not at_once) or "timeout" in keywords,
             "select": method not in own and name != "table",  # of rows
             "as_completed": method not in own,
-            "join": name in threads | queues or not node.args,  # of texts it has one argument
+            "join": name in threads | queues or not node.args,  # joining strings takes one argument
             "acquire": not at_once,
         }
         if blocks[method] and not by_clock:

@@ -1,4 +1,4 @@
-"""Work that several threads do at once."""
+"""Runs work on several threads at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE = 60.0
 
 
 def run_together(work: Callable[..., object], each: Iterable[Any]) -> None:
-    """Call ``work`` with each of some values, on a thread for each, and wait until all have returned."""
+    """Call ``work`` with each value on its own thread, and wait for all of them."""
     threads = [threading.Thread(target=work, args=(value,), daemon=True) for value in each]
     for thread in threads:
         thread.start()

@@ -48,8 +48,6 @@ class Block:
 
 @frozen
 class Page:
-    """One page of the documentation, by its path below the root."""
-
     name: str
     text: str
 
@@ -58,7 +56,6 @@ class Page:
         return ROOT / self.name
 
     def blocks(self) -> list[Block]:
-        """Return the fenced blocks in their order."""
         found: list[Block] = []
         lines = self.text.splitlines(keepends=True)
         number, before = 0, ""
@@ -79,11 +76,9 @@ class Page:
         return found
 
     def prose(self) -> str:
-        """Return the text without its fenced blocks."""
         return re.sub(r"^( *)```.*?^\1```$", "", self.text, flags=re.DOTALL | re.MULTILINE)
 
     def anchors(self) -> set[str]:
-        """Return the fragments that headings of this page can be linked by."""
         headings = re.findall(r"^#+ +(.+)$", self.prose(), re.MULTILINE)
         return {
             re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-")
@@ -91,19 +86,18 @@ class Page:
         }
 
     def links(self) -> list[str]:
-        """Return the targets of all links but those to other sites."""
+        """Return the targets of links within the project."""
         return [link for link in _LINK.findall(self.prose()) if not re.match(r"[a-z]+:", link)]
 
 
 def pages() -> list[Page]:
-    """Return every page, the README first."""
     own = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
     paths = [*(ROOT / name for name in own), *sorted((ROOT / "docs").rglob("*.md"))]
     return [Page(path.relative_to(ROOT).as_posix(), path.read_text("utf-8")) for path in paths]
 
 
 def shell_script(block: Block) -> tuple[str, list[str]]:
-    """Return the script of a ``bash`` or ``console`` block without what installs, and the lines it shows."""
+    """Return the script of a shell block, without installation steps, and the lines it shows."""
     script: list[str] = []
     shown: list[str] = []
     going_on = False

@@ -1,4 +1,4 @@
-"""Every link of the pages resolves, no reference is stale, and contributors are told of what is there."""
+"""Links of the pages resolve, and references are up to date."""
 
 from __future__ import annotations
 
@@ -101,11 +101,10 @@ def test_the_reference_names_every_method_and_property(kind: type):
 
 
 TOLD = re.compile(r"`((?:smartbatch|tests|docs|benchmarks|\.ci|\.github)/[\w./-]*)(?:::(\w+))?`")
-"""A path that contributors are told of, and a name in that file."""
+"""A path named in CONTRIBUTING.md, and a name in that file."""
 
 
 def names_of(path: str) -> set[str]:
-    """Return the functions, methods and classes of a source file."""
     kinds = ast.FunctionDef | ast.ClassDef
     tree = ast.parse((ROOT / path).read_text("utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}

@@ -24,24 +24,23 @@ from smartbatch.testing import Emulator, emulator
 PAGES = pages()
 MEASUREMENTS = next(page for page in PAGES if page.name == "docs/reference/measurements.md")
 READ_FIRST = ("README.md",)
-"""Pages whose examples the default tests run."""
+"""Pages whose examples are part of the default run."""
 EXAMPLES = [
     page if page.name in READ_FIRST else pytest.param(page, marks=pytest.mark.full)
     for page in PAGES
     if page.blocks()
 ]
 NOT_RUN = 1
-"""Blocks that are marked as not run; each has its reason on the page."""
+"""Blocks marked as not run; each has its reason on the page."""
 
 _FOREIGN = ("SMARTBATCH_", "OPENAI_", "ANTHROPIC_", "GEMINI_", "GOOGLE_")
-"""How variables begin that would change what an example does."""
+"""Prefixes of variables that would change what an example does."""
 
 _NAMED_FILE = re.compile(r"# ([\w.]+\.py)\n")
 _TIME = re.compile(r"\d+(?:\\\.\d+)?(?=(?:\\ s\b|\\ ms\b|×|/s\b))")
 
 
 def at_home(emu: Emulator) -> dict[str, str]:
-    """Return the variables that lead the three SDKs to the emulator."""
     return {
         "OPENAI_BASE_URL": emu.base_url,
         "OPENAI_API_KEY": "emulator",
@@ -57,13 +56,12 @@ def page(name: str) -> Page:
 
 
 def pattern(line: str) -> re.Pattern[str]:
-    """Return what matches a shown line: times may differ, and ``…`` stands for anything."""
+    """``…`` matches anything, and durations may differ."""
     escaped = _TIME.sub(r"[\\d.]+", re.escape(line.rstrip()))
     return re.compile(escaped.replace("…", ".*"))
 
 
 def check_shown(shown: list[str], printed: str, where: str) -> None:
-    """Find every shown line among the printed ones, in their order."""
     lines = iter([line.rstrip() for line in re.split(r"[\r\n]", printed)])
     for line in shown:
         assert any(pattern(line).fullmatch(real) for real in lines), (
@@ -72,7 +70,7 @@ def check_shown(shown: list[str], printed: str, where: str) -> None:
 
 
 class Reader:
-    """A reader who works through one page from the top, in a folder with the examples."""
+    """Works through one page from the top, in a folder with the examples."""
 
     def __init__(self, page: Page, folder: Path, emu: Emulator) -> None:
         self._page = page
@@ -92,7 +90,6 @@ class Reader:
         }
 
     def read(self) -> None:
-        """Do what every block says."""
         with self._servers:
             for block in self._page.blocks():
                 if block.not_run is None:
@@ -139,7 +136,7 @@ class Reader:
     _console = _bash
 
     def _serve(self, command: str) -> None:
-        """Leave an emulator running until the page ends, on a free port instead of the page's."""
+        """Run an emulator until the page ends, on a free port."""
         named = re.search(r"--port (\d+)", command)
         command = re.sub(r" --port \d+", "", command) + " --port 0"
         server = subprocess.Popen(
@@ -178,7 +175,7 @@ class Reader:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the examples and the command, and no settings, jobs or batches of the machine's own."""
+    """A folder with the examples and the command, but no settings, jobs or batches of this machine."""
     for variable in [name for name in os.environ if name.startswith(_FOREIGN)]:
         monkeypatch.delenv(variable)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
@@ -191,7 +188,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, arguments in {"smartbatch": f" -P -c '{main}'", "python": ""}.items():
         (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable}{arguments} "$@"\n')
         (commands / name).chmod(0o755)
-    own_registry(monkeypatch)  # a page registers its own
+    own_registry(monkeypatch)  # a page registers its own providers
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -199,7 +196,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking up the name of another machine fails the example."""
     look_up = socket.getaddrinfo
 
     def guarded(host, *args, **kwargs):
@@ -211,7 +207,6 @@ def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def emu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulator]:
-    """What stands in for the provider on every page."""
     with emulator(latency=0.01, batch_turnaround=0.2) as running:
         for name, value in at_home(running).items():
             monkeypatch.setenv(name, value)
@@ -255,7 +250,6 @@ def test_blocks_are_of_a_known_kind_and_few_are_not_run():
 
 
 def is_run_elsewhere(name: str, reason: str) -> bool:
-    """Whether the reason begins with a test that runs the blocks of this page."""
     test = ROOT / reason.split()[0]
     return reason.startswith("tests/") and name in test.read_text()
 
@@ -302,7 +296,7 @@ _FORMULA = re.compile(r"[a-z +]+ (=|<=) ")
 
 
 def is_command(line: str) -> bool:
-    """Whether a line is a command of this project: the files, sessions and options it names are there."""
+    """Whether the files, sessions and options named by a command exist."""
     words = [word.removeprefix(".venv/bin/") for word in line.partition(" #")[0].split()]
     sources = {
         "python": f"benchmarks/{words[2].removeprefix('benchmarks.')}.py" if len(words) > 2 else "",

@@ -1,4 +1,4 @@
-"""The references are complete and right: names, fields, defaults, options and errors are the code's."""
+"""References agree with the code: names, fields, defaults, options and errors."""
 
 from __future__ import annotations
 
@@ -32,19 +32,17 @@ SETTINGS = {setting.name: setting for setting in BatchingConfig().describe()}
 
 
 def section(page: str, heading: str) -> str:
-    """Return what stands below a heading, up to the next one of its level."""
     level = heading.partition(" ")[0]
     return PAGES[page].text.split(f"\n{heading}\n")[1].split(f"\n{level} ")[0]
 
 
 def rows(text: str) -> list[list[str]]:
-    """Return the cells of the rows that begin with a name, of all tables of a text."""
+    """Return the cells of table rows that begin with a name."""
     lines = [line for line in text.splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
 
 
 def names(cell: str) -> set[str]:
-    """Return the names that a text has in backticks, without their arguments."""
     return set(re.findall(r"`(\w+)", cell))
 
 
@@ -53,12 +51,12 @@ def first_column(text: str) -> set[str]:
 
 
 def words(text: str) -> set[str]:
-    """Return all words of a text that are in backticks, also ``as_dict`` of ``snapshot().as_dict()``."""
+    """Return all words in backticks, such as ``as_dict`` in ``snapshot().as_dict()``."""
     return {word for span in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"\w+", span)}
 
 
 def public(*kinds: type) -> set[str]:
-    """Return the public attributes and methods of classes; of a list's, only those that are its own."""
+    """Return public attributes and methods, except those inherited from ``list``."""
     found = {name for kind in kinds for name in dir(kind) if not hasattr(list, name)}
     for kind in kinds:
         source = "" if has(kind) else inspect.getsource(kind)
@@ -68,7 +66,7 @@ def public(*kinds: type) -> set[str]:
 
 
 PRICES_OF_FILES = {"parse"}
-"""Of a ``Price``, for the reader of settings only."""
+"""Only for the reader of settings."""
 
 
 # -- the Python API ------------------------------------------------------------------------------------------
@@ -107,7 +105,7 @@ def test_a_class_and_its_section_name_the_same_fields(heading: str, kinds: tuple
 
 
 def signature_shown(text: str) -> tuple[str, dict[str, str]]:
-    """Return the name of a call as a page writes it, and its arguments with their defaults."""
+    """Return the name, arguments and defaults of a call shown on a page."""
     made = ast.parse(f"def {text.replace('…', 'more=0')}: ...").body[0]
     assert isinstance(made, ast.FunctionDef)
     arguments = made.args
@@ -124,7 +122,7 @@ def signature_shown(text: str) -> tuple[str, dict[str, str]]:
 
 
 def signature_of(call: Callable[..., Any]) -> dict[str, str]:
-    """Return the arguments of a call with their defaults, as source; keywords of all kinds left out."""
+    """Return the arguments and defaults of a function, without ``**params``."""
     taken = inspect.signature(call).parameters.values()
     plain = [each for each in taken if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     return {
@@ -153,7 +151,7 @@ def test_a_call_is_written_with_its_own_arguments_and_defaults(heading: str, own
     shown = [signature_shown(text) for text in signatures(section(API, heading))]
     assert shown
     for name, arguments in shown:
-        if "more" in arguments or name == "BatchingClient":  # it has a section of its own
+        if "more" in arguments or name == "BatchingClient":  # it has its own section
             continue
         assert (name, arguments) == (name, signature_of(getattr(owner, name)))
 
@@ -173,7 +171,7 @@ UNITS = {
     "budget": "USD",
     "time_value": "USD",
 }
-"""The unit of a setting, by the end of its name."""
+"""Units of settings, by the end of their names."""
 
 
 def test_every_setting_has_its_default_and_its_unit() -> None:
@@ -228,7 +226,6 @@ OTHER_PROGRAMS = re.compile(
 
 @cache
 def options() -> set[str]:
-    """Return the options of all subcommands."""
     parser = build_parser()
     commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices.values()
     return {o for each in (parser, *commands) for action in each._actions for o in action.option_strings}

@@ -15,7 +15,7 @@ _tls_context = cache(ssl.create_default_context)
 
 @pytest.fixture(scope="module", autouse=True)
 def one_tls_context() -> Iterator[None]:
-    """Have the SDKs share what they do not use here: each client reads all certificates, 50 ms of CPU."""
+    """Let the SDKs share a context they do not use: each client would read all certificates, 50 ms of CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", _tls_context)
         yield

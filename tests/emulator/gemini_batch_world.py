@@ -1,4 +1,4 @@
-"""What the tests of Gemini's batches share: the real SDK on a service in virtual time, inputs and outputs."""
+"""The real SDK on an emulated Gemini service in virtual time, with inputs and outputs."""
 
 from __future__ import annotations
 
@@ -43,19 +43,17 @@ def upload(sdk: genai.Client, data: bytes, name: str | None = None) -> str:
 
 
 def create(sdk: genai.Client, lines: Iterable[Any], name: str | None = None) -> str:
-    """Upload lines and create a batch of them; return its name."""
     file = upload(sdk, jsonl(lines), name)
     return sdk.batches.create(model=MODEL, src=file, config={"display_name": "mark"}).name
 
 
 def read(sdk: genai.Client, batch: str) -> list[dict[str, Any]]:
-    """Download the results of a batch and return its lines."""
     data = sdk.files.download(file=sdk.batches.get(name=batch).dest.file_name)
     return [json.loads(line) for line in data.split(b"\n") if line]
 
 
 def kinds_of(lines: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Return the code of each line's error by its key; 0 for an answer."""
+    """Return the error code of each line by key; 0 for an answer."""
     return {line["key"]: line["error"]["code"] if "error" in line else 0 for line in lines}
 
 
@@ -64,7 +62,7 @@ def text_of(line: dict[str, Any]) -> str:
 
 
 def raw_of(virtual: VirtualService, sdk: genai.Client, batch: str) -> dict[str, Any]:
-    """Return the batch as it is on the wire, where the SDK drops a good part of it."""
+    """Return the raw batch, much of which the SDK drops."""
     sdk.batches.get(name=batch)
     return json.loads(virtual.replies[-1].content)
 

@@ -1,4 +1,4 @@
-"""OpenAI's SDK with files and batches, as tests use it."""
+"""OpenAI's SDK with files and batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smartbatch.testing import Emulator, emulator
 
 CHAT = "/v1/chat/completions"
 KEY = {"authorization": "Bearer k"}
-PATIENCE = 20.0  # seconds; only a failing test ever waits so long
+PATIENCE = 20.0  # seconds that only a failing test waits
 
 
 def line(number: int, prompt: str | None = None, **changes: Any) -> dict[str, Any]:
@@ -27,15 +27,12 @@ def rows(lines: list[Any]) -> bytes:
 
 
 def read(data: bytes) -> dict[str, dict[str, Any]]:
-    """The lines of a result file by their ids; each id is there once."""
     found = [json.loads(row) for row in data.split(b"\n") if row]
     assert len({each["custom_id"] for each in found}) == len(found)
     return {each["custom_id"]: each for each in found}
 
 
 class Customer:
-    """The real SDK, without retries, and what a program does with it."""
-
     def __init__(self, emu: Emulator, key: str = "k") -> None:
         self.sdk = openai.OpenAI(api_key=key, base_url=emu.base_url, max_retries=0, timeout=PATIENCE)
 
@@ -72,7 +69,7 @@ ENDS = ("completed", "failed", "expired", "cancelled")
 
 
 def until(ask: Callable[[], Any], good: Callable[[Any], bool]) -> Any:
-    """Ask again and again, for a bounded time."""
+    """Repeat for a bounded time."""
     deadline = time.monotonic() + PATIENCE
     while not good(found := ask()):
         assert time.monotonic() < deadline, found

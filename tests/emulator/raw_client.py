@@ -1,4 +1,4 @@
-"""A client of plain sockets, so that tests see exactly the bytes that came."""
+"""A client of plain sockets, which shows the exact bytes received."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import socket
 from typing import Any
 
-TIMEOUT = 10.0  # seconds; only a hanging test ever waits so long
+TIMEOUT = 10.0  # seconds that only a hanging test waits
 
 
 def chat(prompt: str = "hello", **fields: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class RawClient:
         self.socket.sendall(data)
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """Read one answer; its body may be shorter than announced when the connection ends."""
+        """Read one answer, whose body may be incomplete if the connection ends."""
         status_line = self._file.readline()
         if not status_line:
             raise EOFError("the connection ended before an answer")
@@ -73,11 +73,9 @@ class RawClient:
         return self._file.readline()
 
     def rest(self) -> bytes:
-        """Read until the connection ends."""
         return self._file.read()
 
     def ask(self, body: Any = None, **options: Any) -> tuple[int, dict[str, str], Any]:
-        """Send a request; return status, headers and the decoded JSON of its answer."""
         self.send(request_bytes(body, **options))
         status, headers, data = self.answer()
         return status, headers, json.loads(data)

@@ -36,7 +36,6 @@ def requests(count: int, mark: str = "j", **fields: Any) -> list[dict[str, Any]]
 
 
 def lines_of(sdk: anthropic.Anthropic, batch: str) -> list[tuple[str, str]]:
-    """Return id and kind of each line, ``type`` of the error included."""
     found = []
     for line in sdk.messages.batches.results(batch):
         result = line.result
@@ -171,7 +170,7 @@ def test_errors_of_a_message_are_in_the_results_of_the_batch() -> None:
         params("a", speed="fast"),
         params("a", max_tokens=0),
         params("a", surprise=1),
-        params("a", temperature=0.5),  # not known any more in the SDK's version of the API
+        params("a", temperature=0.5),  # unknown in the SDK's version of the API
         {"max_tokens": 5},
         params("a", model="none"),
     ]

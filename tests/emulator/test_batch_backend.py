@@ -1,4 +1,4 @@
-"""The backend of files and batches in virtual time: the course of a batch, its ends, and threads."""
+"""The backend of files and batches in virtual time."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ def entries(count: int) -> list[Entry]:
 
 
 class World:
-    """A backend, its ledger, and the account of one client."""
-
     def __init__(self, api: str = "openai", **options: Any) -> None:
         self.ledger = Ledger()
         self.backend = BatchBackend(EmulatorSettings(**options), self.ledger)
@@ -56,7 +54,6 @@ class World:
         return self.backend.batch(self.api, "k", name, now)
 
     def ended(self, now: float = 1000.0, **options: Any) -> BatchSnapshot:
-        """Create a batch and return it at a late time."""
         found = self.batch(self.create(**options).id, now)
         assert found is not None
         assert found.ended
@@ -239,7 +236,7 @@ def test_a_late_create_comes_to_exist_within_its_time():
     assert 50.0 < batch.created_at <= 150.0
     [record] = world.ledger.batches
     assert (record.outcome, record.at, record.created_at) == ("late", 50.0, batch.created_at)
-    # In a world of its own the same random numbers: absent just before, there at the very moment.
+    # Same random numbers: absent just before, present at that very moment.
     again = World(batch_faults={"late_create": 1.0}, batch_late_seconds=100)
     with pytest.raises(AnswerLost):
         again.create(now=50.0)
@@ -435,7 +432,6 @@ def test_every_fault_can_be_met(fault):
 
 
 def heard(world: World, *, cancel: bool) -> list[Any]:
-    """Everything a client can read about one batch; ids are the same in all worlds."""
     said: list[Any] = []
     try:
         said.append(world.create())

@@ -1,4 +1,4 @@
-"""The real anthropic SDK, and raw bytes, talk to the emulator."""
+"""Anthropic's API with the real SDK and with raw bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def create(sdk: anthropic.Anthropic, prompt: str = PROMPT, **fields: object):
 
 
 def refusal(raw: RawClient, body: object, headers: str = NEW, **options: object) -> str:
-    """Return type and text of an error answer."""
     status, _, answer = raw.ask(body, path="/v1/messages", headers=headers, **options)
     assert status >= 400
     assert answer["type"] == "error"

@@ -1,4 +1,4 @@
-"""``smartbatch emulator`` as a process of its own."""
+"""The command ``smartbatch emulator``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP as it comes: pieces, pipelines, chunks, and bytes that are no HTTP at all."""
+"""HTTP connections: partial requests, pipelines, chunks, and invalid bytes."""
 
 from __future__ import annotations
 

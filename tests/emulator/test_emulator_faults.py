@@ -1,4 +1,4 @@
-"""Each fault as a raw client sees it, and what the ledger says about it."""
+"""Faults and the flex tier, as a raw client and the ledger see them."""
 
 from __future__ import annotations
 
@@ -194,8 +194,6 @@ APIS = ("chat", "responses", "gemini")
 
 
 def _asking(raw: RawClient, api: str) -> Ask:
-    """Return what asks one API, with the tier in its own words."""
-
     def ask(tier: str | None = None, **fields: Any) -> tuple[int, dict[str, Any]]:
         if api == "gemini":
             body = {"contents": [{"role": "user", "parts": [{"text": "hello"}]}], **fields}
@@ -220,7 +218,6 @@ def ask(request: pytest.FixtureRequest, raw: RawClient) -> Ask:
 
 
 def tier_of(answer: dict[str, Any]) -> str:
-    """The tier an answer says it came from."""
     found = answer.get("service_tier") or answer["usageMetadata"]["serviceTier"]
     assert isinstance(found, str)
     return found

@@ -1,4 +1,4 @@
-"""The real google-genai SDK talks to the emulator; raw requests see what it hides."""
+"""Gemini's API with the real SDK, and with raw requests for what the SDK hides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits as the service enforces them; time is an argument, so a minute costs nothing."""
+"""Rate limits with time as an argument, and the ledger."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_client_that_leaves_is_billed_but_not_served(emu):
     with RawClient(emu.port) as staying:
         with RawClient(emu.port) as leaving:
             leaving.send(request_bytes(chat("left")))
-        # The second question begins when the first is answered, so after the lost one: it ends after it too.
+        # The second question starts when the first is answered, so it also ends after the lost one.
         for _ in range(2):
             assert staying.ask(chat("stayed"))[0] == 200
     [lost] = [call for call in emu.ledger.calls if not call.delivered]

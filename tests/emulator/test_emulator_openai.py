@@ -1,4 +1,4 @@
-"""The real SDK, and urllib3, talk to the emulator."""
+"""OpenAI's API with the real SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real SDKs get calls of tools from the emulator, and its errors for turns that the services refuse."""
+"""Tool calls and errors for invalid turns, with the real SDKs."""
 
 from __future__ import annotations
 

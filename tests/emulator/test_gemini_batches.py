@@ -1,4 +1,4 @@
-"""The real google-genai SDK sends batches to the emulator; the wire shows what the SDK drops."""
+"""Gemini's batches with the real SDK, and with raw replies for what the SDK drops."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_sdk_sends_a_file_over_http_and_reads_its_answers(emu: Emulator, ver
             f"j-{n}": answer_for(f"j{n}", MODEL) for n in range(3)
         }
         assert [batch.name for batch in sdk.batches.list()] == [made.name]
-        sdk.batches.cancel(name=made.name)  # has ended: nothing changes
+        sdk.batches.cancel(name=made.name)  # has ended, so nothing changes
         assert sdk.batches.get(name=made.name).state == "JOB_STATE_SUCCEEDED"
         sdk.batches.delete(name=made.name)
         assert refusal_of(lambda: sdk.batches.get(name=made.name)).startswith("404 NOT_FOUND")

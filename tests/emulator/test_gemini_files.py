@@ -1,4 +1,4 @@
-"""Files of the Gemini API: the resumable upload as the real SDK does it, and step by step."""
+"""Gemini's files: the resumable upload with the real SDK and step by step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ KEY = "x-goog-api-key: k\r\n"
 
 
 def step(raw: RawClient, path: str, command: str, body: object = None, headers: str = "") -> tuple:
-    """Do a step of an upload; return status, headers and body."""
     raw.send(
         request_bytes(body, path=path, key=None, headers=f"X-Goog-Upload-Command: {command}\r\n{headers}")
     )
@@ -46,7 +45,7 @@ def test_the_sdk_manages_a_file_under_the_name_it_chose(version: str) -> None:
     sdk.files.delete(name="files/sb-abc")
     assert sdk.files.list().page == []
     for call in (sdk.files.get, sdk.files.delete):
-        # As the live service says it, which does not tell whether there is such a file.
+        # The live service does not say whether the file exists.
         assert refusal_of(lambda call=call: call(name="files/sb-abc")).startswith("403 PERMISSION_DENIED")
 
 
@@ -66,7 +65,7 @@ def test_two_uploads_of_one_name_race_and_one_wins(emu: Emulator, raw: RawClient
     status, headers, _ = step(raw, second, "upload, finalize", b"abc", "X-Goog-Upload-Offset: 0\r\n")
     assert (status, headers["x-goog-upload-status"]) == (200, "final")
     status, headers, _ = step(raw, first, "upload, finalize", b"abc", "X-Goog-Upload-Offset: 0\r\n")
-    assert (status, headers["x-goog-upload-status"]) == (409, "final")  # the SDK does not send it again
+    assert (status, headers["x-goog-upload-status"]) == (409, "final")  # the SDK does not retry it
 
 
 def test_an_upload_reports_its_offset_and_continues_there(emu: Emulator, raw: RawClient) -> None:

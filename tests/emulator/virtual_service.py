@@ -1,4 +1,4 @@
-"""The emulated service behind a real SDK without a socket, at the time a test says it is."""
+"""An emulated service in virtual time, called by a real SDK without sockets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from smartbatch.emulator.request_handling import RequestHandler
 from smartbatch.emulator.settings import EmulatorSettings
 from smartbatch.testing import answer_for
 
-START = 1e9  # monotonic seconds: later than any real clock of that kind, which the ledger looks at
+START = 1e9  # monotonic seconds, later than any real monotonic clock, which the ledger reads
 
 
 class VirtualService(httpx2.BaseTransport):
-    """What carries an SDK's requests to a service of its own.
+    """Transport that sends an SDK's requests to an emulated service.
 
     Attributes:
-        now: monotonic seconds; a test sets them.
-        replies: the service's replies so far.
+        now: monotonic seconds, set by tests.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -45,12 +44,11 @@ class VirtualService(httpx2.BaseTransport):
         return self.replies[-1]
 
     def client(self) -> httpx2.Client:
-        """Return a client whose requests all come here."""
         return httpx2.Client(transport=self, base_url="http://emulator.localhost", timeout=10)
 
 
 def one_batch(faults: str | None = None, line_fault: str | None = None, **settings: Any) -> VirtualService:
-    """Return a service whose first batch, or the second line of each, meets a fault."""
+    """Return a service in which the first batch, or the second line of each, has a fault."""
     return VirtualService(
         batch_fault_for=lambda index, _label: faults if index == 0 else (),
         batch_line_fault_for=lambda _index, position, _id: line_fault if position == 1 else (),
@@ -59,10 +57,10 @@ def one_batch(faults: str | None = None, line_fault: str | None = None, **settin
 
 
 def check_odd_lines(texts: Callable[[str], list[tuple[str, str]]], model: str) -> None:
-    """Check lines of three requests, ``j-0`` to ``j-2``, of which the second is doubled, foreign or swapped.
+    """Check three lines, ``j-0`` to ``j-2``, of which the second is doubled, foreign or swapped.
 
     Args:
-        texts: returns ids and texts of the lines of a batch that meets a fault.
+        texts: returns IDs and texts of the lines of a batch with a fault.
     """
     first, second, third = ((f"j-{n}", answer_for(f"j{n}", model)) for n in range(3))
     swapped = (second[0], third[1])

@@ -1,4 +1,4 @@
-"""What type checkers must take, with the types they must see; read by them and never run."""
+"""Code that type checkers must accept, with the types they must infer; never run."""
 
 from __future__ import annotations
 

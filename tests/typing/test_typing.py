@@ -1,4 +1,4 @@
-"""A misspelt setting fails in the editor: checkers take ``right.py`` and refuse each line of ``wrong.py``."""
+"""Type checkers accept ``right.py`` and reject each marked line of ``wrong.py``."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ follow_imports = skip
 [mypy-smartbatch.*,attr.*,attrs.*,numpy.*,polars.*]
 follow_imports = silent
 """
-"""What the signatures are made of is read; of the SDKs behind them, most of the time, nothing is."""
+"""Read what the signatures consist of, but not the SDKs behind them, which take most of the time."""
 
 
 def by_mypy(folder: Path) -> set[tuple[str, int]]:
-    """The errors of ``mypy --strict``; the cache is another one than that of the whole library's check, whose
-    imports are all followed."""
+    """Uses its own cache, because the check of the whole library follows all imports."""
     settings = folder / "mypy.ini"
     settings.write_text(OF_MYPY)
     options = ["--config-file", str(settings), "--cache-dir", str(ROOT / ".mypy_cache" / "tests")]
@@ -51,7 +50,7 @@ def by_mypy(folder: Path) -> set[tuple[str, int]]:
 
 
 def by_pyright(folder: Path) -> set[tuple[str, int]]:
-    """The errors of pyright's standard rules; basedpyright is pyright with node in its wheel."""
+    """basedpyright is pyright with node in its wheel."""
     project = folder / "pyrightconfig.json"
     settings = {"include": [str(RIGHT), str(WRONG)], "extraPaths": [str(ROOT)]}
     project.write_text(json.dumps({**settings, "typeCheckingMode": "standard"}))
@@ -77,7 +76,6 @@ def test_checkers_refuse_every_wrong_line_and_no_other(check: Any, tmp_path: Pat
 
 
 def keys(typed: Any) -> AbstractSet[str]:
-    """The keywords of a TypedDict; all may be left out."""
     assert not typed.__required_keys__
     return frozenset(typed.__optional_keys__)
 

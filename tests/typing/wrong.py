@@ -1,4 +1,4 @@
-"""What type checkers must refuse: each line that ends with ``# wrong``, and no other; never run."""
+"""Lines that type checkers must reject, each marked ``# wrong``; never run."""
 
 from __future__ import annotations
 
