@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
 from inside import inside
-from jobs.remote import LONG, Api, Remote
+from jobs.remote import LONG, Remote
 
-from smartbatch import ActionResult, BatchingClient, JobSelection, Price, RetriedRows, StoredJobs
-from smartbatch._clock import VirtualClock
+from smartbatch import ActionResult, JobSelection, Price, RetriedRows, StoredJobs
 from smartbatch._words import money
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import (
@@ -24,30 +22,28 @@ from smartbatch.errors import (
     ProviderError,
     RequestTimeout,
 )
-from smartbatch.events import Event, JobFinished, LimitChanged, PauseChanged
-from smartbatch.jobs.job import Job
+from smartbatch.events import JobFinished, LimitChanged, PauseChanged
 from smartbatch.providers.batch_api import Line, LineOutcome
 
-ClientOf = Callable[..., BatchingClient]
 HEARD = 2.0
 """Seconds in which a process hears of an action."""
 MODEL = ("remote", "default")
 
 
 @pytest.fixture
-def place(tmp_path: object) -> str:
+def place(tmp_path):
     return f"{tmp_path}/jobs.db"
 
 
 @pytest.fixture
-def elsewhere(place: str, clock: VirtualClock) -> Iterator[StoredJobs]:
+def elsewhere(place, clock):
     """The store as another process opens it, that carries no job on."""
     stored = StoredJobs(BatchingConfig(store=place), clock)
     yield stored
     stored.close(0)
 
 
-def hear(clock: VirtualClock) -> None:
+def hear(clock):
     """Let the time pass in which everybody hears of what was done; the second wait is for those who read."""
     clock.sleep(HEARD)
     clock.sleep(0.001)
@@ -57,7 +53,7 @@ def hear(clock: VirtualClock) -> None:
 
 
 def test_a_paused_model_is_asked_nothing_until_its_pause_ends(client_of, remote, place, elsewhere, clock):
-    told: list[Event] = []
+    told = []
     client = client_of(remote, store=place, observers=[told.append])
     assert client.submit("before").result().text == "re: before"
     pause = elsewhere.pause(*MODEL, reason="too dear", by="ada")
@@ -113,7 +109,7 @@ def test_other_models_go_on_while_one_is_paused(client_of, place, elsewhere, clo
 
 
 def test_a_set_limit_replaces_that_of_the_settings(client_of, remote, place, elsewhere, clock):
-    told: list[Event] = []
+    told = []
     client = client_of(remote, store=place, max_rpm=6_000, observers=[told.append])
     client.submit("first").result()
     elsewhere.set_limit(*MODEL, requests_per_minute=60, by="ada")
@@ -266,12 +262,12 @@ def test_a_count_that_is_none_is_refused_by_name(client_of, remote, elsewhere, p
 def test_failed_rows_are_asked_again_and_their_job_ends_once_more(client_of, clock, place):
     down = {"p1", "p2"}
 
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         if prompt in down:
             raise ProviderError("refused", kind=ErrorKind.CLIENT_ERROR, status=400)
         return prompt.upper()
 
-    told: list[Event] = []
+    told = []
     client = client_of(Remote(clock, reply=reply), store=place, observers=[told.append])
     plan = client.forecast(["p"], strategy="individual")
     job = client.submit_run([f"p{n}" for n in range(3)], plan)
@@ -290,9 +286,7 @@ def test_failed_rows_are_asked_again_and_their_job_ends_once_more(client_of, clo
     assert job.retry_failed() == RetriedRows(0, 0, ())
 
 
-def failed_batch(
-    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
-) -> tuple[BatchingClient, Api, Job]:
+def failed_batch(client_of, clock, place, monkeypatch):
     """A job of twenty rows that failed in a batch and cost nothing, of a client with 0.5 USD."""
     remote = Remote(clock, priced=True)
     api = remote.api
@@ -355,7 +349,7 @@ def test_actions_on_many_jobs_are_done_by_those_who_carry_them_on(client_of, clo
 def test_a_reader_in_storage_order_gets_the_results_of_retried_rows(client_of, clock, place):
     down = {"p0"}
 
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         if prompt in down:
             raise ProviderError("refused", kind=ErrorKind.CLIENT_ERROR, status=400)
         return prompt
@@ -375,7 +369,7 @@ def test_a_reader_in_storage_order_gets_the_results_of_retried_rows(client_of, c
 def test_a_job_whose_first_requests_fail_alike_is_held_until_it_is_resumed(client_of, clock, place):
     wrong = [True]
 
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         if wrong:
             raise ProviderError("no such model", kind=ErrorKind.CLIENT_ERROR, status=400)
         return prompt

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
-from concurrent.futures import Future
 from functools import partial
-from typing import Any
 
 import pytest
 from forked import exit_code_of_child
@@ -15,7 +12,6 @@ from inside import inside
 from jobs.remote import LONG, Remote
 from realtime.scenes import InTime, eventually
 
-from smartbatch.client import BatchingClient
 from smartbatch.errors import (
     ClientClosed,
     ConfigError,
@@ -25,17 +21,15 @@ from smartbatch.errors import (
     StoreError,
     WrongProcess,
 )
-from smartbatch.jobs.job import Job
 from smartbatch.jobs.jobs_engine import JobsEngine
-from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Result, Route, Usage, evolve
+from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Route, Usage, evolve
 
 PATIENCE = 30.0
 
 
-def slow_upload(client: BatchingClient, remote: Remote) -> Job:
+def slow_upload(client, remote):
     """A job whose upload has begun, and takes 20 seconds."""
     api = remote.api
-    assert api is not None
     api.slow = 20.0
     job = client.submit_batch(["a", "b"])
     eventually(lambda: "upload" in api.calls)
@@ -60,7 +54,7 @@ def test_a_stop_without_time_leaves_the_store_to_an_earlier_stop(client, remote,
         store = inside(client).jobs.engine.store
         client.submit_batch(["c", "d"])
 
-        def stop_and_look() -> tuple[bool, bool]:
+        def stop_and_look():
             client.stop(0)
             return inside(client).jobs.engine.is_working, store.jobs.get(job.id) is not None
 
@@ -77,7 +71,7 @@ def test_a_stop_ends_what_started_while_another_one_closes_the_store(client, clo
     closing, answers = threading.Event(), clock.monitor()
     close = store.close
 
-    def hang() -> None:
+    def hang():
         closing.set()
         with answers:
             answers.wait(20.0)
@@ -144,7 +138,7 @@ def test_a_job_goes_by_batch_and_its_answers_come_in_order(client, remote):
 
 @pytest.mark.full
 def test_nothing_is_sent_before_the_job_is_on_disk(client, remote):
-    def rows() -> Iterator[Any]:
+    def rows():
         yield from (f"p{n}" for n in range(12_000))
         yield "   "
 
@@ -244,10 +238,10 @@ def test_results_are_post_processed_when_they_are_read(client_of, store, clock):
 
 @pytest.mark.parametrize("durable", [False, True], ids=["of a job", "durable"])
 def test_a_fork_during_post_processing_copies_no_future(durable, client_of, store, clock):
-    futures: list[Future[Result]] = []
-    codes: list[int] = []
+    futures = []
+    codes = []
 
-    def forking(result: Result) -> Result:
+    def forking(result):
         codes.append(exit_code_of_child(lambda: isinstance(futures[0].exception(0), WrongProcess)))
         return result
 
@@ -263,7 +257,7 @@ def test_a_fork_during_post_processing_copies_no_future(durable, client_of, stor
 def test_a_job_of_any_length_is_read_row_by_row(client):
     alive = most = 0
 
-    def rows() -> Iterator[Request]:
+    def rows():
         nonlocal alive, most
         for number in range(12_000):
             request = Request(f"prompt {number}")
@@ -272,7 +266,7 @@ def test_a_job_of_any_length_is_read_row_by_row(client):
             yield request
             most = max(most, alive)
 
-    def forgotten() -> None:
+    def forgotten():
         nonlocal alive
         alive -= 1
 
@@ -294,7 +288,7 @@ def test_a_job_of_any_length_is_read_row_by_row(client):
     ],
 )
 def test_what_a_job_cannot_take_is_refused_by_row(rows, text, client_of, remote, store):
-    def local(request: Request) -> Answer | None:
+    def local(request):
         return Answer("known") if request.prompt == "local" else None
 
     client = client_of(remote, store=store, preprocess=[local])
@@ -387,10 +381,10 @@ def test_without_a_job_no_store_is_opened(client_of, remote):
 
 def test_a_signal_handler_that_needs_jobs_while_they_are_made_makes_them(client, monkeypatch):
     """The handler runs on the thread that makes them."""
-    made: list[object] = []
+    made = []
     really = JobsEngine.__init__
 
-    def interrupted(self: JobsEngine, *args: Any, **options: Any) -> None:
+    def interrupted(self, *args, **options):
         really(self, *args, **options)
         made.append(self)
         if len(made) == 1:
@@ -404,7 +398,7 @@ def test_a_signal_handler_that_needs_jobs_while_they_are_made_makes_them(client,
 
 
 def test_what_fails_to_be_made_is_made_by_the_next_who_needs_it(client, monkeypatch):
-    def fails(*_: object, **__: object) -> None:
+    def fails(*_, **__):
         raise OSError("no space")
 
     with monkeypatch.context() as patched:

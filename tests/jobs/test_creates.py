@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 from attrs import evolve
 from inside import inside
-from jobs.remote import LONG, Api, Remote
+from jobs.remote import LONG, Api
 
 from smartbatch import Price
 from smartbatch.errors import BudgetExceeded, ErrorKind, InvalidRequest, ProviderError, StoreError
-from smartbatch.events import Event, JobIncident, ShardChanged
-from smartbatch.jobs.records import JobLease, OverJobBudget
-from smartbatch.jobs.shard_records import NewShard, ShardRow
+from smartbatch.events import JobIncident, ShardChanged
+from smartbatch.jobs.records import OverJobBudget
 from smartbatch.jobs.store.leases import LeaseTable
 from smartbatch.jobs.store.shards import ShardTable
-from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteFile, RemoteState
+from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 from smartbatch.types import Route
 
 
 @pytest.fixture
-def api(remote: Remote) -> Api:
+def api(remote):
     assert remote.api is not None
     return remote.api
 
@@ -35,16 +31,16 @@ def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(client_of, remot
     """A gateway may return it while its server is down for a long time."""
     upload, find_file = Api.upload, Api.find_file
     until = clock.now() + 150  # some tries more than are made before it is told
-    waited_for: list[str | None] = []
-    told: list[JobIncident] = []
+    waited_for = []
+    told = []
 
-    def page_before(real: Callable[..., object], *args: object) -> object:
+    def page_before(real, *args):
         if clock.now() < until:
             raise ProviderError("a page", kind=ErrorKind.CLIENT_ERROR, status=404, maybe_billed=True)
         waited_for.append(client.job("pages").status().note)
         return real(*args)
 
-    def heard(event: Event) -> None:
+    def heard(event):
         if isinstance(event, JobIncident):
             told.append(event)
 
@@ -64,10 +60,10 @@ def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(client_of, remot
 @pytest.mark.parametrize("sleeps", [False, True], ids=["frozen", "asleep"])
 def test_an_intent_that_became_old_is_not_sent(sleeps, client_of, remote, api, clock, tmp_path):
     """Another machine may own the job by then. Sleep also stops the monotonic clock."""
-    changes: list[ShardChanged] = []
-    created: list[int] = []
+    changes = []
+    created = []
 
-    def away(event: Event) -> None:
+    def away(event):
         if not isinstance(event, ShardChanged):
             return
         if event.after == "submitting" and not created:
@@ -109,13 +105,13 @@ def test_excluded_requests_stay_out_while_the_store_fails(
     tries = itertools.count()
     write = LeaseTable.write
 
-    def failing_first(*given: Any) -> object:
+    def failing_first(*given):
         if next(tries) % 2 == 0:
             raise StoreError("the store is locked")
         return write(*given)
 
     monkeypatch.setattr(LeaseTable, "write", failing_first)
-    settings: dict[str, Any] = {}
+    settings = {}
     if kept_out == "by its budget":
         settings = {"budget": 0.001, "prices": {"remote:default": Price(input=1000.0, output=1000.0)}}
     else:
@@ -136,9 +132,9 @@ def test_an_unknown_create_delays_others_only_without_labels(
     """Without labels, a batch that turns up could belong to either shard."""
     api.abilities = evolve(api.abilities, labels=labels, fence=labels)
     create = Api.create
-    sent: list[float] = []
+    sent = []
 
-    def first_is_lost(self: Api, creation: Creation, timeout: float) -> RemoteBatch:
+    def first_is_lost(self, creation, timeout):
         sent.append(clock.now())
         if len(sent) == 1:
             raise ProviderError("cut", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
@@ -154,9 +150,9 @@ def test_an_unknown_create_delays_others_only_without_labels(
 
 def test_a_briefly_refused_create_is_repeated_after_a_pause(client_of, remote, api, clock, monkeypatch):
     create = Api.create
-    sent: list[float] = []
+    sent = []
 
-    def busy_once(self: Api, creation: Creation, timeout: float) -> RemoteBatch:
+    def busy_once(self, creation, timeout):
         sent.append(clock.now())
         if len(sent) == 1:
             raise ProviderError("busy", kind=ErrorKind.SERVER_ERROR, status=503)
@@ -174,19 +170,19 @@ def test_a_briefly_refused_create_is_repeated_after_a_pause(client_of, remote, a
 def test_a_file_still_being_processed_is_waited_for(lost, client_of, remote, api, clock, monkeypatch):
     upload, find_file = Api.upload, Api.find_file
     ready = clock.now() + 9.0
-    looks: list[float] = []
+    looks = []
 
-    def processed(file: RemoteFile) -> RemoteFile:
+    def processed(file):
         return evolve(file, ready=clock.now() >= ready)
 
-    def sent(self: Api, name: str, source: Path, timeout: float) -> RemoteFile:
+    def sent(self, name, source, timeout):
         file = upload(self, name, source, timeout)
         if lost:
             raise ProviderError("no answer", kind=ErrorKind.TIMEOUT, maybe_billed=True)
         looks.append(clock.now())
         return processed(file)
 
-    def found(self: Api, name: str, timeout: float) -> RemoteFile | None:
+    def found(self, name, timeout):
         looks.append(clock.now())
         file = find_file(self, name, timeout)
         return None if file is None else processed(file)
@@ -202,7 +198,7 @@ def test_a_file_still_being_processed_is_waited_for(lost, client_of, remote, api
 CODE = "token_limit_exceeded"
 
 
-def full(limit: int | None) -> ProviderError:
+def full(limit):
     """Return the refusal as OpenAI words it, or as Gemini does: without a limit."""
     named = "" if limit is None else f" Limit: {limit} enqueued tokens."
     return ProviderError(
@@ -210,12 +206,12 @@ def full(limit: int | None) -> ProviderError:
     )
 
 
-def takes(monkeypatch: pytest.MonkeyPatch, api: Api, requests: int, limit: int | None) -> list[int]:
+def takes(monkeypatch, api, requests, limit):
     """Refuse creates of more than ``requests``; return the sizes of all creates, in order."""
-    sizes: list[int] = []
+    sizes = []
     create = api.create
 
-    def picky(creation: Creation, timeout: float) -> RemoteBatch:
+    def picky(creation, timeout):
         sizes.append(creation.size)
         if creation.size > requests:
             raise full(limit)
@@ -246,7 +242,7 @@ def test_a_batch_refused_repeatedly_while_it_is_alone_is_halved(client, api, mon
 def test_a_full_quota_that_others_use_halves_nothing(client, api, monkeypatch):
     create, refusals = api.create, iter([full(None), full(None)])
 
-    def busy(creation: Creation, timeout: float) -> RemoteBatch:
+    def busy(creation, timeout):
         if (refusal := next(refusals, None)) is not None:
             raise refusal
         return create(creation, timeout)
@@ -261,7 +257,7 @@ def test_batches_refused_in_validation_although_they_fit_become_smaller(client, 
     """The provider may count more tokens than the estimate."""
     shown = api.shown
 
-    def failing(batch: object) -> RemoteBatch:
+    def failing(batch):
         found = shown(batch)
         if (found.total or 0) <= 5:
             return found
@@ -284,7 +280,7 @@ def test_batches_grow_again_when_they_pass(client, api, monkeypatch):
     assert len(api.made) == made + 1
 
 
-def enqueued(api: Api) -> int:
+def enqueued(api):
     """Return how many requests batches hold that have not ended."""
     return sum(len(batch.lines) for batch in api.made.values() if not api.shown(batch).state.ended)
 
@@ -295,7 +291,7 @@ def test_processes_with_other_stores_share_enqueued_tokens(
 ):
     create, most = api.create, []
 
-    def noted(creation: Creation, timeout: float) -> RemoteBatch:
+    def noted(creation, timeout):
         made = create(creation, timeout)
         most.append(enqueued(api))
         return made
@@ -331,9 +327,9 @@ def test_where_batches_have_no_label_no_two_open_ones_are_of_one_size(client, re
 
 
 def test_a_shard_that_finds_no_room_in_the_budget_is_cut_anew_at_once(client, clock, monkeypatch):
-    plan, planned = ShardTable.plan, list[float]()
+    plan, planned = ShardTable.plan, []
 
-    def without_room(table: ShardTable, lease: JobLease, new: NewShard) -> ShardRow:
+    def without_room(table, lease, new):
         planned.append(clock.now())
         if len(planned) == 1:
             raise OverJobBudget("no room")
@@ -348,9 +344,9 @@ def test_a_shard_that_finds_no_room_in_the_budget_is_cut_anew_at_once(client, cl
 @pytest.mark.full
 @pytest.mark.parametrize(("more", "fetched"), [(0, True), (1, False)])
 def test_results_take_two_copies_of_the_requests_and_4_mib_each(client, remote, monkeypatch, more, fetched):
-    download, tries = remote.api.download, list[int]()
+    download, tries = remote.api.download, []
 
-    def large(batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
+    def large(batch, output, timeout):
         (shard,) = inside(client).jobs.engine.store.shards.of_job(job.id)
         whole = b"".join(download(batch, output, timeout))
         room = 2 * shard.bytes + 4 * MIB + more - len(whole)

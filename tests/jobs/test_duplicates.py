@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 from attrs import evolve
 from inside import inside
-from jobs.remote import Api, Remote
+from jobs.remote import Remote
 
 from smartbatch import Price
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
-from smartbatch.jobs.job import Job
-from smartbatch.jobs.records import IncidentRow, JobLease
 from smartbatch.jobs.store.sql_store import FactTable
-from smartbatch.providers.batch_api import Creation, RemoteBatch
 
 HOUR = 3600.0
 QUESTIONS = [f"question {n}" for n in range(10)]
-Late = tuple[BatchingClient, Api, Callable[[], object]]
 BETWEEN = 5.0
 """Seconds from one create to its repetition."""
 
 
 @pytest.fixture
-def repeated(
-    client_of: Callable[..., BatchingClient],
-    clock: VirtualClock,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., tuple[Job, Api]]:
+def repeated(client_of, clock, tmp_path, monkeypatch):
     """Submit a job whose create arrives three times, and whose last answer does, or is lost."""
 
-    def run(answered: bool, *, labels: bool = True) -> tuple[Job, Api]:
+    def run(answered, *, labels=True):
         remote = Remote(clock, turnaround=HOUR)
         api = remote.api
-        assert api is not None
         api.abilities = evolve(api.abilities, labels=labels, fence=api.abilities.fence and labels)
         create = api.create
 
-        def repeating(creation: Creation, timeout: float) -> RemoteBatch:
+        def repeating(creation, timeout):
             for _ in range(2):
                 create(creation, timeout)
                 clock.sleep(BETWEEN)
@@ -96,9 +80,9 @@ def test_a_labelled_orphan_is_cancelled(labels, client_of, clock, tmp_path, monk
     api = remote.api
     api.abilities = evolve(api.abilities, labels=labels, fence=False)
     create = api.create
-    late: list[Creation] = []
+    late = []
 
-    def creating(creation: Creation, timeout: float) -> RemoteBatch:
+    def creating(creation, timeout):
         if late:
             return create(creation, timeout)
         late.append(creation)
@@ -115,27 +99,21 @@ def test_a_labelled_orphan_is_cancelled(labels, client_of, clock, tmp_path, monk
 
 
 @pytest.fixture
-def late(
-    client_of: Callable[..., BatchingClient],
-    clock: VirtualClock,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Late:
+def late(client_of, clock, tmp_path, monkeypatch):
     """A client with a budget, a service that loses its first create, and what has that one take effect, with
     all its answers at once."""
     remote = Remote(clock, turnaround=2 * HOUR, priced=True)
     api = remote.api
-    assert api is not None
     create = api.create
-    lost: list[tuple[Creation, Any]] = []
+    lost = []
 
-    def losing(creation: Creation, timeout: float) -> RemoteBatch:
+    def losing(creation, timeout):
         if lost:
             return create(creation, timeout)
         lost.append((creation, api._files[creation.file_id or ""]))
         raise ProviderError("reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
 
-    def land() -> None:
+    def land():
         [(creation, upload)] = lost
         api._files[creation.file_id or ""] = upload
         batch = create(creation, 60.0)
@@ -166,7 +144,7 @@ def test_a_batch_that_no_cancel_ends_comes_to_its_own_end(late, clock, monkeypat
     """Some servers have no route for cancelling."""
     client, api, land = late
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise ProviderError("no such route", kind=ErrorKind.CLIENT_ERROR, status=405)
 
     monkeypatch.setattr(api, "cancel", refuse)
@@ -185,7 +163,7 @@ def test_what_was_not_sent_when_an_orphan_has_answered_it_is_not_sent(late, cloc
     client, api, land = late
     job = client.submit_batch(QUESTIONS)
 
-    def failing(*_: object) -> None:
+    def failing(*_):
         raise ProviderError("full", kind=ErrorKind.SERVER_ERROR)
 
     clock.sleep(60.0)  # the create is lost
@@ -204,7 +182,7 @@ def test_what_was_not_sent_when_an_orphan_has_answered_it_is_not_sent(late, cloc
 def test_the_cost_of_a_batch_that_an_orphan_made_useless_is_reported(late, clock, monkeypatch):
     client, api, land = late
 
-    def too_late(batch_id: str, _: float) -> None:
+    def too_late(batch_id, _):
         api.made[batch_id].at -= api.turnaround
 
     monkeypatch.setattr(api, "cancel", too_late)
@@ -228,9 +206,9 @@ def test_the_cost_of_a_batch_that_an_orphan_made_useless_is_reported(late, clock
 def test_used_answers_of_an_orphan_are_not_wasted_when_read_again(late, clock, monkeypatch):
     client, api, land = late
     add_incident = FactTable.add_incident
-    failed: list[IncidentRow] = []
+    failed = []
 
-    def failing(table: FactTable, lease: JobLease, incident: IncidentRow) -> bool:
+    def failing(table, lease, incident):
         if not failed:
             failed.append(incident)
             raise StoreError("the disk is full")
@@ -255,7 +233,7 @@ def test_used_answers_of_an_orphan_are_not_wasted_when_read_again(late, clock, m
 @pytest.mark.full
 def test_data_of_an_orphan_is_deleted_after_the_retention(late, clock, monkeypatch):
     client, api, land = late
-    deleted: list[str] = []
+    deleted = []
     monkeypatch.setattr(api, "delete_batch", lambda batch_id, _: deleted.append(batch_id))
     job = client.submit_batch(QUESTIONS)
     while not api.made:
@@ -303,11 +281,11 @@ def test_a_duplicate_without_results_is_not_examined_again(repeated, clock, monk
     assert api.calls[calls:] == []
 
 
-def refuse_downloads(api: Api, batch_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_downloads(api, batch_id, monkeypatch):
     """Let the results of a batch be deleted at the provider."""
     download = api.download
 
-    def refusing(batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
+    def refusing(batch, output, timeout):
         if batch.id == batch_id:
             raise ProviderError("no such file", kind=ErrorKind.CLIENT_ERROR, status=404)
         return download(batch, output, timeout)

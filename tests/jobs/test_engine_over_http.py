@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from jobs.runtimes import job_runtime, job_wiring, step_limits
 
 from smartbatch._clock import RealClock
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.events import Event, ShardChanged
+from smartbatch.events import ShardChanged
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.payload import Shared, decode_result, encode_params
-from smartbatch.jobs.records import JobLease, JobPolicy, JobRow, JobState
+from smartbatch.jobs.records import JobPolicy, JobRow, JobState
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.steps import StepResult, run_step
 from smartbatch.jobs.steps.step import Step
-from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.store import open_store
 from smartbatch.providers import create
-from smartbatch.providers.batch_api import BatchApi
-from smartbatch.testing import Emulator, emulator
-from smartbatch.types import Generation, Kind, Request, Result
+from smartbatch.testing import emulator
+from smartbatch.types import Generation, Kind, Request
 
 CLOCK = RealClock()
 
 
 @pytest.fixture
-def service() -> Iterator[Emulator]:
+def service():
     with emulator(batch_turnaround=0.02) as emu:
         yield emu
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
+def store(tmp_path):
     opened = open_store(str(tmp_path / "jobs.db"), wall=CLOCK.wall)
     yield opened
     opened.close()
@@ -44,14 +40,13 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 class Bench:
     """One job on one store, carried on until it ends."""
 
-    def __init__(self, store: SqlStore, emu: Emulator, model: str, params: Generation, **policy: Any) -> None:
+    def __init__(self, store, emu, model, params, **policy):
         options = {"base_url": emu.base_url if model.startswith("openai") else emu.url, "api_key": "k" * 20}
         self.provider, _ = create(model, clock=CLOCK, options=options)
         api = self.provider.batches()
-        assert api is not None
-        self.api: BatchApi = api
+        self.api = api
         self.store = store
-        self.events: list[Event] = []
+        self.events = []
         job = JobRow(
             id="job-1",
             key=None,
@@ -68,7 +63,7 @@ class Bench:
         store.jobs.accept(job, items, digest=items.digest)
         lease = store.leases.claim("job-1", 60)
         assert lease is not None
-        self.lease: JobLease = lease
+        self.lease = lease
         self.runtime = job_runtime(
             store,
             CLOCK,
@@ -78,7 +73,7 @@ class Bench:
             tell=self.events.append,
         )
 
-    def until(self, state: ShardState) -> None:
+    def until(self, state):
         """Run steps of the job until its newest shard is in ``state``."""
         for _ in range(1000):
             shards = self.store.shards.of_job("job-1")
@@ -87,7 +82,7 @@ class Bench:
             run_step(self.runtime, self.lease)
         raise AssertionError(f"no shard became {state.value}")
 
-    def finish(self) -> JobRow:
+    def finish(self):
         """Run steps of the job until it is done."""
         for _ in range(20_000):
             job = self.store.jobs.get("job-1")
@@ -97,7 +92,7 @@ class Bench:
             run_step(self.runtime, self.lease)
         raise AssertionError("the job did not end")
 
-    def results(self) -> list[Result]:
+    def results(self):
         return [decode_result(row.body, request_id=str(row.ix)) for row in self.store.items.results("job-1")]
 
 
@@ -145,7 +140,7 @@ def test_dropped_parameters_are_reported_with_each_result(store, service):
 def test_a_refused_create_fails_its_requests_with_the_reason(store, service, monkeypatch):
     bench = Bench(store, service, "openai:gpt-4o-mini", Generation(max_tokens=20))
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise ProviderError("the model takes no batches", kind=ErrorKind.CLIENT_ERROR, status=400)
 
     monkeypatch.setattr(bench.api, "create", refuse)

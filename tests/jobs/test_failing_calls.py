@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from attrs import evolve
-from jobs.remote import LONG, Api, Made, Remote
+from jobs.remote import LONG, Api, Remote
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError, RequestCancelled, StoreError
-from smartbatch.jobs.job import Job
 from smartbatch.jobs.steps import orphans
 from smartbatch.observe import logs
-from smartbatch.providers.batch_api import Line, LineOutcome, RemoteBatch, RemoteState
-from smartbatch.types import Kind
-
-ClientOf = Callable[..., BatchingClient]
+from smartbatch.providers.batch_api import LineOutcome, RemoteState
 
 
 @pytest.fixture
-def ignored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
+def ignored(monkeypatch):
+    lines = []
 
-    def warn(event: str, **fields: Any) -> None:
+    def warn(event, **fields):
         if event == "job_call_ignored":
             lines.append((fields["call"], fields["kind"]))
 
@@ -35,7 +26,7 @@ def ignored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return lines
 
 
-def no_network(*_: object) -> Any:
+def no_network(*_):
     raise ProviderError("no network", kind=ErrorKind.NETWORK_ERROR)
 
 
@@ -43,7 +34,7 @@ def test_a_list_that_cannot_be_searched_for_duplicates(client_of, clock, monkeyp
     remote = Remote(clock)
     page = Api.page
 
-    def flaky(self: Api, after: str | None, timeout: float) -> Any:
+    def flaky(self, after, timeout):
         return no_network() if self.made and not ignored else page(self, after, timeout)
 
     monkeypatch.setattr(Api, "page", flaky)
@@ -52,7 +43,7 @@ def test_a_list_that_cannot_be_searched_for_duplicates(client_of, clock, monkeyp
 
 
 def test_an_input_file_that_cannot_be_searched_for(client_of, clock, monkeypatch, ignored):
-    def refuse(*_: object) -> Any:
+    def refuse(*_):
         raise ProviderError("no such model", kind=ErrorKind.CLIENT_ERROR, status=400)
 
     monkeypatch.setattr(Api, "create", refuse)
@@ -65,7 +56,7 @@ def test_a_batch_that_cannot_be_polled_after_its_cancel_was_refused(client_of, c
     remote = Remote(clock, turnaround=500.0)
     cancel, get = Api.cancel, Api.get
 
-    def unknown(self: Api, batch_id: str, timeout: float) -> None:
+    def unknown(self, batch_id, timeout):
         if ignored:
             cancel(self, batch_id, timeout)
         else:
@@ -85,10 +76,10 @@ def test_a_batch_that_cannot_be_polled_after_its_cancel_was_refused(client_of, c
 
 @pytest.mark.catches("StoreError")
 def test_an_error_of_the_store_is_not_taken_for_one_of_the_provider(client_of, clock, monkeypatch):
-    def lost(*_: object) -> Any:
+    def lost(*_):
         raise ProviderError("no answer", kind=ErrorKind.TIMEOUT, maybe_billed=True)
 
-    def full(*_: object) -> Any:
+    def full(*_):
         raise StoreError("the disk is full")
 
     monkeypatch.setattr(Api, "create", lost)
@@ -103,18 +94,17 @@ HOUR = 3600.0
 
 
 @pytest.fixture
-def remote(clock: VirtualClock) -> Remote:
+def remote(clock):
     return Remote(clock, turnaround=10 * HOUR)
 
 
 @pytest.fixture
-def api(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> Api:
+def api(remote, monkeypatch):
     """A service that says 404 to the cancel of a batch it does not know, as all three do."""
     api = remote.api
-    assert api is not None
     cancel = api.cancel
 
-    def strict(batch_id: str, timeout: float) -> None:
+    def strict(batch_id, timeout):
         if batch_id not in api.made:
             raise ProviderError("no such batch", kind=ErrorKind.CLIENT_ERROR, status=404)
         cancel(batch_id, timeout)
@@ -124,7 +114,7 @@ def api(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> Api:
 
 
 @pytest.fixture
-def job(client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, tmp_path: Path) -> Job:
+def job(client_of, remote, api, clock, tmp_path):
     """A job whose one batch has vanished for hours."""
     job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a", "b"])
     clock.sleep(60.0)
@@ -169,21 +159,21 @@ def test_a_missing_line_next_to_an_unprocessed_one_is_waited_for(client_of, cloc
     remote = Remote(clock)
     api = remote.api
     shown, download, read_line = api.shown, api.download, api.read_line
-    sent: list[list[str]] = []
+    sent = []
 
-    def expired(batch: Made) -> RemoteBatch:
+    def expired(batch):
         found = shown(batch)
         if found.state is RemoteState.COMPLETED and found.id == next(iter(api.made)):
             return evolve(found, state=RemoteState.EXPIRED, completed=None)
         return found
 
-    def late(batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
+    def late(batch, output, timeout):
         lines = list(download(batch, output, timeout))
         sent.append([json.loads(line)["prompt"] for line in lines])
         first = len(sent) == 1
         yield from lines[:1] if first else lines
 
-    def unrun(line: bytes, kind: Kind) -> Line:
+    def unrun(line, kind):
         found = read_line(line, kind)
         if len(api.made) == 1 and json.loads(line)["prompt"] == "not run":
             return evolve(found, outcome=LineOutcome.UNRUN, answer=None)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from attrs import evolve
@@ -13,16 +11,13 @@ from jobs.remote import LONG, Remote
 
 from smartbatch import _files
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
-from smartbatch.jobs.shard_records import ShardRow
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.step import Step
-from smartbatch.providers.batch_api import RemoteFile
 
 
 def test_results_deleted_while_they_are_read_are_fetched_again(client_of, clock, tmp_path, monkeypatch):
     store_results, left = collect.store_results, [1]
 
-    def robbed(work: Step, shard: ShardRow, paths: list[Path]) -> collect.ResultTotals:
+    def robbed(work, shard, paths):
         if left.pop() if left else 0:
             work.clear_files(shard)
         return store_results(work, shard, paths)
@@ -38,9 +33,9 @@ def test_results_deleted_while_they_are_read_are_fetched_again(client_of, clock,
 
 
 def test_each_owner_of_a_job_writes_into_files_of_its_own(client_of, clock, tmp_path, monkeypatch):
-    written: list[str] = []
+    written = []
 
-    def noted(self: Path, target: Path) -> Path:
+    def noted(self, target):
         written.append(self.name)
         os.replace(self, target)
         return Path(target)
@@ -62,7 +57,7 @@ def test_a_full_disk_is_told_and_waited_out(what, client_of, clock, tmp_path, mo
     full = [True]
     opened = os.open
 
-    def no_room(path: Any, *rest: Any, **options: Any) -> int:
+    def no_room(path, *rest, **options):
         if full[0] and f".{what}." in str(path):
             opened(path, *rest, **options)
             return opened("/dev/full", os.O_WRONLY)
@@ -85,9 +80,9 @@ def test_a_full_disk_is_told_and_waited_out(what, client_of, clock, tmp_path, mo
 def test_half_an_upload_found_by_name_is_not_used(told, client_of, clock, tmp_path, monkeypatch):
     remote = Remote(clock)
     api, upload = remote.api, remote.api.upload
-    sizes: dict[str, int] = {}
+    sizes = {}
 
-    def cut_once(name: str, source: Path, timeout: float) -> RemoteFile:
+    def cut_once(name, source, timeout):
         if sizes:
             return upload(name, source, timeout)
         whole = source.read_bytes()
@@ -98,7 +93,7 @@ def test_half_an_upload_found_by_name_is_not_used(told, client_of, clock, tmp_pa
 
     find_file = api.find_file
 
-    def found(name: str, timeout: float) -> RemoteFile | None:
+    def found(name, timeout):
         file = find_file(name, timeout)
         return file if file is None or not told else evolve(file, size=sizes[file.id])
 
@@ -113,7 +108,7 @@ def test_half_an_upload_found_by_name_is_not_used(told, client_of, clock, tmp_pa
 def test_a_file_that_a_successor_deleted_is_no_full_disk(tmp_path):
     path, partial = tmp_path / "shard.out0", tmp_path / "shard.out0.1.part"
 
-    def pieces() -> Iterator[bytes]:
+    def pieces():
         yield b"a"
         partial.unlink()
 

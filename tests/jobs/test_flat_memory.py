@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 
 import pytest
 from inside import inside
@@ -26,7 +24,6 @@ from smartbatch.jobs.records import JobState, NewItem
 from smartbatch.jobs.runner import RealtimeRunner
 from smartbatch.jobs.steps import run_step
 from smartbatch.jobs.store import open_store
-from smartbatch.jobs.wiring import RealtimeItem
 from smartbatch.types import Generation, Request, Result
 
 JOBS = 60
@@ -34,7 +31,7 @@ PATIENCE = 60.0
 """Real seconds until a test that waits is taken for hung."""
 
 
-def sizes(*parts: object) -> dict[str, int]:
+def sizes(*parts):
     """Return the length of every container that one of the parts holds."""
     return {
         f"{type(part).__name__}.{name}": len(value)
@@ -47,11 +44,11 @@ def sizes(*parts: object) -> dict[str, int]:
 class Process:
     """What carries jobs on, without a client: the first item of each job runs in real time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.clock = VirtualClock()
         self.store = open_store(str(folder / "jobs.db"), wall=self.clock.wall, rng=random.Random(1))
         remote = Remote(self.clock, turnaround=50.0)
-        self.errors: list[BaseException] = []
+        self.errors = []
         self.changed = threading.Condition()
         runtime = job_runtime(
             self.store,
@@ -69,7 +66,7 @@ class Process:
         )
         self._submitted = 0
 
-    def run_jobs(self, count: int) -> None:
+    def run_jobs(self, count):
         """Submit jobs, and wait until all have ended and none has an owner."""
         shared = Shared(Generation())
         for _ in range(count):
@@ -85,21 +82,21 @@ class Process:
         with self.changed:
             assert self.changed.wait_for(self._all_ended, PATIENCE), self.errors
 
-    def _all_ended(self) -> bool:
+    def _all_ended(self):
         rows = self.store.jobs.latest()
         return len(rows) == self._submitted and all(
             row.state is JobState.DONE and not self.supervisor.owns(row.id) for row in rows
         )
 
-    def _ask(self, item: RealtimeItem) -> Future[Result]:
+    def _ask(self, item):
         item.sink(Result(item.request.id or "", text="answer"))
         return Future()
 
-    def _notify(self, _: str) -> None:
+    def _notify(self, _):
         with self.changed:
             self.changed.notify_all()
 
-    def close(self) -> None:
+    def close(self):
         self.supervisor.stop(10.0)
         self.realtime.halt()
         self.realtime.finish(10.0)
@@ -107,13 +104,13 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[Process]:
+def process(tmp_path):
     made = Process(tmp_path)
     yield made
     made.close()
 
 
-def kept(process: Process) -> dict[str, int]:
+def kept(process):
     """Return the sizes of what carries jobs on, but for the names of threads that run."""
     found = sizes(process.supervisor, process.realtime)
     assert found.pop("RealtimeRunner._started") <= 2
@@ -150,14 +147,14 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path)
     store = str(tmp_path / "jobs.db")
     with BatchingClient("sim:demo?latency=0", store=store) as client:
 
-        def run(number: int) -> None:
+        def run(number):
             job = client.submit_batch([f"p{number}"], strategy="individual", batch_fallback="individual")
             assert [future.result(PATIENCE).ok for future in job.futures()] == [True]
             assert job.wait(PATIENCE).done
             assert [result.ok for result in client.job(job.id).results()] == [True]
             job.on_progress(lambda _: None)
 
-        def kept() -> int:
+        def kept():
             engine = inside(client).jobs.engine
             lengths = sizes(engine, engine.changes, engine._watchers)
             lengths.pop("Watchers.by_job")  # the last thread ends in a moment
@@ -179,10 +176,10 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path)
 
 
 def test_threads_for_items_in_real_time_end_when_there_is_no_job_for_long(process, monkeypatch):
-    started: list[threading.Thread] = []
+    started = []
     start = threading.Thread.start
 
-    def noted(thread: threading.Thread) -> None:
+    def noted(thread):
         if thread.name in ("smartbatch-realtime", "smartbatch-results"):
             started.append(thread)
         start(thread)
@@ -205,7 +202,7 @@ def test_threads_for_items_in_real_time_end_when_there_is_no_job_for_long(proces
 
 
 class Settled(Future[Result]):
-    def complete(self, result: Result) -> None:
+    def complete(self, result):
         if result.error is None:
             self.set_result(result)
         else:

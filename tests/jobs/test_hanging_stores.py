@@ -9,9 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import psycopg
 import pytest
@@ -21,12 +19,10 @@ import smartbatch
 import smartbatch.client
 import smartbatch.jobs.job
 from smartbatch import JobTimeout
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import StoreError
-from smartbatch.events import Event, PauseChanged
+from smartbatch.events import PauseChanged
 from smartbatch.jobs import client_store
-from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.jobs.store.sql_store import FactTable
@@ -77,7 +73,7 @@ SLACK = 3.0
 
 
 @contextmanager
-def hung_file(place: str) -> Iterator[None]:
+def hung_file(place):
     """Another process keeps the file's lock."""
     locking = sqlite3.connect(place, isolation_level=None, timeout=30.0)
     locking.execute("BEGIN EXCLUSIVE")
@@ -88,7 +84,7 @@ def hung_file(place: str) -> Iterator[None]:
 
 
 @contextmanager
-def hung_server(address: str) -> Iterator[None]:
+def hung_server(address):
     """The server's processes for everybody else are stopped: connections stay, and nobody answers."""
     with psycopg.connect(address.partition("&schema")[0].partition("?schema")[0], autocommit=True) as look:
         rows = look.execute(
@@ -195,17 +191,16 @@ def test_the_last_look_for_results_in_any_order_is_over_in_time(monkeypatch, tmp
         answered.set()
 
 
-ClientOf = Callable[..., BatchingClient]
 HANGS = 10.0
 """Seconds after which a server that accepts a connection and never answers is given up."""
 
 
 class Server:
-    def __init__(self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, clock, monkeypatch):
         self.there, self.hangs, self.asked = False, HANGS, 0
         really = client_store.open_store
 
-        def opened(*args: Any, **options: Any) -> SqlStore:
+        def opened(*args, **options):
             self.asked += 1
             clock.sleep(self.hangs)
             if not self.there:
@@ -216,7 +211,7 @@ class Server:
 
 
 @pytest.fixture
-def server(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, client_of: ClientOf) -> Server:
+def server(clock, monkeypatch, client_of):
     client_of(
         Remote(clock), store=None
     ).start()  # so that what ends the process is there, whose time moves on
@@ -255,7 +250,7 @@ def test_jobs_of_a_store_that_comes_later_are_carried_on(hangs, server, clock, c
     job = earlier.submit_batch(["p"])
     earlier.stop(timeout=0)
     server.there, server.hangs = False, hangs
-    told: list[Event] = []
+    told = []
     later = client_of(Remote(clock), store=store, observers=[told.append])
     assert later.submit("a").result(LONG).ok
     clock.sleep(60.0)

@@ -10,14 +10,12 @@ from inside import inside
 from jobs.remote import LONG, Remote
 
 from smartbatch.errors import ClientClosed, JobNotFound, JobTimeout, RequestCancelled, StoreError
-from smartbatch.events import Event, RequestSubmitted
-from smartbatch.jobs.job import Job
-from smartbatch.jobs.status import JobStatus
+from smartbatch.events import RequestSubmitted
 
 PATIENCE = 30.0
 
 
-def prompts(count: int) -> list[str]:
+def prompts(count):
     return [f"p{n}" for n in range(count)]
 
 
@@ -39,7 +37,7 @@ def test_a_status_counts_shards_that_end_after_the_job_was_read(client_of, clock
 def test_a_status_counts_what_is_sent_done_and_left(client_of, clock, store):
     client = client_of(Remote(clock), store=store, batch_max_requests=6)
     job = client.submit_batch(prompts(40), key="k")
-    seen: list[JobStatus] = []
+    seen = []
     job.on_progress(seen.append)
     final = job.wait(LONG)
     assert (final.total, final.completed, final.failed, final.cancelled) == (40, 40, 0, 0)
@@ -118,7 +116,7 @@ def test_what_there_is_can_be_read_without_waiting(client_of, clock, store):
 def test_results_come_while_others_are_still_out(client_of, clock, store):
     gate = threading.Event()
 
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         if prompt == "p2":
             gate.wait(PATIENCE)
         return prompt
@@ -180,13 +178,13 @@ def test_cancelling_a_future_leaves_the_job_alone(client_of, clock, store):
 def test_a_callback_may_raise_block_or_stop_the_client(client_of, clock, store):
     client = client_of(Remote(clock), store=store)
     job = client.submit_batch(prompts(5))
-    seen: list[JobStatus] = []
+    seen = []
     ended = threading.Event()
 
-    def broken(_: JobStatus) -> None:
+    def broken(_):
         raise RuntimeError("mine")
 
-    def stopping(status: JobStatus) -> None:
+    def stopping(status):
         if status.done:
             client.stop(timeout=0)
             ended.set()
@@ -238,10 +236,10 @@ def test_cancelling_a_job_in_real_time_stops_what_has_not_started(client_of, clo
 
 
 def test_after_a_cancel_no_row_is_sent_that_was_only_claimed(client_of, clock, store):
-    jobs: list[Job] = []
+    jobs = []
     submitted = threading.Event()
 
-    def cancel(event: Event) -> None:
+    def cancel(event):
         if isinstance(event, RequestSubmitted):
             assert submitted.wait(30.0)
             jobs[0].cancel()

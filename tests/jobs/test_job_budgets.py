@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 from inside import inside
 
-from smartbatch import Price, Result
-from smartbatch.client import BatchingClient
+from smartbatch import Price
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import BudgetExceeded, ConfigError
 from smartbatch.events import JobFinished, ShardChanged
-from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import open_store
 from smartbatch.types import Generation, Request, Route
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, world
 from tests.levels import sampled
 
 TOKEN = 0.001
@@ -27,7 +22,7 @@ PRICE = Price(input=1000.0, output=1000.0)
 TINY = 1e-6
 
 
-def texts(count: int, mark: str = "question") -> list[str]:
+def texts(count, mark="question"):
     return [f"{mark} {number + 100} of a few" for number in range(count)]
 
 
@@ -38,28 +33,28 @@ each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
 
 
 @contextmanager
-def market(provider: str, folder: Path, **settings: Any) -> Iterator[World]:
+def market(provider, folder, **settings):
     with world(provider, folder, rare=60, **{"batch_turnaround": 10 * MINUTE, **settings}) as w:
         yield w
 
 
-def buyer(w: World, **settings: Any) -> BatchingClient:
+def buyer(w, **settings):
     return w.process(**{"prices": {f"{w.provider}:{w.model}": PRICE}, "max_tokens": 6, **settings})
 
 
-def paid(w: World) -> float:
+def paid(w):
     """What the provider bills for all that reached it."""
     lines = [line for batch in w.creates for line in batch.lines.values()]
     return TOKEN * (sum(call.billed for call in w.emu.ledger.calls) + sum(line.billed for line in lines) / 2)
 
 
-def row_of(client: BatchingClient, job_id: str) -> JobRow:
+def row_of(client, job_id):
     row = inside(client).jobs.engine.store.jobs.get(job_id)
     assert row is not None
     return row
 
 
-def answered(results: list[Result]) -> int:
+def answered(results):
     rest = [result for result in results if not result.ok]
     assert all(isinstance(result.error, BudgetExceeded) for result in rest), {str(r.error) for r in rest}
     return len(results) - len(rest)
@@ -135,7 +130,7 @@ def test_items_waiting_for_money_of_batches_go_when_the_last_one_ends(tmp_path):
 
 @pytest.mark.full
 def test_what_may_have_been_billed_counts_at_its_most(tmp_path):
-    def fault(batch: int, position: int, custom_id: str | None) -> str | None:
+    def fault(batch, position, custom_id):
         return "missing_lines" if batch == 0 and position % 2 else None
 
     with market("openai", tmp_path, batch_line_fault_for=fault) as w:
@@ -305,5 +300,5 @@ def test_a_budget_is_refused_where_it_could_not_be_kept(tmp_path):
         assert not w.service.seen
 
 
-def limited(client: BatchingClient) -> object:
+def limited(client):
     return next(client.map(iter(texts(3)), budget="1 USD"))

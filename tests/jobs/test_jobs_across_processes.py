@@ -5,12 +5,9 @@ from __future__ import annotations
 import signal
 import sqlite3
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 from hosts.run_script import run_script
@@ -18,17 +15,14 @@ from jobs.remote import LONG, Remote
 
 import smartbatch
 from smartbatch import Interrupted
-from smartbatch.client import BatchingClient
 from smartbatch.errors import JobNotFound, JobTimeout, StoreError
-from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress
-from smartbatch.jobs.job import Job
+from smartbatch.events import JobAccepted, JobFinished, JobProgress
 from smartbatch.jobs.watching import Changes
-from smartbatch.providers.batch_api import RemoteBatch
 from tests.levels import sampled
 
 
 @pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
+def environ(tmp_path):
     """Variables by which processes share a store and the embedded provider's batches."""
     return {
         "SMARTBATCH_STORE": str(tmp_path / "jobs.db"),
@@ -69,9 +63,9 @@ def test_a_result_that_cannot_be_read_fails_its_own_future_and_no_other(client, 
 def test_a_process_polls_a_job_it_took_over_by_its_own_settings(client_of, clock, store, monkeypatch):
     remote = Remote(clock, turnaround=10_000.0)
     api = remote.api
-    get, looks = api.get, list[float]()
+    get, looks = api.get, []
 
-    def counted(batch_id: str, timeout: float) -> RemoteBatch | None:
+    def counted(batch_id, timeout):
         looks.append(clock.now())
         return get(batch_id, timeout)
 
@@ -103,7 +97,7 @@ def test_a_job_that_is_taken_over_is_looked_at_at_once(client_of, clock, store):
 
 
 def test_events_tell_of_a_job_from_its_beginning_to_its_end(client_of, remote, store):
-    events: list[Event] = []
+    events = []
     client = client_of(remote, store=store, observers=[events.append])
     client.submit_and_wait([f"p{n}" for n in range(20)], timeout=LONG)
     client.submit_and_wait(["a", "b"], timeout=LONG)
@@ -173,7 +167,7 @@ def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(environ):
     assert smartbatch.job("k", store=environ["SMARTBATCH_STORE"]).status().total == 30
 
 
-WAITS: dict[str, Callable[[BatchingClient, Job], Any]] = {
+WAITS = {
     "wait": lambda client, job: job.wait(),
     "results": lambda client, job: list(job.results()),
     "submit_and_wait": lambda client, job: client.submit_and_wait([f"p{n}" for n in range(12)], key="k"),
@@ -184,7 +178,7 @@ WAITS: dict[str, Callable[[BatchingClient, Job], Any]] = {
 def test_an_interrupted_wait_has_the_stored_results_and_the_job_continues(wait, client, clock, monkeypatch):
     waited = Changes.wait_for_change
 
-    def interrupted(notifier: Changes, seen: int, timeout: float) -> None:
+    def interrupted(notifier, seen, timeout):
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         waited(notifier, seen, timeout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,21 +11,21 @@ from smartbatch.jobs.steps.orphans import find_orphans, newer_than_intent, uncla
 WATCHED = 26 * 3600.0
 
 
-def batch(name: str, **given: Any) -> Any:
+def batch(name, **given):
     plain = {"created_at": None, "total": None, "mark": None, "file_id": None}
     return SimpleNamespace(**{"id": name, **plain, **given})
 
 
-def shard(name: str = "shard", **given: Any) -> Any:
+def shard(name="shard", **given):
     plain = {"job_id": "job", "scope": "scope", "nonce": f"nonce of {name}", "file_id": "file", "size": 3}
     dead = {"candidate": None, "foreign_batches": (), "watermark": "", "server_time": 1000.0}
     return SimpleNamespace(**{"id": name, **plain, **dead, "uncertain_since": 1.0, "died_at": 100.0, **given})
 
 
 class Account:
-    def __init__(self, *pages: list[Any], labels: bool = True, dead: Any = (), claimed: Any = ()) -> None:
-        self.asked: list[int | None] = []
-        self.noted: list[Any] = []
+    def __init__(self, *pages, labels=True, dead=(), claimed=()):
+        self.asked = []
+        self.noted = []
         self._pages = pages
         self._dead, self._claimed = list(dead), set(claimed)
         self.wall = 200.0
@@ -35,19 +34,19 @@ class Account:
         self.api = SimpleNamespace(abilities=SimpleNamespace(labels=labels), page=self._page)
         self.store = SimpleNamespace(shards=self)
 
-    def _page(self, after: int | None, _: float) -> Any:
+    def _page(self, after, _):
         self.asked.append(after)
         at = after or 0
         following = at + 1 if at + 1 < len(self._pages) else None
         return SimpleNamespace(server_time=1005.0 + at, batches=self._pages[at], next=following)
 
-    def in_scope(self, scope: str, *, states: Any) -> list[Any]:
+    def in_scope(self, scope, *, states):
         return [one for one in self._dead if one.scope == scope]
 
-    def claimed_batches(self, scope: str, names: list[str]) -> set[str]:
+    def claimed_batches(self, scope, names):
         return self._claimed & set(names)
 
-    def reschedule(self, shard: Any, seconds: float, **changes: Any) -> None:
+    def reschedule(self, shard, seconds, **changes):
         self.noted.append((shard.id, seconds, changes))
 
 
@@ -61,7 +60,7 @@ class Account:
     ],
 )
 def test_the_list_is_read_up_to_what_is_older_than_the_intent(sought, found, asked):
-    account: Any = Account(
+    account = Account(
         [batch("5", created_at=1001.0), batch("4")],
         [batch("3", created_at=400.0), batch("2", created_at=399.5)],
         [batch("1", created_at=2000.0)],
@@ -72,7 +71,7 @@ def test_the_list_is_read_up_to_what_is_older_than_the_intent(sought, found, ask
 
 
 def test_a_batch_without_a_label_is_nobody_else_s_and_of_the_size():
-    account: Any = Account(claimed=["claimed"])
+    account = Account(claimed=["claimed"])
     batches = [
         batch("claimed"),
         batch("foreign"),
@@ -90,7 +89,7 @@ def test_batches_of_dead_shards_are_noted_on_them():
         shard("other's", job_id="other"),
         shard("old", died_at=-WATCHED),
     ]
-    account: Any = Account(dead=[*others, shard("lost"), shard("unseen")])
+    account = Account(dead=[*others, shard("lost"), shard("unseen")])
     marks = [one.nonce for one in (*others, shard("lost"), shard("lost"))]
     find_orphans(account, [batch(f"{at}", mark=mark) for at, mark in enumerate(marks)])
     assert account.noted == [("lost", 0.0, {"candidate": "3"})]
@@ -110,6 +109,6 @@ def test_batches_of_dead_shards_are_noted_on_them():
     ],
 )
 def test_a_batch_without_a_label_may_be_a_dead_shard_s(seen, given, noted):
-    account: Any = Account(labels=False, dead=[shard(**given)], claimed=["claimed"])
+    account = Account(labels=False, dead=[shard(**given)], claimed=["claimed"])
     find_orphans(account, [seen])
     assert bool(account.noted) is noted

@@ -6,9 +6,7 @@ import json
 import math
 import pickle
 from array import array
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from attrs import define, evolve, frozen
@@ -87,30 +85,30 @@ requests = st.builds(
 shareds = st.builds(Shared, generations, st.none() | embeddings)
 
 
-def fields(thing: Any) -> dict[str, Any]:
+def fields(thing):
     """All that a request or a result holds, for comparisons; both are equal to themselves only."""
     return {name: getattr(thing, name) for name in type(thing).__slots__ if not name.startswith("__")}
 
 
-def there_and_back(request: Request, shared: Shared = PLAIN) -> Request:
+def there_and_back(request, shared=PLAIN):
     return decode_request(encode_request(request, shared), shared, id=request.id)
 
 
 @contextmanager
-def without_orjson() -> Iterator[None]:
+def without_orjson():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(payload, "_fast", None)
         yield
 
 
-def _bytes_or_refusal(request: Request) -> bytes | str:
+def _bytes_or_refusal(request):
     try:
         return encode_request(request, PLAIN)
     except InvalidRequest as refusal:
         return refusal.message
 
 
-def same(result: Result) -> Result:
+def same(result):
     return decode_result(encode_result(result), request_id=result.request_id)
 
 
@@ -211,11 +209,11 @@ class TestRequests:
         assert list(schema) == list(request.params.schema)
 
 
-def item(user_id: str | None, payload: bytes) -> NewItem:
+def item(user_id, payload):
     return NewItem(user_id, payload, 1, 1)
 
 
-def job_digest(items: list[NewItem], head: bytes) -> bytes:
+def job_digest(items, head):
     running = RunningDigest(head)
     for one in items:
         running.include(one)

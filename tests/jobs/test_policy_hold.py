@@ -5,28 +5,20 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from attrs import evolve
-from jobs.remote import Api, Remote
+from jobs.remote import Remote
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
-from smartbatch.events import Event, JobHeld
-from smartbatch.jobs.job import Job
-from smartbatch.jobs.records import JobLease
+from smartbatch.events import JobHeld
 from smartbatch.jobs.store.items import ItemTable
 from smartbatch.jobs.wiring import StepLimits
 from smartbatch.observe.logs import level_of
-from smartbatch.providers.batch_api import BatchPage, Creation, RemoteBatch
+from smartbatch.providers.batch_api import BatchPage
 from smartbatch.types import Request
 
-ClientOf = Callable[..., BatchingClient]
 MINUTE = 60.0
 WATCH = 10 * MINUTE
 """In place of the 26 hours after which every batch that could exist has ended."""
@@ -35,15 +27,13 @@ WATCH = 10 * MINUTE
 class Lost:
     """Loses the answer of the second create; its batch is in the list after ``lag`` seconds, or never."""
 
-    def __init__(
-        self, api: Api, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, lag: float | None
-    ) -> None:
-        self.sizes: list[int] = []
+    def __init__(self, api, clock, monkeypatch, lag):
+        self.sizes = []
         self._refused_from = sys.maxsize
         create, page = api.create, api.page
-        hidden: dict[str, float] = {}
+        hidden = {}
 
-        def losing(creation: Creation, timeout: float) -> RemoteBatch:
+        def losing(creation, timeout):
             self.sizes.append(creation.size)
             if len(self.sizes) >= self._refused_from:
                 refused("")
@@ -53,42 +43,36 @@ class Lost:
                 hidden[create(creation, timeout).id] = clock.now() + lag
             raise ProviderError("reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
 
-        def lagging(after: str | None, timeout: float) -> BatchPage:
+        def lagging(after, timeout):
             batches = page(after, timeout).batches
             return BatchPage(tuple(b for b in batches if hidden.get(b.id, 0.0) <= clock.now()))
 
         monkeypatch.setattr(api, "create", losing)
         monkeypatch.setattr(api, "page", lagging)
 
-    def refuse_from(self, create: int) -> None:
+    def refuse_from(self, create):
         """Refuse the account's key from this create on, counted from 1."""
         self._refused_from = create
 
 
 @pytest.fixture
-def events() -> list[Event]:
+def events():
     """The events that observers get."""
     return []
 
 
 @pytest.fixture
-def start(
-    client_of: ClientOf,
-    clock: VirtualClock,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    events: list[Event],
-) -> Callable[[float | None], tuple[Job, Lost]]:
+def start(client_of, clock, tmp_path, monkeypatch, events):
     """Submit three batches: the second is lost for ``lag`` seconds, or for ever; the third waits for room."""
 
     usual = StepLimits.of
     monkeypatch.setattr(StepLimits, "of", lambda config: evolve(usual(config), orphan_watch=WATCH))
 
-    def begin(lag: float | None) -> tuple[Job, Lost]:
+    def begin(lag):
         remote = Remote(clock, turnaround=3 * MINUTE)
         assert remote.api is not None
         lost = Lost(remote.api, clock, monkeypatch, lag)
-        settings: dict[str, Any] = {
+        settings = {
             "batch_on_unknown": "hold",
             "batch_settle": MINUTE,
             "batch_max_requests": 1,
@@ -115,7 +99,7 @@ def test_a_job_that_waits_says_what_for_and_sends_nothing(start):
 
 @pytest.mark.full
 def test_whoever_waits_for_a_held_job_is_told_once_why_and_what_to_do(start, events):
-    def told() -> list[JobHeld]:
+    def told():
         return [event for event in events if isinstance(event, JobHeld)]
 
     job, _ = start(None)
@@ -156,10 +140,10 @@ def test_a_job_that_is_held_once_more_is_told_once_more(client_of, clock, tmp_pa
 
 def test_a_refused_item_is_open_again_only_once_its_job_is_held(client_of, clock, tmp_path, monkeypatch):
     """Otherwise the item would be sent once more in between."""
-    states: list[str] = []
+    states = []
     real = ItemTable.answer
 
-    def looked_at(table: ItemTable, lease: JobLease, *given: Any, **named: Any) -> Any:
+    def looked_at(table, lease, *given, **named):
         stored = real(table, lease, *given, **named)
         states.append(client.job(lease.job_id).status().state)
         return stored
@@ -173,7 +157,7 @@ def test_a_refused_item_is_open_again_only_once_its_job_is_held(client_of, clock
 
 
 def test_items_under_way_do_not_hold_a_held_job_once_more(client_of, clock, tmp_path, events):
-    def slowly_refused(prompt: str) -> str:
+    def slowly_refused(prompt):
         clock.sleep(20.0 * int(prompt))
         raise ProviderError(f"bad key {prompt}", kind=ErrorKind.AUTH_ERROR, status=401)
 
@@ -185,7 +169,7 @@ def test_items_under_way_do_not_hold_a_held_job_once_more(client_of, clock, tmp_
     assert sum(isinstance(event, JobHeld) for event in events) == 1
 
 
-def refused(_: str) -> str:
+def refused(_):
     raise ProviderError("bad key", kind=ErrorKind.AUTH_ERROR, status=401)
 
 

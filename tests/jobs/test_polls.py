@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from attrs import evolve
@@ -20,7 +19,7 @@ DAY = 86_400.0
 SEEN = RemoteProgress(state=RemoteState.RUNNING)
 
 
-def shard(**given: Any) -> Any:
+def shard(**given):
     plain = {
         "id": "shard",
         "batch_id": "batch",
@@ -34,11 +33,11 @@ def shard(**given: Any) -> Any:
 
 
 class Step:
-    def __init__(self, wall: float, **given: Any) -> None:
+    def __init__(self, wall, **given):
         self.wall = wall
-        self.done: list[Any] = []
-        self.batch: Any = None
-        self.refusal: ProviderError | None = None
+        self.done = []
+        self.batch = None
+        self.refusal = None
         self.answered = False
         self.falls_back, self.timeout = True, DAY
         times = {"visibility": 120.0, "poll_interval": 60.0, "longest_pause": 600.0, "call_timeout": 60.0}
@@ -60,14 +59,14 @@ class Step:
             part, _, field = name.rpartition("__")
             setattr(getattr(self, part) if part else self, field, value)
 
-    def provider_calls(self) -> Any:
+    def provider_calls(self):
         return nullcontext()
 
-    def _cancel(self, *_: Any) -> None:
+    def _cancel(self, *_):
         if self.refusal is not None:
             raise self.refusal
 
-    def reschedule(self, of: Any, seconds: float, **changes: Any) -> Any:
+    def reschedule(self, of, seconds, **changes):
         remote = changes.pop("remote", None)
         if remote is not None and not changes:  # that it is to be cancelled, before it is
             assert remote.cancel_sent_at == self.wall
@@ -76,19 +75,19 @@ class Step:
         self.note = changes.get("note")
         return self
 
-    def retry_later(self, *_: Any) -> Any:
+    def retry_later(self, *_):
         self.done.append("again")
         return self
 
-    def advance(self, _: Any, to: Any, *__: Any, **changes: Any) -> Any:
+    def advance(self, _, to, *__, **changes):
         self.done.append((to.value, changes))
         return self
 
-    def discard(self, *_: Any, **how: Any) -> Any:
+    def discard(self, *_, **how):
         self.done.append(("discarded", how))
         return self
 
-    def incident(self, kind: str, *_: Any) -> None:
+    def incident(self, kind, *_):
         self.done.append(kind)
 
 
@@ -120,7 +119,7 @@ UNSEEN = RemoteProgress()
     ],
 )
 def test_a_batch_that_the_provider_does_not_know(wall, sent, given, done):
-    step: Any = Step(wall, **given)
+    step = Step(wall, **given)
     assert poll_batch(step, shard(**sent)) is step
     assert step.done == done
 
@@ -145,7 +144,7 @@ TIMED = {"policy__deadline": None, "timeout": 100.0}
     ],
 )
 def test_a_batch_is_cancelled_if_it_is_late_or_not_needed(age, given, note):
-    step: Any = Step(SENT + age, **given)
+    step = Step(SENT + age, **given)
     assert poll_batch(step, shard()) is step
     assert (step.done == CANCELLED, step.note if note else None) == (note is not None, note)
 
@@ -157,7 +156,7 @@ def test_a_batch_is_cancelled_if_it_is_late_or_not_needed(age, given, note):
 def test_a_refused_cancel_is_repeated_while_the_batch_exists(status, known, done):
     refusal = ProviderError("no", kind=ErrorKind.CLIENT_ERROR, status=status)
     running = SimpleNamespace(state=RemoteState.RUNNING)
-    step: Any = Step(SENT, job__cancel_requested=True, refusal=refusal, batch=running if known else None)
+    step = Step(SENT, job__cancel_requested=True, refusal=refusal, batch=running if known else None)
     assert poll_batch(step, shard()) is step
     assert step.done == done
 
@@ -178,7 +177,7 @@ def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(monkeypatch, age, ask
     monkeypatch.setattr(polls.orphans, "search_duplicates_once", lambda _, shard, __: shard.remote)
     known = evolve(SEEN, cancel_sent_at=None if asked is None else SENT + asked)
     facts = {"word": "running", "completed": 3, "failed": None, "outputs": ()}
-    step: Any = Step(SENT + age, batch=SimpleNamespace(state=RemoteState.RUNNING, **facts))
+    step = Step(SENT + age, batch=SimpleNamespace(state=RemoteState.RUNNING, **facts))
     assert poll_batch(step, shard(remote=known, cancelled=asked is not None)) is step
     assert step.done == [("later", pause, {"tries": 0}), ("told", 0)]
     assert (step.note is not None) == late

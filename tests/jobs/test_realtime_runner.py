@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
 
 import pytest
 from jobs.remote import LONG, Remote
 from jobs.runtimes import job_runtime
 from jobs.stores import Bench
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
-from smartbatch.events import AnswersLost, Event, StoreAvailable, StoreUnavailable
-from smartbatch.jobs.job import Job
+from smartbatch.events import AnswersLost, StoreAvailable, StoreUnavailable
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import ItemState, JobPolicy, NewItem
@@ -26,7 +20,6 @@ from smartbatch.jobs.runner import RealtimeRunner
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.items import ItemTable
 from smartbatch.jobs.supervision import LEASE_SECONDS
-from smartbatch.jobs.wiring import RealtimeItem
 from smartbatch.prices import Price
 from smartbatch.types import Generation, Request, Result
 
@@ -34,24 +27,24 @@ PATIENCE = 30.0
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> str:
+def place(tmp_path):
     return str(tmp_path / "jobs.db")
 
 
-def another_store(place: str, clock: VirtualClock) -> SqlStore:
+def another_store(place, clock):
     """The same store as another process has it."""
     return open_store(place, wall=clock.wall, rng=random.Random(7))
 
 
-def submitted(client: BatchingClient, count: int, **settings: Any) -> Any:
+def submitted(client, count, **settings):
     return client.submit_batch([f"p{n}" for n in range(count)], batch_fallback="individual", **settings)
 
 
 def test_an_item_is_marked_on_disk_before_it_is_asked(client_of, clock, place):
-    seen: list[tuple[str, set[int]]] = []
+    seen = []
     looking = another_store(place, clock)
 
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         job = looking.jobs.latest()[0]
         seen.append((prompt, {item.ix for item in looking.items.in_state(job.id, state=ItemState.IN_FLIGHT)}))
         return prompt
@@ -66,10 +59,10 @@ def test_an_item_is_marked_on_disk_before_it_is_asked(client_of, clock, place):
 @pytest.mark.parametrize("how", ["list", pytest.param("requests", marks=pytest.mark.full)])
 def test_of_attended_work_only_what_is_in_flight_or_next_is_marked(how, client_of, clock, place):
     """Marked items are reported as possibly paid twice if the process is killed."""
-    marked: list[int] = []
+    marked = []
     looking = another_store(place, clock)
 
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         jobs = looking.jobs.latest()
         marked.append(sum(looking.items.count(job.id, ItemState.IN_FLIGHT) for job in jobs))
         return prompt
@@ -99,10 +92,10 @@ def test_nobody_hears_of_an_answer_before_it_is_stored(client_of, clock, place):
     looking = another_store(place, clock)
     client = client_of(Remote(clock, batches=False), store=place)
     job = submitted(client, 20)
-    found: list[bool] = []
+    found = []
     ended = threading.Event()
 
-    def look(ix: int) -> None:
+    def look(ix):
         found.append(any(row.ix == ix for row in looking.items.results(job.id)))
         if len(found) == 20:
             ended.set()
@@ -115,10 +108,10 @@ def test_nobody_hears_of_an_answer_before_it_is_stored(client_of, clock, place):
 
 @pytest.mark.full
 def test_answers_that_come_together_are_stored_together(client_of, clock, place, monkeypatch):
-    groups: list[int] = []
+    groups = []
     real = ItemTable.answer
 
-    def counted(self: ItemTable, lease: Any, results: Any, **how: Any) -> Any:
+    def counted(self, lease, results, **how):
         groups.append(len(results))
         clock.sleep(0.5)  # a slow disk
         return real(self, lease, results, **how)
@@ -152,7 +145,7 @@ def test_an_account_out_of_use_holds_the_job_and_fails_no_item(kind, client_of, 
     broken = threading.Event()
     broken.set()
 
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         if broken.is_set():
             raise ProviderError("out of use", kind=kind, status=401)
         return prompt
@@ -176,7 +169,7 @@ def test_a_used_up_budget_keeps_the_items_open(client_of, clock, place):
     broken = threading.Event()
     broken.set()
 
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         if broken.is_set():
             raise ProviderError("out of use", kind=ErrorKind.AUTH_ERROR, status=401)
         return prompt
@@ -210,12 +203,12 @@ def test_a_used_up_budget_keeps_the_items_open(client_of, clock, place):
 class FullDisk:
     """A store that takes no result while it is full; everything else that is written is small, and fits."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.full = True
         self.refused = threading.Event()
         real = ItemTable.answer
 
-        def answer(table: ItemTable, lease: Any, results: Any, **how: Any) -> Any:
+        def answer(table, lease, results, **how):
             if self.full:
                 self.refused.set()
                 raise StoreError("the disk is full")
@@ -224,14 +217,14 @@ class FullDisk:
         monkeypatch.setattr(ItemTable, "answer", answer)
 
 
-def attended(client: BatchingClient, count: int) -> Job:
+def attended(client, count):
     prompts = [f"p{n}" for n in range(count)]
     return client.submit_run(prompts, client.forecast(prompts, strategy="individual"))
 
 
 @pytest.mark.catches("StoreError")
 def test_nothing_more_is_asked_while_answers_cannot_be_stored(client_of, clock, place, monkeypatch):
-    disk, remote, events = FullDisk(monkeypatch), Remote(clock, batches=False, latency=1.0), list[Event]()
+    disk, remote, events = FullDisk(monkeypatch), Remote(clock, batches=False, latency=1.0), []
     client = client_of(remote, store=place, parallelism=4, observers=[events.append])
     job = attended(client, 80)
     clock.sleep(100.0)
@@ -247,9 +240,9 @@ def test_nothing_more_is_asked_while_answers_cannot_be_stored(client_of, clock, 
 
 @pytest.mark.full
 def test_a_write_that_hangs_counts_as_one_that_fails(client_of, clock, place, monkeypatch):
-    real, asked = ItemTable.answer, list[int]()
+    real, asked = ItemTable.answer, []
 
-    def hung(self: ItemTable, lease: Any, results: Any, **how: Any) -> Any:
+    def hung(self, lease, results, **how):
         if not asked:
             clock.sleep(60.0)
             asked.append(len(remote.asked))
@@ -266,7 +259,7 @@ def test_a_write_that_hangs_counts_as_one_that_fails(client_of, clock, place, mo
 @pytest.mark.full
 @pytest.mark.catches("StoreError")
 def test_answers_never_stored_are_reported(client_of, clock, place, monkeypatch, caplog):
-    disk, events = FullDisk(monkeypatch), list[Event]()
+    disk, events = FullDisk(monkeypatch), []
     remote = Remote(clock, batches=False, latency=1.0, priced=True)
     prices = {"remote:default": Price(input=1e6, output=1e6)}  # a dollar a token
     client = client_of(remote, store=place, parallelism=4, prices=prices, observers=[events.append])
@@ -291,8 +284,8 @@ def test_items_claimed_while_the_client_stops_are_recalled(closed, client_of, cl
     claiming, stopping = threading.Event(), threading.Event()
     until = (SqlStore, "close") if closed else (RealtimeRunner, "finish")
 
-    def told(original: Callable[..., Any], event: threading.Event, *, first: bool) -> Callable[..., Any]:
-        def called(*given: Any) -> Any:
+    def told(original, event, *, first):
+        def called(*given):
             if first:
                 event.set()
                 return original(*given)
@@ -302,7 +295,7 @@ def test_items_claimed_while_the_client_stops_are_recalled(closed, client_of, cl
 
         return called
 
-    def claim(*given: Any) -> Any:
+    def claim(*given):
         claiming.set()
         assert stopping.wait(PATIENCE)
         return original_claim(*given)
@@ -357,7 +350,7 @@ def test_a_queue_that_refuses_delays_items_and_fails_none(client_of, clock, plac
 
 
 def test_failures_of_an_items_own_end_it_and_the_others_go_on(client_of, clock, place):
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         if prompt == "p3":
             raise ProviderError("no such thing", kind=ErrorKind.CLIENT_ERROR, status=400, code="bad")
         return prompt
@@ -385,10 +378,10 @@ def test_a_halted_runner_and_a_forgotten_job_submit_no_claimed_item(how, clock, 
         bench.job(policy=JobPolicy(attended=True), params=encode_params(Generation())), items
     )
     lease = store.leases.claim(job.id, LONG)
-    asked: list[str] = []
+    asked = []
     ended = threading.Event()
 
-    def ask(item: RealtimeItem) -> Future[Result]:
+    def ask(item):
         asked.append(str(item.request.prompt))
         if len(asked) == 2:
             runner.halt() if how == "halted" else runner.forget(job.id)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from jobs.runtimes import job_runtime
-from jobs.stores import Bench, bench, led, new_items, result, started
+from jobs.stores import bench, led, new_items, result, started
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.jobs.job_budget import JobBill, JobBudget, bill, remaining_budget
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
-from smartbatch.jobs.records import ItemState, JobLease, JobPolicy, JobRow, LeaseLost, NewItem, OverJobBudget
+from smartbatch.jobs.records import ItemState, JobPolicy, LeaseLost, NewItem, OverJobBudget
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.shards import ShardTable
-from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.prices import Price, PriceBook
 from smartbatch.types import Generation, Request, Usage
 
@@ -25,17 +22,16 @@ __all__ = ["bench"]  # a fixture
 
 
 @pytest.fixture
-def store(bench: Bench) -> SqlStore:
+def store(bench):
     return bench.open()
 
 
-def seen(store: SqlStore, job: JobRow) -> tuple[float, float]:
+def seen(store, job):
     row = store.jobs.get(job.id)
-    assert row is not None
     return round(row.cost, 9), round(row.reserved, 9)
 
 
-def bounded(store: SqlStore, bench: Bench, budget: float, count: int = 4) -> tuple[JobRow, JobLease]:
+def bounded(store, bench, budget, count=4):
     return started(store, bench, count, policy=JobPolicy(fallback="individual", budget=budget))
 
 
@@ -70,7 +66,7 @@ def test_a_batch_settled_while_its_bill_is_made_is_not_counted_twice(store, benc
     store.shards.ingest(lease, shard, [result(0)], at=1.0)
     look = ShardTable.of_job
 
-    def settled_meanwhile(*args: Any, **words: Any) -> Any:
+    def settled_meanwhile(*args, **words):
         monkeypatch.undo()
         store.shards.settle(lease, shard, at=2.0)
         return look(*args, **words)
@@ -153,7 +149,7 @@ def test_a_job_without_a_budget_has_no_bounds(store, bench):
 def test_concurrent_reservations_stay_within_the_budget(store, bench):
     job, lease = bounded(store, bench, 10.0)
 
-    def reserve(_: int) -> bool:
+    def reserve(_):
         try:
             store.jobs.reserve(lease, 0.7)
         except OverJobBudget:
@@ -170,11 +166,11 @@ def test_concurrent_reservations_stay_within_the_budget(store, bench):
 BOOK = PriceBook({"openai:m": Price(input=0.0, output=1e6)})
 
 
-def runtime(bench: Bench, store: SqlStore, **parts: Any) -> JobRuntime:
+def runtime(bench, store, **parts):
     return job_runtime(store, bench.clock, random.Random(1), prices=BOOK, **parts)
 
 
-def realtime_budget(bench: Bench, budget: float, count: int) -> tuple[SqlStore, JobRow, JobLease, JobBudget]:
+def realtime_budget(bench, budget, count):
     """A job of requests that may take up to three tokens of output, a USD each."""
     shared = Shared(Generation(max_tokens=3))
     payload = encode_request(Request("p", shared.params), shared)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from attrs import asdict
@@ -28,11 +26,11 @@ from smartbatch.jobs.wiring import StepLimits
 from smartbatch.types import Usage
 
 NONCE, OTHER = "n" * 22, "o" * 22
-SHARD: Any = SimpleNamespace(nonce=NONCE, size=3)
+SHARD = SimpleNamespace(nonce=NONCE, size=3)
 LARGE = 8 * 2**20
 
 
-def read(raw: bytes, _: object) -> Any:
+def read(raw, _):
     name, _, tokens = raw.decode().partition(" ")
     if not name:
         raise ValueError("no line")
@@ -40,7 +38,7 @@ def read(raw: bytes, _: object) -> Any:
     return SimpleNamespace(wire_id=name, answer=answer)
 
 
-STEP: Any = SimpleNamespace(job=SimpleNamespace(kind="generate"), api=SimpleNamespace(read_line=read))
+STEP = SimpleNamespace(job=SimpleNamespace(kind="generate"), api=SimpleNamespace(read_line=read))
 IDS = [wire_id(NONCE, at).encode() for at in range(4)]
 
 
@@ -90,16 +88,16 @@ def test_a_cut_download_is_told_by_its_last_line():
     ],
 )
 def test_a_page_has_a_thousand_lines_or_eight_megabytes(sizes, pages):
-    lines: list[Any] = [SimpleNamespace(position=at, size=size) for at, size in enumerate(sizes)]
+    lines = [SimpleNamespace(position=at, size=size) for at, size in enumerate(sizes)]
     assert [len(page) for page in pages_of(iter(lines), {})] == pages
-    answers: list[Any] = [SimpleNamespace(position=at, size=0) for at in range(len(sizes))]
+    answers = [SimpleNamespace(position=at, size=0) for at in range(len(sizes))]
     measures = {at: ItemSize(size, 1) for at, size in enumerate(sizes)}
     assert [len(page) for page in pages_of(iter(answers), measures)] == pages
 
 
 def test_results_that_lack_lines_are_read_again_for_a_minute():
     limits = StepLimits(poll_interval=60.0, timeout=1.0, settle=1.0, max_requests=1, enqueued_tokens=None)
-    step: Any = SimpleNamespace(limits=limits)
+    step = SimpleNamespace(limits=limits)
     assert [Step.reread_pause(step, times) for times in range(5)] == [2.0, 8.0, 32.0, 18.0, None]
 
 
@@ -110,14 +108,14 @@ def test_a_job_waits_as_its_documentation_says():
     assert limits.max_tries == 3
 
 
-def data_of(*pieces: bytes, max_line: int = MAX_LINE_BYTES) -> list[bytes | None]:
+def data_of(*pieces, max_line=MAX_LINE_BYTES):
     return list(raw_lines(pieces, max_line=max_line))
 
 
 @given(st.lists(st.binary(max_size=9)), st.integers(0, 6))
 def test_every_line_that_says_something_comes_and_those_too_long_are_told(pieces, most):
     whole = b"".join(pieces)
-    expected: list[bytes | None] = []
+    expected = []
     lines = whole.split(b"\n")
     for number, line in enumerate(lines, start=1):
         kept = line.removesuffix(b"\r") if number < len(lines) else line
@@ -143,7 +141,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line():
 def test_a_line_without_end_is_not_gathered_in_memory():
     piece = b"x" * 65_536
 
-    def endless() -> Iterator[bytes]:
+    def endless():
         for _ in range(3200):
             yield piece
         yield b"\nlast\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ SINCE = 1_000_000.0
 """When the create was sent, by our clock."""
 
 
-def shard(**given: Any) -> Any:
+def shard(**given):
     plain = {"id": "shard", "nonce": "n", "file_id": "file", "batch_id": None, "tries": 9, "candidate": None}
     since = {"uncertain_since": SINCE, "fenced_at": None, "state": ShardState.UNCERTAIN}
     told = {name: given.pop(name) for name in ("searched_since", "fenced_since", "held_job") if name in given}
@@ -29,9 +28,9 @@ def shard(**given: Any) -> Any:
 class Step:
     settle_time = 1_800.0
 
-    def __init__(self, after: float, *, fence: bool = False, hold: bool = False, state: Any = None) -> None:
+    def __init__(self, after, *, fence=False, hold=False, state=None):
         self.wall = SINCE + after
-        self.done: list[Any] = []
+        self.done = []
         self.lease = None
         self.limits = SimpleNamespace(
             visibility=120.0, orphan_watch=26 * 3600.0, poll_interval=60.0, call_timeout=60.0
@@ -44,18 +43,18 @@ class Step:
         jobs = SimpleNamespace(note=lambda *_, hold: self.done.append(f"hold {hold}"))
         self.store = SimpleNamespace(jobs=jobs)
 
-    def provider_calls(self) -> Any:
+    def provider_calls(self):
         return nullcontext()
 
-    def reschedule(self, _: Any, seconds: float, **changes: Any) -> None:
+    def reschedule(self, _, seconds, **changes):
         self.pause, self.remote = seconds, changes["remote"]
         self.done.append(f"searched again, try {changes['tries']}")
 
-    def advance(self, _: Any, to: Any, *__: Any, **changes: Any) -> None:
+    def advance(self, _, to, *__, **changes):
         remote = changes.pop("remote")
         self.done.append((to.value, {**changes, "told": remote.fenced_since}))
 
-    def discard(self, *_: Any, maybe_billed: bool) -> None:
+    def discard(self, *_, maybe_billed):
         self.done.append(f"sent again, billed {maybe_billed}")
 
 
@@ -64,7 +63,7 @@ SENT = ["sent again, billed True"]
 SAFE = ["sent again, billed False"]
 
 
-def fenced(since: float, **given: Any) -> Any:
+def fenced(since, **given):
     return shard(state=ShardState.FENCED, fenced_at=SINCE + since, **given)
 
 
@@ -94,7 +93,7 @@ def fenced(since: float, **given: Any) -> Any:
     ],
 )
 def test_a_batch_must_be_absent_for_the_settle_time(monkeypatch, after, listed, sought, done):
-    step: Any = Step(after)
+    step = Step(after)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=listed))
     recover.search_batch(step, sought)
     assert step.done == done
@@ -116,7 +115,7 @@ FENCE = ["deleted", ("fenced", {"fenced_at": SINCE + 120.0, "due_at": SINCE + 24
     ],
 )
 def test_a_file_is_deleted_once_a_batch_of_it_would_be_seen(monkeypatch, after, settle, sought, done):
-    step: Any = Step(after, fence=True)
+    step = Step(after, fence=True)
     step.settle_time = settle
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
     recover.search_batch(step, sought)
@@ -124,7 +123,7 @@ def test_a_file_is_deleted_once_a_batch_of_it_would_be_seen(monkeypatch, after, 
 
 
 def test_a_fence_notes_the_time_of_both_clocks(monkeypatch):
-    step: Any = Step(500.0, fence=True)
+    step = Step(500.0, fence=True)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=9_200.0))
     step.api.delete_file = lambda *_: setattr(step, "wall", SINCE + 503.0)
     recover.search_batch(step, shard(searched_since=9_000.0))
@@ -144,7 +143,7 @@ def test_a_fence_notes_the_time_of_both_clocks(monkeypatch):
     ],
 )
 def test_a_held_job_waits_for_a_person_or_26_hours(monkeypatch, after, state, sought, done, held):
-    step: Any = Step(after, hold=True, state=state)
+    step = Step(after, hold=True, state=state)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
     recover.search_batch(step, sought)
     assert step.done == done
@@ -156,7 +155,7 @@ def test_a_held_job_waits_for_a_person_or_26_hours(monkeypatch, after, state, so
     [(0.25, 9, 1.0, 1.0), (5.0, 9, 5.0, 5.0), (900.0, 0, 0.0, 1.0), (900.0, 9, 9.0, 60.0)],
 )
 def test_it_is_searched_for_soon_at_first_and_when_the_time_is_over(monkeypatch, rest, tries, least, most):
-    step: Any = Step(1_800.0 - rest)
+    step = Step(1_800.0 - rest)
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
     recover.search_batch(step, shard(tries=tries))
     assert least <= step.pause <= most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ def test_a_planted_folder_is_refused(planted, client_of, clock, tmp_path):
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(theirs)
     client = client_of(Remote(clock), store=str(tmp_path / "jobs.db"))
-    submissions: list[Callable[[], object]] = [
+    submissions = [
         lambda: client.submit_batch(["a"]),
         lambda: client.generate(["a", "b"], key="two"),
         lambda: client.submit("a", durable=True).result(60.0),
@@ -56,7 +55,7 @@ def test_an_empty_file_of_another_user_becomes_no_store(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     made = os.lstat
 
-    def lstat(name: str) -> os.stat_result:
+    def lstat(name):
         found = made(name)
         return found if name == str(path) else os.stat_result((*found[:4], own + 1, *found[5:]))
 
@@ -73,7 +72,7 @@ def test_a_log_of_another_user_is_not_taken_for_the_stores(ending, tmp_path, mon
     open_store(str(store)).close()
     made = os.lstat
 
-    def lstat(name: str) -> os.stat_result:
+    def lstat(name):
         planted = name == f"{store}{ending}"
         found = made(store if planted else name)
         return os.stat_result((*found[:4], found.st_uid + planted, *found[5:]))
@@ -112,7 +111,7 @@ def test_a_file_planted_at_the_last_moment_is_not_written_to(link, tmp_path, mon
     target.write_text("precious")
     unlink = Path.unlink
 
-    def planting(removed: Path, missing_ok: bool = False) -> None:
+    def planting(removed, missing_ok=False):
         unlink(removed, missing_ok=missing_ok)
         if link:
             partial.symlink_to(target)

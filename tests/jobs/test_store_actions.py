@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from attrs import evolve
-from jobs.stores import Bench, bench, led, new_items, result, started, store
+from jobs.stores import bench, led, new_items, result, started, store
 
 from smartbatch.core.limits.model_controls import name_of
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError, ValidationFailed
@@ -14,17 +14,13 @@ from smartbatch.jobs.payload import encode_error, encode_result
 from smartbatch.jobs.records import (
     ActionResult,
     ItemState,
-    JobLease,
     JobPolicy,
-    JobRow,
     JobSelection,
     JobState,
     NewItem,
-    NewResult,
     RetriedRows,
 )
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_actions import TRIM_INTERVAL
 from smartbatch.types import Result, Usage
 
@@ -33,19 +29,17 @@ __all__ = ["bench", "store"]  # fixtures
 BY = "ada@desk"
 
 
-def failure(ix: int, text: str = "no", **changes: object) -> NewResult:
+def failure(ix, text="no", **changes):
     body = encode_error(StoreError(text))
     return result(ix, "failed", body, **{"cost": 0.0, "realtime_cost": 0.0, **changes})
 
 
-def refused(ix: int) -> NewResult:
+def refused(ix):
     said = Result("", "{", usage=Usage(7, 2), cost=0.25, error=ValidationFailed("it is no JSON"))
     return result(ix, "failed", encode_result(said), cost=0.25, usage=said.usage)
 
 
-def answered(
-    store: SqlStore, bench: Bench, *results: NewResult, **changes: object
-) -> tuple[JobRow, JobLease]:
+def answered(store, bench, *results, **changes):
     job, _ = store.jobs.accept(bench.job(**changes), new_items(len(results), realtime=True))
     lease = store.leases.claim(job.id, 60.0)
     assert lease is not None
@@ -54,7 +48,7 @@ def answered(
     return job, lease
 
 
-def row_of(store: SqlStore, job: JobRow) -> JobRow:
+def row_of(store, job):
     found = store.jobs.get(job.id)
     assert found is not None
     return found

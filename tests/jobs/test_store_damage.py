@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from jobs.sqlite_files import bench, filled
 from jobs.stores import Bench, led, new_items, result, started
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ItemState, NewItem
+from smartbatch.jobs.records import ItemState
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import open_store
 from smartbatch.jobs.store import sqlite as sqlite_module
@@ -25,11 +24,11 @@ from tests.levels import sampled
 __all__ = ["bench"]  # fixtures
 
 
-def digest(path: str) -> str:
+def digest(path):
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def spoil(path: str, at: int, length: int = 200) -> None:
+def spoil(path, at, length=200):
     with open(path, "r+b") as file:
         file.seek(at)
         file.write(bytes(random.Random(at).randbytes(length)))
@@ -164,24 +163,24 @@ def test_a_log_cut_anywhere_leaves_a_whole_store_of_an_earlier_moment(bench, tmp
 # -- the file goes away --------------------------------------------------------------------------------------
 
 
-def removed(path: Path) -> None:
+def removed(path):
     path.unlink()
 
 
-def moved(path: Path) -> None:
+def moved(path):
     path.rename(path.with_suffix(".old"))
 
 
-def replaced(path: Path) -> None:
+def replaced(path):
     shutil.copy(path, path.with_suffix(".copy"))
     path.with_suffix(".copy").rename(path)
 
 
-def log_removed(path: Path) -> None:
+def log_removed(path):
     Path(f"{path}-wal").unlink()
 
 
-def folder_removed(path: Path) -> None:
+def folder_removed(path):
     path.parent.rename(path.parent.with_name("elsewhere"))
 
 
@@ -205,7 +204,7 @@ def test_a_file_that_goes_away_under_us_is_never_written_to(tmp_path, away):
 def test_a_file_that_goes_away_during_a_write_is_not_reported_as_written(bench):
     store = bench.open()
 
-    def items() -> Iterator[NewItem]:
+    def items():
         yield from new_items(3)
         os.unlink(bench.place)
 

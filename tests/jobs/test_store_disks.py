@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -102,7 +101,7 @@ def test_a_job_keeps_its_items_if_its_commit_only_seemed_to_fail(bench, connecti
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 2)
     store = bench.open()
 
-    def break_disk() -> bytes:
+    def break_disk():
         broken = writer(connections)
         broken.failing, broken.done = {"COMMIT"}, True
         return b""
@@ -133,7 +132,7 @@ except StoreError as error:
 
 
 @pytest.fixture
-def shown() -> Iterator[Path]:
+def shown():
     folder = Path(tempfile.mkdtemp(prefix="sbshown"))
     folder.chmod(0o755)
     yield folder
@@ -141,7 +140,7 @@ def shown() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def as_nobody(place: Path) -> list[str]:
+def as_nobody(place):
     run = subprocess.run(
         [sys.executable, "-c", READ_ONLY, str(place)], capture_output=True, text=True, timeout=60, check=False
     )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator
-from types import CodeType
 
 import pytest
 from attrs import asdict, evolve
 from ctrl_c import interrupted_at_every_moment
 from jobs.sample_records import POLICY, PROGRESS
-from jobs.stores import Bench, bench, ingesting, led, new_items, result, started, store
+from jobs.stores import bench, ingesting, led, new_items, result, started, store
 from realtime.scenes import eventually
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
@@ -18,15 +16,12 @@ from smartbatch.jobs.records import (
     IncidentRow,
     ItemName,
     ItemState,
-    JobLease,
-    JobPolicy,
     JobSelection,
     JobState,
     NamedPlace,
     NewItem,
 )
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import jobs as jobs_module
 from smartbatch.types import Usage
 from tests.levels import sampled
@@ -85,9 +80,9 @@ def test_threads_that_accept_one_key_at_once_get_one_job(bench, count, monkeypat
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
     stores = [bench.open() for _ in range(4)]
     together = threading.Barrier(4)
-    got: list[tuple[str, bool]] = []
+    got = []
 
-    def accept(one: SqlStore) -> None:
+    def accept(one):
         together.wait(10)
         row, is_new = one.jobs.accept(bench.job(key="same"), new_items(count))
         got.append((row.id, is_new))
@@ -104,7 +99,7 @@ def test_a_job_of_any_size_is_stored_whole(store, bench, count, monkeypatch):
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
     seen = 0
 
-    def items() -> Iterator[NewItem]:
+    def items():
         nonlocal seen
         for item in new_items(count):
             seen += 1
@@ -121,7 +116,7 @@ def test_items_of_a_process_that_dies_during_the_input_are_deleted(bench, monkey
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     dying, other = bench.open(), bench.open()
 
-    def items() -> Iterator[NewItem]:
+    def items():
         yield from new_items(25)
         dying.abandon()
         raise SystemExit
@@ -134,7 +129,7 @@ def test_items_of_a_process_that_dies_during_the_input_are_deleted(bench, monkey
     assert other.jobs.get("k") is None
     job, _ = other.jobs.accept(bench.job(), new_items(1))
 
-    def swept() -> bool:
+    def swept():
         bench.open().leases.claim(job.id, 60)  # who becomes an owner sweeps
         return bench.behind("SELECT count(*) FROM item") == [(1,)]
 
@@ -146,7 +141,7 @@ def test_an_input_that_still_arrives_is_not_swept(bench, monkeypatch):
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     slow, other = bench.open(), bench.open()
 
-    def items() -> Iterator[NewItem]:
+    def items():
         yield from new_items(25)
         job, _ = other.jobs.accept(bench.job(), new_items(1))
         assert other.leases.claim(job.id, 60) is not None
@@ -161,22 +156,22 @@ def test_an_input_whose_items_were_deleted_makes_no_job(bench, before, monkeypat
     slow, other = bench.open(), bench.open()
     fresh, _ = other.jobs.accept(bench.job(), new_items(1))
 
-    def swept() -> bool:
+    def swept():
         bench.open().leases.claim(fresh.id, 60)
         return bench.behind("SELECT count(*) FROM item") == [(1,)]
 
-    def taken_for_dead() -> None:
+    def taken_for_dead():
         assert bench.behind("SELECT count(*) FROM item") == [(21,)]
         slow.abandon()
         assert eventually(swept)
 
-    def items() -> Iterator[NewItem]:
+    def items():
         yield from new_items(25)
         if before == "a page":
             taken_for_dead()
             yield from new_items(10)
 
-    def policy() -> JobPolicy:
+    def policy():
         if before == "the end":
             taken_for_dead()
         return POLICY
@@ -357,15 +352,14 @@ def test_turnarounds_come_back_newest_first_and_do_not_grow_for_ever(store, benc
     assert bench.behind("SELECT count(*) FROM turnaround WHERE model = 'm'") == [(510,)]
 
 
-Operation = Callable[[SqlStore, JobLease], object]
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS = {
     "a read": lambda store, _: store.facts.recall("k"),
     "a write": lambda store, _: store.facts.remember("k", 2),
     "a write under a lease": lambda store, lease: store.jobs.note(lease, "waits"),
 }
 
 
-def foreign(bench: Bench) -> Collection[CodeType]:
+def foreign(bench):
     if bench.kind == "sqlite":
         return ()
     from psycopg import Connection

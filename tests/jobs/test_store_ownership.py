@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import random
 import threading
-from typing import Any
 
 import pytest
 from jobs.stores import bench, ingesting, led, new_items, result, started, store
@@ -14,7 +13,6 @@ from realtime.scenes import eventually
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemState, JobLease, LeaseLost
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.store import SqlStore
 from tests.together import run_together
 
 __all__ = ["bench", "store"]  # fixtures
@@ -30,7 +28,7 @@ def test_a_lease_that_ran_out_still_counts_while_nobody_else_took_the_job(bench)
 
 
 class Repeating(random.Random):
-    def getrandbits(self, count: int) -> int:
+    def getrandbits(self, count):
         return 7
 
 
@@ -85,7 +83,7 @@ def test_a_frozen_owner_that_wakes_writes_nothing(bench):
     bench.let_leases_run_out()
     assert other.leases.claim(job.id, 60)
 
-    def contents() -> list[Any]:
+    def contents():
         tables = ("job", "item", "shard", "shard_items", "result", "verdict", "incident")
         return [bench.behind(f"SELECT * FROM {table} ORDER BY 1") for table in tables]
 
@@ -140,9 +138,9 @@ def test_two_who_claim_at_once_are_never_both_the_owner(bench):
     stores = [bench.open() for _ in range(4)]
     jobs = [stores[0].jobs.accept(bench.job(), new_items(1))[0].id for _ in range(10)]
     together = threading.Barrier(4)
-    got: list[JobLease] = []
+    got = []
 
-    def claim_all(one: SqlStore) -> None:
+    def claim_all(one):
         together.wait(10)
         got.extend(lease for job in jobs if (lease := one.leases.claim(job, 60)))
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -21,10 +18,10 @@ from realtime.scenes import eventually
 
 from smartbatch._database import SCHEMA_LOCK, Address
 from smartbatch.errors import ConfigError, StoreError
-from smartbatch.jobs.records import IncidentRow, ItemName, JobPolicy, LeaseLost, NamedPlace, NewItem
+from smartbatch.jobs.records import IncidentRow, ItemName, JobPolicy, LeaseLost, NewItem
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.store import SqlStore, open_store, postgres
 from smartbatch.jobs.store import jobs as jobs_module
+from smartbatch.jobs.store import open_store, postgres
 from smartbatch.jobs.store.postgres import PostgresDatabase, SessionLocks
 from tests.levels import sampled
 
@@ -32,20 +29,20 @@ PASSWORD = "hunter2-%2F-secret"
 
 
 @pytest.fixture
-def bench(postgres_address: str, tmp_path: Path) -> Iterator[Bench]:
+def bench(postgres_address, tmp_path):
     made = Bench("postgres", postgres_address, tmp_path)
     yield made
     made.close()
 
 
 @pytest.fixture
-def relay(postgres_address: str) -> Iterator[Relay]:
+def relay(postgres_address):
     made = Relay(conninfo_to_dict(postgres_address))
     yield made
     made.close()
 
 
-def through(relay: Relay, bench: Bench, **settings: Any) -> SqlStore:
+def through(relay, bench, **settings):
     user = conninfo_to_dict(bench.place.partition("?schema")[0].partition("&schema")[0])
     query = f"host={relay.folder}&sslmode=disable&gssencmode=disable&schema={bench.schema}"
     place = f"postgresql://{user['user']}@/{user['dbname']}?{query}"
@@ -78,7 +75,7 @@ def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay, 
     job, lease = started(store, bench, 6)
     cuts = 0
 
-    def cut() -> None:
+    def cut():
         nonlocal cuts
         cuts += 1
         relay.cut_at(b"COMMIT", pass_on=True)
@@ -112,7 +109,7 @@ def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay, 
     assert relay.cuts == cuts == 10
 
 
-def led_on(store: SqlStore, lease: Any, shard: Any) -> Any:
+def led_on(store, lease, shard):
     for state in (ShardState.SUBMITTED, ShardState.ENDED, ShardState.INGESTING):
         shard = store.shards.advance(lease, shard, state)
     return shard
@@ -142,7 +139,7 @@ def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay, bench):
     _, lease = started(store, bench, 6)
     relay.cut_at(b"COMMIT", pass_on=True)
 
-    def vanish() -> bytes:
+    def vanish():
         os.rename(f"{relay.folder}/.s.PGSQL.5432", f"{relay.folder}/away")
         bench.behind(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -192,16 +189,16 @@ def test_a_job_committed_by_an_owner_that_seems_dead_keeps_its_items(relay, benc
     database = PostgresDatabase(Address.of(bench.place))
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
-    def cut() -> JobPolicy:
+    def cut():
         [(owner,)] = bench.behind("SELECT owner FROM incomplete_job")
         relay.cut_all()
         assert eventually(lambda: not SessionLocks(database).alive(owner))
         return JobPolicy()
 
     with closing(database), ThreadPoolExecutor(1) as pool:
-        claims: list[Future[Any]] = []
+        claims = []
 
-        def claimed_meanwhile() -> bytes:
+        def claimed_meanwhile():
             claims.append(pool.submit(other.leases.claim, fresh.id, 60))
             assert eventually(lambda: claims[0].done() or bench.behind(waiting) != [(0,)])
             return b"digest"
@@ -239,9 +236,9 @@ def test_a_server_that_goes_away_and_comes_back_is_used_again(relay, bench):
 @pytest.mark.parametrize("when", ["beginning", "read"])
 def test_a_session_that_is_interrupted_is_closed(when, bench, monkeypatch):
     """A traceback could keep the connection, and the next read could take the late answer for its own."""
-    database, used = PostgresDatabase(Address.of(bench.place)), list[psycopg.Connection[Any]]()
+    database, used = PostgresDatabase(Address.of(bench.place)), []
 
-    def interrupted(session: psycopg.Connection[Any], *_: Any) -> None:
+    def interrupted(session, *_):
         used.append(session)
         if when == "read":
             session.execute("BEGIN")
@@ -261,21 +258,21 @@ def test_a_session_that_is_interrupted_is_closed(when, bench, monkeypatch):
 
 def test_of_two_that_store_one_name_at_once_the_second_finds_the_firsts(bench):
     one, other = bench.open(), bench.open()
-    seconds: list[Future[list[NamedPlace]]] = []
+    seconds = []
 
-    def named(count: int) -> list[NewItem]:
+    def named(count):
         names = [ItemName("shared", "digest"), ItemName("own", "digest")]
         return [evolve(item, name=name) for item, name in zip(new_items(count), names, strict=False)]
 
     class Slow(list[NewItem]):
-        def __iter__(self) -> Iterator[NewItem]:
+        def __iter__(self):
             yield self[0]
             seconds.append(pool.submit(accept, other, named(1)))
             while bench.behind("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]:
                 """The second waits for the first."""
             yield self[1]
 
-    def accept(store: SqlStore, items: list[NewItem]) -> list[NamedPlace]:
+    def accept(store, items):
         return store.jobs.accept_named(bench.job(), items)[1]
 
     with ThreadPoolExecutor(1) as pool:
@@ -312,7 +309,7 @@ def test_giving_up_the_store_ends_waits_for_the_server_at_once(bench):
 def test_a_process_frozen_during_a_write_loses_its_locks(bench):
     frozen, store = bench.open(busy_timeout=0.2), bench.open()
 
-    def freeze() -> bytes:
+    def freeze():
         store.jobs.accept(bench.job(key="other"), [])  # waits until the server has ended the frozen session
         return b""
 
@@ -364,10 +361,10 @@ def test_stores_in_two_schemas_of_a_server_know_nothing_of_each_other(bench, pos
 
 @pytest.mark.full
 def test_commits_are_durable_even_where_the_servers_default_is_not(bench, monkeypatch):
-    sessions: list[psycopg.Connection[Any]] = []
+    sessions = []
     connect = psycopg.connect
 
-    def watched(*args: Any, **settings: Any) -> psycopg.Connection[Any]:
+    def watched(*args, **settings):
         sessions.append(connect(*args, **settings))
         return sessions[-1]
 

@@ -7,12 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from jobs.stores import Bench, bench, new_items, started
+from jobs.stores import bench, new_items, started
 
 from smartbatch import StoredJobs
 from smartbatch.config import BatchingConfig
@@ -35,11 +32,9 @@ def new(name, **more): return JobRow(name, None, "s", "m", "generate", b"", {}, 
 def items(n): return [NewItem(None, b"x", 1, 1) for _ in range(n)]
 """
 
-Start = Callable[..., "Other"]
-
 
 class Other:
-    def __init__(self, place: str, code: str, words: tuple[Any, ...], folder: Path) -> None:
+    def __init__(self, place, code, words, folder):
         self.process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + code, place, *map(str, words)],
             stdin=subprocess.PIPE,
@@ -49,29 +44,27 @@ class Other:
             env={**os.environ, "XDG_STATE_HOME": str(folder / "state")},
         )
 
-    def hear(self) -> str:
-        assert self.process.stdout is not None
+    def hear(self):
         line = self.process.stdout.readline().strip()
         if not line and self.process.poll() is not None:
             assert self.process.stderr is not None
             raise AssertionError(self.process.stderr.read())
         return line
 
-    def say(self, text: str = "") -> None:
-        assert self.process.stdin is not None
+    def say(self, text=""):
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
 
-    def kill(self) -> None:
+    def kill(self):
         self.process.kill()
         self.process.wait(30)
 
 
 @pytest.fixture
-def start(bench: Bench, tmp_path: Path) -> Iterator[Start]:
-    begun: list[Other] = []
+def start(bench, tmp_path):
+    begun = []
 
-    def start_one(code: str, *words: Any) -> Other:
+    def start_one(code, *words):
         begun.append(Other(bench.place, code, words, tmp_path))
         return begun[-1]
 
@@ -340,7 +333,7 @@ for n in range(100_000):
 
 @pytest.mark.full
 def test_killed_at_any_moment_every_acknowledged_job_is_there_and_whole(bench, start):
-    acknowledged: set[str] = set()
+    acknowledged = set()
     for cycle in range(6):
         other = start(ACCEPTING, cycle)
         assert other.hear() == "open"

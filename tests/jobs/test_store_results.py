@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 from attrs import evolve
 from jobs.stores import bench, ingesting, led, new_items, result, started, store
 
-from smartbatch.jobs.records import EarlierTries, JobState, LeaseLost, StoredCounts
+from smartbatch.jobs.records import EarlierTries, JobState, LeaseLost
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import items as items_module
 from smartbatch.jobs.store import outcomes as outcomes_module
@@ -101,7 +100,7 @@ def test_no_reader_misses_a_result_while_others_write(bench):
     job, lease = started(store, bench, 400)
     shards = [ingesting(store, bench, lease, *range(at, at + 100)) for at in range(0, 400, 100)]
 
-    def write(mine: list[Any]) -> None:
+    def write(mine):
         for shard, first in mine:
             for ix in range(first, first + 100, 10):
                 store.shards.ingest(lease, shard, [result(i) for i in range(ix, ix + 10)], at=1.0)
@@ -110,7 +109,7 @@ def test_no_reader_misses_a_result_while_others_write(bench):
     threads = [threading.Thread(target=write, args=(part,)) for part in parts]
     for thread in threads:
         thread.start()
-    seen: list[int] = []
+    seen = []
     after = 0
     for _ in range(100_000):
         page = reader.items.fresh(job.id, after=after, limit=7)
@@ -129,7 +128,7 @@ def test_results_stored_during_the_search_for_a_gap_are_not_skipped(store, bench
     shard = ingesting(store, bench, lease, *range(9))
     real = items_module.first_in
 
-    def meanwhile(*asked: Any, **named: Any) -> int | None:
+    def meanwhile(*asked, **named):
         store.shards.ingest(lease, shard, [result(ix) for ix in range(9)], at=1.0)
         return real(*asked, **named)
 
@@ -142,7 +141,7 @@ def test_results_stored_during_the_search_for_a_gap_are_not_skipped(store, bench
 @pytest.mark.parametrize("way", ["batch", "real time", "refused", "dropped", "in flight at a kill"])
 def test_followers_end_with_their_leader_however_it_ends(bench, monkeypatch, way):
     monkeypatch.setattr(outcomes_module, "PAGE_FOLLOWERS", 2)
-    told: list[StoredCounts] = []
+    told = []
     store = bench.open(counted=lambda _, counts: told.append(counts))
     first = new_items(1, realtime=way in ("real time", "in flight at a kill"))
     following = [evolve(item, leader=0) for item in new_items(6)[1:]]

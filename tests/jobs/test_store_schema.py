@@ -5,29 +5,26 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jobs.stores import Bench, bench, new_items
+from jobs.stores import bench, new_items
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import JobState
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import database
 from smartbatch.jobs.store.schema import SCHEMA_VERSION
-from smartbatch.jobs.store.sql_store import SqlStore
 
 __all__ = ["bench"]  # fixtures
 
 
-def stored_version(bench: Bench) -> int:
+def stored_version(bench):
     return int(bench.behind("SELECT version FROM schema_version")[0][0])
 
 
 @pytest.fixture
-def store(bench: Bench) -> SqlStore:
+def store(bench):
     opened = bench.open()
     job, _ = opened.jobs.accept(bench.job(), new_items(3))
     lease = opened.leases.claim(job.id, 60)
@@ -36,7 +33,7 @@ def store(bench: Bench) -> SqlStore:
     return opened
 
 
-def the_job(store: SqlStore) -> Any:
+def the_job(store):
     (job,) = store.jobs.latest()
     return job
 
@@ -91,13 +88,13 @@ FOLDER = Path(database.__file__).parent
 NUMBERED = re.compile(r"\bstate (=|<|<>|IN) *\(?\d")
 
 
-def literals(source: str) -> Iterator[str]:
+def literals(source):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
-def magic(source: str) -> list[str]:
+def magic(source):
     words = {f"'{state.value}'" for states in (JobState, ShardState) for state in states}
     return [text for text in literals(source) if NUMBERED.search(text) or any(word in text for word in words)]
 

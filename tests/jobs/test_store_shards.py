@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 from attrs import evolve
@@ -11,9 +10,9 @@ from jobs.sample_records import PROGRESS
 from jobs.stores import bench, led, new_items, result, started, store
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ItemSize, ItemState, JobLease, StoredItem
+from smartbatch.jobs.records import ItemSize, ItemState, StoredItem
 from smartbatch.jobs.shard_records import OPEN_SHARDS, RemoteProgress, ShardState
-from smartbatch.jobs.store import SqlStore, database
+from smartbatch.jobs.store import database
 from tests.together import run_together
 
 __all__ = ["bench", "store"]  # fixtures
@@ -122,9 +121,9 @@ def test_of_exclusive_creates_at_once_one_goes(bench):
         _, lease = started(one, bench, 1)
         ready.append((one, lease, led(one, lease, one.shards.plan(lease, bench.shard(0)), ShardState.READY)))
     together = threading.Barrier(4)
-    went: list[bool] = []
+    went = []
 
-    def mark_submitting(one: SqlStore, lease: JobLease, shard: Any) -> None:
+    def mark_submitting(one, lease, shard):
         together.wait(10)
         went.append(one.shards.mark_submitting(lease, shard, exclusive=True) is not None)
 

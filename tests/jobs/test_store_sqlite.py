@@ -17,7 +17,7 @@ from smartbatch._clock import RealClock
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import NewItem
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.store import open_store
 from smartbatch.jobs.store import sqlite as sqlite_module
 
 __all__ = ["bench", "connections"]  # fixtures
@@ -77,7 +77,7 @@ def test_every_commit_is_synced_and_every_write_begins_as_one(bench, connections
     writing = writer(connections)
     assert writing.execute("PRAGMA synchronous").fetchone() == (2,)
     assert writing.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    told: list[str] = []
+    told = []
     writing.set_trace_callback(told.append)
     _, lease = started(store, bench, 20)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(*range(10))), ShardState.INGESTING)
@@ -124,7 +124,7 @@ def test_giving_up_the_store_ends_waits_for_a_locked_file_soon(bench, monkeypatc
 
     class Clock(RealClock):
         @staticmethod
-        def now() -> float:
+        def now():
             waits.set()
             return RealClock.now()
 
@@ -156,7 +156,7 @@ def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench):
 def test_one_process_at_a_time_makes_the_file(bench, monkeypatch):
     lock, flock, waits = os.open(f"{bench.place}.new", os.O_RDWR | os.O_CREAT), fcntl.flock, threading.Event()
 
-    def told(fd: int, operation: int) -> None:
+    def told(fd, operation):
         waits.set()
         flock(fd, operation)
 
@@ -242,7 +242,7 @@ def test_an_sqlite_without_returning_is_refused(monkeypatch, tmp_path):
 
 @pytest.mark.full
 def test_forgetting_gives_the_room_back(bench):
-    store: SqlStore = bench.open()
+    store = bench.open()
     job, _ = store.jobs.accept(bench.job(), [NewItem(f"r{ix}", bytes(400), 1, 1) for ix in range(8_000)])
     lease = store.leases.claim(job.id, 60)
     store.items.drop_unsent(lease, b"cancelled", at=1.0)
@@ -257,7 +257,7 @@ def test_forgetting_gives_the_room_back(bench):
 def test_many_stores_of_one_process_do_not_break_each_others_locks(bench):
     first = bench.open()
 
-    def others() -> bytes:
+    def others():
         for _ in range(5):
             bench.open().close()
         with pytest.raises(StoreError, match="locked"):

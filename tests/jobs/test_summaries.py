@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from attrs import evolve
@@ -21,7 +19,7 @@ from smartbatch.jobs.actions import retry_failed
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewItem
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.store import SqlStore, summaries
+from smartbatch.jobs.store import summaries
 from smartbatch.jobs.summary_records import Failures, Spending
 from smartbatch.types import Route, Usage
 
@@ -32,11 +30,11 @@ AT = 1_000_000 * HOUR + 60.0
 MEASURED = Measured(seconds=9.5, cost=0.25, individual_cost=0.5, batch_cost=0.2)
 
 
-def refusal(message: str, kind: ErrorKind = ErrorKind.SERVER_ERROR) -> bytes:
+def refusal(message, kind=ErrorKind.SERVER_ERROR):
     return encode_error(ProviderError(message, kind=kind))
 
 
-def write(store: SqlStore, *decisions: ListDecision, at: float = AT, part: int = 0, **given: Any) -> None:
+def write(store, *decisions, at=AT, part=0, **given):
     store.summaries.write(decisions, given.get("failures", ()), given.get("spent", ()), at=at, part=part)
 
 
@@ -272,7 +270,7 @@ def test_spending_is_kept_for_two_weeks(store, bench):
 def test_processes_that_add_to_the_same_rows_do_not_hold_each_other_up(bench):
     models = [f"provider:{each}" for each in range(6)]
 
-    def add(own: SqlStore, order: list[str]) -> None:
+    def add(own, order):
         for _ in range(20):
             write(
                 own,
@@ -295,13 +293,13 @@ def test_processes_that_add_to_the_same_rows_do_not_hold_each_other_up(bench):
 # -- statements ----------------------------------------------------------------------------------------------
 
 
-def plans(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
+def plans(store, monkeypatch):
     """Every statement that reads for a page, and how the database carries it out."""
     database = store.summaries.db
-    seen: list[tuple[str, tuple[Any, ...]]] = []
+    seen = []
     rows = database.rows
 
-    def noted(statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    def noted(statement, *values):
         seen.append((statement, values))
         return rows(statement, *values)
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hosts.run_script import run_script
 from inside import inside
 from jobs.remote import Remote
 
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
 from smartbatch.jobs.client_store import SAVE_SECONDS
-from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.store import open_store
 from smartbatch.types import Request
 from tests.levels import sampled
 
-ClientOf = Callable[..., BatchingClient]
 PROMPTS = ["one", "two", "three"]
 MODEL = "remote:default"
 SOON = 12.0
@@ -27,17 +22,17 @@ SOON = 12.0
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> str:
+def place(tmp_path):
     return str(tmp_path / "jobs.db")
 
 
 @pytest.fixture
-def client(client_of: ClientOf, remote: Remote, place: str) -> BatchingClient:
+def client(client_of, remote, place):
     return client_of(remote, store=place)
 
 
 @pytest.fixture
-def other(client: BatchingClient, place: str) -> Iterator[SqlStore]:
+def other(client, place):
     """Another process that looks at the store of a client, which has begun."""
     client.start()
     store = open_store(place)
@@ -45,7 +40,7 @@ def other(client: BatchingClient, place: str) -> Iterator[SqlStore]:
     store.close()
 
 
-def spent(store: SqlStore) -> dict[str, tuple[int, int]]:
+def spent(store):
     """Requests by route, and how many of them failed."""
     return {each.route: (each.requests, each.failed) for each in store.summaries.spending(0.0)}
 
@@ -75,7 +70,7 @@ def test_a_list_that_is_still_read_is_there_without_what_it_took(client, other, 
     assert found.measured.seconds >= SOON
 
 
-WAYS: dict[str, Callable[[BatchingClient], Any]] = {
+WAYS = {
     "a list by batch": lambda client: client.generate(PROMPTS, strategy="batch"),
     "a job with a deadline": lambda client: client.submit_batch(PROMPTS, deadline="2h").wait(),
     "a list with a key": lambda client: client.generate(PROMPTS, key="k"),
@@ -159,7 +154,7 @@ def test_what_is_left_at_a_stop_is_written(client, other):
 
 
 def test_a_request_of_a_job_is_counted_only_with_its_stored_result(client_of, clock, place):
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         if prompt == "two":
             raise ProviderError("the provider answered 400: no", kind=ErrorKind.CLIENT_ERROR)
         return prompt
@@ -180,7 +175,7 @@ def test_a_request_of_a_job_is_counted_only_with_its_stored_result(client_of, cl
 
 
 def test_errors_in_real_time_are_grouped_with_an_example(client_of, clock, place):
-    def reply(prompt: str) -> str:
+    def reply(prompt):
         raise ProviderError(f"the provider answered 400: {prompt}", kind=ErrorKind.CLIENT_ERROR)
 
     client = client_of(Remote(clock, reply=reply), store=place)
@@ -200,7 +195,7 @@ def test_what_cannot_be_written_is_kept_and_written_later(client, other, clock, 
     client.generate(PROMPTS)
     tables = inside(client).jobs.engine.store.summaries
 
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_, **__):
         raise StoreError("locked")
 
     with monkeypatch.context() as patched:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-from jobs.supervised import PATIENCE, Scene, scene
+from jobs.supervised import PATIENCE, scene
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import LEASE_SECONDS, JobLease, LeaseLost
+from smartbatch.jobs.records import LEASE_SECONDS, LeaseLost
 from smartbatch.jobs.steps import StepResult
-from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.leases import LeaseTable
 from smartbatch.jobs.supervision import CLAIM_SECONDS
 
@@ -20,9 +19,9 @@ __all__ = ["scene"]  # fixtures
 def test_a_lease_is_renewed_while_a_step_takes_long(scene):
     job_id = scene.accept("a")
     rival = scene.another_store()
-    taken: list[JobLease | None] = []
+    taken = []
 
-    def slow(_: JobLease, count: int) -> StepResult:
+    def slow(_, count):
         if count == 1:
             for _second in range(int(20 * LEASE_SECONDS)):
                 scene.clock.sleep(1.0)
@@ -60,7 +59,7 @@ def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene):
 def test_a_job_whose_lease_is_lost_is_dropped(scene):
     job_id = scene.accept("a")
 
-    def lose(_: JobLease, count: int) -> StepResult:
+    def lose(_, count):
         if count == 1:
             raise LeaseLost("taken over")
         return StepResult()
@@ -82,7 +81,7 @@ def test_a_job_that_is_forgotten_during_its_step_is_dropped(scene, monkeypatch):
     scene.accept("b")
     claimable = LeaseTable.claimable
 
-    def step(lease: JobLease, _: int) -> StepResult:
+    def step(lease, _):
         if lease.job_id == gone:  # from now on no search finds it
             left = lambda table: [row for row in claimable(table) if row.id != gone]  # noqa: E731
             monkeypatch.setattr(LeaseTable, "claimable", left)
@@ -103,7 +102,7 @@ def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene):
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
 
-    def step(*_: object) -> StepResult:
+    def step(*_):
         entered.set()
         leave.wait(PATIENCE)
         return StepResult()
@@ -125,9 +124,9 @@ def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene):
 def test_a_step_that_outlives_the_grace_cannot_write(scene):
     scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
-    fates: list[str] = []
+    fates = []
 
-    def step(lease: JobLease, _: int) -> StepResult:
+    def step(lease, _):
         entered.set()
         leave.wait(PATIENCE)
         try:
@@ -150,11 +149,11 @@ def test_a_step_that_outlives_the_grace_cannot_write(scene):
 def test_a_step_that_outlives_the_grace_releases_nothing_twice(outcome, scene, monkeypatch):
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
-    threads: list[threading.Thread] = []
-    given_back: list[str] = []
+    threads = []
+    given_back = []
     monkeypatch.setattr(LeaseTable, "release", lambda _, lease: given_back.append(lease.job_id))
 
-    def step(_: JobLease, __: int) -> StepResult:
+    def step(_, __):
         threads.append(threading.current_thread())
         entered.set()
         leave.wait(PATIENCE)
@@ -176,9 +175,9 @@ def test_a_step_that_outlives_the_grace_releases_nothing_twice(outcome, scene, m
 def test_a_step_that_finds_the_store_closed_after_the_grace_has_not_failed(scene):
     scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
-    threads: list[threading.Thread] = []
+    threads = []
 
-    def step(lease: JobLease, _: int) -> StepResult:
+    def step(lease, _):
         threads.append(threading.current_thread())
         entered.set()
         leave.wait(PATIENCE)
@@ -225,6 +224,6 @@ def test_halting_keeps_the_leases_and_begins_nothing(scene):
     assert rival.leases.claim(job_id, LEASE_SECONDS) is not None
 
 
-def _a_second_later(scene: Scene, rival: SqlStore, job_id: str) -> JobLease | None:
+def _a_second_later(scene, rival, job_id):
     scene.clock.sleep(1.0)
     return rival.leases.claim(job_id, LEASE_SECONDS)

@@ -11,7 +11,6 @@ import pytest
 from jobs.supervised import PATIENCE, scene
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import JobLease
 from smartbatch.jobs.steps import StepResult
 from smartbatch.jobs.store.leases import LeaseTable
 from smartbatch.jobs.supervision import CLAIM_SECONDS, MAX_WORKERS
@@ -48,11 +47,11 @@ def test_a_job_of_another_account_is_left_alone(scene):
 
 def test_steps_of_different_jobs_run_at_the_same_time(scene):
     ids = [scene.accept(f"{number}") for number in range(10)]
-    inside: dict[str, int] = {}
+    inside = {}
     most = [0, 0]
     lock = threading.Lock()
 
-    def count_in(lease: JobLease, _: int) -> StepResult:
+    def count_in(lease, _):
         with lock:
             inside[lease.job_id] = inside.get(lease.job_id, 0) + 1
             most[0] = max(most[0], sum(inside.values()))
@@ -74,9 +73,9 @@ def test_steps_of_different_jobs_run_at_the_same_time(scene):
 
 def test_workers_without_a_step_for_long_end_and_come_back(scene):
     ids = [scene.accept(f"{number}") for number in range(MAX_WORKERS)]
-    workers: list[threading.Thread] = []
+    workers = []
 
-    def step(lease: JobLease, count: int) -> StepResult:
+    def step(lease, count):
         workers.append(threading.current_thread())
         scene.clock.sleep(1.0)
         return StepResult(scene.clock.wall() + (20.0 if count < 10 else 1e9))
@@ -125,7 +124,7 @@ def test_a_supervisor_that_owns_nothing_is_not_held_by_its_thread(scene):
 def test_no_error_of_a_step_ends_a_thread(error, scene):
     broken, sound = scene.accept("a"), scene.accept("b")
 
-    def step(lease: JobLease, count: int) -> StepResult:
+    def step(lease, count):
         if lease.job_id == broken and count <= 6:
             raise error
         return StepResult(scene.clock.wall() + 1.0)
@@ -161,7 +160,7 @@ def test_a_notification_during_a_step_is_not_lost(scene):
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
 
-    def step(_: JobLease, count: int) -> StepResult:
+    def step(_, count):
         if count == 1:
             entered.set()
             leave.wait(PATIENCE)

@@ -6,14 +6,13 @@ import random
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from jobs.remote import Remote
 from jobs.runtimes import job_wiring
 from taking_part import taking_part
 
-from smartbatch._clock import VirtualClock, WaitingThread
+from smartbatch._clock import VirtualClock
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ClientClosed, StoreError
 from smartbatch.jobs.jobs_engine import JobsEngine
@@ -27,13 +26,13 @@ class ClosedStore:
     """A store that was closed, or deleted, by the time it is read."""
 
     @property
-    def items(self) -> Any:
+    def items(self):
         raise StoreError("closed")
 
 
-def engine_on(store: Any, clock: VirtualClock) -> tuple[JobsEngine, list[BaseException]]:
+def engine_on(store, clock):
     """An engine whose store is open, and what it reports."""
-    reported: list[BaseException] = []
+    reported = []
     wiring = job_wiring(report=lambda _, error: reported.append(error))
     engine = JobsEngine(BatchingConfig(), clock, rng=random.Random(1), wiring=wiring)
     engine.client_store.opened = store
@@ -43,7 +42,7 @@ def engine_on(store: Any, clock: VirtualClock) -> tuple[JobsEngine, list[BaseExc
 class SettledFuture(Future[Result]):
     """A future that is settled with a result."""
 
-    def complete(self, result: Result) -> None:
+    def complete(self, result):
         self.set_result(result)
 
 
@@ -72,15 +71,15 @@ def test_a_store_that_fails_is_reported_once(clock):
 class HangingItems:
     """The results of a store that hangs until it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked, self.goes_on = threading.Event(), threading.Event()
 
-    def fresh(self, *_: Any, **__: Any) -> list[Any]:
+    def fresh(self, *_, **__):
         self.asked.set()
         assert self.goes_on.wait(60.0)
         return [ResultRow(0, None, "succeeded", b"", b"", None, 1)] if not self.answered() else []
 
-    def answered(self) -> bool:
+    def answered(self):
         answered, self._answered = self._answered, True
         return answered
 
@@ -90,13 +89,13 @@ class HangingItems:
 class ToldOnce:
     """What waits for a result, and can only be settled and abandoned, as the contract says."""
 
-    def __init__(self) -> None:
-        self.told: list[Result] = []
+    def __init__(self):
+        self.told = []
 
-    def complete(self, result: Result) -> None:
+    def complete(self, result):
         self.told.append(result)
 
-    def abandon(self, _: Any) -> None: ...
+    def abandon(self, _): ...
 
 
 def test_what_a_store_that_hangs_leaves_is_failed_once(clock):
@@ -121,7 +120,7 @@ class CountedWakes(VirtualClock):
 
     wakes = 0
 
-    def wake(self, waiter: WaitingThread, *, notified: bool) -> bool:
+    def wake(self, waiter, *, notified):
         woken = super().wake(waiter, notified=notified)
         self.wakes += woken and notified
         return woken
@@ -158,12 +157,7 @@ def test_a_thread_that_waits_looks_again_when_old_news_is_forgotten():
 NAME = "smartbatch-test-read"
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-def readers() -> int:
+def readers():
     return sum(thread.name == NAME for thread in threading.enumerate())
 
 
@@ -177,13 +171,13 @@ def test_a_read_returns_what_was_read_or_raises_it(clock):
 def test_who_asks_again_and_again_leaves_few_threads(clock):
     reads = TimedReads(clock)
 
-    def hang() -> str:
+    def hang():
         clock.sleep(1_000.0)
         return "late"
 
-    seen: list[float] = []
+    seen = []
 
-    def ask() -> None:
+    def ask():
         answers = [reads.read(hang, 2.0, NAME) for _ in range(5 * MAX_HUNG_READS)]
         assert answers == [[]] * 5 * MAX_HUNG_READS
         seen.extend((readers(), clock.now()))
@@ -199,11 +193,11 @@ def test_who_asks_again_and_again_leaves_few_threads(clock):
 MINUTES = 600.0
 
 
-def refuse_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+def refuse_once(monkeypatch, name):
     """Have the next start of a thread of that name fail; return the names of those that did."""
-    start, refused = threading.Thread.start, list[str]()
+    start, refused = threading.Thread.start, []
 
-    def refuses(thread: threading.Thread) -> None:
+    def refuses(thread):
         if thread.name == name and not refused:
             refused.append(name)
             raise RuntimeError("can't start new thread")

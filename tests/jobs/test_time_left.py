@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from attrs import evolve
 from inside import inside
 from jobs.remote import LONG, Remote
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.jobs import summary_records
-from smartbatch.jobs.job import Job
-from smartbatch.jobs.status import JobStatus
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
-ClientOf = Callable[..., BatchingClient]
 HALF = 1800.0
 
 
-def followed(job: Job) -> list[tuple[JobStatus, float]]:
+def followed(job):
     """Wait for a job; return each status on the way, and the seconds it took from there to the end."""
-    seen: list[JobStatus] = []
+    seen = []
     job.on_progress(seen.append)
     whole = job.wait(LONG).elapsed
     return [(status, whole - status.elapsed) for status in seen if not status.done]
@@ -99,11 +91,11 @@ TURNAROUND = 300.0
 
 
 @pytest.fixture
-def client(client_of: ClientOf, clock: VirtualClock, tmp_path: Path) -> BatchingClient:
+def client(client_of, clock, tmp_path):
     return client_of(Remote(clock, turnaround=TURNAROUND), store=str(tmp_path / "jobs.db"))
 
 
-def seen(client: BatchingClient, name: str) -> list[tuple[int, float]]:
+def seen(client, name):
     return [
         (size, seconds)
         for size, seconds, _ in inside(client).jobs.engine.store.facts.turnarounds(name, limit=100)
@@ -124,7 +116,7 @@ def test_one_that_is_cancelled_teaches_two_other_things(client, clock, monkeypat
     api = inside(client).realtime.model.provider.batches()
     show, asked = type(api).shown, []
 
-    def slowly(batch: object) -> RemoteBatch:
+    def slowly(batch):
         shown = show(api, batch)
         if shown.state is not RemoteState.CANCELLED:
             return shown
@@ -162,7 +154,7 @@ def test_one_that_expires_would_have_taken_longer(client, monkeypatch):
     assert seen(client, model) == []
 
 
-def expired(batch: RemoteBatch) -> RemoteBatch:
+def expired(batch):
     """The batch, expired instead of completed."""
     if batch.state is not RemoteState.COMPLETED:
         return batch

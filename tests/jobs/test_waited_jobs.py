@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 from inside import inside
@@ -75,7 +74,7 @@ def test_a_job_that_ends_while_the_store_is_read_is_read_again(look, wait, clien
     opened, waiting = type(getattr(inside(client).jobs.engine.store, part)), threading.current_thread()
     read = getattr(opened, name)
 
-    def slow(*args: Any, **options: Any) -> Any:
+    def slow(*args, **options):
         rows = read(*args, **options)
         if threading.current_thread() is waiting and clock.now() < 1000.0:
             clock.sleep(1000.0)
@@ -107,7 +106,7 @@ def test_waiting_ends_and_the_job_goes_on(client_of, remote, store):
 @pytest.mark.full
 def test_progress_never_says_all_before_all_is_stored(client_of, remote, store, capfd):
     client = client_of(remote, store=store, batch_poll_interval=10.0)
-    seen: list[Any] = []
+    seen = []
     client.submit_and_wait([f"p{n}" for n in range(40)], on_progress=seen.append, progress=True, timeout=LONG)
     running = [status for status in seen if status.running and not status.finished]
     assert running
@@ -121,7 +120,7 @@ def test_progress_never_says_all_before_all_is_stored(client_of, remote, store, 
 
 
 def test_when_all_fail_the_error_has_the_results(client_of, clock, store):
-    def refuse(_: str) -> str:
+    def refuse(_):
         raise ProviderError("no such thing", kind=ErrorKind.CLIENT_ERROR, status=400)
 
     client = client_of(Remote(clock, reply=refuse), store=store)
