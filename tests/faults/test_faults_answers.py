@@ -14,7 +14,7 @@ from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Embedding, Request
-from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, NewWorld, Seen, in_batch, texts
+from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, NewWorld, Seen, holders, in_batch, texts
 from tests.levels import sampled
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
@@ -138,15 +138,9 @@ def _put(value: Any) -> Edit:
 
 def _deep(name: str, value: Any) -> Edit:
     def walk(found: Any) -> None:
-        if isinstance(found, list):
-            for each in found:
-                walk(each)
-        elif isinstance(found, dict):
-            for key in list(found):
-                if key == name:
-                    found[key] = value
-                else:
-                    walk(found[key])
+        for holder in list(holders(found)):
+            if name in holder:
+                holder[name] = value
 
     return walk
 

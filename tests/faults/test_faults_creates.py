@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from smartbatch.emulator.provider_api import ServerReply
-from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, NewWorld, World, texts
+from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, NewWorld, World, holders, texts
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
@@ -65,14 +65,9 @@ def test_c23_a_word_for_a_state_that_nobody_knows_is_shown_and_waited_out(new_wo
 
 def test_c23_new_fields_everywhere_are_passed_over(new_world: NewWorld) -> None:
     def grow(found: Any) -> None:
-        if isinstance(found, list):
-            for each in found:
-                grow(each)
-        elif isinstance(found, dict):
-            for value in list(found.values()):
-                grow(value)
-            if "@type" not in found and found.keys() != {"sb", "sbn"}:
-                found["novelty"] = {"since": 2027, "list": [None, True, "x"]}
+        for holder in list(holders(found)):
+            if "@type" not in holder and holder.keys() != {"sb", "sbn"}:
+                holder["novelty"] = {"since": 2027, "list": [None, True, "x"]}
 
     w = new_world(batch_turnaround=5 * MINUTE)
     w.edit_json({"upload", "create", "get", "list", "file"}, grow)

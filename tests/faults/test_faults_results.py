@@ -90,21 +90,6 @@ def test_c8_results_in_any_order_find_their_requests(new_world: NewWorld) -> Non
     assert not w.incidents(job)
 
 
-def test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again(new_world: NewWorld) -> None:
-    w = new_world()
-    fetched: list[float] = []
-
-    def half_at_first(lines: list[bytes]) -> list[bytes]:
-        fetched.append(w.clock.now())
-        return lines[: len(lines) // 2] if len(fetched) == 1 else lines
-
-    w.rewrite_results(half_at_first)
-    w.answered_job(texts(9))
-    assert len(fetched) == 2
-    assert 0 < fetched[1] - fetched[0] <= 5
-    assert len(w.creates) == 1
-
-
 def test_c9_results_deleted_while_they_are_read_are_downloaded_again(
     monkeypatch: pytest.MonkeyPatch, new_world: NewWorld
 ) -> None:
@@ -244,21 +229,6 @@ def test_c13_a_batch_with_errors_only_or_with_both_is_read_in_full(
     assert (len(ran) == 0) == (share == 1.0)
     assert sum(bool(call.billed) for call in w.emu.ledger.calls) == 20 - len(ran)
     assert len(w.creates) == 1
-
-
-def test_c13_what_is_refused_for_good_fails_with_its_reason(new_world: NewWorld) -> None:
-    refused = {2, 5}
-    w = new_world(batch_line_fault_for=in_batch(0, "item_invalid", refused))
-    prompts = texts(8)
-    job = w.process().submit_batch(prompts)
-    results = w.results(job)
-    assert {at for at, result in enumerate(results) if result.error is not None} == refused
-    assert all(
-        result.text == text for result, text in zip(results, w.right(prompts), strict=True) if result.ok
-    )
-    assert len(w.creates) == 1
-    assert not w.requests("ask")
-    assert (job.status().completed, job.status().failed) == (6, 2)
 
 
 def test_c13_lines_are_believed_and_counts_are_not(new_world: NewWorld) -> None:

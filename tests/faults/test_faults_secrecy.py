@@ -20,7 +20,7 @@ from smartbatch.cli.main import main
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.jobs.job import Job
 from smartbatch.observe import logs
-from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, NewWorld, Seen, World, texts, world
+from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, NewWorld, Seen, World, holders, texts, world
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS))
@@ -163,15 +163,9 @@ def test_c26_why_a_whole_batch_failed_is_told_without_key_and_prompt(
     provider: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def say_more(found: Any) -> None:
-        if isinstance(found, list):
-            for each in found:
-                say_more(each)
-        elif isinstance(found, dict):
-            for name, value in found.items():
-                if name == "message" and isinstance(value, str):
-                    found[name] = f"{value} (line 2: {PROMPT!r}, sent with {KEY})"
-                else:
-                    say_more(value)
+        for holder in holders(found):
+            if isinstance(text := holder.get("message"), str):
+                holder["message"] = f"{text} (line 2: {PROMPT!r}, sent with {KEY})"
 
     with Sinks(caplog) as sinks, world(provider, tmp_path, batch_faults={"fail_validation": 1.0}) as w:
         w.edit_json({"get", "list", "create"}, say_more)
@@ -211,9 +205,12 @@ def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(
     w = new_world(rare=60, batch_turnaround=HOUR)
     ids = list(HOSTILE)
 
+    names = ("id", "name", "input_file_id", "output_file_id", "error_file_id", "results_url", "responsesFile")
+
     def spoil(found: Any) -> None:
-        if ids:
-            _replace_ids(found, ids.pop(0))
+        hostile = ids.pop(0) if ids else None
+        for holder in holders(found) if hostile is not None else ():
+            holder.update({name: hostile for name in names if isinstance(holder.get(name), str)})
 
     kind = "create" if what == "upload" and provider == "anthropic" else what
     w.edit_json({kind}, spoil)
@@ -237,20 +234,6 @@ def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(
     assert "\x00" not in status
 
 
-def _replace_ids(found: Any, hostile: str) -> None:
-    """Replace every id and name of a batch or file by ``hostile``."""
-    names = ("id", "name", "input_file_id", "output_file_id", "error_file_id", "results_url", "responsesFile")
-    if isinstance(found, list):
-        for each in found:
-            _replace_ids(each, hostile)
-    elif isinstance(found, dict):
-        for name, value in found.items():
-            if name in names and isinstance(value, str):
-                found[name] = hostile
-            else:
-                _replace_ids(value, hostile)
-
-
 @pytest.mark.full
 def test_c27_nor_one_that_names_where_the_results_are(new_world: NewWorld) -> None:
     w = new_world(rare=60, batch_turnaround=MINUTE)
@@ -262,10 +245,8 @@ def test_c27_nor_one_that_names_where_the_results_are(new_world: NewWorld) -> No
         if not (ids and ended):
             return
         hostile = ids.pop(0)
-        for holder in (found, *_dicts(found)):
-            for name in places:
-                if isinstance(holder.get(name), str):
-                    holder[name] = hostile
+        for holder in holders(found):
+            holder.update({name: hostile for name in places if isinstance(holder.get(name), str)})
 
     w.edit_json({"get"}, spoil)
     w.answered_job(texts(3), batch_poll_interval=10.0)
@@ -274,10 +255,3 @@ def test_c27_nor_one_that_names_where_the_results_are(new_world: NewWorld) -> No
         assert ".." not in unquote(seen.path)
         assert "stolen" not in seen.head.query
     assert len(w.creates) == 1
-
-
-def _dicts(found: Any) -> Iterator[dict[str, Any]]:
-    for value in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
-        if isinstance(value, dict):
-            yield value
-        yield from _dicts(value)

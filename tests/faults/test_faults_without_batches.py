@@ -64,15 +64,6 @@ def test_c18_a_rescued_list_reports_its_real_time_requests(new_world: NewWorld) 
 
 
 @each_provider
-def test_c18_a_list_answered_by_its_batch_was_not_rescued(new_world: NewWorld) -> None:
-    w = new_world()
-    client = w.process(flex=False)
-    results = chosen_by_us(client, texts(12))
-    assert results.rescue is None
-    assert [job.status().rescue for job in client.jobs()] == [None]
-
-
-@each_provider
 def test_c18_a_forced_batch_obeys_batch_fallback(new_world: NewWorld) -> None:
     w = new_world()
     refusing(w, lambda: w.refusal(404, "not available"))

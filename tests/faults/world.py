@@ -276,6 +276,14 @@ def texts(count: int, mark: str = "question") -> list[str]:
     return [f"{mark} {number} of {count}" for number in range(count)]
 
 
+def holders(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in a JSON value."""
+    if isinstance(tree, dict):
+        yield tree
+    for value in list(tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()):
+        yield from holders(value)
+
+
 LineFault = Callable[[int, int, str | None], str | None]
 
 

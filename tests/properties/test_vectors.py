@@ -15,7 +15,7 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.answer_parts import vector
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.answers import read_embeddings
-from smartbatch.types import Embedding, Request, shares
+from smartbatch.types import Embedding, Request
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 REPLY = Reply(200, {}, b"")
@@ -75,14 +75,3 @@ def test_a_number_that_is_not_finite_is_refused(bad: float) -> None:
     for as_base64 in (True, False):
         with pytest.raises(ProviderError, match="not finite"):
             vector(wire(array("f", [1.0, bad]), as_base64), 2)
-
-
-@given(st.integers(0, 10**9), st.lists(st.integers(0, 10**6), min_size=1, max_size=50))
-def test_shares_add_up_and_follow_the_weights(total: int, weights: list[int]) -> None:
-    parts = shares(total, weights)
-    assert sum(parts) == total
-    whole = sum(weights)
-    if whole:
-        assert all(
-            abs(part - total * weight / whole) <= 1 for part, weight in zip(parts, weights, strict=True)
-        )

@@ -12,11 +12,12 @@ import struct
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from attrs import define, field, frozen
@@ -36,14 +37,17 @@ class Stage:
     may_fail: bool = False
 
 
-class Mix(Protocol):
+class Mix(ABC):
     stage: Stage  # where the workers of this mix are
 
+    @abstractmethod
     def begin(self, rng: Random, output: Path, pid: int) -> bool: ...
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        pass
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        pass
 
 
 @define(eq=False)
@@ -94,61 +98,42 @@ class Disturber:
 # -- the output is touched -----------------------------------------------------------------------------------
 
 
-def _delete(path: Path, _: Random) -> None:
-    path.unlink()
-
-
-def _rotate(path: Path, _: Random) -> None:
-    path.rename(f"{path}.1")
-
-
-def _rotate_and_create(path: Path, _: Random) -> None:
-    path.rename(f"{path}.1")
-    path.touch()
-
-
-def _empty(path: Path, _: Random) -> None:
-    os.truncate(path, 0)
-
-
-def _cut(path: Path, rng: Random) -> None:
-    os.truncate(path, rng.randrange(path.stat().st_size + 1))
-
-
-def _save(path: Path, rng: Random) -> None:
+def _touch(path: Path, rng: Random) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
-    saved = path.with_name(f"{path.name}.saved")
-    saved.write_bytes(b"".join(lines[: rng.randint(0, len(lines))]))
-    saved.replace(path)
+    some = b"".join(lines[: rng.randint(0, len(lines))])
+    match rng.randrange(8):
+        case 0:
+            path.unlink()
+        case 1:
+            path.rename(f"{path}.1")
+        case 2:
+            path.rename(f"{path}.1")
+            path.touch()
+        case 3:
+            os.truncate(path, 0)
+        case 4:
+            os.truncate(path, rng.randrange(path.stat().st_size + 1))
+        case 5:  # saved by an editor
+            saved = path.with_name(f"{path.name}.saved")
+            saved.write_bytes(some)
+            saved.replace(path)
+        case 6:  # saved in place
+            path.write_bytes(some)
+        case 7:
+            with path.open("ab") as file:
+                file.write(b"a note\n")
 
 
-def _save_in_place(path: Path, rng: Random) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[: rng.randint(0, len(lines))]))
-
-
-def _note(path: Path, _: Random) -> None:
-    with path.open("ab") as file:
-        file.write(b"a note\n")
-
-
-_TOUCHES = (_delete, _rotate, _rotate_and_create, _empty, _cut, _save, _save_in_place, _note)
-
-
-class OutputTouched:
+class OutputTouched(Mix):
     def __init__(self, folder: Path, url: str) -> None:
         store = str(folder / "jobs.db")
         self.stage = Stage(url=url, store=store, outputs=folder, commands=100, may_fail=True)
 
     def begin(self, rng: Random, output: Path, pid: int) -> bool:
         with suppress(FileNotFoundError):
-            rng.choice(_TOUCHES)(output, rng)
+            _touch(output, rng)
             return True
         return False
-
-    def end(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 # -- the disk is full ----------------------------------------------------------------------------------------
@@ -156,7 +141,7 @@ class OutputTouched:
 _DISK = 8 << 20  # bytes of the small disk
 
 
-class DiskFull:
+class DiskFull(Mix):
     def __init__(self, folder: Path, url: str) -> None:
         self._disk = folder / "disk"
         self._disk.mkdir()
@@ -181,7 +166,7 @@ class DiskFull:
         subprocess.run(["umount", "-l", str(self._disk)], check=True)
 
 
-class FilesLimited:
+class FilesLimited(Mix):
     """No file of the worker may grow any more, as with ``ulimit -f``: a full disk for those who may not mount
     one, and another error of the system."""
 
@@ -196,8 +181,6 @@ class FilesLimited:
     def end(self) -> None:
         self._limit(resource.RLIM_INFINITY)
 
-    def close(self) -> None: ...
-
     def _limit(self, size: int) -> bool:
         with suppress(ProcessLookupError):
             resource.prlimit(self._pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -210,7 +193,7 @@ class FilesLimited:
 _STEPS = (-3600.0, 1800.0, 0.0)
 
 
-class ClockSet:
+class ClockSet(Mix):
     """The wall clock of the workers is set back by an hour, or ahead by half an hour, and put right again;
     also between two processes."""
 
@@ -226,8 +209,6 @@ class ClockSet:
         self._ahead[:] = struct.pack("d", rng.choice(_STEPS))
         return True
 
-    def end(self) -> None: ...
-
     def close(self) -> None:
         self._ahead.close()
 
@@ -235,7 +216,7 @@ class ClockSet:
 # -- the store hangs -----------------------------------------------------------------------------------------
 
 
-class StoreLocked:
+class StoreLocked(Mix):
     def __init__(self, folder: Path, url: str) -> None:
         store = str(folder / "jobs.db")
         self.stage = Stage(url=url, store=store, outputs=folder, commands=30, may_fail=True)
@@ -255,10 +236,8 @@ class StoreLocked:
             self._locking.close()
             self._locking = None
 
-    def close(self) -> None: ...
 
-
-class ServerStopped:
+class ServerStopped(Mix):
     def __init__(self, folder: Path, url: str) -> None:
         import psycopg
 
@@ -297,7 +276,7 @@ class ServerStopped:
 # -- the server is started again -----------------------------------------------------------------------------
 
 
-class ServerRestarted:
+class ServerRestarted(Mix):
     def __init__(self, folder: Path, url: str) -> None:
         there = urlsplit(url)
         self._target = (there.hostname or "127.0.0.1", there.port or 80)

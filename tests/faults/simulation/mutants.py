@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
@@ -30,8 +30,7 @@ from smartbatch.providers.http.transport import Transport
 from smartbatch.realtime.ticket import ResultFuture
 from tests.faults.simulation.plans import plan_of
 from tests.faults.simulation.scenario import Plan
-from tests.faults.simulation.simulate import simulate
-from tests.faults.simulation.simulated_world import Outcome
+from tests.faults.simulation.simulated_world import Outcome, simulate
 
 VARIABLE = "MUTANT"
 _INTEND = "    intended = step.store.shards.mark_submitting("
@@ -47,7 +46,7 @@ _REPEATED = f"""try:
                 raise
             {_SENT}"""
 
-Change = tuple[Callable[..., Any], tuple[tuple[str, str], ...]]
+Change = tuple[Any, ...]  # a function, and pairs of what is replaced by what in it
 
 
 @frozen
@@ -64,8 +63,12 @@ class Mutant:
         return f"{self.number} {self.name}"
 
 
+def mutant(number: int, name: str, *changes: Change, **more: Any) -> Mutant:
+    return Mutant(number, name, changes, **more)
+
+
 def _submit(*changes: tuple[str, str]) -> Change:
-    return create.send_create, changes
+    return (create.send_create, *changes)
 
 
 def _without_intent() -> tuple[tuple[str, str], ...]:
@@ -75,146 +78,126 @@ def _without_intent() -> tuple[tuple[str, str], ...]:
 
 
 MUTANTS = (
-    Mutant(1, "the SDK's retries are on", (_submit((_SENT, _REPEATED)),)),
-    Mutant(
+    mutant(1, "the SDK's retries are on", _submit((_SENT, _REPEATED))),
+    mutant(
         2,
         "the batch's id is stored, the intent not before it",
-        (
-            _submit(
-                *_without_intent(),
-                (_FAILED, f"        return step.retry_later(shard, step.api.classify(error))\n{_FAILED}"),
-                (_ADOPTED, "return adopt(step, store_intent(), batch)"),
-            ),
+        _submit(
+            *_without_intent(),
+            (_FAILED, f"        return step.retry_later(shard, step.api.classify(error))\n{_FAILED}"),
+            (_ADOPTED, "return adopt(step, store_intent(), batch)"),
         ),
     ),
-    Mutant(
+    mutant(
         3,
         "the intent is committed after the send",
-        (
-            _submit(
-                *_without_intent(),
-                (_FAILED, f"        intended = store_intent()\n{_FAILED}"),
-                (_ADOPTED, _ADOPTED.replace("intended", "store_intent()")),
-            ),
+        _submit(
+            *_without_intent(),
+            (_FAILED, f"        intended = store_intent()\n{_FAILED}"),
+            (_ADOPTED, _ADOPTED.replace("intended", "store_intent()")),
         ),
         rate=0.12,
     ),
-    Mutant(
+    mutant(
         4,
         "no fence",
-        ((recover._can_fence, (("step.api.abilities.fence and shard.file_id is not None", "False"),)),),
+        (recover._can_fence, ("step.api.abilities.fence and shard.file_id is not None", "False")),
         case="late",
     ),
-    Mutant(
+    mutant(
         5,
         "no time to settle",
-        ((recover._required_absence, (("step.settle_time", "0.0"),)),),
+        (recover._required_absence, ("step.settle_time", "0.0")),
         flavour="anthropic",
     ),
-    Mutant(
+    mutant(
         6,
         "one nonce for the whole job",
         (
-            (
-                create._plan_model,
-                (("new_nonce(step.runtime.rng)", "new_nonce(type(step.runtime.rng)(step.job.id))"),),
-            ),
+            create._plan_model,
+            ("new_nonce(step.runtime.rng)", "new_nonce(type(step.runtime.rng)(step.job.id))"),
         ),
     ),
-    Mutant(
+    mutant(
         7,
         "the name of the input file is used again",
-        ((shard_records.file_name, (('f"sb-{nonce}"', '"sb-input"'),)),),
+        (shard_records.file_name, ('f"sb-{nonce}"', '"sb-input"')),
         flavour="gemini",
     ),
-    Mutant(
+    mutant(
         8,
         "absence is concluded from the first page of the list",
-        ((orphans.newer_than_intent, (("after = page.next", "after = None"),)),),
+        (orphans.newer_than_intent, ("after = page.next", "after = None")),
         flavour="anthropic-shared",
     ),
-    Mutant(
+    mutant(
         9,
         "absence is concluded under another key",
-        ((JobProviders.provider_of, ((" and provider.scope == row.scope", ""),)),),
+        (JobProviders.provider_of, (" and provider.scope == row.scope", "")),
         rate=0.12,
     ),
-    Mutant(
+    mutant(
         10,
         "Anthropic's batches are adopted by their size",
         (
-            (
-                recover._search_unlabelled,
-                (("len(candidates) == 1 and step.policy.exclusive_workspace", "candidates"),),
-            ),
+            recover._search_unlabelled,
+            ("len(candidates) == 1 and step.policy.exclusive_workspace", "candidates"),
         ),
         flavour="anthropic-shared",
     ),
-    Mutant(
+    mutant(
         11,
         "results are taken by their position",
-        ((result_lines.read_lines, (("parse_wire_id(line.wire_id)", "(shard.nonce, len(odd.seen))"),)),),
+        (result_lines.read_lines, ("parse_wire_id(line.wire_id)", "(shard.nonce, len(odd.seen))")),
     ),
-    Mutant(
+    mutant(
         12,
         "the file of errors is not read",
         (
-            (
-                collect.download_all,
-                (
-                    ("_paths(step, shard, batch)", "_paths(step, shard, batch)[:1]"),
-                    ("zip(paths, batch.outputs", "zip(paths, batch.outputs[:1]"),
-                ),
-            ),
-            (collect.download_results, (("outputs=batch.outputs,", "outputs=batch.outputs[:1],"),)),
+            collect.download_all,
+            ("_paths(step, shard, batch)", "_paths(step, shard, batch)[:1]"),
+            ("zip(paths, batch.outputs", "zip(paths, batch.outputs[:1]"),
         ),
+        (collect.download_results, ("outputs=batch.outputs,", "outputs=batch.outputs[:1],")),
     ),
-    Mutant(
+    mutant(
         13,
         "futures end before the commit",
         (
+            ShardTable.ingest,
             (
-                ShardTable.ingest,
-                (
-                    (
-                        "return StoredResults(",
-                        "__import__('tests.faults.simulation.futures').faults.simulation.futures.tell_all()\n"
-                        "        return StoredResults(",
-                    ),
-                ),
+                "return StoredResults(",
+                "__import__('tests.faults.simulation.futures').faults.simulation.futures.tell_all()\n"
+                "        return StoredResults(",
             ),
         ),
     ),
-    Mutant(
+    mutant(
         14,
         "a forked child keeps the queue",
-        ((_fork._after_fork_in_child, (("one.after_fork()", "pass"),)),),
+        (_fork._after_fork_in_child, ("one.after_fork()", "pass")),
         test="tests/hosts/test_fork.py::test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are",
     ),
-    Mutant(
+    mutant(
         15,
         "a forked child keeps the HTTP client",
-        (
-            (PerProcess.get, (("self.peek()", "next(iter(self._values.values()), None)"),)),
-            (Transport.after_fork, (("self._pool.inherited()", "None"),)),
-        ),
+        (PerProcess.get, ("self.peek()", "next(iter(self._values.values()), None)")),
+        (Transport.after_fork, ("self._pool.inherited()", "None")),
         test="tests/providers/test_conformance_network.py::TestForks::test_a_child_uses_nothing_of_its_parent",
     ),
-    Mutant(
+    mutant(
         16,
         "results are set without a look whether the future is over",
-        ((ResultFuture.complete, (("        pass", "        raise"),)),),
+        (ResultFuture.complete, ("        pass", "        raise")),
         test="tests/realtime/test_unsound_answers.py::"
         "test_an_interrupt_while_futures_are_ended_ends_the_others_too",
     ),
-    Mutant(
+    mutant(
         17,
         "a step returns nothing: the supervisor catches the error, and the job ends later",
         (
-            (
-                batch_step.run_batch_step,
-                (("return StepResult(step.wall, has_realtime(step.runtime, job))", "return None"),),
-            ),
+            batch_step.run_batch_step,
+            ("return StepResult(step.wall, has_realtime(step.runtime, job))", "return None"),
         ),
         test="tests/jobs/test_duplicates.py::"
         "test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once",
@@ -234,10 +217,10 @@ def first_caught(mutant: Mutant, *, within: int) -> Outcome | None:
 
 @contextmanager
 def mutated(mutant: Mutant) -> Iterator[None]:
-    functions = [_plain(function) for function, _ in mutant.changes]
+    functions = [_plain(function) for function, *_ in mutant.changes]
     before = [function.__code__ for function in functions]
     try:
-        for function, (_, changes) in zip(functions, mutant.changes, strict=True):
+        for function, (_, *changes) in zip(functions, mutant.changes, strict=True):
             function.__code__ = _changed(function, changes)
         yield
     finally:
@@ -249,7 +232,7 @@ def _plain(function: Callable[..., Any]) -> FunctionType:
     return cast(FunctionType, inspect.unwrap(function))
 
 
-def _changed(function: FunctionType, changes: tuple[tuple[str, str], ...]) -> Any:
+def _changed(function: FunctionType, changes: Iterable[tuple[str, str]]) -> Any:
     source = inspect.getsource(function)
     for old, new in changes:
         if old not in source:
@@ -283,7 +266,7 @@ def _named() -> Mutant:
 
 
 def apply() -> None:
-    for function, changes in _named().changes:
+    for function, *changes in _named().changes:
         _plain(function).__code__ = _changed(_plain(function), changes)
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from attrs import define, evolve, field
 
 from tests.faults.simulation.scenario import FLAVOURS, Plan
-from tests.faults.simulation.simulate import simulate
-from tests.faults.simulation.simulated_world import Outcome
+from tests.faults.simulation.simulated_world import Outcome, simulate
 
 RATES = (0.0, 0.02, 0.12)  # chances of a crash at each point
 CORES = 2

@@ -15,8 +15,7 @@ from tests import figures
 from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.plans import CASES, plan_of, seeded
 from tests.faults.simulation.scenario import FLAVOURS, HOUR, Plan
-from tests.faults.simulation.simulate import simulate
-from tests.faults.simulation.simulated_world import Outcome
+from tests.faults.simulation.simulated_world import Outcome, simulate
 from tests.figures import Figures, Table
 
 RECORDED = Path(__file__).with_name("recorded.txt")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -15,6 +20,7 @@ from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import JobRow, JobSelection, JobState, NewItem
+from smartbatch.jobs.steps import result_lines
 from smartbatch.types import Generation, Request
 from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.crash_points import Crash, CrashPoints, Violation
@@ -373,3 +379,39 @@ class World:
         for process in self.processes:
             process.die()
         self.disk.close()
+
+
+def simulate(plan: Plan) -> Outcome:
+    with _folder() as folder, _small_pages():
+        world = World(plan, folder)
+        try:
+            incidents = world.run()
+            return world.outcome(None, incidents)
+        except Violation as violation:
+            return world.outcome(str(violation), Counter())
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__} {error} ({Path(where.filename).name}:{where.lineno})"
+            return world.outcome(text, Counter())
+        finally:
+            world.close()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix="smartbatch-sim-", dir=memory)
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _small_pages() -> Iterator[None]:
+    before = result_lines.PAGE_LINES
+    result_lines.PAGE_LINES = 2
+    try:
+        yield
+    finally:
+        result_lines.PAGE_LINES = before

@@ -9,8 +9,7 @@ import pytest
 from tests.faults.simulation.crash_points import step_of
 from tests.faults.simulation.plans import Totals, base_plans, crashed_once, crashed_twice
 from tests.faults.simulation.scenario import FLAVOURS, Plan
-from tests.faults.simulation.simulate import simulate
-from tests.faults.simulation.simulated_world import Outcome
+from tests.faults.simulation.simulated_world import Outcome, simulate
 from tests.levels import sampled
 
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]

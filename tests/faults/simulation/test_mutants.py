@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.simulation.mutants import MUTANTS, Mutant, first_caught, mutated, start
-from tests.faults.simulation.simulate import simulate
+from tests.faults.simulation.simulated_world import simulate
 
 pytestmark = pytest.mark.full
 

@@ -21,8 +21,7 @@ from tests.faults.simulation.recorded import (
     with_policy,
 )
 from tests.faults.simulation.scenario import FLAVOURS, Plan
-from tests.faults.simulation.simulate import simulate
-from tests.faults.simulation.simulated_world import Outcome
+from tests.faults.simulation.simulated_world import Outcome, simulate
 
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 MANY = 400
