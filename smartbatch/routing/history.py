@@ -87,7 +87,7 @@ _TOPICS = {
 class _Topic:
     name: str  # of its rows in the store
     prior: Prior
-    route: Route | None  # None publishes no events
+    route: Route | None  # None if no events are published
     model: str
     forecaster: Forecaster
     late: str  # name of its rows for abandoned calls and batches

@@ -309,7 +309,7 @@ class JobResults(Iterator[Result]):
         return found
 
     def was_sent(self, position: int) -> bool:  # noqa: ARG002
-        """Whether a request without a result may have been sent: its job may have it in a batch."""
+        """Whether a request without a result may have been sent, for example in a batch."""
         return self._job is not None
 
     def arrived(self) -> int:
@@ -345,7 +345,7 @@ class JobResults(Iterator[Result]):
             return
         if self._let_go is not None:
             self.close()
-            if not isinstance(error, KeyboardInterrupt):  # whose message already says so
+            if not isinstance(error, KeyboardInterrupt):  # its message says the same
                 error.add_note(
                     f"unsent requests stay in the store as job {self._job.id}: the same call with "
                     f"key={self._job.key!r} continues it"

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 STOP_SECONDS = 5.0
 """Time for requests that are being stored or sent in real time when the client stops without a timeout."""
 LATE_STOP_SECONDS = 0.2
-"""The same time if the timeout of the stop has already passed."""
+"""Time for the same requests if the timeout of the stop has already passed."""
 EXPIRED_TIMEOUT_SECONDS = 0.001
 """Timeout of a request whose own timeout has expired, so that it fails with a timeout error."""
 
@@ -280,7 +280,7 @@ class StoredRequests:
         if lane.durable or group.flushed or self._closing:
             return -math.inf
         deadline = min(each.deadline for each in group.waiting.values())
-        leave_by = deadline - self._config.batch_timeout  # later, a batch may not finish in time
+        leave_by = deadline - self._config.batch_timeout  # sent later, a batch may not finish in time
         return self._window.closes(len(group.waiting), group.opened, group.newest, leave_by)
 
     # -- storing ---------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_equal_prompts_are_forecast_as_they_are_sent(ask: Callable[..., Plan]) -
 
 
 @pytest.mark.parametrize("ask", sampled([BatchingClient.plan, BatchingClient.forecast], first=1))
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kept", sampled([False, True]))
 def test_equal_prompts_far_apart_are_paid_once_by_a_job_or_a_cache(
     ask: Callable[..., Plan], kept: bool, tmp_path: Path
 ) -> None:
@@ -182,7 +182,7 @@ def test_a_budget_without_a_price_is_refused_before_anything_is_sent(
         ({"parallelism": 2, "max_parallel_individual": 3}, 2),
     ],
 )
-@pytest.mark.parametrize("way", ["list", "iterator", "key"])
+@pytest.mark.parametrize("way", sampled(["list", "iterator", "key"], first=2))
 def test_a_list_sent_individually_keeps_to_its_calls(
     client_of: Callable[..., BatchingClient],
     clock: VirtualClock,

@@ -86,6 +86,7 @@ def test_a_batch_is_gathered_until_no_further_request_comes(
     assert batches(remote) == [12, 10]
 
 
+@pytest.mark.full
 def test_nobody_waits_for_others_longer_than_four_minutes(
     client: BatchingClient, remote: Remote, clock: VirtualClock
 ) -> None:
@@ -198,6 +199,7 @@ def test_clients_of_one_store_share_batches(
     assert batches(remote) == [12]
 
 
+@pytest.mark.full
 def test_requests_that_are_not_to_be_deduplicated_are_each_sent(
     client: BatchingClient, clock: VirtualClock, remote: Remote
 ) -> None:
@@ -222,6 +224,7 @@ def test_a_delivered_answer_is_not_delivered_again(
     assert batches(remote) == [12, 12]
 
 
+@pytest.mark.full
 def test_requests_of_a_cancelled_job_are_sent_again(
     deferring: ClientOf, remote: Remote, clock: VirtualClock
 ) -> None:
@@ -266,6 +269,7 @@ def test_requests_that_cannot_be_stored_go_in_real_time(
     assert batches(remote) == []
 
 
+@pytest.mark.full
 def test_answers_that_cannot_be_read_are_kept_for_whoever_can(
     deferring: ClientOf, remote: Remote, store: str
 ) -> None:
@@ -344,6 +348,7 @@ def test_a_request_cancelled_on_its_way_to_real_time_is_not_sent(
     assert client.metrics.snapshot().waiting == 0
 
 
+@pytest.mark.full
 def test_what_a_full_queue_does_not_take_fails_with_its_reason(
     deferring: ClientOf, clock: VirtualClock
 ) -> None:
@@ -359,6 +364,7 @@ def test_what_a_full_queue_does_not_take_fails_with_its_reason(
     assert [type(future.exception()) for future in futures] == [QueueFull] * 3
 
 
+@pytest.mark.full
 def test_cancelling_all_reaches_those_that_are_just_being_sent(
     client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def test_requests_join_the_job_of_earlier_ones_while_it_runs(
     assert [job.total for job in client.jobs()] == [1, 50]
 
 
+@pytest.mark.full
 def test_a_job_of_single_requests_has_a_bounded_size(
     client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_job_of_single_requests_has_a_bounded_size(
     assert [job.total for job in client.jobs()] == [10, 20, 20]
 
 
+@pytest.mark.full
 def test_requests_of_many_threads_are_each_answered_once(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:

@@ -147,6 +147,7 @@ def test_rows_at_the_end_of_a_list_are_added_to_its_job(
     assert len(remote.api.made) == (0 if way == "individual" else 1)
 
 
+@pytest.mark.full
 def test_enough_added_rows_for_a_batch_go_by_batch_as_their_list_did(
     remote: Remote, client: BatchingClient
 ) -> None:
@@ -183,6 +184,7 @@ def test_no_rows_are_added_to_a_cancelled_job(client_of: ClientOf, clock: Virtua
         client.submit_batch([*PROMPTS, "more"], key="labels")
 
 
+@pytest.mark.full
 def test_added_rows_spend_within_the_budget_of_the_client(
     client_of: ClientOf, clock: VirtualClock, store: str, remote: Remote
 ) -> None:
@@ -314,6 +316,7 @@ def test_a_list_with_a_budget_goes_on_within_it(client_of: ClientOf, clock: Virt
     assert results.cost >= results.paid_now + paid
 
 
+@pytest.mark.full
 def test_rows_that_were_asked_again_are_paid_for_once(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:

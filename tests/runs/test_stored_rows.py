@@ -104,6 +104,7 @@ def test_of_an_input_that_grew_only_the_new_rows_are_sent(runs: Runs) -> None:
     assert sorted(runs.remote.asked) == sorted(PROMPTS)
 
 
+@pytest.mark.full
 def test_rows_that_wait_for_real_time_go_by_batch_where_that_is_wanted(runs: Runs) -> None:
     begun = runs.answers(PROMPTS, strategy="individual", most=1)
     rest = runs.answers(PROMPTS, strategy="batch", written=frozenset(begun))

@@ -133,6 +133,7 @@ def test_a_first_quote_has_the_price_of_one_word_answers(
     assert cost.low <= pay(rng, Calibration(), provider, requests, 0.1) <= cost.high
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kinds_differ", "most_missed"), [(True, 8), (False, 16)])
 def test_what_is_paid_is_in_the_quotes_of_lists_whose_answers_differ(
     kinds_differ: bool, most_missed: int
@@ -153,6 +154,7 @@ def test_what_is_paid_is_in_the_quotes_of_lists_whose_answers_differ(
     assert len(missed) <= most_missed, missed
 
 
+@pytest.mark.full
 def test_the_range_narrows_again_once_all_lists_are_alike() -> None:
     rng, learned, provider = random.Random(7), Calibration(), PROVIDERS[0]
     requests = [Request(_prose(rng, 12)) for _ in range(600)]

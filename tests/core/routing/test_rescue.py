@@ -1,4 +1,4 @@
-"""When batches are taken back for a deadline, and which."""
+"""The rescue of a running job: which batches are withdrawn for a deadline, and when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,21 @@ from hypothesis import strategies as st
 
 from smartbatch.core.forecast import Forecaster, Prior, Times
 from smartbatch.core.routing.offers import Throughput
-from smartbatch.core.routing.rescue import PendingShard, Speed, rescue
+from smartbatch.core.routing.rescue import (
+    HIGHEST_LEVEL,
+    LATE_PENALTY,
+    LEVELS,
+    MAX_RISK,
+    WAITED_SECONDS,
+    PendingShard,
+    RescueStart,
+    Speed,
+    best_start,
+    chance_within,
+    late_penalty,
+    rescue,
+    rescue_starts,
+)
 
 STEADY = Forecaster(Prior.of(1.0, 1.01)).at(0.0)
 """Calls of a second each."""
@@ -147,3 +161,44 @@ def test_there_is_always_progress_and_never_a_busy_wait(
     assert found.take_back or found.wait >= 0.5
     assert all(not shards[at].stuck for at in found.take_back)
     assert len(set(found.take_back)) == len(found.take_back)
+
+
+def test_a_missed_deadline_counts_as_the_list_itself_and_as_some_waiting() -> None:
+    assert late_penalty(2.0, time_value=3600 / WAITED_SECONDS) == pytest.approx(LATE_PENALTY + 1 / 2)
+    assert late_penalty(0.01, time_value=3600 / WAITED_SECONDS) == pytest.approx(LATE_PENALTY + 100)
+    assert (
+        late_penalty(2.0, time_value=0.0)
+        == late_penalty(None, time_value=5.0)
+        == late_penalty(0.0, time_value=5.0)
+        == LATE_PENALTY
+    )
+
+
+def test_the_more_a_miss_counts_the_surer_the_rescue() -> None:
+    def sure(counts: float) -> float:
+        found = rescue_starts(
+            1000.0, lambda sure: 500 * sure**8, lambda _: 0.1, lambda at, _: at / 1000, late_penalty=counts
+        )
+        start = best_start(found)
+        assert start is not None
+        return start.sure
+
+    assert sure(0.1) == LEVELS[0]
+    assert sure(0.1) < sure(5.0) < sure(1000.0) == HIGHEST_LEVEL
+
+
+def test_no_more_risk_is_taken_than_promised_whatever_it_saves() -> None:
+    starts = rescue_starts(
+        1000.0, lambda sure: 100 + 10 * LEVELS.index(sure), lambda _: 1.0, lambda at, _: at
+    )
+    start = best_start(starts)
+    assert start is not None
+    assert start.risk <= MAX_RISK
+    assert best_start([RescueStart(at=5.0, sure=0.5, needs=1.0, risk=2 * MAX_RISK, worth=1.0)]) is None
+
+
+def test_quantiles_of_lognormal_times_cover_their_share() -> None:
+    assert chance_within(10.0, 10.0, 30.0) == pytest.approx(0.5)
+    assert chance_within(30.0, 10.0, 30.0) == pytest.approx(0.95)
+    assert chance_within(-1.0, 10.0, 30.0) == 0.0
+    assert chance_within(10.0, 10.0, 10.0) == 1.0

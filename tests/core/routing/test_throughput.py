@@ -107,6 +107,7 @@ def test_forecasts_of_long_lists_narrow_as_calls_are_seen() -> None:
     assert widths[-1] < 1.15
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seen", sampled([3, 10, 40], keep=1))
 def test_long_lists_of_models_hardly_seen_stay_within_their_forecasts(seen: int) -> None:
     rng, within, runs = Random(seen), 0, 200

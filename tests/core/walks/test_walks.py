@@ -1,4 +1,4 @@
-"""No decision of the core or the output file changes unnoticed: random steps lead to the recorded figures.
+"""No decision of the core changes unnoticed: random steps lead to the recorded figures.
 
 Record an intended change with ``PYTHONPATH=tests:. python -m tests.core.walks.walking``.
 """

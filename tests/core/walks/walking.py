@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests import figures
-from tests.core.walks import callers, cuts, limits, outputs, prepared, routes, shared
+from tests.core.walks import callers, cuts, limits, prepared, routes, shared
 from tests.core.walks.record import Record
 
 RECORDED = Path(__file__).with_name("recorded.txt")
@@ -23,12 +23,11 @@ WALKS = {
     **prepared.WALKS,
     **callers.WALKS,
     **shared.WALKS,
-    **outputs.WALKS,
 }
 """By name: a walk, and how often it is taken, each time with other random numbers."""
 SCENARIOS = ("filling", "unknown")
 """Walks that have figures each, named ``run``: what happens in them can be told in a line."""
-FEW = {"exchanges": 6, "leases": 6, "together": 8, "shared budgets": 8, "outputs": 8}
+FEW = {"exchanges": 6, "leases": 6, "together": 8, "shared budgets": 8}
 FEW |= {"quota at eighths": 12, "together at eighths": 4}
 """Of these the first few are taken before all others: most mistakes show there, and sooner."""
 AT_MOST = 80
