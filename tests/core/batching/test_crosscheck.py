@@ -156,13 +156,6 @@ class TestFalseAlarms:
 
 
 class TestLittleEvidence:
-    def test_fewer_than_twenty_lines_flag_nothing(self) -> None:
-        pairs = [(100, 100), *billed(lengths(18), 0.0)]
-        check = observed(pairs)
-        assert not check.suspicious(100, 9000)
-        check.observe(50, 56)
-        assert check.suspicious(100, 9000)
-
     @pytest.mark.parametrize(("estimate", "count"), [(0, 50), (50, 0), (50, -3), (-1, 50)])
     def test_a_line_without_counts_teaches_nothing_and_is_not_flagged(
         self, estimate: int, count: int

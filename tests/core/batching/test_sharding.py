@@ -98,12 +98,6 @@ def test_equal_items_make_shards_that_differ_by_one_at_most(count: int, most: in
     assert max(found, default=0) - min(found, default=0) <= 1
 
 
-def test_a_large_item_in_between_leaves_the_others_as_even_as_it_can() -> None:
-    row = [Item(ix, 89 if ix == 3 else 9) for ix in range(8)]
-    found = cut(row, max_requests=100, max_bytes=100, max_tokens=math.inf)
-    assert sizes(found) == [3, 2, 3]
-
-
 def test_an_item_that_fits_nowhere_is_named_and_the_rest_goes() -> None:
     row = [Item(0), Item(1, size=1000), Item(2, tokens=1000), Item(3)]
     found = cut(row, max_requests=10, max_bytes=999, max_tokens=999)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 
@@ -81,15 +80,6 @@ class TestWhatWasGivenUp:
         assert left(0, of=both) > 30 * MINUTE
         assert left(10 * MINUTE, of=both) > 20 * MINUTE
 
-    def test_who_gives_up_on_slow_ones_still_learns_how_slow_they_are(self) -> None:
-        rng = random.Random(5)
-        times = [1200 * math.exp(rng.gauss(0, 0.7)) for _ in range(200)]
-        ended = [Observation(1000, seconds, NOW) for seconds in times if seconds <= 1800]
-        late = given_up(1800, times=len(times) - len(ended))
-        half = sorted(times)[100]
-        assert left(0, of=[*ended, *late]) == pytest.approx(half, rel=0.1)
-        assert left(0, of=ended) < 0.85 * half
-
 
 class TestProgressTheProviderTells:
     def test_a_batch_faster_than_others_ends_earlier(self) -> None:
@@ -127,31 +117,3 @@ class TestAWholeJob:
     def test_it_is_zero_when_nothing_is_left_and_only_then(self) -> None:
         assert remaining([]) == remaining([], took(5)) == 0.0
         assert remaining([], took(0.001, times=50), unsent=[1]) == 1.0
-
-
-observations = st.lists(
-    st.builds(
-        Observation,
-        st.integers(0, 10**6),
-        st.floats(0, 10 * DAY),
-        st.floats(NOW - 365 * DAY, NOW),
-        st.booleans(),
-    ),
-    max_size=12,
-)
-batches = st.builds(
-    RunningBatch,
-    st.integers(1, 10**6),
-    st.floats(-5, EXPIRY_SECONDS - 0.001),
-    st.none() | st.integers(0, 10**6),
-)
-
-
-@pytest.mark.full
-@given(st.lists(batches, min_size=1, max_size=4), observations, st.lists(st.integers(1, 10**5), max_size=3))
-def test_whatever_is_told_the_answer_is_a_sound_time(
-    running: list[RunningBatch], observed: list[Observation], unsent: list[int]
-) -> None:
-    found = remaining(running, observed, unsent=unsent)
-    assert found is not None
-    assert 1.0 <= found < 200 * DAY

@@ -121,13 +121,6 @@ def test_requests_that_a_rejected_key_withholds_count_as_the_rejected_one() -> N
         assert ("401" in (stop.reason or "")) == (KEY in first)
 
 
-def test_cancelled_requests_decide_nothing() -> None:
-    stop = EqualFailures(100)
-    cancelled = failed(RequestCancelled("cancelled"), attempts=0)
-    results = [result for _ in range(STOPPING_FAILURES) for result in (cancelled, KEY)]
-    assert [stop.stops_with(result) for result in results][-1]
-
-
 def test_what_is_not_sent_afterwards_says_so() -> None:
     stop = EqualFailures(2)
     cancelled = failed(RequestCancelled("cancelled"), attempts=0)

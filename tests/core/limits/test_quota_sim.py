@@ -19,7 +19,6 @@ from core.limits.limit_server import (
     constant,
     fixed_windows,
     lognormal,
-    noisy,
     run,
     spaced,
 )
@@ -123,31 +122,6 @@ def test_a_configured_limit_ten_times_too_high_is_corrected() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("asked", "max_rpm"), sampled([(None, None), (None, 60_000), (2.0, 60_000), (2.0, None)], keep=2)
-)
-def test_random_refusals_do_not_slow_a_healthy_service_for_long(
-    asked: float | None, max_rpm: float | None
-) -> None:
-    """0.3 % random refusals at about 500 calls per second: full speed again within 1.5 s of each pause."""
-    for seed in range(3):
-        quota = Quota()
-        quota.configure(max_rpm, None, 0.0)
-        outcome = run(
-            quota,
-            noisy(0.003, random.Random(seed)),
-            10_000,
-            latency=lognormal(0.11, 0.3),
-            seed=seed,
-            retry_after=None if asked is None else lambda now: asked,
-        )
-        assert quota.spaced_rate is None, f"seed={seed}"
-        calm = 10_000 / 500
-        pauses = outcome.refused * (1.0 if asked is None else 1.1 * asked)
-        assert outcome.seconds <= calm + pauses + 1.0 * outcome.refused, f"seed={seed}"
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("told", sampled([None, 60_000]))
 def test_a_rate_that_was_learned_from_a_bad_moment_is_left(told: int | None) -> None:
     """Half of all calls are refused for three seconds, then 2 %: in the median of nine draws, 6,400 calls
@@ -161,9 +135,3 @@ def test_a_rate_that_was_learned_from_a_bad_moment_is_left(told: int | None) -> 
             run(quota, admit, 6400, latency=lognormal(0.05, 0.3), seed=seed, quick_refusals=True).seconds
         )
     assert sorted(took)[4] <= 75.0
-
-
-def test_a_calm_service_without_limits_runs_at_full_speed() -> None:
-    """6,400 calls of 100 ms on 64 workers take exactly ten seconds."""
-    outcome = run(Quota(), bucket(1e9, 1e9), 6400, latency=constant(0.1))
-    assert outcome.seconds == pytest.approx(10.0, abs=1e-3)

@@ -10,7 +10,7 @@ import math
 import random
 
 import pytest
-from core.limits.leasing_processes import EPOCH, ROUND_TRIP, Process, Sharing
+from attrs import define, field
 from core.limits.limit_server import constant, lognormal
 from core.limits.metered_server import Client, SecondMeter, Server, fill
 
@@ -19,8 +19,14 @@ from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.shared_limit import (
     GONE_SECONDS,
     NO_BOUND,
+    LeaseAsk,
+    LeaseGrant,
+    MemberLimits,
+    QuotaKind,
     SharedRecord,
+    Totals,
     exchange,
+    first,
 )
 from tests.levels import sampled
 
@@ -30,6 +36,63 @@ LIMITS = {
     "openai, tokens": ("openai", {"requests": 6000, "tokens": 250_000}),
     "anthropic, output": ("anthropic", {"requests": 4000, "input": 1_000_000, "output": 80_000}),
 }
+
+
+ROUND_TRIP = 0.001
+EPOCH = 1_795_000_000.0  # of the back end's clock
+
+
+@define
+class Process:
+    """One process: its quota, and when it is frozen or the back end is unavailable to it."""
+
+    quota: Quota
+    name: str
+    frozen: tuple[float, float] = (math.inf, math.inf)
+    away: tuple[float, float] = (math.inf, math.inf)
+    exchanges: int = 0
+    lost_at: list[float] = field(factory=list)
+    _arrives: float = math.inf
+    _grant: LeaseGrant | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.quota.lease = LimitLease(self.name, lambda: None)
+
+
+@define
+class Sharing:
+    """Makes the exchanges of all processes with one record."""
+
+    processes: list[Process]
+    record: SharedRecord = field(factory=SharedRecord)
+
+    def __call__(self, now: float) -> float:
+        return min((self._of(one, now) for one in self.processes), default=math.inf)
+
+    def _of(self, one: Process, now: float) -> float:
+        lease = one.quota.lease
+        assert lease is not None
+        if one.frozen[0] <= now < one.frozen[1]:
+            return one.frozen[1]
+        if one._grant is not None and now >= one._arrives:
+            lease.adopt(one._grant, now)
+            one.quota.follow(now)
+            one._grant, one._arrives = None, math.inf
+            return math.nextafter(now, math.inf)  # its clients look at once
+        if one._grant is not None:
+            return one._arrives
+        due = lease.due(now)
+        if due > now:
+            return due
+        asked = lease.ask(now, one.quota.facts(now))
+        one.exchanges += 1
+        if one.away[0] <= now < one.away[1]:
+            if lease.lose(now):
+                one.lost_at.append(now)
+            return max(lease.due(now), now + 1.0)
+        one._grant = exchange(self.record, asked, EPOCH + now + ROUND_TRIP / 2)
+        one._arrives = now + ROUND_TRIP
+        return one._arrives
 
 
 class Run:
@@ -259,22 +322,6 @@ def test_an_urgent_call_of_one_process_goes_before_what_others_want() -> None:
     assert got == [False, False, True]
 
 
-@pytest.mark.parametrize("on_lost", ["share", "stop", "local"])
-def test_calls_during_an_outage_of_the_back_end_give_nothing_back(on_lost: str) -> None:
-    record, quota = SharedRecord(), Quota()
-    quota.configure(None, 600_000, 0.0)
-    lease = quota.lease = LimitLease("one", lambda: None, on_lost)
-    lease.adopt(exchange(record, lease.ask(0.0, quota.facts(0.0)), EPOCH), 0.0)
-    assert lease.lose(1.0)
-    now = 1.0
-    for _ in range(20):
-        if quota.look(now, 4_000.0) <= now:
-            quota.succeeded(quota.take(now, 4_000.0), now, 100.0)
-        now += 0.1
-    asked = lease.ask(now, quota.facts(now))
-    assert asked.kept == asked.returned == [0.0] * 4
-
-
 def test_calls_waiting_for_the_first_exchange_all_leave_with_it() -> None:
     quota, costs = Quota(), (1.0, 0.0, 0.0, 0.0)
     quota.configure(6_000.0, None, 0.0)
@@ -293,3 +340,68 @@ def test_calls_waiting_for_the_first_exchange_all_leave_with_it() -> None:
         lease.take(now, costs)
         gone += 1
     assert gone == 16
+
+
+# -- quotas that do not refill -------------------------------------------------------------------------------
+
+DAY = 86_400.0
+
+
+def enqueued(
+    record: SharedRecord, member: str, kept: float, at: float, *, wants: float = 0.0, limit: float = 10.0
+) -> LeaseGrant:
+    """Report what a store has enqueued at the provider, and ask for more."""
+    asked = LeaseAsk(
+        member,
+        limits=MemberLimits(caps=first(limit)),
+        kept=first(kept),
+        least=first(wants),
+        wanted=first(wants),
+        kind=QuotaKind.ENQUEUED,
+    )
+    return exchange(record, asked, EPOCH + at)
+
+
+def test_what_is_not_held_is_left_of_a_quota_without_refill() -> None:
+    record = SharedRecord()
+    assert enqueued(record, "one", 4.0, 0.0).left == first(6.0)
+    assert enqueued(record, "other", 3.0, 1.0).left == first(3.0)
+    assert enqueued(record, "one", 1.0, 2.0).left == first(6.0)
+    assert enqueued(record, "one", 1.0, 3.0, limit=0.0).left == first(6.0)  # what was known before holds
+    assert enqueued(record, "one", 1.0, 4.0, limit=5.0).left == first(1.0)
+
+
+def test_enqueued_tokens_are_granted_once_others_return_them() -> None:
+    record = SharedRecord()
+    enqueued(record, "one", 9.0, 0.0)
+    refused = enqueued(record, "other", 0.0, 1.0, wants=2.0)
+    assert (refused.granted, refused.wait) == (first(0.0), 15.0)
+    enqueued(record, "one", 8.0, 2.0)
+    granted = enqueued(record, "other", 0.0, 3.0, wants=2.0)
+    assert (granted.granted, granted.wait, granted.left) == (first(2.0), 0.0, first(0.0))
+
+
+@pytest.mark.parametrize(("silent", "left"), [(3600.0, 6.0), (3601.0, 9.0)])
+def test_what_a_silent_process_has_enqueued_counts_for_an_hour(silent: float, left: float) -> None:
+    record = SharedRecord()
+    enqueued(record, "other", 3.0, 0.0)
+    assert enqueued(record, "one", 1.0, silent).left == first(left)
+
+
+@pytest.mark.parametrize(
+    ("held", "silent", "known"),
+    [(2.0, 7 * DAY, True), (2.0, 7 * DAY + 1.0, False), (0.0, 60.0, True), (0.0, 61.0, False)],
+)
+def test_accounts_of_silent_clients_expire(held: float, silent: float, known: bool) -> None:
+    record = SharedRecord()
+    for member, at, kept in (("other", 0.0, held), ("one", silent, 0.0)):
+        asked = LeaseAsk(
+            member,
+            limits=MemberLimits(caps=first(8.0)),
+            kept=first(kept),
+            totals=Totals(drawn=kept, number=1),
+            kind=QuotaKind.BUDGET,
+        )
+        exchange(record, asked, EPOCH + at)
+    assert ("other" in record.accounts) is known
+    assert record.accounts["one"].number == 1
