@@ -62,6 +62,7 @@ def test_the_same_line_reads_them_again(
     assert stored_jobs() == []
 
 
+@pytest.mark.full
 def test_what_they_cost_is_paid_by_the_first_run_alone(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +80,7 @@ def test_what_they_cost_is_paid_by_the_first_run_alone(
     assert "0 answered, 3 failed." in again
 
 
+@pytest.mark.full
 def test_a_row_is_sent_again_once_its_job_is_forgotten(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,9 +139,9 @@ def test_more_lines_than_so_few_bytes_should_have_are_refused(
     ("name", "text", "printed"),
     [
         ("a.toml", "#" * 300_000, "is larger than 256 KiB"),
-        ("a.toml", "a = " + "[" * 2_000, "is nested too deeply"),
-        ("a.yaml", "a: " + "[" * 2_000 + "]" * 2_000, "is nested too deeply"),
-        ("a.yaml", "a:\n  " + "- " * 2_000, "is nested too deeply"),
+        ("a.toml", "a = " + "[" * 1_000, "is nested too deeply"),
+        ("a.yaml", "a: " + "[" * 1_000 + "]" * 1_000, "is nested too deeply"),
+        ("a.yaml", "a:\n  " + "- " * 1_000, "is nested too deeply"),
         (
             "a.yaml",
             "a0: &a0 [x]\n"

@@ -177,7 +177,7 @@ def test_a_list_and_its_report_count_each_defect(server: Server, tmp_path: Path)
     assert "(4 truncated, 2 empty)" in results.report().html
 
 
-@pytest.mark.parametrize("strategy", ["individual", "batch"])
+@pytest.mark.parametrize("strategy", sampled(["individual", "batch"]))
 def test_a_job_and_its_report_count_each_defect(tmp_path: Path, strategy: str) -> None:
     model = "sim:demo?latency=0&batch_seconds=0.05"
     with BatchingClient(

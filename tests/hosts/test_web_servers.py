@@ -89,7 +89,6 @@ SITUATIONS: dict[str, Callable[[WebServer, Provider, Path], None]] = {
     "SIGHUP": sighup,
     "SIGTERM": sigterm,
 }
-QUICK = {("gunicorn -k gevent --preload", "200 requests")}
 
 
 def cells() -> list[tuple[WebServer, str]]:
@@ -101,17 +100,9 @@ def cells() -> list[tuple[WebServer, str]]:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("server", "situation"),
-    [
-        pytest.param(
-            server,
-            situation,
-            id=f"{server.name}, {situation}",
-            marks=() if (server.name, situation) in QUICK else pytest.mark.full,
-        )
-        for server, situation in cells()
-    ],
+    ("server", "situation"), cells(), ids=[f"{server.name}, {situation}" for server, situation in cells()]
 )
 def test_a_cell(server: WebServer, situation: str, quick: Provider, tmp_path: Path) -> None:
     SITUATIONS[situation](server, quick, tmp_path)

@@ -378,15 +378,18 @@ def test_in_a_notebook_a_list_has_a_bar_without_being_asked(
 
 
 def test_generate_shows_a_bar_on_a_terminal() -> None:
-    shown = {}
-    for more in ("", ", progress=False"):
-        leader, follower = pty.openpty()
-        program = f"import smartbatch\nsmartbatch.generate(['one', 'two'], model='sim:demo'{more})"
-        environment = os.environ | {"TERM": "xterm"}
-        subprocess.run([sys.executable, "-c", program], stderr=follower, env=environment, check=True)
-        os.write(follower, b"end")
-        os.close(follower)
-        shown[more] = os.read(leader, 100_000).decode()
-        os.close(leader)
-    assert "2/2" in shown[""]
-    assert shown[", progress=False"] == "end"
+    program = """
+import smartbatch, sys
+for progress in (False, None, True):
+    smartbatch.generate(["one", "two"], model="sim:demo", progress=progress)
+    sys.stderr.write("|end|")
+"""
+    leader, follower = pty.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    subprocess.run([sys.executable, "-c", program], stderr=follower, env=environment, check=True)
+    os.close(follower)
+    without, by_default, shown = os.read(leader, 100_000).decode().split("|end|")[:3]
+    os.close(leader)
+    assert without == ""
+    assert "2/2" in by_default
+    assert "2/2" in shown
