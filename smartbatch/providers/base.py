@@ -212,8 +212,9 @@ class Provider(ABC):
         return ProviderError(scrub(f"{type(error).__name__}: {error}"), kind=kind)
 
     def open(self, workers: int) -> None:
-        """Start preparing for ``workers`` concurrent calls; called before the first call. It does not wait,
-        and repeated calls are cheap.
+        """Start preparing for ``workers`` concurrent calls; called before the first call.
+
+        It does not wait, and repeated calls are cheap.
         """
         if self.network is not None:
             self.network.open(workers)

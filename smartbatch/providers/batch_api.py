@@ -98,7 +98,7 @@ class BatchPage:
 class Creation:
     mark: str  # nonce of the attempt, sent in a field that the provider returns with the batch
     model: str  # without the provider's prefix
-    kind: Kind  # of all its requests
+    kind: Kind
     size: int  # number of requests
     file_id: str | None = None  # uploaded input; None for an inline create
     lines: Path | None = None  # file with lines from BatchApi.encode, for an inline create
@@ -117,8 +117,8 @@ class Line:
 
     wire_id: str  # id sent with the request
     outcome: LineOutcome
-    answer: Answer | None = None  # for OK
-    error: ProviderError | None = None  # for all other outcomes; billed usage is in error.usage
+    answer: Answer | None = None  # set if the outcome is OK
+    error: ProviderError | None = None  # set for all other outcomes; billed usage is in error.usage
 
 
 class BatchApi(ABC):

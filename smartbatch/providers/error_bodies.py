@@ -17,12 +17,12 @@ from smartbatch.providers.foreign_text import fields, plain
 from smartbatch.providers.http.content import decode_answer
 from smartbatch.providers.http.replies import Reply, is_html
 
-_MAX_TEXT = 2000  # characters of a reason
+_MAX_TEXT = 2000  # maximum characters of a reason
 _MAX_PAGE = 64 * 1024  # bytes at the start of a page that are searched for a title
 _MAX_DEPTH = 6
-_MAX_PARTS = 5  # maximum reasons from one list
+_MAX_PARTS = 5  # maximum reasons per list
 _TITLES = ("title", "error")  # fields with a headline, often just ``Bad Request``; shown first
-# fields with the reason itself, the most common first
+# fields that contain the reason itself, the most common first
 _REASONS = (
     "message",
     "msg",
@@ -37,7 +37,7 @@ _REASONS = (
     "reason",
     "description",
 )
-# fields with further reasons, or the only one
+# fields that contain further reasons, or the only reason
 _INSIDE = ("errors", "invalid-params", "invalid_params", "fault", "base_resp", "data")
 # fields of a listed reason with a place in the request, such as ``body.seed``
 _PLACES = ("loc", "pointer", "name", "param", "field", "parameter", "path")

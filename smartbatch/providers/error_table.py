@@ -49,7 +49,7 @@ _STATUSES = {
     403: ErrorKind.AUTH_ERROR,
     407: ErrorKind.AUTH_ERROR,
     408: ErrorKind.SERVER_ERROR,  # the server's own time-out; retried
-    409: ErrorKind.SERVER_ERROR,  # a lock; retried
+    409: ErrorKind.SERVER_ERROR,  # a lock conflict; retried
     424: ErrorKind.SERVER_ERROR,  # TGI: the generation failed
     425: ErrorKind.SERVER_ERROR,
     429: ErrorKind.RATE_LIMIT,
@@ -128,8 +128,8 @@ def _http_number(code: object) -> int | None:
 
 Measure: TypeAlias = Literal["requests", "bytes", "tokens"]  # limited per batch
 
-_MAX_TEXT, _MAX_PARTS = 64 * 1024, 20  # maximum characters of a problem's text, and maximum steps of its path
-# statuses of refusals that may be about lines or limits; a batch that fails validation has none
+_MAX_TEXT, _MAX_PARTS = 64 * 1024, 20  # characters of a problem's text, steps of its path
+# statuses of refusals that may concern lines or limits; a batch that fails validation has no status
 _REFUSED = (None, 400, 413, 422)
 _NOT_OF_A_LINE = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR, ErrorKind.SERVER_ERROR}
@@ -156,7 +156,7 @@ _MEASURES: tuple[tuple[Measure, re.Pattern[str]], ...] = (
 _OTHER_LIMIT = re.compile(
     r"output[ _]tokens|max_(?:completion_)?tokens|context|rate limit|quota|enqueued|per (?:minute|day)", re.I
 )
-# parts of a text that may repeat a prompt, whose words are not about lines and limits
+# quoted parts may repeat a prompt, so their words are ignored
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 _LIMIT_CODES: Mapping[str, Measure] = {
     "too_many_tasks": "requests",

@@ -184,7 +184,7 @@ _ANTHROPIC = {
 }
 # Unix seconds of 2017 and 2286; a number between them, in any unit, is a time and not a duration
 _EARLIEST, _LATEST = 1.5e9, 1e10
-_STAMP_UNITS = (1.0, 1e3, 1e6, 1e9)  # per second
+_STAMP_UNITS = (1.0, 1e3, 1e6, 1e9)  # units per second
 _STAMPS_ROUNDED_TO = 1.0  # seconds
 _DATE_IS_EXACT_TO = 2.0  # a Date header has whole seconds, and the answer takes time to arrive
 

@@ -20,7 +20,7 @@ Factory: TypeAlias = Callable[[str, Clock, Mapping[str, Any]], tuple[Provider, s
 
 
 def create(model: str, *, clock: Clock, options: Mapping[str, Any] | None = None) -> tuple[Provider, str]:
-    """Return the provider for ``provider:model`` and the provider's own name of the model.
+    """Return the provider for ``provider:model`` and the provider's own name for the model.
 
     Args:
         model: such as ``openai:gpt-5-mini``, ``sim:demo?latency=0.2&faults=0.02`` or
@@ -95,7 +95,7 @@ def option_types(prefix: str) -> Mapping[str, Any]:
     return {name: parameter.annotation for name, parameter in parameters.items()}
 
 
-# the model's name, and the arguments of its provider before the options
+# the model's name, and the positional and keyword arguments of its provider
 _Arguments: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
@@ -156,11 +156,11 @@ _factories: dict[str, Factory] = {
 @frozen
 class Variables:
     keys: tuple[str, ...]  # of the key; any one suffices
-    address: str  # of its base URL
+    address: str  # of the base URL
     usual: str  # default base URL
 
 
-# by prefix; other providers have none
+# by prefix; other providers have no variables
 VARIABLES: Mapping[str, Variables] = {
     "anthropic": Variables(
         ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"), "ANTHROPIC_BASE_URL", "https://api.anthropic.com"

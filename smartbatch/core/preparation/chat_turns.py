@@ -173,7 +173,7 @@ def _call(call: Any, field: str) -> ToolCall:
         whole = copied_object(call, field)
         identity, kind = whole.pop("id", None), whole.pop("type", "function")
         called = whole.pop(kind, None) if kind in ("function", "custom") else None
-        if called is None and "name" in whole:  # as in a results file
+        if called is None and "name" in whole:  # the form in result files
             called, whole = whole, whole.pop("extra", None) or {}
         if not isinstance(called, Mapping):
             refuse(field, "must have an id, the type 'function', and a function with name and arguments")

@@ -24,7 +24,7 @@ class NotJson(ValueError):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path} {reason}")
         self.path = path  # place in the value, such as ``["properties"]["x"]``
-        self.reason = reason  # what is wrong there
+        self.reason = reason  # what is wrong
 
 
 def surrogate_at(text: str) -> int | None:

@@ -151,7 +151,7 @@ def _once(keyword: Any) -> Any:
             flaws = list(islice(keyword(validator, reference, value, schema), MAX_FLAWS))
             known.found[id(schema), id(value)] = flaws
         for flaw in flaws:
-            yield flaw.create_from(flaw)  # the receiver adds its own path
+            yield flaw.create_from(flaw)  # a copy, because the receiver adds its own path
 
     return once
 
@@ -296,7 +296,7 @@ def _validator(schema: str) -> Any:
         where = "".join(f"[{part!r}]" for part in error.absolute_path)
         problem = f"is not a JSON schema: at {where or 'the top'} it violates {error.validator!r}"
         raise ValueError(problem) from None
-    # jsonschema runs these patterns itself
+    # For this combination, jsonschema would run the patterns itself.
     if '"unevaluatedProperties": ' in schema and '"patternProperties": ' in schema:
         raise ValueError(
             "has both patternProperties and unevaluatedProperties; use additionalProperties with patterns"

@@ -153,7 +153,7 @@ class RequestPreparer:
                         field="n",
                     )
                 request = self._with_model(validation.normalise(verdict, _once(self._defaults)))
-        if (request.row, request.sample) != (asked.row, asked.sample):  # a hook made a new request
+        if (request.row, request.sample) != (asked.row, asked.sample):  # a hook created a new request
             request = evolve(request, row=asked.row, sample=asked.sample)
         return request
 

@@ -192,7 +192,7 @@ class Calibration:
     """
 
     SETTLED = 20  # requests after which each has weight 1/20 in the ratio, and the output quantile is trusted
-    REMEMBERED = 256  # answers: enough for a 95 % quantile that is based on a dozen of them
+    REMEMBERED = 256  # answers; the 95 % quantile is then based on a dozen of them
     QUANTILE = 0.95  # quantile to reserve: one answer in twenty exceeds it, and is reconciled afterwards
     LATEST = 10  # answers whose mean replaces the previous one if it differs
     CHANGED = 1.5  # factor by which it must differ; smaller differences average out soon
@@ -403,7 +403,7 @@ class _KnownTokens:
 
     def _outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         latest = (*self.latest, tokens)
-        if len(latest) > most and latest[0] == tokens:  # it replaces an equal one
+        if len(latest) > most and latest[0] == tokens:  # the new value equals the one that is dropped
             return latest[1:], self.ranked
         ranked = list(self.ranked)
         insort(ranked, tokens)

@@ -64,7 +64,7 @@ def _parts(form: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 API_VERSION = "2026-10-21"  # version used by this adapter; takes no sampling parameters
-# the previous version, which takes sampling parameters for models that still support them
+# the previous version, which accepts sampling parameters for models that still support them
 OLD_API_VERSION = "2023-06-01"
 
 _RESERVED = ("model", "messages", "stream")

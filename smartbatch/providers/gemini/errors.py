@@ -63,7 +63,7 @@ class _Error:
     reasons: tuple[str, ...]  # from ErrorInfo
     violations: tuple[tuple[str, str | None], ...]  # quota ids, with limits if they are named
     wait: float | None  # seconds, from RetryInfo
-    code: int | None  # the HTTP status it names
+    code: int | None  # HTTP status named in the body
 
     def quotas(self, word: str) -> list[tuple[str, str | None]]:
         """Return the violated quotas whose names contain ``word``."""

@@ -195,7 +195,7 @@ class EventStream(AnswerStream):
 def _is_error(data: Mapping[str, Any], name: str) -> bool:
     if name == "error" or data.get("type") == "error":
         return True
-    # OpenRouter puts it next to empty choices.
+    # OpenRouter sends the error next to empty choices.
     return says_something(data.get("error")) and "response" not in data
 
 

@@ -15,7 +15,7 @@ from typing import Any
 MAX_HEAD = 65536  # maximum bytes of the head, interim answers, chunk extensions and trailers together
 MAX_LINES = 100  # maximum header lines, as in ``http.client``
 
-_MAX_CACHED_HEAD_CHARACTERS = 8192  # characters of a head; lines of longer heads are not cached
+_MAX_CACHED_HEAD_CHARACTERS = 8192  # lines of longer heads are not cached
 _HEAD_READ_BYTES = 8192  # bytes per read until the head is complete; usually the whole answer
 _PIECE_BYTES = 65536  # bytes per read of a body
 _BUFFER_GROWTH_BYTES = 1 << 20  # bytes by which a body's buffer grows; the announced length may never arrive
@@ -134,7 +134,7 @@ class IncomingResponse:
         if coding != "identity":
             self._chunked = coding == "chunked"
             return self._chunked and "content-length" not in headers
-        sure = "transfer-encoding" not in headers  # the sender may mean another length
+        sure = "transfer-encoding" not in headers  # otherwise the sender may mean another length
         if self.status in (204, 304) or self.status < 200:
             self.length = 0
             return sure

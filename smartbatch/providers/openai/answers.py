@@ -58,7 +58,7 @@ _FINISH = {
     "model_length": "length",  # Mistral: the model's context is full
 }
 _CALLS = ("tool_calls", "function_call")
-# fields that hold the reasoning of a message: at DeepSeek, vLLM and xAI; at OpenRouter and Groq
+# fields with a message's reasoning: DeepSeek, vLLM and xAI; OpenRouter and Groq
 REASONING = ("reasoning_content", "reasoning")
 KNOWN_IN_MESSAGE = frozenset({"role", "content", "refusal", *_CALLS, *REASONING})
 KNOWN_IN_CHOICE = frozenset({"index", "message", "delta", "finish_reason", "logprobs", "error"})

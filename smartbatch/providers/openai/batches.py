@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _BATCHES_PER_PAGE = 100
 _FILES_PER_PAGE = 10_000
-_MAX_PAGES = 1000  # of a list of files
+_MAX_PAGES = 1000  # per list of files
 _JSON = {"Content-Type": "application/json"}
 _INPUT_SUFFIX = ".jsonl"  # required in the names of batch inputs
 _QUOTA_CODE = "token_limit_exceeded"  # too many tokens are in unfinished batches
@@ -267,7 +267,7 @@ class OpenAIBatches(BatchApi):
         """Convert a decoded batch; unusable ids are an error."""
         inner = fields(data.get("job"))
         if inner and "id" not in data:
-            data = inner  # the answer of Together's create
+            data = inner  # Together wraps the answer to a create
         batch_id = _plain_id(data.get("id"))
         if batch_id is None:
             raise unusable("the provider returned a batch without an id")

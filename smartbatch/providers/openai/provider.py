@@ -167,7 +167,7 @@ class OpenAIProvider(Provider):
             window=batch_window,
             purpose=batch_purpose,
         )
-        self._reasoning = not (official or azure)  # they reject the field
+        self._reasoning = not (official or azure)  # OpenAI and Azure reject the field
         self._flex = official if flex is None else flex
         self._checked: Generation | None = None
 

@@ -41,7 +41,7 @@ MAX_CHARACTERS = 120_000  # in all names of properties and definitions and all e
 class SentSchema:
     """A schema as it is sent. Its root is an object."""
 
-    strict: bool  # whether the API enforces it
+    strict: bool  # the API enforces the schema
     schema: Mapping[str, Any]  # any other root becomes the property WRAPPER_PROPERTY
 
 
@@ -194,7 +194,7 @@ def _instruct(body: dict[str, Any], text: str) -> None:
         own = body.get("instructions")
         body["instructions"] = f"{own}\n\n{text}" if own else text
         return
-    # some servers accept only one system message, as the first message
+    # some servers accept only one system message, in the first place
     first, *others = body["messages"]
     content = first.get("content")
     if first["role"] not in INSTRUCTIONS:

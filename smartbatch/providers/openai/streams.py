@@ -44,7 +44,7 @@ class ChatReader(EventReader):
         self._choice: dict[str, Any] = {}
         self._message: dict[str, Any] = {}
         self._calls: list[dict[str, Any]] = []
-        self._open: dict[int | None, dict[str, Any]] = {}  # calls that may be continued, by index
+        self._open: dict[int | None, dict[str, Any]] = {}  # incomplete tool calls by index
         self._logprobs: list[Any] = []
         self._reason: Any = None
         self._choices = 0
