@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import smartbatch
-from smartbatch import BatchingClient, Embedding, InvalidRequest, Request, Route
+from smartbatch import BatchingClient, Embedding, Request, Route
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
@@ -94,26 +94,6 @@ def test_a_poison_text_is_found_by_halves_and_hurts_nobody_else(emu, client):
 def test_a_task_type_openai_does_not_know_is_left_out_and_said(client):
     result = client.submit_embedding("a text", task_type="RETRIEVAL_QUERY").result(30)
     assert [field for field, _ in result.dropped] == ["task_type"]
-
-
-def test_a_provider_without_embeddings_says_so_before_anything_is_queued():
-    with BatchingClient("sim:demo") as client, pytest.raises(InvalidRequest, match="no embeddings"):
-        client.submit_embedding("a text")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"dimensions": 0}, "dimensions"),
-        ({"dimensions": 2.5}, "dimensions"),
-        ({"task_type": ""}, "task_type"),
-    ],
-)
-def test_bad_constraints_are_refused_before_anything_is_sent(emu, client, arguments, field):
-    with pytest.raises(InvalidRequest) as caught:
-        client.submit_embedding("a text", **arguments)
-    assert caught.value.field == field
-    assert emu.ledger.received == 0
 
 
 def test_a_call_carries_no_more_tokens_than_the_provider_takes(emu, client):

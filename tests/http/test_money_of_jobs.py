@@ -152,12 +152,6 @@ def test_each_process_counts_what_it_stored(claude, tmp_path):
         assert third.spent == 0.0
 
 
-def test_with_a_budget_a_job_counts_once_as_well(claude, tmp_path):
-    with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), budget=1.0, max_tokens=9) as client:
-        client.submit_batch(["one", "two"]).wait()
-        assert client.spent == pytest.approx(ALONE)
-
-
 def test_requests_of_a_job_that_were_not_sent_count_as_such(claude, tmp_path):
     with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), budget=1e-6, max_tokens=30) as client:
         client.submit_batch(["one", "two"]).wait()
@@ -224,14 +218,11 @@ def test_a_result_of_a_batch_took_the_time_since_the_batch_was_sent(client):
     assert results.mean_latency == pytest.approx(results.total_latency / 2)
 
 
-@pytest.mark.parametrize("route", ["batch", "hybrid"])
-def test_a_list_that_waited_together_has_no_speed_up(client, route):
-    assert client.generate([f"question {n}" for n in range(8)], strategy=route).speed_up is None
-
-
-def test_a_list_in_real_time_has_one(client):
-    results = client.generate(["one", "two"], strategy="individual")
-    assert results.speed_up == pytest.approx(results.total_latency / results.wall)
+@pytest.mark.parametrize("route", ["individual", "batch", "hybrid"])
+def test_only_a_list_in_real_time_has_a_speed_up(client, route):
+    results = client.generate([f"question {n}" for n in range(8)], strategy=route)
+    expected = results.total_latency / results.wall if route == "individual" else None
+    assert results.speed_up == (expected and pytest.approx(expected))
 
 
 # -- equal rows ----------------------------------------------------------------------------------------------
@@ -260,21 +251,20 @@ def test_equal_rows_of_a_job_are_paid_once(claude, client, few):
     assert (figures.submitted, figures.succeeded, figures.failed, figures.deduplicated) == (6, 4, 2, 3)
 
 
-def test_equal_rows_that_ask_for_it_are_each_answered(claude, client):
-    results = list(client.submit_batch(["one", "one"], deduplicate=False).results())
+@pytest.mark.parametrize(
+    ("settings", "rows", "params"),
+    [
+        ({}, ["one", "one"], {"deduplicate": False}),
+        ({"deduplicate": False}, ["one", "one"], {}),
+        ({}, [Request("one"), Request("one", Generation(max_tokens=7))], {}),
+    ],
+    ids=["as requested", "as configured", "other parameters"],
+)
+def test_rows_that_are_not_equal_are_each_answered(claude, tmp_path, settings, rows, params):
+    with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), **settings) as client:
+        results = list(client.submit_batch(rows, **params).results())
     assert len(claude.asked) == 2
     assert not any(result.deduplicated for result in results)
-
-
-def test_a_client_that_does_not_deduplicate_pays_for_each(claude, tmp_path):
-    with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), deduplicate=False) as client:
-        client.submit_batch(["one", "one"]).wait()
-    assert len(claude.asked) == 2
-
-
-def test_rows_of_other_parameters_are_not_equal(claude, client):
-    client.submit_batch([Request("one"), Request("one", Generation(max_tokens=7))]).wait()
-    assert len(claude.asked) == 2
 
 
 def test_a_cancelled_job_ends_its_equal_rows_as_well(claude, tmp_path):

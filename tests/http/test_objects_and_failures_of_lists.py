@@ -59,7 +59,7 @@ def all_until_one_fails(w: World, results: Iterator[Result]) -> tuple[list[Resul
     return seen, raised.value
 
 
-@pytest.mark.parametrize("provider", sampled(PROVIDERS, keep=3))
+@pytest.mark.parametrize("provider", sampled(PROVIDERS))
 def test_a_batch_sends_each_schema_in_the_form_that_its_provider_takes(provider, tmp_path):
     kinds = [Node, list[int], Literal["a", "b"], Node | None]
     requests = [Request(text, Generation(schema=kinds[n % 4])) for n, text in enumerate(texts(12))]
@@ -102,15 +102,6 @@ def test_a_list_by_batch_makes_objects_of_each_requests_own_class(provider, way,
         assert [result.parsed for result in found] == [result.parsed for result in alone]
         assert {result.route for result in again} == {Route.CACHED}
         assert [result.parsed for result in again] == [result.parsed for result in found]
-
-
-@pytest.mark.parametrize("kind", sampled(KINDS, keep=1))
-def test_the_class_of_a_list_by_batch_may_be_the_lists_or_the_clients(kind, tmp_path):
-    with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
-        of_list = w.process().generate(texts(12), strategy="batch", schema=kind)
-        of_client = w.process(schema=kind).generate(texts(12), strategy="batch")
-        assert {type(result.parsed) for result in of_list} == {kind}
-        assert [result.parsed for result in of_list] == [result.parsed for result in of_client]
 
 
 def test_a_batch_answer_that_does_not_fit_its_class_is_repaired_alone(tmp_path):

@@ -11,10 +11,11 @@ from core.batching.hostile_prompts import HOSTILE
 
 from smartbatch import BatchingClient, ValidationFailed
 from smartbatch.emulator.composed_answers import answer_for
-from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
+from tests.levels import sampled
 
-MODEL = "gpt-4.1-mini"
+MODELS = {"openai": "gpt-4.1-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
+SERVICES, MODEL = list(MODELS), MODELS["openai"]
 
 
 @frozen
@@ -30,9 +31,10 @@ def emu() -> Iterator[Emulator]:
         yield emu
 
 
-def client_of(emu: Emulator, **settings: object) -> BatchingClient:
-    provider = OpenAIProvider("sk-of-the-test", emu.base_url)
-    return BatchingClient(MODEL, provider=provider, parallelism=8, **settings)
+def client_of(emu: Emulator, service: str = "openai", **settings: object) -> BatchingClient:
+    url = emu.base_url if service == "openai" else emu.url
+    options = {"api_key": "AIza-of-the-test", "base_url": url}
+    return BatchingClient(f"{service}:{MODELS[service]}", provider_options=options, parallelism=8, **settings)
 
 
 @pytest.mark.full
@@ -68,11 +70,21 @@ def test_packing_goes_on_through_faults(emu):
     assert [result.text for result in results] == [answer_for(prompt, MODEL) for prompt in prompts]
 
 
-def test_a_class_is_asked_for_and_answered(emu):
-    with client_of(emu) as client:
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_class_is_asked_for_and_answered(emu, service):
+    with client_of(emu, service) as client:
         result = client.submit("Write a note.", schema=Note).result(30)
     assert isinstance(result.parsed, Note)
-    assert result.parsed.text == answer_for("Write a note.", MODEL)
+    assert result.parsed.text == answer_for("Write a note.", client.model)
+
+
+@pytest.mark.parametrize("service", sampled(SERVICES[1:]))
+def test_other_services_answer_packed_prompts_as_well(emu, service):
+    prompts = [f"Question {i}?" for i in range(100)]
+    with client_of(emu, service, packing=True) as client:
+        results = client.generate(prompts)
+    assert [result.text for result in results] == [answer_for(prompt, client.model) for prompt in prompts]
+    assert emu.ledger.received < 40
 
 
 def test_a_service_that_answers_prose_is_told_and_then_given_up(emu):

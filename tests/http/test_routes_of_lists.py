@@ -232,14 +232,6 @@ def test_a_stream_of_a_batch_that_is_closed_cancels_it(tmp_path):
         assert w.wait(job).done
 
 
-def test_identical_prompts_of_a_batch_are_paid_once(tmp_path):
-    with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
-        results = asked(w, w.process(), ["same"] * 12 + texts(12), strategy="batch")
-        assert results.texts == w.right(["same"] * 12 + texts(12))
-        assert sum(result.deduplicated for result in results) == 11
-        assert w.creates[0].total == 13
-
-
 def test_answers_that_came_by_batch_are_found_in_the_cache(tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process(cache=str(tmp_path / "cache.db"))

@@ -10,11 +10,17 @@ import pytest
 from smartbatch import BatchingClient, Price, ResultList, SmartbatchError
 from smartbatch.emulator import Emulator
 from smartbatch.testing import emulator
+from tests.levels import sampled
 
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 PRICE = 10.0
 BUDGET = 0.005
-each_provider = pytest.mark.parametrize("provider", sorted(MODELS))
+each_provider = pytest.mark.parametrize("provider", sampled(sorted(MODELS), first=2))
+FAULTS = ("reset", "truncated", "bad_json", "empty", "html_200")
+LOST = sampled([(provider, fault) for provider in sorted(MODELS) for fault in FAULTS], keep=4)
+BROKEN = sampled(
+    [(provider, closed) for provider in sorted(MODELS) for closed in (True, False)], keep=2, first=1
+)
 
 
 def client_at(emu: Emulator, provider: str, **more: Any) -> BatchingClient:
@@ -39,8 +45,7 @@ def billed(emu: Emulator) -> float:
     return sum(call.billed for call in emu.ledger.calls) * PRICE / 1e6
 
 
-@each_provider
-@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize(("provider", "closed"), BROKEN)
 def test_streams_that_are_closed_or_cut_never_exceed_the_budget(provider, closed):
     settings: dict[str, Any] = {"per_token": 0.03} if closed else {"faults": {"stream_end": 1.0}}
     with emulator(**settings) as emu, client_at(emu, provider) as client:
@@ -62,8 +67,7 @@ def test_streams_that_are_closed_or_cut_never_exceed_the_budget(provider, closed
             assert result.unconfirmed_cost >= 100 * PRICE / 1e6
 
 
-@each_provider
-@pytest.mark.parametrize("fault", ["reset", "truncated", "bad_json", "empty", "html_200"])
+@pytest.mark.parametrize(("provider", "fault"), LOST)
 def test_lost_and_unreadable_answers_keep_their_reservations(provider, fault):
     with emulator(faults={fault: 1.0}) as emu, client_at(emu, provider) as client:
         results = ResultList(client.map([f"question {n}" for n in range(20)], on_error="result"))

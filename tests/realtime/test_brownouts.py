@@ -50,11 +50,11 @@ def test_a_row_that_alone_keeps_failing_ends_after_its_tries(clock, client_of):
     )
     client = client_of(provider, parallelism=4)
     with clock.held():
-        futures = submit_all(client, [f"p{i}" for i in range(200)])
+        futures = submit_all(client, [f"p{i}" for i in range(80)])
     assert isinstance(futures[7].exception(PATIENCE), ProviderError)
     assert sum(future.exception(PATIENCE) is not None for future in futures) == 1
     assert provider.prompts.count("p7") == 4
-    assert clock.now() <= 200 / 4 * LATENCY + 5.0
+    assert clock.now() <= 80 / 4 * LATENCY + 5.0
 
 
 @pytest.mark.parametrize("status", [404, 403, 401, 402])
@@ -124,7 +124,7 @@ def test_a_stray_web_page_between_answers_is_asked_again(clock, client_of):
     provider = Scripted(
         clock, lambda prompt, _: page() if next(calls) % 50 == 0 else f"re: {prompt}", latency=LATENCY
     )
-    ask_all(client_of(provider, parallelism=8), clock, rows=200)
+    ask_all(client_of(provider, parallelism=8), clock, rows=100)
     assert clock.now() <= 10
 
 

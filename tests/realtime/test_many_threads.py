@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from smartbatch.errors import ErrorKind
 from smartbatch.events import Event, RequestFinished, RequestSubmitted
 from smartbatch.types import Answer, Usage
 from tests.levels import sampled
+from tests.together import run_together
 
 FAULTS = (
     broken,
@@ -28,26 +28,6 @@ FAULTS = (
     lambda: failure(ErrorKind.CLIENT_ERROR, status=400),
     lambda: failure(ErrorKind.UNKNOWN, usage=Usage(1, 0)),
 )
-
-
-def in_threads(count: int, work: Callable[[int], None]) -> None:
-    together = threading.Barrier(count)
-    mistakes: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            together.wait(PATIENCE)
-            work(number)
-        except BaseException as mistake:
-            mistakes.append(mistake)
-
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * PATIENCE)
-        assert not thread.is_alive(), "a submitting thread hangs"
-    assert mistakes == []
 
 
 class Watch:
@@ -90,7 +70,7 @@ def test_two_hundred_threads_submit_fifty_requests_each(shared, clock, client_of
             if (result.text, result.context) != (f"re: {name}", name):
                 wrong.append((name, result))
 
-    in_threads(200, work)
+    run_together(work, range(200))
     client.stop()
     assert wrong == []
     assert len(settled) == 10_000
@@ -149,8 +129,8 @@ def test_cancelling_threads_and_workers_agree_on_every_future(clock, client_of):
     def work(number: int) -> None:
         rng = random.Random(number)
         mine: Counter[str] = Counter()
-        futures = [client.submit(f"{number}/{i}") for i in range(50)]
-        for future in rng.sample(futures, 25):
+        futures = [client.submit(f"{number}/{i}") for i in range(30)]
+        for future in rng.sample(futures, 15):
             future.cancel()
         for future in futures:
             mine["cancelled" if future.cancelled() else "ok" if future.result(PATIENCE).ok else "failed"] += 1
@@ -158,12 +138,12 @@ def test_cancelling_threads_and_workers_agree_on_every_future(clock, client_of):
             outcomes.update(mine)
 
     lock = threading.Lock()
-    in_threads(20, work)
+    run_together(work, range(10))
     client.stop()
     counts = engine.counts()
-    assert (counts.submitted, counts.waiting, counts.in_flight, counts.failed) == (1_000, 0, 0, 0)
+    assert (counts.submitted, counts.waiting, counts.in_flight, counts.failed) == (300, 0, 0, 0)
     assert (counts.succeeded, counts.cancelled) == (outcomes["ok"], outcomes["cancelled"])
-    assert len(watch.ended) == 1_000
+    assert len(watch.ended) == 300
     assert set(watch.ended.values()) == {1}
     assert watch.unbalanced == []
 
@@ -193,7 +173,7 @@ def test_identical_requests_of_many_threads_are_balanced_too(clock, client_of):
             if not future.cancelled():
                 future.exception(PATIENCE)
 
-    in_threads(40, work)
+    run_together(work, range(40))
     client.stop()
     counts = engine.counts()
     assert counts.balanced()

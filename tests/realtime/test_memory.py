@@ -85,6 +85,7 @@ def test_cancelled_requests_leave_nothing_in_the_queue(clock, client_of):
     client.stop(timeout=0)
 
 
+@pytest.mark.full
 def test_cancelled_requests_that_joined_one_which_waits_leave_no_time_outs(clock, client_of):
     provider = Scripted(clock, latency=100.0)
     client = client_of(provider, parallelism=1)

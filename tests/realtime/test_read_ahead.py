@@ -22,7 +22,8 @@ NAME = "smartbatch-prompts"
 
 @pytest.fixture
 def client() -> Iterator[BatchingClient]:
-    with BatchingClient("mock", provider=MockProvider(lambda request: f"re: {request.prompt}")) as made:
+    provider = MockProvider(lambda request: f"re: {request.prompt}")
+    with BatchingClient("mock", provider=provider, queue_capacity=100) as made:
         yield made
 
 

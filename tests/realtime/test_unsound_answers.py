@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +14,9 @@ from scenes import PATIENCE, Aside, Scripted, failure, submit_all
 
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ErrorKind, SmartbatchError
+from smartbatch.observe import logs
+from smartbatch.realtime.router import ResponseRouter
+from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Answer, LimitReport, Result, Usage
 
 
@@ -111,3 +117,42 @@ def test_an_interrupt_while_futures_are_ended_ends_the_others_too(clock, client_
         with pytest.raises(KeyboardInterrupt):
             client.stop(timeout=0)
         assert all(isinstance(future.exception(PATIENCE), ClientClosed) for future in futures)
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    logs.enable("warning", stream)
+    yield stream
+    logs.disable()
+
+
+def entries(log: io.StringIO) -> list[tuple[str, str]]:
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    return [(line["event"], line["error"]) for line in lines]
+
+
+def test_a_connection_that_cannot_be_closed_ends_its_stream_all_the_same(clock, log):
+    def close() -> None:
+        raise OSError("already gone")
+
+    box = ChunkBox(clock)
+    box.attach(close)
+    assert box.cancel()
+    box.end(Result("id", text="late"))
+    assert box.over
+    assert entries(log) == [("stream_close_failed", "OSError")]
+
+
+def test_an_error_of_the_library_itself_fails_the_request_and_is_logged(clock, client_of, log, monkeypatch):
+    prepare = ResponseRouter.prepare
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    client = client_of(Scripted(clock), retries=0)
+    monkeypatch.setattr(ResponseRouter, "prepare", broken)
+    assert "inside smartbatch (ZeroDivisionError)" in str(client.submit("first").exception(PATIENCE))
+    monkeypatch.setattr(ResponseRouter, "prepare", prepare)
+    assert client.submit("second").result(PATIENCE).ok
+    assert ("internal_error", "ZeroDivisionError") in entries(log)

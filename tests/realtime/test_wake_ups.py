@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
 from inside import engine_of, has_looked
-from scenes import PATIENCE, Embedder, InTime, Scripted, eventually, submit_all, unavailable
+from scenes import PATIENCE, Aside, Embedder, InTime, Scripted, eventually, limited, submit_all, unavailable
 
+from smartbatch._clock import VirtualClock
 from smartbatch.config import BatchingConfig
+from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.realtime.lane import Lane, LaneFactory
+from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket
-from smartbatch.types import Embedding
+from smartbatch.types import Embedding, Kind
 
 
 def test_an_urgent_identical_request_closes_the_window_at_once(clock, client_of):
@@ -159,3 +163,52 @@ def test_a_lane_whose_opening_is_interrupted_is_opened_again(clock):
     with pytest.raises(KeyboardInterrupt):
         lanes.of(provider, "model")
     assert lanes.of(provider, "model") in served
+
+
+def factory(
+    clock: VirtualClock,
+    calibration: Callable[[str, Kind], Calibration] = lambda *_: Calibration(),
+    **settings: object,
+) -> LaneFactory:
+    return LaneFactory(
+        RealtimeSetup(BatchingConfig(**settings), clock, calibration=calibration), lambda _: None
+    )
+
+
+def test_a_model_whose_tokens_are_read_holds_up_no_other_model(clock):
+    provider = Scripted(clock)
+    other: list[Lane] = []
+
+    def read(label: str, _: Kind) -> Calibration:
+        if label.endswith(":slow"):
+            other.append(Aside(lambda: lanes.of(provider, "quick")).result())
+        return Calibration()
+
+    lanes = factory(clock, read)
+    lane = lanes.of(provider, "slow")
+    assert [each.model for each in (lane, *other)] == ["slow", "quick"]
+
+
+def test_a_pause_of_the_quota_is_seen_before_requests_are_gathered(clock, client_of, monkeypatch):
+    client = client_of(Embedder(clock, lambda *_: limited(500.0)))
+    taken = [0]
+    pop = LaneQueue.pop
+
+    def counted(lane_queue: LaneQueue) -> Ticket | None:
+        taken[0] += 1
+        return pop(lane_queue)
+
+    def come() -> int:
+        for number in range(4):
+            client.submit_embedding(f"refused {number}")
+            clock.sleep(5.0)
+        monkeypatch.setattr(LaneQueue, "pop", counted)
+        for number in range(300):
+            client.submit_embedding(f"t{number}")
+            clock.sleep(0.2)  # the window is over, and the collector looks
+        return taken[0]
+
+    with clock.held():
+        coming = InTime(clock, come)
+    assert coming.result() == 0
+    client.stop(timeout=0)
