@@ -64,13 +64,6 @@ def test_a_misspelt_word_is_refused_at_once_with_the_nearest(
     assert client.counts.submitted == 0
 
 
-def test_the_library_lists_each_of_its_names_once() -> None:
-    assert (
-        smartbatch.Result in vars(smartbatch).values()
-    )  # a name that was used is a global of the module, too
-    assert len(dir(smartbatch)) == len(set(dir(smartbatch)))
-
-
 def test_a_request_and_a_model_are_told_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"did you mean urgent\?$"):
         Request("a", priority="urgnt")

@@ -11,7 +11,6 @@ from jobs.remote import Remote
 
 from smartbatch import BatchingClient, ConfigError
 from smartbatch._clock import VirtualClock
-from smartbatch.errors import SmartbatchError
 from smartbatch.types import Result
 
 ClientOf = Callable[..., BatchingClient]
@@ -103,10 +102,3 @@ def test_setting_an_attribute_raises_and_says_what_works(
     client = client_of(Remote(clock))
     with pytest.raises(AttributeError, match=advice):
         setattr(client, name, 16)
-
-
-def test_the_advice_works(client_of: ClientOf, clock: VirtualClock) -> None:
-    client = client_of(Remote(clock), max_rpm=16, temperature=0.5)
-    client.set_parallelism(16)
-    assert client.submit("a").result(LONG).ok
-    assert not isinstance(client.submit("b").exception(LONG), SmartbatchError)
