@@ -55,9 +55,13 @@ CATALOGUE = {
     "H10": "a hanging store that delays the end of a process",
     "I1": "a wall clock that is set",
 }
+SIMULATION = "faults/simulation/test_seeds.py"
 ELSEWHERE = {
     "B9": "providers/test_conformance_network.py::test_a_cut_body_is_never_an_answer",
     "C7": "realtime/test_packed_calls.py::test_a_thousand_prompts_a_hundred_hostile_under_all_damages",
+    "C8": f"{SIMULATION}::test_jobs_in_each_case_go_as_they_went",
+    "C14": f"{SIMULATION}::test_jobs_in_each_case_go_as_they_went",
+    "C20": f"{SIMULATION}::test_jobs_at_an_odd_provider_go_as_they_went",
     "E3": "jobs/test_realtime_runner.py::test_nothing_more_is_asked_while_answers_cannot_be_stored",
     "H10": "jobs/test_hanging_stores.py::test_a_store_that_hangs_holds_up_no_end",
 }

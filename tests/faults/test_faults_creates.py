@@ -13,20 +13,6 @@ from tests.levels import sampled
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("fault", sampled(["get_lag", "list_lag"], keep=1))
-def test_c19_a_batch_that_is_not_seen_at_first_is_not_taken_for_gone(fault: str, new_world: NewWorld) -> None:
-    lag = {"batch_get_lag": MINUTE, "batch_list_lag": MINUTE, "batch_turnaround": 3 * MINUTE}
-    w = new_world(rare=60, batch_faults={fault: 1.0}, **lag)
-    client = w.process(batch_poll_interval=5.0)
-    asked = [texts(3 + number, f"job {number}") for number in range(2)]
-    jobs = [client.submit_batch(prompts) for prompts in asked]
-    for job, prompts in zip(jobs, asked, strict=True):
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert not w.incidents(job)
-    assert len(w.creates) == 2
-
-
 def test_c22_a_late_batch_that_never_ends_is_reported_and_left(provider: str, new_world: NewWorld) -> None:
     if provider != "anthropic":
         pytest.skip("a deleted file keeps it out, or its label proves it and it is cancelled")
@@ -45,22 +31,6 @@ def test_c22_a_late_batch_that_never_ends_is_reported_and_left(provider: str, ne
     seen = len(w.service.seen)
     w.pass_time(24 * HOUR)
     assert len(w.service.seen) == seen
-
-
-@pytest.mark.full
-def test_c23_a_word_for_a_state_that_nobody_knows_is_shown_and_waited_out(new_world: NewWorld) -> None:
-    w = new_world(batch_turnaround=HOUR, batch_faults={"odd_status": 1.0})
-    prompts = texts(5)
-    job = w.process().submit_batch(prompts)
-    w.pass_time(10 * MINUTE)
-    [shard] = job.status().shards
-    assert shard.state == "submitted"
-    known = ("in_progress", "validating", "running", "pending", "completed", "ended")
-    assert shard.word
-    assert not shard.word.lower().endswith(known)
-    assert shard.word in str(job.status())
-    assert [result.text for result in w.results(job)] == w.right(prompts)
-    assert len(w.creates) == 1
 
 
 def test_c23_new_fields_everywhere_are_passed_over(new_world: NewWorld) -> None:

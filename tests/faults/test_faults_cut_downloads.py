@@ -13,7 +13,7 @@ from attrs import evolve
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.step import Step
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, NewWorld, Seen, World, in_batch, texts, world
+from tests.faults.world import HOUR, PROVIDERS, NewWorld, Seen, World, in_batch, texts
 from tests.levels import sampled
 
 Cut = Callable[[bytes], bytes]
@@ -105,16 +105,6 @@ def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(times: int,
     cut_downloads(w, shorter, lambda number: number > times)
     w.answered_job(texts(12))
     check_nothing_was_asked_again(w)
-
-
-@pytest.mark.full
-def test_c9_a_batch_whose_results_are_cut_is_not_taken_for_a_foreign_one(tmp_path: Path) -> None:
-    """Without labels, the ids in the results identify a batch, and a cut line has none."""
-    with world("anthropic", tmp_path, batch_turnaround=MINUTE, batch_faults={"lost_create": 1.0}) as w:
-        cut_downloads(w, in_the_first_line, lambda number: number > 12)
-        job = w.answered_job(texts(8))
-        check_nothing_was_asked_again(w)
-        assert not w.incidents(job)
 
 
 @pytest.mark.parametrize("line", sampled([False, True]))

@@ -12,7 +12,6 @@ import pytest
 
 from smartbatch._words import money
 from smartbatch.core.preparation.tokens import estimate
-from smartbatch.errors import ProviderError
 from smartbatch.jobs.shard_records import ShardRow, parse_wire_id
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.step import Step
@@ -82,14 +81,6 @@ def _differ(one: int, other: int, *, by: float) -> bool:
     return abs(one - other) > by * min(one, other)
 
 
-@pytest.mark.full
-def test_c8_results_in_any_order_find_their_requests(new_world: NewWorld) -> None:
-    w = new_world(batch_faults={"shuffled": 1.0})
-    job = w.answered_job(texts(300), batch_max_requests=100)
-    assert len(w.creates) >= 3
-    assert not w.incidents(job)
-
-
 def test_c9_results_deleted_while_they_are_read_are_downloaded_again(
     monkeypatch: pytest.MonkeyPatch, new_world: NewWorld
 ) -> None:
@@ -149,18 +140,6 @@ def test_c9_results_that_still_grow_are_fetched_until_they_are_whole(new_world: 
     assert len(fetched) == 4
     assert len(w.creates) == 1
     assert not w.incidents(job)
-
-
-@pytest.mark.full
-def test_c9_ids_that_never_come_end_as_failures(new_world: NewWorld) -> None:
-    w = new_world(may_pay_twice=True, batch_faults={"missing_lines": 1.0})
-    job = w.process().submit_batch(texts(4))
-    results = w.results(job)
-    assert len(w.creates) == 3  # nothing is tried for ever
-    for result in results:
-        assert isinstance(result.error, ProviderError)
-        assert "had no result in 3 batches" in str(result.error)
-    assert job.status().failed == 4  # and every item is accounted for
 
 
 @pytest.mark.full

@@ -124,28 +124,6 @@ def test_c16_a_batch_with_a_stuck_cancel_delays_nothing(deadline: float | None, 
     assert [result.text for result in job.results()] == w.right(prompts)
 
 
-@pytest.mark.full
-@each_provider
-def test_c16_a_batch_that_never_ends_is_not_polled_forever(new_world: NewWorld) -> None:
-    w = new_world(
-        may_pay_twice=True, rare=240, batch_faults={"stuck": 1.0}, batch_cancel_seconds=90 * 24 * HOUR
-    )
-    prompts = texts(12)
-    client = w.process(flex=False, batch_timeout=HOUR, batch_poll_interval=10 * MINUTE)
-    job = client.submit_batch(prompts, batch_fallback="individual")
-    assert [result.text for result in w.results(job)] == w.right(prompts)
-    w.pass_time(25 * HOUR)
-    seen = len(w.requests("get"))
-    w.pass_time(HOUR / 2)
-    assert len(w.requests("get")) > seen  # it is looked at: its answers would be counted
-    w.pass_time(2 * HOUR)
-    seen = len(w.service.seen)
-    w.pass_time(3 * 24 * HOUR)
-    assert len(w.service.seen) == seen
-    assert w.incidents(job) == {"maybe_billed": 1}
-    assert job.status().state == "done"
-
-
 @each_provider
 @pytest.mark.parametrize("durable", [False, True], ids=["a list", "a job"])
 def test_c25_a_list_that_keeps_going_sends_all_refused_rows(durable: bool, new_world: NewWorld) -> None:
