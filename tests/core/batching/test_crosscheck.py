@@ -66,6 +66,13 @@ def exchanged(pairs: list[Pair], share: float, rng: random.Random) -> tuple[list
     return lines, moved
 
 
+def flagged(pairs: list[Pair], share: float, seed: int) -> tuple[set[int], set[int]]:
+    """Exchange a share of the answers; return the positions of suspicious and of exchanged lines."""
+    lines, moved = exchanged(pairs, share, random.Random(seed))
+    check = observed(lines)
+    return {at for at, line in enumerate(lines) if check.suspicious(*line)}, moved
+
+
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
     with shared("prompts/gsm8k_test.jsonl").open(encoding="utf-8") as file:
@@ -90,15 +97,9 @@ class TestCountsOfOthers:
         assert not observed(pairs).unrelated
 
     def test_of_answers_that_are_exchanged_a_third_is_seen_and_no_other(self, pairs: list[Pair]) -> None:
-        seen = exchanges = 0
-        for seed in range(5):
-            lines, moved = exchanged(pairs, 0.01, random.Random(seed))
-            check = observed(lines)
-            flagged = {i for i, line in enumerate(lines) if check.suspicious(*line)}
-            assert flagged <= moved
-            seen += len(flagged)
-            exchanges += len(moved)
-        assert seen / exchanges > 0.33
+        found = [flagged(pairs, 0.01, seed) for seed in range(5)]
+        assert all(seen <= moved for seen, moved in found)
+        assert sum(len(seen) for seen, _ in found) > 0.33 * sum(len(moved) for _, moved in found)
 
 
 class TestExchangedAnswers:
@@ -108,17 +109,12 @@ class TestExchangedAnswers:
         self, prompts: list[int], share: float, constant: int
     ) -> None:
         """Also behind a system text of 400 tokens that our estimate did not know."""
-        seen = exchanges = 0
-        for seed in range(5):
-            pairs = billed(prompts, 0.003, constant=constant, seed=seed)
-            lines, moved = exchanged(pairs, share, random.Random(seed))
-            check = observed(lines)
-            flagged = {i for i, line in enumerate(lines) if check.suspicious(*line)}
-            seen += len(flagged & moved)
-            exchanges += len(moved)
-            assert len(flagged - moved) <= 0.001 * len(lines)
+        seeds = range(5)
+        found = [flagged(billed(prompts, 0.003, constant=constant, seed=seed), share, seed) for seed in seeds]
+        assert all(len(seen - moved) <= 0.001 * len(prompts) for seen, moved in found)
+        exchanges = sum(len(moved) for _, moved in found)
         assert exchanges >= 65
-        assert seen / exchanges >= 0.95
+        assert sum(len(seen & moved) for seen, moved in found) >= 0.95 * exchanges
 
     @pytest.mark.parametrize("spread", [0.003, 0.08, 0.15])
     def test_when_all_are_exchanged_the_counts_are_unrelated(self, prompts: list[int], spread: float) -> None:

@@ -9,8 +9,6 @@ from itertools import pairwise
 
 import pytest
 from core.limits.limit_server import Top
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from smartbatch.core.limits.circuit_breaker import (
     LEGAL_CHANGES,
@@ -29,17 +27,17 @@ def call(breaker: CircuitBreaker, now: float, outcome: Outcome) -> None:
     breaker.end(breaker.take(now), now, outcome, Top())
 
 
-def opened(now: float = 0.0) -> CircuitBreaker:
+def opened() -> CircuitBreaker:
     breaker = CircuitBreaker()
     for _ in range(5):
-        call(breaker, now, FAIL)
+        call(breaker, 0.0, FAIL)
     assert breaker.state is OPEN
     return breaker
 
 
-def busy(calls_a_second: float, since: float = 0.0) -> CircuitBreaker:
-    """A breaker that saw answers from ``since`` on, and an outage from second 60 on."""
-    breaker, now = CircuitBreaker(), since
+def busy(calls_a_second: float) -> CircuitBreaker:
+    """A breaker that saw answers for a minute, and then an outage."""
+    breaker, now = CircuitBreaker(), 0.0
     while now < 60.0:
         call(breaker, now, OK)
         now += 1.0 / calls_a_second
@@ -48,12 +46,12 @@ def busy(calls_a_second: float, since: float = 0.0) -> CircuitBreaker:
     return breaker
 
 
-def probes(breaker: CircuitBreaker, start: float, end: float, outcome: Outcome = FAIL) -> list[float]:
-    """When probes are sent between two moments, if each ends at once."""
+def probes(breaker: CircuitBreaker, start: float, end: float) -> list[float]:
+    """When probes are sent between two moments, if each fails at once."""
     now, moments = max(start, breaker.look(start)), []
     while now < end:
         moments.append(now)
-        call(breaker, now, outcome)
+        call(breaker, now, FAIL)
         now = breaker.look(now)
     return moments
 
@@ -182,58 +180,37 @@ def test_a_permit_ends_once_and_is_only_given_when_look_said_go() -> None:
         opened().take(0.5)
 
 
-class Anything(RuleBasedStateMachine):
-    """Whatever is sent and however it ends, every change is legal, and an admitted call may be sent."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.breaker, self.now, self.flying = (
-            CircuitBreaker(),
-            0.0,
-            list[tuple[BreakerPermit, BreakerState]](),
-        )
-
-    @rule(seconds=st.floats(0.0, 20.0))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    @rule()
-    def send(self) -> None:
-        if self.breaker.look(self.now) <= self.now:
-            permit = self.breaker.take(self.now)
-            assert self.breaker.state is not OPEN
-            self.flying.append((permit, self.breaker.state))
-
-    @rule(outcomes=st.lists(st.sampled_from([FAIL, FAIL, FAIL, OK]), min_size=5, max_size=12))
-    def send_and_finish_many(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            before = len(self.flying)
-            self.send()
-            if len(self.flying) > before:
-                self.finish(outcome, before)
-
-    @rule(outcome=st.sampled_from(Outcome), index=st.integers(0, 50))
-    def finish(self, outcome: Outcome, index: int) -> None:
-        if not self.flying:
-            return
-        permit, sent_in = self.flying.pop(index % len(self.flying))
-        before = self.breaker.state
-        change = self.breaker.end(permit, self.now, outcome, Top())
-        assert (change is not None) == (before is not self.breaker.state)
-        if change is not None:
-            assert (change.before, change.after) in LEGAL_CHANGES
-            assert change.before is sent_in, "a call has a say only in the state it was sent in"
-            assert outcome is (OK if change.after is CLOSED else FAIL)
-
-    @invariant()
-    def looks_are_honest(self) -> None:
-        assert all((change.before, change.after) in LEGAL_CHANGES for change in self.breaker.changes())
-        at = self.breaker.look(self.now)
-        assert self.now <= at <= self.now + 5.0, "a call may go within five seconds, whatever happened"
-        assert (at == self.now) or self.breaker.state is not CLOSED
-
-
-TestAnything = pytest.mark.full(Anything.TestCase)
+@pytest.mark.parametrize("seed", range(3))
+def test_all_changes_are_legal_and_an_admitted_call_may_be_sent(seed: int) -> None:
+    """Calls end in random order, while the provider is down for every second hundred steps."""
+    breaker, now, rng, made = (
+        CircuitBreaker(),
+        0.0,
+        random.Random(seed),
+        set[tuple[BreakerState, BreakerState]](),
+    )
+    flying: list[tuple[BreakerPermit, BreakerState]] = []
+    for step in range(4000):
+        now += rng.choice([0.0, 0.0, 0.1, 1.0])
+        at, before = breaker.look(now), breaker.state
+        assert now <= at <= now + 5.0, "a call may go within five seconds, whatever happened"
+        assert at == now or before is not CLOSED
+        changes = []
+        if at == now and len(flying) < 8:
+            permit = breaker.take(now)
+            assert breaker.state is not OPEN
+            flying.append((permit, breaker.state))
+        elif flying:
+            permit, sent_in = flying.pop(rng.randrange(len(flying)))
+            outcome = rng.choice([FAIL if step // 100 % 2 else OK, IGNORED])
+            change = breaker.end(permit, now, outcome, Top())
+            assert (change is not None) == (before is not breaker.state)
+            if change is not None:
+                assert change.before is sent_in, "a call has a say only in the state it was sent in"
+                assert outcome is (OK if change.after is CLOSED else FAIL)
+                changes.append(change)
+        made |= {(change.before, change.after) for change in [*breaker.changes(), *changes]}
+    assert made == {(CLOSED, OPEN), (OPEN, HALF_OPEN), (HALF_OPEN, CLOSED)} <= set(LEGAL_CHANGES)
 
 
 def test_failed_retries_count_once_their_request_is_answered() -> None:
