@@ -192,7 +192,7 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
         try:
             values = from_base64(raw)
         except ValueError:
-            raise unusable("the vector is not base64 of 32-bit floats") from None
+            raise unusable("the vector is not base64-encoded 32-bit floats") from None
     elif isinstance(raw, list) and _NUMBERS.issuperset(map(type, raw)):
         try:
             values = array("f", raw)

@@ -60,7 +60,9 @@ def check_tools(params: Generation, choice_fields: Collection[str], log_fields: 
         if getattr(params, name) is not None and any(field in extra for field in names):
             raise InvalidRequest(f"{name} is set twice, by the request and in extra", field="extra")
     if params.tools and not isinstance(extra.get("tools", []), list):
-        raise InvalidRequest("extra['tools'] must be a list, which is sent behind the tools", field="extra")
+        raise InvalidRequest(
+            "extra['tools'] must be a list; it is sent after the request's tools", field="extra"
+        )
 
 
 def all_tools(own: Sequence[Any], extra: Mapping[str, Any] | None) -> list[Any]:

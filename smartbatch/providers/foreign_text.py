@@ -42,7 +42,7 @@ def safe_text(message: str, requests: Sequence[Request], *secrets: str | None) -
     if not message:
         return ""
     text = scrub(message[:2000], *secrets, limit=200)
-    return "(its text is left out, it repeats the prompt)" if echoes(text, texts(requests)) else text
+    return "(its text is omitted because it repeats the prompt)" if echoes(text, texts(requests)) else text
 
 
 def repeats(text: str, requests: Sequence[Request]) -> bool:
@@ -56,9 +56,9 @@ def without_echo(error: ProviderError, request: Request) -> ProviderError:
         return error
     shown = copy.copy(error)
     before = error.message.partition(": ")[0]
-    shown.message = f"{before}: (its text is left out, it repeats the prompt)"
+    shown.message = f"{before}: (its text is omitted because it repeats the prompt)"
     if echoes(before, texts((request,))):
-        shown.message = "the request failed (the error's text is left out, it repeats the prompt)"
+        shown.message = "the request failed (the error's text is omitted because it repeats the prompt)"
     shown.args = (shown.message,)
     return shown
 

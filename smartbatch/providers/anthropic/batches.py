@@ -130,7 +130,7 @@ class AnthropicBatches(BatchApi):
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         if not self._is_results(output):
-            raise unusable("the results are at an address of another server", "id", status=200)
+            raise unusable("the results are on another server", "id", status=200)
         sdk = self._sdk()
         begin = partial(sdk.begin, accept="application/binary")
         yield from self._calls.result_pieces(begin, sdk.url_of(output), timeout)

@@ -191,7 +191,7 @@ def _check_key(key: str | None) -> str:
             "or set the provider option api_key"
         )
     if not _KEY.fullmatch(key):
-        raise ConfigError("the API key has characters that no key has; check its source")
+        raise ConfigError("the API key contains characters not allowed in a key; check its source")
     if key.startswith("auth_tokens/"):
         raise ConfigError("the API key is a short-lived token of the live API; set GEMINI_API_KEY to a key")
     return key

@@ -113,10 +113,10 @@ class BatchCalls:
         with followed(begin, url, timeout) as live:
             if live.status != 200:
                 self.checked(live.whole())
-                raise unusable("only a part of the results arrived", "truncated", status=live.status)
+                raise unusable("only part of the results arrived", "truncated", status=live.status)
             if is_html(live.headers):
                 raise unusable(
-                    "a web page came back instead of results: sign in to the network", "html", status=200
+                    "a web page arrived instead of results: sign in to the network", "html", status=200
                 )
             yield from filter(None, live.pieces(MAX_DOWNLOAD))
 

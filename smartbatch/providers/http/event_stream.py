@@ -179,7 +179,7 @@ class EventStream(AnswerStream):
         except RecursionError as deep:
             raise self._errors.broken(head, "garbled", f"an event of the stream {deep}") from None
         except ValueError:
-            raise self._errors.broken(head, "garbled", "an event of the stream is not whole JSON") from None
+            raise self._errors.broken(head, "garbled", "an event of the stream is incomplete JSON") from None
         if isinstance(data, list) and data:  # some servers wrap an error in a list
             data = data[0]
         if not isinstance(data, dict):

@@ -61,7 +61,7 @@ def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, 
         return network, "cut", f"{place} closed the connection"
     if isinstance(error, (ssl.SSLError, SSLError, ssl.CertificateError)):
         if step != "connect":
-            return network, "tls", f"TLS to {place} broke down"
+            return network, "tls", f"the TLS connection to {place} failed"
         reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or "handshake failed"
         if reason in _NOT_TLS:
             text = f"{place} does not use TLS; check the base URL, or try http:// in it. Nothing was sent"
@@ -74,12 +74,12 @@ def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, 
     if isinstance(error, ConnectionRefusedError):
         return network, "refused", f"{place} refused the connection; check base URL and port"
     if isinstance(error, http.client.IncompleteRead):
-        return network, "truncated", f"the answer of {place} did not arrive whole"
+        return network, "truncated", f"the answer of {place} is incomplete"
     if isinstance(error, http.client.RemoteDisconnected):
         return network, "cut", f"{place} closed the connection without an answer"
     if isinstance(error, OSError) and str(error).startswith("Tunnel connection failed"):
         if "407" in str(error)[:32]:
-            return ErrorKind.CLIENT_ERROR, "proxy", "the proxy wants other credentials; check HTTPS_PROXY"
+            return ErrorKind.CLIENT_ERROR, "proxy", "the proxy rejected the credentials; check HTTPS_PROXY"
         return network, "proxy", "the proxy did not open a tunnel"
     if isinstance(error, (http.client.HTTPException, HTTPError)):
         return ErrorKind.INVALID_RESPONSE, "not_http", f"{place} does not answer in HTTP; check the base URL"
@@ -118,7 +118,7 @@ def seconds_left(deadline: float) -> float:
     """Return the seconds until ``deadline`` (monotonic time); raise ``TimeoutError`` if it has passed."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
-        raise TimeoutError("the call's deadline is over")
+        raise TimeoutError("the call's deadline has passed")
     return remaining
 
 

@@ -127,7 +127,7 @@ def _decoder() -> Any:
 
 
 def _broken() -> ProviderError:
-    text = "the compressed answer is broken or did not arrive whole"
+    text = "the compressed answer is corrupt or incomplete"
     return unusable(text, "truncated", kind=ErrorKind.NETWORK_ERROR)
 
 
