@@ -185,9 +185,8 @@ class SqliteConnections:
         me = threading.get_ident()
         if self._process != os.getpid():
             return
-        if (
-            self._write_lock.locked() and self._writing_thread == me
-        ):  # the forking thread is in the middle of a write
+        # the forking thread is in the middle of a write
+        if self._write_lock.locked() and self._writing_thread == me:
             return
         if not RealClock.acquire(self._write_lock, FORK_WAIT_SECONDS):
             return
@@ -214,9 +213,8 @@ class SqliteConnections:
 def _close(connection: sqlite3.Connection | None) -> None:
     if connection is not None:
         with contextlib.suppress(sqlite3.Error):
-            connection.execute(
-                "PRAGMA busy_timeout = 0"
-            )  # otherwise the last connection to close waits to empty the log
+            # otherwise the last connection to close waits to empty the log
+            connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.Error):
             connection.close()
 
@@ -245,9 +243,8 @@ class Address:
         try:
             server, _, asked = dsn.partition("?")
             before, _, path = server.partition("://")[2].partition("/")
-            if (
-                before.count("@") > 1 or "@" in path
-            ):  # part of the password would be parsed as host or database
+            # part of the password would be parsed as host or database
+            if before.count("@") > 1 or "@" in path:
                 raise ValueError
             words = asked.split("&") if asked else []
             schema = next((unquote(w[7:]) for w in words if w.startswith("schema=")), DEFAULT_SCHEMA)

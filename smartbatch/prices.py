@@ -167,9 +167,8 @@ class RateCard:
     bands: tuple[Band, ...]  # rates by request size, smallest first
     per_request: float = 0.0  # additional USD per request
     valid_until: float = math.inf  # Unix seconds after which the price may have changed
-    writes_by_itself: bool = (
-        False  # long prompts are cached automatically, at a higher price than other input
-    )
+    # long prompts are cached automatically, at a higher price than other input
+    writes_by_itself: bool = False
     # computes the USD of one request if bands cannot express the price; slow
     exact: Callable[[Usage], float] | None = None
 
@@ -196,9 +195,8 @@ class RateCard:
         cached = usage.cached_tokens
         if cached > tokens:  # some servers do not include cached tokens in prompt tokens
             cached = tokens
-        thought = min(
-            usage.reasoning_tokens, usage.output_tokens
-        )  # some servers do not include them in output tokens
+        # some servers do not include them in output tokens
+        thought = min(usage.reasoning_tokens, usage.output_tokens)
         extra = 0.0
         if usage.cache_write_tokens:
             written = min(usage.cache_write_tokens, tokens - cached)
@@ -319,9 +317,8 @@ def _bundled(provider: str, model: str, wall: float, processing: Processing) -> 
     if table is None:
         return _found(provider, model, wall, processing)
     # 2. An earlier process stored prices from the same version of the table, and they are still valid.
-    with suppress(
-        TypeError, KeyError, ValueError, AttributeError
-    ):  # written by another version of this library
+    #    The errors mean that another version of this library stored them.
+    with suppress(TypeError, KeyError, ValueError, AttributeError):
         return _card_kept(_read_kept(table)[name][processing], wall)
     # 3. Import the table, and store its prices for the model.
     cards = {each: _found(provider, model, wall, each) for each in get_args(Processing)}
@@ -399,9 +396,8 @@ def _found(provider: str, model: str, wall: float, processing: Processing) -> Ra
     if own.rates != standard.rates:
         return own.card
     shares = BATCH_SHARES.get(standard.provider)
-    if (
-        processing == "flex" or shares is None
-    ):  # not every model has the flex tier, so no general discount applies
+    # not every model has the flex tier, so no general discount applies
+    if processing == "flex" or shares is None:
         return None
     # the table may have batch rates for this model from a later date, so check again then
     return evolve(_cheaper(standard.card, *shares), valid_until=own.card.valid_until)

@@ -92,9 +92,8 @@ class ClientSettings:
     fallback: OpenedModel | None  # used while the breaker of ``model`` is open
     preparer: RequestPreparer
     hooks: UserHooks
-    observers: list[Observer] = field(
-        factory=list
-    )  # the user's; :meth:`BatchingClient.observe` appends to it
+    # the user's; :meth:`BatchingClient.observe` appends to it
+    observers: list[Observer] = field(factory=list)
     # maximum calls in flight, changed by ``set_parallelism``
     parallelism: Parallelism = Factory(lambda self: Parallelism(self.config.parallelism), takes_self=True)
 
@@ -164,9 +163,8 @@ class RunningState:
         self._warnings = UserWarnings(self._bus)
         self._jobs: JobSubmission | None = None
         self._jobs_halted = False
-        self._making_jobs = (
-            threading.RLock()
-        )  # reentrant, because a signal handler may need jobs while they are being created
+        # reentrant, because a signal handler may need jobs while they are being created
+        self._making_jobs = threading.RLock()
         self._is_heard = False
         self.metrics = BatchMetrics(
             max_batch_size=config.max_batch_size,
@@ -379,9 +377,8 @@ class RunningState:
         if not own and not reentered():
             stop()
             return
-        with suppress(
-            RuntimeError
-        ):  # no thread can be started: the interpreter is exiting, and stops all clients
+        # no thread can be started: the interpreter is exiting, and stops all clients
+        with suppress(RuntimeError):
             OwnThreads(self._clock).start(stop, "smartbatch-stop")
 
     def stop(self, timeout: float | None, reason: str, *, cancel_waiting: bool = False) -> int:

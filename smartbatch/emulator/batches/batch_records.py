@@ -181,9 +181,8 @@ class OutputLine:
 @frozen
 class Download:
     body: bytes | list[bytes] = field(repr=False)  # bytes, or chunks of a body without a content length
-    delivered: Callable[[], None] = field(
-        repr=False
-    )  # called once the download has been sent, to update the ledger
+    # called once the download has been sent, to update the ledger
+    delivered: Callable[[], None] = field(repr=False)
 
 
 Account = tuple[str, str]  # API name and key: the owner of files and batches

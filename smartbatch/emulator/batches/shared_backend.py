@@ -136,9 +136,8 @@ class SharedBackend:
         with self._lock:
             journal = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(
-                    journal, f"\n{change}\n".encode()
-                )  # a full disk may have truncated the previous line
+                # a full disk may have truncated the previous line
+                os.write(journal, f"\n{change}\n".encode())
             finally:
                 os.close(journal)
             outcomes = self._replay(now)
@@ -158,9 +157,8 @@ class SharedBackend:
             return outcomes
         with journal:
             status = os.fstat(journal.fileno())
-            if (
-                status.st_ino != self._inode or status.st_size < self._offset
-            ):  # another process cleared the folder
+            # another process cleared the folder
+            if status.st_ino != self._inode or status.st_size < self._offset:
                 self._forget()
                 self._inode = status.st_ino
             journal.seek(self._offset)
