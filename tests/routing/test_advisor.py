@@ -98,7 +98,7 @@ def test_the_threshold_moves_with_what_was_seen_and_says_why(
     client.plan(PROMPTS)
     teach(client, 15.0)
     monkeypatch.setattr("smartbatch.routing.history.REFRESH_SECONDS", 0.0)
-    client.plan(PROMPTS)  # reads the store, and notices
+    client.plan(PROMPTS)  # reads the store and learns from it
     client.plan(PROMPTS)
     (moved,) = [event for event in events if isinstance(event, ThresholdMoved)]
     assert any(isinstance(event, ForecastMoved) for event in events)

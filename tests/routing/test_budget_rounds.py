@@ -1,4 +1,4 @@
-"""A budget that has no room for all of a list at once: what is said of it, and what comes of it."""
+"""Budgets that do not cover the maximum cost of a whole list: plans and results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from smartbatch import BatchingClient, ConfigError, Price
 from smartbatch.core.routing.offers import BatchOffer, rounds_of
 from tests.faults.world import MINUTE, World, texts, world
 
-PRICE = Price(input=1000.0, output=1000.0)
-"""A tenth of a cent a token, so that little is lost to rounding."""
+PRICE = Price(input=1000.0, output=1000.0)  # a tenth of a cent per token, so that rounding is negligible
 
 
 @contextmanager
@@ -109,7 +108,7 @@ def test_rounds_send_everything_there_is_room_for(
     assert 0 <= rounds.unsent <= requests
     assert (rounds.count == 0) == (rounds.fit == 0) == (rounds.unsent == requests)
     assert rounds.fit * most <= room + 1e-6
-    if rounds.unsent:  # not even one more fits
+    if rounds.unsent:  # no further request fits
         assert room - (requests - rounds.unsent) * min(each, most) < most
     offer = BatchOffer(times=Times(), cost=None, most=largest, at_a_time=parallel)
     cut = rounds.cut(offer, requests)

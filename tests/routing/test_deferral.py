@@ -55,7 +55,7 @@ def batches(remote: Remote) -> list[int]:
     return [len(batch.lines) for batch in remote.api.made.values()]
 
 
-# -- gathering -----------------------------------------------------------------------------------------------
+# -- collecting --------------------------------------------------------------------------------------------
 
 
 def test_deferrable_requests_are_sent_as_one_batch(deferring: ClientOf, remote: Remote) -> None:
@@ -112,7 +112,7 @@ def test_a_full_or_flushed_group_is_sent_immediately(
     assert client.jobs()[0].created_at == began
 
 
-# -- what goes in real time ----------------------------------------------------------------------------------
+# -- sent in real time -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_batches_that_are_switched_off_contradict_it() -> None:
         BatchingClient("sim:demo", deferrable="batch", batch_enabled=False)
 
 
-# -- the same answers ----------------------------------------------------------------------------------------
+# -- shared answers ----------------------------------------------------------------------------------------
 
 
 def test_equal_requests_are_paid_once(client: BatchingClient, remote: Remote) -> None:
@@ -204,7 +204,7 @@ def test_requests_that_are_not_to_be_deduplicated_are_each_sent(
     client: BatchingClient, clock: VirtualClock, remote: Remote
 ) -> None:
     futures = []
-    for _ in range(2):  # the second twelve while the first wait for their batch
+    for _ in range(2):  # the second twelve are submitted while the first wait for their batch
         with clock.held():
             futures += [client.submit_background("the same", deduplicate=False) for _ in range(12)]
             client.flush()

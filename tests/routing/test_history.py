@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from inside import inside
+from realtime.scenes import Scripted
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -202,7 +203,7 @@ class TestTheStore:
         call(first, clock, *[500.0] * 10, error="timeout")
         first.save()
         second = process()
-        assert median(second) == pytest.approx(2.0)  # before it looked
+        assert median(second) == pytest.approx(2.0)  # before it has read the store
         second.refresh()
         assert observations(second) == 50
         assert median(second) == pytest.approx(median(first), rel=0.01)
@@ -226,7 +227,7 @@ class TestTheStore:
                 call(one, clock, *[5.0] * 10)
             clock.sleep(REFRESH_SECONDS)
             for one in (first, second, first):
-                one.refresh()  # the third look within a minute does nothing
+                one.refresh()  # the third refresh within a minute does nothing
                 assert observations(one) in (20 * turn - 10, 20 * turn)
         clock.sleep(REFRESH_SECONDS)
         for one in (first, second):
@@ -263,7 +264,7 @@ class TestTheStore:
         assert {each.name for each in told} == {"forecast_moved"}
         clock.sleep(REFRESH_SECONDS)
         history.refresh()
-        assert observations(history) == 35  # its own rows are none of others
+        assert observations(history) == 35  # its own rows are not learned again
 
     def test_batches_are_read_from_it_with_those_that_were_given_up(
         self, process: Process, clock: VirtualClock, store: SqlStore
@@ -444,3 +445,24 @@ def test_a_client_that_stops_leaves_what_it_saw_to_the_next(
     assert inside(second).history.calibration(label, Kind.GENERATE).observed == 12
     second.submit("more").result(30.0)
     assert inside(second).history.calibration(label, Kind.GENERATE).observed == 13
+
+
+ClientOf = Callable[..., BatchingClient]
+
+
+def test_a_second_client_expects_the_lengths_and_times_of_the_first(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    def answer(*_: object) -> Answer:
+        return Answer("fine", usage=Usage(20, 7))
+
+    first = client_of(Scripted(clock, answer, latency=0.25))
+    before = first.plan([f"question {n}" for n in range(40)])
+    assert before.answers is not None
+    assert before.answers.seen == 0
+    first.generate([f"question {n}" for n in range(40)])
+    first.stop()
+    plan = client_of(Scripted(clock, answer, latency=0.25)).plan([f"question {n}" for n in range(40)])
+    assert plan.answers is not None
+    assert (plan.answers.seen, plan.answers.tokens) == (40, 7)
+    assert plan.p95 < before.p95 / 2

@@ -49,7 +49,7 @@ def test_each_answer_is_in_its_place_and_so_is_what_has_none(
     assert int(str(caught.value).split()[1]) >= 7
     assert client.submit("after").result().ok
     unknown = [result for result in results if not result.ok and result.cost is None]
-    assert len(unknown) <= 2 or way != "individual"  # those in flight; the others were not sent
+    assert len(unknown) <= 2 or way != "individual"  # requests in flight; the others were not sent
     assert {result.cost for result in results if not result.ok} <= {0.0, None}
     assert ("outcome unknown" in repr(results)) == bool(unknown)
 
@@ -78,7 +78,7 @@ def test_the_same_call_pays_what_its_message_says(
     interrupted = threading.Event()
 
     def reply(prompt: str) -> str:
-        if int(prompt[1:]) >= 12:  # the others come before the interrupt
+        if int(prompt[1:]) >= 12:  # the others are answered before the interrupt
             interrupted.wait()
         return prompt
 
@@ -146,7 +146,7 @@ def test_no_answer_is_lost_wherever_the_interrupt_comes() -> None:
     results: Any = None
     answered: list[str | None] = []
     read_so_far: list[Result] = []
-    spared = {submit.__code__}  # the workers' part
+    spared = {submit.__code__}  # run by the workers
     for moment in interrupted_at_every_moment(read, spared=spared):
         if results is None:
             continue

@@ -137,7 +137,7 @@ def test_rows_at_the_end_of_a_list_are_added_to_its_job(
 ) -> None:
     client.generate(PROMPTS, strategy=way, key="labels")
     further = [*PROMPTS, "q0", "q1"]
-    for seed in (2, 3):  # the second call finds all rows
+    for seed in (2, 3):  # the second call finds all rows stored
         client = client_of(remote, store=store, seed_of_rng=seed)
         results = client.generate(further, strategy=way, key="labels")
         assert [str(text).split()[-1] for text in results.texts] == further

@@ -51,9 +51,8 @@ def test_the_first_batch_changes_forecast_and_threshold_immediately(
     assert client.plan(PROMPTS).route is Route.INDIVIDUAL
     client.generate(PROMPTS, strategy="batch")
     forecast, threshold = moved(events)
-    assert (
-        BATCH_SECONDS <= forecast.after < 3 * BATCH_SECONDS
-    )  # the prior still weighs as much as two batches
+    # the prior still has the weight of two batches
+    assert BATCH_SECONDS <= forecast.after < 3 * BATCH_SECONDS
     assert forecast.before > 600
     assert "the latest took about" in forecast.reason
     assert threshold.before is None or threshold.before > len(PROMPTS)
@@ -62,7 +61,7 @@ def test_the_first_batch_changes_forecast_and_threshold_immediately(
     assert "the median of batch answers is now" in threshold.reason
     (ended,) = [each for each in events if isinstance(each, BatchEnded)]
     assert (ended.size, ended.state, ended.cancelling) == (len(PROMPTS), "completed", None)
-    assert ended.at == forecast.at == threshold.at  # and not a minute later
+    assert ended.at == forecast.at == threshold.at  # not a minute later
     assert client.plan(PROMPTS).route is Route.BATCH
     figures = client.metrics.snapshot().decisions
     assert (figures.forecasts_moved, figures.thresholds_moved) == (1, 1)
@@ -126,7 +125,8 @@ def test_a_cancel_is_told_with_what_it_took(
 def test_calls_faster_than_assumed_raise_the_threshold(client: BatchingClient, events: list[Event]) -> None:
     client.plan(PROMPTS)
     client.generate(PROMPTS[:20], strategy="individual")
-    assert client.metrics.snapshot().decisions.thresholds_moved == 1  # who looks has it learned
+    # reading the metrics learns from the calls
+    assert client.metrics.snapshot().decisions.thresholds_moved == 1
     (threshold,) = [each for each in events if isinstance(each, ThresholdMoved)]
     assert threshold.before is not None
     assert threshold.after is None or threshold.after > threshold.before

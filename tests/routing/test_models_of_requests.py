@@ -1,4 +1,4 @@
-"""A model per request: of the same provider, by every route; its prices, limits and batches are its own."""
+"""Models named by requests: on every route, with their own prices, limits and batches."""
 
 from __future__ import annotations
 

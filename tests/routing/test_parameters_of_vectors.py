@@ -1,4 +1,4 @@
-"""Parameters of texts have no effect on vectors: given for them they are refused, not left out in silence."""
+"""Parameters for generated text are refused for vectors."""
 
 from __future__ import annotations
 

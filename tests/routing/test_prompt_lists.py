@@ -102,7 +102,7 @@ NO_LISTS: dict[str, tuple[Any, str]] = {
             for call, ask in CALLS.items()
             for kind, (prompts, says) in NO_LISTS.items()
         ],
-        keep=17,  # each call and each kind stays: 17 and the numbers of both have no common factor
+        keep=17,  # covers each call and each kind, because 17 is coprime to the numbers of both
     ),
 )
 def test_what_is_no_list_is_refused_and_nothing_is_sent(ask: Ask, prompts: Any, says: str) -> None:

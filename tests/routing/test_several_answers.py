@@ -192,7 +192,7 @@ def test_cancelling_ends_each_answer_that_has_not_started(client_of: ClientOf) -
     waiting, pending = client.submit("b", n=3), client.submit("c", n=2)
     assert waiting.cancel()
     assert waiting in wait([waiting], LONG).done
-    assert client.cancel_pending() == 2 + 2  # of the two prompts that are left
+    assert client.cancel_pending() == 2 + 2  # of the two remaining prompts
     assert pending.cancelled()
     assert not begun.cancel()
     go_on.set()
@@ -228,6 +228,7 @@ def test_what_has_one_answer_refuses_several(client_of: ClientOf) -> None:
 
 # -- sharing ---------------------------------------------------------------------------------------------
 
+# settings, parameters, and the number of calls for three identical requests
 SHARED: list[tuple[dict[str, Any], dict[str, Any], int]] = [
     ({}, {}, 1),
     ({}, {"temperature": 0.0}, 1),
@@ -241,7 +242,6 @@ SHARED: list[tuple[dict[str, Any], dict[str, Any], int]] = [
     ({"deduplicate": False}, {}, 3),
     ({"deduplicate": False}, {"deduplicate": True}, 1),
 ]
-"""Settings, parameters, and the calls that three equal requests take."""
 
 
 @pytest.mark.parametrize(("settings", "params", "calls"), SHARED)

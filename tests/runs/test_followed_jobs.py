@@ -1,4 +1,4 @@
-"""Following jobs: results as they come; once interrupted, what is stored when calls under way have ended."""
+"""Results of followed jobs, before and after an interrupt."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class StoredJob:
     def stored(
         self, *, after: int, ordered: bool, wait: float = 0.0, limit: int = 1000
     ) -> list[StoredResult]:
-        page = list(enumerate(self.came, 1))[after : after + min(limit, 7)]  # large ones come in small pages
+        page = list(enumerate(self.came, 1))[after : after + min(limit, 7)]
         self.read += (index for _, index in page)
         return [StoredResult(index, sequence, Result(f"r-{index}")) for sequence, index in page]
 

@@ -1,9 +1,11 @@
-"""Rows as stored requests: whoever asks them again, in any process, goes on with what the store has."""
+"""Rows stored as jobs: the same run in any process continues with what the store has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 from attrs import define, field
@@ -11,9 +13,11 @@ from jobs.remote import Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
+from smartbatch.errors import InputError
 from smartbatch.plan import Plan
+from smartbatch.runs.row_keys import Keys, RowKeys
 from smartbatch.runs.row_requests import InputRequests, PromptMaker
-from smartbatch.runs.run_identity import RunIdentity
+from smartbatch.runs.run_identity import RunIdentity, RunJob
 from smartbatch.runs.stored_rows import StoredRows
 from smartbatch.tables.row_source import RowSource
 from smartbatch.types import Generation
@@ -111,3 +115,60 @@ def test_rows_that_wait_for_real_time_go_by_batch_where_that_is_wanted(runs: Run
     assert sorted([*begun, *rest]) == list(range(12))
     assert sum(runs.batches) + len(runs.remote.asked) == 12
     assert any("the rest is sent as a batch now" in line for line in runs.said)
+
+
+KEYS_OF = Keys.of("sim:demo", Generation())
+
+
+def keys_of(rows: int, word: str = "prompt") -> RowKeys:
+    keys = RowKeys(KEYS_OF.settings)
+    for row in range(rows):
+        keys.append(KEYS_OF.digest(f"{word} {row}"))
+    return keys
+
+
+@define
+class JobOfRows:
+    rows: Sequence[int]
+    keys: RowKeys
+    read: int = field(default=0, init=False)
+    id: str = "job-1"
+
+    @property
+    def total(self) -> int:
+        return len(self.rows)
+
+    def contexts(self, positions: Collection[int]) -> dict[int, Any]:
+        self.read += len(positions)
+        rows = {position: self.rows[position] for position in positions}
+        return {position: [row, self.keys[row].hex()] for position, row in rows.items()}
+
+
+def found_by(job: JobOfRows, total: int) -> list[int]:
+    looked: list[int] = []
+    identity = RunIdentity("out.jsonl", "sim:demo", keys_of(total))
+    one = RunJob(job, total, realtime=True, ended=False, stored=1)  # type: ignore[arg-type]
+    is_answered = identity.by_position(one, lambda row: bool(looked.append(row)) or row % 3 == 0)
+    answers = [is_answered(position) for position in range(job.total)]
+    assert answers == [row % 3 == 0 for row in looked] or not (looked or any(answers))
+    return looked
+
+
+@pytest.mark.parametrize("lacking", [0, 1, 12])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rows_of_a_job_are_known_although_some_were_answered_before(seed: int, lacking: int) -> None:
+    answered = set(Random(seed).sample(range(3000), lacking))
+    job = JobOfRows([row for row in range(3000) if row not in answered], keys_of(3000))
+    assert found_by(job, 3000) == job.rows
+    assert job.read <= 2 + 50 * lacking
+
+
+def test_of_a_job_with_rows_here_and_there_all_count_as_not_answered() -> None:
+    job = JobOfRows(range(0, 3000, 2), keys_of(3000))
+    assert found_by(job, 3000) == []
+    assert job.read < job.total
+
+
+def test_a_job_of_other_rows_is_refused() -> None:
+    with pytest.raises(InputError, match="belongs to no row of this input"):
+        found_by(JobOfRows(range(20), keys_of(20, "something else")), 20)

@@ -1,4 +1,4 @@
-"""Cells of CSV that a spreadsheet would run as formulas."""
+"""CSV cells that a spreadsheet would run as formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of Python tables that lack a field that their prompt needs: rejected, skipped, or sent without it."""
+"""Table rows that lack a field of their prompt are rejected, skipped, or sent without it."""
 
 from __future__ import annotations
 

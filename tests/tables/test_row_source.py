@@ -1,4 +1,4 @@
-"""Rows come out of every format as they went in, and errors name their line."""
+"""Rows of every input format, and errors that name their line."""
 
 from __future__ import annotations
 
@@ -169,6 +169,7 @@ def test_no_bytes_make_a_reader_raise(data: bytes, format: str) -> None:
         assert isinstance(row, tuple | BadRow)
 
 
+# one row in each format
 HELLO: dict[str, Callable[[], bytes]] = {
     "txt": lambda: b"hello\n",
     "jsonl": lambda: b'{"prompt": "hello"}\n',
@@ -177,7 +178,6 @@ HELLO: dict[str, Callable[[], bytes]] = {
     "tsv": lambda: b"prompt\nhello\n",
     "parquet": lambda: parquet([{"prompt": "hello"}]),
 }
-"""One row in each format."""
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,
     ".gz": gzip.compress,
@@ -211,7 +211,7 @@ def test_a_stream_shows_its_format(monkeypatch: pytest.MonkeyPatch, format: str,
         assert [row.fields for row in source.rows() if isinstance(row, Row)] == [{"prompt": "hello"}]
 
 
-# -- JSON arrays
+# -- JSON arrays -------------------------------------------------------------------------------------------
 
 
 def test_an_array_is_read_row_by_row_with_its_lines(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_an_array_reads_back_whatever_the_blocks_are(
     assert [row[1] for row in read if isinstance(row, tuple)] == rows
 
 
-# -- Parquet
+# -- Parquet -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full

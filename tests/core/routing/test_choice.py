@@ -22,8 +22,7 @@ from smartbatch.routing.history import BATCH_PRIOR, CANCEL_PRIOR
 from smartbatch.types import Route, Strategy
 from tests.levels import sampled
 
-EACH = 0.001
-"""USD of a request in real time."""
+EACH = 0.001  # USD of a request in real time
 
 
 def steady(seconds: float, spread: float = 1.1) -> Times:
@@ -118,7 +117,7 @@ def test_a_rescue_leaves_time_for_its_cancel_and_for_all_in_real_time() -> None:
     option = chosen(1000, Constraints(deadline=3600.0), batch=steady(2400.0, 2.0)).chosen
     assert option.rescue_at is not None
     assert option.rescue_at + option.rescue_needs == pytest.approx(3600.0)
-    assert option.rescue_needs > 60 + 500 + 36  # a cancel, 1,000 calls of 2 s by four, and the margin
+    assert option.rescue_needs > 60 + 500 + 36  # a cancel, 1,000 calls of 2 s by four workers, and the margin
     assert 0 < option.chance < 1
     assert option.p95 <= 3600.0
 
@@ -136,7 +135,7 @@ def test_rescued_batches_meet_their_deadlines_as_promised() -> None:
 
 @pytest.mark.parametrize(("deadline", "percent"), [(1060.0, 2), (990.0, 20), (780.0, 60), (600.0, 90)])
 def test_the_less_time_there_is_the_more_goes_in_real_time_at_once(deadline: float, percent: int) -> None:
-    """Of a list that takes 500 s in real time, next to batches of half an hour, or of two."""
+    """A list that takes 500 s in real time, with batches of 30 minutes to two hours."""
     offers, there = [individually(1000)], by_batch(1000, steady(1800.0, 4.0))
     routes = open_routes(Load(1000), offers, there, Constraints(deadline=deadline))
     hybrid = next(option for option in routes if option.route is Route.HYBRID)
@@ -145,8 +144,7 @@ def test_the_less_time_there_is_the_more_goes_in_real_time_at_once(deadline: flo
 
 
 def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
-    """The same forecasts for a list of a fifth of a cent and for one of ten dollars. What cancels take is
-    hardly known, so that no rescue is sure."""
+    """The same forecasts for a list that costs a fifth of a cent and for one that costs ten dollars."""
 
     def judged(usd: float) -> Decision:
         cost = Cost(usd, usd, usd)
@@ -172,7 +170,8 @@ def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
 def test_a_rescue_is_said_to_begin_when_a_job_will_begin_it(hours: int) -> None:
     deadline = 3600.0 * hours
     times, cancels = steady(900.0, 2.0), cold(CANCEL_PRIOR)
-    there = BatchOffer(times, price(400, 0.02), cancels)  # so cheap that being late costs several lists
+    # so cheap that the late penalty is several times the price of the list
+    there = BatchOffer(times, price(400, 0.02), cancels)
     alone = evolve(individually(400), cost=price(400, 0.04))
     decision = choose(Load(400), [alone], there, Constraints(deadline=deadline))
     option = decision.chosen

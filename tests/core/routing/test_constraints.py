@@ -1,4 +1,4 @@
-"""By when a caller wants it: texts, seconds, spans and moments become seconds from now."""
+"""Deadlines as text, seconds, durations and dates become seconds from now."""
 
 from __future__ import annotations
 

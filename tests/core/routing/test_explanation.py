@@ -1,4 +1,4 @@
-"""What a plan says: whole sentences for the main cases, and the figures on demand."""
+"""A plan in words: whole sentences for the main cases, and all figures on demand."""
 
 from __future__ import annotations
 

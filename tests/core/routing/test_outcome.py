@@ -1,4 +1,4 @@
-"""A decision is stored as text, from which it comes back as it was."""
+"""Decisions can be stored as text and read back unchanged."""
 
 from __future__ import annotations
 

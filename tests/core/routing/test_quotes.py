@@ -1,4 +1,4 @@
-"""The range of a quote has what is paid, with a provider that counts tokens as a tokenizer does."""
+"""The range of a quote contains what is paid to a provider that counts tokens like a tokenizer."""
 
 from __future__ import annotations
 

@@ -28,12 +28,11 @@ from smartbatch.core.routing.rescue import (
     rescue_starts,
 )
 
-STEADY = Forecaster(Prior.of(1.0, 1.01)).at(0.0)
-"""Calls of a second each."""
+STEADY = Forecaster(Prior.of(1.0, 1.01)).at(0.0)  # calls of one second
 
 
+# batches of a day, longer than any deadline in these tests
 ENDLESS = Forecaster(Prior.of(100_000.0, 200_000.0)).at(0.0)
-"""Batches of a day, which no deadline here waits for."""
 
 
 def speed(parallelism: int = 1, cancelling: float = 60.0, turnaround: Times = ENDLESS) -> Speed:
@@ -50,7 +49,7 @@ def test_as_long_as_real_time_can_do_the_rest_nothing_is_taken_back() -> None:
     found = rescue(1000.0, 10.0, 0, [pending(100, sent=True)], speed(turnaround=some))
     assert found.take_back == ()
     assert not found.late
-    assert 820 < found.wait < 840  # 1,000 less 100 calls, 60 of cancelling and 10 of margin
+    assert 820 < found.wait < 840  # 1,000 s minus 100 calls, 60 s for a cancel and 10 s of margin
 
 
 def test_in_the_last_moment_the_batch_is_taken_back() -> None:
@@ -78,7 +77,7 @@ def test_when_it_is_too_late_that_is_said_and_real_time_is_kept_busy() -> None:
     shards = [pending(100, sent=True) for _ in range(3)]
     found = rescue(-5.0, 10.0, 0, shards, speed())
     assert found.late
-    assert len(found.take_back) == 1  # the others may still end by themselves before real time can use them
+    assert len(found.take_back) == 1  # the others may finish before real time has capacity for them
     assert set(rescue(-5.0, 10.0, 0, shards, speed(parallelism=10)).take_back) == {0, 1, 2}
 
 
@@ -99,7 +98,7 @@ def test_while_real_time_has_enough_to_do_nothing_more_is_taken_back() -> None:
     assert found.take_back == ()
     assert math.isfinite(found.wait)
     done = rescue(1040.0, 10.0, 30, [pending(200, sent=True) for _ in range(5)], speed())
-    assert len(done.take_back) == 1  # half a minute of work is less than a cancel takes
+    assert len(done.take_back) == 1  # half a minute of calls is less than a cancel takes
 
 
 def test_a_cancel_that_is_under_way_is_soon_done() -> None:
@@ -145,7 +144,8 @@ def test_a_rescue_waits_longer_for_batches_likely_to_finish() -> None:
         throughput = Throughput(STEADY, parallelism=1)
         return rescue(1000.0, 10.0, 0, [pending(100, True, size=100)], Speed(throughput, wide, known)).wait
 
-    assert wait(700.0) > wait(100.0) + 60  # the latter has ended long before, so nothing is gained by waiting
+    # the latter has probably finished long before, so waiting gains nothing
+    assert wait(700.0) > wait(100.0) + 60
 
 
 @given(

@@ -1,4 +1,4 @@
-"""From the time of a call to the time of a list, against lists that are played through."""
+"""Forecasts of the duration of a list, compared with simulated lists."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_tokens_bind_as_calls_do() -> None:
     throughput = Throughput(Lognormal(1.0, 0.1), 1000, tokens=500, tpm=30_000)
     assert throughput.finish(61, 0.5) == pytest.approx(61, abs=2)
     assert throughput.quota(600) == pytest.approx(1.0, abs=0.02)
-    assert throughput.quota(6) == pytest.approx(0.1)  # less than a minute's worth fills a tenth of a minute
+    assert throughput.quota(6) == pytest.approx(0.1)  # six requests of 500 tokens per 30,000 tokens
 
 
 def test_what_waits_already_goes_first() -> None:

@@ -1,11 +1,17 @@
-"""What a list takes: equal requests count once, as far as each route answers them once."""
+"""The workload of a list: identical requests count once on each route that answers them once."""
 
 from __future__ import annotations
 
+import hashlib
+import tracemalloc
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.core.routing.workload import NEAR_KEYS, Workload
+from smartbatch.core.routing import workload
+from smartbatch.core.routing.workload import NEAR_KEYS, DistinctKeys, Workload
 from smartbatch.types import Generation, Request, Usage
 
 
@@ -52,3 +58,42 @@ def test_stored_answers_are_shared_by_equal_requests_at_any_distance() -> None:
     workload = listed(*MANY, MANY[0], kept=True)
     assert (workload.load.requests, workload.load.duplicates, workload.load.repeats) == (NEAR_KEYS + 1, 1, 0)
     assert expected(workload) == expected(workload, by_job=True) == pytest.approx((NEAR_KEYS + 1) * ONE)
+
+
+def key(number: int) -> bytes:
+    return hashlib.blake2b(b"%d" % number, digest_size=32).digest()
+
+
+@given(st.lists(st.integers(0, 40)))
+def test_a_key_is_seen_from_its_second_time_on(numbers: list[int]) -> None:
+    keys, before = DistinctKeys(), set[int]()
+    for number in numbers:
+        assert keys.seen(key(number)) is (number in before)
+        before.add(number)
+
+
+def test_keys_are_near_as_long_as_few_distinct_ones_came_since() -> None:
+    keys = DistinctKeys()
+    assert not any(keys.is_near(key(number)) for number in range(NEAR_KEYS))
+    assert all(keys.is_near(key(number)) for number in range(NEAR_KEYS))
+    assert not keys.is_near(key(NEAR_KEYS))
+    assert not keys.is_near(key(0))
+    assert keys.is_near(key(2))
+
+
+@pytest.mark.full
+def test_150_000_keys_take_less_than_a_megabyte_and_a_half() -> None:
+    tracemalloc.start()
+    keys = DistinctKeys()
+    assert not any(keys.seen(key(number)) for number in range(150_000))
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 1_500_000
+    assert all(keys.seen(key(number)) for number in range(0, 150_000, 100))
+
+
+def test_there_is_an_end_to_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "MAX_KEYS", 5)
+    keys = DistinctKeys()
+    assert [keys.seen(key(number)) for number in range(9)] == [False] * 9
+    assert [keys.seen(key(number)) for number in range(9)] == [True] * 5 + [False] * 4

@@ -1,4 +1,4 @@
-"""Walks through what callers and users set: lists, hooks, deadlines, pauses, classifiers; and batches."""
+"""Random walks through lists, hooks, deadlines, pauses, classifiers and batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walks through what puts requests together and takes answers apart: shards, packs, windows, crosschecks."""
+"""Random walks through shards, packing, windows and cross-checks."""
 
 from __future__ import annotations
 

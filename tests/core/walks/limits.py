@@ -1,4 +1,4 @@
-"""Walks through the limits: quotas, throttles, breakers, budgets, pauses and retries."""
+"""Random walks through quotas, throttles, breakers, budgets, pauses and retries."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ SERVERS = (
     ("anthropic", {"requests": 4000, "input": 250_000, "output": 80_000}),
     ("gemini", {"requests": 1300, "input": 1_000_000}),
 )
+# by name: calls per moment and per second, calls per window and its seconds, or seconds between calls
 LIMITS = {
     "bucket 60 10": lambda: bucket(60, 10.0),
     "bucket 5 0.5": lambda: bucket(5, 0.5),
@@ -34,7 +35,6 @@ LIMITS = {
     "spaced 0.1": lambda: spaced(0.1),
     "spaced 3": lambda: spaced(3.0),
 }
-"""By name: calls a moment and calls a second, calls a window and its seconds, or seconds between calls."""
 
 
 def filling(rng: random.Random, record: Record) -> None:
@@ -122,8 +122,7 @@ def _same_limits(rng: random.Random) -> Callable[[], LimitReport]:
     return told
 
 
-Moments = Callable[[float], float]
-"""Turns a time into the next one at which something may happen."""
+Moments = Callable[[float], float]  # returns the next time at which something may happen
 
 
 def any_moment(at: float) -> float:

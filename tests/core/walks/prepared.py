@@ -1,4 +1,4 @@
-"""Walks through what becomes of requests before they are sent, and of answers that must follow a schema."""
+"""Random walks through the preparation of requests and the validation of answers against schemas."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def answers(rng: random.Random, record: Record) -> None:
         text = rng.choice(AROUND).replace("{}", json.dumps(value).replace('"', rng.choice('""\'')))
         params = normalise("p", schema=given).params
         ends = rng.choice(ENDS)
-        if schema is None:  # what is wrong is told in the words of pydantic, which may change
+        if schema is None:  # pydantic's error messages may change
             record.note("read", getattr(read_answer(params, text, ends), "value", None))
             continue
         found = record.tried("read", read_answer, params, text, ends)

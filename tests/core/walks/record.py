@@ -1,4 +1,4 @@
-"""What walks of random steps decided, as figures to read: counts, sums, and words with their counts."""
+"""Figures that summarize a random walk: counts, sums, and words with their counts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ import attrs
 
 from smartbatch.core.limits.shared_limit import LateExchange
 
-MOST_WORDS = 6
-"""Different words that are counted one by one; members of an enumeration always are."""
-MEDIAN_OF = 50
-"""Fractions from this number on have a median as well: a few of them may be most of the sum."""
-UNBOUNDED = 1e12
-"""Numbers from here on mean that there is no bound."""
+MOST_WORDS = 6  # different words that are counted individually; enumeration members always are
+MEDIAN_OF = 50  # number of fractions from which the median is recorded, because a few may dominate the sum
+UNBOUNDED = 1e12  # numbers from which a value is considered unbounded
 _WORD = re.compile(r"[\w.:+-]{1,24}")
 _KEY = re.compile(r"[a-z_]+")
 

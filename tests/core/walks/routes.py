@@ -1,4 +1,4 @@
-"""Walks through what decides on a route: forecasts, throughput, offers, constraints, rescues."""
+"""Random walks through forecasts, throughput, offers, constraints and rescues."""
 
 from __future__ import annotations
 

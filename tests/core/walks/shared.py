@@ -1,4 +1,4 @@
-"""Walks through limits and budgets that processes share: the record, leases, and what failures say."""
+"""Random walks through limits and budgets shared by processes: the record, leases and failures."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def budget_leases(rng: random.Random, record: Record) -> None:
         ask = one.ask(now, leaving=rng.random() < 0.02)
         record.note("ask", ask)
         grant = record.tried("granted", exchange, shared, ask, EPOCH + now) if rng.random() > 0.05 else None
-        if away or grant is None or rng.random() < 0.05:  # made, and its answer is lost
+        if away or grant is None or rng.random() < 0.05:  # granted, but the answer is lost
             record.note("lost", one.lose(now))
         else:
             one.adopt(grant, now + rng.choice((0.0, 0.0625)))

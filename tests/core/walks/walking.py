@@ -16,6 +16,7 @@ from tests.core.walks import callers, cuts, limits, prepared, routes, shared
 from tests.core.walks.record import Record
 
 RECORDED = Path(__file__).with_name("recorded.txt")
+# walks by name, each with the number of times it is taken with different random numbers
 WALKS = {
     **limits.WALKS,
     **routes.WALKS,
@@ -24,14 +25,11 @@ WALKS = {
     **callers.WALKS,
     **shared.WALKS,
 }
-"""By name: a walk, and how often it is taken, each time with other random numbers."""
-SCENARIOS = ("filling", "unknown")
-"""Walks that have figures each, named ``run``: what happens in them can be told in a line."""
+SCENARIOS = ("filling", "unknown")  # walks with separate figures named ``run``
+# number of walks in the first block, which show most mistakes
 FEW = {"exchanges": 6, "leases": 6, "together": 8, "shared budgets": 8}
 FEW |= {"quota at eighths": 12, "together at eighths": 4}
-"""Of these the first few are taken before all others: most mistakes show there, and sooner."""
-AT_MOST = 80
-"""Walks that have their figures together."""
+AT_MOST = 80  # walks per group of figures
 
 
 def blocks(name: str) -> list[range]:
