@@ -40,7 +40,7 @@ route would be chosen and why. Nothing is sent or written, and no key is needed.
 or in the store, or in progress, are left out.
 """
 _JOBS_HELP = """\
-View and manage the jobs of a store, whatever process submitted them.
+View and manage the jobs of a store, including those submitted by other processes.
 
 A job is what submit_batch and smartbatch run create: requests kept in a store until all of them have results.
 It is named by its id (job-…) or its key. A real-time run is listed as a job while it is running or if it was
@@ -74,7 +74,7 @@ examples:
 )
 _USAGE = "%(prog)s INPUT --model PROVIDER:MODEL [option ...]"
 _INPUT_OPTIONS = """
---limit N              send the first N rows only
+--limit N              send only the first N rows
 further:
 --on-missing error|skip|empty  handle rows with a blank prompt field: refuse the run (default), skip such
                        rows, or leave the field empty
@@ -98,7 +98,7 @@ further:
     "speed, limits and money": """
 --parallelism N        limit the number of concurrent calls
 --max-rpm N            limit the requests per minute
---budget USD           stop before spending more than this, by any route
+--budget USD           never spend more than this, on any route
 --deadline D           finish within this time, such as 2h or 6h30min; the cheapest route that does is chosen
 --prefer balanced|speed|cost  choose what to optimize if there is no deadline
 further:
@@ -210,8 +210,8 @@ def _add_jobs(add: _AddParser) -> None:
         further=True,
     )
     actions: dict[str, Any] = {"choices": tuple(JOBS_ACTIONS), "default": "list"}
-    parser.add_argument("action", metavar="ACTION", nargs="?", help="one of these", **actions)
-    names = "jobs, by id, key, or the output of their run"
+    parser.add_argument("action", metavar="ACTION", nargs="?", help="one of the actions above", **actions)
+    names = "jobs, by id, key or output file of their run"
     parser.add_argument("ids", nargs="*", metavar="ID_OR_KEY", help=names)
     add_options(parser.add_argument, _JOBS_OPTIONS, _SPECIAL)
 
@@ -222,7 +222,7 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
     prompt = group.add_mutually_exclusive_group()
     template = "make prompts from {field} placeholders; {{ }} for braces"
     prompt.add_argument("--template", metavar="T", help=template)
-    prompt.add_argument("--prompt-field", metavar="F", help="take the prompt, text or chat, from this field")
+    prompt.add_argument("--prompt-field", metavar="F", help="take the prompt (text or chat) from this field")
     add_options(group.add_argument, _INPUT_OPTIONS, _SPECIAL)
     for title, table in _REQUESTS.items():
         add_options(parser.add_argument_group(title).add_argument, table, _SPECIAL)

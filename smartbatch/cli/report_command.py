@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from smartbatch.views.html import Report
 
 
-_VALID_SUBJECTS = "give the output of a run or of jobs results, or a job"
+_VALID_SUBJECTS = "pass a job, or an output of smartbatch run or jobs results"
 _TOKENS = ("input_tokens", "output_tokens")
 _ANSWERED, _FAILED = 2, 1
 _SKIPPED = snake_case(RowSkipped.__name__)

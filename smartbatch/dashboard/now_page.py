@@ -209,7 +209,7 @@ def _limits(status: RealtimeStatus, shared: SharedView) -> tuple[Part, ...]:
     )
     left_out = sum(one.realtime.lanes_left_out for one in shared.found.living)
     more = f" {plural(left_out, 'further model is', 'further models are')} left out." if left_out else ""
-    note = "Use in the last minute. A limit that was idle before may be used up to twice as fast at first."
+    note = "Usage in the last minute. A limit that was idle may be used up to twice as fast at first."
     table = DataTable.of(
         "Limits, and what waits for them", columns, [_limit_row(lane) for lane in status.lanes]
     )

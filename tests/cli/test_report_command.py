@@ -182,7 +182,7 @@ def test_a_table_that_is_no_output_is_refused_by_its_report(
     )
     assert report("x.csv") == 2
     said = capfd.readouterr().err
-    assert f"x.csv: {what}; give the output of a run or of jobs results, or a job" in said
+    assert f"x.csv: {what}; pass a job, or an output of smartbatch run or jobs results" in said
 
 
 def test_the_job_of_an_output_is_found_in_the_store(folder: Path) -> None:

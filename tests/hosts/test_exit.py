@@ -225,18 +225,6 @@ PENDING = {
         warning=f"({LOST.format(1)}){{6}}",
         guard=12,
     ),
-    "a hook at exit submits and waits": Case(
-        f"""
-        import atexit
-        from smartbatch import BatchingClient
-        from exit_scenes import echo, say
-        client = BatchingClient(echo, exit_grace={LONG})
-        @atexit.register
-        def last_words():
-            say(str(client.submit("late").result().ok))
-        """,
-        out=["True"],
-    ),
     "a hook that runs after ours is refused by name": Case(
         f"""
         import atexit
@@ -265,21 +253,6 @@ PENDING = {
         """,
         out=["True"],
     ),
-    "a thread waits for a result while the interpreter ends": Case(
-        """
-        from smartbatch import BatchingClient
-        from exit_scenes import Endless, say
-        call = Endless()
-        client = BatchingClient(call, exit_grace=0.2)
-        future = client.submit("one")
-        threading.Thread(target=future.exception, daemon=True).start()
-        future.add_done_callback(lambda f: say("told"))
-        call.began.wait()
-        """,
-        out=["told"],
-        warning=LOST.format(1),
-        guard=10,
-    ),
     "a daemon thread that keeps submitting": Case(
         """
         from smartbatch import BatchingClient, ClientClosed
@@ -300,19 +273,6 @@ PENDING = {
         """,
         guard=10,
     ),
-    "the client was dropped with work pending": Case(
-        f"""
-        import gc
-        from smartbatch import BatchingClient
-        from exit_scenes import echo, say
-        client = BatchingClient(echo, exit_grace={LONG})
-        futures = [client.submit(f"p{{n}}") for n in range(50)]
-        del client
-        gc.collect()
-        print(sum(future.result().ok for future in futures))
-        """,
-        out=["50"],
-    ),
     "stop from a signal handler while the main thread waits": Case(
         """
         from smartbatch import BatchingClient, ClientClosed
@@ -331,21 +291,6 @@ PENDING = {
         """,
         out=["closed"],
         guard=10,
-    ),
-    "stop from a signal handler that interrupts a submit": Case(
-        f"""
-        from smartbatch import BatchingClient, ClientClosed
-        from exit_scenes import echo
-        client = BatchingClient(echo, exit_grace={LONG})
-        def quit(*_):
-            client.stop()
-            sys.exit(5)
-        signal.signal(signal.SIGALRM, quit)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        while True:
-            client.submit("p")
-        """,
-        code=5,
     ),
 }
 

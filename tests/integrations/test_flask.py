@@ -57,14 +57,6 @@ def test_the_environment_wins_over_the_application(app_of: AppOf, monkeypatch: p
         assert current_smartbatch.model == "other"
 
 
-def test_two_applications_have_two_clients(app_of: AppOf) -> None:
-    names = set()
-    for model in ("sim:one", "sim:two"):
-        with app_of(model=model).app_context():
-            names.add(current_smartbatch.model)
-    assert names == {"one", "two"}
-
-
 @pytest.mark.parametrize(
     ("settings", "error"),
     [

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from manual_clock import ManualClock
 from sample_events import called, ended, retry, started, submitted
 
-from smartbatch.errors import ErrorKind
 from smartbatch.events import (
     BreakerChanged,
     ClientStarted,
@@ -25,7 +24,6 @@ from smartbatch.events import (
     SharedLimitsRestored,
 )
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.observe.metric import KINDS
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.metrics_snapshot import METRICS, MetricsSnapshot, RouteFigures
 from smartbatch.types import NO_USAGE, Priority, Route, Usage
@@ -106,15 +104,6 @@ def test_utilisation_is_busy_worker_time_over_worker_time(metrics: BatchMetrics,
     assert s.utilisation == pytest.approx(0.25)
 
 
-def test_time_stands_still_while_the_client_is_stopped(metrics: BatchMetrics, clock: ManualClock) -> None:
-    feed(metrics, ClientStarted(at=0.0, workers=2), ClientStopped(at=10.0, failed=0))
-    clock.time = 500.0
-    assert metrics.snapshot().elapsed == 10.0
-    feed(metrics, ClientStarted(at=500.0, workers=2))
-    clock.time = 505.0
-    assert metrics.snapshot().elapsed == 15.0
-
-
 def test_failures_are_counted_by_kind_for_calls_and_for_requests(metrics: BatchMetrics) -> None:
     s = feed(
         metrics,
@@ -127,12 +116,6 @@ def test_failures_are_counted_by_kind_for_calls_and_for_requests(metrics: BatchM
     assert s.rate_limits == 1
     assert s.request_failures == {"client_error": 1, "request_timeout": 1}
     assert s.failed == 2
-
-
-def test_unknown_error_texts_share_one_name(metrics: BatchMetrics) -> None:
-    s = feed(metrics, *(ended(ok=False, error=f"odd {i}") for i in range(100)))
-    assert s.request_failures == {"other": 100}
-    assert {kind.value for kind in ErrorKind} <= set(KINDS)
 
 
 def test_retries_tell_whether_they_cost_a_try_and_may_be_paid_twice(metrics: BatchMetrics) -> None:
