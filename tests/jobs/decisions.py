@@ -16,7 +16,6 @@ from smartbatch.types import Route, Strategy
 def decision(
     requests: int = 400, *, usd: float = 1.0, strategy: str = "auto", **constraints: Any
 ) -> Decision:
-    """A list that costs ``usd`` in real time and half of it by batch."""
     call, times = Forecaster(CALL_PRIOR).at(0.0), Forecaster(BATCH_PRIOR).at(0.0)
     cost = Cost(0.9 * usd, usd, 1.2 * usd)
     offers = [Offer(Route.INDIVIDUAL, Throughput(call, parallelism=8), cost)]

@@ -35,15 +35,14 @@ class Relay:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def cut_at(self, word: bytes, *, pass_on: bool) -> None:
-        """Cut the next link on which the client says ``word``.
+        """Cut the next connection whose client sends ``word``.
 
         Args:
-            pass_on: let the server get it and carry it out; only the answer is lost.
+            pass_on: the server still receives and executes it; only the answer is lost.
         """
         self._word, self._pass_on = word, pass_on
 
     def cut_all(self) -> None:
-        """Cut every link there is."""
         links, self._links = self._links, []
         for link in links:
             _end(link)

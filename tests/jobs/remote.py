@@ -27,14 +27,11 @@ from smartbatch.providers.batch_api import (
 )
 from smartbatch.types import Answer, Kind, Request, Usage
 
-LONG = 1e6
-"""Virtual seconds that no test needs."""
+LONG = 1e6  # virtual seconds
 
 
 @define
 class Made:
-    """A batch of the service."""
-
     id: str
     mark: str
     file_id: str
@@ -44,17 +41,7 @@ class Made:
 
 
 class Remote(Provider):
-    """Answers in real time at once, and by batch after ``turnaround`` virtual seconds.
-
-    Args:
-        clock: its time.
-        turnaround: seconds from a create to its end.
-        scope: names the account.
-        batches: False for a provider without a Batch API.
-        kinds: what can be asked for in a batch.
-        reply: makes the text of an answer of a prompt, or raises, in real time.
-        latency: seconds of a real-time call.
-        priced: whether its calls cost money.
+    """Answers real-time calls after ``latency`` seconds, and batches ``turnaround`` seconds after the create.
 
     Attributes:
         asked: prompts of real-time calls, in order.
@@ -99,15 +86,6 @@ class Remote(Provider):
 
 
 class Api(BatchApi):
-    """The Batch API of a :class:`Remote`.
-
-    Attributes:
-        made: batches by id.
-        slow: seconds of each call.
-        down: raised by every call while set.
-        calls: names of the calls made.
-    """
-
     def __init__(
         self, provider: Remote, clock: VirtualClock, turnaround: float, kinds: frozenset[Kind]
     ) -> None:

@@ -22,7 +22,6 @@ from smartbatch.prices import PriceBook
 
 
 def step_limits(**changes: Any) -> StepLimits:
-    """Return the limits that the default settings of a client give, with ``changes``."""
     config = BatchingConfig()
     limits: dict[str, Any] = {
         "poll_interval": config.batch_poll_interval,
@@ -35,7 +34,6 @@ def step_limits(**changes: Any) -> StepLimits:
 
 
 def job_wiring(**parts: Any) -> JobWiring:
-    """Return the real-time side of a process that has none, of which nothing was learned, with ``parts``."""
     usual: dict[str, Any] = {
         "providers": (),
         "serve": lambda _: None,
@@ -56,7 +54,6 @@ def job_wiring(**parts: Any) -> JobWiring:
 
 
 def job_runtime(store: SqlStore, clock: object, rng: random.Random, **parts: Any) -> JobRuntime:
-    """Return a runtime without a provider, with ``parts`` of it or of its wiring."""
     own = {name: parts.pop(name) for name in list(parts) if name in fields_dict(JobRuntime)}
     usual: dict[str, Any] = {
         "summaries": SummaryLog(cast(Clock, clock), lambda: store, part=1),
@@ -76,8 +73,6 @@ def _not_wired(*_: object) -> NoReturn:
 
 
 def _assumed_speed(_: JobRow) -> Speed:
-    """Four calls at a time, most of which take seconds."""
-
     def seen(median: float, p95: float) -> Any:
         return Forecaster(Prior.of(median, p95)).at(0.0)
 

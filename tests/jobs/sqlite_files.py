@@ -22,13 +22,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 class Watched(sqlite3.Connection):
-    """A connection of a store.
-
-    Attributes:
-        failing: statements that fail as a broken disk makes them fail.
-        done: they are done all the same.
-    """
-
     failing: frozenset[str] | set[str] = frozenset()
     done = False
 
@@ -44,7 +37,6 @@ class Watched(sqlite3.Connection):
 
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
-    """All connections that are opened, in order."""
     made: list[Watched] = []
     connect = sqlite3.connect
 
@@ -57,7 +49,6 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
 
 
 def writer(connections: list[Watched]) -> Watched:
-    """Return the open connection that may write."""
     for connection in reversed(connections):
         with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed
             if connection.execute("PRAGMA query_only").fetchone() == (0,):
@@ -66,7 +57,6 @@ def writer(connections: list[Watched]) -> Watched:
 
 
 def filled(bench: Bench, count: int = 500) -> str:
-    """Make a file with a job in it, close it, and return its path."""
     store = bench.open()
     _, lease = started(store, bench, count)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(*range(count // 2))), ShardState.INGESTING)

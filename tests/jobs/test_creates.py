@@ -199,7 +199,6 @@ CODE = "token_limit_exceeded"
 
 
 def full(limit):
-    """Return the refusal as OpenAI words it, or as Gemini does: without a limit."""
     named = "" if limit is None else f" Limit: {limit} enqueued tokens."
     return ProviderError(
         f"Enqueued token limit reached.{named}", kind=ErrorKind.RATE_LIMIT, status=429, code=CODE
@@ -207,7 +206,6 @@ def full(limit):
 
 
 def takes(monkeypatch, api, requests, limit):
-    """Refuse creates of more than ``requests``; return the sizes of all creates, in order."""
     sizes = []
     create = api.create
 
@@ -281,7 +279,6 @@ def test_batches_grow_again_when_they_pass(client, api, monkeypatch):
 
 
 def enqueued(api):
-    """Return how many requests batches hold that have not ended."""
     return sum(len(batch.lines) for batch in api.made.values() if not api.shown(batch).state.ended)
 
 

@@ -13,13 +13,12 @@ from smartbatch.jobs.store.sql_store import FactTable
 
 HOUR = 3600.0
 QUESTIONS = [f"question {n}" for n in range(10)]
-BETWEEN = 5.0
-"""Seconds from one create to its repetition."""
+BETWEEN = 5.0  # seconds between a create and its repetition
 
 
 @pytest.fixture
 def repeated(client_of, clock, tmp_path, monkeypatch):
-    """Submit a job whose create arrives three times, and whose last answer does, or is lost."""
+    """Submit a job whose create arrives three times; its last answer arrives or is lost."""
 
     def run(answered, *, labels=True):
         remote = Remote(clock, turnaround=HOUR)
@@ -100,8 +99,7 @@ def test_a_labelled_orphan_is_cancelled(labels, client_of, clock, tmp_path, monk
 
 @pytest.fixture
 def late(client_of, clock, tmp_path, monkeypatch):
-    """A client with a budget, a service that loses its first create, and what has that one take effect, with
-    all its answers at once."""
+    """A client with a budget, the Batch API, and a function that lets the lost first create take effect."""
     remote = Remote(clock, turnaround=2 * HOUR, priced=True)
     api = remote.api
     create = api.create
@@ -282,7 +280,6 @@ def test_a_duplicate_without_results_is_not_examined_again(repeated, clock, monk
 
 
 def refuse_downloads(api, batch_id, monkeypatch):
-    """Let the results of a batch be deleted at the provider."""
     download = api.download
 
     def refusing(batch, output, timeout):

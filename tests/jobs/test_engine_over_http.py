@@ -74,7 +74,6 @@ class Bench:
         )
 
     def until(self, state):
-        """Run steps of the job until its newest shard is in ``state``."""
         for _ in range(1000):
             shards = self.store.shards.of_job("job-1")
             if shards and shards[-1].state is state:
@@ -83,7 +82,6 @@ class Bench:
         raise AssertionError(f"no shard became {state.value}")
 
     def finish(self):
-        """Run steps of the job until it is done."""
         for _ in range(20_000):
             job = self.store.jobs.get("job-1")
             assert job is not None

@@ -100,7 +100,7 @@ def remote(clock):
 
 @pytest.fixture
 def api(remote, monkeypatch):
-    """A service that says 404 to the cancel of a batch it does not know, as all three do."""
+    """A Batch API that answers 404 to the cancel of an unknown batch."""
     api = remote.api
     cancel = api.cancel
 
@@ -115,7 +115,6 @@ def api(remote, monkeypatch):
 
 @pytest.fixture
 def job(client_of, remote, api, clock, tmp_path):
-    """A job whose one batch has vanished for hours."""
     job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a", "b"])
     clock.sleep(60.0)
     api.made.clear()

@@ -68,13 +68,11 @@ else:
     atexit.register(setattr, threading.Thread, "start", refused)  # as Python 3.12 does, before our own hook
 print("end", flush=True)
 """
-SLACK = 3.0
-"""Seconds more than promised, for a machine that is busy with other tests."""
+SLACK = 3.0  # seconds allowed for a busy machine
 
 
 @contextmanager
 def hung_file(place):
-    """Another process keeps the file's lock."""
     locking = sqlite3.connect(place, isolation_level=None, timeout=30.0)
     locking.execute("BEGIN EXCLUSIVE")
     try:
@@ -85,7 +83,6 @@ def hung_file(place):
 
 @contextmanager
 def hung_server(address):
-    """The server's processes for everybody else are stopped: connections stay, and nobody answers."""
     with psycopg.connect(address.partition("&schema")[0].partition("?schema")[0], autocommit=True) as look:
         rows = look.execute(
             "SELECT pid FROM pg_stat_activity WHERE application_name = 'smartbatch'"
@@ -191,8 +188,7 @@ def test_the_last_look_for_results_in_any_order_is_over_in_time(monkeypatch, tmp
         answered.set()
 
 
-HANGS = 10.0
-"""Seconds after which a server that accepts a connection and never answers is given up."""
+HANGS = 10.0  # seconds until a silent server is given up
 
 
 class Server:

@@ -27,7 +27,6 @@ def texts(count, mark="question"):
 
 
 MOST = TOKEN * sum(Calibration().most(Request(texts(1)[0], Generation(max_tokens=6)))) / 2
-"""USD that a request of these tests can cost in a batch, with up to 6 tokens out."""
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
 
@@ -43,7 +42,6 @@ def buyer(w, **settings):
 
 
 def paid(w):
-    """What the provider bills for all that reached it."""
     lines = [line for batch in w.creates for line in batch.lines.values()]
     return TOKEN * (sum(call.billed for call in w.emu.ledger.calls) + sum(line.billed for line in lines) / 2)
 
@@ -215,9 +213,6 @@ def test_no_fault_at_the_provider_exceeds_a_budget(seed, tmp_path):
         w.pass_time(HOUR)  # a late create is counted, too
         assert paid(w) <= budget + TINY
         assert client.spent <= budget + TINY
-
-
-# -- the client's own ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.full

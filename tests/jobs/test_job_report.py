@@ -46,7 +46,6 @@ def parsed(report):
 
 
 def section(report, name):
-    """The words of one section."""
     found = parsed(report).find(f".//section[@id='{name}']")
     return " ".join(" ".join(found.itertext()).split())
 

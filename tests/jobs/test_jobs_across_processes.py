@@ -23,7 +23,6 @@ from tests.levels import sampled
 
 @pytest.fixture
 def environ(tmp_path):
-    """Variables by which processes share a store and the embedded provider's batches."""
     return {
         "SMARTBATCH_STORE": str(tmp_path / "jobs.db"),
         "SMARTBATCH_SIM_DIR": str(tmp_path / "sim"),

@@ -86,7 +86,6 @@ shareds = st.builds(Shared, generations, st.none() | embeddings)
 
 
 def fields(thing):
-    """All that a request or a result holds, for comparisons; both are equal to themselves only."""
     return {name: getattr(thing, name) for name in type(thing).__slots__ if not name.startswith("__")}
 
 
@@ -386,28 +385,6 @@ class TestErrors:
 
 
 class TestWhatCannotBeRead:
-    @given(st.binary(max_size=40) | jsons.map(lambda value: json.dumps(value).encode()))
-    def test_bytes_of_another_make_raise_a_store_error_only(self, data):
-        for read in (
-            lambda: decode_request(data, PLAIN, id=None),
-            lambda: decode_result(data, request_id="r"),
-            lambda: decode_params(data),
-            lambda: decode_error(data),
-        ):
-            with pytest.raises(StoreError, match=r"damaged|update"):
-                read()
-
-    @pytest.mark.full
-    @given(results, st.data())
-    def test_a_row_that_lost_or_changed_a_byte_gives_a_result_or_a_store_error(self, result, draw):
-        data = bytearray(encode_result(evolve(result, error=ERRORS[1], embedding=array("f", [1, 2]))))
-        place = draw.draw(st.integers(0, len(data) - 1))
-        data[place : place + draw.draw(st.integers(0, 1))] = draw.draw(st.binary(max_size=2))
-        try:
-            assert decode_result(bytes(data), request_id="r").request_id == "r"
-        except StoreError as error:
-            assert "row of the store" in error.message
-
     def test_a_row_of_a_newer_version_says_what_to_do(self):
         data = encode_request(Request("p"), PLAIN).replace(b'"v":1', b'"v":2')
         with pytest.raises(StoreError, match=r"format 2.*format 1.*update"):
@@ -426,8 +403,6 @@ class TestWhatCannotBeRead:
 
 @frozen
 class Holder:
-    """Something a caller might pass as a context."""
-
     value: int
 
 

@@ -23,7 +23,7 @@ from smartbatch.jobs.supervision import LEASE_SECONDS
 from smartbatch.prices import Price
 from smartbatch.types import Generation, Request, Result
 
-PATIENCE = 30.0
+PATIENCE = 30.0  # real seconds
 
 
 @pytest.fixture
@@ -32,7 +32,6 @@ def place(tmp_path):
 
 
 def another_store(place, clock):
-    """The same store as another process has it."""
     return open_store(place, wall=clock.wall, rng=random.Random(7))
 
 
@@ -201,8 +200,6 @@ def test_a_used_up_budget_keeps_the_items_open(client_of, clock, place):
 
 
 class FullDisk:
-    """A store that takes no result while it is full; everything else that is written is small, and fits."""
-
     def __init__(self, monkeypatch):
         self.full = True
         self.refused = threading.Event()

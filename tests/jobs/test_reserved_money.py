@@ -10,7 +10,7 @@ from jobs.runtimes import job_runtime
 from jobs.stores import bench, led, new_items, result, started
 
 from smartbatch.core.limits.budget import Budget
-from smartbatch.jobs.job_budget import JobBill, JobBudget, bill, remaining_budget
+from smartbatch.jobs.job_budget import JobBill, JobBudget, bill
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import ItemState, JobPolicy, LeaseLost, NewItem, OverJobBudget
 from smartbatch.jobs.shard_records import ShardState
@@ -139,13 +139,6 @@ def test_a_real_time_answer_after_an_orphan_s_stays_reserved(store, bench):
     assert told.detail.endswith("rows 0")
 
 
-def test_a_job_without_a_budget_has_no_bounds(store, bench):
-    job, lease = started(store, bench, 2)
-    store.shards.plan(lease, bench.shard(0, reserved=1e9))
-    store.jobs.reserve(lease, 1e9)
-    assert seen(store, job) == (0.0, 2e9)
-
-
 def test_concurrent_reservations_stay_within_the_budget(store, bench):
     job, lease = bounded(store, bench, 10.0)
 
@@ -161,8 +154,6 @@ def test_concurrent_reservations_stay_within_the_budget(store, bench):
     assert seen(store, job) == (0.0, pytest.approx(9.8))
 
 
-# -- real time -----------------------------------------------------------------------------------------------
-
 BOOK = PriceBook({"openai:m": Price(input=0.0, output=1e6)})
 
 
@@ -171,7 +162,6 @@ def runtime(bench, store, **parts):
 
 
 def realtime_budget(bench, budget, count):
-    """A job of requests that may take up to three tokens of output, a USD each."""
     shared = Shared(Generation(max_tokens=3))
     payload = encode_request(Request("p", shared.params), shared)
     items = [NewItem(None, payload, 1, 1, realtime=True) for _ in range(count)]
@@ -228,10 +218,3 @@ def test_a_budget_within_a_client_s_budget_knows_whose_money_is_short(bench):
     budget = JobBudget(runtime(bench, store, outer_budget=lambda _: Budget(2.0)), lease, row)
     assert budget.reserve(store.items.claim_realtime(lease, 1)) == {}
     assert not budget.fell_short(0)
-
-
-def test_what_remains_is_neither_charged_nor_reserved(store, bench):
-    job, lease = bounded(store, bench, 10.0)
-    store.jobs.reserve(lease, 4.0)
-    row = store.jobs.get(job.id)
-    assert remaining_budget(row) == 6.0

@@ -14,8 +14,7 @@ from smartbatch.jobs.steps import recover
 from smartbatch.jobs.steps.orphans import NewerBatches
 
 DAY = 86_400.0
-SINCE = 1_000_000.0
-"""When the create was sent, by our clock."""
+SINCE = 1_000_000.0  # time of the create
 
 
 def shard(**given):

@@ -54,9 +54,6 @@ def row_of(store, job):
     return found
 
 
-# -- models --------------------------------------------------------------------------------------------------
-
-
 def test_a_pause_is_kept_with_its_reason_until_it_is_ended(bench):
     store, other = bench.open(), bench.open()
     first = store.controls.pause("openai:m", "too dear \N{SNOWMAN}", BY)
@@ -109,9 +106,6 @@ def test_actions_are_numbered_in_order_and_old_ones_go(store, monkeypatch):
     assert [one.number for one in store.controls.latest(before=45, limit=2)] == [44, 43]
 
 
-# -- jobs ----------------------------------------------------------------------------------------------------
-
-
 def test_a_filter_chooses_jobs_of_a_state_and_a_model_and_is_noted_once(store, bench):
     mine, other, ended = started(store, bench)[0], started(store, bench, model="openai:n")[0], bench.job()
     store.jobs.accept(ended, [])
@@ -157,9 +151,6 @@ def test_a_policy_is_changed_past_its_owner_and_the_lease_stays(bench):
     assert (action.name, action.detail, action.job_id) == ("set_budget", "5 USD", job.id)
     with pytest.raises(JobNotFound):
         other.actions.change_policy("job-none", lambda policy: policy, "set_budget", "", BY)
-
-
-# -- failed rows ---------------------------------------------------------------------------------------------
 
 
 def test_failed_rows_run_again_and_their_results_stay(store, bench):

@@ -160,9 +160,6 @@ def test_a_log_cut_anywhere_leaves_a_whole_store_of_an_earlier_moment(bench, tmp
     assert {40, 20} <= seen
 
 
-# -- the file goes away --------------------------------------------------------------------------------------
-
-
 def removed(path):
     path.unlink()
 

@@ -66,9 +66,6 @@ def test_a_store_is_opened_while_its_schema_is_made_for_something_else(postgres_
             assert opening.result().jobs.latest() == []
 
 
-# -- the answer to a commit is lost --------------------------------------------------------------------------
-
-
 @pytest.mark.full
 def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay, bench):
     store = through(relay, bench)
@@ -228,9 +225,6 @@ def test_a_server_that_goes_away_and_comes_back_is_used_again(relay, bench):
     os.rename(f"{relay.folder}/away", f"{relay.folder}/.s.PGSQL.5432")
     assert store.jobs.get(job.id) is not None
     assert store.shards.plan(lease, bench.shard(0)).no == 1
-
-
-# -- other sessions ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("when", ["beginning", "read"])
@@ -393,9 +387,6 @@ def test_a_user_without_rights_is_told_so(bench):
             open_store(f"postgresql://{role}:x@/{asked['dbname']}?{at}&schema={bench.schema}")
     finally:
         bench.behind(f"DROP ROLE {role}")
-
-
-# -- the address ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

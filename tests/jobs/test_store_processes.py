@@ -280,46 +280,6 @@ def test_a_fork_in_the_middle_of_a_job_s_rows_does_not_hold_it_up(bench, start):
     assert time.monotonic() - began < 5.0  # it would wait as long for itself
 
 
-CROWD = """
-store = open_store(place)
-say("open")
-hear()
-for n in range(10):
-    store.jobs.accept(new(f"job-{rest[0]}-{n}"), items(3))
-mine = 0
-for row in store.leases.claimable():
-    lease = store.leases.claim(row.id, 3600)
-    if lease is not None:
-        assert lease.epoch == 1
-        mine += 1
-        for n in range(3):
-            shard = store.shards.plan(lease, NewShard(f"{row.id}-{n}", f"{row.id}-{n}", (n,), 1, 1, 0.0))
-            store.shards.fail(lease, shard, b"no", note="no", at=2.0)
-say(mine)
-hear()
-store.close()
-"""
-
-
-@pytest.mark.full
-def test_processes_that_open_a_new_store_at_once_share_it(bench, start):
-    crowd = [start(CROWD, n) for n in range(4)]
-    assert [other.hear() for other in crowd] == ["open"] * 4
-    for other in crowd:
-        other.say()
-    owned = [int(other.hear()) for other in crowd]
-    store = bench.open()
-    jobs = store.jobs.latest()
-    assert len(jobs) == 40
-    assert all(job.epoch <= 1 for job in jobs)
-    assert sum(owned) == sum(job.epoch for job in jobs)
-    assert all(job.failed == job.total * job.epoch for job in jobs)
-    for other in crowd:
-        other.say()
-        assert other.process.wait(30) == 0
-    assert all(job.owner is None for job in store.jobs.latest())
-
-
 ACCEPTING = """
 from smartbatch.jobs.store import jobs
 jobs.PAGE_ITEMS = 7

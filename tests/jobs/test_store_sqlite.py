@@ -23,9 +23,6 @@ from smartbatch.jobs.store import sqlite as sqlite_module
 __all__ = ["bench", "connections"]  # fixtures
 
 
-# -- where it is ---------------------------------------------------------------------------------------------
-
-
 def test_the_default_place_is_the_users_state_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     store = open_store()
@@ -99,9 +96,6 @@ def test_every_commit_is_synced_and_every_write_begins_as_one(bench, connections
     assert changes > 30
 
 
-# -- others write --------------------------------------------------------------------------------------------
-
-
 def test_a_locked_file_is_an_error_after_a_bounded_wait(bench):
     store = bench.open(busy_timeout=0.05)
     job, lease = started(store, bench)
@@ -173,8 +167,6 @@ def test_one_process_at_a_time_makes_the_file(bench, monkeypatch):
         assert opened.result(30).jobs.latest() == []
 
 
-# -- network file systems ------------------------------------------------------------------------------------
-
 MOUNTS = """\
 22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -235,9 +227,6 @@ def test_an_sqlite_without_returning_is_refused(monkeypatch, tmp_path):
     assert os.listdir(tmp_path) == []
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 35, 0))
     open_store(str(tmp_path / "jobs.db")).close()
-
-
-# -- growth --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full

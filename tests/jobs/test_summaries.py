@@ -38,9 +38,6 @@ def write(store, *decisions, at=AT, part=0, **given):
     store.summaries.write(decisions, given.get("failures", ()), given.get("spent", ()), at=at, part=part)
 
 
-# -- decisions -----------------------------------------------------------------------------------------------
-
-
 def test_the_decision_on_a_job_is_stored_with_it_and_goes_with_it(store, bench):
     made = decision(strategy="batch")
     job, _ = store.jobs.accept(bench.job(), new_items(2), decision=made)
@@ -173,9 +170,6 @@ def test_what_is_only_shown_makes_no_write_fail(store, bench):
     assert [each.model for each in store.summaries.spending(AT)] == ["m??"]
 
 
-# -- errors --------------------------------------------------------------------------------------------------
-
-
 def test_errors_of_jobs_are_grouped_in_the_transaction_that_stores_them(store, bench):
     job, _ = store.jobs.accept(bench.job(), [*new_items(3), NewItem(None, b"ask 3", 1, 1)])
     lease = store.leases.claim(job.id, 60.0)
@@ -234,9 +228,6 @@ def test_groups_are_few_whatever_providers_say(store, monkeypatch):
     assert len(store.summaries.error_groups(limit=1_000)) == 500
 
 
-# -- spending ------------------------------------------------------------------------------------------------
-
-
 def test_spending_is_counted_by_hour_model_and_route(store, bench):
     job, lease = started(store, bench, 3)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, 2)), ShardState.INGESTING)
@@ -290,11 +281,7 @@ def test_processes_that_add_to_the_same_rows_do_not_hold_each_other_up(bench):
     assert [each.count for each in bench.open().summaries.error_groups()] == [80] * len(models)
 
 
-# -- statements ----------------------------------------------------------------------------------------------
-
-
 def plans(store, monkeypatch):
-    """Every statement that reads for a page, and how the database carries it out."""
     database = store.summaries.db
     seen = []
     rows = database.rows
@@ -324,10 +311,3 @@ def test_pages_read_by_index_and_no_table_of_items(store, monkeypatch):
     for statement, plan in found:
         assert not re.search(r"\b(FROM|JOIN) (item|result)\b", statement)
         assert ordered.match(plan) or plan.startswith("SEARCH"), (plan, statement)
-
-
-def test_names_of_turnarounds_are_listed_once_each(store):
-    for name in ("openai:b", "latency flex openai:a", "openai:b", "openai:a"):
-        store.facts.observe_turnarounds(name, [(1, 1.0, AT)] * 2)
-    assert store.facts.topics() == ["latency flex openai:a", "openai:a", "openai:b"]
-    assert store.facts.topics(limit=2) == ["latency flex openai:a", "openai:a"]

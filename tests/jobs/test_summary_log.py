@@ -17,8 +17,7 @@ from tests.levels import sampled
 
 PROMPTS = ["one", "two", "three"]
 MODEL = "remote:default"
-SOON = 12.0
-"""Virtual seconds within which what was noted is written."""
+SOON = 12.0  # virtual seconds until notes are saved
 
 
 @pytest.fixture
@@ -33,7 +32,6 @@ def client(client_of, remote, place):
 
 @pytest.fixture
 def other(client, place):
-    """Another process that looks at the store of a client, which has begun."""
     client.start()
     store = open_store(place)
     yield store
@@ -41,11 +39,7 @@ def other(client, place):
 
 
 def spent(store):
-    """Requests by route, and how many of them failed."""
     return {each.route: (each.requests, each.failed) for each in store.summaries.spending(0.0)}
-
-
-# -- decisions -----------------------------------------------------------------------------------------------
 
 
 def test_the_decision_on_a_list_in_real_time_is_there_soon_and_measured(client, other, clock):
@@ -129,9 +123,6 @@ def test_a_process_that_is_killed_has_left_what_its_jobs_came_to(place):
     assert found.measured is not None
     assert sum(requests for requests, _ in spent(store).values()) == 3
     store.close()
-
-
-# -- spending and errors -------------------------------------------------------------------------------------
 
 
 def test_requests_in_real_time_are_counted_soon_and_by_route(client, other, clock):

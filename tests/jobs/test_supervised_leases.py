@@ -100,111 +100,55 @@ def test_a_job_that_is_forgotten_during_its_step_is_dropped(scene, monkeypatch):
 
 def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene):
     job_id = scene.accept("a")
-    entered, leave = threading.Event(), threading.Event()
-
-    def step(*_):
-        entered.set()
-        leave.wait(PATIENCE)
-        return StepResult()
-
-    scene.script = step
-    supervisor = scene.supervisor()
-    supervisor.start()
-    assert entered.wait(PATIENCE)
-    stopping = threading.Thread(target=supervisor.stop, args=(1000.0,))
-    stopping.start()
     rival = scene.another_store()
-    assert rival.leases.claim(job_id, LEASE_SECONDS) is None
-    leave.set()
+    with scene.held_step(lambda _: StepResult()) as supervisor:
+        stopping = threading.Thread(target=supervisor.stop, args=(1000.0,))
+        stopping.start()
+        assert rival.leases.claim(job_id, LEASE_SECONDS) is None
     stopping.join(PATIENCE)
-    lease = rival.leases.claim(job_id, LEASE_SECONDS)
-    assert lease.epoch == 2
+    assert rival.leases.claim(job_id, LEASE_SECONDS).epoch == 2
 
 
 def test_a_step_that_outlives_the_grace_cannot_write(scene):
     scene.accept("a")
-    entered, leave = threading.Event(), threading.Event()
-    fates = []
+    lost = []
 
-    def step(lease, _):
-        entered.set()
-        leave.wait(PATIENCE)
-        try:
+    def end(lease):
+        with pytest.raises(LeaseLost):
             scene.store.jobs.note(lease, "too late")
-        except LeaseLost:
-            fates.append("lost")
-            raise
-        return StepResult()
+        lost.append(lease)
+        raise LeaseLost("taken over")
 
-    scene.script = step
-    supervisor = scene.supervisor()
-    supervisor.start()
-    assert entered.wait(PATIENCE)
-    supervisor.stop(0.0)
-    leave.set()
-    scene.until(lambda: fates == ["lost"])
+    with scene.held_step(end) as supervisor:
+        supervisor.stop(0.0)
+    assert len(lost) == 1
 
 
 @pytest.mark.parametrize("outcome", [StepResult(finished=True), LeaseLost("taken over")])
 def test_a_step_that_outlives_the_grace_releases_nothing_twice(outcome, scene, monkeypatch):
     job_id = scene.accept("a")
-    entered, leave = threading.Event(), threading.Event()
-    threads = []
-    given_back = []
-    monkeypatch.setattr(LeaseTable, "release", lambda _, lease: given_back.append(lease.job_id))
+    released = []
+    monkeypatch.setattr(LeaseTable, "release", lambda _, lease: released.append(lease.job_id))
 
-    def step(_, __):
-        threads.append(threading.current_thread())
-        entered.set()
-        leave.wait(PATIENCE)
+    def end(_):
         if isinstance(outcome, LeaseLost):
             raise outcome
         return outcome
 
-    scene.script = step
-    supervisor = scene.supervisor()
-    supervisor.start()
-    assert entered.wait(PATIENCE)
-    supervisor.stop(0.0)
-    leave.set()
-    threads[0].join(PATIENCE)
-    assert not threads[0].is_alive()
-    assert given_back == [job_id]
+    with scene.held_step(end) as supervisor:
+        supervisor.stop(0.0)
+    assert released == [job_id]
 
 
 def test_a_step_that_finds_the_store_closed_after_the_grace_has_not_failed(scene):
     scene.accept("a")
-    entered, leave = threading.Event(), threading.Event()
-    threads = []
 
-    def step(lease, _):
-        threads.append(threading.current_thread())
-        entered.set()
-        leave.wait(PATIENCE)
+    def end(_):
         raise StoreError("the store rejected a statement (Cannot operate on a closed database.)")
 
-    scene.script = step
-    supervisor = scene.supervisor()
-    supervisor.start()
-    assert entered.wait(PATIENCE)
-    supervisor.stop(0.0)
-    leave.set()
-    threads[0].join(PATIENCE)
-    assert not threads[0].is_alive()
+    with scene.held_step(end) as supervisor:
+        supervisor.stop(0.0)
     assert scene.reports == []
-
-
-def test_a_job_that_runs_in_a_living_process_is_left_to_it(scene):
-    ids = [scene.accept(f"{number}") for number in range(12)]
-    scene.script = lambda *_: StepResult(scene.clock.wall() + 5.0)
-    supervisors = [scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)]
-    for supervisor in supervisors:
-        supervisor.start()
-    scene.until(lambda: {job_id for _, job_id in scene.steps} == set(ids) and len(scene.steps) > 200)
-    owners = [sum(supervisor.owns(job_id) for supervisor in supervisors) for job_id in ids]
-    for supervisor in supervisors:
-        supervisor.stop(1.0)
-    assert owners == [1] * 12
 
 
 def test_halting_keeps_the_leases_and_begins_nothing(scene):

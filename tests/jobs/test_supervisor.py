@@ -30,21 +30,6 @@ def test_a_job_is_run_when_it_is_due_and_not_in_between(scene):
     assert [later - earlier for earlier, later in itertools.pairwise(times)] == [30.0, 60.0, 90.0]
 
 
-def test_a_job_of_another_account_is_left_alone(scene):
-    mine, other = scene.accept("a"), scene.accept("b", scope="scope-2")
-    scene.serves = lambda row: row.scope == "scope-1"
-    scene.script = lambda _, count: StepResult(scene.clock.wall() + CLAIM_SECONDS)
-    supervisor = scene.supervisor()
-    supervisor.start()
-    scene.until(lambda: len(scene.steps) >= 3)
-    assert supervisor.owns(mine)
-    assert not supervisor.owns(other)
-    supervisor.stop(1.0)
-    assert {job_id for _, job_id in scene.steps} == {mine}
-    row = scene.store.jobs.get(other)
-    assert row.epoch == 0
-
-
 def test_steps_of_different_jobs_run_at_the_same_time(scene):
     ids = [scene.accept(f"{number}") for number in range(10)]
     inside = {}
@@ -141,19 +126,6 @@ def test_no_error_of_a_step_ends_a_thread(error, scene):
     assert pauses[0] < pauses[3] < pauses[5]
     assert pauses[5] >= 16.0
     assert sum(job_id == sound for _, job_id in scene.steps) > 20
-
-
-def test_a_finished_job_is_released(scene):
-    job_id = scene.accept("a")
-    scene.script = lambda *_: StepResult(finished=True)
-    supervisor = scene.supervisor()
-    with scene.clock.held():
-        supervisor.start()
-        scene.until(lambda: len(scene.steps) == 1)
-        supervisor.stop(5.0)
-    assert not supervisor.owns(job_id)
-    row = scene.store.jobs.get(job_id)
-    assert row.owner is None
 
 
 def test_a_notification_during_a_step_is_not_lost(scene):

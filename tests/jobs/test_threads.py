@@ -23,15 +23,12 @@ from smartbatch.types import Result
 
 
 class ClosedStore:
-    """A store that was closed, or deleted, by the time it is read."""
-
     @property
     def items(self):
         raise StoreError("closed")
 
 
 def engine_on(store, clock):
-    """An engine whose store is open, and what it reports."""
     reported = []
     wiring = job_wiring(report=lambda _, error: reported.append(error))
     engine = JobsEngine(BatchingConfig(), clock, rng=random.Random(1), wiring=wiring)
@@ -40,8 +37,6 @@ def engine_on(store, clock):
 
 
 class SettledFuture(Future[Result]):
-    """A future that is settled with a result."""
-
     def complete(self, result):
         self.set_result(result)
 
@@ -69,8 +64,6 @@ def test_a_store_that_fails_is_reported_once(clock):
 
 
 class HangingItems:
-    """The results of a store that hangs until it is let go."""
-
     def __init__(self):
         self.asked, self.goes_on = threading.Event(), threading.Event()
 
@@ -87,7 +80,7 @@ class HangingItems:
 
 
 class ToldOnce:
-    """What waits for a result, and can only be settled and abandoned, as the contract says."""
+    """A waiter with nothing but the methods of the protocol."""
 
     def __init__(self):
         self.told = []
@@ -116,8 +109,6 @@ def test_what_a_store_that_hangs_leaves_is_failed_once(clock):
 
 
 class CountedWakes(VirtualClock):
-    """Counts how often a thread was woken by a notification."""
-
     wakes = 0
 
     def wake(self, waiter, *, notified):
@@ -194,7 +185,6 @@ MINUTES = 600.0
 
 
 def refuse_once(monkeypatch, name):
-    """Have the next start of a thread of that name fail; return the names of those that did."""
     start, refused = threading.Thread.start, []
 
     def refuses(thread):

@@ -14,7 +14,6 @@ HALF = 1800.0
 
 
 def followed(job):
-    """Wait for a job; return each status on the way, and the seconds it took from there to the end."""
     seen = []
     job.on_progress(seen.append)
     whole = job.wait(LONG).elapsed
@@ -155,7 +154,6 @@ def test_one_that_expires_would_have_taken_longer(client, monkeypatch):
 
 
 def expired(batch):
-    """The batch, expired instead of completed."""
     if batch.state is not RemoteState.COMPLETED:
         return batch
     return RemoteBatch(
