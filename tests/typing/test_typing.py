@@ -114,7 +114,7 @@ def test_the_keywords_of_calls_are_those_they_take() -> None:
     }
 
 
-def test_the_keywords_of_scripts_are_those_of_the_client_a_deadline_and_a_key() -> None:
+def test_keywords_of_scripts_are_those_of_the_client_and_of_a_list() -> None:
     own = {
         name
         for name, one in inspect.signature(BatchingClient.__init__).parameters.items()
