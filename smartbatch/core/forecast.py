@@ -17,7 +17,7 @@ from typing import Protocol
 
 from attrs import Attribute, define, field, frozen
 
-TOP_QUANTILE = 0.99  # means cap times at this quantile
+TOP_QUANTILE = 0.99  # times are capped at this quantile when a mean is computed
 LOG_TOLERANCE = 1e-12  # logarithms closer than this are equal
 
 
@@ -122,7 +122,7 @@ def redistributed(times: Iterable[tuple[float, bool, float]]) -> list[tuple[floa
 MAX_OBSERVATIONS = 100
 PRIOR_WEIGHT = 2.0  # weight of the prior, in observations
 ANCHOR_WEIGHT = (
-    0.5  # weight of the prior against moving it, in observations: a single one moves it two thirds of the way
+    0.5  # resistance of the prior to change, in observations: a single one moves it two thirds of the way
 )
 RIDGE_WEIGHT = 10.0  # weight of the prior's growth against the sum of squared log sizes
 VARIANCE_FACTOR = 2.0  # factor on the variance of a mean, which few observations underestimate
@@ -181,7 +181,7 @@ class Prior:
         """Return a lognormal prior that reproduces two quantiles in seconds exactly."""
         normal = NormalDist()
         sigma = math.log(p95 / median) / normal.inv_cdf(0.95)
-        levels = [(place + 0.5) / _PRIOR_POINTS for place in range(_PRIOR_POINTS)]  # 0.95 is one of them
+        levels = [(place + 0.5) / _PRIOR_POINTS for place in range(_PRIOR_POINTS)]  # includes 0.95
         times = tuple((median * math.exp(sigma * normal.inv_cdf(level)), 1.0) for level in levels)
         return cls(times, growth, fade)
 
@@ -204,7 +204,7 @@ class ForecastChange:
 
     before: float  # median seconds, for the mean log size
     after: float
-    seen: int  # observations behind the new forecast
+    seen: int  # number of observations behind the new forecast
     why: str
     sudden: bool  # False for a gradual change
 

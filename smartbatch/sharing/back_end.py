@@ -51,8 +51,8 @@ class Incompatible(SmartbatchError):
 
 @frozen
 class Published:
-    records: list[tuple[float, str]]  # age in seconds, by the back end's clock, and text
-    sums: dict[str, float]  # of all processes that ever published
+    records: list[tuple[float, str]]  # age in seconds, by the back end's clock, and text of each record
+    sums: dict[str, float]  # totals of all processes that ever published
 
 
 class BackEnd(ABC):

@@ -242,7 +242,7 @@ class SharedLeases:
         if leaves:
             share.end()
             with self._monitor:
-                if self._joined.get(id(share)) is joined:  # otherwise it has joined again
+                if self._joined.get(id(share)) is joined:  # false if the share has joined again
                     del self._joined[id(share)]
                 self._left.notify_all()
             return math.inf

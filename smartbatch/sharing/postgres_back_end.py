@@ -127,7 +127,7 @@ class PostgresBackEnd(BackEnd):
                 f"SET lock_timeout TO {milliseconds};"
                 # a process that freezes between read and write loses its lock, and its write is refused
                 f" SET idle_in_transaction_session_timeout TO {milliseconds};"
-                # processes wait for each other's commits, and a rate may be lost in a power failure
+                # commits are faster, and a rate may be lost in a power failure
                 " SET synchronous_commit TO off; SET client_min_messages TO warning".encode()
             )
         return self._session

@@ -68,8 +68,7 @@ class Batch(Generic[T, R]):
     tokens: int = 0  # estimated input and output tokens of all items
     # the packed prompt; None if each request is sent as it is
     compiled: Packed | None = field(default=None, repr=False)
-    # Provider answers by the fingerprint of the sent request, below a middleware that may be shared;
-    # otherwise empty.
+    # Provider answers by the fingerprint of the sent request; empty unless a middleware may share answers.
     recorded: dict[bytes, R] = field(factory=dict, repr=False)
     state: BatchState = BatchState.ACCUMULATING
     _outcomes: dict[int, R] = field(factory=dict, init=False, repr=False)
@@ -130,10 +129,10 @@ MIN_SHARED_REQUESTS = 2  # requests that make a call shared
 
 @frozen
 class Window:
-    seconds: float  # time that a request waits for others to share its call
+    seconds: float  # seconds that a request waits for others to share its call
     max_size: int  # maximum requests per batch; 1 if the lane cannot share calls
     min_size: int | None  # requests that are sent without waiting; None lets the calls in flight decide
-    max_wait: float  # seconds: longest wait of any request; a request may have its own
+    max_wait: float  # maximum seconds that any request waits; a request may have its own maximum
 
 
 @frozen
@@ -142,7 +141,7 @@ class Waiting:
 
     count: int
     opened: float  # submission of the oldest
-    must_start: float  # when the first ``max_wait`` of a request ends
+    must_start: float  # when the first request reaches its maximum wait
     urgent: bool  # one of them skips the window
     flushed: bool  # the client is stopping or was asked to flush
     # requests of the last finished call plus those waiting when it finished, the number that may soon wait
@@ -191,8 +190,8 @@ class BatchAccumulator:
         #    when due.
         if window.min_size is not None:
             return now if count >= window.min_size else due
-        # 4. Nothing is in flight: after a moment in which the callers of the last finished call may submit
-        #    again.
+        # 4. Nothing is in flight: now, or after a moment in which the callers of a call that has just
+        #    finished may submit again.
         if not waiting.calls:
             return self._when_back(now, waiting, due)
         latency = waiting.latency
@@ -222,7 +221,7 @@ class BatchAccumulator:
 class GatherWindow:
     """Decides when requests that may wait for the Batch API have waited long enough for others."""
 
-    most: int  # number of requests that is enough
+    most: int  # number of requests that are sent without further waiting
     quiet: float = 10.0  # seconds without a new request after which no further one is expected
     longest: float = 240.0  # maximum wait of any request in seconds
 

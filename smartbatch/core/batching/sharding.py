@@ -121,7 +121,7 @@ class _ItemRow:
 
 def _even(row: _ItemRow) -> list[int]:
     """Return sizes of the fewest shards, each as close as possible to an equal share of the rest."""
-    # Earliest beginning of each last shard, from the back; anything more would not fit into the remaining
+    # Find the earliest beginning of each shard, from the back. The items before it must fit into the earlier
     # shards.
     begins = [row.length]
     while begins[-1]:

@@ -90,15 +90,15 @@ _MIN_RATE, _UNLIMITED_RATE = 0.5, 2000.0
 
 
 class Evidence(Enum):
-    ALONE = "alone"  # it may be random
-    KNOWN = "known"  # the estimates explain it, or were adapted to it
+    ALONE = "alone"  # a single refusal, which may be random
+    KNOWN = "known"  # explained by the estimates, which may have been adapted to it
     PROOF = "proof"  # a limit exists below the current rate, so all calls pause
 
 
 @define
 class _Delivery:
     since: float  # when the call that met the limit was sent
-    order: int  # order of the last call sent by then
+    order: int  # number of the last call sent at that time
     refused: int = 0  # later calls that were refused
 
     def admitted(self, order: int) -> int:
@@ -207,7 +207,7 @@ class _PacedCalls:
         self.bucket = Bucket(1.0, 1.0, now, level=0.0)
         self.noise = 0.0  # share of calls refused at random
         self._ceiling = ceiling
-        self._probe_from: float = math.inf  # order of the first call of the probe
+        self._probe_from: float = math.inf  # number of the first call of the probe
         self._probes, self._members = True, 1
         self._cycles = 0
         self.begin_cycle(rate, delivery, now)
@@ -219,7 +219,7 @@ class _PacedCalls:
         self._cycles += 1
         self._cruise = max(_CRUISE_SECONDS, _CRUISE_CALLS / self.rate)
         self.reports_count_from = now + _REPORTED_SECONDS
-        self._clock, self._clock_at = 0.0, now  # seconds of use; idle time proves nothing
+        self._clock, self._clock_at = 0.0, now  # seconds of use, because idle time proves nothing
         self._probe_from = math.inf
         self._gain, self._passed = 1.0, 0.0
         self._send_at(_CRUISE_GAIN * self.rate if self.rate < self._ceiling else self.rate, now)
@@ -287,7 +287,7 @@ class _PacedCalls:
                 self.noise += _NOISE_WEIGHT * (share - self.noise)
         sending = self.bucket.rate
         self.begin_cycle(rate, _Delivery(at, sent), now)
-        # A limit counted per second admits some calls early, so these are missing at the end of the second.
+        # A limit counted per second admits some calls early. They are missing at the end of the second.
         self.bucket.level = -max(0.0, self.rate * (1.0 - self.rate / sending))
 
     def _is_probed(self, order: int) -> bool:
@@ -322,7 +322,7 @@ class AdaptiveLimit:
         self._refusals: deque[Reservation] = deque(maxlen=_RECENT_CALLS)
         self._sent = 0
         self._members = 1
-        self._changed = 0  # order of the last call sent before an estimate changed
+        self._changed = 0  # number of the last call sent before an estimate changed
         self._no_cap_until = -math.inf
 
     def begin(self, *, is_known: bool) -> None:
@@ -390,7 +390,7 @@ class AdaptiveLimit:
         delivery = self._delivery if self._paced is None else self._paced.delivery
         if delivery is not None:
             delivery.refused += 1
-        # 3. The second refusal below a cap that no call has confirmed, or more refusals than random ones:
+        # 3. The second refusal below a cap that no call has confirmed, or more refusals than chance explains:
         #    there is no cap.
         at_random = _SPARED_CALLS + _NOISE_FACTOR * _MAX_NOISE * (call.order - self._changed)
         if self._in_flight.cap and len(self._refusals) > (at_random if self._in_flight.is_checked else 1):
@@ -411,8 +411,7 @@ class AdaptiveLimit:
 
     def _since(self, call: Reservation) -> int:
         """Return the order of the last call to ignore: only the last 32 calls and those in flight with
-        ``call`` count.
-        """
+        ``call`` count."""
         return min(call.order - call.held[0], self._sent - _RECENT_CALLS)
 
     def _recent(self, call: Reservation) -> list[Reservation]:
@@ -448,11 +447,11 @@ class AdaptiveLimit:
         # 1. A rate was measured before: measure it again.
         if self._paced is not None:
             self._paced.meet(call.order, call.started, self._sent, until)
-        # 2. A rate is known.
+        # 2. A rate is known: space calls at it.
         elif ceiling < math.inf:
             self._paced = _PacedCalls(ceiling, met, until, ceiling=ceiling)
-        # 3. Calls were admitted at first contact. They may be a burst, so the pause counts towards the time
-        #    of their rate. Calls of other processes have not been reported yet.
+        # 3. Calls were admitted at first contact, perhaps as a burst, so the pause counts towards the time of
+        #    their rate. Calls of other processes have not been reported yet.
         elif admitted > 0:
             rate = self._members * admitted / (until - delivery.since)
             self._paced = _PacedCalls(rate, met, until, search=True)

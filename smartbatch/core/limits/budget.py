@@ -54,7 +54,7 @@ class Budget:
         self._outer = outer
         self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _USD_NANOS)
         self._spent = self._unconfirmed = self._reserved = self._lasting = 0
-        self.lease: BudgetLease | None = None  # the limit is the amount leased so far
+        self.lease: BudgetLease | None = None  # None unless the budget is shared
 
     @property
     def spent(self) -> float:
@@ -146,7 +146,7 @@ class Budget:
             raise RuntimeError("the reservation exceeds what is left of the budget; call fits() first")
         outer = None if self._outer is None else self._outer.reserve(cost, lasting=lasting)
         made = SpendReservation(nano, outer, lasting)
-        self._reserved += nano  # no calls below: a Ctrl-C arrives before or after this block
+        self._reserved += nano  # no function calls below, so Ctrl-C cannot interrupt this block
         if lasting:
             self._lasting += nano
         return made

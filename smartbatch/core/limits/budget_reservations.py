@@ -150,7 +150,9 @@ class JobReservations:
         """
         assert reservation.held is not None
         before, assigned = reservation.job_id, _JobReservation(reservation.held, cost, (reservation,))
-        self._jobs[job_id] = assigned  # no call before the next line, so no Ctrl-C in between
+        self._jobs[job_id] = (
+            assigned  # no function call before the next line, so Ctrl-C cannot come in between
+        )
         reservation.job_id = job_id
         if before is not None and before != job_id:
             del self._jobs[before]

@@ -116,11 +116,12 @@ class CircuitBreaker:
     _run: int = field(default=0, init=False)  # consecutive failures
     _in_flight: int = field(default=0, init=False)  # calls of this epoch
     _firsts: int = field(default=0, init=False)
-    _quick_share: float = field(default=0.0, init=False)  # of first calls that failed
+    _quick_share: float = field(default=0.0, init=False)  # share of failed first calls
     _slow_share: float = field(default=0.0, init=False)
-    _answered_share: float = field(default=0.0, init=False)  # of all calls of answered requests that failed
+    # share of failed calls among those of answered requests
+    _answered_share: float = field(default=0.0, init=False)
     _usual: float = field(default=_USUAL_SHARE, init=False)  # the long share at the last success
-    _rate: float = field(default=0.0, init=False)  # completed calls per second, too low by _weight
+    _rate: float = field(default=0.0, init=False)  # completed calls per second
     _weight: float = field(default=0.0, init=False)
     _ended_at: float = field(default=-math.inf, init=False)
     _opened_at: float = field(default=0.0, init=False)

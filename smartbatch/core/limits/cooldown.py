@@ -89,7 +89,8 @@ def after_refusals(refusals: int, asked: float | None, rng: RandomSource) -> flo
 
 @define(eq=False)
 class CommonCooldown:
-    began: float = field(default=-math.inf, init=False)  # a refusal of a call sent before this belongs to it
+    # refusals of calls sent earlier belong to this cooldown
+    began: float = field(default=-math.inf, init=False)
     until: float = field(default=-math.inf, init=False)
     consecutive: int = field(default=0, init=False)  # cooldowns without a success in between
     _resets_since: float = field(default=-math.inf, init=False)  # a later success resets the count

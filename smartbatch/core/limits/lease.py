@@ -75,8 +75,8 @@ class QuotaFacts:
 
     caps: Amounts  # units; 0 for no limit
     rates: Amounts  # units per second
-    at_most: Amounts  # left according to the provider's answers, minus the amount sent since
-    remaining: Amounts  # left when the latest answered call was admitted
+    at_most: Amounts  # remaining units according to the provider's answers, minus the amount sent since
+    remaining: Amounts  # remaining units when the latest answered call was admitted
     admitted: float  # when the latest answered call was sent
     accepted: int  # calls answered since the start
     cool_until: float  # when the cooldown of this process ends
@@ -110,11 +110,11 @@ class LimitLease:
         self.lost = False  # the back end is unavailable
         self.grant: LeaseGrant | None = None  # result of the last exchange
         self.outage, self.outages = False, 0  # whether the provider is down, and the number of changes
-        self._own_outage: bool | None = None  # not yet reported
+        self._own_outage: bool | None = None  # change to report, if any
         self._on_lost = on_lost
         self._incompatible = ""
         self._held = [0.0] * DIMENSION_COUNT
-        self._used = [0.0] * DIMENSION_COUNT  # since the last exchange
+        self._used = [0.0] * DIMENSION_COUNT  # units used since the last exchange
         self._demand = [0.0] * DIMENSION_COUNT  # units per second
         self._limited: tuple[int, ...] = ()
         self._found: tuple[int, ...] = ()  # limits that became known in the last exchange

@@ -185,8 +185,8 @@ class Quota:
         self._give_back(reservation, now)
         fresh = reservation.started >= self._cooldown.until
         alone = self._is_alone
-        # 1. The reported limits explain it: a cooldown. It proves nothing further, unless it repeats although
-        #    processes share the limit by leases.
+        # 1. The reported limits explain the refusal: start a cooldown. Repeated refusals despite leases also
+        #    prove that bursts are not honoured.
         if self._reported.explain(report, reservation, self._traffic, now, alone=alone):
             self._space_even(now)
             if not alone and not self._adaptive.rate and self._reported.repeats >= _UNEVEN_REFUSALS:
@@ -196,15 +196,15 @@ class Quota:
         if not alone:
             self._space_even(now)
         evidence = self._adaptive.refused(reservation, now)
-        # 2. It was sent before the last cooldown began: its Retry-After may lengthen that cooldown.
+        # 2. The call was sent before the last cooldown began: its Retry-After may lengthen that cooldown.
         if not fresh:
             return self._cooldown.refused(now, retry_after, rng, fresh=False)
-        # 3. The adaptive limit explains it, or it is a single refusal: only this request waits.
+        # 3. The adaptive limit explains the refusal, or it is a single one: only this request waits.
         again = self._cooldown.consecutive > 0 and not self._adaptive.rate
         if evidence is not Evidence.PROOF and not (again and evidence is Evidence.ALONE):
             return None
-        # 4. It proves a limit, or is the first after a cooldown: a new, longer cooldown. Calls are spaced at
-        #    the known or the measured rate.
+        # 4. The refusal proves a limit, or is the first after a cooldown: start a new, longer cooldown, and
+        #    space calls at the known or the measured rate.
         cooldown = self._cooldown.refused(now, retry_after, rng, fresh=True)
         self._adaptive.pause(reservation, self._cooldown.until, self._even_rate)
         return cooldown

@@ -96,7 +96,7 @@ class SentAround(NamedTuple):
     mark: float  # sent up to and including this call
     since: float
     open: float  # sent later, or unanswered when it was sent: the server may have charged this since
-    held: float  # unanswered now
+    held: float  # not answered yet
     calls_since: int
     calls_open: int
     blurred: bool  # later calls were refused, and are at most partly charged
@@ -312,10 +312,10 @@ class ReportedBucket:
         bucket.look(now, 0.0)
         rounding = self._rounding
         likely = remaining + (now - trace.started) * bucket.rate - self._price(trace.since, trace.calls_since)
-        likely = max(likely, -self._capacity)  # a server's debt is at most one minute's refill
+        likely = max(likely, -self._capacity)  # no server's debt exceeds one minute's refill
         most = self._price(trace.open, trace.calls_open) if self._charged_more else trace.open
         certain = remaining - rounding - most
-        if not self._follows_server:  # only the first figure is known yet
+        if not self._follows_server:  # only one figure is known so far
             self._follows_server = True
             bucket.level = certain if self._charged_at_end else likely - rounding
             self._counted_from = 0 if self._charged_at_end else trace.order + 1

@@ -59,7 +59,7 @@ _SETTLED_SECONDS = 1.0
 class Reservation:
     started: float
     tokens: float  # expected input and output
-    output: float  # output part of the tokens
+    output: float  # expected output, included in tokens
     ended: bool = False
     order: int = field(init=False)  # number of the call in the quota, from 1
     sent: tuple[float, float] = field(init=False)  # tokens and output so far, including this call
@@ -138,8 +138,8 @@ class KnownLimits:
 
     caps: Amounts  # negative if the limit is not enforced
     rates: Amounts  # units per second
-    at_most: Amounts  # left, minus the amount sent since the report
-    remaining: Amounts  # left at the latest answered call
+    at_most: Amounts  # remaining, minus the amount sent since the report
+    remaining: Amounts  # remaining at the latest answered call
     admitted: float  # when that call was sent
 
 
@@ -147,7 +147,7 @@ class KnownLimits:
 class EnforcementCheck:
     next: float  # when calls may be sent despite the limit
     left: int = 1  # calls left in this round
-    size: int = 1  # calls of the next round
+    size: int = 1  # calls in the next round
     over: bool = False
     unenforced: bool = False
 
@@ -172,7 +172,7 @@ class ReportedLimits:
         self._buckets: dict[int, ReportedBucket] = {}
         self._explained_at = float("-inf")
         self.repeats = 0  # explained refusals that soon followed another one
-        self.spaced = False  # calls are spaced at the limit of requests; its level delays none
+        self.spaced = False  # calls are spaced at the limit of requests, so its level delays none
         self._check: EnforcementCheck | None = None  # for the limit of requests
 
     def __bool__(self) -> bool:
@@ -370,7 +370,7 @@ class ReportedLimits:
         soon = call.started <= bucket.learned_at + _SETTLED_SECONDS  # earlier calls may have used it up
         if is_new or call.started > bucket.learned_at:
             bucket.empty(now, traffic.calls)
-        if not is_new and not soon:  # the calls stayed within the limit: the server honours no bursts
+        if not is_new and not soon:  # the calls stayed within the limit, so the server honours no bursts
             bucket.space(now)
         return is_new or soon
 

@@ -62,7 +62,7 @@ if half of all calls fail. A failure that may have been billed is always a whole
 class RetryCount:
     """Failures of one request so far; only :func:`decide` changes it."""
 
-    counted: float = 0.0  # tries used out of RetryPolicy.retries, at most 1 per failure
+    counted: float = 0.0  # tries used, at most 1 per failure
     whole: int = 0  # failures that counted as a whole try
     partial: int = 0  # failures that count for less if such failures are common
     failures: int = 0  # failures that lengthened the delay

@@ -50,8 +50,10 @@ class MemberLimits:
 
 @frozen
 class Remaining:
-    at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSION_COUNT)  # minus the amount used since
-    at_least: list[float] = field(factory=nothing)  # reported after the exchange that returned ``then``
+    # upper bound, minus the amount used since
+    at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSION_COUNT)
+    # lower bound, reported after the exchange that returned ``then``
+    at_least: list[float] = field(factory=nothing)
     then: list[float] = field(factory=nothing)  # see :class:`LeaseGrant`
 
 
@@ -59,7 +61,7 @@ class Remaining:
 class Findings:
     """Observations of a process since its last exchange."""
 
-    cooled: float = 0.0  # seconds of a cooldown that began
+    cooled: float = 0.0  # seconds of a new cooldown
     spaced: float = 0.0  # calls per second; 0 for no spacing, -1 if spacing stopped
     lowered: int = 0  # 1 if that rate was proven or lowered
     outage: int = 0  # 1 if its circuit breaker opened, -1 if it closed
@@ -72,7 +74,7 @@ class Totals:
     """A client's totals of a budget since its start. They show whether an exchange whose response was lost
     was carried out, which differences could not."""
 
-    number: int = 0  # of the exchange, counted by the client
+    number: int = 0  # number of the exchange, counted by the client
     drawn: float = 0.0  # USD leased
     given: float = 0.0  # USD returned
 
@@ -83,13 +85,14 @@ class LeaseAsk:
 
     member: str  # a unique name of the process
     kind: QuotaKind = QuotaKind.RATE
-    generation: int = 0  # of the record, as the process last saw it
+    generation: int = 0  # generation of the record that the process last saw
     limits: MemberLimits = field(factory=MemberLimits)
     remaining: Remaining = field(factory=Remaining)
-    kept: list[float] = field(factory=nothing)  # held and kept
-    returned: list[float] = field(factory=nothing)  # negative for debts of calls; 0 for a budget
-    least: list[float] = field(factory=nothing)  # needed besides ``kept`` by the next waiting call
-    wanted: list[float] = field(factory=nothing)  # including ``least``
+    kept: list[float] = field(factory=nothing)  # units held and kept
+    # units returned; negative for debts of calls, 0 for a budget
+    returned: list[float] = field(factory=nothing)
+    least: list[float] = field(factory=nothing)  # units that the next waiting call needs besides ``kept``
+    wanted: list[float] = field(factory=nothing)  # requested units, including ``least``
     slots: float = 0.0  # requested calls at the spaced rate
     urgent: int = 0  # 1 if the waiting call is urgent
     findings: Findings = field(factory=Findings)
@@ -107,11 +110,11 @@ class LeaseGrant:
     slots_in: float  # seconds until the first of them
     wait: float  # seconds to wait before asking again; 0 if something was granted
     cool: float  # seconds until the common cooldown ends
-    generation: int  # of the record now
+    generation: int  # current generation of the record
     caps: list[float]
     rates: list[float]
     left: list[float]  # units that no process has leased
-    then: list[float]  # granted in total minus held now: limits the use until a later total
+    then: list[float]  # granted in total minus held now, which limits the use until a later exchange
     spaced: float  # calls per second for all calls; 0 for no spacing
     probes: int  # 1 if this process may try a higher rate
     accepted: float  # calls of the other processes answered since their starts
@@ -175,7 +178,7 @@ class Member:
     rates: list[float]
     least: list[float]
     urgent: int
-    since: float  # waiting since; 0 if it does not wait
+    since: float  # start of its wait; 0 if it does not wait
     accepted: float
     refused: float
 
@@ -197,18 +200,18 @@ class SharedRecord:
     generation: int = 0  # grows with each event, so that several reports of one event count once
     caps: list[float] = field(factory=nothing)
     rates: list[float] = field(factory=nothing)
-    learned_caps: list[float] = field(factory=nothing)  # as the provider last named them
+    learned_caps: list[float] = field(factory=nothing)  # as last named by the provider
     learned_rates: list[float] = field(factory=nothing)
     levels: list[float] = field(factory=nothing)
-    granted: list[float] = field(factory=nothing)  # in total, including returned units
+    granted: list[float] = field(factory=nothing)  # total, including returned units
     cool_until: float = 0.0
     spaced: float = 0.0
     prober: str = ""  # the process that tries a higher rate
-    turn_until: float = 0.0  # when another process may
+    turn_until: float = 0.0  # end of that process's turn
     next_slot: float = 0.0
     outage: int = 0
     members: dict[str, Member] = field(factory=dict)
-    accounts: dict[str, Account] = field(factory=dict)  # outlive members
+    accounts: dict[str, Account] = field(factory=dict)  # kept when members are removed
 
 
 class LateExchange(Exception):

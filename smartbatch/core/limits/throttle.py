@@ -91,7 +91,7 @@ class AdaptiveThrottle:
     _too_high: float = field(default=math.inf, init=False)
     _next_trial: float = field(default=-math.inf, init=False)
     _pause: float = field(default=_PAUSE_FACTOR, init=False)
-    _good: int = field(default=0, init=False)  # measurements in a row
+    _good: int = field(default=0, init=False)  # consecutive good measurements
 
     @property
     def rate(self) -> float | None:
