@@ -20,8 +20,7 @@ from attrs import define, field, frozen
 from tests.faults.durability.disturbances import MIXES, Disturber, Stage
 from tests.faults.durability.faulty_servers import LATEST, LIST_LAG
 from tests.faults.durability.fork_server import ForkServer
-from tests.faults.durability.run_checks import RunReport, answered_in, check_run, notes_of
-from tests.faults.durability.store_view import StoreView
+from tests.faults.durability.run_checks import RunReport, StoreView, answered_in, check_run, notes_of
 from tests.faults.durability.worker_task import AGAIN, VARIED, Reading, WorkerTask
 
 SHORTEST, LONGEST = 0.08, 0.53

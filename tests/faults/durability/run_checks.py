@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from attrs import define, field
+from attrs import define, field, frozen
 
-from tests.faults.durability.store_view import StoreView
 from tests.faults.durability.worker_task import WorkerTask, answer_to, digest_of, prompt_of
 
 DOUBLED = ("double_submission", "maybe_billed", "missing_items", "token_mismatch")
@@ -177,3 +178,26 @@ def notes_of(job: WorkerTask) -> Iterable[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+@frozen
+class StoreView:
+    """Reads a store; a connection for each look."""
+
+    place: str
+
+    @property
+    def is_file(self) -> bool:
+        return "://" not in self.place
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        if self.is_file:
+            with closing(sqlite3.connect(f"file:{self.place}?mode=ro", uri=True, timeout=0.3)) as connection:
+                return connection.execute(statement).fetchall()
+        import psycopg
+
+        address, _, rest = self.place.partition("schema=")
+        schema = rest.partition("&")[0]
+        with psycopg.connect(address.rstrip("?&")) as session:
+            session.execute(f"SET search_path TO {schema}".encode())
+            return session.execute(statement.encode()).fetchall()
