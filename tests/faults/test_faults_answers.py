@@ -19,26 +19,11 @@ from tests.levels import sampled
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
 
+_FORMS = ("", "0", "-1", "NaN", "inf", "1e9", "99999999999999999999", "1.5", "soon", "12 s", "0x10", "1,2")
+_DATES = ("Wed, 21 Oct 2015 07:28:00", "Fri, 31 Dec 9999 23:59:59", "Wed, 32 Foo 2026 99:99:99")
 RETRY_AFTER: tuple[dict[str, str], ...] = (
-    {},
-    {"retry-after": ""},
-    {"retry-after": "0"},
-    {"retry-after": "-1"},
-    {"retry-after": "NaN"},
-    {"retry-after": "inf"},
-    {"retry-after": "1e9"},
-    {"retry-after": "99999999999999999999"},
-    {"retry-after": "1.5"},
-    {"retry-after": "soon"},
-    {"retry-after": "12 s"},
-    {"retry-after": "0x10"},
-    {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"},
-    {"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"},
-    {"retry-after": "Wed, 32 Foo 2026 99:99:99 GMT"},
-    {"retry-after": "1,2"},
-    {"retry-after-ms": "1500"},
-    {"retry-after-ms": "-1"},
-    {"retry-after-ms": "1e400"},
+    *({}, {"retry-after-ms": "1500"}, {"retry-after-ms": "-1"}, {"retry-after-ms": "1e400"}),
+    *({"retry-after": value} for value in (*_FORMS, *(f"{date} GMT" for date in _DATES))),
     {"retry-after-ms": "NaN", "retry-after": "3"},
 )
 

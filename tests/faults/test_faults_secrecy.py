@@ -178,20 +178,9 @@ def test_c26_why_a_whole_batch_failed_is_told_without_key_and_prompt(
 
 
 HOSTILE = (
-    "../../../etc/passwd",
-    "..",
-    "a/../../b",
-    "%2e%2e%2f%2e%2e%2f",
-    "id?alt=media&key=stolen#",
-    "id\r\nX-Injected: 1",
-    "id\x00.jsonl",
-    "\x1b[2J\x07",
-    "'; DROP TABLE job; --",
-    "http://attacker.test/collect",
-    "x" * 10_000,
-    "",
-    " ",
-    "ｉｄ",
+    *("../../../etc/passwd", "..", "a/../../b", "%2e%2e%2f%2e%2e%2f", "http://attacker.test/collect"),
+    *("id?alt=media&key=stolen#", "id\r\nX-Injected: 1", "id\x00.jsonl", "\x1b[2J\x07", "x" * 10_000),
+    *("'; DROP TABLE job; --", "", " ", "ｉｄ"),
 )
 _OURS = re.compile(r"jobs\.db(-wal|-shm)?|[0-9a-z-]+\.lock|shard-[0-9A-Za-z]{22}\.(in|part|out[0-9])")
 _PLAIN = re.compile(r"/[A-Za-z0-9_./:-]*")

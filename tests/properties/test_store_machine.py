@@ -336,8 +336,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owned_shard(0, has_steps))
     @rule(pick=picks)
     def advance(self, pick: int) -> None:
-        found = self.owned_shard(pick, has_steps)
-        if found is None:
+        if (found := self.owned_shard(pick, has_steps)) is None:
             return
         job, store, lease, shard = found
         to = self.rng.choice(sorted(TRANSITIONS[shard.row.state] - OWN_VERBS, key=lambda s: s.value))
@@ -363,8 +362,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owned_shard(0, is_on_its_way))
     @rule(pick=picks)
     def expedite(self, pick: int) -> None:
-        found = self.owned_shard(pick, is_on_its_way)
-        if found is None:
+        if (found := self.owned_shard(pick, is_on_its_way)) is None:
             return
         _, store, lease, shard = found
         while (to := STRAIGHT.get(shard.row.state)) is not None:
@@ -386,8 +384,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owned_shard(0, can_die))
     @rule(pick=picks, tried=st.booleans(), to=st.sampled_from([OPEN, REALTIME]), fail=st.booleans())
     def discard(self, pick: int, tried: bool, to: ItemState, fail: bool) -> None:
-        found = self.owned_shard(pick, can_die)
-        if found is None:
+        if (found := self.owned_shard(pick, can_die)) is None:
             return
         job, store, lease, shard = found
         at = self.tick()
@@ -456,8 +453,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owned_shard(0, is_ingesting))
     @rule(pick=picks)
     def settle(self, pick: int) -> None:
-        found = self.owned_shard(pick, is_ingesting)
-        if found is None:
+        if (found := self.owned_shard(pick, is_ingesting)) is None:
             return
         job, store, lease, shard = found
         left = [u.ix for u in store.shards.unsettled(shard.row.id)]

@@ -24,12 +24,13 @@ class Flavour:
     shared: bool = False  # others create batches in the same account
 
 
+_ANTHROPIC = Flavour(name="anthropic", api="anthropic", files=False, labels=False, shows_mark=False)
 FLAVOURS = {
     flavour.name: flavour
     for flavour in (
         Flavour(name="openai", api="openai"),
         Flavour(name="gemini", api="gemini", named_files=True),
-        Flavour(name="anthropic", api="anthropic", files=False, labels=False, shows_mark=False),
+        _ANTHROPIC,
         Flavour(name="compatible", api="openai", shows_mark=False),
         Flavour(
             name="anthropic-shared", api="anthropic", files=False, labels=False, shows_mark=False, shared=True

@@ -86,18 +86,12 @@ def test_of_400_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(run: Run, 
     ("seed", "flavour", "rate"),
     sampled(
         [
-            (
-                2_006_001,
-                "gemini",
-                0.0,
-            ),  # an upload stood still, and went on after the fence had deleted its file
+            # an upload stood still, and went on after the fence had deleted its file
+            (2_006_001, "gemini", 0.0),
             (1_003_264, "anthropic-shared", 0.02),  # the only line of a candidate could not be read
             (3_009_562, "anthropic", 0.0),  # of a first, cut reading only a foreign line was left
-            (
-                4_004_889,
-                "anthropic-shared",
-                0.0,
-            ),  # a foreign batch was deleted while it was taken for an orphan
+            # a foreign batch was deleted while it was taken for an orphan
+            (4_004_889, "anthropic-shared", 0.0),
             (1143, "compatible", 0.0),  # a resumed owner read results that its successor had deleted
         ],
         keep=2,
