@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from small_servers import JSONHandler, served
 
 from smartbatch import AllRequestsFailed, BatchingClient, ProviderError
-from smartbatch.types import Result
 
 PRICES = {"m": {"input": 1_000_000.0, "output": 2_000_000.0}}
 """USD for a million tokens: a token of input costs 1 USD."""
@@ -20,35 +17,35 @@ TEXTS = ["one", "two", "three"]
 
 
 @contextmanager
-def server(answer: Callable[[dict[str, Any]], bytes]) -> Iterator[str]:
+def server(answer):
     class Handler(JSONHandler):
-        def answer(self) -> None:
+        def answer(self):
             self.reply(answer(self.read_json()))
 
     with served(Handler) as url:
         yield f"{url}/v1"
 
 
-def client_at(url: str, **settings: Any) -> BatchingClient:
+def client_at(url, **settings):
     options = {"api_key": "k", "base_url": url}
     settings = {"shared": "off", "prices": PRICES, **settings}
     return BatchingClient("openai:m", provider_options=options, **settings)
 
 
-def vectors(texts: list[str], change: Callable[[list[dict[str, Any]]], object], tokens: int | None) -> bytes:
+def vectors(texts, change, tokens):
     data = [{"index": n, "embedding": [float(TEXTS.index(text)), 1.0]} for n, text in enumerate(texts)]
     change(data)
     usage = {} if tokens is None else {"usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
     return json.dumps({"data": data, **usage}).encode()
 
 
-def without_index(data: list[dict[str, Any]]) -> None:
+def without_index(data):
     for item in data:
         del item["index"]
 
 
 def test_vectors_without_an_index_are_taken_in_order():
-    def answer(body: dict[str, Any]) -> bytes:
+    def answer(body):
         return vectors(body["input"], without_index, 10 * len(body["input"]))
 
     with server(answer) as url, client_at(url) as client:
@@ -57,7 +54,7 @@ def test_vectors_without_an_index_are_taken_in_order():
         assert client.spent == pytest.approx(30.0)
 
 
-def results_of(client: BatchingClient) -> list[Result]:
+def results_of(client):
     try:
         return list(client.embed(TEXTS, dimensions=2))
     except AllRequestsFailed as error:
@@ -77,7 +74,7 @@ DISCARDS = {
 def test_what_discarded_vectors_cost_is_counted(change):
     billed = []
 
-    def answer(body: dict[str, Any]) -> bytes:
+    def answer(body):
         billed.append(10 * len(body["input"]))
         return vectors(body["input"], change, billed[-1])
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_servers import SmallClaude, small_claude
+from small_servers import small_claude
 
 import smartbatch
 from smartbatch import BatchingClient
@@ -19,7 +18,7 @@ PROMPTS = [f"prompt {n}" for n in range(12)]
 
 
 @pytest.fixture
-def claude(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallClaude]:
+def claude(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     with small_claude(monkeypatch) as server:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import smartbatch
 from smartbatch import BatchingClient, Embedding, Request, Route
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.providers.openai.provider import OpenAIProvider
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 from tests.together import run_together
 
 MODEL = "text-embedding-3-small"
 
 
 @pytest.fixture
-def emu() -> Iterator[Emulator]:
+def emu():
     with emulator(latency=0.02) as emu:
         yield emu
 
 
 @pytest.fixture
-def client(emu: Emulator) -> Iterator[BatchingClient]:
+def client(emu):
     provider = OpenAIProvider("sk-of-the-test", emu.base_url)
     with BatchingClient(MODEL, provider=provider, parallelism=16) as client:
         yield client
@@ -31,9 +29,9 @@ def client(emu: Emulator) -> Iterator[BatchingClient]:
 
 @pytest.mark.full
 def test_each_text_gets_exactly_its_vector_from_any_thread(emu, client):
-    wrong: list[str] = []
+    wrong = []
 
-    def ask(thread: int) -> None:
+    def ask(thread):
         for number in range(20):
             text = f"text {number} of thread {thread}"
             vector = client.submit_embedding(text, dimensions=32).result(60).embedding

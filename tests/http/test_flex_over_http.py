@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from inside import inside
 from levels import sampled
 
-from smartbatch import BatchingClient, ResultList
+from smartbatch import BatchingClient
 from smartbatch.emulator.composed_answers import answer_for
-from smartbatch.events import CallFinished, Event, FlexChanged
+from smartbatch.events import CallFinished, FlexChanged
 from smartbatch.prices import Price, PriceBook
-from smartbatch.providers.base import Provider
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 from smartbatch.types import Route
 
 KEY = "sk-of-the-test-1234567890"
@@ -31,33 +28,33 @@ SOON: dict[str, Any] = {"deadline": "10m", "max_tokens": 300}
 
 
 @pytest.fixture(autouse=True)
-def fresh_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_store(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
 @pytest.fixture
-def emu() -> Iterator[Emulator]:
+def emu():
     with emulator(latency=0.005) as emu:
         yield emu
 
 
-def openai(emu: Emulator, api: str = "chat") -> Provider:
+def openai(emu, api="chat"):
     return OpenAIProvider(KEY, emu.base_url, flex=True, api=api)
 
 
-def gemini(emu: Emulator) -> Provider:
+def gemini(emu):
     return GeminiProvider(KEY, emu.base_url.removesuffix("/v1"), flex=True)
 
 
-def client_of(provider: Provider, model: str = "gpt-5-mini", **settings: Any) -> BatchingClient:
+def client_of(provider, model="gpt-5-mini", **settings):
     return BatchingClient(model, provider=provider, parallelism=32, **settings)
 
 
-def right(results: ResultList, model: str = "gpt-5-mini") -> bool:
+def right(results, model="gpt-5-mini"):
     return results.texts == [answer_for(problem, model) for problem in PROBLEMS]
 
 
-def at_the_prices(results: ResultList) -> float:
+def at_the_prices(results):
     book, now = PriceBook(), 1_795_000_000.0
     cards = {
         None: book.rates("openai", "gpt-5-mini", now),
@@ -102,15 +99,15 @@ def test_a_job_in_the_slower_tier_says_what_it_saved(emu):
 
 @pytest.mark.full
 def test_its_times_are_learned_apart_from_those_of_other_calls(emu):
-    calls: list[Route | None] = []
+    calls = []
 
-    def note(event: Event) -> None:
+    def note(event):
         if isinstance(event, CallFinished):
             calls.append(event.route)
 
     with client_of(openai(emu), observers=[note]) as client:
 
-        def median(route: Route) -> float:
+        def median(route):
             return inside(client).history.latency(route, "openai:gpt-5-mini").quantile(0.5, 1)
 
         slow, plain = median(Route.FLEX), median(Route.INDIVIDUAL)
@@ -143,7 +140,7 @@ def test_a_full_flex_tier_costs_a_few_calls_and_is_then_avoided(emu, why):
         emu.configure(faults={"no_room": 1.0})
     else:
         emu.configure(flex=False)
-    told: list[Event] = []
+    told = []
     with client_of(openai(emu), observers=[told.append]) as client:
         results = client.generate(PROBLEMS, **SOON)
         assert client.plan(PROBLEMS, deduplicate=False, **SOON).route is not Route.FLEX

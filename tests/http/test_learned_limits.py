@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import pytest
 
-from smartbatch import BatchingClient, LaneStatus
+from smartbatch import BatchingClient
 from smartbatch.providers.anthropic.provider import AnthropicProvider
-from smartbatch.providers.base import Provider
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 from tests.levels import sampled
 
 CALLS = 600
 WORKERS = 64
 
 
-def provider_of(name: str, emu: Emulator) -> tuple[str, Provider]:
+def provider_of(name, emu):
     if name == "openai":
         return "gpt-5-mini", OpenAIProvider("sk-of-nobody", emu.base_url)
     if name == "anthropic":
@@ -27,7 +26,7 @@ def provider_of(name: str, emu: Emulator) -> tuple[str, Provider]:
     return "gemini-3.8-flash", GeminiProvider("AIza-of-nobody", emu.url)
 
 
-def run(name: str, emu: Emulator, max_tokens: int) -> tuple[LaneStatus, int]:
+def run(name, emu, max_tokens):
     model, provider = provider_of(name, emu)
     with BatchingClient(model, provider=provider, parallelism=WORKERS) as client:
         results = client.generate((f"question {n}" for n in range(CALLS)), max_tokens=max_tokens)

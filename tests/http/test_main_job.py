@@ -9,13 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 from tests.levels import sampled
 from tests.shared_data import shared
 
@@ -25,7 +22,7 @@ PATIENCE = 60.0
 IN_REAL_TIME = ("--parallelism", 16, "--call-timeout", 2, "--retries", 8)  # a busy machine may be slow
 
 
-def own_questions(folder: Path, count: int = 300) -> Path:
+def own_questions(folder, count=300):
     path = folder / "questions.jsonl"
     rows = [{"question": f"What is {n} plus {n + 1}?", "answer": f"#### {2 * n + 1}"} for n in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -33,24 +30,24 @@ def own_questions(folder: Path, count: int = 300) -> Path:
 
 
 @pytest.fixture(params=["own questions", "gsm8k"])
-def questions(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def questions(request, tmp_path):
     return shared("prompts/gsm8k_test.jsonl") if request.param == "gsm8k" else own_questions(tmp_path)
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
+def rows_of(path):
     return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
-def answers_of(path: Path) -> dict[str, str]:
+def answers_of(path):
     return {row["question"]: row["answer"] for row in rows_of(path)}
 
 
-def command(questions: Path, model: str, out: Path, *options: object) -> list[str]:
+def command(questions, model, out, *options):
     line = [sys.executable, "-m", "smartbatch", "run", questions, "--model", model, "-o", out]
     return [str(word) for word in [*line, "--prompt-field", "question", "--quiet", *options]]
 
 
-def environment(emu: Emulator, folder: Path) -> dict[str, str]:
+def environment(emu, folder):
     key = "sk-test-of-the-main-job"
     return os.environ | {
         "XDG_STATE_HOME": str(folder / "state"),
@@ -63,7 +60,7 @@ def environment(emu: Emulator, folder: Path) -> dict[str, str]:
     }
 
 
-def run(line: list[str], emu: Emulator, folder: Path) -> str:
+def run(line, emu, folder):
     ended = subprocess.run(
         line, env=environment(emu, folder), capture_output=True, text=True, timeout=2 * PATIENCE
     )
@@ -71,7 +68,7 @@ def run(line: list[str], emu: Emulator, folder: Path) -> str:
     return ended.stdout
 
 
-def killed(line: list[str], emu: Emulator, folder: Path, wait: Any) -> None:
+def killed(line, emu, folder, wait):
     """Run a command and kill it once ``wait`` returns."""
     process = subprocess.Popen(line, env=environment(emu, folder), stderr=subprocess.PIPE)
     wait()
@@ -80,7 +77,7 @@ def killed(line: list[str], emu: Emulator, folder: Path, wait: Any) -> None:
     assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
 
 
-def assert_all_right(questions: Path, out: Path) -> None:
+def assert_all_right(questions, out):
     asked, answered = rows_of(questions), rows_of(out)
     assert [row["index"] for row in answered] == list(range(len(asked)))
     assert [row["text"] for row in answered] == [row["answer"] for row in asked]
@@ -104,7 +101,7 @@ def test_a_killed_run_sends_no_answered_row_again(questions, tmp_path):
     half = len(rows_of(questions)) // 2
     reached_half = threading.Event()
 
-    def watch(index: int, _body: Mapping[str, Any]) -> None:
+    def watch(index, _body):
         if index >= half:
             reached_half.set()
 
@@ -131,29 +128,29 @@ class Creates:
     would then search for that batch for minutes.
     """
 
-    def __init__(self, kills: int) -> None:
+    def __init__(self, kills):
         self._monitor = threading.Condition()
         self._kills = kills
         self._seen = self._killed = 0
 
-    def __call__(self, index: int, _label: Mapping[str, str]) -> None:
+    def __call__(self, index, _label):
         with self._monitor:
             self._seen = index + 1
             self._monitor.notify_all()
             if index < self._kills:
                 self._monitor.wait_for(lambda: self._killed > index, PATIENCE)
 
-    def wait_for(self, count: int) -> None:
+    def wait_for(self, count):
         with self._monitor:
             assert self._monitor.wait_for(lambda: self._seen >= count, PATIENCE), "no create came"
 
-    def killed(self) -> None:
+    def killed(self):
         with self._monitor:
             self._killed += 1
             self._monitor.notify_all()
 
 
-def killed_twice(questions: Path, model: str, folder: Path, *, batch: int) -> None:
+def killed_twice(questions, model, folder, *, batch):
     answers, out, creates = answers_of(questions), folder / "out.jsonl", Creates(kills=2)
     options = ("--strategy", "batch", "--store", folder / "jobs.db", "--batch-poll-interval", 0.1)
     line = command(questions, model, out, *options, "--batch-max-requests", batch)

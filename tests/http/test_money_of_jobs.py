@@ -7,12 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from small_servers import SmallClaude, small_claude
+from small_servers import small_claude
 
 from smartbatch import BatchingClient, Generation, Request, Route
 from smartbatch.errors import AllRequestsFailed, BudgetExceeded, ProviderError
@@ -23,18 +20,18 @@ ALONE = 35e-6
 """USD of a request in real time; half of it by batch."""
 
 
-def answer(body: dict[str, Any]) -> str | None:
+def answer(body):
     return None if "refuse" in str(body["messages"]) else "an answer"
 
 
 @pytest.fixture
-def claude(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallClaude]:
+def claude(monkeypatch):
     with small_claude(monkeypatch, answer) as server:
         yield server
 
 
 @pytest.fixture
-def client(claude: SmallClaude, tmp_path: Path) -> Iterator[BatchingClient]:
+def client(claude, tmp_path):
     with BatchingClient(MODEL, store=str(tmp_path / "jobs.db")) as opened:
         yield opened
 
@@ -82,7 +79,7 @@ def test_an_answer_that_is_no_answer_is_paid_and_its_cost_is_told(claude, tmp_pa
 def test_a_batch_that_is_settled_says_what_it_cost(claude, tmp_path, model, cost):
     settled = threading.Event()
 
-    def watch(event: object) -> None:
+    def watch(event):
         if isinstance(event, ShardChanged) and event.after == "settled":
             settled.set()
 
@@ -97,7 +94,7 @@ def test_a_batch_that_is_settled_says_what_it_cost(claude, tmp_path, model, cost
 # -- what a client counts ------------------------------------------------------------------------------------
 
 
-def balanced(client: BatchingClient) -> bool:
+def balanced(client):
     s = client.metrics.snapshot()
     return s.submitted == s.waiting + s.in_flight + s.succeeded + s.failed + s.cancelled
 
@@ -164,8 +161,8 @@ def test_requests_of_a_job_that_were_not_sent_count_as_such(claude, tmp_path):
 # -- what a route saved --------------------------------------------------------------------------------------
 
 
-def scores(client: BatchingClient) -> list[RouteScored]:
-    told: list[RouteScored] = []
+def scores(client):
+    told = []
     client.observe(lambda event: told.append(event) if isinstance(event, RouteScored) else None)
     return told
 
@@ -228,7 +225,7 @@ def test_only_a_list_in_real_time_has_a_speed_up(client, route):
 # -- equal rows ----------------------------------------------------------------------------------------------
 
 
-def rows_of(prompts: list[str]) -> list[Request]:
+def rows_of(prompts):
     return [Request(prompt, id=f"row-{n}", context={"n": n}) for n, prompt in enumerate(prompts)]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import attrs
 import pydantic
@@ -14,8 +13,8 @@ import pytest
 
 from smartbatch.core.preparation import structured
 from smartbatch.errors import AllRequestsFailed, AnswerUnread, ErrorKind, SmartbatchError
-from smartbatch.types import Generation, Request, Result, Route
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, in_batch, texts, world
+from smartbatch.types import Generation, Request, Route
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, in_batch, texts, world
 from tests.levels import sampled
 
 
@@ -52,8 +51,8 @@ each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 each_way = pytest.mark.parametrize("way", ["batch", "hybrid"])
 
 
-def all_until_one_fails(w: World, results: Iterator[Result]) -> tuple[list[Result], SmartbatchError]:
-    seen: list[Result] = []
+def all_until_one_fails(w, results):
+    seen = []
     with pytest.raises(SmartbatchError) as raised:
         seen.extend(results)
     return seen, raised.value
@@ -73,7 +72,7 @@ def test_a_batch_sends_each_schema_in_the_form_that_its_provider_takes(provider,
 
 @each_provider
 def test_an_error_of_ours_keeps_the_answers_of_a_batch(provider, tmp_path, monkeypatch):
-    def broken(text: str) -> Any:
+    def broken(text):
         raise ImportError("half made")
 
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
@@ -105,7 +104,7 @@ def test_a_list_by_batch_makes_objects_of_each_requests_own_class(provider, way,
 
 
 def test_a_batch_answer_that_does_not_fit_its_class_is_repaired_alone(tmp_path):
-    def spoil(position: int, answer: dict[str, Any]) -> None:
+    def spoil(position, answer):
         if position == 4:
             answer["choices"][0]["message"]["content"] = json.dumps({"name": "x", "count": "many"})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from attrs import frozen
@@ -11,7 +10,7 @@ from core.batching.hostile_prompts import HOSTILE
 
 from smartbatch import BatchingClient, ValidationFailed
 from smartbatch.emulator.composed_answers import answer_for
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 from tests.levels import sampled
 
 MODELS = {"openai": "gpt-4.1-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
@@ -26,12 +25,12 @@ class Note:
 
 
 @pytest.fixture
-def emu() -> Iterator[Emulator]:
+def emu():
     with emulator(latency=0.01) as emu:
         yield emu
 
 
-def client_of(emu: Emulator, service: str = "openai", **settings: object) -> BatchingClient:
+def client_of(emu, service="openai", **settings):
     url = emu.base_url if service == "openai" else emu.url
     options = {"api_key": "AIza-of-the-test", "base_url": url}
     return BatchingClient(f"{service}:{MODELS[service]}", provider_options=options, parallelism=8, **settings)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from small_servers import SmallClaude, small_claude
+from small_servers import small_claude
 
-from smartbatch import BatchingClient, ErrorKind, ProviderError, Result, Route, Usage, ValidationFailed, job
+from smartbatch import BatchingClient, ErrorKind, ProviderError, Route, Usage, ValidationFailed, job
 from smartbatch.cli.main import main
 from smartbatch.types import evolve
 
@@ -21,19 +19,19 @@ PROMPTS = [f"prompt {n}" for n in range(12)]
 BAD = '{"people": "canary"}'
 
 
-def answer(body: dict[str, Any]) -> str:
+def answer(body):
     return BAD if "prompt 3" in json.dumps(body["messages"]) else '{"people": 5}'
 
 
 @pytest.fixture
-def claude(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallClaude]:
+def claude(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     with small_claude(monkeypatch, answer) as server:
         yield server
 
 
-def check(result: Result) -> None:
+def check(result):
     assert result.text == BAD
     error = result.error
     assert isinstance(error, ValidationFailed)
@@ -67,13 +65,6 @@ def test_a_job_keeps_the_text_for_every_process(claude):
     check(list(job("mine").results())[3])
 
 
-def test_a_future_raises_and_its_error_has_the_text(claude):
-    with BatchingClient(MODEL, schema=SCHEMA) as client:
-        error = client.submit("prompt 3").exception(20)
-    assert isinstance(error, ValidationFailed)
-    assert (error.text, error.tries) == (BAD, 4)
-
-
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
 def test_a_row_of_a_run_has_both(strategy, claude):
     with BatchingClient(MODEL, schema=SCHEMA) as client:
@@ -88,7 +79,7 @@ def test_a_row_of_a_run_has_both(strategy, claude):
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
 def test_what_post_process_refuses_is_kept_as_well(strategy, claude):
-    def judge(result: Result) -> Result:
+    def judge(result):
         if result.text == BAD:
             return evolve(result, error=ValidationFailed("too short"))
         return result
@@ -102,7 +93,7 @@ def test_what_post_process_refuses_is_kept_as_well(strategy, claude):
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
 def test_a_failure_after_it_keeps_the_text_and_says_both_reasons(strategy, claude):
-    def once(body: dict[str, Any]) -> str | None:
+    def once(body):
         before = sum("prompt 3" in json.dumps(asked["messages"]) for asked in claude.asked)
         return None if before > 1 and "prompt 3" in json.dumps(body["messages"]) else answer(body)
 
@@ -119,7 +110,7 @@ def test_a_failure_after_it_keeps_the_text_and_says_both_reasons(strategy, claud
 
 
 def test_a_row_that_was_billed_twice_says_the_tokens_and_the_cost_of_both(claude):
-    def better(body: dict[str, Any]) -> str:
+    def better(body):
         before = sum("prompt 3" in json.dumps(asked["messages"]) for asked in claude.asked)
         return answer(body) if before == 1 else '{"people": 5}'
 

@@ -10,25 +10,25 @@ import smartbatch
 from smartbatch import BatchingClient, ProviderError
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.events import ParameterDropped, RetryScheduled
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 
 PROMPTS = [f"prompt {number}" for number in range(12)]
 
 
-def options(emu: Emulator, **more: object) -> dict[str, object]:
+def options(emu, **more):
     return {"api_key": "sk-of-the-test", "base_url": emu.base_url, **more}
 
 
-def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_in(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def refused(emu: Emulator) -> int:
+def refused(emu):
     return sum(call.status == 400 for call in emu.ledger.calls)
 
 
 def test_a_seed_that_the_server_rejects_costs_no_request_and_is_reported(caplog):
-    told: list[object] = []
+    told = []
     with (
         emulator(rejects=["seed"], latency=0.01) as emu,
         BatchingClient(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +34,7 @@ def test_a_first_call_reserves_at_least_its_bill(provider):
 
         @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
         @given(prompts, st.none() | prompts, st.sampled_from([{}, {"schema": SCHEMA}, {"tools": TOOLS}]))
-        def reserves_enough(prompt: str, system: str | None, more: dict[str, Any]) -> None:
+        def reserves_enough(prompt, system, more):
             client.submit(prompt, system=system, max_tokens=16, **more).result()
             request = Request(prompt, Generation(system=system, max_tokens=16, **more))
             assert 0 < emu.ledger.calls[-1].billed <= sum(Calibration().most(request))

@@ -9,35 +9,33 @@ from itertools import pairwise
 import pytest
 from inside import inside
 
-from smartbatch import ListProgress, ResultList, Route
+from smartbatch import Route
 from smartbatch._words import duration
-from smartbatch.client import BatchingClient
-from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import ConfigError, InvalidRequest, RequestCancelled
 from smartbatch.events import JobRescued, RouteChosen, RouteScored
 from smartbatch.types import Kind, Usage
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, texts, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, texts, world
 from tests.levels import sampled
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS))
 
 
-def asked(w: World, client: BatchingClient, prompts: list[str], **constraints: object) -> ResultList:
+def asked(w, client, prompts, **constraints):
     return client.generate(prompts, **constraints)
 
 
-def routes(results: ResultList) -> Counter[Route | None]:
+def routes(results):
     return Counter(result.route for result in results)
 
 
-def finished(w: World) -> float:
+def finished(w):
     (job,) = w.process().jobs()
     status = job.status()
     assert status.done
     return status.elapsed
 
 
-def told(w: World, kind: type) -> list[object]:
+def told(w, kind):
     return [event for event in w.events if isinstance(event, kind)]
 
 
@@ -46,7 +44,7 @@ def told(w: World, kind: type) -> list[object]:
 def test_a_list_with_time_goes_by_batch_and_comes_back_in_order(provider, tmp_path):
     prompts = texts(40)
     with world(provider, tmp_path, rare=60, batch_turnaround=20 * MINUTE) as w:
-        progress: list[ListProgress] = []
+        progress = []
         results = asked(w, w.process(), prompts, deadline="24h", context="mine", on_progress=progress.append)
         assert [now.finished for now in progress] == list(range(1, 41))
         assert progress[-1].cost == pytest.approx(results.cost)
@@ -139,7 +137,7 @@ def test_a_refused_cancel_is_retried_with_pauses_and_reported_once(tmp_path):
     prompts = texts(30)
     with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR) as w:
 
-        def refuse(seen: Seen) -> ServerReply | None:
+        def refuse(seen):
             return w.refusal(503) if seen.what == "cancel" and len(w.requests("cancel")) <= 3 else None
 
         w.service.meet = refuse

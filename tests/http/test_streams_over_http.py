@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from smartbatch import BatchingClient, ErrorKind, ProviderError, RequestCancelled, TextStream
+from smartbatch import BatchingClient, ErrorKind, ProviderError, RequestCancelled
 from smartbatch.emulator import answer_for
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 from tests.hosts.run_script import run_script
 from tests.levels import sampled
 from tests.together import run_together
@@ -25,22 +23,20 @@ LONG = " ".join(f"word{number}" for number in range(200))
 """An answer whose pieces take a second at :data:`PER_TOKEN`."""
 PER_TOKEN = 0.003
 
-ClientOf = Callable[..., BatchingClient]
-
 
 @pytest.fixture
-def emu() -> Iterator[Emulator]:
+def emu():
     with emulator(hang_seconds=600, answers={"long": LONG, "short": "one two three"}) as running:
         yield running
 
 
-@pytest.fixture(params=list(SERVICES))
-def client_of(request: pytest.FixtureRequest, emu: Emulator) -> Iterator[ClientOf]:
-    made: list[BatchingClient] = []
+@pytest.fixture(params=sampled(SERVICES, keep=2))
+def client_of(request, emu):
+    made = []
     model, options = SERVICES[request.param]
     url = emu.base_url if model.startswith("openai") else emu.url
 
-    def make(**settings: Any) -> BatchingClient:
+    def make(**settings):
         settings = {"retry_initial": 0.01, "retry_max_delay": 0.02, "breaker_pause": 0.01, **settings}
         address = {"base_url": url, "api_key": "sk-test-of-streams", **options}
         made.append(BatchingClient(model, provider_options=address, **settings))
@@ -51,7 +47,7 @@ def client_of(request: pytest.FixtureRequest, emu: Emulator) -> Iterator[ClientO
         client.stop(timeout=0)
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition):
     pause = threading.Event()
     for _ in range(30_000):
         if condition():
@@ -60,7 +56,7 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never happened")
 
 
-def read_error(stream: TextStream) -> tuple[str, ProviderError]:
+def read_error(stream):
     text = ""
     with pytest.raises(ProviderError) as caught:  # noqa: PT012
         for chunk in stream:
@@ -150,19 +146,13 @@ def test_a_stop_with_a_time_ends_streams(emu, client_of):
     assert [call.delivered for call in emu.ledger.calls] == [False]
 
 
-def test_a_slow_reader_gets_everything(emu, client_of):
-    stream = client_of().stream("long")
-    until(lambda: bool(emu.ledger.calls) and emu.ledger.calls[0].done)
-    assert "".join(stream) == LONG
-
-
 @pytest.mark.full
 def test_a_hundred_streams_from_twenty_threads(emu, client_of):
     emu.configure(faults={"503": 0.01, "reset": 0.01}, latency=0.005)
     client = client_of(parallelism=8)
-    texts: dict[str, str] = {}
+    texts = {}
 
-    def reads(thread: int) -> None:
+    def reads(thread):
         for number in range(5):
             prompt = f"question {thread} {number}"
             texts[prompt] = "".join(client.stream(prompt))

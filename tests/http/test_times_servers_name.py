@@ -6,12 +6,11 @@ import json
 import time
 from collections.abc import Callable
 from email.utils import formatdate
-from typing import Any
 
 import pytest
 from small_servers import JSONHandler, served
 
-from smartbatch import BatchingClient, ResultList
+from smartbatch import BatchingClient
 from smartbatch.providers.openai.provider import OpenAIProvider
 from tests.levels import sampled
 
@@ -30,17 +29,15 @@ WRONG: dict[str, Callable[[], str]] = {
 }
 
 
-def asked(
-    seconds: float, headers: Callable[[bool], dict[str, str]], *, ahead: float = 0.0
-) -> tuple[ResultList, int]:
+def asked(seconds, headers, *, ahead=0.0):
     """Ask a server that refuses for some seconds and whose clock is ahead; return results and calls."""
-    calls: list[float] = []
+    calls = []
 
     class Handler(JSONHandler):
-        def date_time_string(self, timestamp: Any = None) -> str:
+        def date_time_string(self, timestamp=None):
             return formatdate(time.time() + ahead, usegmt=True)
 
-        def answer(self) -> None:
+        def answer(self):
             self.read_json()
             calls.append(time.monotonic())
             refused = calls[-1] - calls[0] < seconds
@@ -64,7 +61,7 @@ def test_a_server_that_asks_for_no_wait_gets_one(wrong):
 
 @pytest.mark.full
 def test_a_date_to_wait_for_is_read_by_the_servers_clock():
-    def in_two_seconds(refused: bool) -> dict[str, str]:
+    def in_two_seconds(refused):
         return {"retry-after": formatdate(time.time() - 60.0 + 2.0, usegmt=True)} if refused else {}
 
     results, calls = asked(1.0, in_two_seconds, ahead=-60.0)
@@ -74,7 +71,7 @@ def test_a_date_to_wait_for_is_read_by_the_servers_clock():
 
 @pytest.mark.full
 def test_a_moment_at_which_a_limit_is_full_again_is_no_duration():
-    def full_in_a_second(refused: bool) -> dict[str, str]:
+    def full_in_a_second(refused):
         limit = {"limit": "6000", "remaining": "0", "reset": str(int(time.time()) + 1)}
         return {f"x-ratelimit-{name}-requests": value for name, value in limit.items()}
 

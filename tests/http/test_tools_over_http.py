@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import smartbatch
-from smartbatch import BatchingClient, InvalidRequest, Message, Result, ToolCall
+from smartbatch import BatchingClient, InvalidRequest, Message, ToolCall
 from smartbatch.cli.main import main
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 from tests.levels import sampled
 
 MODELS = {
@@ -35,7 +33,7 @@ def save(label: str) -> None:
 
 
 @pytest.fixture
-def emu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+def emu(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with emulator() as emu:
@@ -45,7 +43,7 @@ def emu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
         yield emu
 
 
-def client_of(variant: str, **params: Any) -> BatchingClient:
+def client_of(variant, **params):
     provider = "openai" if variant == "responses" else variant
     if variant == "responses":
         params["provider_options"] = {"api": "responses"}
@@ -53,11 +51,11 @@ def client_of(variant: str, **params: Any) -> BatchingClient:
     return BatchingClient(f"{provider}:{MODELS[provider]}", **params)
 
 
-def names_called(results: Any) -> list[list[str]]:
+def names_called(results):
     return [[call.name for call in result.tool_calls] for result in results]
 
 
-def check_calls(result: Result) -> None:
+def check_calls(result):
     assert result.ok
     assert (result.finish_reason, result.text or "", result.empty) == ("tool_calls", "", False)
     assert len({call.id for call in result.tool_calls}) == len(result.tool_calls) > 0
@@ -82,7 +80,7 @@ def test_calls_are_in_the_results_of_every_provider_and_route(variant, strategy,
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_conversation_goes_on_with_the_results_of_its_tools(variant, emu):
-    chat: list[Any] = [{"role": "user", "content": PROMPTS[1]}]
+    chat = [{"role": "user", "content": PROMPTS[1]}]
     with client_of(variant, tools=[weather, save]) as client:
         first = client.submit(chat).result()
         chat.append(first.message())
@@ -234,7 +232,7 @@ def test_those_who_share_an_answer_have_calls_of_their_own(emu):
 
 
 def test_the_cache_and_the_store_give_everything_back(emu):
-    params: dict[str, Any] = {"model": "openai:gpt-5-mini", "tools": [weather], "logprobs": 1}
+    params = {"model": "openai:gpt-5-mini", "tools": [weather], "logprobs": 1}
     params["extra"] = {"include_reasoning": True}
     for kept in ({"cache": "answers.db"}, {"store": "jobs.db", "key": "tools"}):
         first, second = (smartbatch.generate(PROMPTS, **params, **kept) for _ in range(2))

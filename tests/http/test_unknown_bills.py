@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import pytest
 
 from smartbatch import BatchingClient, Price, ResultList, SmartbatchError
-from smartbatch.emulator import Emulator
 from smartbatch.testing import emulator
 from tests.levels import sampled
 
@@ -23,10 +21,10 @@ BROKEN = sampled(
 )
 
 
-def client_at(emu: Emulator, provider: str, **more: Any) -> BatchingClient:
+def client_at(emu, provider, **more):
     url = emu.base_url if provider == "openai" else emu.url
     model = f"{provider}:{MODELS[provider]}"
-    settings: dict[str, Any] = {
+    settings = {
         "budget": BUDGET,
         "max_tokens": 100,
         "retries": 0,
@@ -41,13 +39,13 @@ def client_at(emu: Emulator, provider: str, **more: Any) -> BatchingClient:
     )
 
 
-def billed(emu: Emulator) -> float:
+def billed(emu):
     return sum(call.billed for call in emu.ledger.calls) * PRICE / 1e6
 
 
 @pytest.mark.parametrize(("provider", "closed"), BROKEN)
 def test_streams_that_are_closed_or_cut_never_exceed_the_budget(provider, closed):
-    settings: dict[str, Any] = {"per_token": 0.03} if closed else {"faults": {"stream_end": 1.0}}
+    settings = {"per_token": 0.03} if closed else {"faults": {"stream_end": 1.0}}
     with emulator(**settings) as emu, client_at(emu, provider) as client:
         results = []
         for n in range(40):

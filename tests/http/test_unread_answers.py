@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pydantic
 import pytest
@@ -14,8 +11,8 @@ import pytest
 from smartbatch.cli.main import main
 from smartbatch.core.preparation import structured
 from smartbatch.errors import AllRequestsFailed, AnswerUnread, ValidationFailed
-from smartbatch.types import Result, evolve
-from tests.faults.world import MINUTE, World, texts, world
+from smartbatch.types import evolve
+from tests.faults.world import MINUTE, texts, world
 
 
 class Row(pydantic.BaseModel):
@@ -24,8 +21,8 @@ class Row(pydantic.BaseModel):
 
 
 @contextmanager
-def reading_fails(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def broken(text: str) -> Any:
+def reading_fails(monkeypatch):
+    def broken(text):
         raise ImportError("half made")
 
     with monkeypatch.context() as patch:
@@ -34,7 +31,7 @@ def reading_fails(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def w(tmp_path: Path) -> Iterator[World]:
+def w(tmp_path):
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as made:
         yield made
 
@@ -46,7 +43,7 @@ def test_results_of_a_job_are_read_again_for_every_reader(w, monkeypatch, capfd)
         before = w.results(job)
         assert {type(result.error) for result in before} == {AnswerUnread}
 
-    def marked(result: Result) -> Result:
+    def marked(result):
         return evolve(result, parsed={"seen": result.parsed})
 
     other = w.process(post_process=marked).job(job.id)

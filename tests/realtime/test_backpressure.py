@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from scenes import PATIENCE, InTime, Scripted, blocked, eventually, submit_all
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, QueueFull, RequestTimeout
-
-ClientOf = Callable[..., BatchingClient]
 
 
 class Full:
-    def __init__(self, clock: VirtualClock, client_of: ClientOf, **settings: Any) -> None:
+    def __init__(self, clock, client_of, **settings):
         self.clock = clock
         self.provider = Scripted(clock, latency=settings.pop("latency", 1.0))
         timeout = settings.pop("timeout", None)
@@ -30,17 +24,17 @@ class Full:
             self.client, [f"w{i}" for i in range(100)], priority="deferrable", timeout=timeout
         )
 
-    def release(self) -> None:
+    def release(self):
         self.held.__exit__(None, None, None)
 
-    def aside(self, count: int, work: Callable[[], Any]) -> InTime:
+    def aside(self, count, work):
         aside = InTime(self.clock, work)
         eventually(lambda: blocked(self.client) == count)
         return aside
 
 
 @pytest.fixture
-def full(clock: VirtualClock, client_of: ClientOf) -> Callable[..., Full]:
+def full(clock, client_of):
     return lambda **settings: Full(clock, client_of, **settings)
 
 
@@ -144,13 +138,13 @@ def test_a_place_is_passed_on_when_who_was_woken_for_it_is_interrupted(full, mon
     monitor = type(scene.clock.monitor())
     waited, unlucky = monitor.wait_for, list[threading.Thread]()
 
-    def interrupted(self: Any, predicate: Callable[[], object], timeout: float | None = None) -> object:
+    def interrupted(self, predicate, timeout=None):
         found = waited(self, predicate, timeout)
         if threading.current_thread() in unlucky:
             raise KeyboardInterrupt
         return found
 
-    def submit() -> None:
+    def submit():
         unlucky.append(threading.current_thread())
         scene.client.submit("interrupted")
 

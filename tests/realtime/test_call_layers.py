@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import pytest
 from attrs import evolve
 
@@ -12,7 +9,7 @@ from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.limits.failures import Classifiers
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import Capabilities, Provider
-from smartbatch.realtime.call import Call, CallSpec, Middleware, Outcome, build_call
+from smartbatch.realtime.call import CallSpec, build_call
 from smartbatch.types import Answer, Request, Usage
 
 
@@ -21,38 +18,30 @@ class Fake(Provider):
     scope = "fake"
     capabilities = Capabilities(max_shared=10)
 
-    def __init__(self, one: Callable[..., Any] = lambda **_: Answer("hi"), many: Any = None) -> None:
+    def __init__(self, one=lambda **_: Answer("hi"), many=None):
         self._one = one
         self._many = many
 
-    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
+    def generate(self, request, *, model, attempt, timeout):
         return self._one(request=request, model=model, attempt=attempt, timeout=timeout)
 
-    def generate_many(
-        self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float
-    ) -> Sequence[Answer | Exception | None]:
+    def generate_many(self, requests, *, model, attempt, timeout):
         return self._many(requests)
 
 
-def raising(error: BaseException) -> Callable[..., Any]:
-    def work(*_: Any, **__: Any) -> Any:
+def raising(error):
+    def work(*_, **__):
         raise error
 
     return work
 
 
-def spec(count: int = 1, *, deadline: float = 60.0, call: Any = None) -> CallSpec:
+def spec(count=1, *, deadline=60.0, call=None):
     requests = tuple(Request(f"prompt {i}", call=call) for i in range(count))
     return CallSpec(Batch("batch-1", "fake:m", 0.0), requests, "fake:m", 0, deadline)
 
 
-def outcomes(
-    provider: Provider,
-    wanted: CallSpec,
-    *,
-    middleware: Sequence[Middleware] = (),
-    classifiers: Sequence[Any] = (),
-) -> list[Outcome]:
+def outcomes(provider, wanted, *, middleware=(), classifiers=()):
     call = build_call(
         provider,
         "m",
@@ -63,14 +52,14 @@ def outcomes(
     return list(call(wanted))
 
 
-def kinds(found: Sequence[Outcome]) -> list[ErrorKind | None]:
+def kinds(found):
     return [found.kind if isinstance(found, ProviderError) else None for found in found]
 
 
 def test_the_provider_gets_what_is_left_until_the_deadline():
-    given: dict[str, Any] = {}
+    given = {}
 
-    def answer(**what: Any) -> Answer:
+    def answer(**what):
         given.update(what)
         return Answer("hi")
 
@@ -113,9 +102,9 @@ def test_the_users_own_exception_stays_as_the_cause():
 
 
 def test_a_requests_own_callable_makes_the_call():
-    asked: list[tuple[str, int]] = []
+    asked = []
 
-    def call(request: Request, attempt: int) -> dict[str, int]:
+    def call(request, attempt):
         asked.append((str(request.prompt), attempt))
         return {"n": 1}
 
@@ -155,10 +144,10 @@ def test_an_answer_that_cannot_be_booked_is_an_invalid_response(answer):
 
 
 def test_middleware_is_called_from_the_outside_in():
-    order: list[str] = []
+    order = []
 
-    def layer(name: str) -> Middleware:
-        def around(wanted: CallSpec, proceed: Call) -> Sequence[Outcome]:
+    def layer(name):
+        def around(wanted, proceed):
             order.append(f"{name} before")
             found = proceed(wanted)
             order.append(f"{name} after")
@@ -171,13 +160,13 @@ def test_middleware_is_called_from_the_outside_in():
 
 
 def test_middleware_may_change_the_request_and_the_answer():
-    seen: list[str] = []
+    seen = []
 
-    def note(**what: Any) -> Answer:
+    def note(**what):
         seen.append(what["request"].prompt)
         return Answer("hi")
 
-    def around(wanted: CallSpec, proceed: Call) -> Sequence[Outcome]:
+    def around(wanted, proceed):
         proceed(evolve(wanted, requests=(Request("changed"),)))
         return [Answer("replaced")]
 
@@ -186,9 +175,9 @@ def test_middleware_may_change_the_request_and_the_answer():
 
 
 def test_middleware_never_meets_a_foreign_exception():
-    met: list[Sequence[Outcome]] = []
+    met = []
 
-    def around(wanted: CallSpec, proceed: Call) -> Sequence[Outcome]:
+    def around(wanted, proceed):
         met.append(proceed(wanted))
         return met[0]
 
@@ -212,7 +201,7 @@ def test_middleware_that_returns_nonsense_answers_nobody(nonsense):
 
 def test_a_provider_whose_classifier_fails_leaves_an_unknown_error():
     class Confused(Fake):
-        def classify(self, error: Exception) -> ProviderError:
+        def classify(self, error):
             raise RuntimeError("what is this")
 
     assert kinds(outcomes(Confused(raising(ValueError())), spec())) == [ErrorKind.UNKNOWN]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 from attrs import evolve
 from inside import callback_threads
 from scenes import PATIENCE, Aside, eventually
 
-from smartbatch import BatchingClient, Result
+from smartbatch import BatchingClient
 from smartbatch._clock import RealClock
 from smartbatch.realtime.engine import CallbackThread
 
 
 def test_a_closed_thread_ends_and_still_runs_what_comes_late():
     thread, before = CallbackThread(RealClock(), lambda error: None), callback_threads()
-    ran: list[int] = []
+    ran = []
     for i in range(3):
         thread.run_later(lambda i=i: ran.append(i))
         thread.close()
@@ -28,7 +26,7 @@ def test_a_closed_thread_ends_and_still_runs_what_comes_late():
 
 def test_callbacks_of_many_threads_run_once_each():
     thread = CallbackThread(RealClock(), lambda error: None)
-    ran: list[int] = []
+    ran = []
     thread.close()
     threads = [Aside(lambda: [thread.run_later(lambda: ran.append(1)) for _ in range(200)]) for _ in range(8)]
     for each in threads:
@@ -39,26 +37,26 @@ def test_callbacks_of_many_threads_run_once_each():
 
 def test_what_runs_callbacks_is_around_all_of_them(tmp_path):
     around = threading.local()
-    ran: list[tuple[str, bool]] = []
+    ran = []
 
-    def run(call: Callable[[], Any]) -> Any:
+    def run(call):
         around.it = True
         try:
             return call()
         finally:
             around.it = False
 
-    def note(name: str) -> None:
+    def note(name):
         ran.append((name, getattr(around, "it", False)))
 
-    def shout(result: Result) -> Result:
+    def shout(result):
         note("post_process")
         return evolve(result, text=result.text.upper())
 
     store = str(tmp_path / "jobs.db")
     added = threading.Event()  # what is added to a future that is done is called by who adds it
 
-    def answer(*_: object) -> str:
+    def answer(*_):
         assert added.wait(PATIENCE)
         return "fine"
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from scenes import PATIENCE, Scripted, failure, submit_all
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers import CallableProvider
 from smartbatch.types import Request, Route
 
-ClientOf = Callable[..., BatchingClient]
-
 
 class Busy:
-    def __init__(self, clock: VirtualClock, client_of: ClientOf, **settings: Any) -> None:
+    def __init__(self, clock, client_of, **settings):
         script = settings.pop("script", lambda prompt, attempt: f"re: {prompt}")
         latency = settings.pop("latency", 1.0)
         max_shared = settings.pop("max_shared", 10)
@@ -26,17 +19,17 @@ class Busy:
         self.provider = Scripted(clock, script, latency=latency, max_shared=max_shared)
         self.client = client_of(self.provider, **{"parallelism": 20, **settings})
 
-    def first(self) -> None:
+    def first(self):
         self.client.submit("first")
         self.provider.wait_for(1)
 
-    def later_calls(self) -> list[tuple[float, int]]:
+    def later_calls(self):
         self.client.stop()
         return [(start.at, len(start.prompts)) for start in self.provider.starts[1:]]
 
 
 @pytest.fixture
-def busy(clock: VirtualClock, client_of: ClientOf) -> Callable[..., Busy]:
+def busy(clock, client_of):
     return lambda **settings: Busy(clock, client_of, **settings)
 
 
@@ -69,15 +62,6 @@ def test_requests_gather_behind_a_busy_call(busy, settings, asked, calls):
     for future in futures:
         future.result(PATIENCE)
     assert scene.later_calls() == [(pytest.approx(at), size) for at, size in calls]
-
-
-def test_one_request_alone_goes_when_its_window_is_over(busy):
-    scene = busy(latency=lambda prompt: 3600.0 if prompt == "first" else 1.0)
-    with scene.clock.held():
-        scene.first()
-        future = scene.client.submit("alone", priority="deferrable")
-    future.result(PATIENCE)
-    assert scene.later_calls() == [(pytest.approx(0.1), 1)]
 
 
 def test_one_request_alone_goes_when_the_lane_falls_idle(busy):
@@ -206,7 +190,7 @@ def test_what_a_shared_answer_lacks_is_asked_again_alone(busy):
 
 
 def test_an_exception_in_a_shared_answer_concerns_its_request_only(busy):
-    def script(prompt: str, attempt: int) -> Any:
+    def script(prompt, attempt):
         if prompt == "b":
             return failure(ErrorKind.CLIENT_ERROR, status=400)
         if prompt == "d" and attempt == 0:
@@ -226,7 +210,7 @@ def test_an_exception_in_a_shared_answer_concerns_its_request_only(busy):
 
 
 def test_each_request_of_a_failed_shared_call_gets_an_error_of_its_own(busy):
-    def script(prompt: str, attempt: int) -> Any:
+    def script(prompt, attempt):
         if prompt != "first":
             raise failure(ErrorKind.CLIENT_ERROR, status=400)
         return "fine"
@@ -241,14 +225,14 @@ def test_each_request_of_a_failed_shared_call_gets_an_error_of_its_own(busy):
 
 
 def test_an_own_function_for_many_requests_shares_calls(clock, client_of):
-    sizes: list[int] = []
+    sizes = []
 
-    def many(requests: Any, attempt: int) -> list[str]:
+    def many(requests, attempt):
         sizes.append(len(requests))
         clock.sleep(1.0)
         return [f"many {request.prompt}" for request in requests]
 
-    def one(request: Request, attempt: int) -> str:
+    def one(request, attempt):
         clock.sleep(1.0)
         return f"one {request.prompt}"
 

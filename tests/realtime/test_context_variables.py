@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Any
 
-from smartbatch import Attempt, BatchingClient, Request, Result
-from smartbatch.events import CallFinished, CallStarted, Event, RequestEvent, RequestFinished
-from smartbatch.realtime.call import Call, CallSpec, Outcome
+from smartbatch import BatchingClient, Request
+from smartbatch.events import CallFinished, CallStarted, RequestEvent, RequestFinished
 
 TENANT: ContextVar[str] = ContextVar("TENANT", default="nobody")
 
 
 def test_they_reach_callables_middleware_observers_and_callbacks():
-    seen: dict[str, list[str]] = {}
+    seen = {}
     called_back = threading.Semaphore(0)
 
-    def note(place: str) -> None:
+    def note(place):
         seen.setdefault(place, []).append(TENANT.get())
 
-    def layer(spec: CallSpec, proceed: Call) -> Sequence[Outcome]:
+    def layer(spec, proceed):
         note("middleware")
         return proceed(spec)
 
-    def watch(event: Event) -> None:
+    def watch(event):
         if isinstance(event, RequestEvent | CallStarted | CallFinished):
             note(event.name)
 
-    def read(result: Result) -> None:
+    def read(result):
         note("post_process")
 
-    def call(request: Request, attempt: Attempt) -> str:
+    def call(request, attempt):
         note("callable")
         return "yes"
 
-    def done(future: Future[Any]) -> None:
+    def done(future):
         note("callback")
         called_back.release()
 
     release = threading.Event()
 
-    def held(request: Request, attempt: Attempt) -> str:
+    def held(request, attempt):
         release.wait(30)
         return call(request, attempt)
 
@@ -65,14 +61,14 @@ def test_they_reach_callables_middleware_observers_and_callbacks():
 
 
 def test_what_an_observer_sets_when_a_call_starts_holds_for_that_call_only():
-    seen: list[str] = []
+    seen = []
 
-    def watch(event: Event) -> None:
+    def watch(event):
         if isinstance(event, CallStarted):
             seen.append(TENANT.get())
             TENANT.set(event.batch_id)
 
-    def call(request: Request, attempt: Attempt) -> str:
+    def call(request, attempt):
         seen.append(TENANT.get())
         return "yes"
 
@@ -83,8 +79,8 @@ def test_what_an_observer_sets_when_a_call_starts_holds_for_that_call_only():
     assert len(set(seen[1::2])) == 2
 
 
-def failing_once() -> Callable[[Request, Attempt], str]:
-    def call(request: Request, attempt: Attempt) -> str:
+def failing_once():
+    def call(request, attempt):
         if attempt == 0:
             raise ConnectionError("once")
         return "yes"
@@ -93,7 +89,7 @@ def failing_once() -> Callable[[Request, Attempt], str]:
 
 
 def test_every_event_of_a_request_has_its_id_its_purpose_and_its_context():
-    events: list[Event] = []
+    events = []
     context = {"row": 7}
     with BatchingClient("sim:demo?latency=0", observers=[events.append], retry_initial=0.01) as client:
         asked = Request("x", call=failing_once(), id="r7", purpose="labels", context=context)
@@ -110,7 +106,7 @@ def test_every_event_of_a_request_has_its_id_its_purpose_and_its_context():
 
 
 def test_plain_values_of_an_event_do_not_include_the_context():
-    events: list[Event] = []
+    events = []
     with BatchingClient("sim:demo?latency=0", observers=[events.append]) as client:
         client.submit("x", context=object(), purpose="labels").result(30)
         client.stop()

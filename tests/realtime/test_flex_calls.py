@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from inside import inside
 from scenes import PATIENCE, Scripted, failure
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation import validation
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderError
-from smartbatch.events import CallFinished, CooldownStarted, Event, FlexChanged, RetryScheduled
+from smartbatch.events import CallFinished, CooldownStarted, FlexChanged, RetryScheduled
 from smartbatch.prices import Price
 from smartbatch.providers.base import FLEX_TIER_NAME as FLEX
-from smartbatch.providers.base import FlexTier
 from smartbatch.providers.openai.errors import FLEX_TIER as OPENAI
 from smartbatch.realtime.shared_quota import shared_quota
-from smartbatch.realtime.ticket import CallOptions, ResultFuture
-from smartbatch.types import Answer, Generation, Request, Result, Route, Usage
+from smartbatch.realtime.ticket import CallOptions
+from smartbatch.types import Answer, Generation, Request, Route, Usage
 
-ClientOf = Callable[..., BatchingClient]
 USAGE = Usage(1000, 100)
 PRICE = Price(input=2.0, output=10.0, flex_input=1.0, flex_output=5.0)
 FULL_PRICE, HALF_PRICE = 0.003, 0.0015
 """USD of :data:`USAGE`."""
 
 
-def no_room() -> ProviderError:
+def no_room():
     return ProviderError(
         "the provider answered 429: Resource Unavailable",
         kind=ErrorKind.RATE_LIMIT,
@@ -40,23 +34,21 @@ def no_room() -> ProviderError:
     )
 
 
-def refused(message: str) -> ProviderError:
+def refused(message):
     return ProviderError(message, kind=ErrorKind.CLIENT_ERROR, status=400)
 
 
 class Tiered(Scripted):
-    def __init__(
-        self, clock: VirtualClock, flex: Callable[[str, int], Any] | None = None, **more: Any
-    ) -> None:
+    def __init__(self, clock, flex=None, **more):
         super().__init__(clock, **{"priced": True, **more})
         self._flex = flex or (lambda prompt, attempt: Answer(f"slow: {prompt}", usage=USAGE, tier=FLEX))
         self._writing = threading.Lock()
-        self.tiers: list[str] = []
+        self.tiers = []
 
-    def flex(self, model: str) -> FlexTier | None:
+    def flex(self, model):
         return OPENAI
 
-    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
+    def generate(self, request, *, model, attempt, timeout):
         tier = (request.params.extra or {}).get("service_tier", "default")
         with self._writing:
             self.tiers.append(tier)
@@ -68,27 +60,25 @@ class Tiered(Scripted):
         return said if isinstance(said, Answer) else Answer(said, usage=USAGE)
 
 
-def client_for(client_of: ClientOf, provider: Tiered, **settings: Any) -> tuple[BatchingClient, list[Event]]:
-    events: list[Event] = []
+def client_for(client_of, provider, **settings):
+    events = []
     client = client_of(provider, **{"prices": {"default": PRICE}, "observers": [events.append], **settings})
     return client, events
 
 
-def slow(
-    client: BatchingClient, prompt: str, own_budget: Budget | None = None, **params: Any
-) -> ResultFuture:
+def slow(client, prompt, own_budget=None, **params):
     request = validation.normalise(prompt, Generation(), **params)
     realtime = inside(client).realtime
     return realtime.enqueue(request, CallOptions(realtime.model, own_budget=own_budget, flex=True))
 
 
-def ask(clock: VirtualClock, client: BatchingClient, prompts: list[str]) -> list[Result]:
+def ask(clock, client, prompts):
     with clock.held():
         futures = [slow(client, prompt) for prompt in prompts]
     return [future.result(PATIENCE) for future in futures]
 
 
-def named(n: int, word: str = "question") -> list[str]:
+def named(n, word="question"):
     return [f"{word} {i}" for i in range(n)]
 
 
@@ -177,15 +167,6 @@ class TestSentAway:
         assert all(result.ok for result in ask(clock, client, named(10)))
         assert provider.tiers.count(FLEX) == 1
         assert [event.enabled for event in events if isinstance(event, FlexChanged)] == [False]
-
-    def test_what_waits_there_when_it_is_left_alone_goes_home(self, clock, client_of):
-        provider = Tiered(clock, lambda *_: no_room())
-        client, _ = client_for(client_of, provider, parallelism=4)
-        results = ask(clock, client, named(100))
-        assert [result.text for result in results] == [f"re: {prompt}" for prompt in named(100)]
-        assert provider.tiers.count(FLEX) <= 8
-        assert client.counts.balanced()
-        assert client.counts.succeeded == 100
 
     def test_a_bad_request_fails_with_what_the_standard_tier_says(self, clock, client_of):
         provider = Tiered(

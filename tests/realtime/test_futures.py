@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Callable
 from concurrent.futures import ALL_COMPLETED, CancelledError, Future
-from typing import Any
 
 import pytest
 from inside import inside
 from scenes import PATIENCE, Aside, Scripted, failure, submit_all
 
-from smartbatch._clock import RealClock, VirtualClock
-from smartbatch.client import BatchingClient
+from smartbatch._clock import RealClock
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.events import Event, RequestFinished
-from smartbatch.types import Result
-
-ClientOf = Callable[..., BatchingClient]
+from smartbatch.events import RequestFinished
 
 
 class Scene:
-    def __init__(self, clock: VirtualClock, client_of: ClientOf, **settings: Any) -> None:
+    def __init__(self, clock, client_of, **settings):
         self.clock = clock
-        self.events: list[Event] = []
+        self.events = []
         self.provider = Scripted(clock, settings.pop("script", lambda prompt, attempt: f"re: {prompt}"))
         self.client = client_of(
             self.provider, **{"parallelism": 1, "observers": [self.events.append], **settings}
@@ -34,15 +28,15 @@ class Scene:
         self.first = self.client.submit("first")
         self.provider.wait_for(1)
 
-    def release(self) -> None:
+    def release(self):
         self._held.__exit__(None, None, None)
 
-    def ended(self) -> list[RequestFinished]:
+    def ended(self):
         return [event for event in self.events if isinstance(event, RequestFinished)]
 
 
 @pytest.fixture
-def scene(clock: VirtualClock, client_of: ClientOf) -> Scene:
+def scene(clock, client_of):
     return Scene(clock, client_of)
 
 
@@ -121,7 +115,7 @@ def test_as_completed_hears_of_a_cancel_that_comes_while_it_waits(scene):
 
 
 def test_callbacks_run_once_each_in_the_order_they_were_added(scene):
-    called: list[tuple[int, bool]] = []
+    called = []
     for i in range(3):
         scene.first.add_done_callback(lambda future, i=i: called.append((i, future is scene.first)))
     scene.release()
@@ -132,16 +126,16 @@ def test_callbacks_run_once_each_in_the_order_they_were_added(scene):
 def test_a_callback_added_after_the_end_runs_at_once_on_the_callers_thread(scene):
     scene.release()
     scene.first.result(PATIENCE)
-    ran_on: list[str] = []
+    ran_on = []
     scene.first.add_done_callback(lambda _: ran_on.append(threading.current_thread().name))
     assert ran_on == [threading.current_thread().name]
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 def test_a_callback_that_raises_hurts_nobody(scene, error):
-    called: list[str] = []
+    called = []
 
-    def mistake(_: Any) -> None:
+    def mistake(_):
         raise error("in a callback")
 
     scene.first.add_done_callback(mistake)
@@ -158,7 +152,7 @@ def test_a_callback_may_wait_for_another_request(client_of):
     go = threading.Event()
     client = client_of(lambda request, attempt: str(go.wait(PATIENCE)), clock=RealClock(), parallelism=1)
     first, second = submit_all(client, ["first", "second"])
-    heard: list[str | None] = []
+    heard = []
     first.add_done_callback(lambda _: heard.append(second.result(PATIENCE).text))
     go.set()
     client.stop()
@@ -167,9 +161,9 @@ def test_a_callback_may_wait_for_another_request(client_of):
 
 def test_a_callback_may_submit_and_wait(client_of):
     client = client_of(lambda request, attempt: f"re: {request.prompt}", clock=RealClock(), parallelism=1)
-    heard: Future[str | None] = Future()
+    heard = Future()
 
-    def ask_on(future: Future[Result]) -> None:
+    def ask_on(future):
         heard.set_result(client.submit(f"more on {future.result().text}").result(PATIENCE).text)
 
     client.submit("first").add_done_callback(ask_on)
@@ -177,9 +171,9 @@ def test_a_callback_may_submit_and_wait(client_of):
 
 
 def test_an_observer_that_raises_hurts_nobody(clock, client_of):
-    heard: list[Event] = []
+    heard = []
 
-    def mistake(event: Event) -> None:
+    def mistake(event):
         main = threading.current_thread() is threading.main_thread()
         raise (ValueError if main else SystemExit)("in an observer")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 from ctrl_c import interrupted_at_every_moment
@@ -13,15 +12,14 @@ from scenes import PATIENCE, Aside, Scripted, eventually, submit_all
 from smartbatch._clock import RealClock
 from smartbatch.client import BatchingClient
 from smartbatch.core.limits.budget_reservations import JobReservations
-from smartbatch.events import Event, RequestSubmitted
+from smartbatch.events import RequestSubmitted
 from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.realtime.engine import CallbackThread
 from smartbatch.realtime.lane_queue import LaneQueue
-from smartbatch.realtime.ticket import Ticket
 
 
 def test_a_submit_that_is_interrupted_at_its_end_sends_nothing(clock, client_of):
-    def observer(event: Event) -> None:
+    def observer(event):
         if isinstance(event, RequestSubmitted):
             raise KeyboardInterrupt
 
@@ -45,7 +43,7 @@ def test_an_interrupted_cancel_leaves_nothing_to_wait_for(clock, client_of, monk
         provider.wait_for(1)
         waiting = client.submit("waiting")
 
-        def interrupted(lane: LaneQueue, ticket: Ticket) -> None:
+        def interrupted(lane, ticket):
             monkeypatch.undo()
             lane.remove(ticket)
             raise KeyboardInterrupt
@@ -68,7 +66,7 @@ def test_an_interrupted_stop_leaves_no_thread(clock, client_of, monkeypatch):
         provider.wait_for(1)
         engine = engine_of(client)
 
-        def interrupted(_: float | None) -> bool:
+        def interrupted(_):
             raise KeyboardInterrupt
 
         monkeypatch.setattr(engine.queue, "wait_idle", interrupted)
@@ -109,7 +107,7 @@ def test_a_job_that_ctrl_c_leaves_stored_keeps_its_money(stored, tmp_path, monke
     client = BatchingClient("sim:demo?latency=0", store=store, budget=10.0)
     accept = JobTable.accept
 
-    def interrupted(*args: Any, **words: Any) -> Any:
+    def interrupted(*args, **words):
         if stored:
             accept(*args, **words)
         raise KeyboardInterrupt
@@ -144,22 +142,22 @@ def test_a_late_callback_may_outrun_the_thread_that_asked_for_it():
     before = callback_threads()
 
     class Slow:
-        def __init__(self, monitor: Any) -> None:
+        def __init__(self, monitor):
             self.monitor = monitor
 
-        def __enter__(self) -> None:
+        def __enter__(self):
             self.monitor.__enter__()
 
-        def __exit__(self, *details: Any) -> None:
+        def __exit__(self, *details):
             self.monitor.__exit__(*details)
             if threading.current_thread() is threading.main_thread():
                 eventually(lambda: callback_threads() <= before)
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return getattr(self.monitor, name)
 
     class SlowClock(RealClock):
-        def monitor(self, lock: threading.Lock | None = None) -> Any:
+        def monitor(self, lock=None):
             return Slow(super().monitor(lock))
 
     callbacks = CallbackThread(SlowClock(), lambda _: None)

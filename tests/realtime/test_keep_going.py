@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from scenes import PATIENCE, Embedder, Scripted
 
-from smartbatch.client import BatchingClient
 from smartbatch.errors import AllRequestsFailed, ErrorKind, ProviderError, ProviderUnavailable
-from smartbatch.results import ResultList
 from tests.levels import sampled
 
 ROWS = [f"row {number}" for number in range(100)]
@@ -21,17 +17,17 @@ REFUSALS = [
 ]
 
 
-def refusal(prompt: str, status: int = 401, kind: ErrorKind = ErrorKind.AUTH_ERROR) -> ProviderError:
+def refusal(prompt, status=401, kind=ErrorKind.AUTH_ERROR):
     return ProviderError(f"the provider answered {status}: no {prompt}!", kind=kind, status=status)
 
 
-def failed(client: BatchingClient, prompts: object, **params: Any) -> ResultList:
+def failed(client, prompts, **params):
     with pytest.raises(AllRequestsFailed) as caught:
         client.generate(prompts, keep_going=True, **params)
     return caught.value.results
 
 
-def has_own_answers(results: ResultList) -> bool:
+def has_own_answers(results):
     return all(f"no {row}!" in str(result.error) for row, result in zip(ROWS, results, strict=True))
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from scenes import PATIENCE, InTime, Scripted, eventually, submit_all
 
-from smartbatch import BatchingClient, Price, Result
+from smartbatch import BatchingClient, Price
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderError
 from smartbatch.providers.mock import MockProvider
-from smartbatch.types import Answer, Request, Usage
+from smartbatch.types import Answer, Usage
 from tests.levels import sampled
 
 PRICES = dict.fromkeys(("m", "scripted:default"), Price(input=0.0, output=1_000_000.0))
@@ -24,10 +22,8 @@ PRICES = dict.fromkeys(("m", "scripted:default"), Price(input=0.0, output=1_000_
 MOST = 9
 
 
-def spending_client(
-    tokens: Any, *, latency: float = 0.0, sleep: Any = None, **settings: Any
-) -> BatchingClient:
-    def answer(request: Request) -> Answer:
+def spending_client(tokens, *, latency=0.0, sleep=None, **settings):
+    def answer(request):
         return Answer("ok", usage=Usage(1, tokens(request.prompt)))
 
     provider = MockProvider(answer, latency=latency, sleep=sleep)
@@ -35,11 +31,11 @@ def spending_client(
     return BatchingClient("m", provider=provider, prices=PRICES, **settings)
 
 
-def questions(count: int, mark: object = "question") -> Iterator[str]:
+def questions(count, mark="question"):
     return (f"{mark} {number}" for number in range(count))
 
 
-def spent(results: list[Result]) -> float:
+def spent(results):
     return sum(result.cost or 0.0 for result in results)
 
 
@@ -78,7 +74,7 @@ def test_a_plan_without_a_budget_stops_if_it_costs_far_more():
 def test_a_call_whose_answer_is_lost_counts_at_its_most():
     calls = []
 
-    def lose(request: Request) -> Answer:
+    def lose(request):
         calls.append(request.prompt)
         raise ProviderError("reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
 
@@ -153,11 +149,11 @@ def test_a_list_with_little_money_is_sent_in_order(clock, client_of):
 class Billing:
     """Answers at a random cost, or fails: not billed, billed and reported, or billed with the answer lost."""
 
-    def __init__(self, rng: random.Random, faults: float) -> None:
+    def __init__(self, rng, faults):
         self.bill = Counter[str]()
         self._rng, self._faults, self._lock = rng, faults, threading.Lock()
 
-    def __call__(self, request: Request) -> Answer:
+    def __call__(self, request):
         with self._lock:
             fate = self._rng.random() / self._faults if self._faults else 1.0
             tokens = 0 if fate < 0.3 else self._rng.randint(0, MOST)
@@ -180,10 +176,10 @@ def test_lists_and_a_job_side_by_side_never_exceed_a_budget(seed, store):
     provider.capabilities = type(provider.capabilities)(priced=True)
     settings = {"budget": budget, "parallelism": 64, "max_tokens": MOST, "store": store, "prices": PRICES}
 
-    def ask(name: str, own: float | None) -> list[Result]:
+    def ask(name, own):
         return list(client.map(questions(60, name), budget=own))
 
-    def submit(own: float) -> list[Result]:
+    def submit(own):
         prompts = [f"job {number}" for number in range(int(own / MOST))]
         job = client.submit_batch(prompts, budget=own, strategy="individual", batch_fallback="individual")
         return list(job.results())

@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from inside import engine_of
 from levels import sampled
 from scenes import PATIENCE, InTime, eventually, submit_all
 
-from smartbatch._clock import Monitor, RealClock, VirtualClock, VirtualMonitor
+from smartbatch._clock import RealClock, VirtualClock, VirtualMonitor
 from smartbatch.client import BatchingClient
 from smartbatch.errors import (
     AllRequestsFailed,
@@ -22,12 +21,11 @@ from smartbatch.errors import (
     ProviderError,
     RequestCancelled,
 )
-from smartbatch.observe.list_progress import ListProgress
 from smartbatch.providers import MockProvider, SimProvider
-from smartbatch.types import Request, Result
+from smartbatch.types import Request
 
 
-def generate_stored(client: BatchingClient, texts: list[str]) -> int:
+def generate_stored(client, texts):
     return client.submit_run(texts, client.forecast(texts)).wait().completed
 
 
@@ -46,26 +44,26 @@ _WAYS: dict[str, Callable[[BatchingClient, list[str]], int]] = {
 
 
 class Timed(MockProvider):
-    def __init__(self, clock: VirtualClock, latency: Callable[[str], float]) -> None:
-        def answer(request: Request) -> str:
+    def __init__(self, clock, latency):
+        def answer(request):
             clock.sleep(latency(str(request.prompt)))
             return f"re: {request.prompt}"
 
         super().__init__(answer)
 
 
-def mock(clock: VirtualClock, latency: float = 1.0, answers: Any = None) -> MockProvider:
+def mock(clock, latency=1.0, answers=None):
     script = answers or (lambda request: f"re: {request.prompt}")
     return MockProvider(script, latency=latency, sleep=clock.sleep)
 
 
-def prompts(count: int) -> list[str]:
+def prompts(count):
     return [f"p{i}" for i in range(count)]
 
 
 def test_progress_is_told_for_each_result_as_it_arrives(clock, client_of):
     client = client_of(Timed(clock, lambda prompt: 9.0 if prompt == "p0" else 1.0), parallelism=4)
-    told: list[ListProgress] = []
+    told = []
     results = list(client.map(prompts(7), on_progress=told.append))
     assert [result.text for result in results] == [f"re: p{i}" for i in range(7)]
     assert [(now.finished, now.total, now.failed) for now in told] == [(i, 7, 0) for i in range(1, 8)]
@@ -75,9 +73,9 @@ def test_progress_is_told_for_each_result_as_it_arrives(clock, client_of):
 
 
 def test_progress_counts_failures_and_costs_and_its_errors_end_no_list(clock, client_of, caplog):
-    told: list[ListProgress] = []
+    told = []
 
-    def tell(progress: ListProgress) -> None:
+    def tell(progress):
         told.append(progress)
         raise OSError("disk full")
 
@@ -91,7 +89,7 @@ def test_progress_counts_failures_and_costs_and_its_errors_end_no_list(clock, cl
 
 @pytest.mark.parametrize("ask", sampled(_WAYS, keep=2))
 def test_twenty_five_items_take_the_time_of_seven_calls(ask, clock, client_of):
-    def latency(prompt: str) -> float:
+    def latency(prompt):
         if (
             prompt == "p0" and ask not in _STORED
         ):  # time stands until the thread of the test has asked for all
@@ -104,17 +102,17 @@ def test_twenty_five_items_take_the_time_of_seven_calls(ask, clock, client_of):
 
 
 class _Waits(VirtualClock):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.waits = 0
         self._thread = threading.get_ident()
 
-    def monitor(self, lock: threading.Lock | None = None) -> Monitor:
+    def monitor(self, lock=None):
         monitor = super().monitor(lock)
         assert isinstance(monitor, VirtualMonitor)
         wait = monitor.wait
 
-        def counted(timeout: float | None = None, **how: Any) -> bool:
+        def counted(timeout=None, **how):
             self.waits += threading.get_ident() == self._thread
             return wait(timeout, **how)
 
@@ -156,7 +154,7 @@ def test_a_failed_request_has_its_place(clock, client_of):
 def test_a_failed_request_may_raise(clock, client_of):
     failing = mock(clock, answers=lambda request: ValueError("no") if request.prompt == "p3" else "fine")
     client = client_of(failing)
-    seen: list[Result] = []
+    seen = []
     with pytest.raises(ProviderError):
         seen.extend(client.map(iter(prompts(6)), on_error="raise"))
     assert client.submit("still usable").result(30).ok
@@ -194,9 +192,9 @@ def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(clock, client
     provider = mock(clock)
     client = client_of(provider, parallelism=1)
     engine = engine_of(client)
-    streams: list[Any] = [client.map(iter(prompts(50)))]
+    streams = [client.map(iter(prompts(50)))]
 
-    def take_and_drop() -> bool:
+    def take_and_drop():
         ok = next(streams[0]).ok
         with engine.queue.monitor:
             streams.clear()
@@ -211,7 +209,7 @@ def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(clock, client
 def test_a_stream_may_be_closed(clock, client_of):
     provider = mock(clock)
     client = client_of(provider, parallelism=2)
-    stream: Any = client.map(prompts(100))
+    stream = client.map(prompts(100))
     assert next(stream).ok
     stream.close()
     assert list(stream) == []
@@ -222,7 +220,7 @@ def test_ctrl_c_in_the_callers_loop_leaves_the_client_usable(clock, client_of):
     provider = mock(clock)
     client = client_of(provider, parallelism=1)
 
-    def interrupted() -> Iterator[str]:
+    def interrupted():
         yield from prompts(20)
         raise KeyboardInterrupt
 
@@ -279,7 +277,7 @@ def test_cancelling_all_ends_the_lists(lazy, clock, client_of):
 
 
 def test_cancelling_all_ends_a_list_that_waits_for_its_iterable(client_of):
-    source: queue.Queue[str] = queue.Queue()
+    source = queue.Queue()
     source.put("one")
     client = client_of(MockProvider(lambda _: "fine"), clock=RealClock())
     results = client.as_completed(iter(source.get, None))

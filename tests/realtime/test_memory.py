@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 from inside import tickets_in_memory
 from scenes import PATIENCE, InTime, Scripted, failure
 
-from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.realtime import shared_quota
 
 
 @pytest.fixture
-def without_collector() -> Iterator[None]:
+def without_collector():
     gc.collect()
     gc.disable()
     yield
@@ -60,7 +58,7 @@ def test_deadlines_of_ended_requests_are_forgotten(clock, client_of):
     with clock.held():
         client.submit("slow", timeout=1_000.0)
 
-        def stream() -> None:
+        def stream():
             for number in range(2_000):
                 client.submit(f"p{number}", timeout=2_000.0)
                 clock.sleep(0.02)
@@ -111,7 +109,7 @@ def test_a_request_that_waits_long_keeps_nobody_elses_memory(clock, client_of):
         client.submit("first")
         client.submit_background("background", isolation_key="other")
 
-        def stream() -> int:
+        def stream():
             for number in range(300):
                 while client.queue_size < 40:
                     client.submit(f"p{number}-{client.queue_size}")
@@ -127,7 +125,7 @@ def test_quotas_that_no_client_uses_are_let_go_and_the_latest_are_kept(clock, cl
     monkeypatch.setattr(shared_quota, "MAX_UNUSED_QUOTAS", 4)
     scopes = [f"customer {number}" for number in range(40)]
 
-    def asked(scope: str) -> BatchingClient:
+    def asked(scope):
         client = client_of(Scripted(clock, scope=scope))
         client.submit("x").result(PATIENCE)
         return client

@@ -4,41 +4,36 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from core.batching.hostile_prompts import HOSTILE
 from core.batching.pack_models import DAMAGE, answer_to, items_of, written
 from scenes import PATIENCE
 
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.events import Event, PackingChanged, RetryScheduled
+from smartbatch.events import PackingChanged, RetryScheduled
 from smartbatch.prices import Price
 from smartbatch.providers import MockProvider, SimProvider
 from smartbatch.providers.base import Capabilities
-from smartbatch.types import Answer, Message, Request, Result, Usage
+from smartbatch.types import Answer, Message, Usage
 from tests.levels import sampled
 
 
-def is_pack(request: Request) -> bool:
+def is_pack(request):
     return "JSON array" in (request.params.system or "")
 
 
 class Model(MockProvider):
-    def __init__(
-        self, clock: VirtualClock, damage: Callable[[list[dict[str, str]]], Any] = written, **more: Any
-    ) -> None:
+    def __init__(self, clock, damage=written, **more):
         super().__init__(self._reply, latency=1.0, sleep=clock.sleep, **more)
         self._damage = damage
 
     @property
-    def sizes(self) -> list[int]:
+    def sizes(self):
         return [len(items_of(c.request)) if is_pack(c.request) else 1 for c in self.calls]
 
-    def _reply(self, request: Request) -> Any:
+    def _reply(self, request):
         if not is_pack(request):
             return Answer(answer_to(str(request.prompt)), usage=Usage(100, 10))
         items = [
@@ -49,25 +44,25 @@ class Model(MockProvider):
         return Answer(said, usage=Usage(1003, 107, 11, 5)) if isinstance(said, str) else said
 
 
-def ask(clock: VirtualClock, client: BatchingClient, prompts: list[str], **params: Any) -> list[Result]:
+def ask(clock, client, prompts, **params):
     with clock.held():
         futures = [client.submit(prompt, **params) for prompt in prompts]
     return [future.result(PATIENCE) for future in futures]
 
 
-def plain(n: int) -> list[str]:
+def plain(n):
     return [f"What is {i} plus {i}?" for i in range(n)]
 
 
-def right(prompts: list[str], results: list[Result]) -> bool:
+def right(prompts, results):
     return [result.text for result in results] == [answer_to(prompt) for prompt in prompts]
 
 
 def test_a_packed_batch_ends_with_one_outcome_per_request(clock, client_of):
     provider = Model(clock)
-    met: list[tuple[Any, str]] = []
+    met = []
 
-    def look(call: Any, proceed: Any) -> Any:
+    def look(call, proceed):
         met.append((call.batch, call.batch.state.value))
         return proceed(call)
 
@@ -92,7 +87,7 @@ class TestTheJudge:
         rng = random.Random(3)
         lock = threading.Lock()
 
-        def damage(items: list[dict[str, str]]) -> str:
+        def damage(items):
             with lock:
                 kind = rng.choice(["none", "none", *DAMAGE]) if len(items) > 1 else "none"
                 # A letter lost or added inside one answer stays inside it; here answers are compared whole.
@@ -214,7 +209,7 @@ class TestTheBill:
 
 class TestWhenItGoesWrong:
     def test_what_a_pack_does_not_say_is_asked_alone_and_costs_no_try(self, clock, client_of):
-        events: list[Event] = []
+        events = []
         provider = Model(clock, lambda items: written(items[: (len(items) + 1) // 2]))
         client = client_of(provider, packing=True, retries=0, observers=[events.append])
         assert right(plain(30), ask(clock, client, plain(30)))
@@ -229,7 +224,7 @@ class TestWhenItGoesWrong:
         assert provider.sizes.count(1) == 20
 
     def test_a_pack_the_provider_rejects_is_halved(self, clock, client_of):
-        def damage(items: list[dict[str, str]]) -> Any:
+        def damage(items):
             if any("invalid" in item["answer"] for item in items):
                 return ProviderError("bad request", kind=ErrorKind.CLIENT_ERROR, status=400)
             return written(items)
@@ -246,14 +241,14 @@ class TestWhenItGoesWrong:
         assert right(plain(20), ask(clock, client_of(provider, packing=True), plain(20)))
 
     def test_an_outage_is_no_verdict_on_packing(self, clock, client_of):
-        events: list[Event] = []
+        events = []
         provider = Model(clock, fail_on={2: ErrorKind.SERVER_ERROR, 3: ErrorKind.RATE_LIMIT})
         client = client_of(provider, packing=True, observers=[events.append])
         assert right(plain(40), ask(clock, client, plain(40)))
         assert not [event for event in events if isinstance(event, PackingChanged)]
 
     def test_packing_that_fails_too_often_turns_itself_off_and_says_so(self, clock, client_of):
-        events: list[Event] = []
+        events = []
         provider = Model(clock, lambda _: "sorry")
         client = client_of(provider, packing=True, observers=[events.append], parallelism=2)
         assert right(plain(200), ask(clock, client, plain(200)))

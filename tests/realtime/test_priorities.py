@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from levels import sampled
 from scenes import PATIENCE, Embedder, InTime, Scripted, broken, submit_all
 
-from smartbatch._clock import VirtualClock
-from smartbatch.client import BatchingClient
 from smartbatch.realtime.ticket import PATIENCE_SECONDS as PATIENCE_OF
 from smartbatch.realtime.ticket import latest_start
 from smartbatch.types import Priority
 
-ClientOf = Callable[..., BatchingClient]
 
-
-def one_by_one(clock: VirtualClock, client_of: ClientOf, **settings: Any) -> tuple[Scripted, BatchingClient]:
+def one_by_one(clock, client_of, **settings):
     provider = Scripted(clock)
     return provider, client_of(provider, **{"parallelism": 1, **settings})
 
@@ -43,7 +36,7 @@ def test_a_low_request_that_waited_long_goes_before_a_new_normal_one(clock, clie
         provider.wait_for(1)
         client.submit("low", priority="low")
 
-        def later() -> None:
+        def later():
             clock.sleep(114.0)
             client.submit("new normal")
             client.submit("new high", priority="high")
@@ -78,12 +71,12 @@ def test_a_distant_deadline_makes_nobody_later(priority):
 def test_no_priority_starves_under_an_hour_of_too_much_traffic(clock, client_of):
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1, queue_capacity=10_000, deduplicate=False)
-    waits: dict[str, list[tuple[float, float]]] = {"low": [], "deferrable": []}
+    waits = {"low": [], "deferrable": []}
 
-    def note(priority: str, at: float) -> Callable[[Any], None]:
+    def note(priority, at):
         return lambda future: waits[priority].append((at, future.result().queued))
 
-    def traffic() -> None:
+    def traffic():
         for i in range(4_500):
             client.submit(f"normal {i}")
             if i % 100 == 0:
@@ -111,8 +104,8 @@ def test_nobody_starves_behind_a_stream_of_urgent_requests(lanes, clock, client_
     client = client_of(provider, parallelism=2, queue_capacity=10_000, deduplicate=False)
     submit = client.submit if lanes == 1 else client.submit_embedding
 
-    def traffic() -> list[Any]:
-        futures: list[Any] = []
+    def traffic():
+        futures = []
         for i in range(1_330):
             client.submit_urgent(f"urgent {i}")
             if i == 20:

@@ -8,9 +8,7 @@ import queue
 import sqlite3
 import threading
 import traceback
-from collections.abc import Callable, Iterator
 from itertools import count, islice
-from typing import Any
 
 import pytest
 
@@ -21,31 +19,31 @@ NAME = "smartbatch-prompts"
 
 
 @pytest.fixture
-def client() -> Iterator[BatchingClient]:
+def client():
     provider = MockProvider(lambda request: f"re: {request.prompt}")
     with BatchingClient("mock", provider=provider, queue_capacity=100) as made:
         yield made
 
 
-def readers() -> list[threading.Thread]:
+def readers():
     return [thread for thread in threading.enumerate() if thread.name == NAME]
 
 
-def end_of_readers() -> None:
+def end_of_readers():
     for thread in readers():
         thread.join(10)
     assert not readers()
 
 
 class Conversation:
-    def __init__(self) -> None:
-        self._given: queue.Queue[str | None] = queue.Queue()
+    def __init__(self):
+        self._given = queue.Queue()
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self):
         while (prompt := self._given.get(timeout=30)) is not None:
             yield prompt
 
-    def say(self, prompt: str | None) -> None:
+    def say(self, prompt):
         self._given.put(prompt)
 
 
@@ -65,16 +63,16 @@ def test_an_answer_is_told_before_the_next_prompt(client):
     prompts = Conversation()
     prompts.say("first")
 
-    def told(progress: Any) -> None:
+    def told(progress):
         prompts.say("last" if progress.finished == 1 else None)
 
     assert client.generate(iter(prompts), on_progress=told).texts == ["re: first", "re: last"]
 
 
 def test_no_more_is_read_than_there_is_room_for():
-    read: list[int] = []
+    read = []
 
-    def endless() -> Iterator[str]:
+    def endless():
         for n in count():
             read.append(n)
             yield str(n)
@@ -93,9 +91,9 @@ def test_no_more_is_read_than_there_is_room_for():
 
 def test_the_iterator_sees_the_context_of_the_caller(client):
     who = contextvars.ContextVar("who", default="nobody")
-    seen: list[tuple[str, int]] = []
+    seen = []
 
-    def prompts() -> Iterator[str]:
+    def prompts():
         seen.append((who.get(), threading.get_ident()))
         yield "a"
 
@@ -107,7 +105,7 @@ def test_the_iterator_sees_the_context_of_the_caller(client):
 
 
 def test_an_error_of_the_iterator_comes_after_the_results_before_it(client):
-    def prompts() -> Iterator[str]:
+    def prompts():
         yield "a"
         yield "b"
         raise OSError("the line is dead")
@@ -124,15 +122,15 @@ def test_an_error_of_the_iterator_comes_after_the_results_before_it(client):
 
 @pytest.mark.parametrize("leave", ["break", "close", "raise"])
 def test_a_generator_is_closed_on_its_thread(client, leave):
-    closed_by: queue.Queue[str] = queue.Queue()
+    closed_by = queue.Queue()
 
-    def prompts() -> Iterator[str]:
+    def prompts():
         try:
             yield from map(str, count())
         finally:
             closed_by.put(threading.current_thread().name)
 
-    def read(results: Any) -> None:
+    def read(results):
         for _ in results:
             if leave == "break":
                 break
@@ -157,7 +155,7 @@ def test_a_thread_bound_source_is_read_by_the_caller(client):
     base = sqlite3.connect(":memory:")
     base.executescript("create table asked (text); insert into asked values ('a'), ('b');")
 
-    def prompts() -> Iterator[str]:
+    def prompts():
         return (text for (text,) in base.execute("select text from asked"))
 
     assert client.generate(prompts(), read_ahead=False).texts == ["re: a", "re: b"]
@@ -168,7 +166,7 @@ def test_a_thread_bound_source_is_read_by_the_caller(client):
 
 
 def test_lists_and_tables_are_read_at_once(client):
-    asked: Callable[..., Any] = client.generate
+    asked = client.generate
     assert asked(["a"]).texts == asked([{"t": "a"}], column="t").texts == ["re: a"]
     assert not readers()
     with pytest.raises(InvalidRequest, match="read_ahead must be True or False"):

@@ -10,7 +10,7 @@ from attrs import evolve
 from scenes import Scripted
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.events import CooldownStarted, Event, LongWait
+from smartbatch.events import CooldownStarted, LongWait
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.types import Answer, LimitReport
 from tests.levels import sampled
@@ -18,7 +18,7 @@ from tests.levels import sampled
 REPORT = LimitReport(requests_limit=600, requests_remaining=500)
 
 
-def failure(kind: ErrorKind) -> ProviderError:
+def failure(kind):
     return ProviderError("no", kind=kind, status=400, limits=REPORT)
 
 
@@ -34,7 +34,7 @@ def test_every_ending_brings_its_report(clock, client_of, said):
 
 
 def test_calls_refused_together_are_one_pause(clock, client_of):
-    seen: list[Event] = []
+    seen = []
     refusal = ProviderError("slow down", kind=ErrorKind.RATE_LIMIT, status=429, retry_after=2.0)
     provider = Scripted(clock, lambda prompt, attempt: refusal if attempt == 0 else "yes")
     results = client_of(provider, parallelism=16, observers=[seen.append]).generate(map(str, range(16)))
@@ -90,7 +90,7 @@ def test_a_limit_beyond_reason_fails_no_call(limit, clock, client_of):
 
 
 def test_a_wait_of_more_than_a_minute_is_told(clock, client_of, caplog):
-    seen: list[Event] = []
+    seen = []
     used_up = LimitReport(requests_limit=2, requests_remaining=0, requests_reset=2 * HOUR)
     provider = Scripted(clock, lambda *_: Answer("yes", limits=used_up), latency=0.0)
     with caplog.at_level(logging.WARNING, "smartbatch"):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from scenes import PATIENCE, InTime, Scripted, broken, failure, limited, submit_all
 
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
 from smartbatch.events import CooldownStarted, RetryScheduled
-from smartbatch.types import Answer, Request, Usage
+from smartbatch.types import Answer, Usage
 
 CALLS = {
     ErrorKind.TIMEOUT: 2,
@@ -85,7 +83,7 @@ def test_tries_are_not_used_up_by_a_server_that_asks_for_no_wait(clock, client_o
 
 def test_a_lone_refusal_holds_only_the_request_it_met(clock, client_of):
     provider = Scripted(clock, lambda prompt, n: limited(20.0) if (prompt, n) == ("a", 0) else "fine")
-    events: list[Any] = []
+    events = []
     client = client_of(provider, parallelism=1, observers=[events.append])
     with clock.held():
         futures = submit_all(client, "abcd")
@@ -98,7 +96,7 @@ def test_a_lone_refusal_holds_only_the_request_it_met(clock, client_of):
 
 def test_refusals_that_repeat_pause_everybody(clock, client_of):
     provider = Scripted(clock, lambda prompt, n: limited(20.0) if prompt in "abcd" and n == 0 else "fine")
-    events: list[Any] = []
+    events = []
     client = client_of(provider, parallelism=1, observers=[events.append])
     with clock.held():
         futures = submit_all(client, "abcde")
@@ -109,10 +107,10 @@ def test_refusals_that_repeat_pause_everybody(clock, client_of):
 
 
 def test_a_refusal_costs_no_try(clock, client_of):
-    def script(_: str, attempt: int) -> Any:
+    def script(_, attempt):
         return limited(0.5) if attempt < 10 else broken() if attempt == 10 else "fine"
 
-    events: list[Any] = []
+    events = []
     client = client_of(Scripted(clock, script), retries=1, observers=[events.append])
     assert client.submit("x").result(PATIENCE).attempts == 12
     counted = [event.counted for event in events if isinstance(event, RetryScheduled)]
@@ -127,7 +125,7 @@ def test_two_clients_of_one_account_pause_together(clock, client_of):
     with clock.held():
         refused = submit_all(first, "wxyz")
 
-        def later() -> None:
+        def later():
             clock.sleep(5.0)
             futures.extend([second.submit("y"), third.submit("z")])
 
@@ -148,7 +146,7 @@ def test_a_new_client_waits_for_the_rest_of_a_pause(clock, client_of, gap, earli
     with clock.held():
         submit_all(first, "wxyz")
 
-        def later() -> None:
+        def later():
             clock.sleep(3.0)
             first.stop(0.0)
 
@@ -162,7 +160,7 @@ def test_a_new_client_waits_for_the_rest_of_a_pause(clock, client_of, gap, earli
 
 
 def test_tokens_of_failed_attempts_are_counted(clock, client_of):
-    def script(_: str, attempt: int) -> Any:
+    def script(_, attempt):
         if attempt < 2:
             return failure(ErrorKind.SERVER_ERROR, status=500, usage=Usage(10, 5))
         return Answer("fine", usage=Usage(20, 7))
@@ -227,7 +225,7 @@ def test_what_is_asked_again_after_all_was_cancelled_has_its_tries(clock, client
 
 def test_halves_of_a_failed_call_are_not_sent_after_a_cancelled_stop(clock, client_of):
     class Spoilt(Scripted):
-        def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Answer]:
+        def generate_many(self, requests, **details):
             super().generate_many(requests, **details)
             client.cancel_pending()
             raise failure(ErrorKind.CLIENT_ERROR)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from attrs import define
 from jobs.remote import Api, Remote
 from scenes import PATIENCE, Scripted
 
-from smartbatch import BatchingClient, Request, Result, Route
-from smartbatch._clock import VirtualClock
+from smartbatch import Request, Route
 from smartbatch.errors import SmartbatchError
 from smartbatch.providers.base import Capabilities
-from smartbatch.providers.batch_api import Line
-from smartbatch.realtime.call import Call, CallSpec, Outcome
 from smartbatch.types import Answer, Kind, Usage, evolve
 from tests.levels import sampled
 
@@ -27,11 +23,11 @@ class City:
 
 
 class Vectors(Scripted):
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self, clock):
         super().__init__(clock)
         self.capabilities = Capabilities(max_texts=10)
 
-    def embed(self, requests: Sequence[Request], **_: Any) -> Sequence[Answer]:
+    def embed(self, requests, **_):
         self._call(tuple(requests), 0, 0.0)
         return [Answer(embedding=array("f", [1.0, 2.0])) for _ in requests]
 
@@ -42,7 +38,7 @@ class Prefixing:
     shareable: bool = False
     seen: int = 0
 
-    def __call__(self, call: CallSpec, proceed: Call) -> Sequence[Outcome]:
+    def __call__(self, call, proceed):
         self.seen += 1
         return [
             evolve(outcome, text=self.mark(request) + str(outcome.text))
@@ -52,9 +48,7 @@ class Prefixing:
         ]
 
 
-def asked_together(
-    clock: VirtualClock, client: BatchingClient, contexts: Sequence[Any], **params: Any
-) -> list[Result]:
+def asked_together(clock, client, contexts, **params):
     with clock.held():
         futures = [client.submit("x", context=context, **params) for context in contexts]
     return [future.outcome for future in futures if future.exception(PATIENCE) or future.outcome]
@@ -70,7 +64,7 @@ def test_post_process_runs_for_each_who_asked_with_its_own_context(clock, client
 
 
 def test_what_post_process_refuses_for_one_is_not_refused_for_another(clock, client_of):
-    def hook(result: Result) -> Result:
+    def hook(result):
         if result.context != "b":
             raise ValueError("not for you")
         return result
@@ -88,7 +82,7 @@ def test_what_post_process_refuses_for_one_is_not_refused_for_another(clock, cli
 
 @pytest.mark.parametrize("params", [{"schema": City}, {"response_format": {"type": "json_object"}}, {}])
 def test_each_who_asked_has_an_object_of_its_own(params, clock, client_of):
-    def hook(result: Result) -> None:
+    def hook(result):
         if result.context == "a" and isinstance(result.parsed, City):
             result.parsed.name = "changed"
 
@@ -137,7 +131,7 @@ def test_one_middleware_that_says_nothing_is_enough(clock, client_of):
     assert len(provider.starts) == 2
 
 
-def answered(client: BatchingClient) -> tuple[str | None, Route | None, float | None, int]:
+def answered(client):
     result = client.submit("x").result(PATIENCE)
     return result.text, result.route, result.cost, result.attempts
 
@@ -167,7 +161,7 @@ def test_what_a_middleware_asked_instead_is_kept_as_that(tmp_path, clock, client
     class Asking:
         shareable: bool = True
 
-        def __call__(self, call: CallSpec, proceed: Call) -> Sequence[Outcome]:
+        def __call__(self, call, proceed):
             changed = tuple(evolve(request, prompt=f"please {request.prompt}") for request in call.requests)
             return proceed(evolve(call, requests=changed))
 
@@ -180,7 +174,7 @@ def test_what_a_middleware_asked_instead_is_kept_as_that(tmp_path, clock, client
 
 
 class Objects(Api):
-    def read_line(self, line: bytes, kind: Kind) -> Line:
+    def read_line(self, line, kind):
         read = super().read_line(line, kind)
         assert read.answer is not None
         return evolve(read, answer=evolve(read.answer, text='{"name": "Lima"}'))
@@ -191,7 +185,7 @@ def test_a_wrongly_shareable_middleware_fails_instead_of_mixing_answers(clock, c
     class Telling:
         shareable: bool = True
 
-        def __call__(self, call: CallSpec, proceed: Call) -> Sequence[Outcome]:
+        def __call__(self, call, proceed):
             changed = tuple(evolve(request, prompt=f"for {request.context}") for request in call.requests)
             return proceed(evolve(call, requests=changed))
 
@@ -204,7 +198,7 @@ def test_a_wrongly_shareable_middleware_fails_instead_of_mixing_answers(clock, c
 @pytest.mark.parametrize("ordered", sampled([True, False]))
 @pytest.mark.parametrize("way", ["individual", "batch", "hybrid", "job"])
 def test_equal_rows_are_post_processed_each_with_their_own(way, ordered, tmp_path, clock, client_of):
-    def hook(result: Result) -> Result:
+    def hook(result):
         result.parsed["row"] = result.context["row"]
         return result
 
@@ -212,7 +206,7 @@ def test_equal_rows_are_post_processed_each_with_their_own(way, ordered, tmp_pat
     remote.api = Objects(remote, clock, 100.0, frozenset({Kind.GENERATE}))
     client = client_of(remote, post_process=hook, store=str(tmp_path / "jobs.db"))
     requests = [Request(f"p{n % 4}", context={"row": n}) for n in range(24)]
-    asked: dict[str, Any] = {"response_format": {"type": "json_object"}}
+    asked = {"response_format": {"type": "json_object"}}
     if way == "job":
         results = list(client.submit_batch(requests, **asked).results(ordered=ordered))
     else:

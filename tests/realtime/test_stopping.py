@@ -6,22 +6,20 @@ import gc
 import threading
 import time
 from functools import partial
-from typing import Any
 
 import pytest
 from inside import engine_of, inside
 from scenes import PATIENCE, Aside, InTime, Scripted, eventually, submit_all
 
-from smartbatch._clock import RealClock, VirtualClock
+from smartbatch._clock import RealClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed
 from smartbatch.events import ClientStopped, RequestFinished
-from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Request
 
 
 def test_leaving_the_with_block_completes_what_is_pending(clock, client_of):
-    heard: list[str | None] = []
+    heard = []
     with client_of(Scripted(clock), parallelism=2) as client:
         futures = submit_all(client, [f"p{i}" for i in range(20)])
         for future in futures:
@@ -33,7 +31,7 @@ def test_leaving_the_with_block_completes_what_is_pending(clock, client_of):
 def test_a_stop_waits_until_the_last_observer_has_heard(client_of):
     hears, go = threading.Event(), threading.Event()
 
-    def slow(event: Any) -> None:
+    def slow(event):
         if isinstance(event, RequestFinished):
             hears.set()
             go.wait(PATIENCE)
@@ -57,11 +55,11 @@ def test_a_stop_waits_until_the_last_observer_has_heard(client_of):
 def test_an_observer_that_never_returns_does_not_hold_a_stop(client_of, heard):
     goes_on = threading.Event()
 
-    def observe(event: Any) -> None:
+    def observe(event):
         if isinstance(event, heard):
             goes_on.wait(PATIENCE)
 
-    def answer(request: Any, attempt: int) -> str:
+    def answer(request, attempt):
         goes_on.wait(PATIENCE)
         return "late"
 
@@ -78,7 +76,7 @@ def test_an_observer_that_never_returns_does_not_hold_a_stop(client_of, heard):
 
 def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock, client_of):
     provider = Scripted(clock, latency=lambda prompt: 1.0 if prompt == "quick" else 100.0)
-    events: list[Any] = []
+    events = []
     client = client_of(provider, parallelism=1, observers=[events.append])
     with clock.held():
         quick, slow, waiting = submit_all(client, ["quick", "slow", "waiting"])
@@ -160,7 +158,7 @@ def test_two_threads_may_stop_a_client(clock, client_of):
 
 def test_a_stop_with_a_time_ends_one_without(clock, client_of):
     provider = Scripted(clock, latency=1_000.0)
-    events: list[Any] = []
+    events = []
     client = client_of(provider, parallelism=1, observers=[events.append])
     with clock.held():
         future = client.submit("x")
@@ -178,7 +176,7 @@ def test_a_callback_may_stop_the_client(client_of):
     client = client_of(lambda request, attempt: str(go.wait(PATIENCE)), clock=RealClock(), parallelism=1)
     stopped = threading.Event()
 
-    def stop(_: Any) -> None:
+    def stop(_):
         client.stop()
         stopped.set()
 
@@ -192,15 +190,15 @@ def test_a_callback_may_stop_the_client(client_of):
 @pytest.mark.parametrize("where", ["observer", "own callable"])
 def test_a_worker_may_stop_the_client(where, client_of):
     stopped = threading.Event()
-    calls: list[str] = []
+    calls = []
 
-    def call(request: Any, attempt: int) -> str:
+    def call(request, attempt):
         calls.append(str(request.prompt))
         if where == "own callable" and len(calls) == 1:
             client.stop()
         return "fine"
 
-    def observe(event: Any) -> None:
+    def observe(event):
         if isinstance(event, ClientStopped):
             stopped.set()
         if where == "observer" and isinstance(event, RequestFinished):
@@ -217,11 +215,11 @@ def test_a_worker_may_stop_the_client(where, client_of):
 def test_an_observer_may_stop_the_client_while_it_stops(client_of):
     stopped, meet = threading.Event(), threading.Barrier(2)
 
-    def call(request: Any, attempt: int) -> str:
+    def call(request, attempt):
         meet.wait(PATIENCE)
         return "fine"
 
-    def observe(event: Any) -> None:
+    def observe(event):
         if isinstance(event, ClientStopped):
             stopped.set()
         if isinstance(event, RequestFinished):
@@ -258,13 +256,11 @@ def test_what_waits_is_seen_and_may_be_cancelled_while_the_client_stops(cancel, 
     assert [future.cancelled() for future in waiting] == [True, True]
 
 
-def slow_for_old(clock: VirtualClock) -> Scripted:
+def slow_for_old(clock):
     return Scripted(clock, latency=lambda prompt: 100.0 if prompt == "old" else 1.0)
 
 
-def started_while_it_stops(
-    client: BatchingClient, provider: Scripted, clock: VirtualClock
-) -> tuple[ResultFuture, InTime, ResultFuture]:
+def started_while_it_stops(client, provider, clock):
     with clock.held():
         old = client.submit("old")
         provider.wait_for(1)
@@ -324,7 +320,7 @@ def test_an_exception_in_the_with_block_cancels_what_has_not_started(clock, clie
     provider = Scripted(clock, latency=1.0)
     mistake = ValueError("mine")
 
-    def work() -> list[Any]:
+    def work():
         with client_of(provider, parallelism=1) as client:
             with clock.held():
                 futures.extend(submit_all(client, ["running", "waiting"]))
@@ -332,7 +328,7 @@ def test_an_exception_in_the_with_block_cancels_what_has_not_started(clock, clie
                 futures.append(client)
             raise mistake
 
-    futures: list[Any] = []
+    futures = []
     with pytest.raises(ValueError, match="mine") as caught:
         work()
     running, waiting, _ = futures
@@ -369,9 +365,9 @@ def test_stopping_leaves_no_threads(clock, client_of):
 
 def test_submitting_threads_meet_a_stop_cleanly(clock, client_of):
     client = client_of(Scripted(clock, latency=0.0), parallelism=4, deduplicate=False)
-    accepted: list[Any] = []
+    accepted = []
 
-    def ask() -> int:
+    def ask():
         for i in range(10_000):
             try:
                 accepted.append(client.submit(f"p{i}"))
@@ -390,7 +386,7 @@ def test_submitting_threads_meet_a_stop_cleanly(clock, client_of):
 def test_a_stop_keeps_to_its_time_and_a_second_whatever_hangs(clock, client_of, tmp_path):
     never = threading.Event()
 
-    def hang(*_: Any) -> None:
+    def hang(*_):
         clock.sleep(1e6)
         never.wait(PATIENCE)
 
@@ -398,7 +394,7 @@ def test_a_stop_keeps_to_its_time_and_a_second_whatever_hangs(clock, client_of, 
         Scripted(clock, latency=1e6), store=str(tmp_path / "jobs.db"), observers=[lambda _: None]
     )
 
-    def stop() -> float:
+    def stop():
         done = client.submit(Request("quick", call=lambda *_: "at once"))
         done.result(PATIENCE)
         hung = client.submit("hangs")
@@ -416,9 +412,9 @@ def test_a_stop_keeps_to_its_time_and_a_second_whatever_hangs(clock, client_of, 
 
 
 def test_an_idle_client_ends_its_workers_and_still_works(clock, client_of):
-    workers: set[threading.Thread] = set()
+    workers = set()
 
-    def answer(prompt: str, attempt: int) -> str:
+    def answer(prompt, attempt):
         workers.add(threading.current_thread())
         return "yes"
 
@@ -428,7 +424,7 @@ def test_an_idle_client_ends_its_workers_and_still_works(clock, client_of):
     assert len(busy) == 8
     still = []
 
-    def wait() -> None:
+    def wait():
         clock.sleep(20.0)
         client.submit("in between")
         clock.sleep(29.0)  # the call took 1 s of it
@@ -445,9 +441,9 @@ def test_an_idle_client_ends_its_workers_and_still_works(clock, client_of):
 
 
 def test_a_call_of_an_hour_is_no_idle_time(clock, client_of):
-    workers: list[threading.Thread] = []
+    workers = []
 
-    def answer(prompt: str, attempt: int) -> str:
+    def answer(prompt, attempt):
         workers.append(threading.current_thread())
         return "yes"
 
@@ -461,10 +457,10 @@ def test_a_call_of_an_hour_is_no_idle_time(clock, client_of):
 
 def test_the_queue_is_free_while_a_worker_is_started(clock, client_of, monkeypatch):
     client = client_of(Scripted(clock, lambda *_: "yes"), parallelism=4)
-    free: list[bool] = []
+    free = []
     start = threading.Thread.start
 
-    def started(thread: threading.Thread) -> None:
+    def started(thread):
         if thread.name.startswith("smartbatch-worker"):
             other = threading.Thread(target=lambda: client.counts, daemon=True)
             start(other)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from scenes import Aside, Scripted, broken, failure, limited, unavailable
-from scripted_streams import USED, Part, Speaker, Speech, balanced, read, read_error
+from scripted_streams import USED, Speaker, Speech, balanced, read, read_error
 
 from smartbatch.core.preparation.tokens import estimate_request, most_of_request
 from smartbatch.errors import ErrorKind, InvalidRequest, SmartbatchError
@@ -40,7 +38,7 @@ def test_an_iterator_that_has_ended_stays_ended(clock, client_of):
 
 
 def test_empty_pieces_are_no_chunks(clock, client_of):
-    def script(prompt: str, attempt: int) -> list[Part]:
+    def script(prompt, attempt):
         return ["", 1.0, unavailable()] if attempt == 0 else ["", 2.0, "yes"]
 
     stream = client_of(Speaker(clock, script)).stream("why?")
@@ -89,9 +87,9 @@ def test_a_hook_that_answers_is_one_chunk(clock, client_of):
 
 
 def test_middleware_may_answer_instead(clock, client_of):
-    seen: list[Any] = []
+    seen = []
 
-    def layer(spec: Any, proceed: Any) -> Any:
+    def layer(spec, proceed):
         if spec.requests[0].prompt == "cached":
             return [Answer("from a cache")]
         seen.extend(proceed(spec))
@@ -167,7 +165,7 @@ def test_a_first_stream_that_breaks_does_not_stop_the_others(clock, client_of):
 def test_middleware_cannot_begin_a_stream_again(clock, client_of):
     speaker = Speaker(clock, lambda prompt, _: ["be", failure(ErrorKind.SERVER_ERROR)])
 
-    def layer(spec: Any, proceed: Any) -> Any:
+    def layer(spec, proceed):
         proceed(spec)
         return proceed(spec)
 
@@ -179,7 +177,7 @@ def test_middleware_cannot_begin_a_stream_again(clock, client_of):
 
 def test_a_piece_that_is_no_text_is_an_invalid_answer(clock, client_of):
     class Odd(Speaker):
-        def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> Any:
+        def stream(self, request, *, model, attempt, timeout):
             speech = super().stream(request, model=model, attempt=attempt, timeout=timeout)
             speech.__class__ = type("Odd", (Speech,), {"__iter__": lambda _: iter([b"bytes"])})
             return speech

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 from inside import inside
 from levels import sampled
 from scenes import InTime, broken, eventually, failure, unavailable
-from scripted_streams import Part, Speaker, balanced, read
+from scripted_streams import Speaker, balanced, read
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.events import CallFinished, CallStarted, Event, RequestFinished, RequestSubmitted
+from smartbatch.events import CallFinished, CallStarted, RequestFinished, RequestSubmitted
 
 
 def test_streams_are_never_shared(clock, client_of):
@@ -26,7 +25,7 @@ def test_streams_are_never_shared(clock, client_of):
 
 
 def test_a_shared_streams_retries_stay_alone(clock, client_of):
-    def script(prompt: str, attempt: int) -> list[Part]:
+    def script(prompt, attempt):
         if prompt == "long":
             return [100.0, "x"]
         return [broken()] if attempt < 1 else ["x"]
@@ -41,7 +40,7 @@ def test_a_shared_streams_retries_stay_alone(clock, client_of):
 
 
 def test_events_of_a_stream_are_those_of_any_call(clock, client_of):
-    events: list[Event] = []
+    events = []
     client = client_of(Speaker(clock), observers=[events.append])
     read(client.stream("why?"))
     client.stop()
@@ -60,7 +59,7 @@ def test_streams_closed_at_random_lose_nothing(clock, client_of, seed):
     rng = random.Random(seed)
     fates = {f"p{number}": rng.choice(["read", "leave", "closed", "never"]) for number in range(60)}
 
-    def script(prompt: str, attempt: int) -> Iterator[Part]:
+    def script(prompt, attempt):
         local = random.Random(f"{seed} {prompt} {attempt}")
         if prompt in fates and local.random() < 0.2:
             yield unavailable()
@@ -72,7 +71,7 @@ def test_streams_closed_at_random_lose_nothing(clock, client_of, seed):
 
     client = client_of(Speaker(clock, script), parallelism=8, seed_of_rng=seed)
 
-    def live(prompt: str) -> None:
+    def live(prompt):
         chooser = random.Random(prompt)
         clock.sleep(chooser.random() * 5)
         stream = client.stream(prompt)

@@ -6,26 +6,25 @@ import gc
 import signal
 import threading
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from inside import is_read
 from scenes import PATIENCE, Aside, eventually, limited
 from scripted_streams import Speaker, balanced, begun, read, read_error
 
-from smartbatch import Interrupted, TextStream
+from smartbatch import Interrupted
 from smartbatch._clock import RealClock
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import RequestCancelled
-from smartbatch.events import Event, RequestFinished
+from smartbatch.events import RequestFinished
 from smartbatch.realtime import text_stream
 from smartbatch.realtime.text_stream import ChunkBox
-from smartbatch.types import Request, Result, Usage
+from smartbatch.types import Request, Usage
 
 
 def test_closing_before_the_start_sends_nothing(clock, client_of):
     speaker = Speaker(clock)
-    events: list[Event] = []
+    events = []
     client = client_of(speaker, parallelism=1, observers=[events.append])
     with clock.held():
         first = client.stream("first")
@@ -90,18 +89,18 @@ def test_closed_streams_are_no_sign_against_the_provider(clock, client_of):
         assert read(client.stream("next")) == ["next"]
 
 
-def leaves_by_break(stream: TextStream) -> None:
+def leaves_by_break(stream):
     for _ in stream:
         break
 
 
-def leaves_by_an_error(stream: TextStream) -> None:
+def leaves_by_an_error(stream):
     with pytest.raises(LookupError):  # noqa: PT012
         for _ in stream:
             raise LookupError
 
 
-def leaves_the_with_block(stream: TextStream) -> None:
+def leaves_the_with_block(stream):
     with stream:
         next(stream)
 
@@ -130,11 +129,11 @@ def test_who_leaves_a_loop_may_ask_for_the_result_at_once(clock, client_of, monk
     asked, wait = threading.Event(), ChunkBox.wait
 
     class Late(threading.Thread):
-        def run(self) -> None:
+        def run(self):
             assert asked.wait(PATIENCE)
             super().run()
 
-    def awaited(box: ChunkBox) -> Result:
+    def awaited(box):
         asked.set()
         return wait(box)
 
@@ -142,7 +141,7 @@ def test_who_leaves_a_loop_may_ask_for_the_result_at_once(clock, client_of, monk
     monkeypatch.setattr(text_stream, "threading", SimpleNamespace(Thread=Late))
     client = client_of(Speaker(clock, lambda *_: ["be", 1000.0, "late"]))
 
-    def left() -> Result:
+    def left():
         stream = client.stream("long")
         leaves_by_break(stream)
         return stream.result
@@ -156,7 +155,7 @@ def test_a_forgotten_stream_is_closed(clock, client_of):
     speaker = Speaker(clock)
     client = client_of(speaker)
     with clock.held():
-        cycle: list[Any] = [begun(client, speaker)]
+        cycle = [begun(client, speaker)]
         cycle.append(cycle)
         del cycle
         gc.collect()
@@ -170,7 +169,7 @@ def test_ctrl_c_while_waiting_closes_the_stream(client_of):
     client = client_of(speaker, clock=clock)
     stream = begun(client, speaker)
 
-    def interrupt() -> None:
+    def interrupt():
         eventually(lambda: is_read(stream))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 

@@ -6,12 +6,11 @@ from collections import deque
 
 import pytest
 from scenes import InTime, eventually
-from scripted_streams import Part, Speaker, Speech, balanced, begun, read, read_error
+from scripted_streams import Speaker, balanced, begun, read, read_error
 
 from smartbatch.errors import BudgetExceeded, ClientClosed, ErrorKind, RequestCancelled, RequestTimeout
 from smartbatch.prices import Price
 from smartbatch.realtime import text_stream
-from smartbatch.types import Request
 
 # -- a slow reader -----------------------------------------------------------------------------------------
 
@@ -22,7 +21,7 @@ def test_a_slow_reader_slows_the_call_down(clock, client_of):
     stream = client_of(speaker).stream("long")
     behind = 0
 
-    def reads() -> list[str]:
+    def reads():
         nonlocal behind
         chunks = []
         for chunk in stream:
@@ -38,7 +37,7 @@ def test_a_slow_reader_slows_the_call_down(clock, client_of):
 
 def test_large_chunks_are_bounded_by_their_size(clock, client_of):
     large = "x" * (text_stream.MAX_CHARACTERS // 2)
-    pieces: list[Part] = [large, large, large, large * 3, "end"]
+    pieces = [large, large, large, large * 3, "end"]
     speaker = Speaker(clock, lambda *_: pieces)
     with clock.held():
         stream = client_of(speaker).stream("long")
@@ -63,7 +62,7 @@ def test_a_slow_readers_time_out_is_no_sign_against_the_provider(clock, client_o
     client = client_of(speaker, call_timeout=60, breaker_threshold=1)
     stream = client.stream("long")
 
-    def reads() -> None:
+    def reads():
         for _ in stream:
             clock.sleep(0.02)
 
@@ -89,7 +88,7 @@ def test_a_request_time_out_ends_a_stream(clock, client_of):
 
 def test_a_request_time_out_closes_a_stream_that_does_not_keep_it(clock, client_of):
     class Deaf(Speaker):
-        def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> Speech:
+        def stream(self, request, *, model, attempt, timeout):
             return super().stream(request, model=model, attempt=attempt, timeout=10 * timeout)
 
     speaker = Deaf(clock, lambda *_: ["be", 1000.0, "late"])
@@ -126,7 +125,7 @@ def test_a_stop_does_not_wait_for_a_reader(clock, client_of):
 
 def test_a_signal_handler_may_close_a_stream(clock, client_of, monkeypatch):
     class Closing(deque[str]):
-        def popleft(self) -> str:
+        def popleft(self):
             stream.close()  # as a handler that runs between two steps of the reader
             return super().popleft()
 

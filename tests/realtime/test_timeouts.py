@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import pytest
 from scenes import PATIENCE, InTime, Scripted, broken, submit_all
 
 from smartbatch.errors import RequestTimeout
 from smartbatch.results import ResultList
-from smartbatch.types import Request, Route
+from smartbatch.types import Route
 
 
 def test_a_waiting_request_fails_when_its_time_ends(clock, client_of):
     provider = Scripted(clock, latency=10.0)
     client = client_of(provider, parallelism=1)
-    ended: list[float] = []
+    ended = []
     with clock.held():
         first = client.submit("first")
         provider.wait_for(1)
@@ -68,9 +66,9 @@ def test_a_call_gets_no_more_than_call_timeout(clock, client_of):
 
 
 def test_a_callable_that_ignores_its_deadline_is_not_waited_for(clock, client_of):
-    ended: list[float] = []
+    ended = []
 
-    def stubborn(request: Request, attempt: int) -> str:
+    def stubborn(request, attempt):
         clock.sleep(100.0)
         return "far too late"
 
@@ -80,7 +78,7 @@ def test_a_callable_that_ignores_its_deadline_is_not_waited_for(clock, client_of
         future.add_done_callback(lambda _: ended.append(clock.now()))
         behind = client.submit("behind")
 
-        def look() -> Any:
+        def look():
             clock.sleep(50.0)
             return client.counts
 
@@ -105,7 +103,7 @@ def test_the_settings_may_give_every_request_a_time_out(clock, client_of):
 
 
 def test_time_also_ends_between_two_tries(clock, client_of):
-    ended: list[float] = []
+    ended = []
     client = client_of(Scripted(clock, lambda *_: broken(), latency=0.1), retry_initial=10.0)
     with clock.held():
         future = client.submit("x", timeout=3.0)
@@ -132,7 +130,7 @@ def test_a_request_that_is_being_cancelled_when_its_time_ends_is_cancelled(clock
 
 def test_who_has_little_time_left_does_not_spoil_a_call_for_the_others(clock, client_of):
     class Punctual(Scripted):
-        def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Any]:
+        def generate_many(self, requests, **details):
             answers = super().generate_many(requests, **details)
             if details["timeout"] < 1.0:
                 raise TimeoutError

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from inside import engine_of
@@ -40,13 +38,13 @@ def test_figures_that_no_call_can_have_are_an_invalid_answer(answer, clock, clie
 
 
 def test_limits_that_are_none_are_passed_over(clock, client_of):
-    limits: Any = {"requests": 5}
+    limits = {"requests": 5}
     client = client_of(Scripted(clock, lambda *_: Answer("fine", limits=limits)))
     assert client.submit("x").result(PATIENCE).text == "fine"
 
 
 def test_a_mistake_among_the_verdicts_fails_the_call_and_nothing_else(clock, client_of):
-    wrong: Any = LimitReport(requests_limit="many", requests_remaining="some")
+    wrong = LimitReport(requests_limit="many", requests_remaining="some")
     provider = Scripted(
         clock, lambda prompt, _: Answer("fine", limits=wrong if prompt == "wrong" else None), latency=0.1
     )
@@ -61,7 +59,7 @@ def test_a_mistake_among_the_verdicts_fails_the_call_and_nothing_else(clock, cli
 
 
 def test_a_wait_longer_than_the_system_can_count_is_no_end():
-    def asks(request: Any, attempt: int) -> str:
+    def asks(request, attempt):
         if request.prompt == "slow":
             raise failure(ErrorKind.SERVER_ERROR, status=500, retry_after=3e10)
         return "fine"
@@ -108,7 +106,7 @@ def test_an_interrupt_while_futures_are_ended_ends_the_others_too(clock, client_
         provider.wait_for(3)
         end = futures[0].complete
 
-        def interrupted(result: Result) -> None:
+        def interrupted(result):
             monkeypatch.undo()
             end(result)
             raise KeyboardInterrupt
@@ -120,20 +118,20 @@ def test_an_interrupt_while_futures_are_ended_ends_the_others_too(clock, client_
 
 
 @pytest.fixture
-def log() -> Iterator[io.StringIO]:
+def log():
     stream = io.StringIO()
     logs.enable("warning", stream)
     yield stream
     logs.disable()
 
 
-def entries(log: io.StringIO) -> list[tuple[str, str]]:
+def entries(log):
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
     return [(line["event"], line["error"]) for line in lines]
 
 
 def test_a_connection_that_cannot_be_closed_ends_its_stream_all_the_same(clock, log):
-    def close() -> None:
+    def close():
         raise OSError("already gone")
 
     box = ChunkBox(clock)
@@ -147,7 +145,7 @@ def test_a_connection_that_cannot_be_closed_ends_its_stream_all_the_same(clock, 
 def test_an_error_of_the_library_itself_fails_the_request_and_is_logged(clock, client_of, log, monkeypatch):
     prepare = ResponseRouter.prepare
 
-    def broken(*_: object) -> None:
+    def broken(*_):
         raise ZeroDivisionError
 
     client = client_of(Scripted(clock), retries=0)

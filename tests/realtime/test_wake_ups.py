@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
 from inside import engine_of, has_looked
 from scenes import PATIENCE, Aside, Embedder, InTime, Scripted, eventually, limited, submit_all, unavailable
 
-from smartbatch._clock import VirtualClock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.realtime.lane import Lane, LaneFactory
+from smartbatch.realtime.lane import LaneFactory
 from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.ticket import Ticket
-from smartbatch.types import Embedding, Kind
+from smartbatch.types import Embedding
 
 
 def test_an_urgent_identical_request_closes_the_window_at_once(clock, client_of):
@@ -27,7 +24,7 @@ def test_an_urgent_identical_request_closes_the_window_at_once(clock, client_of)
         provider.wait_for(1)
         client.submit("same")
 
-        def submit_later() -> None:
+        def submit_later():
             clock.sleep(0.05)
             client.submit_urgent("same")
 
@@ -46,7 +43,7 @@ def test_cancelling_what_others_wait_behind_lets_them_go(clock, client_of):
         large = client.submit("large", max_tokens=5_000)
         small = client.submit("small", max_tokens=10)
 
-        def cancel() -> None:
+        def cancel():
             clock.sleep(2.0)
             assert large.cancel()
 
@@ -65,7 +62,7 @@ def test_a_late_call_of_a_stopped_client_makes_room_for_the_other(clock, client_
         theirs.wait_for(4)
         future = client.submit("mine")
 
-        def stop() -> None:
+        def stop():
             clock.sleep(0.1)
             other.stop(timeout=0)
 
@@ -82,7 +79,7 @@ def test_a_call_that_never_went_makes_room_for_the_other(clock, client_of, monke
     queue = engine_of(other).queue
     start = queue.start_locked
 
-    def slowly(ticket: Ticket, now: float) -> bool:
+    def slowly(ticket, now):
         if ticket.request.prompt == "cancelled":
             client.submit("mine")
             eventually(lambda: has_looked(client, 0.0))
@@ -108,7 +105,7 @@ def test_a_limit_that_leaves_with_its_client_holds_nobody_back(clock, client_of)
         theirs.wait_for(1)
         future = client.submit("mine")
 
-        def stop() -> None:
+        def stop():
             clock.sleep(5.0)
             other.stop()
 
@@ -150,10 +147,10 @@ def test_what_moves_to_the_fallback_is_served_there_at_once(clock, client_of):
 
 
 def test_a_lane_whose_opening_is_interrupted_is_opened_again(clock):
-    served: list[Lane] = []
+    served = []
     interrupts = [KeyboardInterrupt()]
 
-    def opened(lane: Lane) -> None:
+    def opened(lane):
         if interrupts:
             raise interrupts.pop()
         served.append(lane)
@@ -165,11 +162,7 @@ def test_a_lane_whose_opening_is_interrupted_is_opened_again(clock):
     assert lanes.of(provider, "model") in served
 
 
-def factory(
-    clock: VirtualClock,
-    calibration: Callable[[str, Kind], Calibration] = lambda *_: Calibration(),
-    **settings: object,
-) -> LaneFactory:
+def factory(clock, calibration=lambda *_: Calibration(), **settings):
     return LaneFactory(
         RealtimeSetup(BatchingConfig(**settings), clock, calibration=calibration), lambda _: None
     )
@@ -177,9 +170,9 @@ def factory(
 
 def test_a_model_whose_tokens_are_read_holds_up_no_other_model(clock):
     provider = Scripted(clock)
-    other: list[Lane] = []
+    other = []
 
-    def read(label: str, _: Kind) -> Calibration:
+    def read(label, _):
         if label.endswith(":slow"):
             other.append(Aside(lambda: lanes.of(provider, "quick")).result())
         return Calibration()
@@ -194,11 +187,11 @@ def test_a_pause_of_the_quota_is_seen_before_requests_are_gathered(clock, client
     taken = [0]
     pop = LaneQueue.pop
 
-    def counted(lane_queue: LaneQueue) -> Ticket | None:
+    def counted(lane_queue):
         taken[0] += 1
         return pop(lane_queue)
 
-    def come() -> int:
+    def come():
         for number in range(4):
             client.submit_embedding(f"refused {number}")
             clock.sleep(5.0)
