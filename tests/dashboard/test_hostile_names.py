@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
 from urllib.parse import quote
 
 import pytest
@@ -16,6 +15,7 @@ from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.types import Result
 from tests.dashboard.visits import Answer, Visitor
+from tests.hostile import Elements
 from tests.jobs.stores import Bench, led, result, started
 from tests.levels import sampled
 
@@ -32,19 +32,6 @@ HOSTILE = [
     "{{7*7}} ${7*7} %s %n",
     "😀" * 200,
 ]
-
-
-class Elements(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attributes
 
 
 def check(answer: Answer) -> None:

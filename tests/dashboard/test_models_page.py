@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import random
 import re
 from collections.abc import Callable
@@ -34,15 +33,8 @@ def visitor(place: str) -> Visitor:
     return Visitor(app(access=LOCAL, store=place, shared="off"))
 
 
-def read(visitor: Visitor) -> str:
-    answer = visitor.get("/models")
-    assert answer.status == 200
-    plain = re.sub(r"<svg.*?</svg>", " ", answer.text, flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", plain)).split())
-
-
 def test_without_a_store_nothing_is_known(visitor: Visitor, place: str) -> None:
-    text = read(visitor)
+    text = visitor.get("/models").words
     assert "No calls yet" in text
     assert "No batch has ended yet." in text
     assert "No model was used in the last week." in text
@@ -59,7 +51,7 @@ def test_what_a_client_learned_is_shown_by_model_and_route(
     client.submit_batch([f"prompt {number}" for number in range(4)]).wait()
     client.generate(["a", "b", "c", "d"])
     client.stop()
-    text = read(visitor)
+    text = visitor.get("/models").words
     found = re.search(r"remote:default individual (\d+) 2 s 2 s 2 s 0 ", text)
     assert found is not None
     assert int(found[1]) >= 4
@@ -80,7 +72,7 @@ def test_quantiles_and_turnaround_by_the_hour_come_from_what_is_stored(visitor: 
         [(9, each, at + each) for each, at in zip((60.0, 120.0, 600.0), created, strict=True)],
     )
     store.close()
-    text = read(visitor)
+    text = visitor.get("/models").words
     assert "openai:gpt-5-mini flex 100 50 s 95 s 99 s 7 2023-11-14 22:13:20" in text
     assert "openai:gpt-5-mini: p50 of 3 batches by hour of creation (UTC)" in text
     assert "2:00 60 s 22:00 10 min" in text
@@ -90,7 +82,7 @@ def test_prices_are_those_by_which_requests_are_counted(visitor: Visitor, place:
     store = open_store(place)
     store.facts.observe_turnarounds("openai:gpt-5-mini", [(9, 60.0, AT)])
     store.close()
-    text = read(visitor)
+    text = visitor.get("/models").words
     assert re.search(r"openai:gpt-5-mini standard – 0\.25 0\.025 2 ", text)
     assert re.search(r"openai:gpt-5-mini batch – 0\.125 ", text)
 
@@ -108,6 +100,6 @@ def test_limits_are_those_that_processes_told_of_last(
 
     view = SharedView(Participants(place="", processes=(told(1_234.0), told(99.0))))
     monkeypatch.setattr(Source, "participants", lambda _: view)
-    text = read(visitor)
+    text = visitor.get("/models").words
     assert "gemini:m 1,234 – – – – 2" in text
     assert text.count("gemini:nothing known") == 1  # among the prices

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 from collections.abc import Iterable
+from html import unescape
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlencode
 from wsgiref.validate import validator
@@ -28,6 +30,12 @@ class Answer:
     def text(self) -> str:
         whole = gzip.decompress(self.body) if self.headers.get("Content-Encoding") == "gzip" else self.body
         return whole.decode()
+
+    @property
+    def words(self) -> str:
+        assert self.status == 200
+        plain = re.sub(r"<svg.*?</svg>", " ", self.text, flags=re.DOTALL)
+        return " ".join(unescape(re.sub(r"<[^>]+>", " ", plain)).split())
 
     @property
     def json(self) -> Any:

@@ -1,4 +1,4 @@
-"""Short ways to write events in tests."""
+"""Short ways to write events in tests, and a clock set by hand."""
 
 from __future__ import annotations
 
@@ -56,3 +56,11 @@ def retry(counted: bool = True, maybe_billed: bool = False) -> RetryScheduled:
 
 def answer(cost: float | None = 0.01) -> Result:
     return Result("r1", text="yes", cost=cost)
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time

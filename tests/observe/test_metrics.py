@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from manual_clock import ManualClock
-from sample_events import called, ended, retry, started, submitted
+from sample_events import ManualClock, called, ended, retry, started, submitted
 
 from smartbatch.events import (
     BreakerChanged,

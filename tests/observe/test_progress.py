@@ -18,8 +18,7 @@ import pytest
 from attrs import evolve, frozen
 from hypothesis import given
 from hypothesis import strategies as st
-from manual_clock import ManualClock
-from sample_events import answer, retry
+from sample_events import ManualClock, answer, retry
 
 from smartbatch._words import SafeStream, escape
 from smartbatch.client import BatchingClient

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from manual_clock import ManualClock
-from sample_events import called, started
+from sample_events import ManualClock, called, started
 
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import MinuteOfCalls
