@@ -11,7 +11,8 @@ import pytest
 from raw_server import RawServer
 
 from smartbatch.errors import ProviderError
-from smartbatch.providers.base import AnswerStream, Provider
+from smartbatch.providers import Provider
+from smartbatch.providers.base import AnswerStream
 from smartbatch.types import Answer, Generation, Request
 
 KEY = "sk-canary-1234567890abcdef"

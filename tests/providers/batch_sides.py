@@ -15,11 +15,8 @@ from claude import error as claude_error
 from gemini_asking import GEMINI_KEY, gemini_error
 from raw_server import error as openai_error
 
-from smartbatch.providers.anthropic.provider import AnthropicProvider
-from smartbatch.providers.base import Provider
+from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider, Provider
 from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch
-from smartbatch.providers.gemini.provider import GeminiProvider
-from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
 from smartbatch.types import Kind, Request
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from asking import KEY, MODELS, url_of
 from raw_server import Exchange, RawServer, Script
 
-from smartbatch.providers.anthropic.provider import AnthropicProvider
+from smartbatch.providers import AnthropicProvider
 
 MODEL = MODELS["anthropic"]
 

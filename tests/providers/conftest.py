@@ -12,10 +12,8 @@ from gemini_asking import GEMINI_KEY
 from raw_server import RawServer, Script
 from services import SERVICES, Service
 
-from smartbatch.providers.base import Provider
+from smartbatch.providers import GeminiProvider, OpenAIProvider, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.gemini.provider import GeminiProvider
-from smartbatch.providers.openai.provider import OpenAIProvider
 
 P = TypeVar("P", bound=Provider)
 

@@ -9,7 +9,7 @@ from typing import Any
 from asking import MODELS
 from raw_server import http
 
-from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers import GeminiProvider
 from smartbatch.types import Answer, Embedding, Request
 
 GEMINI_KEY = "AIzaCanary-1234567890abcdefghij"

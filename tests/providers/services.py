@@ -14,10 +14,7 @@ from gemini_asking import GEMINI_KEY, gemini_error, says_gemini
 from raw_server import Exchange, RawServer, chat
 from raw_server import error as openai_error
 
-from smartbatch.providers.anthropic.provider import AnthropicProvider
-from smartbatch.providers.base import Provider
-from smartbatch.providers.gemini.provider import GeminiProvider
-from smartbatch.providers.openai.provider import OpenAIProvider
+from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider, Provider
 
 
 @frozen

@@ -12,7 +12,7 @@ from claude import error, message
 from raw_server import says
 
 from smartbatch.errors import ErrorKind
-from smartbatch.providers.anthropic.provider import AnthropicProvider
+from smartbatch.providers import AnthropicProvider
 from smartbatch.providers.batch_api import Creation, Line, LineOutcome, RemoteBatch, RemoteState
 from smartbatch.types import Kind, Usage
 

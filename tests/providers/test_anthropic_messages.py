@@ -13,8 +13,8 @@ from claude import MODEL, message, opened
 from raw_server import says
 
 from smartbatch.errors import ErrorKind, InvalidRequest
+from smartbatch.providers import AnthropicProvider
 from smartbatch.providers.anthropic.answers import usage_of
-from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.types import Message, Usage
 
 

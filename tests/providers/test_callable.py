@@ -8,7 +8,8 @@ import pytest
 
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.providers.callable import CallableProvider, load_callable, normalise, usage_of
+from smartbatch.providers import CallableProvider
+from smartbatch.providers.callable import load_callable, normalise, usage_of
 from smartbatch.types import Answer, Request, Usage
 
 REQUEST = Request(prompt="p")

@@ -14,8 +14,7 @@ from asking import KEY, SECRET_PROMPT, ask, begin, fails, forms_of, stream_error
 from raw_server import says
 
 from smartbatch.errors import ErrorKind, ParameterRejected
-from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
-from smartbatch.providers.base import Provider
+from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider, Provider
 from smartbatch.providers.error_bodies import page_title, reason_of
 from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.http.replies import Reply

@@ -8,20 +8,18 @@ from typing import Any
 import pytest
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.anthropic.provider import AnthropicProvider
+from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
 from smartbatch.providers.base import FlexTier
 from smartbatch.providers.gemini.answers import read_answer
 from smartbatch.providers.gemini.bodies import generate_body
 from smartbatch.providers.gemini.errors import ERRORS as GEMINI_ERRORS
 from smartbatch.providers.gemini.errors import FLEX_TIER as GEMINI
-from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.answers import read_chat, read_response
 from smartbatch.providers.openai.bodies import chat_body, response_body
 from smartbatch.providers.openai.errors import ERRORS as OPENAI_ERRORS
 from smartbatch.providers.openai.errors import FLEX_TIER as OPENAI
 from smartbatch.providers.openai.errors import ServerParameters
-from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.types import Embedding, Generation, Request
 
 KEY = "sk-canary-1234567890abcdef"

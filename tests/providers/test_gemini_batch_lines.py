@@ -9,8 +9,8 @@ import pytest
 from gemini_asking import GEMINI_KEY, retry_in, says_gemini, violation
 
 from smartbatch.errors import ErrorKind
+from smartbatch.providers import GeminiProvider
 from smartbatch.providers.batch_api import Line, LineOutcome
-from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.types import Embedding, Kind, Request, Usage
 
 

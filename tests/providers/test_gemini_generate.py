@@ -12,7 +12,7 @@ from gemini_asking import GEMINI_KEY, MODEL, gemini_error, says_gemini
 from raw_server import hangs, says
 
 from smartbatch.errors import ErrorKind, InvalidRequest
-from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers import GeminiProvider
 from smartbatch.types import Embedding, Generation, Message, Request, Tool, Usage
 from tests.levels import sampled
 

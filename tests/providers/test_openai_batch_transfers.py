@@ -13,9 +13,9 @@ from batching import creation, described, fails
 from raw_server import http, resets, says, vanishes
 
 from smartbatch.errors import ErrorKind
+from smartbatch.providers import OpenAIProvider
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 from smartbatch.providers.openai.batches import OpenAIBatches
-from smartbatch.providers.openai.provider import OpenAIProvider
 from tests.together import run_together
 
 BATCH = RemoteBatch(id="batch_1", state=RemoteState.COMPLETED, outputs=("file-2",))

@@ -10,7 +10,7 @@ from raw_server import chat, says
 
 from smartbatch.core.preparation.class_schemas import schema_of
 from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest
-from smartbatch.providers.openai.provider import OpenAIProvider
+from smartbatch.providers import OpenAIProvider
 from smartbatch.types import Generation, Message, Request, Usage
 
 

@@ -12,10 +12,10 @@ from asking import KEY
 from raw_server import Exchange, RawServer, Script, chat, error, hangs, says
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers import OpenAIProvider
 from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.http.event_stream import events
 from smartbatch.providers.http.pool import Connection
-from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.types import Generation, Request, Usage
 
 Serve = Callable[..., RawServer]

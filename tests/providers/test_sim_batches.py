@@ -14,9 +14,9 @@ from batching import MARK, creation, fails, requests, results, spool
 
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import ConfigError, ErrorKind
+from smartbatch.providers import SimProvider
 from smartbatch.providers import create as provider_of
 from smartbatch.providers.batch_api import LineOutcome, RemoteState
-from smartbatch.providers.sim.provider import SimProvider
 from smartbatch.types import Generation, Kind, Message, Request
 
 DAY = 86_400.0
@@ -54,20 +54,6 @@ def test_a_batch_gives_the_answers_of_real_time(tmp_path):
         assert line.outcome is LineOutcome.OK
 
 
-def test_it_runs_by_the_clock_and_tells_how_far_it_is(tmp_path):
-    _, batches, clock = sim(batch_seconds=100)
-    batch = create(batches, tmp_path, requests(90))
-    assert (batch.word, batch.mark, batch.total, batch.outputs) == ("validating", MARK, 90, ())
-    clock.sleep(55)
-    batch = batches.get(batch.id, 1)
-    assert (batch.state, batch.word, batch.completed) == (RemoteState.RUNNING, "running", 50)
-    clock.sleep(40)
-    batch = batches.get(batch.id, 1)
-    assert (batch.state, batch.word, batch.completed) == (RemoteState.ENDING, "finalizing", 90)
-    clock.sleep(5)
-    assert batches.get(batch.id, 1).state is RemoteState.COMPLETED
-
-
 def test_a_cancel_keeps_what_was_done_and_the_first_one_counts(tmp_path):
     _, batches, clock = sim(batch_seconds=100)
     batch = create(batches, tmp_path, requests(90))
@@ -80,14 +66,6 @@ def test_a_cancel_keeps_what_was_done_and_the_first_one_counts(tmp_path):
     outcomes = [line.outcome for line in results(batches, batch).values()]
     assert (outcomes.count(LineOutcome.OK), outcomes.count(LineOutcome.UNRUN)) == (50, 40)
     batches.cancel("batch_" + "0" * 25, 1)  # a batch that does not exist
-
-
-def test_a_cancel_after_the_end_changes_nothing(tmp_path):
-    _, batches, clock = sim()
-    batch = create(batches, tmp_path, requests(2))
-    clock.sleep(1)
-    batches.cancel(batch.id, 1)
-    assert batches.get(batch.id, 1).state is RemoteState.COMPLETED
 
 
 @pytest.mark.full

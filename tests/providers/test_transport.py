@@ -19,9 +19,9 @@ from raw_server import chat, hangs, http, says, vanishes
 from urllib3.util import parse_url
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers import OpenAIProvider
 from smartbatch.providers.http.replies import decoded
 from smartbatch.providers.http.transport import Transport, find_proxy
-from smartbatch.providers.openai.provider import OpenAIProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
 
