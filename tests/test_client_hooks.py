@@ -46,8 +46,7 @@ def test_a_hook_may_change_a_request(client_of: ClientOf) -> None:
         return evolve(request, prompt=str(request.prompt).strip())
 
     client = client_of(
-        provider,
-        preprocess=[trim, lambda request: None, lambda r: evolve(r, prompt=f"{r.prompt}!")],
+        provider, preprocess=[trim, lambda request: None, lambda r: evolve(r, prompt=f"{r.prompt}!")]
     )
     assert client.submit("  hello ").result(PATIENCE).text == "re: hello!"
 

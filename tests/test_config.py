@@ -395,9 +395,7 @@ def test_a_secret_put_in_the_wrong_place_is_not_repeated() -> None:
         {}, optional={k: st.floats(spec_of(KEYS[k]).low, spec_of(KEYS[k]).high).map(str) for k in NUMBERS}
     )
 )
-def test_any_environment_gives_settings_in_range_or_a_config_error(
-    values: dict[str, str],
-) -> None:
+def test_any_environment_gives_settings_in_range_or_a_config_error(values: dict[str, str]) -> None:
     try:
         config = load(environ={f"SMARTBATCH_{key.upper()}": text for key, text in values.items()})
     except ConfigError:

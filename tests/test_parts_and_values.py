@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import pytest
+
 from tests.syntax import files, last_name, names_in, nodes
 
 WORKING = frozenset(
@@ -47,6 +49,7 @@ def compared_or_shown(source: list[ast.AST]) -> list[str]:
     ]
 
 
+@pytest.mark.full
 def test_a_part_is_compared_by_identity_and_shown_by_its_name() -> None:
     """An error tracker that shows local variables would send settings, stores and requests otherwise."""
     assert [name for file in files() for name in compared_or_shown(nodes(file))] == []

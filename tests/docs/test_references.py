@@ -164,30 +164,6 @@ def test_the_client_has_what_its_tables_name() -> None:
 # -- settings ------------------------------------------------------------------------------------------------
 
 
-UNITS = {
-    **dict.fromkeys(("_window", "_wait", "_timeout", "_delay", "_initial", "_pause", "_patience"), "s"),
-    **dict.fromkeys(("_ttl", "_interval", "_settle", "_retention", "_grace"), "s"),
-    "_bytes": "bytes",
-    "budget": "USD",
-    "time_value": "USD",
-}
-"""Units of settings, by the end of their names."""
-
-
-def test_every_setting_has_its_default_and_its_unit() -> None:
-    table = {
-        row[0].strip("`"): row
-        for row in rows(PAGES["docs/reference/configuration.md"].text.split("## Where")[0])
-    }
-    assert set(table) == set(SETTINGS)
-    written = {"None": "none", "True": "true", "False": "false", "{}": "empty", "frozenset()": "empty"}
-    for name, setting in SETTINGS.items():
-        default = written.get(str(setting.default), str(setting.default))
-        assert table[name][:3] == [f"`{name}`", default, setting.range]
-        for ending, unit in UNITS.items():
-            assert not name.endswith(ending) or setting.range.split(",")[0].endswith(f" {unit}"), name
-
-
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
 def test_defaults_that_pages_repeat_are_those_of_the_settings(page: Page) -> None:
     for name, told in re.findall(r"`(\w+)` \((\d[\d,.]*)(?: s| seconds)?\)", page.prose()):

@@ -117,8 +117,7 @@ def test_bad_settings_end_with_exit_code_2(capsys, options, named):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [["--faults", "x"], ["--outage", "5"], ["--enforce", "hour"], ["--batch-faults", "0.5"]],
+    "options", [["--faults", "x"], ["--outage", "5"], ["--enforce", "hour"], ["--batch-faults", "0.5"]]
 )
 def test_options_that_cannot_be_read_are_bad_usage(capsys, options):
     with pytest.raises(SystemExit) as caught:

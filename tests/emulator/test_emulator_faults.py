@@ -256,9 +256,3 @@ def test_models_without_the_tier_refuse_it(emu: Emulator, ask: Ask) -> None:
     assert status == 400
     assert "tier" in answer["error"]["message"]
     assert ask()[0] == 200
-
-
-def test_a_tier_nobody_knows_is_refused(ask: Ask) -> None:
-    status, answer = ask("turbo")
-    assert status == 400
-    assert "tier" in answer["error"]["message"]

@@ -191,8 +191,7 @@ def test_a_cut_download_looks_whole():
 def test_spoiled_lines_leave_the_others_whole():
     faults = {0: "missing_lines", 1: "doubled_lines", 2: "malformed_lines", 3: "foreign_lines"}
     with world(
-        batch_faults={"shuffled": 1.0},
-        batch_line_fault_for=lambda index, place, name: faults.get(place),
+        batch_faults={"shuffled": 1.0}, batch_line_fault_for=lambda index, place, name: faults.get(place)
     ) as (emu, customer):
         data = customer.sdk.files.content(customer.run(10).output_file_id).read()
         found: list[str] = []

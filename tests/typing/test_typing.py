@@ -123,10 +123,6 @@ def test_keywords_of_scripts_are_those_of_the_client_and_of_a_list() -> None:
     assert keys(ClientParams) == keys(types.GenerationParams) | keys(Settings)
     assert keys(shortcuts.ScriptParams) == keys(ClientParams) | own | keys(types.TableParams) | keys(
         types.ReadingParams
-    ) | {
-        "config",
-        "deadline",
-        "key",
-    }
+    ) | {"config", "deadline", "key"}
     generation = keys(types.GenerationParams)
     assert keys(shortcuts.EmbeddingScriptParams) == keys(shortcuts.ScriptParams) - generation
