@@ -31,7 +31,7 @@ from tests.levels import sampled
 
 SCRIPT = """
 import atexit, sys, threading, time
-from smartbatch import JobTimeout
+from smartbatch import BatchingClient, JobTimeout, StoreError
 
 client = BatchingClient("sim:demo?latency=0.2", store=sys.argv[1], parallelism=4)
 job = client.submit_batch([f"p{n}" for n in range(400)], strategy="individual")
