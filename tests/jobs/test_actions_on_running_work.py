@@ -352,7 +352,7 @@ def test_a_reader_in_storage_order_gets_the_results_of_retried_rows(client_of, c
     assert sorted(str(text) for text in texts[1:]) == ["p0", "p1", "p2", "p3"]
 
 
-def test_a_job_whose_first_requests_fail_alike_is_held_until_it_is_resumed(client_of, clock, place):
+def test_a_job_whose_first_requests_fail_alike_is_held(client_of, clock, place):
     wrong = [True]
 
     def reply(prompt):

@@ -85,7 +85,7 @@ def test_what_is_not_recorded_is_unknown(client):
         assert "1 have no result yet" in report.html
 
 
-def test_a_report_holds_no_prompt_no_answer_and_nothing_of_the_system_text(client):
+def test_a_report_contains_no_prompt_and_no_answer(client):
     schema = {"type": "object", "properties": {"SECRET3": {"type": "string"}}, "required": ["SECRET3"]}
     job = done(
         client, ["SECRET1"], system="SECRET2", schema=schema, stop=["SECRET4"], context={"row": "SECRET5"}

@@ -160,39 +160,32 @@ def test_a_log_cut_anywhere_leaves_a_whole_store_of_an_earlier_moment(bench, tmp
     assert {40, 20} <= seen
 
 
-def removed(path):
-    path.unlink()
-
-
-def moved(path):
-    path.rename(path.with_suffix(".old"))
-
-
 def replaced(path):
     shutil.copy(path, path.with_suffix(".copy"))
     path.with_suffix(".copy").rename(path)
 
 
-def log_removed(path):
-    Path(f"{path}-wal").unlink()
+AWAY = {
+    "removed": lambda path: path.unlink(),
+    "moved": lambda path: path.rename(path.with_suffix(".old")),
+    "replaced": replaced,
+    "log removed": lambda path: Path(f"{path}-wal").unlink(),
+    "folder removed": lambda path: path.parent.rename(path.parent.with_name("elsewhere")),
+}
 
 
-def folder_removed(path):
-    path.parent.rename(path.parent.with_name("elsewhere"))
-
-
-@pytest.mark.parametrize("away", [removed, moved, replaced, log_removed, folder_removed])
+@pytest.mark.parametrize("away", AWAY)
 def test_a_file_that_goes_away_under_us_is_never_written_to(tmp_path, away):
     (tmp_path / "here").mkdir()
     bench = Bench("sqlite", str(tmp_path / "here" / "jobs.db"), tmp_path)
     store = bench.open()
     _, lease = started(store, bench)
-    away(Path(bench.place))
+    AWAY[away](Path(bench.place))
     with pytest.raises(StoreError, match="deleted or replaced"):
         store.jobs.accept(bench.job(), new_items(1))
     with pytest.raises(StoreError, match="deleted or replaced"):
         store.shards.plan(lease, bench.shard(0))
-    if away is not log_removed:
+    if away != "log removed":
         with pytest.raises(StoreError, match="deleted or replaced"):
             store.jobs.latest()
     store.close()

@@ -140,7 +140,7 @@ def test_a_step_that_outlives_the_grace_releases_nothing_twice(outcome, scene, m
     assert released == [job_id]
 
 
-def test_a_step_that_finds_the_store_closed_after_the_grace_has_not_failed(scene):
+def test_a_step_that_finds_the_store_closed_has_not_failed(scene):
     scene.accept("a")
 
     def end(_):

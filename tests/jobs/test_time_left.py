@@ -21,7 +21,7 @@ def followed(job):
 
 
 @pytest.mark.full
-def test_what_a_batch_gave_back_takes_the_time_of_calls_and_not_of_batches(client_of, clock, store):
+def test_what_a_batch_gave_back_takes_the_time_of_calls(client_of, clock, store):
     remote = Remote(clock, turnaround=1e5, latency=20.0)
     client = client_of(remote, store=store, batch_timeout=600.0, parallelism=4)
     told = followed(client.submit_batch([f"p{n}" for n in range(60)], batch_fallback="individual"))
