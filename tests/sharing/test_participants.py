@@ -243,22 +243,20 @@ def test_a_record_of_a_later_version_is_counted_and_not_read(address: str) -> No
     assert (found.processes, found.unreadable, found.sums) == ((), 1, {"calls": 2.0})
 
 
-@pytest.mark.parametrize(
-    "record", ["[" * 100_000, '{"version": 3', "[]", '{"version": "x"}', '{"version": 3, "realtime": []}', ""]
-)
-def test_a_damaged_record_is_counted_and_hides_no_other(
-    record: str, asked: Participants, address: str, tmp_path: Path
-) -> None:
-    with closing(sqlite3.connect(tmp_path / "limits.db")) as connection, connection:
-        row = "INSERT INTO participants SELECT 'damaged', seen, ? FROM participants"
-        connection.execute(row, (record,))
-    found = smartbatch.participants(address)
-    assert (len(found.processes), found.unreadable, found.sums) == (1, 1, asked.sums)
-
-
-def test_a_file_that_somebody_writes_to_is_read_at_once(
+def test_damaged_records_are_counted_and_hide_no_other(
     asked: Participants, address: str, tmp_path: Path
 ) -> None:
+    deep = "[" * 100_000
+    damaged = [deep, '{"version": 3', "[]", '{"version": "x"}', '{"version": 3, "realtime": []}', ""]
+    with closing(sqlite3.connect(tmp_path / "limits.db")) as connection, connection:
+        for number, record in enumerate(damaged):
+            row = "INSERT INTO participants SELECT ?, seen, ? FROM participants LIMIT 1"
+            connection.execute(row, (f"damaged {number}", record))
+    found = smartbatch.participants(address)
+    assert (len(found.processes), found.unreadable, found.sums) == (1, len(damaged), asked.sums)
+
+
+def test_a_file_that_is_being_written_is_read(asked: Participants, address: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "limits.db", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
         assert smartbatch.participants(address).sums == asked.sums
