@@ -11,7 +11,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from smartbatch.errors import ConfigError
 
-HOST = "127.0.0.1"
+LOOPBACK_ADDRESS = "127.0.0.1"
 IDLE_TIMEOUT_SECONDS = 30.0  # per connection
 
 
@@ -31,14 +31,14 @@ class LocalServer(socketserver.ThreadingMixIn, WSGIServer):
     request_queue_size = 64
 
     def __init__(self, port: int, application: Callable[..., Any]) -> None:
-        super().__init__((HOST, port), _Handler)
+        super().__init__((LOOPBACK_ADDRESS, port), _Handler)
         # the standard handler reports a single thread
         self.set_app(lambda environ, start: application({**environ, "wsgi.multithread": True}, start))
 
     def server_bind(self) -> None:
         """Bind without looking up the host name, which may take seconds."""
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = HOST, int(self.server_address[1])
+        self.server_name, self.server_port = LOOPBACK_ADDRESS, int(self.server_address[1])
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

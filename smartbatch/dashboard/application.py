@@ -55,7 +55,7 @@ _NO_ACCESS = (
     "This dashboard has no access rule: pass access= to smartbatch.dashboard.app() to define who may view it "
     "and who may act. There is no default, because behind a proxy every visitor seems to be on this machine."
 )
-_DENIED = "You may not view this page."
+_DENIED_TEXT = "You may not view this page."
 _DENIED_TOKEN = "Open the address printed by smartbatch dashboard, on this machine: it contains the token."
 
 
@@ -136,7 +136,7 @@ class Dashboard:
             raise _Refused("403 Forbidden", _NO_ACCESS)
         granted = self._access(environ)
         if granted is None:
-            reason = _DENIED_TOKEN if isinstance(self._access, TokenAccess) else _DENIED
+            reason = _DENIED_TOKEN if isinstance(self._access, TokenAccess) else _DENIED_TEXT
             raise _Refused("403 Forbidden", reason)
         path, _, argument = _path_of(environ).strip("/").partition("/")
         values = _fields_of(environ.get("QUERY_STRING", ""), MAX_QUERY_FIELDS)

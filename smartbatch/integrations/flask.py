@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Smartbatch", "blueprint", "current_smartbatch", "dashboard_blueprint"]
 
-_NAME = "smartbatch"  # name of the extension, its blueprint and its command group
+_EXTENSION_NAME = "smartbatch"  # name of the extension, its blueprint and its command group
 
 
 @final
@@ -61,14 +61,14 @@ class Smartbatch:
         host = HostClient(
             HostSettings.of(app.config.get_namespace(VARIABLE_PREFIX), "app.config"), self._hooks
         )
-        app.extensions[_NAME] = host
+        app.extensions[_EXTENSION_NAME] = host
         app.cli.add_command(_commands())
         if host.settings.web_timeout is not None:
             app.before_request(_request_begins)
 
 
 def _current() -> BatchingClient:
-    began = g.get(_BEGAN) if has_request_context() else None
+    began = g.get(_BEGAN_KEY) if has_request_context() else None
     return _host().get(began)
 
 
@@ -76,7 +76,7 @@ current_smartbatch = cast("BatchingClient", LocalProxy(_current))
 """The client of the current application in this process. In a web request with a time limit, calls that wait
 use the time that is left."""
 
-blueprint = Blueprint(_NAME, __name__, url_prefix=f"/{_NAME}")
+blueprint = Blueprint(_EXTENSION_NAME, __name__, url_prefix=f"/{_EXTENSION_NAME}")
 """Operations pages: ``/smartbatch/health``. Add them with ``app.register_blueprint(blueprint)``; it takes a
 ``url_prefix`` for another path."""
 
@@ -89,7 +89,10 @@ def health() -> ResponseReturnValue:
 
 
 def dashboard_blueprint(
-    access: Access | None = None, *, show_content: bool = False, url_prefix: str = f"/{_NAME}/dashboard"
+    access: Access | None = None,
+    *,
+    show_content: bool = False,
+    url_prefix: str = f"/{_EXTENSION_NAME}/dashboard",
 ) -> Blueprint:
     """Return a blueprint with the dashboard of the application's jobs.
 
@@ -100,12 +103,12 @@ def dashboard_blueprint(
         show_content: show prompts and answers.
         url_prefix: path of the dashboard.
     """
-    pages = Blueprint(f"{_NAME}_dashboard", __name__, url_prefix=url_prefix)
+    pages = Blueprint(f"{_EXTENSION_NAME}_dashboard", __name__, url_prefix=url_prefix)
 
     @pages.route("/", defaults={"page": ""}, methods=["GET", "POST"])
     @pages.route("/<path:page>", methods=["GET", "POST"])
     def show(page: str) -> Response:
-        host, kept = _host(), f"{_NAME}:{request.blueprint}"
+        host, kept = _host(), f"{_EXTENSION_NAME}:{request.blueprint}"
         found: tuple[HostClient, WSGIApplication] | None = current_app.extensions.get(kept)
         if found is None or found[0] is not host:  # init_app was called again
             found = current_app.extensions[kept] = host, host.dashboard(access, show_content=show_content)
@@ -119,20 +122,22 @@ def dashboard_blueprint(
 
 def _host() -> HostClient:
     try:
-        return cast(HostClient, current_app.extensions[_NAME])
+        return cast(HostClient, current_app.extensions[_EXTENSION_NAME])
     except KeyError:
         raise RuntimeError("this application has no client: call Smartbatch(app) or init_app(app)") from None
 
 
-_BEGAN = "_smartbatch_began"  # in Flask's ``g``: monotonic seconds at which the web request began
+_BEGAN_KEY = "_smartbatch_began"  # in Flask's ``g``: monotonic seconds at which the web request began
 
 
 def _request_begins() -> None:
-    setattr(g, _BEGAN, RealClock.now())
+    setattr(g, _BEGAN_KEY, RealClock.now())
 
 
 def _commands() -> AppGroup:
-    group = AppGroup(_NAME, help="Run, plan and view LLM requests, with the settings of the application.")
+    group = AppGroup(
+        _EXTENSION_NAME, help="Run, plan and view LLM requests, with the settings of the application."
+    )
     for name in COMMANDS:
         group.add_command(_command(name))
     return group
@@ -149,6 +154,6 @@ def _command(name: str) -> click.Command:
     @click.pass_context
     @with_appcontext
     def run(context: click.Context, arguments: tuple[str, ...]) -> None:
-        context.exit(_host().run_command(name, arguments, f"flask {_NAME}"))
+        context.exit(_host().run_command(name, arguments, f"flask {_EXTENSION_NAME}"))
 
     return run

@@ -24,10 +24,10 @@ BUCKETS_PER_OCTAVE = 8  # bounds grow by a factor of 2 ** (1/8) = 1.09
 LOWEST_EXPONENT = -14  # the first bucket has all durations up to 2 ** -14 s = 61 µs
 HIGHEST_EXPONENT = 17  # the last bucket ends at 2 ** 17 s = 36 h, above the slowest batch job (24 h)
 
-_BUCKETS = (HIGHEST_EXPONENT - LOWEST_EXPONENT) * BUCKETS_PER_OCTAVE + 1
+_BUCKET_COUNT = (HIGHEST_EXPONENT - LOWEST_EXPONENT) * BUCKETS_PER_OCTAVE + 1
 _MIN_SECONDS = 2.0**LOWEST_EXPONENT
 _MAX_SECONDS = 2.0**HIGHEST_EXPONENT
-_OFFSET = -LOWEST_EXPONENT * BUCKETS_PER_OCTAVE
+_BUCKET_OFFSET = -LOWEST_EXPONENT * BUCKETS_PER_OCTAVE
 
 
 @frozen
@@ -57,7 +57,7 @@ class TimeStats:
 class Histogram:
     """Counts durations. Not thread-safe: the owner holds a lock."""
 
-    counts: list[int] = field(factory=lambda: [0] * _BUCKETS)
+    counts: list[int] = field(factory=lambda: [0] * _BUCKET_COUNT)
     count: int = 0
     total: float = 0.0
     shortest: float = math.inf
@@ -71,7 +71,7 @@ class Histogram:
             if each > _MIN_SECONDS:
                 index = (
                     math.ceil(math.log2(each if each < _MAX_SECONDS else _MAX_SECONDS) * BUCKETS_PER_OCTAVE)
-                    + _OFFSET
+                    + _BUCKET_OFFSET
                 )
             counts[index] += 1
         self.count += len(seconds)
@@ -86,7 +86,7 @@ class Histogram:
             seen += count
             if seen >= rank:
                 # geometric middle of the bucket, limited to the range of recorded durations
-                middle: float = 2.0 ** ((index - _OFFSET - 0.5) / BUCKETS_PER_OCTAVE)
+                middle: float = 2.0 ** ((index - _BUCKET_OFFSET - 0.5) / BUCKETS_PER_OCTAVE)
                 return min(max(middle, self.shortest), self.longest)
         return 0.0
 
@@ -288,9 +288,9 @@ def _failure_names() -> dict[str, str]:
     return names
 
 
-_OTHER: Final = "other"
+_OTHER_LABEL: Final = "other"
 _FAILURES = _failure_names()
-KINDS: Final = (*dict.fromkeys(_FAILURES.values()), _OTHER)
+KINDS: Final = (*dict.fromkeys(_FAILURES.values()), _OTHER_LABEL)
 PRIORITIES: Final = {each: each.name.lower() for each in Priority}
 ROUTES: Final[dict[Route | None, str]] = {None: "none"} | {route: route.value for route in Route}
 _BREAKER_STATES: Final = frozenset({"closed", "open", "half_open", "stopped"})
@@ -303,12 +303,12 @@ _SHARD_STATES: Final = frozenset(
 
 
 def failure_kind(error: str | None) -> str:
-    return _FAILURES.get(error or "unknown", _OTHER)
+    return _FAILURES.get(error or "unknown", _OTHER_LABEL)
 
 
 def breaker_state(state: str) -> str:
-    return state if state in _BREAKER_STATES else _OTHER
+    return state if state in _BREAKER_STATES else _OTHER_LABEL
 
 
 def shard_state(state: str) -> str:
-    return state if state in _SHARD_STATES else _OTHER
+    return state if state in _SHARD_STATES else _OTHER_LABEL

@@ -124,7 +124,7 @@ def together(histories: Iterable[Iterable[MinuteOfCalls]]) -> tuple[MinuteOfCall
     return tuple(MinuteOfCalls(at, *found[at]) for at in sorted(found))
 
 
-VERSION = 1  # of the record format; records of later versions are skipped
+RECORD_VERSION = 1  # of the record format; records of later versions are skipped
 RECORD_SECONDS = 5.0  # seconds between records of a process
 ALIVE_SECONDS = 15.0  # seconds for which a process counts as alive after its last record
 RETENTION_SECONDS = 600.0  # seconds for which a process's last record is kept
@@ -390,7 +390,7 @@ def text_of(one: Participant) -> str:
         left_out = len(one.realtime.lanes) - len(lanes)
         realtime = evolve(one.realtime, lanes=tuple(lanes), lanes_left_out=left_out)
         document = {
-            "version": VERSION,
+            "version": RECORD_VERSION,
             **_plain(evolve(one, host=one.host[:_MAX_TEXT])),
             "sums": one.sums,
             "realtime": _plain(realtime)
@@ -413,7 +413,7 @@ def participant_of(text: str, age: float) -> Participant | None:
     """``None`` if the record is damaged or of a later version."""
     try:
         document = json.loads(text)
-        if document["version"] > VERSION:
+        if document["version"] > RECORD_VERSION:
             return None
         realtime = document["realtime"]
         realtime["lanes"] = tuple(_made(LaneStatus, lane) for lane in realtime["lanes"])

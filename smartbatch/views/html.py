@@ -23,11 +23,11 @@ from smartbatch.views import model
 from smartbatch.views.drawings import HEIGHT, WIDTH, drawing
 from smartbatch.views.model import Cell, DataTable, Facts, Kind, Section, View
 
-_REPLACED = "\ufffd"
+_REPLACEMENT = "\ufffd"
 _CLEAN: dict[int, str] = {
-    **{code: _REPLACED for code in (*range(0x20), 0x7F) if chr(code) not in "\t\n\r"},
-    **dict.fromkeys(range(0xD800, 0xE000), _REPLACED),  # lone surrogates
-    **dict.fromkeys((0x202D, 0x202E), _REPLACED),  # overrides of the text direction
+    **{code: _REPLACEMENT for code in (*range(0x20), 0x7F) if chr(code) not in "\t\n\r"},
+    **dict.fromkeys(range(0xD800, 0xE000), _REPLACEMENT),  # lone surrogates
+    **dict.fromkeys((0x202D, 0x202E), _REPLACEMENT),  # overrides of the text direction
 }
 _CELLS = (model.State, model.Link, model.ProgressBar, model.Moment, model.Form, tuple)
 _PARTS = (

@@ -60,8 +60,8 @@ def _address(database: dict[str, Any]) -> str:
     return "postgresql:///?" + urlencode({name: v for name, v in given.items() if v}, quote_via=quote)
 
 
-SETTING: Final = "SMARTBATCH"
-PLACE: Final = f"settings.{SETTING}"
+SETTING_NAME: Final = "SMARTBATCH"
+PLACE: Final = f"settings.{SETTING_NAME}"
 _HOOKS: Final = ("preprocess", "middleware", "observers", "classifiers")
 """Settings that are lists of callables or of their dotted paths."""
 
@@ -108,8 +108,10 @@ def closing_connections(fn: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def host() -> HostClient:
-    found = _hosts.get(SETTING)
-    return _hosts.setdefault(SETTING, _new_host()) if found is None else found  # ``setdefault`` is atomic
+    found = _hosts.get(SETTING_NAME)
+    return (
+        _hosts.setdefault(SETTING_NAME, _new_host()) if found is None else found
+    )  # ``setdefault`` is atomic
 
 
 def request_begins(**_: object) -> None:
@@ -122,12 +124,12 @@ def request_ends(**_: object) -> None:
 
 def setting_changes(*, setting: str, **_: object) -> None:
     """Receiver of ``setting_changed``, which tests send: the next use makes a new client."""
-    if setting in (SETTING, "DATABASES"):
+    if setting in (SETTING_NAME, "DATABASES"):
         _hosts.clear()
 
 
 def _new_host() -> HostClient:
-    found = getattr(settings, SETTING, None)
+    found = getattr(settings, SETTING_NAME, None)
     if not isinstance(found, Mapping):
         raise ConfigError(f"{PLACE} must be a dictionary, such as {{'model': 'openai:gpt-5-mini'}}")
     given = dict(found)

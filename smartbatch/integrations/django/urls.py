@@ -26,7 +26,7 @@ __all__ = ["dashboard_urls"]
 
 Access: TypeAlias = "Callable[[HttpRequest], Granted | None]"
 
-_REQUEST: Final = "smartbatch.django_request"
+_REQUEST_KEY: Final = "smartbatch.django_request"
 """Key of the request in its WSGI environment."""
 
 
@@ -57,7 +57,7 @@ def dashboard_urls(
 
 def _asked(access: Access) -> Callable[[dict[str, Any]], Granted | None]:
     def granted(environ: dict[str, Any]) -> Granted | None:
-        request = environ[_REQUEST]
+        request = environ[_REQUEST_KEY]
         user = getattr(request, "user", None)
         if user is not None and user.is_authenticated:
             environ["REMOTE_USER"] = user.get_username()
@@ -74,7 +74,7 @@ def _answer(dashboard: WSGIApplication, request: HttpRequest, page: str) -> Http
         "SCRIPT_NAME": request.path.removesuffix(page).rstrip("/"),
         "PATH_INFO": "/" + page.encode().decode("latin-1"),
         "wsgi.input": BytesIO(request.body),
-        _REQUEST: request,
+        _REQUEST_KEY: request,
     }
     head: list[Any] = []
 
