@@ -388,7 +388,7 @@ def _seconds_until_turn(step: Step, shard: ShardRow) -> float:
 def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow:
     about_file = shard.file_id is not None and _is_about_file(error)
     # 1. the batch may exist: UNCERTAIN. In all other cases it does not exist, so the shard is READY again.
-    # This includes a conflict over the input file, since the server names what it refuses
+    # This includes a refusal of the input file, which proves that the server created nothing
     if error.maybe_billed and not about_file:
         now = step.wall
         return step.advance(

@@ -189,8 +189,8 @@ def _handle_orphan(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
         # stuck: stop watching. An incident reports it, and its reservation stays
         if not died_recently(step, shard):
             return _stop_watching(step, shard, batch)
-        # 4. it is running without a label: it may be foreign, so leave it alone until its results show whose
-        # it is
+        # 4. it is running without a label: it may be foreign, so leave it alone until its results show
+        # whether it belongs to the shard
         return step.reschedule(shard, step.limits.poll_interval)
     gone = _results_are_gone(step, shard, batch)
     # 5. its label proves that it is the shard's, but the provider no longer has its results: record an

@@ -52,9 +52,9 @@ def poll_batch(step: Step, shard: ShardRow) -> ShardRow:
         if not overdue or (step.policy.deadline is None and error.kind in _UNREACHED):
             raise
         return abandon(step, shard)
-    # 2. we cancelled it long ago, and it is not reported as ended: abandon it. A cancel that failed is tried
-    # once more first. Without a deadline, wait for a provider that cannot be reached: real-time requests
-    # would not reach it either
+    # 2. the job cancelled it long ago, and it is not reported as ended: abandon it. A cancel that failed is
+    # tried once more first. Without a deadline, wait for a provider that cannot be reached: real-time
+    # requests would not reach it either
     if overdue and (batch is None or not batch.state.ended):
         if batch is not None and not shard.cancelled and step.policy.deadline is None:
             shard = cancel(step, shard, OVERDUE_NOTE)

@@ -161,7 +161,7 @@ def _is_confirmed(shard: ShardRow, read: collect.ResultTotals) -> bool:
 
 
 def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bool:
-    # 1. the results are gone: assume so
+    # 1. the results are gone: assume that they were processed
     if shard.remote.results_gone:
         return False
     # 2. the batch ended on its own: all were processed

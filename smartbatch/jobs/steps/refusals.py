@@ -37,7 +37,7 @@ _OMITTED_TEXT = "(text omitted because it repeats a prompt)"
 
 
 def handle_known_refusal(step: Step, shard: ShardRow, error: ProviderError) -> ShardRow | None:
-    """Handle a refusal that explains itself; return ``None`` for any other refusal."""
+    """Handle a refusal that has a remedy; return ``None`` for any other refusal."""
     # 1. the server rejects a parameter, which is omitted from now on: all requests are sent again without it
     if isinstance(error, ParameterRejected):
         return _without_parameter(step, shard, error)

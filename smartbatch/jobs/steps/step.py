@@ -239,7 +239,7 @@ class Step:
     # -- local files -----------------------------------------------------------------------------------------
 
     def spool_path(self, shard: ShardRow, what: str) -> Path:
-        """The content of the file can always be produced again."""
+        """A missing file can always be written again with the same content."""
         return Path(self.store.spool) / f"{shard.id}.{what}"
 
     def write_file(self, path: Path, pieces: Iterable[bytes]) -> None:

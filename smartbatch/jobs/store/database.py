@@ -212,7 +212,7 @@ def record_of(kind: type[_Record], stored: str) -> _Record:
     """Parse the record written by :func:`record_text`.
 
     Raises:
-        StoreError: it is damaged, or a newer release wrote it, whose decisions this release might ignore.
+        StoreError: it is damaged, or a newer release wrote it, with fields that this release would ignore.
     """
     try:
         fields = json.loads(stored)

@@ -57,7 +57,7 @@ class ItemTable:
         return int(found)
 
     def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
-        """Use a few hundred positions at a time."""
+        """Return the requests at the given positions, of which there should be a few hundred at most."""
         job = job_number(self.db, job_id)
         items = items_by_number(self.db, (number(job, ix) for ix in positions))
         return {item.ix: item.payload for item in items.values()}
@@ -177,7 +177,7 @@ class ItemTable:
         return self._from("seq", self._numbers, number(job, after + 1), first_of(job + 1), limit)
 
     def last_sequence(self, job_id: str) -> int:
-        """0 if the job has no results or does not exist."""
+        """Return the latest ``seq`` of a job, 0 if the job has no results or does not exist."""
         found = self.db.row("SELECT seq FROM job WHERE id = ?", job_id)
         return 0 if found is None else int(found[0])
 

@@ -372,7 +372,7 @@ class ControlTable:
     # -- actions ---------------------------------------------------------------------------------------------
 
     def last(self) -> int:
-        """0 if there is no action."""
+        """Return the number of the latest action, 0 if there is none."""
         [(number,)] = self.db.rows("SELECT coalesce(max(no), 0) FROM act")
         return int(number)
 

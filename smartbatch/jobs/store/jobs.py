@@ -287,7 +287,7 @@ class JobTable:
 
     @leased
     def note(self, tx: Transaction, job: int, note: str | None, *, hold: bool = False) -> None:
-        """Store what a job is waiting for; with ``hold``, it is waiting for a person."""
+        """Store what a job is waiting for. With ``hold``, it is held until a person resumes it."""
         held = ", state = {held} WHERE state <> {done} AND" if hold else " WHERE"
         tx.change(f"UPDATE job SET note = ?{held} no = ?", encoded(note), job)
 

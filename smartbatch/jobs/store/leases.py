@@ -169,7 +169,7 @@ def leased(
 ) -> Callable[Concatenate[_Written, JobLease, _P], _T]:
     """Turn a method into one transaction under the lease that is its first argument.
 
-    The method itself gets the transaction and the number of the lease's job instead.
+    The method itself receives the transaction and the number of the job in place of the lease.
     """
 
     @functools.wraps(verb)

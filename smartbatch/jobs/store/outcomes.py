@@ -85,7 +85,7 @@ def reserve_anyway(tx: Transaction, job: int, usd: float) -> None:
 
 
 def note(tx: Transaction, job: int, noted: JobNote) -> None:
-    """Store what a job is waiting for. Only a new hold replaces the note of a held job."""
+    """Store what a job is waiting for. A held job keeps its note."""
     held = ", state = {held} WHERE state = {active}" if noted.hold else " WHERE state <> {held}"
     tx.change(f"UPDATE job SET note = ?{held} AND no = ?", encoded(noted.text), job)
 
