@@ -16,10 +16,13 @@ from attrs import evolve, frozen
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.emulator import Emulator, answer_for
+from smartbatch.emulator.anthropic import parsing as anthropic
 from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch import BatchRecord
+from smartbatch.emulator.gemini import parsing as gemini
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Ledger
+from smartbatch.emulator.openai import parsing as openai
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.emulator.request_handling import RequestHandler
 from smartbatch.emulator.settings import EmulatorSettings
@@ -213,33 +216,12 @@ class World:
     ) -> ServerReply:
         match self.provider:
             case "openai":
-                body: dict[str, Any] = {
-                    "error": {"message": text, "type": "invalid_request_error", "param": None, "code": code}
-                }
+                body = openai.error_body(text, type_="invalid_request_error", code=code)
             case "anthropic":
-                type_ = _CLAUDE.get(status, "api_error")
-                body = {"type": "error", "error": {"type": type_, "message": text}, "request_id": "req_1"}
+                body = anthropic.error_body(status, text)
             case _:
-                word = _GOOGLE.get(status, "UNKNOWN")
-                body = {"error": {"code": status, "message": text, "status": word}}
-        return ServerReply(status, json.dumps(body).encode(), headers=list((headers or {}).items()))
-
-
-_CLAUDE = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    529: "overloaded_error",
-}
-_GOOGLE = {
-    400: "INVALID_ARGUMENT",
-    401: "UNAUTHENTICATED",
-    404: "NOT_FOUND",
-    429: "RESOURCE_EXHAUSTED",
-    503: "UNAVAILABLE",
-}
+                body = gemini.error_body(status, text)
+        return ServerReply(status, body, headers=list((headers or {}).items()))
 
 
 @contextmanager

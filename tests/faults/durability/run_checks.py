@@ -120,14 +120,8 @@ def _check_store(store: StoreView, jobs: Sequence[WorkerTask], report: RunReport
         no, state, total, succeeded, failed, cancelled = rows[_name_of(job)]
         first, last = no << 32, (no + 1) << 32
         results = store.rows(f"SELECT count(*) FROM result WHERE no >= {first} AND no < {last}")[0][0]
-        if (state, total, succeeded, failed, cancelled, results) != (
-            "done",
-            job.size,
-            job.size,
-            0,
-            0,
-            job.size,
-        ):
+        done = ("done", job.size, job.size, 0, 0, job.size)
+        if (state, total, succeeded, failed, cancelled, results) != done:
             report.corrupt.append(
                 f"{job.key} is {rows[_name_of(job)]} with {results} results, not {job.size} done"
             )

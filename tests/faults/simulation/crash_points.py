@@ -58,20 +58,9 @@ class CrashPoints:
 
 
 WRITES = {
-    *(
-        "accept",
-        "unhold",
-        "claim",
-        "plan",
-        "advance",
-        "mark_submitting",
-        "discard",
-        "fail",
-        "ingest",
-        "settle",
-    ),
+    *("accept", "unhold", "claim", "plan", "advance", "mark_submitting"),
+    *("discard", "fail", "ingest", "settle", "remember"),
     *("fail_open", "move_to_realtime", "claim_realtime", "answer", "drop_unsent", "note", "add_incident"),
-    "remember",
 }
 """The commits that matter. Leases and observed turnarounds are written outside the protocol."""
 PARTS = ("jobs", "leases", "items", "shards", "facts")  # the parts of a store that write
