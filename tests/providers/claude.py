@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from asking import KEY, MODELS, url_of
-from raw_server import Exchange, RawServer, Script
+from raw_server import RawServer
 
 from smartbatch.providers import AnthropicProvider
 
@@ -73,23 +73,3 @@ BLOCK = event("content_block_start", index=0, content_block={"type": "text", "te
 PING = event("ping")
 END = event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 14})
 STOP = event("message_stop")
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nrequest-id: req_s\r\n"
-
-
-def streams(*pieces: bytes, end: str = "clean") -> Script:
-    """Send pieces as chunks; then end the stream (``clean``), cut the connection (``dirty``) or stall."""
-
-    def script(exchange: Exchange) -> None:
-        exchange.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
-        for piece in pieces:
-            exchange.send(b"%x\r\n%b\r\n" % (len(piece), piece))
-        if end == "clean":
-            exchange.send(b"0\r\n\r\n")
-        elif end == "dirty":
-            exchange.send(b"50\r\nevent: content_b")
-            exchange.close()
-        else:
-            exchange.server.done.wait(30)
-            exchange.close()
-
-    return script

@@ -154,6 +154,25 @@ def says(body: bytes | dict | str, status: str = "200 OK", **headers: str) -> Sc
     return lambda exchange: exchange.send(answer)
 
 
+def chunked(piece: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+def streams(
+    *pieces: bytes, then: Script = lambda exchange: exchange.send(b"0\r\n\r\n"), **headers: str
+) -> Script:
+    """Send pieces as chunks of an event stream, and then the last chunk or whatever ``then`` sends."""
+    named = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
+    named |= {name.replace("_", "-"): value for name, value in headers.items()}
+    head = "HTTP/1.1 200 OK\r\n" + "".join(f"{name}: {value}\r\n" for name, value in named.items())
+
+    def script(exchange: Exchange) -> None:
+        exchange.send(f"{head}\r\n".encode() + b"".join(map(chunked, pieces)))
+        then(exchange)
+
+    return script
+
+
 def chat(text: str | None = "Lima", **changes: object) -> dict:
     return {
         "id": "chatcmpl-1",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from asking import KEY, SECRET_PROMPT, begin, stream_error
-from claude import BLOCK, END, PING, START, STOP, delta, error, event, opened, streams
+from claude import BLOCK, END, PING, START, STOP, delta, error, event, opened
+from raw_server import streams
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Usage
@@ -18,7 +19,7 @@ def broken(serve, script, timeout=20.0, pieces=None) -> ProviderError:
 
 
 def test_pieces_come_one_by_one_and_the_answer_at_the_end(serve):
-    server = serve(streams(*WHOLE))
+    server = serve(streams(*WHOLE, request_id="req_s"))
     with opened(server) as provider:
         stream = begin(provider, temperature=0.1)
         assert list(stream) == ["Li", "ma"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asking import KEY
-from raw_server import Exchange, RawServer, Script, chat, error, hangs, says
+from raw_server import Exchange, RawServer, Script, chat, error, hangs, says, streams
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers import OpenAIProvider
@@ -21,10 +21,6 @@ from smartbatch.types import Generation, Request, Usage
 Serve = Callable[..., RawServer]
 Connect = Callable[..., OpenAIProvider]
 
-HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-    b"transfer-encoding: chunked\r\nx-request-id: req_7\r\n\r\n"
-)
 DONE = b"data: [DONE]\n\n"
 BROKEN_OFF = {"index": 0, "delta": {"content": ""}, "finish_reason": "error"}
 COUNTED = {"prompt_tokens": 31, "completion_tokens": 2, "total_tokens": 33}
@@ -45,19 +41,6 @@ USED = data({"id": "chatcmpl-1", "model": "gpt-5-mini-2026", "choices": [], "usa
 LIMA = (said("", role="assistant"), said("Li"), said("ma"), said(None, "stop"), USED, DONE)
 
 
-def chunked(body: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(body), body)
-
-
-def streams(*body: bytes, end: bool = True, head: bytes = HEAD) -> Script:
-
-    def script(exchange: Exchange) -> None:
-        exchange.send(head + b"".join(map(chunked, body)) + (b"0\r\n\r\n" if end else b""))
-        exchange.keep = end
-
-    return script
-
-
 def stream(
     provider: OpenAIProvider, prompt: str = "Capital of Peru?", timeout: float = 20.0, **params: Any
 ) -> AnswerStream:
@@ -72,7 +55,7 @@ def error_of(reading: AnswerStream) -> ProviderError:
 
 
 def test_a_chat_comes_in_pieces_and_the_answer_has_its_usage(serve: Serve, connect: Connect) -> None:
-    reading = stream(connect(serve(streams(*LIMA))))
+    reading = stream(connect(serve(streams(*LIMA, x_request_id="req_7"))))
     assert list(reading) == ["Li", "ma"]
     answer = reading.answer
     assert (answer.text, answer.usage, answer.finish_reason) == ("Lima", Usage(31, 2), "stop")
@@ -195,8 +178,7 @@ def test_a_server_that_does_not_stream_is_understood(serve: Serve, connect: Conn
 
 
 def test_limits_are_read_from_the_head(serve: Serve, connect: Connect) -> None:
-    head = HEAD[:-2] + b"x-ratelimit-limit-requests: 500\r\n\r\n"
-    reading = stream(connect(serve(streams(*LIMA, head=head))))
+    reading = stream(connect(serve(streams(*LIMA, x_ratelimit_limit_requests="500"))))
     list(reading)
     assert reading.answer.limits is not None
     assert reading.answer.limits.requests_limit == 500
@@ -210,7 +192,8 @@ def test_a_finish_reason_is_the_end_where_a_server_sends_no_mark(serve: Serve, c
 
 @pytest.mark.parametrize("body", [(said("Li"),), (said("Li"), said("ma", "stop"))])
 def test_a_body_that_is_cut_is_no_end(serve: Serve, connect: Connect, body: tuple[bytes, ...]) -> None:
-    found = error_of(stream(connect(serve(streams(*body, end=len(body) == 1)))))
+    script = streams(*body) if len(body) == 1 else streams(*body, then=Exchange.close)
+    found = error_of(stream(connect(serve(script))))
     assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, True)
 
 
