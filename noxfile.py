@@ -1,4 +1,4 @@
-"""The checks of this project, each in an environment of its own: ``nox -s tests``, ``nox -l`` for all."""
+"""Checks of this project, each in its own environment: ``nox -s tests``, or ``nox -l`` for all."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ nox.options.reuse_existing_virtualenvs = True
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The default tests: every room, two minutes on two cores."""
+    """The default tests, which take about 100 s on two cores."""
     session.install("-e", ".[test]")
     session.run("pytest", *session.posargs)
 
 
 @nox.session
 def full(session: nox.Session) -> None:
-    """All tests but the soak programmes."""
+    """All tests except the soak tests."""
     session.install("-e", ".[test]")
     session.run("pytest", "-m", "not soak", *session.posargs)
 
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Long programmes, hours of them: kills by the hundred, 10,000 seeds, mutants, fuzzing."""
+    """Tests that take hours: hundreds of kills, 10,000 seeds, mutants, fuzzing."""
     session.install("-e", ".[test]")
     session.run("pytest", "-m", "soak", *session.posargs)
 
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """300 small mistakes, drawn by a seed: the tests must see 92 % of them. ``nox -s mutants -- 7``."""
+    """300 small mistakes drawn by a seed, of which the tests must detect 92 %: ``nox -s mutants -- 7``."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "benchmarks.mutants", *session.posargs)
 
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Broken inputs for every parser: ``nox -s fuzz -- --inputs 5000000 --seed 1``."""
+    """Malformed inputs for every parser: ``nox -s fuzz -- --inputs 5000000 --seed 1``."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "benchmarks.fuzz", *session.posargs)
 
@@ -60,13 +60,13 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Types, strictly."""
+    """Type checks."""
     session.install("-e", ".[test]")
     session.run("mypy")
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The site of the documentation; a broken link or reference fails."""
+    """The documentation site; broken links and references are errors."""
     session.install("-e", ".[docs]")
     session.run("mkdocs", "build", "--strict", "--site-dir", session.create_tmp())

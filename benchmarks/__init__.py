@@ -1,1 +1,1 @@
-"""Benchmarks: always ratios within one run, against a raw pool or an ideal client; never bare times."""
+"""Benchmarks, which report ratios within one run rather than absolute times."""

@@ -44,7 +44,7 @@ def one(client: str, base_url: str) -> None:
     began = time.perf_counter()
     try:
         answers: Sequence[object] = send(base_url, prompts(ROWS))
-    except SmartbatchError:  # a list of which nothing succeeded raises
+    except SmartbatchError:  # raised if no request of a list succeeded
         answers = [None] * ROWS
     report = {"wall": time.perf_counter() - began, "lost": sum(answer is None for answer in answers)}
     print(json.dumps(report), flush=True)

@@ -34,10 +34,11 @@ PAGES = (
 )
 LOADS = 10
 SETTLED = 1000
-"""Milliseconds from opening a window to the first page in it: the browser draws itself meanwhile."""
+"""Milliseconds from opening a window to its first page, because the browser also draws itself."""
 OTHERS, QUIET, PATIENCE = 3, 0.15, 60.0
-"""A page is loaded when at most so many other threads wanted a core for so many seconds, or after so
-long: others may use the machine."""
+"""A page is loaded only when at most this many other threads have waited for a core for this many seconds, or
+after this timeout.
+"""
 
 _PAINTED = "performance.getEntriesByName('first-contentful-paint')"
 _POLICY = '{{"version":1,"fallback":"individual","deadline":{deadline},"budget":25.0,"route":"batch"}}'
@@ -79,9 +80,9 @@ _RESULTS = """INSERT INTO result (no, seq, outcome, digest, cost, body)
 
 
 def fill(place: str, jobs: int, rows: int) -> None:
-    """Make a store of so many jobs, and of so many rows in all, by SQL.
+    """Fill a store by SQL with this many jobs and rows.
 
-    The newest 200 jobs are active, one of a hundred is held, the others are done; so many rows failed.
+    The newest 200 jobs are active, one in a hundred is held, and the others are done.
     """
     open_store(place).close()
     each, now = max(1, rows // jobs), RealClock.wall()
@@ -112,10 +113,10 @@ def fill(place: str, jobs: int, rows: int) -> None:
 
 
 class Served:
-    """The dashboard of a store in a process of its own, until the block ends.
+    """The dashboard of a store in its own process, until the block ends.
 
     Attributes:
-        address, token: of the first line it printed.
+        address, token: from its first line of output.
         ended: its exit code.
     """
 
@@ -141,7 +142,7 @@ class Served:
         self.ended = self._process.returncode
 
     def get(self, path: str) -> tuple[bytes, float]:
-        """Return an answer as it travelled, and the seconds it took, the connection included."""
+        """Return a response as transferred, and the seconds it took, including the connection."""
         began = time.perf_counter()
         response = self.open(path)
         body = response.read()
@@ -149,19 +150,17 @@ class Served:
         return body, time.perf_counter() - began
 
     def open(self, path: str) -> http.client.HTTPResponse:
-        """Ask for something; the body is still to be read."""
+        """Send a request; the body has not been read yet."""
         connection = http.client.HTTPConnection(self.address, timeout=60)
         headers = {"Authorization": f"Bearer {self.token}", "Accept-Encoding": "gzip"}
         connection.request("GET", path, headers=headers)
         return connection.getresponse()
 
     def cpu_seconds(self) -> float:
-        """Return the seconds of processor time it has used."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> int:
-        """Return the bytes it holds in memory."""
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -181,8 +180,8 @@ def main(jobs: int = JOBS, rows: int = ROWS) -> None:
 
 
 def _paint(served: Served) -> None:
-    """Say when Chromium paints each page first, with nothing kept from before; a line of text to compare."""
-    from playwright.sync_api import sync_playwright  # a test of the command takes this file's server only
+    """Print when Chromium first paints each page without a cache, and a line of text for comparison."""
+    from playwright.sync_api import sync_playwright  # a test of the command uses only this file's server
 
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -212,7 +211,7 @@ def _wait_for_quiet() -> None:
 
 
 def _load(served: Served) -> None:
-    """Load each page with its files, the first time and then again."""
+    """Load each page with its files twice."""
     for page in PAGES:
         took, sizes = [], []
         for _ in range(LOADS):

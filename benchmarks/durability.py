@@ -39,18 +39,19 @@ from tests.faults.durability.worker_task import MODELS
 from tests.jobs.stores import postgres_server
 
 FREEZE = 1.2
-"""Seconds a worker is stopped at most where workers are stopped."""
+"""Maximum seconds a worker is frozen."""
 FROZEN = 30.0
-"""Seconds one of four processes is stopped: two leases."""
+"""Seconds for which one of four processes is frozen: two leases."""
 MUCH_LATER = 6.0
-"""Seconds after which a late create exists where a rule is broken, so that none holds by chance, and where
-the fence is to meet some."""
+"""Seconds after which a late create takes effect if a rule is broken, so that no rule holds by chance, and if
+the fence should stop some.
+"""
 FENCING = ("openai", "gemini")
 """Providers whose late creates fail once their input file is deleted."""
 EXCHANGED = 0.04
-"""Share of lines with the answer of another line where answers are exchanged."""
+"""Share of lines that get the answer of another line if answers are swapped."""
 LEASE = 0.6
-"""Seconds of a job's lease where two workers share a store: shorter than most freezes."""
+"""Seconds of a job's lease if two workers share a store, shorter than most freezes."""
 _HEAD = (
     "| provider | run | killed | frozen | jobs | items | creates lost, dropped, late, fenced | lost | wrong |"
     " delivered twice | paid twice | corrupt | workers without progress | s a cycle |"
@@ -69,7 +70,7 @@ _SHARED_HEAD = (
 def run(
     label: str, provider: str, cycles: int, seed: int, *, latest: float = LATEST, **plan: Any
 ) -> RunReport:
-    """Run one loop, in which creates are up to ``latest`` seconds late, and print its row."""
+    """Run one loop, with creates up to ``latest`` seconds late, and print its row."""
     freeze = plan.get("freeze", 0.0)
     plan = {"settle": settle_of(provider, freeze=freeze), "visibility": LIST_LAG + 0.2, **plan}
     with (
@@ -103,7 +104,7 @@ def run(
 
 
 def run_mixed(mix: str, provider: str, cycles: int, seed: int) -> list[str]:
-    """Run one loop in which something else goes wrong as well, and print its row; return what must not be."""
+    """Run one loop with an additional failure, print its row, and return violations."""
     plan, world = plan_of(mix, provider, cycles=cycles, seed=seed)
     with (
         tempfile.TemporaryDirectory(prefix="smartbatch-") as name,
@@ -113,7 +114,7 @@ def run_mixed(mix: str, provider: str, cycles: int, seed: int) -> list[str]:
         loop = KillLoop(plan, url=url, folder=Path(name), fork_server=fork_server)
         try:
             report = loop.run()
-        except AssertionError as error:  # a worker failed, or the last job did not end
+        except AssertionError as error:  # a worker failed, or the last job did not finish
             return [f"{mix}, {provider}: {error}"]
     incidents = ", ".join(f"{number} {kind}" for kind, number in sorted(report.incidents.items()))
     twice, named = len(report.paid_twice), len(report.excused)
@@ -128,7 +129,7 @@ def run_mixed(mix: str, provider: str, cycles: int, seed: int) -> list[str]:
 
 
 def share(label: str, seed: int, mutant: str | None = None) -> list[str]:
-    """Let processes share a store, and print the row; return what must not be."""
+    """Let processes share a store, print the row, and return violations."""
     dsn = os.environ.get("SMARTBATCH_TEST_PG_DSN") or postgres_server()
     settle = settle_of("anthropic", freeze=FROZEN)
     plan = SharingPlan(freeze=FROZEN, settle=settle, patience=300.0, seed=seed, mutant=mutant)
@@ -140,7 +141,7 @@ def share(label: str, seed: int, mutant: str | None = None) -> list[str]:
         sharing = SharingRun(plan, dsn, url, fork_server, Path(name))
         try:
             sharing.run()
-        except AssertionError as error:  # it did not come to an end
+        except AssertionError as error:  # the job did not finish
             sharing.faults.append(str(error))
     cells = (
         *(label, plan.processes, plan.jobs, plan.jobs * plan.size, _failed_creates(sharing.outcomes)),
@@ -203,7 +204,7 @@ def main() -> None:
 
 
 def _killed(providers: list[str], options: argparse.Namespace) -> list[str]:
-    """Run all loops; return what must not be."""
+    """Run all loops and return violations."""
     _print_head(_HEAD)
     pair: dict[str, Any] = {"freeze": FREEZE, "workers": 2, "lease": LEASE}
     seed, shorter = options.seed, options.shorter
@@ -217,7 +218,7 @@ def _killed(providers: list[str], options: argparse.Namespace) -> list[str]:
         if name in FENCING:
             runs.append(run("killed, creates later", name, shorter, seed + 3, latest=MUCH_LATER))
         for report in runs:
-            # here no create is later than is assumed, so that an incident excuses nothing
+            # no create is later than assumed, so an incident excuses nothing
             faults += [*report.faults, *(f"paid twice: {prompt}" for prompt in report.excused)]
     for number, mutant in enumerate(MUTANTS, start=4):
         label = f"mutant: {mutant}"
@@ -233,7 +234,7 @@ def _killed(providers: list[str], options: argparse.Namespace) -> list[str]:
 
 
 def _shared(seed: int) -> list[str]:
-    """Run both rows of four processes; return what must not be."""
+    """Run both cases of four processes and return violations."""
     _print_head(_SHARED_HEAD)
     faults = share("killed, frozen, resumed", seed)
     if not share(f"mutant: {OWNERLESS}", seed, mutant=OWNERLESS):

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # as pytest has it
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # as with pytest
 fuzzing: Any = import_module("properties.fuzzing")
 PARSERS: dict[str, Any] = {
     **import_module("properties.test_fuzz_parsers").TARGETS,

@@ -1,4 +1,4 @@
-"""What benchmarks share: servers and clients in separate processes, a hand-written loop, and measuring."""
+"""Shared by benchmarks: servers and clients in separate processes, a hand-written loop, and measurements."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def chat(text: str) -> dict[str, Any]:
 
 
 class Loop:
-    """What a careful user writes: five tries, exponential backoff with full jitter, Retry-After obeyed."""
+    """A careful hand-written loop: five tries, exponential backoff with full jitter, and Retry-After."""
 
     def __init__(self, base_url: str, path: str = "/chat/completions") -> None:
         self._url = base_url + path
@@ -134,7 +134,7 @@ def measured(send: Send, base_url: str, texts: Sequence[str]) -> tuple[float, fl
 
 
 def ratios(ours: Send, theirs: Send, base_url: str, count: int, rounds: int) -> tuple[float, float]:
-    """Return the medians of CPU and wall time of one way over another, which take turns after a warm-up."""
+    """Return the median ratios of CPU and wall time of two ways that alternate after a warm-up."""
     for send in (theirs, ours):
         send(base_url, prompts(200, f"warm {send}"))
     found = []
@@ -147,7 +147,7 @@ def ratios(ours: Send, theirs: Send, base_url: str, count: int, rounds: int) -> 
 
 
 def start_together(commands: Sequence[Sequence[str]]) -> list[subprocess.Popen[str]]:
-    """Start processes, wait until each has printed a line, and let all begin at the same moment."""
+    """Start processes, wait until each has printed a line, and start all at the same moment."""
     started = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for command in commands
@@ -163,7 +163,7 @@ def start_together(commands: Sequence[Sequence[str]]) -> list[subprocess.Popen[s
 
 
 def memory_of(pid: int) -> float:
-    """Return the MB that a process uses; 0 when it has ended."""
+    """Return the MB used by a process; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

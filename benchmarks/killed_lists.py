@@ -43,8 +43,8 @@ class Findings:
     lost: int = 0
     wrong: int = 0
     twice: int = 0  # calls beyond the first of a row
-    unnamed: int = 0  # of these, calls that no incident names
-    named: int = 0  # rows that incidents name
+    unnamed: int = 0  # those not reported by incidents
+    named: int = 0  # rows reported by incidents
 
 
 def prompts(key: str) -> list[str]:
@@ -52,7 +52,7 @@ def prompts(key: str) -> list[str]:
 
 
 def work(base_url: str, store: str, keys: Sequence[str]) -> None:
-    """Send all lists; print how many rows have no answer and how many have that of another row."""
+    """Send all lists, and print how many rows have no answer or the answer of another row."""
     options = {"base_url": base_url, "api_key": "any"}
     with BatchingClient(
         MODEL, provider_options=options, store=store, shared="off", parallelism=PARALLELISM

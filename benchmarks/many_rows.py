@@ -30,16 +30,16 @@ from smartbatch import BatchingClient
 MODEL = "openai:gpt-5-mini"
 LATENCY, WIDE, LETTERS = 0.002, 64, 200
 LOOK = 0.5
-"""Seconds between two looks at a process's memory."""
+"""Seconds between measurements of a process's memory."""
 
 
 @frozen
 class Taken:
-    """What a process took.
+    """Resources used by a process.
 
     Attributes:
-        wall, cpu: seconds, from its start to its end.
-        memory: MB at each look.
+        wall, cpu: seconds from start to end.
+        memory: MB at each measurement.
     """
 
     wall: float
@@ -48,7 +48,7 @@ class Taken:
 
 
 def course(memory: Sequence[float]) -> str:
-    """Return in words how the memory of a process went."""
+    """Describe how the memory of a process developed."""
     parts = [memory[int(part * (len(memory) - 1))] for part in (0.25, 0.5, 0.75)]
     words = ", ".join(f"{each:.0f}" for each in (*parts, max(memory)))
     return f"MB at a quarter, a half, three quarters and the peak: {words}"
@@ -61,7 +61,7 @@ def write_rows(path: Path, rows: int) -> None:
 
 
 def alone(path: str, url: str) -> None:
-    """Ask every prompt of a file with the library and nothing else."""
+    """Send every prompt of a file with the library alone."""
     options = {"api_key": "benchmark", "base_url": url}
     with (
         BatchingClient(MODEL, provider_options=options, parallelism=WIDE) as client,
@@ -74,7 +74,6 @@ def alone(path: str, url: str) -> None:
 
 
 def command(folder: Path) -> list[str]:
-    """Return the command line of a run."""
     out, store = str(folder / "out.jsonl"), str(folder / "jobs.db")
     places = [str(folder / "rows.jsonl"), "-o", out, "--store", store]
     options = ["--model", MODEL, "--strategy", "individual", "--parallelism", str(WIDE)]
@@ -82,15 +81,13 @@ def command(folder: Path) -> list[str]:
 
 
 def environment(folder: Path, url: str) -> dict[str, str]:
-    """Return the environment of all processes: nothing is known of earlier ones, but for the prices and the
-    compiled modules."""
+    """Return the environment of all processes, which keeps only earlier prices and compiled modules."""
     own = {"XDG_STATE_HOME": str(folder), "OPENAI_API_KEY": "benchmark", "OPENAI_BASE_URL": url}
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, **own, "SMARTBATCH_SHARED": "off", "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
 
 
 def taken(line: Sequence[str], environ: dict[str, str]) -> Taken:
-    """Run a program to its end and return what it took."""
     began = time.perf_counter()
     process = subprocess.Popen(line, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     seen = []
@@ -108,7 +105,6 @@ def taken(line: Sequence[str], environ: dict[str, str]) -> Taken:
 
 
 def forget(folder: Path) -> None:
-    """Delete what a run left."""
     for path in (*folder.glob("out.jsonl*"), *folder.glob("jobs.db*")):
         if path.is_file():
             path.unlink()
@@ -116,13 +112,13 @@ def forget(folder: Path) -> None:
 
 @frozen
 class GoneOn:
-    """A run that was killed, and the one that went on.
+    """A killed run and the run that resumed it.
 
     Attributes:
-        wall: seconds that both took.
-        soon: from the start of the second until it wrote a row.
-        memory: MB of each, at each look.
-        written: rows of the output at its end.
+        wall: seconds of both.
+        soon: seconds from the start of the second until it wrote a row.
+        memory: MB of each, at each measurement.
+        written: rows of the output at the end.
     """
 
     wall: float
@@ -132,7 +128,7 @@ class GoneOn:
 
 
 def goes_on(folder: Path, environ: dict[str, str], rows: int, part: float) -> GoneOn:
-    """Kill a run at a part of its rows, and have it go on to its end."""
+    """Kill a run after a share of its rows, and resume it."""
     out, began = folder / "out.jsonl", time.perf_counter()
     memory: tuple[list[float], list[float]] = [], []
     process = subprocess.Popen(command(folder), env=environ, stderr=subprocess.DEVNULL)
@@ -151,7 +147,7 @@ def goes_on(folder: Path, environ: dict[str, str], rows: int, part: float) -> Go
 
 
 def started_again(folder: Path, environ: dict[str, str]) -> tuple[subprocess.Popen[bytes], float, float]:
-    """Start a run again; return it once it has written a row, with the seconds and CPU seconds it took."""
+    """Resume a run; return it once it has written a row, with the seconds and CPU seconds this took."""
     out, again = folder / "out.jsonl", time.perf_counter()
     known = size_of(out)
     process = subprocess.Popen(command(folder), env=environ, stderr=subprocess.DEVNULL)
@@ -167,7 +163,7 @@ def size_of(path: Path) -> int:
 
 
 def line_of(path: Path) -> int:
-    """Return the bytes of the first line of a file, at least 1."""
+    """Return the size of the first line of a file in bytes, at least 1."""
     if not path.exists():
         return 1
     with open(path, "rb") as file:

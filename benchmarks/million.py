@@ -31,9 +31,9 @@ from benchmarks.million_client import MODELS, PROMPT, Orders
 __all__ = ["ClientProcess", "Told", "serving", "undisturbed"]
 
 TURNAROUND = 2.0
-"""Seconds of a batch at the provider."""
+"""Seconds a batch takes at the provider."""
 Told = dict[str, Any]
-"""A line of the client's."""
+"""A line of the client's output."""
 
 
 @define
@@ -42,7 +42,7 @@ class ClientProcess:
 
     Attributes:
         began: Unix time of its start.
-        told: what it said.
+        told: its output.
         stored: results in the store at its start.
     """
 
@@ -52,22 +52,20 @@ class ClientProcess:
 
     @property
     def peak(self) -> float:
-        """MB of memory at most."""
+        """Maximum memory in MB."""
         return float(max(line["peak"] for line in self.told))
 
     def first(self, what: str) -> Told:
-        """Return the first line of a kind."""
         return next(line for line in self.told if line["what"] == what)
 
     def since(self, line: Told) -> float:
-        """Return the seconds from the start to a line."""
         return float(line["at"]) - self.began
 
     @property
     def carried_on(self) -> float:
-        """Seconds from the start of the process to the first thing it did for the job: it is up, has taken
-        the job over and moved a batch of it on, or stored results no one had stored before; else accepted
-        it."""
+        """Seconds from the start of the process until it first made progress: it took the job over and
+        advanced a batch, stored new results, or else accepted the job.
+        """
         for line in self.told:
             moved = line["what"] == "shard" or (line["what"] == "stored" and line["count"] > self.stored)
             if moved or line["what"] == "accepted":
@@ -76,7 +74,7 @@ class ClientProcess:
 
 
 def run(orders: Orders, until: Callable[[Told], bool] | None = None) -> ClientProcess:
-    """Start a client; kill it at the first line for which ``until`` holds, or wait for its end."""
+    """Run a client until it ends, or kill it at the first line for which ``until`` is true."""
     client = ClientProcess(time.time(), stored_in(orders.store))
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.million_client", orders.line()],
@@ -87,7 +85,7 @@ def run(orders: Orders, until: Callable[[Told], bool] | None = None) -> ClientPr
     with process.stdout as lines:
         for line in lines:
             if not line.endswith(b"\n"):
-                break  # killed while it spoke
+                break  # killed during output
             client.told.append(json.loads(line))
             if until is not None and until(client.told[-1]):
                 process.kill()
@@ -98,7 +96,6 @@ def run(orders: Orders, until: Callable[[Told], bool] | None = None) -> ClientPr
 
 
 def stored_in(store: str) -> int:
-    """Return how many results a store has."""
     if not Path(store).exists():
         return 0
     with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as file:
@@ -106,25 +103,25 @@ def stored_in(store: str) -> int:
 
 
 def bytes_of(store: str) -> int:
-    """Return the size of a store whose client has ended, its log and its spool included."""
+    """Return the size of a store whose client has ended, including its log and spool."""
     name = Path(store).name
     return sum(file.stat().st_size for file in Path(store).parent.rglob(f"{name}*") if file.is_file())
 
 
 @contextmanager
 def serving(turnaround: float = TURNAROUND) -> Iterator[str]:
-    """Serve the providers' APIs; yield the address."""
+    """Serve the providers' APIs and yield the URL."""
     with emulator("--latency=0", f"--batch-turnaround={turnaround}") as url:
         yield url.removesuffix("/v1")
 
 
 @frozen
 class Undisturbed:
-    """What came of a job that was not disturbed.
+    """The outcome of a job that was not disturbed.
 
     Attributes:
         client: the process that ran it.
-        bytes: of the store at its end.
+        bytes: size of the store at the end.
         ledger: the emulator's figures.
     """
 
@@ -134,7 +131,6 @@ class Undisturbed:
 
 
 def undisturbed(orders: Orders) -> Undisturbed:
-    """Run a job from its beginning to its end."""
     client = run(orders)
     with urlopen(f"{orders.url}/_ledger") as answer:
         ledger = json.load(answer)
@@ -145,7 +141,7 @@ def undisturbed(orders: Orders) -> Undisturbed:
 
 
 def killed(orders: Orders) -> tuple[list[ClientProcess], Told]:
-    """Kill the client at three places and let it end; return its processes and the ledger's figures."""
+    """Kill the client at three points and let it finish; return its processes and the ledger's figures."""
     moments = (_while_storing(orders), _while_sending(orders), _in_the_middle(orders), None)
     processes = [run(orders, until) for until in moments]
     with urlopen(f"{orders.url}/_ledger") as answer:

@@ -34,9 +34,9 @@ __all__ = ["Operations", "Orders", "counted", "memory", "prompt_of"]
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 EMBEDDER = "text-embedding-3-small"
 PROMPT = 500
-"""Letters of a prompt, where nothing else is said: a short text to classify, with its instruction."""
+"""Default length of a prompt in letters: a short text to classify, with its instruction."""
 READ_EVERY = GIVE_EVERY = 1_000
-"""Rows between two words about them."""
+"""Rows between two lines of output."""
 _TELLING = threading.Lock()
 
 
@@ -45,14 +45,14 @@ class Orders:
     """The job.
 
     Attributes:
-        url: the emulator's address, without ``/v1``.
-        store: the store's path.
-        requests: rows of the job.
-        per_batch: most requests of one batch.
-        provider: whose Batch API.
-        letters: of each prompt.
-        dimensions: numbers of the vectors that are asked for; 0 asks for texts.
-        poll: seconds between two polls of a batch.
+        url: the emulator's URL, without ``/v1``.
+        store: path of the store.
+        requests: number of rows.
+        per_batch: maximum requests per batch.
+        provider: the provider of the Batch API.
+        letters: length of each prompt.
+        dimensions: length of the vectors; 0 requests texts.
+        poll: seconds between polls of a batch.
     """
 
     url: str
@@ -65,20 +65,19 @@ class Orders:
     poll: float = 0.5
 
     def line(self) -> str:
-        """Return the orders as one argument."""
         return json.dumps(asdict(self))
 
 
 def prompt_of(number: int, letters: int = PROMPT) -> str:
-    """Return the prompt of a row; no two are alike."""
+    """Return the prompt of a row; all are different."""
     begin = f"Review {number}: is the customer content? "
     return begin + (f"{number * 7919 % 104729} " * letters)[: letters - len(begin)]
 
 
 def memory() -> tuple[float, float]:
-    """Return the memory of this process in MB: now, and at its peak since it was started.
+    """Return the current and peak memory of this process in MB.
 
-    Not by ``getrusage``, whose peak a child takes over from the process that started it.
+    A child process inherits the peak that ``getrusage`` reports from its parent.
     """
     found: dict[str, float] = {}
     with open("/proc/self/status") as file:
@@ -91,13 +90,13 @@ def memory() -> tuple[float, float]:
 
 @define
 class Operations:
-    """What was done with the store.
+    """Operations on the store.
 
     Attributes:
-        transactions: that wrote.
-        written: rows inserted, changed or deleted by them.
-        reads: statements outside of them.
-        rows: that these returned.
+        transactions: number of transactions that wrote.
+        written: rows they inserted, changed or deleted.
+        reads: statements outside of transactions.
+        rows: rows these returned.
     """
 
     transactions: int = 0
@@ -107,7 +106,7 @@ class Operations:
 
 
 def counted(told: Operations) -> None:
-    """Count into ``told`` from now on, for every SQLite store of this process."""
+    """Count operations on all SQLite stores of this process in ``told`` from now on."""
     write, rows = SqliteDatabase.write, SqliteDatabase.rows
 
     def counting(self: SqliteDatabase, work: Callable[[Any], Any]) -> Any:
@@ -134,7 +133,7 @@ def tell(what: str, **more: Any) -> None:
     now, peak = memory()
     figures = {"at": time.time(), "cpu": time.process_time(), "memory": round(now, 1), "peak": round(peak, 1)}
     line = {"what": what, **figures, **more}
-    with _TELLING:  # several threads have something to tell
+    with _TELLING:  # several threads print lines
         print(json.dumps(line), flush=True)
 
 
@@ -168,7 +167,7 @@ def rows(orders: Orders) -> Iterator[Request]:
 
 
 def read(orders: Orders, model: str, job: Job) -> int:
-    """Read all results; return how many are wrong."""
+    """Read all results and return the number of wrong ones."""
     wrong = 0
     for number, result in enumerate(job.results()):
         wrong += result.request_id != f"row-{number}" or not right(orders, model, number, result)

@@ -26,7 +26,9 @@ _STRIDE = 131
 
 @frozen
 class Limit:
-    """An enforced limit: a bucket of ``rate`` a second that holds ``burst`` at most, and starts full."""
+    """An enforced limit: a bucket that starts full, holds at most ``burst``, and refills at ``rate`` per
+    second.
+    """
 
     rate: float
     burst: float
@@ -77,7 +79,6 @@ class Mixture:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What the mixture consists of, in words."""
         found = {
             "requests a minute": self.requests is not None,
             "tokens a minute": self.tokens is not None,
@@ -110,7 +111,6 @@ class Mixture:
 
 
 def draw(seed: int, rows: int = ROWS) -> Mixture:
-    """Return the mixture of a seed."""
     rng = Random(seed)
 
     def between(low: float, high: float) -> float:
@@ -171,19 +171,18 @@ MEAN_TOKENS = 70
 
 
 def tokens_of(row: int) -> int:
-    """Return the tokens of a row's prompt and answer."""
     return 20 + row * 37 % 101
 
 
 @frozen
 class Verdict:
-    """What a call meets.
+    """The outcome of a call.
 
     Attributes:
         kind: ``good``, ``limit``, ``outage``, or the failure of :attr:`Mixture.shares`.
-        seconds: until the client knows.
-        status: of the answer; 0 for none.
-        retry_after: seconds that a refusal names.
+        seconds: until the client receives it.
+        status: HTTP status; 0 without a response.
+        retry_after: seconds named by a refusal.
     """
 
     kind: str
@@ -194,12 +193,12 @@ class Verdict:
 
 @define
 class Service:
-    """A mixture as it runs. Time is an argument and does not go back; every arrival is followed by one
+    """A running mixture. Time is an argument that never decreases; every arrival is followed by one
     :meth:`leave`.
 
     Attributes:
-        met: what calls met, by the name of the verdict.
-        log: when calls arrived and what they met, if it is kept.
+        met: outcomes of calls by name.
+        log: arrival times and outcomes of calls, if recorded.
     """
 
     mixture: Mixture
@@ -219,7 +218,6 @@ class Service:
         self._requests, self._tokens = _bucket(mixture.requests), _bucket(mixture.tokens)
 
     def arrive(self, now: float, row: int) -> Verdict:
-        """Decide what a call of ``row`` meets."""
         self.in_flight += 1
         number = self._tries[row]
         self._tries[row] += 1
@@ -233,7 +231,7 @@ class Service:
         self.in_flight -= 1
 
     def left(self, now: float) -> tuple[float | None, float | None]:
-        """Return what is left now of the limits of requests and tokens."""
+        """Return what is left of the limits of requests and tokens."""
         requests, tokens = self._requests, self._tokens
         return None if requests is None else requests.left(now), None if tokens is None else tokens.left(now)
 
@@ -257,7 +255,7 @@ class Service:
         return Verdict("good", seconds, 200)
 
     def _limited(self, now: float, row: int) -> float | None:
-        """Charge a call to the limits; return the seconds until it would be admitted when it is not."""
+        """Charge a call to the limits. If they refuse it, return the seconds until it would be admitted."""
         cost = float(tokens_of(row))
         waits = [0.0]
         if self._requests is not None:
@@ -300,7 +298,7 @@ _CACHED: dict[int, tuple[list[float], list[float]]] = {}
 
 
 def _drawn(seed: int) -> tuple[list[float], list[float]]:
-    """Return the uniform and the normal numbers of a seed, which all runs of a mixture share."""
+    """Return the uniform and normal random numbers of a seed, shared by all runs of a mixture."""
     if seed not in _CACHED:
         _CACHED.clear()
         rng = Random(f"draws of {seed}")
@@ -313,18 +311,18 @@ def _drawn(seed: int) -> tuple[list[float], list[float]]:
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0
 GIVEN_UP = 40
-"""Failed calls of a row, on average, at which a fixed run is given up."""
+"""Failed calls per row, on average, after which a fixed run is given up."""
 REFUSED = 0.05
-"""Share of its calls that are refused above which a fixed rate does not count."""
+"""Maximum share of refused calls for a fixed rate to be considered."""
 
 
 @frozen
 class Fixed:
-    """What so many calls at once and so many calls a second, or no limit of them, came to.
+    """The outcome of a fixed number of concurrent calls and a fixed rate.
 
     Attributes:
         seconds: until every row was answered.
-        refused: share of calls refused for a limit.
+        refused: share of calls refused by a limit.
     """
 
     width: int
@@ -334,9 +332,9 @@ class Fixed:
 
 
 def run_fixed(mixture: Mixture, width: int, rate: float) -> Fixed:
-    """Send all rows at a fixed width and rate; a row that fails comes again, after a pause that doubles.
+    """Send all rows at a fixed width and rate; a failed row is retried after a pause that doubles each time.
 
-    A run of which almost nothing is admitted is given up; its time is infinite.
+    A run that is hardly ever admitted is given up; its time is infinite.
     """
     service, rng = Service(mixture), Random(mixture.seed)
     fresh, later = deque(range(mixture.rows)), list[tuple[float, int]]()
@@ -377,9 +375,9 @@ def run_fixed(mixture: Mixture, width: int, rate: float) -> Fixed:
 
 
 def best_fixed(mixture: Mixture) -> Fixed:
-    """Return the fixed width and rate that turn out to be the fastest, of those that are rarely refused.
+    """Return the fastest fixed width and rate among those that are rarely refused.
 
-    First widths without a rate, then rates around the limits with the widths that did best.
+    Tries widths without a rate first, then rates around the limits with the best widths.
     """
     most = mixture.parallelism
     widths = {width for width in (2, 4, 8, 16, 32, 64) if width < most} | {most}
@@ -400,5 +398,5 @@ def best_fixed(mixture: Mixture) -> Fixed:
 
 
 def _order(run: Fixed) -> tuple[float, float]:
-    """Those that are rarely refused first, by their time; then the others, by their refusals."""
+    """Rarely refused runs by time, followed by the others by refusals."""
     return (0.0, run.seconds) if run.refused <= REFUSED else (run.refused, run.seconds)

@@ -35,18 +35,18 @@ from smartbatch.providers.base import Capabilities, Provider
 from smartbatch.types import Answer, LimitReport, Request, Usage
 
 PATIENCE = 50.0
-"""A run that takes so many times as long as the best fixed one, and an hour more, is given up."""
+"""A run is given up if it takes this many times as long as the best fixed one, plus an hour."""
 
 
 @frozen
 class VirtualRun:
-    """What came of a list.
+    """The outcome of a list.
 
     Attributes:
-        seconds: virtual, until the last row was over, or until the run was given up.
+        seconds: virtual seconds until the last row completed or the run was given up.
         answered: rows with their answer.
-        maybe_billed: rows that were given up after a failure that may have been billed.
-        over: False when it was given up.
+        maybe_billed: rows given up after a failure that may have been billed.
+        over: False if the run was given up.
     """
 
     seconds: float
@@ -64,7 +64,7 @@ def send(
     patience: float,
     **settings: Any,
 ) -> VirtualRun:
-    """Send ``prompts`` and wait for all of them, ``patience`` virtual seconds at most."""
+    """Send ``prompts`` and wait for all of them, up to ``patience`` virtual seconds."""
     clock.spawned()
     clock.began()
     client = BatchingClient(
@@ -100,7 +100,7 @@ def send(
 
 
 class SimulatedProvider(Provider):
-    """The service of a mixture as a provider. All threads run one after the other, so there is no lock."""
+    """The service of a mixture as a provider. Threads run one at a time, so it has no lock."""
 
     def __init__(self, service: Service, clock: SerialClock, *, account: bool) -> None:
         self.name = "mixture"
@@ -137,7 +137,7 @@ def _error(verdict: Verdict, limits: LimitReport | None) -> ProviderError:
 
 
 def _report(service: Service, now: float) -> LimitReport | None:
-    """Return what the headers of an answer say about the limits, a minute."""
+    """Return the limits per minute reported by the headers of an answer."""
     if not service.mixture.names_limits:
         return None
     mixture, left_of = service.mixture, service.left(now)
@@ -182,24 +182,24 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """Rows a second over those of the best fixed run."""
+        """Rows per second, relative to the best fixed run."""
         rows = self.mixture.rows
         return (self.answered / self.seconds) / (rows / self.best.seconds) if self.answered else 0.0
 
     @property
     def refused(self) -> float:
-        """The share of calls refused for a limit."""
+        """Share of calls refused by a limit."""
         return self.met.get("limit", 0) / self.calls
 
     @property
     def extra(self) -> float:
-        """Calls over those that the rows and the partial failures need."""
+        """Calls beyond those required by rows and partial failures."""
         outside = self.met.get("limit", 0) + self.met.get("outage", 0)
         return self.calls / max(1, self.calls - outside)
 
 
 def run(seed: int, rows: int, *, account: bool = False, keep_log: bool = False) -> Outcome:
-    """Run the client on the mixture of a seed, and look for the best fixed width and rate."""
+    """Run the client on the mixture of a seed, and find the best fixed width and rate."""
     mixture = draw(seed, rows)
     best = best_fixed(mixture)
     clock = SerialClock()
@@ -220,7 +220,7 @@ def run(seed: int, rows: int, *, account: bool = False, keep_log: bool = False) 
 
 
 def prompt(row: int) -> str:
-    """Return a prompt of about as many tokens as the service counts."""
+    """Return a prompt with about as many tokens as the service counts."""
     return f"{row} " + "word " * (tokens_of(row) - 10)
 
 
@@ -228,7 +228,6 @@ def prompt(row: int) -> str:
 
 
 def run_all(seeds: Iterable[int], rows: int, processes: int, *, account: bool = False) -> Iterable[Outcome]:
-    """Yield the outcome of each seed."""
     if processes == 1:
         for seed in seeds:
             yield run(seed, rows, account=account)
@@ -248,7 +247,7 @@ class _Job:
 
 
 def share(values: Sequence[float], at: float) -> float:
-    """Return the value below which the share ``at`` of them lies."""
+    """Return the quantile ``at``."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(at * len(ordered)))]
 
@@ -292,7 +291,7 @@ def describe(outcome: Outcome) -> str:
 
 
 def timeline(outcome: Outcome, slots: int = 40) -> Iterable[str]:
-    """Yield what the calls of each slice of the run met."""
+    """Yield the outcomes of calls in each slice of the run."""
     width = max(outcome.seconds, outcome.log[-1][0]) / slots or 1.0
     found: dict[int, Counter[str]] = {}
     for at, kind in outcome.log:

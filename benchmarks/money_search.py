@@ -36,17 +36,17 @@ from smartbatch.testing import emulator
 
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 PRICE = 10.0
-"""USD for a million tokens, of input as of output: so the ledger's tokens are its money."""
+"""USD per million input or output tokens, so that the ledger's tokens can be converted to money."""
 TINY = 1e-9
 TEXTS = ("question", "a long question " * 20, "質問です " * 10, "0f3a-9c " * 15)
-"""How prompts begin: our estimate of their tokens is more or less wrong."""
+"""Beginnings of prompts whose tokens are estimated with different errors."""
 FAULTS = ("empty", "reset", "truncated", "bad_json", "html_200", "500", "stream_end", "429")
 WAYS = ("submit", "durable", "durable", "keyed", "list", "stream", "closed")
 
 
 @frozen
 class Combination:
-    """What one seed draws; times are seconds, money is USD."""
+    """A combination drawn by a seed; times in seconds, money in USD."""
 
     seed: int
     provider: str
@@ -84,11 +84,11 @@ class Combination:
 
 
 def problems(drawn: Combination, place: Path) -> list[str]:
-    """Return what did not hold when a combination was run."""
+    """Run a combination and return violations."""
     found: list[str] = []
     settings: dict[str, Any] = {"faults": drawn.faults, "fault_retry_after": drawn.pause, "seed": drawn.seed}
     with emulator(latency=0.002, **settings) as emu:
-        billed, refused = 0.0, Counter[str]()  # 429s by key
+        billed, refused = 0.0, Counter[str]()  # 429 responses by key
         for number in range(drawn.clients):
             key = f"sk-of-the-search-{0 if drawn.same_key else number}"
             client = _client(drawn, place, emu, key)
@@ -147,7 +147,7 @@ def _use(client: BatchingClient, drawn: Combination, rng: random.Random) -> None
 
 
 def _asked(client: BatchingClient, way: str, prompts: list[str]) -> Iterator[Callable[[], object]]:
-    """Yield what waits for each answer."""
+    """Yield a function per answer that waits for it."""
     if way in ("submit", "durable"):
         for prompt in prompts:
             more: dict[str, Any] = {"durable": True} if way == "durable" else {}
@@ -171,7 +171,7 @@ def _streamed(client: BatchingClient, prompt: str, *, whole: bool) -> None:
 
 
 def _billed(emu: Emulator) -> float:
-    """Return the USD of the ledger, once nothing is under way."""
+    """Return the USD in the ledger once no call is in flight."""
     until = time.monotonic() + 5.0
     while any(not call.done for call in emu.ledger.calls) and time.monotonic() < until:
         time.sleep(0.005)
@@ -179,7 +179,7 @@ def _billed(emu: Emulator) -> float:
 
 
 def _note_pause(client: BatchingClient, pauses: list[float], event: Event) -> None:
-    """Note what is left of a pause when a client gets its first request."""
+    """Record the rest of a pause when a client gets its first request."""
     if isinstance(event, RequestSubmitted) and not pauses:
         pauses.append(max((lane.cooldown for lane in client.status.lanes), default=0.0))
 
@@ -193,7 +193,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="run one combination and show it")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    import_module("anthropic")  # or the first call would wait for the import
+    import_module("anthropic")  # otherwise the first call would wait for the import
     import_module("google.genai")
     seeds = [options.only] if options.only is not None else None
     end, seed, tried, broken = time.monotonic() + options.seconds, options.seed, Counter[str](), 0

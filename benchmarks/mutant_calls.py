@@ -25,7 +25,7 @@ ROOMS = {
     "steps": "smartbatch/jobs/steps",
     "outputs": "smartbatch/runs/output_file.py",
 }
-"""Those that decide about money: mistakes are made in them."""
+"""Packages and files that decide about money and are mutated."""
 FULL = (
     "tests/core/",
     "tests/jobs/",
@@ -36,7 +36,7 @@ FULL = (
     "tests/runs/",
     "tests/cli/test_output",
 )
-"""Tests marked ``full`` that are recorded all the same: what decides about money, each in seconds."""
+"""Tests marked ``full`` that are recorded as well: they check money and take seconds."""
 INTO = "CALLS_INTO"
 FILE = "CALLS_OF_TEST"
 SITE = f"""import os
@@ -44,20 +44,20 @@ if os.environ.get({FILE!r}):
     from benchmarks import mutant_calls
     mutant_calls.trace()
 """
-"""A ``sitecustomize.py`` for processes that tests start."""
+"""A ``sitecustomize.py`` for processes started by tests."""
 LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "smartbatch", "")
 
 LOOKS = 3000
-"""Calls of a function whose lines are noted, for each test: more of them would take minutes."""
+"""Maximum calls of a function per test whose lines are recorded; more would take minutes."""
 
-_open, _write, _close = os.open, os.write, os.close  # tests replace them
+_open, _write, _close = os.open, os.write, os.close  # tests replace these functions
 _traced = tuple(LIBRARY + place.removeprefix("smartbatch/") for place in ROOMS.values())
 _seen: dict[int, _Lines | None] = {}
-"""By the id of a function's code, whose own hash takes long."""
+"""By ID of a code object, whose own hash is slow."""
 
 
 def trace() -> None:
-    """Note each call of this process from now on, which a test runs in or started."""
+    """Record each call of this process from now on."""
     threading.settrace(_called)
     sys.settrace(_called)
 
@@ -81,7 +81,7 @@ def _first_call(code: CodeType) -> _Lines | None:
 
 
 class _Lines:
-    """Notes each line of a function when it runs for the first time in a test."""
+    """Records each line of a function the first time it runs in a test."""
 
     def __init__(self, code: CodeType) -> None:
         self._path = code.co_filename[len(LIBRARY) :]
@@ -113,12 +113,12 @@ def _note(text: str) -> None:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Leave out further cases where the default tests see enough."""
+    """Leave out further cases if the default tests are sufficient."""
     items[:] = [item for item in items if not item.get_closest_marker("full") or item.nodeid.startswith(FULL)]
 
 
 def pytest_runtest_protocol(item: object) -> None:
-    """Let what is called from now on belong to a test."""
+    """Assign calls from now on to a test."""
     name = getattr(item, "nodeid", "")
     folder = os.environ[INTO]
     os.environ[FILE] = os.path.join(folder, hashlib.sha256(name.encode()).hexdigest())
@@ -131,14 +131,13 @@ began: dict[str, float] = {}
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    """End the test's file."""
     if nodeid in began:
         sys.settrace(None)
         _note(f"={time.perf_counter() - began[nodeid]} {nodeid}\n")
 
 
 def read(folder: Path) -> Iterator[tuple[str, float, frozenset[str]]]:
-    """Yield the name, the seconds and the functions and lines of each test that was recorded in a folder."""
+    """Yield name, seconds, and functions and lines of each recorded test."""
     for file in folder.iterdir():
         lines = file.read_text().splitlines()
         ends = [line for line in lines if line.startswith("=")]

@@ -1,7 +1,8 @@
-"""Small mistakes that a file allows: a comparison turned around, a constant off by one, a statement left out.
+"""Small mistakes that can be made in a file: an inverted comparison, a constant off by one, a missing
+statement.
 
-Left out is what no test can see, or need not: annotations, docstrings, ``__repr__``, the texts of logs and
-errors, what only a type checker reads, and what is there to be overridden.
+Mistakes that no test can or must detect are left out: annotations, docstrings, ``__repr__``, texts of logs
+and errors, code only for type checkers, and methods that exist to be overridden.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ IN_SQL = {
 }
 LOGS = frozenset({"log", "logger", "_log", "_logger", "logging", "warnings"})
 SHAPES = frozenset({"init", "repr", "slots", "kw_only", "order", "weakref_slot", "stacklevel"})
-"""Keywords that say how a class is made, or what a text shows."""
+"""Keywords that define how a class is created, or what a text shows."""
 TYPING = frozenset({"cast", "TypeVar", "NewType", "ParamSpec", "assert_never"})
 BARE = ast.Name | ast.Attribute | ast.Call | ast.Subscript
-"""Conditions without an operator of their own."""
+"""Conditions without an operator."""
 NOT_RUN = frozenset({"overload", "abstractmethod"})
 
 
@@ -68,11 +69,11 @@ class Change:
     """A mistake at one place of a file.
 
     Attributes:
-        line: one-based, on which the changed text begins.
-        start: place of the first changed byte.
-        end: place after the last one.
-        new: what stands there instead.
-        owners: lines of the ``def`` around it, the innermost first; its first decorator's, where it has one.
+        line: one-based line of the changed text.
+        start: position of the first changed byte.
+        end: position after the last one.
+        new: the replacement.
+        owners: lines of the enclosing functions, or of their first decorators, innermost first.
     """
 
     line: int
@@ -82,17 +83,16 @@ class Change:
     owners: tuple[int, ...]
 
     def applied(self, source: bytes) -> bytes:
-        """Return the file with the mistake."""
         return source[: self.start] + self.new + source[self.end :]
 
     def described(self, source: bytes) -> str:
-        """Return what was there and what is, each on one line."""
+        """Return the old and new text, each on one line."""
         old, new = (" ".join(text.decode().split()) for text in (source[self.start : self.end], self.new))
         return f"{old} → {new}"
 
 
 def changes_of(source: bytes) -> list[Change]:
-    """Return all mistakes a file allows, in the order of its lines."""
+    """Return all possible mistakes in a file, in the order of lines."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -114,13 +114,13 @@ def changes_of(source: bytes) -> list[Change]:
 
 
 def _visited(node: ast.AST, owners: tuple[int, ...]) -> Iterator[tuple[ast.AST, tuple[int, ...]]]:
-    """Go through what a test could see, and say of each node inside which functions it stands."""
+    """Yield the nodes that tests can observe, with the functions around them."""
     if _is_left_out(node):
         return
     yield node, owners
     if isinstance(node, ast.FunctionDef):
         owners = (min([node.lineno, *(each.lineno for each in node.decorator_list)]), *owners)
-    if isinstance(node, ast.Raise | ast.JoinedStr):  # the texts of errors, and other texts
+    if isinstance(node, ast.Raise | ast.JoinedStr):  # texts of errors, and other strings
         return
     for child in _children(node):
         yield from _visited(child, owners)
@@ -135,7 +135,7 @@ def _children(node: ast.AST) -> Iterable[ast.AST]:
             without = [*node.decorator_list, *node.bases]
         case ast.arg() | ast.AnnAssign():
             without = [node.annotation]
-        case ast.Call(func=ast.Name("zip")):  # whether it is strict only says what is certain anyhow
+        case ast.Call(func=ast.Name("zip")):  # strict only asserts what is certain
             without = [*node.keywords]
     return (child for child in ast.iter_child_nodes(node) if child not in without)
 
@@ -144,7 +144,7 @@ def _is_left_out(node: ast.AST) -> bool:
     match node:
         case ast.Import() | ast.ImportFrom() | ast.Assert() | ast.If(test=ast.Name("TYPE_CHECKING")):
             return True
-        case ast.Expr(value=ast.Constant()):  # docstrings, and the dots of what is overridden
+        case ast.Expr(value=ast.Constant()):  # docstrings, and bodies to be overridden
             return True
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(name)))):
             return name in LOGS
@@ -165,7 +165,7 @@ def _is_left_out(node: ast.AST) -> bool:
 
 
 def _instead(node: ast.AST) -> Iterator[str]:
-    """Yield what may stand instead of a node, by mistake."""
+    """Yield wrong replacements of a node."""
     match node:
         case ast.Compare():
             for place, op in enumerate(node.ops):
@@ -206,7 +206,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _in_sql(source: bytes, whole: Change) -> Iterator[Change]:
-    """Yield the mistakes in the text of a statement: it is changed as it is written, line breaks included."""
+    """Yield mistakes in the text of a statement, which is changed as written, including line breaks."""
     text = source[whole.start : whole.end].decode()
     if not SQL.search(text):
         return

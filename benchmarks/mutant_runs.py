@@ -1,4 +1,4 @@
-"""Runs the tests of one mutant: in a process forked from one that has the SDKs, and in a copy of the tree."""
+"""Runs the tests of one mutant in a copy of the tree, in a fork of a process that has imported the SDKs."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ SDKS = (
     "structlog",
     "yaml",
 )
-"""What takes seconds to import, and knows nothing of the library."""
+"""Slow imports that do not depend on the library."""
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".nox", ".mypy_cache", ".ruff_cache", ".hypothesis")
 FIRST = 6.0
-"""Seconds of tests that are run first: they see most mutants."""
+"""Seconds of tests that run first, which detect most mutants."""
 OF_TREE = ("smartbatch", "benchmarks", "tests")
 MEMORY = 8 * 2**30
 SUBREAPER = 36
@@ -61,8 +61,8 @@ LINE = (
 
 @frozen
 class TestCalls:
-    """A test: what it takes, undisturbed, and the functions it calls and the lines it reaches, as
-    ``core/limits/retry.py:17`` and ``core/limits/retry.py@19``.
+    """A test: its seconds, the functions it calls, and the lines it reaches, as ``core/limits/retry.py:17``
+    and ``core/limits/retry.py@19``.
     """
 
     __test__ = False
@@ -78,7 +78,9 @@ class TestCalls:
 
 @frozen
 class Outcome:
-    """What became of a mutant: ``killed``, ``timed out`` or ``survived``; of how many tests, and by which."""
+    """The outcome of a mutant (``killed``, ``timed out`` or ``survived``), the number of tests, and the test
+    that killed it.
+    """
 
     result: str
     tests: int
@@ -86,29 +88,28 @@ class Outcome:
 
 
 def preload() -> None:
-    """Import what all mutants share."""
     for name in SDKS:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
 def copied(tree: Path, into: Path) -> Path:
-    """Copy a tree with its times: byte code stays valid."""
+    """Copy a tree with its timestamps, so that byte code stays valid."""
     shutil.copytree(tree, into, ignore=NOT_COPIED, symlinks=True)
     return into
 
 
 def pytest_line(*more: str) -> list[str]:
-    """Return the arguments of pytest for all tests but the soak programmes, without the project's own."""
+    """Return the arguments of pytest for all tests except soak tests, without the project's own."""
     return ["-o", "addopts=", *LINE, *more]
 
 
 class Worker:
-    """Runs mutants one after the other in a copy of the tree.
+    """Runs mutants one after another in a copy of the tree.
 
     Args:
-        tree: the copy; no one else uses it.
-        scratch: a folder for what tests leave.
+        tree: the copy, used by nobody else.
+        scratch: a folder for files left by tests.
         most: seconds of tests that a mutant must survive.
     """
 
@@ -116,10 +117,10 @@ class Worker:
         self._tree = tree
         self._most = most
         self._scratch = scratch
-        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # what tests leave running becomes a child of this one
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # processes left by tests become children of this one
 
     def judge(self, path: str, mutated: bytes, tests: Sequence[TestCalls]) -> Outcome:
-        """Say what becomes of a file's mutant: the first tests run alone, as they see most."""
+        """Run the tests of a mutant. The first ones run alone, because they detect most mutants."""
         chosen = fitting(tests, self._most)
         first = _begin_of(chosen, FIRST)
         with self._planted(path, mutated):
@@ -133,7 +134,7 @@ class Worker:
         """Return the names of tests that fail without a mutant.
 
         Raises:
-            RuntimeError: none was found, or none could be run.
+            RuntimeError: no test was found, or none could be run.
         """
         names: list[str] = []
         while tests:
@@ -207,24 +208,26 @@ class Worker:
 
 
 def _write_no_bytecode() -> None:
-    """Leave none of a mutant: the next one may be as large, and written within the same second."""
+    """Byte code of a mutant could match the next one, if that has the same size and was written in the same
+    second.
+    """
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
 
 
 class _Chosen:
-    """A plug-in: runs the tests in the order given, and notes the first that fails."""
+    """A plug-in that runs tests in the given order and records the first failure."""
 
     def __init__(self, names: Sequence[str], failed: Path) -> None:
         self._places = {name: place for place, name in enumerate(names)}
         self._failed = failed
 
     def pytest_sessionstart(self) -> None:
-        """The tests' own ``conftest`` has byte code written."""
+        """The tests' own ``conftest`` enables byte code."""
         _write_no_bytecode()
 
     def pytest_collection(self) -> None:
-        """Do not look for the smallest example that fails."""
+        """Skip the search for the smallest failing example."""
         settings.register_profile("mutants", settings(), phases=(Phase.explicit, Phase.generate))
         settings.load_profile("mutants")
 
@@ -241,9 +244,9 @@ class _Chosen:
 
 
 def fitting(tests: Iterable[TestCalls], seconds: float) -> list[TestCalls]:
-    """Return, in their order, tests that take so long together at most, or only the first.
+    """Return, in order, the tests that fit into the time together, or only the first.
 
-    A long one for which no time is left keeps no quick one after it away.
+    A test that does not fit does not exclude shorter ones after it.
     """
     chosen: list[TestCalls] = []
     for test in tests:
@@ -254,13 +257,13 @@ def fitting(tests: Iterable[TestCalls], seconds: float) -> list[TestCalls]:
 
 
 def _begin_of(tests: Sequence[TestCalls], seconds: float) -> Sequence[TestCalls]:
-    """Return the first tests that take so long at most, or only the first."""
+    """Return the first tests that fit into the time, or only the first."""
     ends = accumulate(test.seconds for test in tests)
     return tests[: max(1, sum(end <= seconds for end in ends))]
 
 
 def _end_children() -> None:
-    """End the processes that tests left behind, databases included."""
+    """End processes left by tests, including databases."""
     ends = time.monotonic() + 0.5
     while children := _children():
         for child in children:
@@ -278,7 +281,7 @@ def _children() -> list[int]:
 
 
 def collected(tree: Path) -> None:
-    """Collect the tests once, so that their byte code is there."""
+    """Collect the tests once to create their byte code."""
     line = [sys.executable, "-m", "pytest", *pytest_line("--collect-only")]
     environ = os.environ | {"PYTHONPATH": str(tree)}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -42,24 +42,25 @@ SEE_MOST: dict[str, str | tuple[str, ...]] = {
     "steps": "tests/faults/simulation/test_seeds.py",
     "outputs": "tests/core/walks/",
 }
-"""Tests of whole rooms, which run first."""
+"""Tests of whole packages, which run first."""
 _ALONE = ("structure", "waits", "benchmarks", "ci")
 LEFT_OUT = ("docs", "emulator", "hosts", "typing", *(f"test_{name}.py" for name in _ALONE))
-"""Tests of texts and types, which see each change of a line, whatever it does, and of what is no part of the
-rooms and takes long."""
+"""Tests left out: those of texts and types, which detect any change of a line, and slow ones of other
+packages.
+"""
 COUNT = 300
 TARGET = 0.92
 AT_MOST = 120.0
 PARALLEL = 2
 TOGETHER = 20
-"""Mutants that are judged before the tests that killed them are run without any."""
+"""Mutants judged before the tests that killed them run without a mutant."""
 SLOW_START = 4.0
-"""Seconds that the server of the first test with PostgreSQL takes."""
+"""Seconds the first test with PostgreSQL needs to start its server."""
 
 
 @frozen
 class Mutant:
-    """A mistake in a file of a room, as it was when the mistakes were drawn."""
+    """A mistake in a file, as the file was when mistakes were drawn."""
 
     room: str
     path: str
@@ -72,7 +73,7 @@ class Mutant:
 
 @frozen
 class Judged:
-    """A mutant, by its words, and its end."""
+    """A mutant by its description, and its outcome."""
 
     room: str
     mutant: str
@@ -80,7 +81,6 @@ class Judged:
 
 
 def all_mutants() -> list[Mutant]:
-    """Return each mistake that can be made in the rooms."""
     found = []
     for room, place in ROOMS.items():
         whole = ROOT / place
@@ -91,7 +91,7 @@ def all_mutants() -> list[Mutant]:
 
 
 def drawn(seed: int, count: int) -> list[Mutant]:
-    """Draw lines of code, all alike, and a mistake for each."""
+    """Draw lines of code with equal probability, and a mistake for each."""
     by_line: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
     for mutant in all_mutants():
         by_line[mutant.path, mutant.change.line].append(mutant)
@@ -100,9 +100,9 @@ def drawn(seed: int, count: int) -> list[Mutant]:
 
 
 def calls_of_tests(folder: Path, tree: Path) -> list[TestCalls]:
-    """Run the tests once in a copy of the tree, unless the folder has their calls; return these.
+    """Return the calls of all tests, which run once in a copy of the tree unless the folder has their calls.
 
-    Either way the copy has their byte code then.
+    In either case the copy then has byte code.
     """
     if folder.exists():
         collected(tree)
@@ -127,7 +127,7 @@ def calls_of_tests(folder: Path, tree: Path) -> list[TestCalls]:
 
 
 class Tests:
-    """Which tests see a mutant, the most likely and the fastest first."""
+    """Selects the tests of a mutant, the most likely and fastest first."""
 
     def __init__(self, tests: Iterable[TestCalls]) -> None:
         self._by_place: dict[str, list[TestCalls]] = defaultdict(list)
@@ -138,8 +138,8 @@ class Tests:
                 self._by_file[re.split("[:@]", place)[0]][test.name] = test
 
     def of(self, mutant: Mutant) -> list[TestCalls]:
-        """Return those that reach the line, or else the nearest one before it that any reaches; of what
-        stands in no function, those that reach anything of the file.
+        """Return the tests that reach the line, or else the nearest earlier line that any test reaches. For
+        code outside of functions, return the tests that reach anything in the file.
         """
         path = mutant.path.removeprefix("smartbatch/")
         for owner in mutant.change.owners[:1]:
@@ -184,7 +184,7 @@ def _failing(tests: list[TestCalls]) -> list[str]:
 
 
 def _confirmed(pool: Pool, work: list[Work]) -> Iterator[Judged]:
-    """Judge mutants; a test that fails without a mutant, as some do under load, kills none."""
+    """Judge mutants. A test that fails without a mutant, as some do under load, kills none."""
     while work:
         outcomes = pool.map(_judge, work, chunksize=1)
         killers = {outcome.by for outcome in outcomes} | {test.name for test in work[0][1][:1]}
@@ -200,7 +200,7 @@ def _confirmed(pool: Pool, work: list[Work]) -> Iterator[Judged]:
 
 
 def judged(mutants: Sequence[Mutant], done: Path, calls: Path | None, most: float) -> list[Judged]:
-    """Judge mutants; those that the file ``done`` has are not run again, and the others are added to it."""
+    """Judge mutants that the file ``done`` does not contain, and add them to it."""
     known = [_read(line) for line in done.read_text().splitlines()] if done.exists() else []
     words = {one.mutant for one in known}
     with tempfile.TemporaryDirectory(prefix="mutants-", dir=_memory()) as folder:
@@ -231,7 +231,7 @@ def _read(line: str) -> Judged:
 
 
 def table(found: Sequence[Judged]) -> str:
-    """Return the figures of each room, and of all, as a table."""
+    """Return a table of figures per package and in total."""
     counts: Mapping[tuple[str, str], int] = Counter((one.room, one.outcome.result) for one in found)
     results = ("killed", "timed out", "survived")
     lines = ["| room | mutants | killed | timed out | survived | seen |", "|---|---|---|---|---|---|"]
@@ -245,7 +245,7 @@ def table(found: Sequence[Judged]) -> str:
 
 
 def main() -> None:
-    """Judge the mutants of a seed; exit with 1 if the tests see too few."""
+    """Judge the mutants of a seed; exit with 1 if too few are detected."""
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     by_chance = random.SystemRandom().randrange(10**6)

@@ -32,7 +32,7 @@ from benchmarks.harness import (
 )
 from smartbatch import BatchingClient, Request
 
-UNREACHED_RPM = 10**6  # counted, and never in the way
+UNREACHED_RPM = 10**6  # counted, but never reached
 
 
 def ours(
@@ -75,7 +75,7 @@ def against_zero_cost(rounds: int, count: int, in_flight: int) -> None:
 
 
 def on_the_wire(count: int) -> None:
-    """Seconds from ``submit`` on an idle client to its call, as seen by an own function."""
+    """Print the seconds from ``submit`` on an idle client to its call, measured by a user's function."""
     started: list[float] = []
     waits = []
 

@@ -1,4 +1,4 @@
-"""How other libraries send a list of prompts, 64 at a time, with five tries if that can be configured.
+"""Sends a list of prompts with other libraries, 64 at a time, with five tries if that can be configured.
 
 Each function returns the answers in order, with ``None`` for lost ones.
 """
@@ -24,7 +24,7 @@ Answers = list[str | None]
 
 
 def smartbatch(url: str, texts: Sequence[str]) -> Answers:
-    """``client.generate``, with its settings as they come."""
+    """``client.generate`` with default settings."""
     from smartbatch import BatchingClient
 
     options = {"api_key": KEY, "base_url": url}
@@ -53,7 +53,7 @@ def sdk_threads(url: str, texts: Sequence[str]) -> Answers:
 
 
 def sdk_asyncio(url: str, texts: Sequence[str]) -> Answers:
-    """OpenAI's asyncio client behind a semaphore."""
+    """OpenAI's asyncio client with a semaphore."""
     import openai
 
     async def all_of_them() -> Answers:
@@ -73,7 +73,7 @@ def sdk_asyncio(url: str, texts: Sequence[str]) -> Answers:
     return asyncio.run(all_of_them())
 
 
-# -- libraries above it, where they are installed ------------------------------------------------------------
+# -- other libraries, if installed ---------------------------------------------------------------------------
 
 
 def litellm(url: str, texts: Sequence[str]) -> Answers:
@@ -135,4 +135,4 @@ LISTS: dict[str, tuple[str | None, Callable[[str, Sequence[str]], Answers]]] = {
     "langchain, batch": ("langchain_openai", langchain),
     "async-batch-llm": ("async_batch_llm", async_batch_llm),
 }
-"""The peers, with the module that has to be installed for each."""
+"""Other libraries, with the module required by each."""

@@ -38,9 +38,9 @@ RULES = {"individual": policies.alone, "batch": policies.by_batch, "threshold": 
 
 
 def compared(fates: Sequence[Fate], best: Sequence[Outcome], mine: Sequence[Outcome]) -> tuple[float, float]:
-    """Return by how much a policy costs more than the oracle, and the share of deadlines it misses.
+    """Return the additional cost of a policy compared with the oracle, and the share of deadlines it misses.
 
-    Both of jobs that the oracle does in time, and that the policy did not refuse.
+    Both are for jobs that the oracle finishes in time and the policy did not reject.
     """
     done = [at for at, fate in enumerate(fates) if best[at].met(fate.job) and mine[at].route is not None]
     missed = sum(not mine[at].met(fates[at].job) for at in done)
@@ -49,7 +49,6 @@ def compared(fates: Sequence[Fate], best: Sequence[Outcome], mine: Sequence[Outc
 
 
 def report_regret(traces: dict[str, Maker], draw: str) -> None:
-    """Print the table of regrets."""
     names = ("library", "its first day", *RULES)
     print(f"{'trace':<20}{'regime':<23}{'feasible':>9}{'refused':>9}" + "".join(f"{n:>22}" for n in names))
     for trace, make in traces.items():
@@ -70,7 +69,7 @@ def report_regret(traces: dict[str, Maker], draw: str) -> None:
 
 
 def report_deadlines(draw: str) -> None:
-    """Print how many deadlines are met with turnarounds of heavy tails."""
+    """Print how many deadlines are met if batch times have heavy tails."""
     print(f"\n{'turnarounds':<28}{'feasible':>9}{'met':>8}{'refused':>9}{'rescued':>9}{'room':>7}{'cost':>8}")
     for name, turnaround, usual in (
         ("lognormal, 30 min, 1.2", lognormal(1800.0, 1.2), 1800.0),

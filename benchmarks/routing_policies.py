@@ -1,4 +1,4 @@
-"""What is compared: the library's own decision code, an oracle, and three rules that never learn."""
+"""The policies compared: the library's decision code, an oracle, and three rules that never learn."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from smartbatch.routing.history import BATCH_PRIOR, CALL_PRIOR, CANCEL_PRIOR
 from smartbatch.types import Route, Usage
 
 PARALLELISM = 4
-"""The client's default."""
+"""Default of a client."""
 THRESHOLD, AT_ONCE = 10, 3
 TIME_VALUE = 5.0
-"""The client's default, USD an hour."""
+"""Default of a client, USD per hour."""
 LEARNED = 200
-"""Calls of a job that are learned from, spread evenly; the client would learn from all."""
+"""Calls of a job used for forecasts, evenly spread; a client would use all."""
 LOOKS = 0.05
-"""A job with a deadline is looked at as often as this share of what is left of it passes, or each 10 s."""
+"""A job is checked each time this share of the time to its deadline has passed, or every 10 s."""
 
 
 @frozen
 class Outcome:
-    """What became of a job.
+    """The outcome of a job.
 
     Attributes:
-        seconds: until its last answer; infinity where it was refused.
+        seconds: until its last answer; infinite if it was rejected.
         cost: USD.
-        route: that was chosen; ``None`` where it was refused.
-        rescued: whether any of it was taken back from a batch.
+        route: the chosen route; ``None`` if it was rejected.
+        rescued: whether requests were withdrawn from a batch.
     """
 
     seconds: float
@@ -48,42 +48,41 @@ class Outcome:
     rescued: bool = False
 
     def met(self, job: Job) -> bool:
-        """Whether it met its deadline."""
         return self.seconds <= job.deadline
 
 
 def shards(count: int, pieces: int = 1) -> list[int]:
-    """Return the sizes of the batches that so many requests become."""
+    """Return the sizes of the batches for a number of requests."""
     batches = max(pieces, math.ceil(count / LARGEST))
     return [count // batches + (place < count % batches) for place in range(batches)]
 
 
-# -- those who know or never learn ---------------------------------------------------------------------------
+# -- fixed rules and the oracle ------------------------------------------------------------------------------
 
 
 def alone(fate: Fate) -> Outcome:
-    """Every job in real time."""
+    """Send every job in real time."""
     end = Workers(PARALLELISM, fate.regime.rpm).take(fate.calls, 0.0)
     return Outcome(end, fate.job.cost(), Route.INDIVIDUAL)
 
 
 def by_batch(fate: Fate) -> Outcome:
-    """Every job by batch, however long it takes."""
+    """Send every job by batch, however long it takes."""
     job = fate.job
     ends = [fate.batch(place, job.at) for place in range(len(shards(len(job.rows))))]
     return Outcome(max(ends), HALF * job.cost(), Route.BATCH)
 
 
 def threshold(fate: Fate) -> Outcome:
-    """By number alone."""
+    """Decide by the number of requests alone."""
     return by_batch(fate) if len(fate.job.rows) >= THRESHOLD else alone(fate)
 
 
 def oracle(fate: Fate) -> Outcome:
-    """Take what turns out best: each batch of the job that will be in time, the rest in real time.
+    """Choose the best route in hindsight: batches that will finish in time, and real time for the rest.
 
-    It knows how long each batch will take, and each call, so it never cancels any. It keeps to the rule that
-    up to three requests go in real time, and of up to nine the first three.
+    The oracle knows the time of each batch and call, so it cancels none. It also sends up to three requests
+    in real time, and the first three of up to nine.
     """
     job = fate.job
     n = len(job.rows)
@@ -109,7 +108,7 @@ def oracle(fate: Fate) -> Outcome:
 
 
 class Knowledge:
-    """What a client has seen, by the library's own forecasts."""
+    """The observations of a client, in the library's own forecasts."""
 
     def __init__(self) -> None:
         self.calls = Forecaster(CALL_PRIOR)
@@ -118,14 +117,13 @@ class Knowledge:
         self.tokens = Calibration()
 
     def throughput(self, now: float, tokens: float, rpm: float) -> Throughput:
-        """Return how fast real time is."""
         return Throughput(self.calls.at(now), PARALLELISM, tokens=tokens, rpm=rpm)
 
     def decide(self, fate: Fate, constraints: Constraints) -> Option:
-        """Return the route by the library's own code.
+        """Return the route chosen by the library.
 
         Raises:
-            Infeasible: nothing meets the constraints.
+            Infeasible: no route meets the constraints.
         """
         job, now = fate.job, fate.job.at
         n, given = len(job.rows), float(sum(row.given for row in job.rows))
@@ -171,9 +169,9 @@ Steps = Generator[float, None, Outcome]
 
 @define
 class Library:
-    """The library on a virtual clock: all jobs of a trace, which learn from each other as time goes.
+    """The library on a virtual clock, running all jobs of a trace, which learn from each other.
 
-    What it has seen is kept from run to run.
+    Observations are kept from run to run.
     """
 
     know: Knowledge = field(factory=Knowledge)
@@ -183,7 +181,7 @@ class Library:
     now: float = 0.0
 
     def run(self, fates: Sequence[Fate]) -> list[Outcome]:
-        """Return what becomes of each job."""
+        """Return the outcome of each job."""
         for place, fate in enumerate(fates):
             self._at(fate.job.at, self._starter(place, fate))
         while self._events:
@@ -209,7 +207,7 @@ class Library:
             self._at(when, lambda _: self._resume(place, steps))
 
     def _steps(self, fate: Fate) -> Steps:
-        """Take one job from its decision to its end; yields when its next event is due."""
+        """Run one job from its decision to its end; yield the time of its next event."""
         job = fate.job
         constraints = Constraints(deadline=job.deadline, time_value=TIME_VALUE)
         try:
@@ -243,7 +241,7 @@ class Library:
         return found
 
     def _ended(self, fate: Fate, workers: Workers, shard: _Shard) -> float:
-        """Take in a batch that is done or cancelled; return what its requests cost."""
+        """Record a finished or canceled batch; return the cost of its requests."""
         know, now = self.know, self.now
         price = fate.job.cost(shard.first, shard.first + shard.size)
         if shard.cancelled is None:
@@ -257,7 +255,7 @@ class Library:
         return price
 
     def _rescued(self, fate: Fate, workers: Workers, open_: Sequence[_Shard]) -> float:
-        """Take back what has to be; return the seconds until it must be looked at again."""
+        """Withdraw batches if necessary; return the seconds until the next check."""
         job, now = fate.job, self.now
         left = job.at + job.deadline - now
         tokens = 1.0
@@ -274,7 +272,7 @@ class Library:
         return min(found.wait, max(10.0, LOOKS * left))
 
     def _call(self, fate: Fate, workers: Workers, first: int, end: int) -> None:
-        """Send requests in real time, and learn from them as they are answered."""
+        """Send requests in real time, and record their answers."""
         before = len(workers.ends)
         calls = fate.calls[first:end]
         workers.take(calls, self.now)

@@ -29,32 +29,32 @@ from attrs import define, evolve, field, frozen
 DAY = 86_400.0
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 INPUT, OUTPUT = 0.25e-6, 2.0e-6
-"""USD a token, as a small model costs."""
+"""USD per token of a small model."""
 HALF = 0.5
-"""What a batch costs of it, as OpenAI, Anthropic and Gemini document."""
+"""Price of a batch relative to real time, as documented by OpenAI, Anthropic and Gemini."""
 USERS = {"conv": 8, "code": 16}
-"""Readers of each trace, who cut it into jobs in different ways."""
+"""Users of each trace, who divide it into different jobs."""
 LARGEST = 5000
-"""Most requests of a batch, the default of ``batch_max_requests``."""
+"""Maximum requests per batch, the default of ``batch_max_requests``."""
 
 JUDGED = "judged"
-"""The draw of all that is random by which the library is judged; its constants were chosen on others, such as
-``tuning``."""
+"""The random numbers used for the published figures; constants were chosen with others, such as ``tuning``.
+"""
 
 Maker = Callable[[Random], Iterable["Job"]]
-"""Makes the jobs of a day."""
+"""Creates the jobs of a day."""
 Turnaround = Callable[[Random, float], float]
-"""Draws the seconds that a batch takes that is created at a moment."""
+"""Draws the seconds of a batch created at a given time."""
 
 
 @frozen
 class Regime:
-    """How the provider behaves.
+    """The behavior of the provider.
 
     Attributes:
         name: for the tables.
         turnaround: of batches.
-        rpm: calls that may begin in a minute.
+        rpm: calls that may start per minute.
         usual: median of the turnaround, for the tables.
     """
 
@@ -64,17 +64,17 @@ class Regime:
 
 
 def lognormal(median: float, sigma: float) -> Turnaround:
-    """Times around a median, seconds."""
+    """Seconds around a median."""
     return lambda rng, _: median * math.exp(rng.gauss(0.0, sigma))
 
 
 def pareto(shortest: float, alpha: float) -> Turnaround:
-    """Times with a heavy tail, seconds."""
+    """Seconds with a heavy tail."""
     return lambda rng, _: shortest * rng.paretovariate(alpha)
 
 
 def slows_down(before: Turnaround, after: Turnaround, at: float) -> Turnaround:
-    """One regime up to a moment of each day, then another."""
+    """One regime until a certain time of day, then another."""
     return lambda rng, now: before(rng, now) if now % DAY < at else after(rng, now)
 
 
@@ -89,7 +89,7 @@ REGIMES = (
 
 @frozen
 class Row:
-    """One request: tokens in and out."""
+    """One request: input and output tokens."""
 
     given: int
     made: int
@@ -97,13 +97,13 @@ class Row:
 
 @frozen
 class Job:
-    """A list of requests that comes at a moment.
+    """A list of requests that arrives at a certain time.
 
     Attributes:
         at: seconds.
         rows: its requests.
-        deadline: seconds from then.
-        seed: of all that happens to it.
+        deadline: seconds after arrival.
+        seed: of everything that happens to it.
     """
 
     at: float
@@ -112,17 +112,16 @@ class Job:
     seed: int
 
     def cost(self, first: int = 0, end: int | None = None) -> float:
-        """Return the USD of some of its requests in real time."""
         return sum(row.given * INPUT + row.made * OUTPUT for row in self.rows[first:end])
 
 
 @define
 class Fate:
-    """What will happen to a job whatever is done with it.
+    """Everything that will happen to a job, whatever its route.
 
     Attributes:
         calls: seconds of each request's call.
-        batches: factor on the turnaround of each of its batches, in turn.
+        batches: factor on the turnaround of each of its batches.
     """
 
     job: Job
@@ -132,23 +131,21 @@ class Fate:
 
     @classmethod
     def of(cls, job: Job, regime: Regime) -> Fate:
-        """Draw it."""
         rng = Random(job.seed)
         calls = [(0.4 + row.made / 80) * math.exp(rng.gauss(0.0, 0.3)) for row in job.rows]
         return cls(job, regime, calls, rng)
 
     def batch(self, place: int, at: float) -> float:
-        """Return what the batch at a place in the job takes when it is created at a moment."""
+        """Return the seconds of a batch of the job, if it is created at a given time."""
         common = self.regime.turnaround(Random(f"batch {self.job.seed}"), at)
         return common * math.exp(Random(f"batch {self.job.seed} {place}").gauss(0.0, 0.1))
 
     def cancel(self, place: int) -> float:
-        """Return what the cancel of a batch takes."""
         return 30.0 * math.exp(Random(f"cancel {self.job.seed} {place}").gauss(0.0, 0.98))
 
 
 class Workers:
-    """The calls of a job in real time."""
+    """The real-time calls of a job."""
 
     def __init__(self, parallelism: int, rpm: float) -> None:
         self._free = [-math.inf] * parallelism
@@ -157,7 +154,7 @@ class Workers:
         self.ends: list[float] = []
 
     def take(self, seconds: Sequence[float], now: float) -> float:
-        """Take calls on, and return when the last of all has ended."""
+        """Add calls, and return when the last one ends."""
         for each in seconds:
             begin = max(now, self._free[0], self._next)
             self._next = begin + self._gap
@@ -167,7 +164,7 @@ class Workers:
         return self.ends[-1] if self.ends else now
 
     def left(self, now: float) -> int:
-        """Return how many have not ended."""
+        """Return the number of unfinished calls."""
         return len(self.ends) - bisect_right(self.ends, now)
 
 
@@ -175,7 +172,7 @@ class Workers:
 
 
 def traffic() -> dict[str, Maker]:
-    """Return who makes the jobs of a day of each trace, of the real ones where they are to be had."""
+    """Return what creates the jobs of a day for each trace, including real ones if available."""
     found: dict[str, Maker] = {}
     for name in ("conv", "code"):
         path = TRACES / f"azure_llm_2023_{name}.csv"
@@ -185,14 +182,14 @@ def traffic() -> dict[str, Maker]:
 
 
 def days(trace: str, make: Maker, draw: str, count: int = 6) -> Iterator[list[Job]]:
-    """Return the jobs of a trace day after day: each day others, to which other things happen."""
+    """Return the jobs of a trace day by day, different each day."""
     for day in range(count):
         jobs = make(Random(f"{trace}, {draw}, day {day}"))
         yield [evolve(job, at=job.at + day * DAY) for job in jobs]
 
 
 def log_uniform(rng: Random, low: float, high: float) -> float:
-    """Draw between two numbers, evenly on a logarithmic scale."""
+    """Draw a number evenly on a logarithmic scale."""
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
@@ -201,7 +198,7 @@ def _deadline(rng: Random) -> float:
 
 
 def _read(path: Path) -> list[tuple[float, Row]]:
-    """Return the requests of a trace, its hour stretched to a day."""
+    """Return the requests of a trace, with its hour stretched to a day."""
     found = []
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
@@ -212,7 +209,7 @@ def _read(path: Path) -> list[tuple[float, Row]]:
 
 
 def _grouped(rows: Sequence[tuple[float, Row]], users: int, rng: Random) -> Iterator[Job]:
-    """Cut a trace into jobs: all that comes within a span of 1 s to 5 min of the trace, log-uniform."""
+    """Divide a trace into jobs of all requests within 1 s to 5 min, log-uniformly distributed."""
     jobs = []
     for _ in range(users):
         group: list[Row] = []
@@ -232,7 +229,7 @@ def _job(at: float, rows: Sequence[Row], rng: Random, deadline: float | None = N
 
 
 def rows(rng: Random, count: int) -> list[Row]:
-    """Make requests up: tokens like those of conversations."""
+    """Create requests with the token counts of conversations."""
     return [
         Row(round(1000 * math.exp(rng.gauss(0, 0.6))), min(1000, round(130 * math.exp(rng.gauss(0, 0.8)))))
         for _ in range(count)
@@ -240,14 +237,14 @@ def rows(rng: Random, count: int) -> list[Row]:
 
 
 def _bulk(rng: Random, count: int = 100) -> Iterator[Job]:
-    """Lists of 500 to 10,000 requests that are due in the morning, 4 to 14 hours later."""
+    """Lists of 500 to 10,000 requests due in the morning, 4 to 14 hours later."""
     for at in sorted(rng.uniform(0, DAY) for _ in range(count)):
         made = rows(rng, round(log_uniform(rng, 500, 10_000)))
         yield _job(at, made, rng, rng.uniform(4 * 3600, 14 * 3600))
 
 
 def _bursts(rng: Random, count: int = 500) -> Iterator[Job]:
-    """Lists of 1 to 40 requests that a user waits for, half a minute to an hour."""
+    """Lists of 1 to 40 requests that a user waits for, due within half a minute to an hour."""
     for at in sorted(rng.uniform(0, DAY) for _ in range(count)):
         made = rows(rng, round(log_uniform(rng, 1, 40)))
         yield _job(at, made, rng, log_uniform(rng, 30.0, 3600.0))

@@ -19,10 +19,10 @@ __all__ = ["SerialClock"]
 
 
 class SerialClock:
-    """A :class:`smartbatch._clock.Clock` for a run that can be repeated.
+    """A :class:`smartbatch._clock.Clock` for repeatable runs.
 
-    The thread that drives the run registers itself with :meth:`spawned` and :meth:`began`, and waits on
-    monitors of this clock only; after :meth:`ended` it may wait for anything.
+    The thread that drives the run registers itself with :meth:`spawned` and :meth:`began`, and waits only on
+    monitors of this clock. After :meth:`ended` it may wait for anything.
     """
 
     def __init__(self, wall: float = 1_795_000_000.0) -> None:
@@ -53,7 +53,7 @@ class SerialClock:
                 monitor.wait(seconds)
 
     def spawned(self) -> None:
-        """Wait until the thread that was started before has begun: else they would race for the next turn."""
+        """Wait until the previously started thread has begun; otherwise both would race for the next turn."""
         with self._guard:
             while self._starting:
                 self._begun.wait()
@@ -82,13 +82,12 @@ class SerialClock:
             self._next_locked()
 
     def counted(self) -> bool:
-        """Whether the calling thread is registered."""
         return getattr(self._mine, "counted", False)
 
     def park(
         self, waiter: WaitingThread, timeout: float | None, *, idle: bool, glance: float | None = None
     ) -> None:
-        """Let ``waiter`` wait, and the next thread run."""
+        """Let ``waiter`` wait, and run the next thread."""
         with self._guard:
             deadline = math.inf if timeout is None else self._now + max(0.0, timeout)
             if glance is not None:
@@ -102,7 +101,7 @@ class SerialClock:
             self._next_locked()
 
     def wake(self, waiter: WaitingThread, *, notified: bool) -> bool:
-        """Have ``waiter`` run when its turn comes; False when it does already."""
+        """Run ``waiter`` when its turn comes; return False if it is already running."""
         with self._guard:
             woken = self._wake_locked(waiter, notified=notified)
             self._next_locked()
@@ -120,7 +119,7 @@ class SerialClock:
         return True
 
     def _next_locked(self) -> None:
-        """Let the next thread run, if none does; time steps when none is ready."""
+        """Run the next thread if none is running. If none is ready, time moves on."""
         while not self._running and not self._starting:
             if self._ready:
                 self._running = True

@@ -34,12 +34,12 @@ from smartbatch._clock import RealClock
 
 @frozen
 class Case:
-    """A limit of 600 a minute, as the server enforces it and as the client knows it.
+    """A limit of 600 per minute, as enforced by the server and known to the client.
 
     Attributes:
-        event: what happens to one of four processes five seconds after the start: ``kill`` or ``freeze``.
+        event: what happens to one of four processes after five seconds: ``kill`` or ``freeze``.
         requests, processes: how many.
-        before: requests that as many processes send before, and end; they do not count.
+        before: requests sent earlier by the same number of processes, which are not measured.
     """
 
     title: str
@@ -54,10 +54,10 @@ class Case:
 
 @frozen
 class Operations:
-    """What the processes of a run did at the place where they share.
+    """Operations of the processes of a run on the shared place.
 
     Attributes:
-        mean, most: operations a second and process: of all, and of one between two of its records.
+        mean, most: operations per second and process: the mean, and the maximum between two records.
         milliseconds: of one operation.
     """
 
@@ -86,7 +86,7 @@ CASES = {
 
 
 def work(base_url: str, case: Case, count: int, address: str, name: str) -> dict[str, Any]:
-    """Send ``count`` requests from this process; return how many were lost and the seconds it took."""
+    """Send ``count`` requests from this process; return lost requests and seconds."""
     model, provider = provider_of(case.api, base_url)
     with BatchingClient(model, provider=provider, parallelism=16, shared=address, **case.settings) as client:
         print("ready", flush=True)
@@ -96,13 +96,13 @@ def work(base_url: str, case: Case, count: int, address: str, name: str) -> dict
 
 
 def command(base_url: str, case: str, count: int, address: str, name: str) -> list[str]:
-    """Return the command of a process that waits for a line on its standard input."""
+    """Return the command of a process that waits for a line on standard input."""
     words = [base_url, case, str(count), address, name]
     return [sys.executable, "-m", "benchmarks.shared", "--work", *words]
 
 
 def together(case: str, processes: int, address: str) -> tuple[float, int, int, int, Operations]:
-    """Let ``processes`` send all requests of a case; return seconds, lost, calls, refused, operations."""
+    """Send all requests of a case with ``processes``; return seconds, lost, calls, refused, operations."""
     chosen = CASES[case]
     clock = RealClock()
     with emulator("--latency", "0.05", "--latency-sigma", "0.3", *chosen.server) as base_url:
@@ -128,7 +128,7 @@ def together(case: str, processes: int, address: str) -> tuple[float, int, int, 
 def begin(
     base_url: str, case: str, processes: int, requests: int, address: str
 ) -> list[subprocess.Popen[str]]:
-    """Let processes begin to send so many requests together."""
+    """Start processes that send requests together."""
     share = requests // processes
     return start_together(
         [command(base_url, case, share, address, f"{share} {number}") for number in range(processes)]
@@ -136,7 +136,7 @@ def begin(
 
 
 def watched(processes: list[subprocess.Popen[str]], address: str, clock: RealClock) -> Operations:
-    """Read what the processes publish until all have ended."""
+    """Read the status published by the processes until all have ended."""
     if address == "off":
         return Operations(0.0, 0.0, 0.0)
     records: dict[str, dict[float, tuple[float, float]]] = {}  # by process and time: operations, seconds
@@ -149,7 +149,7 @@ def watched(processes: list[subprocess.Popen[str]], address: str, clock: RealClo
     spans = [
         (at, *told[at], later, *told[later]) for told in records.values() for at, later in pairwise(told)
     ]
-    spans = [span for span in spans if span[3] - span[0] > 1.0]  # else it is the same record, read twice
+    spans = [span for span in spans if span[3] - span[0] > 1.0]  # otherwise it is the same record read twice
     made = sum(span[4] - span[1] for span in spans)
     return Operations(
         made / sum(span[3] - span[0] for span in spans),
@@ -159,12 +159,12 @@ def watched(processes: list[subprocess.Popen[str]], address: str, clock: RealClo
 
 
 def counted(sums: Mapping[str, float], what: str) -> float:
-    """Return the sum over all kinds of operations."""
+    """Return the total of all kinds of operations."""
     return sum(value for name, value in sums.items() if name.startswith(f"shared_{what}:"))
 
 
 def disturb(process: subprocess.Popen[str], event: str, clock: RealClock) -> None:
-    """After five seconds kill a process, or freeze it for 20."""
+    """After five seconds, kill a process or freeze it for 20."""
     clock.sleep(5.0)
     if event == "kill":
         process.send_signal(signal.SIGKILL)

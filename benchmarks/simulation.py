@@ -35,7 +35,7 @@ REPLAYED = 100
 
 
 def everything(run: Run, seeds: range) -> list[str]:
-    """Print the table of runs with all faults; return the lines of those that failed."""
+    """Print the table of runs with all faults; return the lines of failed runs."""
     sums: dict[tuple[str, float], Totals] = {}
     traces: dict[Plan, str] = {}
     total = Totals()
@@ -74,7 +74,7 @@ def _listed(total: Totals) -> str:
 
 
 def points(run: Run, seeds: range, *, pairs: range) -> list[str]:
-    """Print what crashes at every point, alone and in pairs, did; return the lines of runs that failed."""
+    """Print the results of crashes at every point, alone and in pairs; return the lines of failed runs."""
     print("\n| crashes | provider | cases | points of a job | runs | steps of the protocol | violations |")
     print("|" + "---|" * 7)
     problems = []

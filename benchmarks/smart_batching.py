@@ -24,28 +24,28 @@ from benchmarks.harness import emulator
 from smartbatch import BatchingClient, ResultList
 
 SCALE = 10.0
-"""Seconds that one second stands for."""
+"""Simulated seconds per real second."""
 SIZES = {1: 40.0, 3: 45.0, 10: 50.0, 100: 60.0}
-"""Prompts of a list, and the seconds its batch takes."""
+"""Seconds of a batch, by the number of prompts."""
 CALL = 1.2
 """Seconds of a call."""
 BATCHES = 20
-"""Batches that the store knows of."""
+"""Batches already known to the store."""
 APART = 0.3
-"""Seconds between two of them, by which they are of two moments."""
+"""Seconds between two of them, so that they count as separate observations."""
 MODEL = "gpt-5"
 PROMPT = "Read this page and say in a sentence what it is about. " + "Lorem ipsum dolor sit amet. " * 200
-"""Some 1,400 tokens, a page: a prompt costs about 0.0018 USD."""
+"""A page of some 1,400 tokens, which costs about $0.0018."""
 
 
 @frozen
 class Measured:
-    """What a list took.
+    """The outcome of a list.
 
     Attributes:
-        seconds: in the emulator's time.
+        seconds: simulated seconds.
         cost: USD.
-        routes: how many of its requests took which route.
+        routes: number of requests by route.
     """
 
     seconds: float
@@ -54,7 +54,7 @@ class Measured:
 
 
 def measure(client: BatchingClient, count: int, mark: str, **constraints: Any) -> Measured:
-    """Ask a list and see what it takes."""
+    """Send a list and measure it."""
     prompts = [f"{PROMPT} {mark} {number}" for number in range(count)]
     began = time.perf_counter()
     results: ResultList = client.generate(prompts, **constraints)
@@ -69,7 +69,7 @@ def measure(client: BatchingClient, count: int, mark: str, **constraints: Any) -
 
 @contextmanager
 def client_of(url: str, folder: Path, *, flex: bool) -> Iterator[BatchingClient]:
-    """A client with the defaults, whose times are scaled."""
+    """Create a client with default settings and scaled times."""
     with BatchingClient(
         f"openai:{MODEL}",
         provider_options={"api_key": "none", "base_url": url, **({"flex": True} if flex else {})},
@@ -84,7 +84,7 @@ def client_of(url: str, folder: Path, *, flex: bool) -> Iterator[BatchingClient]
 
 
 def run(count: int, folder: Path, *, flex: bool) -> tuple[Measured, Measured]:
-    """Measure a list both ways; return always-batch and the library's own choice."""
+    """Measure a list both ways: always-batch, and the library's own choice."""
     server = ("--latency", str(CALL / SCALE), "--batch-turnaround", str(SIZES[count] / SCALE))
     with emulator(*server) as url, client_of(url, folder, flex=flex) as client:
         with ThreadPoolExecutor(BATCHES) as pool:
@@ -95,7 +95,7 @@ def run(count: int, folder: Path, *, flex: bool) -> tuple[Measured, Measured]:
             for each in learnt:
                 each.result()
         measure(client, 12, "learning", strategy="individual")
-        if flex:  # so few never go by batch, and the cheapest way is the flex tier then
+        if flex:  # so few are never sent by batch, and the flex tier is then the cheapest route
             for number in range(6):
                 measure(client, 3, f"learning {number}", prefer="cost")
     with emulator(*server) as url, client_of(url, folder, flex=flex) as client:
@@ -103,7 +103,6 @@ def run(count: int, folder: Path, *, flex: bool) -> tuple[Measured, Measured]:
 
 
 def main() -> None:
-    """Print the table."""
     for flex in (True, False):
         print(f"\n{'with' if flex else 'without'} a flex tier")
         print("| prompts | always-batch | own choice | faster | cost, own / always | routes |")

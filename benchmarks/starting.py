@@ -38,7 +38,7 @@ ANSWERS: Mapping[str, bytes] = {
         b'"index":0}],"usageMetadata":{"promptTokenCount":3,"candidatesTokenCount":1,"totalTokenCount":4}}'
     ),
 }
-"""Answers by the end of the path, without its query."""
+"""Responses by the end of the path, without its query."""
 
 SCRIPT = "import smartbatch; assert smartbatch.generate(['hello'], model={model!r})[0].text == 'fine'"
 IMPORT = (
@@ -46,9 +46,9 @@ IMPORT = (
     "connection = socket.create_connection(('127.0.0.1', port)); "
     "connection.sendall(b'POST /v1/messages HTTP/1.1\\r\\n\\r\\n'); connection.recv(1)"
 )
-"""Imports modules, and says so on a connection of its own; its clock is read before it ends."""
+"""Imports modules and reports that on its own connection; its clock is read before it ends."""
 MEASURE = "import urllib3, json"
-"""The name of the way by whose CPU time the others are measured."""
+"""The way relative to whose CPU time the others are measured."""
 
 
 @frozen
@@ -56,7 +56,7 @@ class Way:
     """One way to a first request.
 
     Attributes:
-        over: the way whose CPU time is taken off before its bound is looked at.
+        over: the way whose CPU time is subtracted before comparing with the bound.
     """
 
     name: str
@@ -79,14 +79,14 @@ class FirstByte:
 
     @classmethod
     def open(cls) -> FirstByte:
-        """Return a server that listens, with a thread that answers."""
+        """Return a listening server, with a thread that answers."""
         listener = socket.create_server(("127.0.0.1", 0))
         server = cls(listener.getsockname()[1], listener)
         threading.Thread(target=server._serve, daemon=True).start()
         return server
 
     def cpu_of(self, command: Sequence[str], environment: Mapping[str, str]) -> float:
-        """Run a command to its end; return the CPU seconds that it had used at its first byte."""
+        """Run a command to its end; return the CPU seconds it had used at its first byte."""
         self._read.clear()
         process = subprocess.Popen(
             command, env=dict(environment), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -123,7 +123,7 @@ class FirstByte:
 
 
 def _cpu_clock(pid: int) -> float:
-    """Return the CPU seconds that all threads of a process have used (``clock_getcpuclockid`` of Linux)."""
+    """Return the CPU seconds used by all threads of a process (``clock_getcpuclockid`` of Linux)."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
@@ -152,7 +152,7 @@ def _ways(rows: str, output: str) -> list[Way]:
 
 
 def _environment(port: int, home: str) -> dict[str, str]:
-    """Return the variables of the processes: a home of their own, and the server as every provider's."""
+    """Return the variables of the processes: their own home, and the server as every provider's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SMARTBATCH_", "XDG_"))}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     base = f"http://127.0.0.1:{port}"
@@ -169,7 +169,7 @@ def _environment(port: int, home: str) -> dict[str, str]:
 
 
 def measure(rounds: int, only: str) -> dict[str, list[float]]:
-    """Return the CPU seconds of each way in each round, after one round that compiles."""
+    """Return the CPU seconds of each way in each round, after one round for compilation."""
     server = FirstByte.open()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -188,7 +188,6 @@ def measure(rounds: int, only: str) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--only", default="", help="a part of the names of the ways to measure")
