@@ -324,7 +324,7 @@ def combined_answers(answers: Sequence[Result]) -> Result:
 def _outcome(future: ResultFuture, request: Request) -> Result:
     if future.outcome is not None:
         return future.outcome
-    error = RequestCancelled("the answer was cancelled before its call", request_id=request.id)
+    error = RequestCancelled("the answer was cancelled before its call began", request_id=request.id)
     return Result(request.id or "", cost=0.0, error=error, context=request.context)
 
 

@@ -43,7 +43,7 @@ def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
             return
         size, rows = file.seek(0, 2), source.metadata.num_rows
         if rows > _FREE_ROWS + _ROWS_PER_BYTE * size:
-            raise TooLarge(f"{size:,} bytes stand for {rows:,} rows")
+            raise TooLarge(f"the file claims {rows:,} rows in {size:,} bytes")
         for group, chunks in enumerate(column_chunks(file)):
             kept, size = _plan(pyarrow.types, file, source, chunks, group)
             reader = pyarrow.parquet.ParquetFile(
@@ -212,7 +212,7 @@ def column_sizes(file: IO[bytes], column: dict[int, Any]) -> ColumnSizes:
     sizes = ColumnSizes(_number(column, _VALUES))
     stored = _number(column, _COLUMN_UNPACKED)
     if sizes.values > _FREE_VALUES + _VALUES_PER_BYTE * stored:
-        raise TooLarge(f"a column of {sizes.values:,} values is {stored:,} bytes long")
+        raise TooLarge(f"a column claims {sizes.values:,} values in {stored:,} bytes")
     for header in _page_headers(file, column) if sizes.values else ():
         unpacked = _number(header, _UNPACKED)
         if unpacked > MAX_PAGE_BYTES:
@@ -244,7 +244,7 @@ def _page_headers(file: IO[bytes], column: dict[int, Any]) -> Iterator[dict[int,
         place = min(place, _number(column, _DICTIONARY_PLACE))
     end = place + _number(column, _COLUMN_PACKED)
     if end > file.seek(0, 2):
-        raise ValueError("a column ends after the file does")
+        raise ValueError("a column extends beyond the end of the file")
     while place < end:
         size = 1 << 12
         while True:

@@ -56,7 +56,7 @@ def parse_template(template: str) -> tuple[Part, ...]:
             written = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
             raise TemplateError(f"{{{written}}} is not a plain field name; {_TEMPLATE_HINT}")
         if spec and not (_is_format(spec) or _is_date_format(spec)):
-            raise TemplateError(f"{{{name}:{spec}}} has a format that cannot be used; {_TEMPLATE_HINT}")
+            raise TemplateError(f"{{{name}:{spec}}} has an unsupported format; {_TEMPLATE_HINT}")
     if all(name is None for _, name, _, _ in pieces):
         raise TemplateError(
             f"without a field in the template, all prompts would be identical; {_TEMPLATE_HINT}"
@@ -268,7 +268,7 @@ def _only_text(row: Mapping[str, Any]) -> str:
     if len(others) == 1 and row[others[0]] is None:
         return others[0]
     raise BadField(
-        f"cannot tell which field is the prompt; the row has {listed(row)}; use --prompt-field or --template"
+        f"the prompt field is ambiguous; the row has {listed(row)}; use --prompt-field or --template"
     )
 
 

@@ -93,7 +93,7 @@ class RowSource:
         try:
             self._find_format(stream)
             if delimiter is not None and self.format not in ("csv", "tsv"):
-                raise InputError(f"{self.name}: --delimiter is for CSV, and this is {self.format}")
+                raise InputError(f"{self.name}: --delimiter is for CSV, not for {self.format}")
         except BaseException:
             self._file.close()
             raise
@@ -105,7 +105,7 @@ class RowSource:
         if not self.format and not stream:
             *others, last = (f".{name}" for name in READERS)
             raise InputError(
-                f"{self.name}: cannot tell the format from the name; rename it to {', '.join(others)} or "
+                f"{self.name}: the name does not show the format; rename it to {', '.join(others)} or "
                 f"{last} (optionally with .gz or .zst), or use --format {'|'.join(READERS)}"
             )
         if stream and not self._compression:
@@ -182,7 +182,7 @@ def _open_twice_readable(path: str) -> tuple[IO[bytes], bool]:
     """Return the open file, and whether it is a copy of a stream."""
     if path == "-":
         if sys.stdin is None:
-            raise InputError("standard input: is closed")
+            raise InputError("standard input is closed")
         return _spooled(sys.stdin.buffer), True
     file = open(path, "rb")  # noqa: SIM115 - the source keeps it open for both passes
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -263,8 +263,8 @@ class _Bounded(io.RawIOBase):
         self._lines -= read.count(b"\n") + read.count(b"}")  # a JSON list may be a single line
         if self._lines < 0:
             raise OSError(
-                f"the content has more than {self._most_lines:,} lines or objects, far more than so small a "
-                "compressed file should have; if that is expected, unpack it first"
+                f"the content has more than {self._most_lines:,} lines or objects, unusually many for a "
+                "compressed file of this size; if that is expected, unpack it first"
             )
         return size
 

@@ -86,7 +86,7 @@ def test_more_rows_than_a_file_can_hold_are_refused(tmp_path: Path, monkeypatch:
     with RowSource(str(tmp_path / "in.parquet")) as source:
         (row,) = source.rows()
     assert isinstance(row, BadRow)
-    assert "bytes stand for 20,000 rows" in row.message
+    assert "the file claims 20,000 rows in" in row.message
 
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])

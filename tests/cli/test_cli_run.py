@@ -110,7 +110,7 @@ REFUSED = [
     ("in.jsonl", b'{"prompt": 5}\n', [], "row 0 (line 1): prompt must be a string"),
     ("in.jsonl", b'{"messages": [{"role": "boss", "content": "x"}]}\n', [], "prompt[0].role must be one of"),
     ("in.jsonl", b'{"prompt": "x"}\n{"prompt": \n', [], "line 2: not valid JSON"),
-    ("in.jsonl", b'{"a": "x", "b": "y"}\n', [], "row 0 (line 1): cannot tell which field is the prompt"),
+    ("in.jsonl", b'{"a": "x", "b": "y"}\n', [], "row 0 (line 1): the prompt field is ambiguous"),
     ("in.jsonl", b'{"a": "x"}\n', ["--template", "{b}"], "row 0 (line 1): no field 'b'; the row has 'a'"),
     ("in.jsonl", b'{"a": "x"}\n', ["--prompt-field", "b"], "row 0 (line 1): no field 'b'; the row has 'a'"),
     ("in.jsonl", b'{"a": "x"}\n', ["--id-field", "b"], "row 0 (line 1): no field 'b'; the row has 'a'"),

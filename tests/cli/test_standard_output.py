@@ -163,7 +163,7 @@ def test_a_run_of_standard_input_that_is_closed_is_refused(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["run", "-", "--model", OWN]) == 2
-    assert capfd.readouterr().err == "smartbatch: standard input: is closed\n"
+    assert capfd.readouterr().err == "smartbatch: standard input is closed\n"
 
 
 def test_a_run_says_nothing_where_standard_error_is_closed(

@@ -397,7 +397,7 @@ def test_a_pipe_with_a_name_is_spooled_too(tmp_path: Path) -> None:
     [
         ("missing.txt", "No such file"),
         ("folder.txt", "Is a directory"),
-        ("in.orc", "cannot tell the format"),
+        ("in.orc", "does not show the format"),
     ],
 )
 def test_an_input_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: str, printed: str) -> None:

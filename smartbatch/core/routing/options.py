@@ -68,7 +68,7 @@ def seconds_until(deadline: Deadline | None, wall: float) -> float | None:
     if isinstance(deadline, datetime):
         if deadline.tzinfo is None:
             raise ConfigError(
-                f"deadline = {deadline.isoformat()} has no time zone, so it could mean several moments; add "
+                f"deadline = {deadline.isoformat()} has no time zone and is therefore ambiguous; add "
                 "one, such as .astimezone()"
             )
         seconds = deadline.timestamp() - wall

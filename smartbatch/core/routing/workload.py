@@ -40,7 +40,7 @@ NEAR_KEYS = 1_000  # preceding distinct keys within which an identical request i
 MAX_KEYS = 1_500_000
 """Maximum number of remembered distinct keys, which take about 7 MB. Later keys are only compared with these.
 """
-_PARTS = 0xFFF
+_PART_MASK = 0xFFF
 _PARSE = Struct("<HI")
 
 
@@ -381,7 +381,7 @@ class DistinctKeys:
     def seen(self, key: bytes) -> bool:
         """Add ``key``; return whether it was added before."""
         part, digest = _PARSE.unpack_from(key)
-        part &= _PARTS
+        part &= _PART_MASK
         known = self._parts.get(part)
         if known is None:
             known = self._parts[part] = array("I")
