@@ -280,7 +280,7 @@ def test_a_file_is_one_machines_at_a_time(
     assert Neighbour(address, provider, clock).lease(1.0) == 1.0
 
 
-def test_a_machine_whose_clock_was_ahead_has_left_a_file_after_ten_minutes(
+def test_a_machine_whose_clock_was_ahead_has_left_after_ten_minutes(
     clock: VirtualClock, address: str, provider: Scripted, monkeypatch: Patch
 ) -> None:
     wall = RealClock.wall()
