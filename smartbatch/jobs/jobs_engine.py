@@ -388,7 +388,7 @@ class JobsEngine:
         with self.lock:
             if not self.changes.is_newly_held_locked(row):
                 return
-        at, reason = self.clock.now(), row.note or "held: it waits for a person"
+        at, reason = self.clock.now(), row.note or "held until it is resumed"
         remedy = f"smartbatch.job({row.id!r}).resume()"
         self.wiring.tell(JobHeld(at=at, job_id=row.id, model=row.model, reason=reason, remedy=remedy))
 

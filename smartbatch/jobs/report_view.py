@@ -331,7 +331,7 @@ def _routes(seen: SeenResults) -> Iterator[Part]:
 
 
 def _route(run: ReportedRun) -> Iterator[Part]:
-    yield Note(f"Route: {run.route or 'none was chosen, it was submitted as a job'}")
+    yield Note(f"Route: {run.route or 'none was chosen; it was submitted as a job'}")
     if run.rescue:
         yield Note(f"Rescued: {run.rescue}.", "warn")
     if run.settings:
@@ -344,7 +344,7 @@ def _route(run: ReportedRun) -> Iterator[Part]:
 
 def _costs(s: JobStatus, runs: Sequence[ReportedRun]) -> Iterator[Part]:
     if not runs:
-        yield Note(f"{_paid(s)}. No forecast and no alternative is recorded.")
+        yield Note(f"{_paid(s)}. No forecast or alternative is recorded.")
     for run in runs[:_MAX_RUNS]:
         yield from _alternatives(run)
 
@@ -363,7 +363,7 @@ def _alternatives(run: ReportedRun) -> Iterator[Part]:
         f"Forecast and outcome of {run.title}",
         "route, cost forecast, cost of the tokens used, p50 forecast, p95 forecast, time measured",
         [
-            _alternative("as it was done", chosen, run.paid, took),
+            _alternative("actual", chosen, run.paid, took),
             _alternative(
                 "always individual", alone, run.individual_cost, took if run.route == "individual" else None
             ),
@@ -371,8 +371,8 @@ def _alternatives(run: ReportedRun) -> Iterator[Part]:
         ],
     )
     yield Note(
-        "Routes not taken were not measured: their cost is that of the tokens actually used, at their "
-        "prices, and their time is a forecast."
+        "For the other routes, the cost is calculated from the tokens actually used, and the time is a "
+        "forecast."
     )
 
 
@@ -424,7 +424,7 @@ def _distributions(s: JobStatus, seen: SeenResults) -> Iterator[Part]:
     if not sample:
         return
     answered = seen.sample.seen if seen.is_whole else s.completed
-    part = "" if len(sample) == answered else f"; {len(sample):,}, evenly chosen: figures are estimates"
+    part = f", estimated from an evenly spaced sample of {len(sample):,}" if len(sample) < answered else ""
     yield Note(f"Of {plural(answered, 'answered request')}{part}.")
     groups = list(_by_route(sample).items())
     yield DataTable.of(
@@ -462,7 +462,9 @@ def _failures(s: JobStatus, seen: SeenResults) -> Iterator[Part]:
     rows = [(one.kind, one.message, one.count, one.example) for one in seen.failures.largest()]
     yield DataTable.of("Failures by kind and message", "kind, message, requests:number, example", rows)
     if seen.failures_read < s.failed:
-        yield Note(f"The groups contain {seen.failures_read:,} of {s.failed:,} failures, evenly chosen.")
+        yield Note(
+            f"The groups count an evenly spaced sample of {seen.failures_read:,} of {s.failed:,} failures."
+        )
 
 
 def _incidents(runs: Sequence[ReportedRun]) -> Iterator[Part]:
@@ -475,7 +477,7 @@ def _incidents(runs: Sequence[ReportedRun]) -> Iterator[Part]:
 
 def _no_incidents(runs: Sequence[ReportedRun]) -> str:
     if all(run.job is None for run in runs):
-        return "Incidents are stored with jobs, and the store has no job for this."
+        return "Incidents are recorded only for jobs, and the store has no job for this report."
     return "No incidents."
 
 

@@ -81,7 +81,7 @@ def test_what_is_not_recorded_is_unknown(client):
     with BatchingClient("sim:demo?batch_seconds=600", store=client.config.store) as slow:
         report = slow.submit_batch(["c"]).report()
         assert "finished unknown took still running" in section(report, "time")
-        assert "as it was done unknown unknown" in section(report, "cost")
+        assert "actual unknown unknown" in section(report, "cost")
         assert "1 have no result yet" in report.html
 
 
@@ -173,7 +173,7 @@ def test_what_an_incident_cost_is_part_of_what_was_paid(client):
     store.close()
     told = section(report, "incidents")
     assert "1970-01-01 00:01:00 A batch was created twice $0.25 it came twice" in told
-    assert "as it was done unknown $0.25" in section(report, "cost")
+    assert "actual unknown $0.25" in section(report, "cost")
     assert "$0.25 more than always individual." in section(report, "cost")
 
 
@@ -203,7 +203,7 @@ def test_a_report_of_a_large_job_is_small_and_a_sample(client):
     report = job.report()
     assert len(report.html.encode()) <= MAX_BYTES
     assert "Of 30,000 answered requests" in section(report, "distributions")
-    assert "evenly chosen: figures are estimates" in section(report, "distributions")
+    assert "estimated from an evenly spaced sample of" in section(report, "distributions")
 
 
 JOB = JobRow("job-1", None, "a", "openai:m", "generate", b"{}", {}, JobPolicy(), 100.0, total=10)

@@ -43,11 +43,11 @@ def test_a_list_has_a_report_with_its_decision_and_the_alternatives(
     assert "was requested" in route
     cost = words_of(page, "cost")
     assert re.search(
-        r"as it was done \$[\d.]+ \(\$[\d.]+ to \$[\d.]+\) \$[\d.]+ .* always individual", cost
+        r"actual \$[\d.]+ \(\$[\d.]+ to \$[\d.]+\) \$[\d.]+ .* always individual", cost
     ), cost
-    assert "Routes not taken were not measured" in cost
+    assert "For the other routes, the cost is calculated" in cost
     assert "accepted" in words_of(page, "time")
-    assert "Incidents are stored with jobs" in words_of(page, "incidents")
+    assert "Incidents are recorded only for jobs" in words_of(page, "incidents")
     assert "secret" not in page
     report.save(tmp_path / "list.html")
     assert (tmp_path / "list.html").read_text("utf-8") == page
