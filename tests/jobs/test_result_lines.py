@@ -11,13 +11,10 @@ from attrs import asdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.jobs.records import ItemSize
 from smartbatch.jobs.shard_records import wire_id
 from smartbatch.jobs.steps.result_lines import (
     MAX_LINE_BYTES,
     OddLines,
-    ends_inside_line,
-    pages_of,
     raw_lines,
     read_lines,
 )
@@ -27,7 +24,6 @@ from smartbatch.types import Usage
 
 NONCE, OTHER = "n" * 22, "o" * 22
 SHARD = SimpleNamespace(nonce=NONCE, size=3)
-LARGE = 8 * 2**20
 
 
 def read(raw, _):
@@ -70,29 +66,6 @@ def test_each_request_has_its_first_line(tmp_path, content, found, odd):
     counted["repeats"] = [{"input_tokens": usage["input_tokens"]} for usage in counted["repeats"]]
     plain = {"malformed": 0, "foreign": 0, "doubled": 0, "repeats": []}
     assert counted == {**plain, "unended": False, "cut": False, "broken": False, **odd}
-
-
-def test_a_cut_download_is_told_by_its_last_line():
-    for data in (b"", b"a\n", b"a\n \n ", b"a\nb", b" x\n"):
-        assert not ends_inside_line(STEP, data)
-    assert ends_inside_line(STEP, b"a\n\xff")
-
-
-@pytest.mark.parametrize(
-    ("sizes", "pages"),
-    [
-        ([], []),
-        ([0] * 1_001, [1_000, 1]),
-        ([LARGE, 0, 1, LARGE - 1, 1], [2, 2, 1]),
-        ([LARGE + 1, LARGE + 1, 0], [1, 1, 1]),
-    ],
-)
-def test_a_page_has_a_thousand_lines_or_eight_megabytes(sizes, pages):
-    lines = [SimpleNamespace(position=at, size=size) for at, size in enumerate(sizes)]
-    assert [len(page) for page in pages_of(iter(lines), {})] == pages
-    answers = [SimpleNamespace(position=at, size=0) for at in range(len(sizes))]
-    measures = {at: ItemSize(size, 1) for at, size in enumerate(sizes)}
-    assert [len(page) for page in pages_of(iter(answers), measures)] == pages
 
 
 def test_results_that_lack_lines_are_read_again_for_a_minute():

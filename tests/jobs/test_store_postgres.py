@@ -16,7 +16,7 @@ from jobs.stores import Bench, led, new_items, result, started
 from psycopg.conninfo import conninfo_to_dict
 from realtime.scenes import eventually
 
-from smartbatch._database import SCHEMA_LOCK, Address
+from smartbatch._database import Address
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow, ItemName, JobPolicy, LeaseLost, NewItem
 from smartbatch.jobs.shard_records import ShardState
@@ -47,23 +47,6 @@ def through(relay, bench, **settings):
     query = f"host={relay.folder}&sslmode=disable&gssencmode=disable&schema={bench.schema}"
     place = f"postgresql://{user['user']}@/{user['dbname']}?{query}"
     return bench.open(place, **{"patience": 5.0, **settings})
-
-
-@pytest.mark.full
-def test_a_store_is_opened_while_its_schema_is_made_for_something_else(postgres_address, bench):
-    sessions = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-    with (
-        psycopg.connect(postgres_address) as other,
-        psycopg.connect(postgres_address, autocommit=True) as seen,
-    ):
-        other.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
-        other.execute(f"CREATE SCHEMA {bench.schema}".encode())
-        with ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(bench.open)
-            while not opening.done() and seen.execute(sessions).fetchone() == (0,):
-                """The store waits for the lock."""
-            other.commit()
-            assert opening.result().jobs.latest() == []
 
 
 @pytest.mark.full
