@@ -94,7 +94,7 @@ class JobWiring:
 
 
 PROVIDER_RETRY_SECONDS = 60.0
-"""A missing key may be set later."""
+"""A missing key may be set later, so the provider is tried again."""
 
 
 @define(eq=False)

@@ -42,9 +42,7 @@ def test_a_list_has_a_report_with_its_decision_and_the_alternatives(
     assert f"Route: {strategy}" in route
     assert "was requested" in route
     cost = words_of(page, "cost")
-    assert re.search(
-        r"actual \$[\d.]+ \(\$[\d.]+ to \$[\d.]+\) \$[\d.]+ .* always individual", cost
-    ), cost
+    assert re.search(r"actual \$[\d.]+ \(\$[\d.]+ to \$[\d.]+\) \$[\d.]+ .* always individual", cost), cost
     assert "For the other routes, the cost is calculated" in cost
     assert "accepted" in words_of(page, "time")
     assert "Incidents are recorded only for jobs" in words_of(page, "incidents")
