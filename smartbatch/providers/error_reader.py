@@ -110,7 +110,7 @@ def _shown(location: str) -> str:
 
 
 _ANSWERS = ("choices", "data", "candidates")  # fields that identify an answer, whatever the other fields
-_ERRORS = ("error", "errors", "detail")  # fields with an error in a success without an answer
+_ERRORS = ("error", "errors", "detail")  # fields with an error, if a success has no answer
 # every answer of the API has at least one of these fields
 _OF_THE_API = frozenset(
     {
@@ -235,7 +235,10 @@ class ErrorReader:
         *,
         kind: ErrorKind = ErrorKind.INVALID_RESPONSE,
     ) -> ProviderError:
-        """Create the error for an answer that breaks the API's contract. ``text`` is not the provider's."""
+        """Create the error for an answer that breaks the API's contract.
+
+        ``text`` does not come from the provider.
+        """
         return ProviderError(
             text,
             kind=kind,

@@ -79,7 +79,7 @@ def kind_of_code(code: object, type_: object, message: str) -> ErrorKind | None:
     if named is None and isinstance(type_, str) and type_ != "invalid_request_error":
         named = _CODES.get(type_)
     if named in (None, ErrorKind.CLIENT_ERROR, ErrorKind.RATE_LIMIT):
-        # Texts are more specific than types. Money and length come first, because they are never retried.
+        # Texts are more specific than types. Billing and length come first, because they are never retried.
         if _NO_MONEY.search(message):
             return ErrorKind.NO_MONEY
         if _TOO_LONG.search(message):
@@ -90,23 +90,23 @@ def kind_of_code(code: object, type_: object, message: str) -> ErrorKind | None:
 def kind_of_status(
     status: int, code: object = None, type_: object = None, message: str | None = None
 ) -> ErrorKind:
-    """Classify an error answer, which may be a 200. ``message`` is unscrubbed and only searched."""
+    """Classify an error answer; its status may be 200. ``message`` is unscrubbed and only searched."""
     message = message or ""
     named = kind_of_code(code, type_, message)
-    # 1. A success: classified by its code, or by the HTTP status that the code is.
+    # 1. A success: classified by its code, which may be an HTTP status.
     if status < 300:
         number = _http_number(code)
         if named is not None or number is None:
             return named or ErrorKind.INVALID_RESPONSE
         status = number
-    # 2. A redirect, which is not followed.
+    # 2. A redirect: never followed.
     if status < 400:
         return ErrorKind.INVALID_RESPONSE
     # 3. Whatever the status: no credit, a context that is too long, or a rejected key.
     if named in (ErrorKind.NO_MONEY, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.AUTH_ERROR):
         return named
-    # 4. Statuses with another meaning: a request above the limit per minute, which waiting does not help; a
-    # rate limit; a rejected key; a prompt rejected by a filter.
+    # 4. Statuses with another meaning: a request above the limit per minute, for which waiting does not help;
+    # a rate limit; a rejected key; a prompt rejected by a filter.
     if status == 429 and _NEVER_FITS.search(message):
         return ErrorKind.CLIENT_ERROR
     if status == 503 and (named is ErrorKind.RATE_LIMIT or _SLOW_DOWN.search(message)):
@@ -115,7 +115,7 @@ def kind_of_status(
         return ErrorKind.AUTH_ERROR
     if status == 403 and (code in _FILTERS or type_ in _FILTERS or _FLAGGED.search(message)):
         return ErrorKind.CLIENT_ERROR
-    # 5. The status.
+    # 5. In all other cases, the status decides.
     if status in _STATUSES:
         return _STATUSES[status]
     return ErrorKind.SERVER_ERROR if status >= 500 else ErrorKind.CLIENT_ERROR

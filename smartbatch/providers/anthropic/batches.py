@@ -205,7 +205,7 @@ def _prompts_of(lines: Path) -> Iterator[str]:
     """Yields nothing if the file cannot be read."""
     try:
         with open(lines, "rb") as file:
-            for line in file:  # bytes are split at b"\n" only
+            for line in file:  # splits at b"\n" only, because the file is binary
                 params = json.loads(line).get("params", {})
                 yield from _texts([params.get("system"), params.get("messages")])
     except (OSError, ValueError, AttributeError):

@@ -192,7 +192,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 _CALL_FIELDS = ("caller", "cache_control")  # fields returned with an earlier call
-_NO_ID = re.compile(r"[^a-zA-Z0-9_-]")  # ids from other providers may contain these characters
+_NO_ID = re.compile(r"[^a-zA-Z0-9_-]")  # characters that ids from other providers may contain
 
 
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}

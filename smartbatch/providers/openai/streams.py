@@ -142,7 +142,7 @@ class ResponseReader(EventReader):
         return ""
 
     def finish(self, text: str, head: Reply) -> Answer:  # noqa: ARG002
-        assert self._answer is not None  # a stream without it raises earlier
+        assert self._answer is not None  # a stream without an answer raises earlier
         return evolve(self._answer, text=text) if text else self._answer
 
     def whole(self, data: Mapping[str, Any], reply: Reply) -> Answer:

@@ -155,7 +155,7 @@ class SimBatches(BatchApi):
         raise unusable("the line is neither an answer nor an error", status=200)
 
     def _entry(self, line: bytes) -> Entry:
-        """Parse a line of an input. Running the entry gives the body of a result line."""
+        """Parse an input line. Running the entry gives the body of a result line."""
         data = json.loads(line)
 
         def run(_identity: str) -> ModelOutput:
