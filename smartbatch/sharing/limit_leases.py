@@ -397,7 +397,7 @@ class BudgetOwner(Protocol):
 
 
 class BudgetShare:
-    """A budget, as a :class:`~smartbatch.sharing.limit_leases.Share`.
+    """The :class:`Share` of a budget.
 
     Args:
         name: the name of the budget, the same for all clients that share it.

@@ -20,18 +20,18 @@ class BreakerState(enum.Enum):
     """The calls that the breaker admits."""
 
     CLOSED = "closed"
-    """All calls."""
+    """All calls are admitted."""
     OPEN = "open"
-    """None until the pause ends."""
+    """No call is admitted until the pause ends."""
     HALF_OPEN = "half_open"
-    """Probes only; the first successful one closes the breaker."""
+    """Only probes are admitted; the first successful one closes the breaker."""
 
 
 class Outcome(enum.Enum):
     SUCCESS = "success"
     FAILURE = "failure"
     IGNORED = "ignored"
-    """Never sent, or irrelevant to the provider's health."""
+    """The call was never sent, or its outcome is irrelevant to the provider's health."""
 
 
 _CLOSED, _OPEN, _HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN

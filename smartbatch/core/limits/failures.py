@@ -50,7 +50,7 @@ def is_for_all(error: ProviderError) -> bool:
 
 
 def retry_kind(error: ProviderError) -> ErrorKind:
-    """Return the kind that decides about retries: a web page comes from a gateway and may be temporary."""
+    """Return the kind of error for retries. A web page comes from a gateway and may be temporary."""
     return ErrorKind.SERVER_ERROR if is_page(error) else error.kind
 
 

@@ -34,8 +34,8 @@ class ModelLimit:
     """Limits per minute of a provider and model that override those configured in clients."""
 
     model: str  # ``provider:model``
-    requests_per_minute: float | None  # None: as configured
-    tokens_per_minute: float | None  # None: as configured
+    requests_per_minute: float | None  # None for the configured limit
+    tokens_per_minute: float | None  # None for the configured limit
     by: str  # who set them
     since: float  # Unix seconds, by the store's clock
 

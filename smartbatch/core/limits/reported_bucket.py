@@ -48,8 +48,8 @@ _PRIOR_SHARE = 0.01
 """Weight of the prior ratio of 1 between charged and expected tokens, as a share of the limit."""
 
 _REMEMBERED_CALLS = 8.0
-"""The ratio is measured over the last half to one limit's worth of calls, or over this multiple of the amount
-in flight, so that late charges do not look like missing ones."""
+"""The ratio is measured over the most recent calls, between half and one limit's worth, or over this
+multiple of the amount in flight, so that late charges do not look like missing ones."""
 
 _CHARGED_MORE_RATIO = 1.15
 """Above this ratio, a call takes the amount that the server charges; below it, reports correct the level in

@@ -35,8 +35,8 @@ _CHANGED_SHARE = 0.05
 
 _DISPROVED_FACTOR = 2.0
 _SUSPECT_FACTOR = 1.05
-"""A server with a full bucket admits at most twice its limit within a minute. If it admits more, it does not
-enforce the limit, which is checked once this multiple of it was admitted."""
+"""A server with a full bucket admits at most twice its limit within a minute. If it admits more, it does
+not enforce the limit. The check begins once this multiple of the limit was admitted."""
 
 _CHECK_SECONDS = 1.25
 """Seconds after which calls are sent despite a suspect limit: first one, then two, four, … until a refusal

@@ -24,7 +24,8 @@ _MIN_CALLS, _MIN_ACCEPTED, _MIN_FAILURES = 40, 20, 10
 """Minimum calls and accepted calls per measurement, and minimum failures before a trial."""
 
 _PRECISION_CALLS = 20.0
-"""A trial has this many calls divided by the share of failures, so that 10 % is measured to about 2 %."""
+"""A trial has this many calls divided by the share of failures, so a share of 10 % is measured to within
+about 2 %."""
 
 _MAX_SECONDS, _MAX_LATENCIES = 5.0, 5.0
 """A measurement with fewer calls ends after this many seconds plus this many times the usual latency."""
