@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from attrs import evolve
+from providers.raw_server import RawServer, http
 
 from smartbatch.emulator.provider_api import ServerReply
-from tests.faults.world import KEY, PROVIDERS, NewWorld, Seen, texts, world
+from tests.faults.world import KEY, PROVIDERS, NewWorld, Seen, texts
 from tests.levels import sampled
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS))
@@ -78,42 +74,6 @@ def test_c19_a_file_that_is_not_listed_yet_is_uploaded_once(new_world: NewWorld)
 # -- results behind a redirect -------------------------------------------------------------------------------
 
 
-class Storage(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.headers: list[dict[str, str]] = []
-        super().__init__(("127.0.0.1", 0), _Stored)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-
-class _Stored(BaseHTTPRequestHandler):
-    server: Storage
-
-    def do_GET(self) -> None:
-        self.server.headers.append(dict(self.headers))
-        body = self.server.files[self.path]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def storage() -> Iterator[Storage]:
-    server = Storage()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def moved(status: int, to: str) -> ServerReply:
     return ServerReply(status, b"", headers=[("location", to)])
 
@@ -121,22 +81,25 @@ def moved(status: int, to: str) -> ServerReply:
 @each_provider
 @pytest.mark.parametrize("status", sampled([302, 307, 308], first=1))
 def test_b15_results_on_another_server_are_downloaded_without_the_key(
-    provider: str, status: int, tmp_path: Path
+    status: int, new_world: NewWorld
 ) -> None:
-    with storage() as store, world(provider, tmp_path) as w:
+    w = new_world()
+    files: dict[str, bytes] = {}
+    storage = RawServer([lambda exchange: exchange.send(http(files[exchange.target]))])
 
-        def alter(seen: Seen, reply: ServerReply) -> ServerReply:
-            if seen.what != "download":
-                return reply
-            name = f"/results-{len(store.files)}?signature=abc"
-            store.files[name] = reply.body if isinstance(reply.body, bytes) else b"".join(reply.body)
-            return moved(status, store.url + name)
+    def alter(seen: Seen, reply: ServerReply) -> ServerReply:
+        if seen.what != "download":
+            return reply
+        name = f"/results-{len(files)}?signature=abc"
+        files[name] = reply.body if isinstance(reply.body, bytes) else b"".join(reply.body)
+        return moved(status, f"http://127.0.0.1:{storage.port}{name}")
 
-        w.service.alter = alter
-        w.answered_job(texts(5))
-        assert store.headers
-        assert KEY not in str(store.headers)
-        assert len(w.creates) == 1
+    w.service.alter = alter
+    w.answered_job(texts(5))
+    storage.stop()
+    assert storage.requests
+    assert not any(KEY in exchange.head for exchange in storage.requests)
+    assert len(w.creates) == 1
 
 
 @each_provider
