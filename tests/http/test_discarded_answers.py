@@ -1,4 +1,4 @@
-"""Answers that are paid and of no use: what they cost is counted, or reported as unknown and held back."""
+"""The cost of unusable answers is counted, or reported as unknown and kept reserved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from small_servers import JSONHandler, served
 from smartbatch import AllRequestsFailed, BatchingClient, ProviderError
 
 PRICES = {"m": {"input": 1_000_000.0, "output": 2_000_000.0}}
-"""USD for a million tokens: a token of input costs 1 USD."""
+"""One USD per input token."""
 TEXTS = ["one", "two", "three"]
 
 

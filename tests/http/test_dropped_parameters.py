@@ -1,4 +1,4 @@
-"""Parameters that a provider does not take: told once, and told by each result."""
+"""Parameters that a provider does not support are logged once and reported in each result."""
 
 from __future__ import annotations
 

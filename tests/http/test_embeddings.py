@@ -1,4 +1,4 @@
-"""Embeddings over real HTTP, from many threads, each vector exactly its text's (C3, C7)."""
+"""Embeddings over HTTP, from many threads (C3, C7)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_poison_text_is_found_by_halves_and_hurts_nobody_else(emu, client):
         for number, (text, result) in enumerate(zip(texts, results, strict=True))
         if number != 37
     )
-    assert emu.ledger.received <= 2 * 7 + 10  # the list itself goes in a few calls, by how fast it is queued
+    assert emu.ledger.received <= 2 * 7 + 10  # the calls for the list depend on how fast it is queued
 
 
 def test_a_task_type_openai_does_not_know_is_left_out_and_said(client):

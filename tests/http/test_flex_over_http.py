@@ -1,4 +1,4 @@
-"""Lists in the slower tier, over real HTTP: chosen by themselves, at half the price, every answer right."""
+"""Lists in the flex tier over HTTP, at half the price."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROBLEMS = [
 ]
 GEMINI = Price(input=0.75, output=3.75, flex_input=0.375, flex_output=1.875)
 SOON: dict[str, Any] = {"deadline": "10m", "max_tokens": 300}
-"""Time for the slower tier, and none for a batch."""
+"""Enough time for the flex tier, but not for a batch."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,4 @@
-"""Limits that are not configured, over real HTTP: found in the answers, and kept.
-
-Scaled so that a run takes some five seconds: 6,000 requests a minute with 150 at once, or as many tokens.
-"""
+"""Limits that are not configured are discovered over HTTP and kept."""
 
 from __future__ import annotations
 
@@ -38,9 +35,7 @@ def run(name, emu, max_tokens):
 
 
 MOST = WORKERS + 6
-"""Refusals: once of all workers at most. A thread that is held up for a moment can cause one in real
-time; that limits are filled, and headers keep refusals below 1 %, is held in virtual time, by the tests of
-learned limits."""
+"""Maximum number of refusals: one per worker, and a few in case threads are delayed."""
 
 
 @pytest.mark.full

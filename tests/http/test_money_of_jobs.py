@@ -1,5 +1,4 @@
-"""What jobs cost, over HTTP with a small server of the standard library: every answer takes 10 tokens in and
-5 out, 35 millionths of a USD in real time and half of it by batch."""
+"""The cost of jobs. Each answer has 10 input and 5 output tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from smartbatch.events import RouteScored, ShardChanged
 
 MODEL = "anthropic:claude-haiku-4-5"
 ALONE = 35e-6
-"""USD of a request in real time; half of it by batch."""
+"""USD per request in real time; a batch costs half."""
 
 
 def answer(body):
@@ -72,7 +71,7 @@ def test_an_answer_that_is_no_answer_is_paid_and_its_cost_is_told(claude, tmp_pa
         (result,) = job.results()
     assert not result.ok
     assert result.cost is not None
-    assert job.status().cost == pytest.approx(1.5 * ALONE)  # by batch and once more in real time
+    assert job.status().cost == pytest.approx(1.5 * ALONE)  # by batch, and again in real time
 
 
 @pytest.mark.parametrize(("model", "cost"), [(MODEL, ALONE), ("anthropic:unheard-of", None)])
@@ -102,7 +101,7 @@ def balanced(client):
 def test_a_client_counts_what_its_jobs_did_and_cost_by_route(client):
     client.generate(["alone", "refuse alone"], strategy="individual")
     client.submit_batch(["one", "refuse this", "two"]).wait()
-    client.stop()  # a future is done before the observers are told
+    client.stop()  # a future completes before observers are notified
     figures = client.metrics.snapshot()
     assert balanced(client)
     assert (figures.submitted, figures.succeeded, figures.failed) == (5, 3, 2)
@@ -125,7 +124,7 @@ def test_a_client_counts_what_its_jobs_did_and_cost_by_route(client):
 
 def test_requests_of_a_job_in_real_time_count_once(client):
     results = client.submit_and_wait(["one", "two"])
-    client.stop()  # a future is done before the observers are told
+    client.stop()  # a future completes before observers are notified
     figures = client.metrics.snapshot()
     assert balanced(client)
     assert (figures.submitted, figures.succeeded) == (2, 2)
@@ -242,7 +241,7 @@ def test_equal_rows_of_a_job_are_paid_once(claude, client, few):
     assert sum(result.cost or 0.0 for result in results) == pytest.approx(client.spent)
     assert client.spent == pytest.approx(2 * ALONE if few else ALONE)
     assert (results[5].error is not results[3].error, str(results[5].error)) == (True, str(results[3].error))
-    client.stop()  # a future is done before the observers are told
+    client.stop()  # a future completes before observers are notified
     figures = client.metrics.snapshot()
     assert balanced(client)
     assert (figures.submitted, figures.succeeded, figures.failed, figures.deduplicated) == (6, 4, 2, 3)

@@ -1,4 +1,4 @@
-"""Lists by batch over real HTTP, in virtual time: objects of classes, single failures, vectors."""
+"""Lists by batch over HTTP, in virtual time: objects, single failures and vectors."""
 
 from __future__ import annotations
 

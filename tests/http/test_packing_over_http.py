@@ -1,4 +1,4 @@
-"""Packed prompts and structured answers over real HTTP, against the emulated API (A13, D7)."""
+"""Packed prompts and structured answers over HTTP (A13, D7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that came and were refused: the text and the reason stand next to each other, by every way."""
+"""Rejected answers keep their text next to the reason, on every route."""
 
 from __future__ import annotations
 
@@ -128,5 +128,5 @@ def test_a_row_that_was_billed_twice_says_the_tokens_and_the_cost_of_both(claude
     assert results.cost == pytest.approx(12 * by_batch + in_real_time)
     assert spent == pytest.approx(results.cost)
     assert results.usage.total_tokens == 13 * 15
-    again = list(stored.results())  # of any process
+    again = list(stored.results())  # as any process reads them
     assert again[3].cost == row.cost

@@ -1,4 +1,4 @@
-"""Servers that reject parameters by name: nobody's request fails, and the parameter is sent no more."""
+"""A parameter that a server rejects fails no request and is not sent again."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_output_limit_is_sent_by_its_other_name():
     with emulator(rejects=["max_completion_tokens"]) as emu:
         made = options(emu)
         provider = smartbatch.providers.OpenAIProvider(**made)
-        provider._parameters._usual_field = "max_completion_tokens"  # as at OpenAI's own address
+        provider._parameters._usual_field = "max_completion_tokens"  # as for OpenAI's own address
         with BatchingClient("m", provider=provider, shared="off", max_tokens=3) as client:
             result = client.submit("a long story").result(30)
             assert result.usage.output_tokens <= 3

@@ -1,4 +1,4 @@
-"""What a budget reserves for a call is at least what is billed for it, with every provider and any prompt."""
+"""A budget reserves at least the billed cost of a call, for every provider and prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists by every route, over real HTTP and in virtual time; the emulator's ledger is the judge."""
+"""Lists on every route, over HTTP and in virtual time, checked against the emulator's ledger."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_rescue_begins_when_the_plan_says(tmp_path):
         assert isinstance(rescued, JobRescued)
         planned = plan.decision.chosen.rescue_at
         assert planned is not None
-        assert planned <= HOUR - rescued.left <= planned + MINUTE  # it looks every 30 s
+        assert planned <= HOUR - rescued.left <= planned + MINUTE  # checked every 30 s
         (line,) = [line for line in plan.explain(details=True).splitlines() if line.startswith("Rescue: ")]
         assert f"not answered after {duration(planned)} (" in line
 

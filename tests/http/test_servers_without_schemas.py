@@ -1,4 +1,4 @@
-"""Servers without ``json_schema``: objects all the same, in real time and by batch."""
+"""Structured answers from servers without ``json_schema``, in real time and by batch."""
 
 from __future__ import annotations
 

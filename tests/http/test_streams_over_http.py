@@ -1,4 +1,4 @@
-"""Streams over real HTTP, from each of the three services (C5)."""
+"""Streams over HTTP, from each of the three services (C5)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVICES = {
     "gemini": ("gemini:gemini-flash", {}),
 }
 LONG = " ".join(f"word{number}" for number in range(200))
-"""An answer whose pieces take a second at :data:`PER_TOKEN`."""
+"""Its chunks take a second at :data:`PER_TOKEN`."""
 PER_TOKEN = 0.003
 
 

@@ -1,4 +1,4 @@
-"""Times that a server names wrongly: how long to wait, and when its limit is full again."""
+"""Servers that report wrong times to wait."""
 
 from __future__ import annotations
 

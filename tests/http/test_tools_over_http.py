@@ -1,4 +1,4 @@
-"""Tools, log-probabilities and reasoning over HTTP: in real time, streamed, by batch, shared and kept."""
+"""Tools, log-probabilities and reasoning over HTTP, on every route."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_reasoning_is_in_the_result_and_not_in_the_text(variant, emu):
             stream = client.stream(PROMPTS[2])
             assert "thinking" not in "".join(stream)
             results.append(stream.result)
-        if variant == "anthropic":  # signed thinking goes back in front of its calls
+        if variant == "anthropic":  # signed thinking is sent back before its calls
             chat = [Message("user", PROMPTS[0]), results[1].message()]
             chat += [Message("tool", "5", tool_call_id=call.id) for call in results[1].tool_calls]
             assert chat[1].content[0]["type"] == "thinking"

@@ -1,4 +1,4 @@
-"""What may have been billed stays reserved in full, with every provider, wherever an answer is lost."""
+"""Cost that may have been billed stays reserved, with every provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers in a store that smartbatch itself failed to read are read again, and paid once."""
+"""Stored answers that an internal error made unreadable are read again and paid for once."""
 
 from __future__ import annotations
 

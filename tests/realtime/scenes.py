@@ -1,4 +1,4 @@
-"""Providers and helpers the runtime tests share."""
+"""Providers and helpers for tests of the real-time path."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Answer, Request, Usage
 
 PATIENCE = 100.0
-"""Real seconds a test waits for a future before it calls it hung; where 15 programs share two cores, a
-thousand calls take a minute."""
+"""Real seconds until a future counts as hung."""
 
 _scopes = itertools.count(1)
 _T = TypeVar("_T")
@@ -41,15 +40,13 @@ class Start:
 
 
 class Scripted(Provider):
-    """Answers in virtual time by a function of prompt and attempt, and notes when each call began.
+    """Answers in virtual time by a function of prompt and attempt, and records the start of each call.
 
     Args:
-        clock: its ``sleep`` is the latency.
-        script: ``script(prompt, attempt)`` returns a text, an answer or an exception (which is raised).
+        script: returns a text, an answer, or an exception to raise.
         latency: seconds, or a function of the prompt.
-        max_shared: most requests a call carries.
-        priced: whether the calls cost money.
-        scope: names the quota; its own when ``None``.
+        max_shared: maximum number of requests per call.
+        scope: name of the quota; ``None`` for a new one.
     """
 
     name = "scripted"
@@ -125,7 +122,7 @@ class Scripted(Provider):
 
 
 class Embedder(Scripted):
-    """A :class:`Scripted` provider with embeddings: a vector of one number wherever the script has a text."""
+    """A :class:`Scripted` provider that also returns vectors with one number."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -143,7 +140,7 @@ class Embedder(Scripted):
 
 
 class Aside:
-    """Runs ``work`` on a thread of its own that virtual time does not know, as a user's thread."""
+    """Runs ``work`` on a thread that virtual time does not know, like a user's thread."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._outcome: Future[Any] = Future()
@@ -164,7 +161,7 @@ class Aside:
 
 
 class InTime:
-    """Runs ``work`` on a thread that virtual time knows, so that its sleeps are part of the scene."""
+    """Runs ``work`` on a thread that takes part in virtual time."""
 
     def __init__(self, clock: VirtualClock, work: Callable[[], Any]) -> None:
         def registered() -> Any:

@@ -1,4 +1,4 @@
-"""A provider that streams by a script, and readers of its streams."""
+"""A provider with scripted streams, and readers of streams."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ _scopes = itertools.count(1)
 
 
 class Speaker(Provider):
-    """Streams what a script says: texts are pieces, numbers are seconds of silence, errors end it.
+    """Streams a script: strings are chunks, numbers are seconds of silence, and errors end the stream.
 
     Args:
-        script: ``script(prompt, attempt)`` returns the parts.
-        usage: what the provider says it billed, at the end.
+        usage: reported at the end of the stream.
     """
 
     name = "speaker"

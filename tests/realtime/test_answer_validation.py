@@ -1,4 +1,4 @@
-"""Answers with a schema: asked again with what was wrong, paid every time, failed in the end (D7, E3, E4)."""
+"""Answers that do not fit their schema are repaired, paid for each time, and finally fail (D7, E3, E4)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_after_its_tries_the_request_fails_without_repeating_the_answer(client_o
     assert error.usage == Usage(40, 20)
     assert "at people (int_parsing)" in str(error)
     assert "canary" not in str(error)
-    # Each try starts from the question: it does not carry the failures before the last along.
+    # each repair starts from the question and contains only the last failure
     assert [len(call.request.prompt) for call in provider.calls[1:]] == [3, 3, 3]
     assert [call.request.params.temperature for call in provider.calls] == [None, 0.0, 0.25, 0.5]
 

@@ -1,4 +1,4 @@
-"""A full queue holds callers back, lets them in one by one, and keeps room for urgent requests (A6)."""
+"""A full queue blocks callers, admits them one by one, and reserves room for urgent requests (A6)."""
 
 from __future__ import annotations
 

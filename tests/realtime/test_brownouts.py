@@ -1,4 +1,4 @@
-"""A provider that fails a part of the calls: nothing is lost, and it costs what the failures cost."""
+"""A provider that fails some of its calls."""
 
 from __future__ import annotations
 

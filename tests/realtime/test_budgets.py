@@ -1,4 +1,4 @@
-"""Money: reserved before a call, settled after it, never exceeded, and what was finished is kept (F1, E4)."""
+"""Budgets: cost is reserved before a call and charged after it, and finished work is kept (F1, E4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smartbatch.providers import registry
 from smartbatch.types import Answer, Usage
 
 PRICES = {"scripted:default": {"input": 0, "output": 1_000_000}}
-"""One USD for each token of output."""
+"""One USD per output token."""
 
 
 def make(clock, script, observer, **settings):
@@ -57,7 +57,7 @@ def test_no_budget_is_ever_exceeded(seed, budget, faults):
     if all(error is None for error in errors):
         assert sum(costs) <= budget + 1e-6
     else:
-        assert budget - client.spent < 10.0  # it stopped for less than the most expensive call
+        assert budget - client.spent < 10.0  # less than the most expensive call
 
 
 def test_the_rest_fails_and_what_was_finished_is_kept(clock, client_of):
@@ -120,7 +120,7 @@ def test_the_reservation_of_an_answer_without_usage_is_kept(clock, client_of):
 def test_a_fallback_that_costs_more_reserves_more(clock, client_of, monkeypatch):
     down = Scripted(clock, lambda *_: unavailable(), priced=True, latency=0.1)
     dear = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True, name="dear")
-    own_registry(monkeypatch)  # for this test only
+    own_registry(monkeypatch)
     registry.register("dear", lambda name, _clock, _options: (dear, name))
     client = client_of(
         down,

@@ -1,4 +1,4 @@
-"""The response cache: no request is paid twice, and a wrong file never gives a wrong answer (A17)."""
+"""The response cache saves repeated calls, and a damaged file never gives a wrong answer (A17)."""
 
 from __future__ import annotations
 
@@ -443,7 +443,7 @@ def test_a_cache_that_cannot_be_written_is_left_alone_and_told_once(path, client
     locking.execute("BEGIN IMMEDIATE")
     began = time.monotonic()
     assert all(client.submit(f"question {n}").result(30).ok for n in range(20))
-    assert time.monotonic() - began < 10.0  # twenty waits would be forty seconds
+    assert time.monotonic() - began < 10.0  # twenty waits would take 40 s
     assert [event.path for event in events] == [path]
     assert "locked" in events[0].reason
     locking.close()

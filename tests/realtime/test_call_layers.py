@@ -1,4 +1,4 @@
-"""The layers around one call: it never raises, whatever is raised inside (A14, A21, E1, E5, E6)."""
+"""The layers around a call turn every error into an outcome (A14, A21, E1, E5, E6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread for users' callbacks: in order, once each, and whatever they raise is only reported (A5)."""
+"""The thread for user callbacks (A5)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_runs_callbacks_is_around_all_of_them(tmp_path):
         return evolve(result, text=result.text.upper())
 
     store = str(tmp_path / "jobs.db")
-    added = threading.Event()  # what is added to a future that is done is called by who adds it
+    added = threading.Event()  # a callback added to a complete future would run on the caller's thread
 
     def answer(*_):
         assert added.wait(PATIENCE)

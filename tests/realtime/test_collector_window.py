@@ -1,4 +1,4 @@
-"""The window, end to end: who travels with whom, and when (A1, A2, A3, A11, A12, A13)."""
+"""The window: which requests share a call, and when it starts (A1, A2, A3, A11, A12, A13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context variables of whoever submits a request hold wherever code of the user's runs for it."""
+"""User code runs with the context variables of the thread that submitted the request."""
 
 from __future__ import annotations
 

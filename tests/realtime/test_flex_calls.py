@@ -1,4 +1,4 @@
-"""Requests in the provider's slower tier: at its price, in its own lane, and home when it sends them away."""
+"""Requests in the flex tier, and their return to the standard tier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from smartbatch.types import Answer, Generation, Request, Route, Usage
 USAGE = Usage(1000, 100)
 PRICE = Price(input=2.0, output=10.0, flex_input=1.0, flex_output=5.0)
 FULL_PRICE, HALF_PRICE = 0.003, 0.0015
-"""USD of :data:`USAGE`."""
+"""Cost of :data:`USAGE` in USD."""
 
 
 def no_room():
@@ -151,7 +151,7 @@ class TestSentAway:
         assert provider.tiers.count(FLEX) == 3
         assert len(provider.tiers) == 23
 
-        clock.sleep(70.0)  # the pause of a minute is over, and the tier still full: one trial
+        clock.sleep(70.0)  # the pause of a minute is over, but the tier is still full
         assert {r.route for r in ask(clock, client, named(20, "trial"))} == {Route.INDIVIDUAL}
         assert provider.tiers.count(FLEX) == 4
 

@@ -1,4 +1,4 @@
-"""The whole contract of a ``concurrent.futures.Future`` (A5)."""
+"""The contract of ``concurrent.futures.Future`` (A5)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_request_cannot_be_cancelled_once_its_call_started(scene):
 def test_a_cancel_that_meets_a_start_is_told_all_the_same(scene):
     waiting = scene.client.submit("waiting")
     last = scene.client.submit("last")
-    assert Future.cancel(waiting)  # as far as cancel() has come when a worker looks
+    assert Future.cancel(waiting)  # cancelled, but not yet reported when a worker finds it
     scene.release()
     assert last.result(PATIENCE).ok
     assert waiting.cancel()

@@ -1,4 +1,4 @@
-"""Identical requests in flight share one call, and each gets a result of its own (A17)."""
+"""Identical requests in flight share one call, and each has its own result (A17)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What breaks off in the middle, by Ctrl-C, a finaliser or an unlucky moment, is accounted for (A9, E7)."""
+"""Interruptions by Ctrl-C and finalisers leave consistent counts and no held locks (A9, E7)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_submit_that_is_interrupted_at_its_end_sends_nothing(clock, client_of)
             client.submit("y")
         counts = client.counts
     assert counts.balanced()
-    assert counts.cancelled >= 1  # a call that has begun is let be
+    assert counts.cancelled >= 1  # a call that has started continues
 
 
 def test_an_interrupted_cancel_leaves_nothing_to_wait_for(clock, client_of, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_job_that_ctrl_c_leaves_stored_keeps_its_money(stored, tmp_path, monke
     assert budget.left == (6.0 if stored else 10.0)
     if stored:
         assert client.job("k").wait(PATIENCE).completed == 1
-        eventually(lambda: budget.left == 10.0)  # answers of the simulator cost nothing
+        eventually(lambda: budget.left == 10.0)  # the simulator's answers are free
     client.stop()
 
 

@@ -1,4 +1,4 @@
-"""Lists that keep going: every row is sent, also where the provider refuses the account or the model."""
+"""Lists with ``keep_going`` send every row, even if the provider refuses the account or the model."""
 
 from __future__ import annotations
 

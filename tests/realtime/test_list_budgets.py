@@ -1,4 +1,4 @@
-"""Budgets of single lists, within the client's own."""
+"""Budgets of single lists, within the client's budget."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_lists_and_a_job_side_by_side_never_exceed_a_budget(seed, store):
     ):
         asked = [pool.submit(ask, name, own) for name, own in bounds.items()]
         if seed % 2:
-            bounds["job"] = float(MOST * rng.randint(5, 30))  # retries that are billed may not fit it
+            bounds["job"] = float(MOST * rng.randint(5, 30))  # billed retries may exceed it
             asked.append(pool.submit(submit, bounds["job"]))
         results = [result for each in asked for result in each.result()]
     assert any(result.ok for result in results)

@@ -1,4 +1,4 @@
-"""Prompts in, results out: in order, lazily, and with nothing lost (B1, B2, B3, B4, A8)."""
+"""Lists: results in order, read lazily, and never lost (B1, B2, B3, B4, A8)."""
 
 from __future__ import annotations
 
@@ -90,9 +90,7 @@ def test_progress_counts_failures_and_costs_and_its_errors_end_no_list(clock, cl
 @pytest.mark.parametrize("ask", sampled(_WAYS, keep=2))
 def test_twenty_five_items_take_the_time_of_seven_calls(ask, clock, client_of):
     def latency(prompt):
-        if (
-            prompt == "p0" and ask not in _STORED
-        ):  # time stands until the thread of the test has asked for all
+        if prompt == "p0" and ask not in _STORED:  # time is held until all requests are submitted
             eventually(lambda: client.metrics.snapshot().submitted == 25)
         return 1.0
 

@@ -1,4 +1,4 @@
-"""Many threads, one client: every future settles once, and the counts balance at every step (A5, E8)."""
+"""Many threads share a client: each future completes once, and the counts always balance (A5, E8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has ended is let go: no cycle waits for the garbage collector, no heap keeps the past (F6)."""
+"""Finished requests are released without waiting for the garbage collector (F6)."""
 
 from __future__ import annotations
 

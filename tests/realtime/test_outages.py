@@ -1,4 +1,4 @@
-"""A provider that is down: requests wait for it, and do not burn their tries (A16)."""
+"""During an outage, requests wait for the provider without using up their tries (A16)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_ten_minutes_of_outage_cost_a_few_probes(clock, client_of):
     probes = down.probes()
     assert probes
     assert all(1.0 <= after - before <= 5.0 for before, after in itertools.pairwise(probes))
-    assert max(future.result().attempts for future in futures) <= 4  # no request is the probe all the time
+    assert max(future.result().attempts for future in futures) <= 4  # no single request serves as every probe
 
 
 def test_the_breaker_opens_probes_and_closes(clock, client_of):
@@ -320,7 +320,7 @@ def test_requests_that_always_fail_let_the_breaker_close_again(clock, client_of)
     assert all(isinstance(future.exception(PATIENCE), ProviderError) for future in futures[:40])
     assert all(future.result(PATIENCE).ok for future in futures[40:])
     client.stop()
-    assert max(ended) <= 600  # one probe after another through the forty, and no second round of them
+    assert max(ended) <= 600  # one probe per failing request, and no second round
 
 
 def test_a_failing_callable_does_not_open_the_breaker(clock, client_of):
@@ -392,7 +392,7 @@ def test_an_outage_that_ends_in_one_lane_is_over_in_all(clock, client_of):
 
         def come_later():
             clock.sleep(0.5)
-            client.submit_embedding("a vector", priority="urgent")  # it becomes the probe
+            client.submit_embedding("a vector", priority="urgent")  # the probe
             clock.sleep(200.0)
             return client.submit("another text")
 

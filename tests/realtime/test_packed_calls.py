@@ -1,4 +1,4 @@
-"""Packing, end to end: many prompts, few calls, and every answer with its own prompt (A11, A13)."""
+"""Packing: many prompts in few calls, each with its own answer (A11, A13)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TestTheJudge:
         def damage(items):
             with lock:
                 kind = rng.choice(["none", "none", *DAMAGE]) if len(items) > 1 else "none"
-                # A letter lost or added inside one answer stays inside it; here answers are compared whole.
+                # answers are compared as a whole here, so damage inside a single answer is excluded
                 if kind in ("noise", "spliced", "repeated"):
                     kind = "cut"
                 return written(items) if kind == "none" else DAMAGE[kind](items, rng)

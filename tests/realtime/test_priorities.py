@@ -1,4 +1,4 @@
-"""Which request is served first, and that none waits for ever (A4)."""
+"""The order of service, in which no request starves (A4)."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ def test_no_priority_starves_under_an_hour_of_too_much_traffic(clock, client_of)
             clock.sleep(0.8)
 
     InTime(clock, traffic).result()
-    client.stop(timeout=0)  # at 3,600 s the backlog is still there, and so is who came last
+    client.stop(timeout=0)  # the backlog, with the latest requests, still exists at 3,600 s
     patience = {"low": 120.0, "deferrable": 240.0}
     for priority, start in patience.items():
         started = [(at, wait) for at, wait in waits[priority] if wait < 3_000]
-        # served in the order of latest starts, at 0.8 of the speed they come: 1.25 x (arrival + patience)
+        # served by latest start at 0.8 of the arrival rate: 1.25 x (arrival + patience)
         due = [at for at, _ in waits[priority] if 1.3 * (at + start) < 3_500]
         assert due
         assert all(wait <= 1.3 * (at + start) - at + 10 for at, wait in started if at in due)
@@ -110,7 +110,7 @@ def test_nobody_starves_behind_a_stream_of_urgent_requests(lanes, clock, client_
             client.submit_urgent(f"urgent {i}")
             if i == 20:
                 futures = [submit(f"later {i}", priority="deferrable") for i in range(500)]
-            clock.sleep(0.45)  # two slots take one each half second
+            clock.sleep(0.45)  # the two workers take one request every half second
         return futures
 
     later = InTime(clock, traffic).result()

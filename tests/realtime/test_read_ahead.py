@@ -1,4 +1,4 @@
-"""Prompts that come one by one: an answer is returned while the next prompt is still to come."""
+"""Prompts from iterators: an answer is returned before the next prompt exists."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_no_more_is_read_than_there_is_room_for():
         results = small.map(endless())
         for taken in (1, 30, 200):
             assert len(list(islice(results, taken))) == taken
-        assert 231 <= len(read) <= 231 + 11 * 100 + 64  # under way, behind a slow one, and ahead
+        assert 231 <= len(read) <= 231 + 11 * 100 + 64  # in progress, behind a slow request, and read ahead
         assert [*read] == list(range(len(read)))
         results.close()
     end_of_readers()

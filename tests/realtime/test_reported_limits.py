@@ -1,4 +1,4 @@
-"""What answers and refusals say of limits reaches the quota, whichever way a call ends."""
+"""Limits reported in answers and refusals reach the quota."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a failed call: again, how often, when, or never (A14, A15, E2, E4, E6)."""
+"""Retries: which failed calls are repeated, how often and when (A14, A15, E2, E4, E6)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALLS = {
     ErrorKind.CONTEXT_TOO_LONG: 1,
     ErrorKind.RATE_LIMIT: 31,
 }
-"""Calls a request costs that fails in the same way every time, with three retries."""
+"""Calls of a request that always fails in the same way, with three retries."""
 
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
@@ -188,7 +188,7 @@ def test_a_request_that_always_fails_delays_no_other(clock, client_of):
         others = submit_all(client, [f"p{i}" for i in range(200)])
     assert all(future.result(PATIENCE).ok for future in others)
     assert isinstance(failing.exception(PATIENCE), ProviderError)
-    assert clock.now() <= 51 + 10  # 204 calls by four workers, and the last backoff of the failing one
+    assert clock.now() <= 51 + 10  # 204 calls by four workers, and the last backoff of the failing request
 
 
 def test_retries_go_on_while_the_client_stops(clock, client_of):

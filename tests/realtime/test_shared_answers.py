@@ -1,4 +1,4 @@
-"""Requests that share an answer share what the provider said and nothing else (A17)."""
+"""Requests that share an answer share only what the provider returned (A17)."""
 
 from __future__ import annotations
 

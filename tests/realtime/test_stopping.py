@@ -1,4 +1,4 @@
-"""Start, stop, start again: what is pending is finished, or fails with a reason, and nothing hangs (A9)."""
+"""Starting and stopping: pending requests finish or fail with a reason, and nothing hangs (A9)."""
 
 from __future__ import annotations
 
@@ -427,7 +427,7 @@ def test_an_idle_client_ends_its_workers_and_still_works(clock, client_of):
     def wait():
         clock.sleep(20.0)
         client.submit("in between")
-        clock.sleep(29.0)  # the call took 1 s of it
+        clock.sleep(29.0)  # 1 s of it passed during the call
         still.extend(worker for worker in busy if worker.is_alive())
         clock.sleep(3.0)
 

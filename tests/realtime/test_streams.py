@@ -1,4 +1,4 @@
-"""Streaming one answer: the same queue, gates and retries, until the first chunk; never after it (C5)."""
+"""Streams use the queue, gates and retries of other requests until their first chunk (C5)."""
 
 from __future__ import annotations
 

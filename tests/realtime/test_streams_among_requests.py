@@ -1,4 +1,4 @@
-"""Streams next to other requests: not shared, in their order, many at once."""
+"""Streams next to other requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_shared_streams_retries_stay_alone(clock, client_of):
     client = client_of(speaker, parallelism=1)
     with clock.held():
         streams = [client.stream(f"p{number}") for number in range(4)]
-        last = client.stream("long")  # while it goes on, the retries of the others all become due
+        last = client.stream("long")  # while it runs, the retries of the other streams become due
     assert [read(stream) for stream in [*streams, last]] == [["x"]] * 5
     assert speaker.shared_calls == 0
 

@@ -1,4 +1,4 @@
-"""Streams that are closed: before their call, during it, early, by Ctrl-C, or by being forgotten."""
+"""Streams that are closed before, during or between calls, by Ctrl-C, or by the garbage collector."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_closing_before_the_start_sends_nothing(clock, client_of):
     assert isinstance(error, RequestCancelled)
     assert isinstance(waiting.result.error, RequestCancelled)
     assert speaker.prompts == ["first"]
-    client.stop()  # a stream ends before the observers are told
+    client.stop()  # a stream ends before observers are notified
     ended = [event for event in events if isinstance(event, RequestFinished)]
     assert [event.cancelled for event in ended] == [True, False]
     assert balanced(client)

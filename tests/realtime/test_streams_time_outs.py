@@ -1,4 +1,4 @@
-"""Streams that are read too slowly or last too long, and streams at the stop of a client."""
+"""Streams that time out, are read too slowly, or are open when their client stops."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_stop_does_not_wait_for_a_reader(clock, client_of):
 def test_a_signal_handler_may_close_a_stream(clock, client_of, monkeypatch):
     class Closing(deque[str]):
         def popleft(self):
-            stream.close()  # as a handler that runs between two steps of the reader
+            stream.close()  # like a signal handler between two steps of the reader
             return super().popleft()
 
     speaker = Speaker(clock, lambda *_: ["be", 1000.0])

@@ -1,4 +1,4 @@
-"""A request's own time-out holds wherever the request is (A5, A7)."""
+"""A request's timeout applies while it waits, during its call, and between tries (A5, A7)."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_request_that_is_being_cancelled_when_its_time_ends_is_cancelled(clock
         first = client.submit("first")
         provider.wait_for(1)
         future = client.submit("x", timeout=3.0)
-        assert Future.cancel(future)  # as far as cancel() has come when the time is over
+        assert Future.cancel(future)  # cancelled, but not yet reported when it times out
     assert first.result(PATIENCE).ok
     assert future.cancelled()
     counts = client.counts

@@ -1,4 +1,4 @@
-"""Whatever providers, users and this library do wrong, every request ends (A5, A7, E1)."""
+"""Every request ends, whatever mistakes providers, users and this library make (A5, A7, E1)."""
 
 from __future__ import annotations
 

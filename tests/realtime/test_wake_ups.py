@@ -1,4 +1,4 @@
-"""Whatever makes waiting work ready wakes the collector then, not at the next event (A2, A7, A16, B2)."""
+"""Everything that makes a waiting request ready wakes the collector (A2, A7, A16, B2)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_late_call_of_a_stopped_client_makes_room_for_the_other(clock, client_
     other = client_of(theirs, parallelism=8, max_tpm=10**9)
     client = client_of(mine, max_tpm=10**9)
     with clock.held():
-        submit_all(other, "abcd")  # as many as go until a limit that was told is proven
+        submit_all(other, "abcd")  # as many as are sent until a configured limit is proven
         theirs.wait_for(4)
         future = client.submit("mine")
 
@@ -87,7 +87,7 @@ def test_a_call_that_never_went_makes_room_for_the_other(clock, client_of, monke
         return start(ticket, now)
 
     with clock.held():
-        submit_all(other, "abc")  # of four that may go until a limit that was told is proven
+        submit_all(other, "abc")  # one fewer than are sent until a configured limit is proven
         theirs.wait_for(3)
         monkeypatch.setattr(queue, "start_locked", slowly)
         other.submit("cancelled")
@@ -139,7 +139,7 @@ def test_what_moves_to_the_fallback_is_served_there_at_once(clock, client_of):
         breaker_max_pause=1_000.0,
     )
     engine = engine_of(client)
-    engine.lanes.of(provider, client.model, Embedding())  # with one lane it looks at all
+    engine.lanes.of(provider, client.model, Embedding())  # a single lane would be checked anyway
     with clock.held():
         futures = submit_all(client, "abc")
     assert {future.result(PATIENCE).model for future in futures} == {"sim:spare"}
@@ -198,7 +198,7 @@ def test_a_pause_of_the_quota_is_seen_before_requests_are_gathered(clock, client
         monkeypatch.setattr(LaneQueue, "pop", counted)
         for number in range(300):
             client.submit_embedding(f"t{number}")
-            clock.sleep(0.2)  # the window is over, and the collector looks
+            clock.sleep(0.2)  # the window closes and the collector checks
         return taken[0]
 
     with clock.held():

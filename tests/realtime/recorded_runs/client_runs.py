@@ -1,8 +1,8 @@
-"""Whole clients in virtual time, and the figures of their runs: calls, refusals, seconds, cost and order.
+"""Runs whole clients in virtual time and records calls, refusals, seconds, cost and order.
+
+After an intended change of behaviour, record the figures again:
 
     PYTHONPATH=tests:. python -m tests.realtime.recorded_runs.client_runs
-
-records anew, after a change of behaviour that is meant; the difference says which figures it changes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ RECORDED = Path(__file__).with_name("recorded.txt")
 GROUP = "clients"
 PATIENCE = 100_000.0
 INPUT, OUTPUT = 100, 10
-"""Tokens of each prompt and answer."""
+"""Tokens per prompt and answer."""
 PRICE = Price(1.0, 4.0)
 FIRST = 20
-"""Pieces of an order that are told."""
+"""Number of recorded pieces of an order."""
 _scopes = itertools.count()
 
 
@@ -47,16 +47,15 @@ class Run:
     """A client and its server.
 
     Attributes:
-        rows: requests, submitted at one moment; ``params`` makes those of each.
-        latency: seconds of a call that is accepted; ``spread`` the standard deviation of its logarithm.
-        admit: whether a call that arrives at a moment is accepted, made for each run; the others are refused
-            at once, as by a rate limit.
-        at_once: calls the server takes at a time.
-        failing: share of calls that end with an error of the server.
-        down: seconds between which every call is refused as by a server that is away.
-        retry_after: what refusals ask for.
-        told: requests a minute that answers tell, and the server allows.
-        settings: of the client.
+        rows: requests, all submitted at the same moment; ``params`` creates each.
+        latency: seconds per accepted call; ``spread`` is the standard deviation of its logarithm.
+        admit: whether a call is accepted at its time of arrival; others are rejected as by a rate limit.
+        at_once: maximum concurrent calls of the server.
+        failing: share of calls that end with a server error.
+        down: seconds between which the server is unavailable.
+        retry_after: seconds that refusals ask to wait.
+        told: requests per minute that answers report and the server allows.
+        settings: settings of the client.
     """
 
     rows: int = 200
@@ -110,7 +109,7 @@ class _Server(Provider):
     name = "simulated"
 
     def __init__(self, run: Run, clock: SerialClock) -> None:
-        self.scope = f"recorded-{next(_scopes)}"  # names the model too, of which nothing is known yet
+        self.scope = f"recorded-{next(_scopes)}"  # also names the model, so that nothing is known about it
         self.capabilities = Capabilities(output_limit=OUTPUT)
         self._run, self._clock, self._rng = run, clock, Random(11)
         self._admit = run.admit()

@@ -1,8 +1,4 @@
-"""Clients send what they sent: as many calls, refusals and seconds, for the same money, in the same order.
-
-A change that is meant is recorded with
-``PYTHONPATH=tests:. python -m tests.realtime.recorded_runs.client_runs``.
-"""
+"""Clients make the recorded calls, at the recorded times and cost, and in the recorded order."""
 
 from __future__ import annotations
 
