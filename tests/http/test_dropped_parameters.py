@@ -82,10 +82,3 @@ def test_a_run_says_it_once_and_in_each_row(strategy, claude, capfd):
     printed = capfd.readouterr().err
     assert printed.count("smartbatch: parameter seed is left out: Anthropic's API knows no seed") == 1
     assert printed.count("seed") == 2, printed
-
-
-def test_a_run_that_takes_everything_says_nothing(claude, capfd):
-    Path("in.txt").write_text("a\nb\n")
-    assert main(["run", "in.txt", "--model", MODEL, "-o", "out.jsonl"]) == 0
-    assert [json.loads(row)["dropped"] for row in Path("out.jsonl").read_text().splitlines()] == [{}, {}]
-    assert "left out" not in capfd.readouterr().err

@@ -44,23 +44,6 @@ def test_an_answer_that_does_not_fit_fails_in_json_mode_as_well():
         assert [call.status for call in emu.ledger.calls] == [400, 200]
 
 
-@pytest.mark.full
-def test_a_batch_learns_it_from_its_lines(tmp_path):
-    with emulator(rejects=["json_schema"], answers=ANSWERS, batch_turnaround=0.05) as emu:
-        options = {"api_key": "k", "base_url": emu.base_url}
-        with BatchingClient(
-            "openai:m",
-            provider_options=options,
-            shared="off",
-            store=str(tmp_path / "s.db"),
-            batch_poll_interval=1,
-        ) as client:
-            results = client.generate(PROMPTS, schema=Verdict, strategy="batch")
-            assert [result.parsed for result in results] == [
-                Verdict(label=f"good {number}") for number in range(len(PROMPTS))
-            ]
-
-
 def test_an_unsupported_mode_is_refused_before_anything_is_sent():
     options = {"api_key": "k" * 40}
     for model in ("anthropic:claude-haiku-5-5", "gemini:gemini-3.8-flash", "sim:demo"):

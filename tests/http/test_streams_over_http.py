@@ -126,26 +126,6 @@ def test_closing_in_the_middle_cuts_the_connection(emu, client_of):
     assert long.billed
 
 
-def test_leaving_the_loop_cuts_the_connection(emu, client_of):
-    emu.configure(per_token=PER_TOKEN)
-    client = client_of(parallelism=1)
-    for _ in client.stream("long"):
-        break
-    until(lambda: client.counts.failed == 1)
-    assert [call.delivered for call in emu.ledger.calls] == [False]
-
-
-def test_a_stop_with_a_time_ends_streams(emu, client_of):
-    emu.configure(per_token=PER_TOKEN)
-    client = client_of()
-    stream = client.stream("long")
-    next(stream)
-    client.stop(timeout=0.01)
-    with pytest.raises(Exception, match="stopped"):
-        list(stream)
-    assert [call.delivered for call in emu.ledger.calls] == [False]
-
-
 @pytest.mark.full
 def test_a_hundred_streams_from_twenty_threads(emu, client_of):
     emu.configure(faults={"503": 0.01, "reset": 0.01}, latency=0.005)

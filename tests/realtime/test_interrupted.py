@@ -9,12 +9,10 @@ from ctrl_c import interrupted_at_every_moment
 from inside import callback_threads, engine_of, inside
 from scenes import PATIENCE, Aside, Scripted, eventually, submit_all
 
-from smartbatch._clock import RealClock
 from smartbatch.client import BatchingClient
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.events import RequestSubmitted
 from smartbatch.jobs.store.jobs import JobTable
-from smartbatch.realtime.engine import CallbackThread
 from smartbatch.realtime.lane_queue import LaneQueue
 
 
@@ -136,32 +134,3 @@ def test_what_a_finaliser_cancels_is_told_as_well(clock, client_of):
     figures = client.metrics.snapshot()
     assert (figures.submitted, figures.waiting, figures.cancelled) == (7, 0, 6)
     assert provider.prompts == ["a"]
-
-
-def test_a_late_callback_may_outrun_the_thread_that_asked_for_it():
-    before = callback_threads()
-
-    class Slow:
-        def __init__(self, monitor):
-            self.monitor = monitor
-
-        def __enter__(self):
-            self.monitor.__enter__()
-
-        def __exit__(self, *details):
-            self.monitor.__exit__(*details)
-            if threading.current_thread() is threading.main_thread():
-                eventually(lambda: callback_threads() <= before)
-
-        def __getattr__(self, name):
-            return getattr(self.monitor, name)
-
-    class SlowClock(RealClock):
-        def monitor(self, lock=None):
-            return Slow(super().monitor(lock))
-
-    callbacks = CallbackThread(SlowClock(), lambda _: None)
-    callbacks.close()
-    ran = threading.Event()
-    callbacks.run_later(ran.set)
-    assert ran.is_set()

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from inside import engine_of
 from levels import sampled
 from scenes import PATIENCE, InTime, eventually, submit_all
 
@@ -184,24 +183,6 @@ def test_a_bad_row_in_a_list_is_found_before_anything_is_sent(clock, client_of):
 def test_a_single_prompt_is_no_list(single, clock, client_of):
     with pytest.raises(InvalidRequest, match="list of prompts"):
         client_of(mock(clock)).generate(single)
-
-
-def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(clock, client_of):
-    provider = mock(clock)
-    client = client_of(provider, parallelism=1)
-    engine = engine_of(client)
-    streams = [client.map(iter(prompts(50)))]
-
-    def take_and_drop():
-        ok = next(streams[0]).ok
-        with engine.queue.monitor:
-            streams.clear()
-        return bool(ok)
-
-    assert InTime(clock, take_and_drop).result()
-    assert client.submit("next").result(30).ok
-    client.stop()
-    assert len(provider.calls) <= 5
 
 
 def test_a_stream_may_be_closed(clock, client_of):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from inside import inside, own_registry
+from inside import own_registry
 from scenes import PATIENCE, Embedder, InTime, Scripted, broken, failure, submit_all, unavailable
 
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError, ProviderUnavailable, RequestTimeout
 from smartbatch.events import BreakerChanged
-from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import register
 from smartbatch.types import Route
 
@@ -334,28 +333,6 @@ def test_a_failing_callable_does_not_open_the_breaker(clock, client_of):
         futures = submit_all(client, [f"p{i}" for i in range(30)])
     assert all(future.exception(PATIENCE) for future in futures)
     assert changes(events) == []
-
-
-def test_what_is_known_of_the_fallback_model_is_read_before_it_is_needed(clock, client_of, monkeypatch):
-    spare = Scripted(clock, priced=True, name="spare")
-    own_registry(monkeypatch)
-    register("spare", lambda name, _clock, _options: (spare, name))
-    down = Scripted(clock, lambda *_: unavailable(), latency=0.1)
-    under_lock = []
-    rates = PriceBook.rates
-
-    def watched(book, provider, *rest):
-        if provider == "spare":
-            engine = inside(client).realtime.engine
-            under_lock.append(engine is not None and engine.queue.monitor.lock.locked())
-        return rates(book, provider, *rest)
-
-    client = client_of(down, on_breaker_open="fallback", fallback_model="spare:default", breaker_threshold=2)
-    monkeypatch.setattr(PriceBook, "rates", watched)
-    with clock.held():
-        futures = submit_all(client, ["one", "two"])
-    assert {future.result(PATIENCE).model for future in futures} == {"spare:default"}
-    assert under_lock == [False]
 
 
 def test_a_fallback_of_the_same_provider_gets_the_options_of_the_client(clock, monkeypatch):

@@ -453,22 +453,3 @@ def test_a_call_of_an_hour_is_no_idle_time(clock, client_of):
         futures = [client.submit("long"), client.submit("short")]
     assert [future.result(PATIENCE).ok for future in futures] == [True, True]
     assert workers[0] is workers[1]
-
-
-def test_the_queue_is_free_while_a_worker_is_started(clock, client_of, monkeypatch):
-    client = client_of(Scripted(clock, lambda *_: "yes"), parallelism=4)
-    free = []
-    start = threading.Thread.start
-
-    def started(thread):
-        if thread.name.startswith("smartbatch-worker"):
-            other = threading.Thread(target=lambda: client.counts, daemon=True)
-            start(other)
-            other.join(PATIENCE)
-            free.append(not other.is_alive())
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", started)
-    assert client.generate([f"p{n}" for n in range(4)]).texts == ["yes"] * 4
-    assert free
-    assert all(free)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import signal
 import threading
-from types import SimpleNamespace
 
 import pytest
 from inside import is_read
-from scenes import PATIENCE, Aside, eventually, limited
+from scenes import Aside, eventually, limited
 from scripted_streams import Speaker, balanced, begun, read, read_error
 
 from smartbatch import Interrupted
@@ -17,8 +16,6 @@ from smartbatch._clock import RealClock
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import RequestCancelled
 from smartbatch.events import RequestFinished
-from smartbatch.realtime import text_stream
-from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Request, Usage
 
 
@@ -123,31 +120,6 @@ def test_a_stream_that_was_left_stays_closed(clock, client_of):
     assert stream.result.ok
     with pytest.raises(RequestCancelled):
         next(stream)
-
-
-def test_who_leaves_a_loop_may_ask_for_the_result_at_once(clock, client_of, monkeypatch):
-    asked, wait = threading.Event(), ChunkBox.wait
-
-    class Late(threading.Thread):
-        def run(self):
-            assert asked.wait(PATIENCE)
-            super().run()
-
-    def awaited(box):
-        asked.set()
-        return wait(box)
-
-    monkeypatch.setattr(ChunkBox, "wait", awaited)
-    monkeypatch.setattr(text_stream, "threading", SimpleNamespace(Thread=Late))
-    client = client_of(Speaker(clock, lambda *_: ["be", 1000.0, "late"]))
-
-    def left():
-        stream = client.stream("long")
-        leaves_by_break(stream)
-        return stream.result
-
-    with clock.held():
-        assert isinstance(Aside(left).result().error, RequestCancelled)
 
 
 @pytest.mark.full

@@ -11,30 +11,11 @@ from inside import engine_of
 from scenes import PATIENCE, Aside, Scripted, failure, submit_all
 
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ClientClosed, ErrorKind, SmartbatchError
+from smartbatch.errors import ClientClosed, ErrorKind
 from smartbatch.observe import logs
 from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.text_stream import ChunkBox
-from smartbatch.types import Answer, LimitReport, Result, Usage
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        Answer("x", usage=Usage(10**400, 1)),
-        Answer("x", usage=Usage(1, 2**60)),
-        Answer("x", cost=1e305),
-        Answer("x", cost=math.inf),
-    ],
-    ids=["usage beyond floats", "usage beyond reason", "cost beyond floats", "infinite cost"],
-)
-def test_figures_that_no_call_can_have_are_an_invalid_answer(answer, clock, client_of):
-    client = client_of(Scripted(clock, lambda *_: answer), max_tpm=1_000_000, retries=0)
-    error = client.submit("x").exception(PATIENCE)
-    assert isinstance(error, SmartbatchError)
-    assert error.kind is ErrorKind.INVALID_RESPONSE
-    client.stop()
-    assert client.counts.balanced()
+from smartbatch.types import Answer, LimitReport, Result
 
 
 def test_limits_that_are_none_are_passed_over(clock, client_of):

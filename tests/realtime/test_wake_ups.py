@@ -6,12 +6,11 @@ from concurrent.futures import Future
 
 import pytest
 from inside import engine_of, has_looked
-from scenes import PATIENCE, Aside, Embedder, InTime, Scripted, eventually, limited, submit_all, unavailable
+from scenes import PATIENCE, Aside, Embedder, InTime, Scripted, eventually, submit_all, unavailable
 
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.realtime.lane import LaneFactory
-from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.types import Embedding
 
@@ -180,28 +179,3 @@ def test_a_model_whose_tokens_are_read_holds_up_no_other_model(clock):
     lanes = factory(clock, read)
     lane = lanes.of(provider, "slow")
     assert [each.model for each in (lane, *other)] == ["slow", "quick"]
-
-
-def test_a_pause_of_the_quota_is_seen_before_requests_are_gathered(clock, client_of, monkeypatch):
-    client = client_of(Embedder(clock, lambda *_: limited(500.0)))
-    taken = [0]
-    pop = LaneQueue.pop
-
-    def counted(lane_queue):
-        taken[0] += 1
-        return pop(lane_queue)
-
-    def come():
-        for number in range(4):
-            client.submit_embedding(f"refused {number}")
-            clock.sleep(5.0)
-        monkeypatch.setattr(LaneQueue, "pop", counted)
-        for number in range(300):
-            client.submit_embedding(f"t{number}")
-            clock.sleep(0.2)  # the window closes and the collector checks
-        return taken[0]
-
-    with clock.held():
-        coming = InTime(clock, come)
-    assert coming.result() == 0
-    client.stop(timeout=0)
