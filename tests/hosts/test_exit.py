@@ -197,20 +197,6 @@ PENDING = {
         "as the provider requested\n" + LOST.format(1),
         guard=10,
     ),
-    "a callback that blocks for ever": Case(
-        """
-        from smartbatch import BatchingClient
-        from exit_scenes import echo
-        client = BatchingClient(echo, exit_grace=0.2)
-        inside = threading.Event()
-        future = client.submit("one")
-        future.add_done_callback(lambda _: (inside.set(), threading.Event().wait()))
-        future.result()
-        if not future.done() or not inside.wait(0.2):
-            pass  # the callback ran on this thread, or was added too late: nothing blocks then
-        """,
-        guard=10,
-    ),
     "six clients share one grace": Case(
         """
         from smartbatch import BatchingClient
