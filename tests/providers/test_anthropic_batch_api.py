@@ -151,6 +151,12 @@ def test_an_answer_that_is_none_may_be_asked_for_again_and_was_billed():
         ),
         ("permission_error", "no", ErrorKind.AUTH_ERROR, LineOutcome.FAILED),
         ("billing_error", "no", ErrorKind.NO_MONEY, LineOutcome.UNRUN),
+        (
+            "invalid_request_error",
+            "Your credit balance is too low.",
+            ErrorKind.NO_MONEY,
+            LineOutcome.UNRUN,
+        ),
         ("rate_limit_error", "no", ErrorKind.RATE_LIMIT, LineOutcome.RETRY),
         ("api_error", "no", ErrorKind.SERVER_ERROR, LineOutcome.RETRY),
         ("brand_new_error", "no", ErrorKind.SERVER_ERROR, LineOutcome.RETRY),

@@ -63,6 +63,20 @@ def test_a_413_of_a_gateway_says_that_nothing_was_created(api, side, tmp_path):
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("the batch has too many requests", "requests"),
+        ("the file exceeds the size limit", "bytes"),
+        ("the batch has too many tokens", "tokens"),
+        ("the rate limit is exceeded", None),
+    ],
+)
+def test_a_refusal_names_the_limit_that_the_batch_exceeds(api, side, tmp_path, text, limit):
+    batches, _ = api(says(side.refusal(400, text), "400 Bad"))
+    assert getattr(lost(batches, side, tmp_path), "exceeds", None) == limit
+
+
 @pytest.mark.parametrize("status", sampled([400, 404, 429], keep=2))
 @pytest.mark.parametrize(
     "body", sampled([HTML, b"", b'{"error": "no"}', b'{"error": {}}', b"[[[", b'{"detail": "no"}'], keep=3)

@@ -104,6 +104,15 @@ def test_a_resolver_that_hangs_ends_with_the_call(monkeypatch):
     assert asked == ["nowhere.example"]
 
 
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9\r\n", b"HTTP/1.1 20000 OK\r\n\r\n"])
+def test_what_is_not_http_is_an_invalid_response(serve, connect, answer):
+    def script(exchange) -> None:
+        exchange.send(answer)
+        exchange.close()
+
+    assert fails(connect(serve(script))).kind is ErrorKind.INVALID_RESPONSE
+
+
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("padding", [b"", b"\0" * 9, b"more"])
 def test_a_body_of_several_gzip_members_is_unpacked_whole(size, padding):

@@ -78,7 +78,7 @@ class OpenAIProvider(Provider):
         max_body: maximum bytes of a decoded answer.
         max_tokens_field: the name of ``max_tokens`` in a chat body; by default ``max_completion_tokens`` at
             OpenAI and Azure, ``max_tokens`` elsewhere, and the other one as soon as the server rejects it.
-        batch_window: the time allowed for a batch; OpenAI accepts only ``24h``.
+        batch_window: the time allowed for a batch; other servers than OpenAI's may accept ``1h`` or ``7d``.
         batch_purpose: the purpose of a batch's input file; Together requires ``batch-api``.
         stream_usage: whether to send ``stream_options`` with streamed chats, to receive their usage. ``None``
             sends it until the server rejects it.
