@@ -1,10 +1,10 @@
-"""What failures cost: 1,000 rows against a server that fails in part, compared with a loop and OpenAI's SDK.
+"""Measures the cost of failures: 1,000 rows sent to a server that fails intermittently.
 
     python -m benchmarks.brownouts
     python -m benchmarks.brownouts --case "outage of 10 s" --runs 1
 
-Each client runs in its own process against a new emulator; medians of ``--runs`` count. *Lost* are rows
-without their answer.
+The client is compared with a hand-written loop and with OpenAI's SDK. Each runs in its own process against
+a new emulator, and the medians of ``--runs`` are reported. *Lost* rows have no answer.
 """
 
 from __future__ import annotations

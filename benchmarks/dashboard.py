@@ -1,9 +1,8 @@
-"""First paint of the dashboard over a large store.
+"""Measures the first paint of the dashboard with a large store.
 
     python -m benchmarks.dashboard [JOBS [ROWS]]
 
-Fills a store by SQL, serves it as ``smartbatch dashboard`` does, loads each page, and measures in Chromium
-when it is painted.
+Fills a store by SQL, serves it as ``smartbatch dashboard`` does, and loads each page in Chromium.
 """
 
 from __future__ import annotations

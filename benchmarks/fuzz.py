@@ -1,11 +1,11 @@
-"""Inputs that are broken by their structure or byte by byte, fed to every parser: what comes back, how fast.
+"""Feeds malformed inputs to every parser and checks the outcome, the CPU time and the memory.
 
     python -m benchmarks.fuzz --inputs 5000000 --seed 1
     python -m benchmarks.fuzz --inputs 50000 --parser "rows of CSV"
 
-Each input has a seed of its own, which an error names. A parser may return what can be used or raise its
-documented error, and nothing else; an input may take two seconds of CPU at most. The memory is that of the
-process, which all parsers share: it may not grow with their number.
+Inputs are malformed in their structure or in single bytes. Each has its own seed, which failures report. A
+parser must return a usable value or raise its documented error within two seconds of CPU time. All parsers
+run in one process, whose memory must not grow with the number of inputs.
 """
 
 from __future__ import annotations

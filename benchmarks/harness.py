@@ -55,7 +55,7 @@ def emulator(*options: str) -> Iterator[str]:
 
 
 def ledger(base_url: str, *, full: bool = False) -> dict[str, Any]:
-    """Return what the emulator received."""
+    """Return the emulator's ledger."""
     with urlopen(base_url.removesuffix("/v1") + "/_ledger" + "?full=1" * full) as answer:
         report: dict[str, Any] = json.load(answer)
     return report
@@ -134,7 +134,7 @@ def measured(send: Send, base_url: str, texts: Sequence[str]) -> tuple[float, fl
 
 
 def ratios(ours: Send, theirs: Send, base_url: str, count: int, rounds: int) -> tuple[float, float]:
-    """Return the median ratios of CPU and wall time of two ways that alternate after a warm-up."""
+    """Return the median ratios of CPU and wall time of two functions, run alternately after a warm-up."""
     for send in (theirs, ours):
         send(base_url, prompts(200, f"warm {send}"))
     found = []
@@ -147,7 +147,7 @@ def ratios(ours: Send, theirs: Send, base_url: str, count: int, rounds: int) -> 
 
 
 def start_together(commands: Sequence[Sequence[str]]) -> list[subprocess.Popen[str]]:
-    """Start processes, wait until each has printed a line, and start all at the same moment."""
+    """Start processes, wait until each has printed a line, and then release all of them together."""
     started = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for command in commands

@@ -1,10 +1,10 @@
-"""Keyed lists of four processes that share a store and are killed with SIGKILL at random moments.
+"""Kills processes that run keyed lists from a shared store, with SIGKILL at random moments.
 
     python -m benchmarks.killed_lists [--kills N] [--seed S] [--store ADDRESS]
 
-Each process sends all lists of a round by their keys; the process that holds a list's lease runs it. Killed
-processes are restarted. A round ends when the processes have all results. Fails if a row is lost, has the
-answer of another row, or was sent twice without an incident that names it.
+Each of four processes sends all lists of a round by their keys, and the process that holds a list's lease
+runs it. Killed processes are restarted. A round ends when the processes have all results. The benchmark
+fails if a row is lost, has the answer of another row, or was sent twice without an incident that names it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def start(base_url: str, store: str, keys: Sequence[str]) -> subprocess.Popen[st
 
 
 def play(server: Emulator, store: str, keys: Sequence[str], kills: int, rng: Random) -> tuple[int, list[str]]:
-    """Return how many processes were killed in a round, and what the others printed."""
+    """Run a round; return the number of killed processes and the output of the others."""
     running = [start(server.base_url, store, rng.sample(keys, len(keys))) for _ in range(PROCESSES)]
     killed, until = 0, RealClock.now() + ROUND_PATIENCE_SECONDS
     while any(one.poll() is None for one in running):

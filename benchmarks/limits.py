@@ -1,4 +1,4 @@
-"""How well a rate limit is used, over HTTP against a server that enforces it.
+"""Measures how fully a rate limit is used, over HTTP against a server that enforces it.
 
     python -m benchmarks.limits
 

@@ -1,11 +1,11 @@
-"""``smartbatch run`` over many rows, compared with ``client.map`` over the same prompts.
+"""Compares ``smartbatch run`` on many rows with ``client.map`` on the same prompts.
 
     python -m benchmarks.many_rows
     python -m benchmarks.many_rows --rows 200000 --rounds 0 --kill 0.5
 
-The server answers after 2 ms, 64 calls in flight. The two take turns, and the median of the ratios counts,
-after a first round that compiles the modules. With ``--kill``, a run is killed when that share of its
-rows is in the output, and the seconds count until the same command writes the next row.
+The server answers after 2 ms, and 64 calls are in flight. The two alternate after a warm-up round that
+compiles the modules, and the median ratio is reported. With ``--kill``, a run is killed when that share of
+its rows has been written, and the time until the same command writes its first new row is measured.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""One job of 100,000 requests in 20 batches: memory, time, the store's work, and going on after a kill.
+"""Measures memory, time and store operations of one job of 100,000 requests in 20 batches.
 
     python -m benchmarks.million
     python -m benchmarks.million --requests 20000 --batches 20 --dimensions 1536
 
-The client and the emulator each have a process of their own, over loopback HTTP. A batch takes two seconds at
-the provider once it is created. The first run is left alone; in the second the client is killed with SIGKILL
-while it stores the rows, while it sends the batches and in the middle of the results, and started again.
+The client and the emulator run in separate processes and communicate over loopback HTTP. The provider
+completes a batch two seconds after its creation. The first run is undisturbed. In the second, the client is
+killed with SIGKILL and restarted three times: while it stores the rows, while it sends the batches, and
+while it reads the results.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Told = dict[str, Any]
 
 @define
 class ClientProcess:
-    """A client from its start to its end.
+    """A run of the client in its own process.
 
     Attributes:
         began: Unix time of its start.

@@ -1,10 +1,10 @@
-"""The client of one large job, in a process of its own, which tells on standard output how it stands.
+"""Runs the client of one large job in its own process and reports progress on standard output.
 
     python -m benchmarks.million_client ORDERS
 
-It is a user's script: submit the rows under a key, read the results in order as they come, end. Started again
-after a death it does the same. Each line it prints is an object: what happened, the Unix time, the
-process's CPU seconds, and its memory in MB, now and at its peak.
+Like a user's script, it submits the rows under a key and reads the results in order as they arrive. After a
+kill, it is started again with the same arguments. Each line of output is an object with an event, the Unix
+time, the CPU seconds of the process, and its current and peak memory in MB.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Operations:
 
 
 def counted(told: Operations) -> None:
-    """Count operations on all SQLite stores of this process in ``told`` from now on."""
+    """Count all later operations on SQLite stores of this process in ``told``."""
     write, rows = SqliteDatabase.write, SqliteDatabase.rows
 
     def counting(self: SqliteDatabase, work: Callable[[Any], Any]) -> Any:

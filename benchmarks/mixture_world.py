@@ -1,8 +1,8 @@
-"""Simulated services for ``benchmarks.mixtures``: what one allows, how it fails, and how fast it is.
+"""Simulated services for ``benchmarks.mixtures``, with their limits, failures and latencies.
 
-A mixture is drawn from its seed: limits of requests, tokens and calls at once, a share of failing calls that
-changes with time, outages, and latencies that grow with the load. Everything a service decides depends on the
-mixture, the row, the row's try and the time alone, so that any client meets the same one.
+The seed of a mixture determines limits of requests, tokens and parallel calls, a failure rate that changes
+over time, outages, and latencies that grow with the load. A service's replies depend only on the mixture,
+the row, the number of the attempt and the time, so all clients get the same conditions.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ class Limit:
 
 @frozen(kw_only=True)
 class Mixture:
-    """What one simulated service does.
+    """The properties of a simulated service.
 
     Attributes:
-        parallelism: of the client.
-        latency: median seconds of an answer, ``sigma`` its lognormal spread.
-        knee: calls at once beyond which latency grows in proportion; infinity for never.
+        parallelism: parallel calls of the client.
+        latency: median seconds of a call; ``sigma`` is the spread of its lognormal distribution.
+        knee: parallel calls above which latency grows proportionally; infinity if it never does.
         slow: share of answers that take ten times as long.
-        requests, tokens: limits.
-        most_at_once: calls in flight; further ones are refused.
-        names_wait: whether a refusal says when to come again.
+        requests, tokens: rate limits.
+        most_at_once: maximum calls in flight; further calls are refused.
+        names_wait: whether refusals have a ``Retry-After``.
         names_limits: whether answers report the limits.
-        configured: whether the client was told the limit of requests.
-        counts_refused: whether a refused call uses up the limit of requests.
-        shares: from when on which share of the calls fails, and how; a 429 of them is rare, and no limit
-            is its cause.
-        outage: from when to when every call fails.
-        outage_kind: and how.
+        configured: whether the client knows the limit of requests.
+        counts_refused: whether refused calls count toward the limit of requests.
+        shares: start times, with the share of calls that fail from then on and the kind of failure. A 429 is
+            rare and does not come from a limit.
+        outage: start and end of the time in which all calls fail.
+        outage_kind: how they fail.
     """
 
     seed: int
@@ -231,7 +231,7 @@ class Service:
         self.in_flight -= 1
 
     def left(self, now: float) -> tuple[float | None, float | None]:
-        """Return what is left of the limits of requests and tokens."""
+        """Return the remaining requests and tokens of the limits."""
         requests, tokens = self._requests, self._tokens
         return None if requests is None else requests.left(now), None if tokens is None else tokens.left(now)
 

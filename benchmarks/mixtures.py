@@ -1,13 +1,14 @@
-"""1,000 simulated mixtures of limits, failures, outages and latencies, in virtual time.
+"""Runs 1,000 simulated mixtures of limits, failures, outages and latencies in virtual time.
 
     python -m benchmarks.mixtures
     python -m benchmarks.mixtures --account
     python -m benchmarks.mixtures --first 17 --seeds 1 --timeline
     python -m benchmarks.mixtures --seeds 200 --with "calls at once"
 
-The real client sends 300 rows to the simulated service of each seed, and so do clients of a fixed width and
-rate, of which the best is known afterwards. *Goodput* is the time of that one over the client's. The same
-seed gives the same run. With ``--account`` the service has prices, and its unknown limits are approached.
+For each seed, the real client sends 300 rows to the simulated service, and so do clients with a fixed
+parallelism and rate. *Goodput* is the time of the best fixed client divided by the time of the real one. A
+seed always gives the same run. With ``--account``, the service has prices, and the client has to discover
+its limits.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""Random combinations of budgets, durable submits, caches, lost answers and successive clients of one store.
+"""Checks budgets under random combinations of durable submits, caches, lost answers and successive clients.
 
     python -m benchmarks.money_search --seconds 600 --seed 1
     python -m benchmarks.money_search --only 1234
 
-Each seed draws one combination and runs it against the emulator, whose ledger says what was billed. What must
-hold for every client: what was billed while it ran is at most its budget; it is at least what the client
-counts as spent, and at most that and what it holds back for lost answers; and no client finds a pause when it
-gets its first request, unless a call with its key was refused. No time is judged, so a busy machine changes
-no verdict. A seed that breaks one of these is printed with its combination. Clients of one process learn from
-one another how a model counts tokens, so a seed may need those before it to break again.
+Each seed determines one combination, which runs against the emulator. The emulator's ledger has the billed
+amounts. For every client, the amount billed while it runs must not exceed its budget. The amount must be at
+least what the client counts as spent, and at most that plus its reservations for lost answers. No client
+may find a pause at its first request, unless a call with its key was refused.
+
+Nothing depends on the speed of the machine. A seed that violates an invariant is printed with its
+combination. The clients of a process share their counts of tokens per model, so a seed may fail only after
+the seeds before it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Which functions each test calls, in its own process and in those it starts, and which lines of the rooms.
+"""Records the functions that each test calls, and the executed lines of the mutated packages.
 
-As a plug-in of pytest (``-p benchmarks.mutant_calls``) it appends to a file for each test, in the folder that
-the environment variable ``CALLS_INTO`` names: a line for each function, as ``core/limits/retry.py:17``, and
-for each line in functions of the rooms, as ``core/limits/retry.py@19``, then the test's seconds and its name.
-Processes that a test starts find the file's name in their environment, and :data:`SITE` on their path.
+A plug-in of pytest (``-p benchmarks.mutant_calls``). For each test, it appends to a file in the folder
+named by the environment variable ``CALLS_INTO``: one line per function, such as
+``core/limits/retry.py:17``, one per line executed in a function of the mutated packages, such as
+``core/limits/retry.py@19``, and the seconds and name of the test. Processes started by a test are recorded,
+too: their environment has the name of the file, and their path has :data:`SITE`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ LOOKS = 3000
 _open, _write, _close = os.open, os.write, os.close  # tests replace these functions
 _traced = tuple(LIBRARY + place.removeprefix("smartbatch/") for place in ROOMS.values())
 _seen: dict[int, _Lines | None] = {}
-"""By ID of a code object, whose own hash is slow."""
+"""By ID of a code object, because hashing a code object is slow."""
 
 
 def trace() -> None:

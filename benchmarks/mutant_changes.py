@@ -1,8 +1,7 @@
-"""Small mistakes that can be made in a file: an inverted comparison, a constant off by one, a missing
-statement.
+"""Makes the mutants of a file: an inverted comparison, a constant off by one, a missing statement.
 
-Mistakes that no test can or must detect are left out: annotations, docstrings, ``__repr__``, texts of logs
-and errors, code only for type checkers, and methods that exist to be overridden.
+Code that no test can or must check is not mutated: annotations, docstrings, ``__repr__``, texts of logs and
+errors, code only for type checkers, and methods that exist to be overridden.
 """
 
 from __future__ import annotations

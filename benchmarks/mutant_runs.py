@@ -94,13 +94,13 @@ def preload() -> None:
 
 
 def copied(tree: Path, into: Path) -> Path:
-    """Copy a tree with its timestamps, so that byte code stays valid."""
+    """Copy a tree with its timestamps, so that its byte code stays valid."""
     shutil.copytree(tree, into, ignore=NOT_COPIED, symlinks=True)
     return into
 
 
 def pytest_line(*more: str) -> list[str]:
-    """Return the arguments of pytest for all tests except soak tests, without the project's own."""
+    """Return pytest's arguments for all tests except soak tests, without the project's default arguments."""
     return ["-o", "addopts=", *LINE, *more]
 
 
@@ -223,7 +223,7 @@ class _Chosen:
         self._failed = failed
 
     def pytest_sessionstart(self) -> None:
-        """The tests' own ``conftest`` enables byte code."""
+        """Disable byte code, which the ``conftest`` of the tests enables."""
         _write_no_bytecode()
 
     def pytest_collection(self) -> None:

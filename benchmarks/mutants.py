@@ -1,11 +1,11 @@
-"""Mutation testing: 300 small mistakes in the rooms that decide about money, drawn by a seed.
+"""Mutation testing of the packages that control spending: 300 mutants, chosen by a seed.
 
     python -m benchmarks.mutants 7
     python -m benchmarks.mutants 7 --results /tmp/7.jsonl --calls /tmp/calls   # resumes
 
-Each mistake is made in a copy of the tree. The tests of the library that reach its line run, those of its own
-room first, until one fails. Before that all of them run once, to learn which lines each reaches: that is kept
-with ``--calls``. Of the tests marked ``full`` those run that decide about the rooms.
+Each mutant is made in a copy of the tree. The tests that reach its line run until one fails, starting with
+those of its own package. To find these tests, all tests run once at the start; ``--calls`` keeps their
+record. Of the tests marked ``full``, only those that check these packages run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What smartbatch costs compared with a bare ``urllib3`` loop: CPU, wall time, latency and memory.
+"""Compares smartbatch with a bare ``urllib3`` loop: CPU, wall time, latency and memory.
 
     python -m benchmarks.overhead
 
-The two take turns, and the median of the ratios counts.
+The two alternate, and the median ratios are reported.
 """
 
 from __future__ import annotations

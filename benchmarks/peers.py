@@ -1,13 +1,13 @@
-"""smartbatch compared with other libraries: CPU, memory, rate limits and outages.
+"""Compares smartbatch with other libraries: CPU, memory, rate limits and outages.
 
     python -m benchmarks.peers --rounds 5
 
-Each library runs in its own process against a new emulator; medians count. Libraries that are not installed
-are left out (``pip install openai litellm langchain-openai async-batch-llm``).
+Each library runs in its own process against a new emulator, and medians are reported. Libraries that are
+not installed are left out (``pip install openai litellm langchain-openai async-batch-llm``).
 
 - *busy*: 2,000 requests of 50 ms, 64 in flight. *fast*: 5,000 requests of 2 ms.
 - *limit*: 200 requests to a server that accepts 20 per second without reporting it.
-- *outage*: 1,000 requests of 50 ms; from one second on, every call gets 503 for five seconds.
+- *outage*: 1,000 requests of 50 ms; after the first second, all calls fail with 503 for five seconds.
 """
 
 from __future__ import annotations

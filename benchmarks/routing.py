@@ -1,16 +1,17 @@
-"""What choosing a route costs against knowing the future; seeded, on a virtual clock.
+"""Compares the routes that the library chooses with those of an oracle, on a virtual clock.
 
     python -m benchmarks.routing [DRAW]
 
-Two comparisons, of jobs that :mod:`benchmarks.routing_world` makes and policies of
-:mod:`benchmarks.routing_policies`. The library starts each with nothing seen, and learns as time goes. What
-is random is drawn anew for each DRAW, a word; without one it is the one that the library is judged by.
+:mod:`benchmarks.routing_world` makes the jobs, and :mod:`benchmarks.routing_policies` has the policies. In
+each comparison, the library starts without observations and learns over time. DRAW is a word that seeds all
+random values; the default is the one used to judge the library.
 
-- *Regret*: for each trace and each regime of the provider, what the library pays more than an oracle that
-  knows how long each batch and each call will take; over the jobs whose deadline the oracle meets, of six
-  days. The first day, when nothing was known, also stands alone. *Refused* are those of them that the library
-  refuses, before anything is sent, as nothing is likely to be in time.
-- *Deadlines*: 1,000 jobs, with turnarounds of heavy tails.
+- *Regret*: for each trace and each regime of the provider, how much more the library pays than an oracle
+  that knows the duration of each batch and call. It covers the jobs of six days whose deadlines the oracle
+  meets; the first day, which starts without observations, is also reported separately. *Refused* is the
+  share of these jobs that the library refuses before it sends anything, because no route is likely to meet
+  the deadline.
+- *Deadlines*: 1,000 jobs with heavy-tailed turnarounds.
 """
 
 from __future__ import annotations

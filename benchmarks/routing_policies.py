@@ -1,4 +1,4 @@
-"""The policies compared: the library's decision code, an oracle, and three rules that never learn."""
+"""The compared policies: the library's decision code, an oracle, and three rules that never learn."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def oracle(fate: Fate) -> Outcome:
 
 
 class Knowledge:
-    """The observations of a client, in the library's own forecasts."""
+    """The observations of a client, in the library's forecasts."""
 
     def __init__(self) -> None:
         self.calls = Forecaster(CALL_PRIOR)

@@ -1,15 +1,15 @@
-"""What routes are compared on: jobs from real and made-up traffic, and a provider on a virtual clock.
+"""Jobs from real and synthetic traffic, and a provider on a virtual clock, for comparing routes.
 
-The provider's physics:
+The model of the provider:
 
-- A call takes 0.4 s and 1/80 s for each token of its answer, times a lognormal factor (0.3). ``parallelism``
-  of a job's calls run at a time, and where there is a limit no more begin in a minute.
-- A batch takes a time that its regime draws, all batches of one moment about the same. It does its work at
-  its very end: one that is cancelled has done nothing, and costs nothing. So nothing is gained by a batch
-  that is cancelled, which is the hardest case for a rescue.
-- A cancel takes a lognormal time around 30 s, 95 of 100 up to 150 s.
+- A call takes 0.4 s plus 1/80 s per output token, times a lognormal factor (0.3). At most ``parallelism``
+  calls of a job run in parallel, and a limit, if any, bounds the calls that start per minute.
+- The regime determines the duration of a batch, which is similar for all batches created at the same time.
+  A batch runs all its requests at the very end, so a cancelled batch yields no results and costs nothing.
+  This is the hardest case for a rescue.
+- A cancellation takes a lognormal time around 30 s; 95 % take at most 150 s.
 
-Jobs do not hinder each other. All draws belong to the job, so each policy meets the same ones.
+Jobs do not affect each other. All random values belong to the job, so they are the same for each policy.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Workers:
 
 
 def traffic() -> dict[str, Maker]:
-    """Return what creates the jobs of a day for each trace, including real ones if available."""
+    """Return the maker of a day's jobs for each trace, including real traces if available."""
     found: dict[str, Maker] = {}
     for name in ("conv", "code"):
         path = TRACES / f"azure_llm_2023_{name}.csv"

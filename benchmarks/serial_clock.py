@@ -1,8 +1,8 @@
-"""Virtual time in which one thread runs at a time, so that a run of the real engine can be repeated exactly.
+"""Virtual time in which one thread runs at a time, so that runs of the real engine are exactly repeatable.
 
-``VirtualClock`` steps when everybody waits, but threads that wake at one moment run side by side, in an order
-that the system chooses. Here they run one after the other, in the order in which they were woken: a thread
-that waits hands on to the next, and time steps when none is left.
+With ``VirtualClock``, threads that wake at the same time run in parallel, in an order chosen by the system.
+With this clock, they run one after the other, in the order in which they were woken. A thread that waits
+passes control to the next one, and time advances when all threads wait.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How well several processes fill one limit together, over real HTTP against an enforcing server.
+"""Measures how well several processes share one limit, over HTTP against a server that enforces it.
 
     python -m benchmarks.shared [--address ADDRESS] [--case CASE]
 
-Each case sends 900 requests at 600 a minute, by one process and then by four that share the limit. *Time* is
-the time of all over the time of the one; *refused* is the share of calls answered with 429; nothing may be
-lost. In two cases one of four processes is killed, or frozen for 20 seconds: its rows are its own affair, and
-the limit is the others'. In one case as many processes met the limit before, and others come after them.
-*Operations* are those at the place where they share, a second and process: of all on average, and the most of
-one process between two of the records that it publishes.
+In each case, one process and then four processes that share the limit send 900 requests at 600 per minute.
+*Time* is the time of the four divided by the time of the one; *refused* is the share of calls answered with
+429. No request may be lost. In two cases, one of the four processes is killed, or frozen for 20 seconds;
+the other three should then use the whole limit. In one case, the same number of processes used the limit
+earlier. *Operations* are operations per second and process on the shared store: the average of all, and the
+maximum of one process between two of its published records.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from smartbatch._clock import RealClock
 
 @frozen
 class Case:
-    """A limit of 600 per minute, as enforced by the server and known to the client.
+    """A limit as enforced by the server and known to the client.
 
     Attributes:
-        event: what happens to one of four processes after five seconds: ``kill`` or ``freeze``.
-        requests, processes: how many.
+        event: ``kill`` or ``freeze`` one of four processes after five seconds.
+        requests, processes: their numbers.
         before: requests sent earlier by the same number of processes, which are not measured.
     """
 

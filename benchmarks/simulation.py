@@ -1,10 +1,10 @@
-"""Whole jobs in virtual time, on the real engine and store: what is lost, doubled, stuck, or paid twice.
+"""Runs whole jobs in virtual time on the real engine and store, and checks their invariants.
 
     python -m benchmarks.simulation --seeds 10000
 
-Each run is one job with a provider of one kind, the random faults of its seed, and processes that crash. The
-invariants are checked with the ledger of the emulated provider. A run that fails prints the line to find it
-again.
+Each run is one job with one kind of provider, random faults, and processes that crash. No request may be
+lost, duplicated, stuck or paid for twice, according to the ledger of the emulated provider. A failed run
+prints the command that repeats it.
 """
 
 from __future__ import annotations

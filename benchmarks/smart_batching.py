@@ -1,11 +1,12 @@
-"""Lists of 1, 3, 10 and 100 prompts: the library's own choice of route against always-batch.
+"""Compares the library's choice of route with always-batch, for lists of 1, 3, 10 and 100 prompts.
 
     python -m benchmarks.smart_batching
 
-The emulator runs in a process of its own, in scaled time: a second of it stands for ten. A batch takes 40 to
-60 such seconds, by its size, as one that a provider's Batch API is quick about; a call takes 1.2, in the flex
-tier three times as long. Before the lists, another client on the same store has seen twenty batches and a
-dozen calls of each kind, so that these times are known; the rest is defaults, five calls at a time.
+The emulator runs in its own process, in scaled time: one second represents ten. A batch takes 40 to 60
+scaled seconds, depending on its size, like those of a fast Batch API. A call takes 1.2 scaled seconds, or
+three times as long in the flex tier. Before the lists, another client of the same store observes twenty
+batches and a dozen calls of each kind, so these durations are known. The other settings are the defaults,
+with five parallel calls.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CALL = 1.2
 BATCHES = 20
 """Batches already known to the store."""
 APART = 0.3
-"""Seconds between two of them, so that they count as separate observations."""
+"""Seconds between two calls, so that they count as separate observations."""
 MODEL = "gpt-5"
 PROMPT = "Read this page and say in a sentence what it is about. " + "Lorem ipsum dolor sit amet. " * 200
 """A page of some 1,400 tokens, which costs about $0.0018."""
@@ -84,7 +85,7 @@ def client_of(url: str, folder: Path, *, flex: bool) -> Iterator[BatchingClient]
 
 
 def run(count: int, folder: Path, *, flex: bool) -> tuple[Measured, Measured]:
-    """Measure a list both ways: always-batch, and the library's own choice."""
+    """Run a list with always-batch and with the library's choice of route."""
     server = ("--latency", str(CALL / SCALE), "--batch-turnaround", str(SIZES[count] / SCALE))
     with emulator(*server) as url, client_of(url, folder, flex=flex) as client:
         with ThreadPoolExecutor(BATCHES) as pool:

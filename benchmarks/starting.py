@@ -1,9 +1,9 @@
-"""What starting costs: CPU time from the start of a process until its first request is on the wire.
+"""Measures the CPU time from the start of a process until it sends its first request.
 
-A server of a few lines takes what a process sends first, reads that process's CPU clock and only then
-answers, so whatever comes later does not count. Each way is a process of its own, with compiled modules in a
-folder of the benchmark's, and all ways take turns; medians of the rounds. What an SDK takes is measured as a
-process that does nothing but import it, and so is the measure of all: ``urllib3`` and ``json``.
+The server reads the CPU clock of the process before it answers, so later work is not measured. Each variant
+runs in its own process, with compiled modules in a folder of the benchmark. The variants alternate, and
+medians are reported. The cost of an SDK is the cost of a process that only imports it. All times are
+compared with a process that only imports ``urllib3`` and ``json``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ IMPORT = (
     "connection = socket.create_connection(('127.0.0.1', port)); "
     "connection.sendall(b'POST /v1/messages HTTP/1.1\\r\\n\\r\\n'); connection.recv(1)"
 )
-"""Imports modules and reports that on its own connection; its clock is read before it ends."""
+"""Imports a module and sends one request, before whose response the server reads the CPU clock."""
 MEASURE = "import urllib3, json"
 """The way relative to whose CPU time the others are measured."""
 
@@ -152,7 +152,9 @@ def _ways(rows: str, output: str) -> list[Way]:
 
 
 def _environment(port: int, home: str) -> dict[str, str]:
-    """Return the variables of the processes: their own home, and the server as every provider's."""
+    """Return the environment of the processes: their home folder, and the server as the URL of every
+    provider.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SMARTBATCH_", "XDG_"))}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     base = f"http://127.0.0.1:{port}"

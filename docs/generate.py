@@ -47,19 +47,19 @@ def options_tables(command: str) -> str:
 
 
 def faults_table() -> str:
-    """Return the faults an emulator can be told to make."""
+    """Return the table of faults that an emulator can inject."""
     rows = [f"| `{name}` | {what} |" for name, what in FAULTS.items()]
     return "\n".join(["| fault | what a client sees |", "|---|---|", *rows])
 
 
 def batch_faults_table() -> str:
-    """Return the faults an emulator can make of batches and of their lines."""
+    """Return the table of faults that an emulator can inject into batches and their lines."""
     rows = [f"| `{name}` | {what} |" for name, what in {**BATCH_FAULTS, **LINE_FAULTS}.items()]
     return "\n".join(["| fault | what happens |", "|---|---|", *rows])
 
 
 def actions_table() -> str:
-    """Return what ``smartbatch jobs`` can do."""
+    """Return the table of actions of ``smartbatch jobs``."""
     rows = [f"| `{name}` | {' '.join(what.split())} |" for name, what in JOBS_ACTIONS.items()]
     return "\n".join(["| action | what it does |", "|---|---|", *rows])
 
@@ -90,7 +90,7 @@ def decisions_list() -> str:
 
 
 def figures_table() -> str:
-    """Return the names of all figures for Prometheus."""
+    """Return the table of Prometheus metrics."""
     one = {
         family.name: family for family, _ in (*families_of(MetricsSnapshot()), *times_of(MetricsSnapshot()))
     }
@@ -130,7 +130,7 @@ PARTS = {
 
 
 def generated() -> dict[str, str]:
-    """Return the pages with generated parts, by path below the root, as they should be."""
+    """Return the up-to-date text of all pages with generated parts, by path below the root."""
     found: dict[str, str] = {}
     for path in sorted(HERE.rglob("*.md")):
         text = path.read_text("utf-8")

@@ -11,8 +11,6 @@ _ROLE = re.compile(r":\w+:`~?\.?(?:[\w.]*\.)?(\w+)`")
 
 
 class Roles(griffe.Extension):
-    """Runs over every docstring of the package."""
-
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = _ROLE.sub(r"`\1`", obj.docstring.value)

@@ -1,4 +1,4 @@
-"""Adds the project's own pages, which stand outside this folder, to the site, and leads links to them."""
+"""Adds pages from outside this folder to the site and adjusts the links to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE")
-"""Files of the root; on the site they stand in the folder ``project``."""
+"""Files of the root, shown on the site below ``project``."""
 
 _OUTSIDE = re.compile(rf"\]\((?:\.\./)+({'|'.join(PAGES)})((?:#[\w-]+)?)\)")
 _INSIDE = re.compile(r"\]\(docs/([^)]+)\)")
