@@ -38,9 +38,9 @@ ROOT = Path(__file__).parents[1]
 TESTED_BY = {"core": "tests/core/", "store": "tests/jobs/", "steps": "tests/jobs/", "outputs": "tests/runs/"}
 SEE_MOST: dict[str, str | tuple[str, ...]] = {
     "core": "tests/core/walks/",
-    "store": ("tests/core/walks/", "tests/jobs/test_store_"),
+    "store": ("tests/properties/test_store_machine.py", "tests/jobs/test_store_"),
     "steps": "tests/faults/simulation/test_seeds.py",
-    "outputs": "tests/core/walks/",
+    "outputs": "tests/runs/test_output_file.py",
 }
 """Tests of whole packages, which run first."""
 _ALONE = ("structure", "waits", "benchmarks", "ci")
