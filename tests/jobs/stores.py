@@ -128,12 +128,14 @@ def result(ix: int, outcome: str = "succeeded", text: bytes = b"", **changes: An
     return NewResult(ix, outcome, body, **told)
 
 
-def started(store: SqlStore, bench: Bench, count: int = 3, **changes: Any) -> tuple[JobRow, JobLease]:
-    job, new = store.jobs.accept(bench.job(**changes), new_items(count))
+def started(
+    store: SqlStore, bench: Bench, count: int = 3, *, realtime: bool = False, decision: Any = None, **job: Any
+) -> tuple[JobRow, JobLease]:
+    row, new = store.jobs.accept(bench.job(**job), new_items(count, realtime=realtime), decision=decision)
     assert new
-    lease = store.leases.claim(job.id, 60.0)
+    lease = store.leases.claim(row.id, 60.0)
     assert lease is not None
-    return job, lease
+    return row, lease
 
 
 ROADS: dict[ShardState, Sequence[ShardState]] = {

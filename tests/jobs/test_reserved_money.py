@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from jobs.runtimes import job_runtime
-from jobs.stores import bench, led, new_items, result, started
+from jobs.stores import bench, led, result, started
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.jobs.job_budget import JobBill, JobBudget, bill
@@ -113,8 +113,7 @@ def test_only_the_owner_reserves_and_the_reservation_outlives_it(store, bench):
 
 
 def test_an_answer_counts_and_frees_at_once(store, bench):
-    job, _ = store.jobs.accept(bench.job(policy=JobPolicy(budget=10.0)), new_items(3, realtime=True))
-    lease = store.leases.claim(job.id, 60.0)
+    job, lease = started(store, bench, 3, realtime=True, policy=JobPolicy(budget=10.0))
     store.items.claim_realtime(lease, 3)
     store.jobs.reserve(lease, 9.0)
     wasted = result(1, "unrun", usage=Usage(3, 1), cost=0.25)

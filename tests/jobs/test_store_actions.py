@@ -40,9 +40,7 @@ def refused(ix):
 
 
 def answered(store, bench, *results, **changes):
-    job, _ = store.jobs.accept(bench.job(**changes), new_items(len(results), realtime=True))
-    lease = store.leases.claim(job.id, 60.0)
-    assert lease is not None
+    job, lease = started(store, bench, len(results), realtime=True, **changes)
     store.items.claim_realtime(lease, len(results))
     store.items.answer(lease, results, at=9.0)
     return job, lease

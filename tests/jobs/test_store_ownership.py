@@ -177,8 +177,7 @@ def test_items_found_asking_after_a_death_are_told_of(bench, unknown):
 
 @pytest.mark.parametrize("count", [64, 65])
 def test_an_incident_names_64_rows_in_flight_at_most(store, bench, count):
-    job, _ = store.jobs.accept(bench.job(), new_items(count, realtime=True))
-    lease = store.leases.claim(job.id, 60.0)
+    job, lease = started(store, bench, count, realtime=True)
     store.items.claim_realtime(lease, count)
     store.leases.release(lease)
     assert store.leases.claim(job.id, 60.0) is not None

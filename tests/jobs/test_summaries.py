@@ -63,8 +63,7 @@ def test_a_job_that_was_there_already_keeps_its_decision(store, bench):
 
 
 def test_what_a_decision_on_a_job_took_is_what_its_job_took(store, bench):
-    job, _ = store.jobs.accept(bench.job(created_at=AT), new_items(2), decision=decision(strategy="batch"))
-    lease = store.leases.claim(job.id, 60.0)
+    job, lease = started(store, bench, 2, decision=decision(strategy="batch"), created_at=AT)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0, 1)), ShardState.INGESTING)
     store.shards.ingest(lease, shard, [result(0)], at=AT + 5)
     assert store.summaries.decision(job.id).measured is None
@@ -77,8 +76,7 @@ def test_what_a_decision_on_a_job_took_is_what_its_job_took(store, bench):
 
 def test_rows_that_run_again_later_change_nothing_of_what_a_decision_took(store, bench):
     made = decision(strategy="individual")
-    job, _ = store.jobs.accept(bench.job(created_at=AT), new_items(2, realtime=True), decision=made)
-    lease = store.leases.claim(job.id, 60.0)
+    job, lease = started(store, bench, 2, realtime=True, decision=made, created_at=AT)
     store.items.claim_realtime(lease, 2)
     store.items.answer(lease, [result(0), result(1, "failed", refusal("no"), cost=0.0)], at=AT + 5)
     expected = Measured(seconds=5.0, cost=0.5, individual_cost=2.0)
@@ -95,8 +93,7 @@ def test_rows_that_run_again_later_change_nothing_of_what_a_decision_took(store,
     [("failed", 0.5, None), ("succeeded", None, Measured(seconds=30.0, cost=None))],
 )
 def test_a_job_without_answers_or_prices_measures_nothing(store, bench, outcome, cost, expected):
-    job, _ = store.jobs.accept(bench.job(created_at=AT), new_items(1), decision=decision(strategy="batch"))
-    lease = store.leases.claim(job.id, 60.0)
+    job, lease = started(store, bench, 1, decision=decision(strategy="batch"), created_at=AT)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.INGESTING)
     store.shards.ingest(lease, shard, [result(0, outcome, cost=cost)], at=AT + 30)
     assert store.summaries.decision(job.id).measured == expected
