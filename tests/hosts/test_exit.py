@@ -278,6 +278,63 @@ PENDING = {
         out=["closed"],
         guard=10,
     ),
+    "calls and callbacks that both block share one grace": Case(
+        """
+        from smartbatch import BatchingClient, Request
+        from exit_scenes import Endless, echo
+        client = BatchingClient(echo, exit_grace=4)
+        entered, call = threading.Event(), Endless()
+        future = client.submit(Request("one", call=lambda r, a: entered.wait() and "x" or "x"))
+        future.add_done_callback(lambda _: threading.Event().wait())
+        entered.set()
+        client.submit(Request("two", call=call))
+        call.began.wait()
+        """,
+        warning=LOST.format(1),
+        guard=7.5,
+    ),
+    "a hook at exit submits and waits": Case(
+        f"""
+        import atexit
+        from smartbatch import BatchingClient
+        from exit_scenes import echo, say
+        client = BatchingClient(echo, exit_grace={LONG})
+        @atexit.register
+        def last_words():
+            say(str(client.submit("late").result().ok))
+        """,
+        out=["True"],
+    ),
+    "a thread waits for a result while the interpreter ends": Case(
+        """
+        from smartbatch import BatchingClient
+        from exit_scenes import Endless, say
+        call = Endless()
+        client = BatchingClient(call, exit_grace=0.2)
+        future = client.submit("one")
+        threading.Thread(target=future.exception, daemon=True).start()
+        future.add_done_callback(lambda f: say("told"))
+        call.began.wait()
+        """,
+        out=["told"],
+        warning=LOST.format(1),
+        guard=10,
+    ),
+    "stop from a signal handler that interrupts a submit": Case(
+        f"""
+        from smartbatch import BatchingClient, ClientClosed
+        from exit_scenes import echo
+        client = BatchingClient(echo, exit_grace={LONG})
+        def quit(*_):
+            client.stop()
+            sys.exit(5)
+        signal.signal(signal.SIGALRM, quit)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        while True:
+            client.submit("p")
+        """,
+        code=5,
+    ),
 }
 
 
