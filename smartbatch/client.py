@@ -524,10 +524,10 @@ class BatchingClient:
         return self._handle(jobs.adopt(id_or_key) if reserve else jobs.engine.find(id_or_key))
 
     def has_batches(self, kind: Literal["generate", "embed"] = "generate") -> bool:
-        """Whether the provider's Batch API accepts requests for texts, or for vectors.
+        """Whether the provider's Batch API accepts requests of a kind.
 
         Raises:
-            ValueError: ``kind`` is neither of them.
+            ValueError: ``kind`` is neither ``"generate"`` nor ``"embed"``.
         """
         return batches_of(self.config, self._settings.model, Kind(kind))[0] is not None
 

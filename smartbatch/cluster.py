@@ -32,7 +32,7 @@ from smartbatch.jobs.job import Job
 from smartbatch.plan import Plan
 from smartbatch.types import Request, Result
 
-UNIT_ROWS = 100  # always the same, so that repeating a call with the same key finds its units
+UNIT_ROWS = 100  # constant, so that repeating a call with the same key finds its units
 MAX_SENDS = 3  # per unit, if its workers close; if one dies, Dask tries three others each time
 GRACE_SECONDS = 5.0  # for calls in progress when a worker closes, and for workers to stop their clients
 RESUME_ADVICE = "nothing is lost: repeat the same call to resume"

@@ -609,7 +609,7 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def given_or_loaded(config: object, **own: Any) -> BatchingConfig:
-    """Return ``config``, or the environment's settings if it is ``None``, with ``own`` settings over it.
+    """Return ``config``, or the environment's settings if it is ``None``, overridden by ``own``.
 
     Raises:
         ConfigError: ``config`` has the wrong type, or a setting is invalid.

@@ -424,7 +424,7 @@ class _Listed:
 
 
 def _listed(provider: str, model: str, wall: float, context: dict[str, str] | None = None) -> _Listed | None:
-    """Return a model's price from genai-prices, which is imported only here because that takes 0.3 s."""
+    """Return a model's price from genai-prices. The import is deferred because it takes 0.3 s."""
     from datetime import UTC, datetime
 
     genai_prices = imported("genai_prices")

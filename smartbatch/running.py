@@ -445,7 +445,7 @@ class RunningState:
         thread."""
         if self.realtime.engine is None and not self._carries_jobs:
             return
-        self._clock.spawned()  # counts this thread like one of the client's own
+        self._clock.spawned()  # registers this thread with the clock, like the client's threads
         self._clock.began()
         try:
             self.stop(None, "the client is no longer referenced")
@@ -543,7 +543,7 @@ def _account(config: BatchingConfig) -> str:
 
 
 def _enqueued(settings: ClientSettings) -> EnqueuedTokens | None:
-    """Return what shares the quotas of enqueued tokens, in the same way as request limits."""
+    """Return the quotas of enqueued tokens, which processes share like request limits."""
     config, clock = settings.config, settings.clock
     by_itself = settings.model.provider.capabilities.priced and isinstance(clock, RealClock)
     if config.shared == "off" or (config.shared == "auto" and not by_itself):

@@ -76,7 +76,7 @@ class _Meter(Protocol):
     def full_in(self, now: float) -> float: ...
 
     def allowed(self, first: float, now: float) -> float:
-        """Return the maximum that could have been taken from ``first`` to ``now``."""
+        """Return the total that the limit allowed from ``first`` to ``now``."""
 
 
 class TokenBucket:

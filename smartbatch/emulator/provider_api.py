@@ -129,7 +129,7 @@ class Api(ABC):
 
     @abstractmethod
     def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:
-        """Return the parser of the request, or the reply to a request without bill and limit.
+        """Return the parser of the request, or the reply to a request that is neither billed nor limited.
 
         Raises:
             ApiError: the path is unknown, or the method is wrong.

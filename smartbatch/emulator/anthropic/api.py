@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: messages, token counts, streams, errors and headers; ``batches`` has the batches.
+"""Anthropic's Messages API: messages, token counts, streams, errors and headers, without batches.
 
 Source: the types of the ``anthropic`` SDK 2.11 and Anthropic's API reference of October 2026.
 """

@@ -1,4 +1,4 @@
-"""A batch backend shared by several processes: each replays the journal of all changes, in a folder.
+"""A batch backend shared by several processes, which all replay a journal of changes.
 
 The progress of a batch at any moment follows from its create and cancel, so nothing else is stored.
 """

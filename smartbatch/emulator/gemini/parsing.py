@@ -278,7 +278,7 @@ def _is_of_tools(part: Mapping[str, Any]) -> bool:
 
 
 def _check_turns(fields: Mapping[str, Any]) -> bool:
-    """Check that calls are followed by as many results; return whether the last turn has results."""
+    """Check that calls are followed by the same number of results; return whether the last turn has any."""
     called: list[str] = []
     answered = False
     for content in _contents(fields):

@@ -15,7 +15,7 @@ from attrs import field, frozen
 
 _CACHED_HEADS = 512
 _MAX_CACHED_BYTES = 4096  # bytes; larger heads are not cached
-_MAX_PARAMETERS = 100  # parameters per query; no API has a tenth of that
+_MAX_PARAMETERS = 100  # parameters per query
 _cache: dict[bytes, Head] = {}
 
 
@@ -103,7 +103,7 @@ def _parse(raw: bytes) -> Head:
 def _is_foreign(headers: Mapping[str, str]) -> bool:
     """Whether a browser sent the request for a page of another machine.
 
-    The origin shows that or, if the page's own name was pointed to this machine (DNS rebinding), the host.
+    Such a request has a foreign origin. With DNS rebinding, the origin is local, but the host is foreign.
     """
     host, origin = headers.get("host"), headers.get("origin")
     if host is not None and not _is_local(f"//{host}"):

@@ -1,4 +1,4 @@
-"""OpenAI's API: real-time calls, models, errors and headers; ``batches`` and ``files`` have the rest.
+"""OpenAI's API: real-time calls, models, errors and headers, without files and batches.
 
 Source: OpenAI's API reference and guides (rate limits, error codes, flex processing) of November 2026.
 """

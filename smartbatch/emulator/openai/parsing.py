@@ -293,7 +293,7 @@ def with_chat_tools(request: GenerationRequest, body: Mapping[str, Any]) -> Gene
 
 
 def with_response_tools(request: GenerationRequest, body: Mapping[str, Any]) -> GenerationRequest:
-    """Add the same to a parsed request of the Responses API."""
+    """Add tools and the other options of the answer to a parsed request of the Responses API."""
     items = body["input"] if isinstance(body.get("input"), list) else []
     _check_turns([_turn_of_item(item) for item in items], items)
     reasoning = body.get("reasoning")
