@@ -11,16 +11,22 @@ from attrs import asdict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smartbatch.jobs.records import ItemSize, NewResult
 from smartbatch.jobs.shard_records import wire_id
+from smartbatch.jobs.steps.collect import PEEK_BYTES, ResultTotals, nonces_in
 from smartbatch.jobs.steps.result_lines import (
     MAX_LINE_BYTES,
     OddLines,
+    ends_inside_line,
+    nonces_of,
+    pages_of,
     raw_lines,
     read_lines,
 )
 from smartbatch.jobs.steps.step import Step
+from smartbatch.jobs.store.database import fitting
 from smartbatch.jobs.wiring import StepLimits
-from smartbatch.types import Usage
+from smartbatch.types import Route, Usage
 
 NONCE, OTHER = "n" * 22, "o" * 22
 SHARD = SimpleNamespace(nonce=NONCE, size=3)
@@ -127,3 +133,91 @@ def test_a_line_without_end_is_not_gathered_in_memory():
         tracemalloc.stop()
     assert found == [None, b"last"]
     assert peak < 2_500_000
+
+
+LARGE = 8 * 2**20
+
+
+def test_a_cut_download_is_told_by_its_last_line():
+    for data in (b"", b"a\n", b"a\n \n ", b"a\nb", b" x\n"):
+        assert not ends_inside_line(STEP, data)
+    assert ends_inside_line(STEP, b"a\n\xff")
+
+
+def test_whose_lines_are_is_told_by_their_ids():
+    assert nonces_of(STEP, [IDS[0] + b"\n", wire_id(OTHER, 1).encode() + b"\n x\n"]) == {NONCE, OTHER}
+    assert nonces_of(STEP, [b"mine\n"]) == {None}
+    assert nonces_of(STEP, [b" x\n"]) == set()
+
+
+@pytest.mark.parametrize("size", [PEEK_BYTES, PEEK_BYTES // 2 + 1])
+def test_whose_a_batch_is_needs_a_megabyte_of_each_output(size):
+    asked = []
+
+    def download(_, output, __):
+        for nonce in {"one": (NONCE, OTHER, "x" * 22), "two": (OTHER, OTHER, NONCE)}[output]:
+            asked.append(f"{output} {nonce[0]}".encode())
+            yield (wire_id(nonce, 1).encode() + b"\n").ljust(size - 1) + b"\n"
+
+    step = SimpleNamespace(
+        job=STEP.job,
+        api=SimpleNamespace(read_line=read, download=download),
+        limits=SimpleNamespace(transfer_timeout=60.0),
+    )
+    batch = SimpleNamespace(outputs=("one", "two"))
+    assert nonces_in(step, SHARD, batch) == {NONCE, OTHER}
+    pieces = -(-PEEK_BYTES // size)
+    assert asked == [b"one n", b"one o"][:pieces] + [b"two o", b"two o"][:pieces]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pages"),
+    [
+        ([], []),
+        ([0] * 1_001, [1_000, 1]),
+        ([LARGE, 0, 1, LARGE - 1, 1], [2, 2, 1]),
+        ([LARGE + 1, LARGE + 1, 0], [1, 1, 1]),
+    ],
+)
+def test_a_page_has_a_thousand_lines_or_eight_megabytes(sizes, pages):
+    lines = [SimpleNamespace(position=at, size=size) for at, size in enumerate(sizes)]
+    assert [len(page) for page in pages_of(iter(lines), {})] == pages
+    answers = [SimpleNamespace(position=at, size=0) for at in range(len(sizes))]
+    measures = {at: ItemSize(size, 1) for at, size in enumerate(sizes)}
+    assert [len(page) for page in pages_of(iter(answers), measures)] == pages
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"), [([], 0), ([LARGE + 1, 0], 1), ([LARGE, 0, 1], 2), ([1, LARGE - 1, 0, 1, 0], 3)]
+)
+def test_a_page_of_the_store_has_eight_megabytes_or_one_row(sizes, count):
+    assert fitting(sizes) == count
+
+
+def billed(ix, outcome, cost, tokens=5):
+    return NewResult(ix, outcome, b"", b"", Usage(tokens, 2), cost, cost, Route.BATCH)
+
+
+def test_what_a_batch_cost_is_the_sum_of_what_was_run():
+    totals = ResultTotals()
+    assert totals.price == "at a cost of $0"
+    page = [billed(0, "succeeded", 0.5), billed(1, "unrun", 0.0), billed(2, "failed", 0.25)]
+    nothing = ResultTotals()
+    nothing.add_page(page[1:2], set(), {1})
+    assert (nothing.doubled, nothing.twice) == (0, 0.0)
+    totals.add_page([*page, billed(3, "failed", 0.0, 0), billed(4, "succeeded", 1.0, 0)], {3}, {4})
+    counts = {
+        "billed": 3,
+        "used": 0,
+        "unused": 1,
+        "doubled": 1,
+        "usd": 1.75,
+        "wasted": 1.0,
+        "twice": 1.0,
+    }
+    counts["unknown"] = []
+    assert asdict(totals) == {**counts, "size": 0, "unended": False, "cut": False, "uncertain": False}
+    assert totals.price == "at a cost of $1.75"
+    totals.add_page([billed(5, "succeeded", None), billed(6, "again", 0.5)], {6})
+    assert (totals.billed, totals.used, totals.unused, totals.usd, totals.wasted) == (5, 1, 2, None, None)
+    assert totals.price == "at an unknown cost"

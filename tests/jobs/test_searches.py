@@ -12,9 +12,10 @@ from smartbatch.jobs.records import JobState
 from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 from smartbatch.jobs.steps import recover
 from smartbatch.jobs.steps.orphans import NewerBatches
+from smartbatch.providers.batch_api import RemoteState
 
 DAY = 86_400.0
-SINCE = 1_000_000.0  # time of the create
+SINCE = 1_000_000.0
 
 
 def shard(**given):
@@ -158,3 +159,128 @@ def test_it_is_searched_for_soon_at_first_and_when_the_time_is_over(monkeypatch,
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
     recover.search_batch(step, shard(tries=tries))
     assert least <= step.pause <= most
+
+
+def listed(name, **given):
+    plain = {"created_at": None, "mark": "n", "file_id": None, "total": 3, "state": RemoteState.COMPLETED}
+    return SimpleNamespace(**{"id": name, **plain, **given})
+
+
+def adopted(step, monkeypatch):
+    monkeypatch.setattr(recover, "adopt", lambda _, __, batch, *___: step.done.append(f"adopted {batch.id}"))
+
+
+def test_the_oldest_labelled_batch_is_adopted(monkeypatch):
+    step = Step(1.0)
+    adopted(step, monkeypatch)
+    cancel = lambda _, __, others: step.done.append([one.id for one in others])  # noqa: E731
+    monkeypatch.setattr(recover.orphans, "cancel_duplicates", cancel)
+    found = [listed("5"), listed("4", mark="m"), listed("3", created_at=7.0), listed("2", created_at=7.0)]
+    monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(None, found))
+    recover.search_batch(step, shard())
+    assert step.done == [["5", "3"], "adopted 2"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "nonces", "tries", "done"),
+    [
+        (None, set(), 9, [("uncertain", {"candidate": None})]),
+        (RemoteState.RUNNING, set(), 9, ["searched again, try 0"]),
+        (RemoteState.COMPLETED, {"m", "n"}, 0, ["adopted batch"]),
+        (RemoteState.COMPLETED, {"m"}, 2, ["searched again, try 3"]),
+        (RemoteState.COMPLETED, set(), 3, ["maybe_billed", ("uncertain", {"candidate": None})]),
+        (RemoteState.COMPLETED, {"m"}, 3, [("uncertain", {"candidate": None})]),
+        (RemoteState.COMPLETED, {None, "dead"}, 3, ["orphan dead", ("uncertain", {"candidate": None})]),
+        (RemoteState.COMPLETED, {"open"}, 3, [("uncertain", {"candidate": None})]),
+        (RemoteState.COMPLETED, {"other's"}, 3, [("uncertain", {"candidate": None})]),
+    ],
+)
+def test_the_results_of_a_batch_without_a_label_tell_whose_it_is(monkeypatch, seen, nonces, tries, done):
+    step = Step(1.0)
+    adopted(step, monkeypatch)
+    known = {
+        "dead": SimpleNamespace(id="dead", state=ShardState.DEAD, job_id="job"),
+        "open": SimpleNamespace(id="open", state=ShardState.UNCERTAIN, job_id="job"),
+        "other's": SimpleNamespace(id="other's", state=ShardState.DEAD, job_id="other"),
+    }
+    foreign = []
+
+    def later(of, seconds, **changes):
+        if "candidate" in changes:
+            step.done.append(f"orphan {of.id}")
+            assert (seconds, changes) == (0.0, {"candidate": "batch"})
+        else:
+            step.done.append(f"searched again, try {changes['tries']}")
+
+    def advance(_, to, *__, **changes):
+        foreign.extend(changes.pop("foreign_batches", ()))
+        assert changes.pop("due_at", step.wall) >= step.wall
+        step.done.append((to.value, changes))
+
+    step.api.get = lambda *_: None if seen is None else listed("batch", state=seen)
+    step.store.shards = SimpleNamespace(with_nonce=known.get)
+    step.reread_pause = lambda times: 2.0 if times < 3 else None
+    step.incident = lambda kind, *_: step.done.append(kind)
+    step.reschedule, step.advance = later, advance
+    monkeypatch.setattr(recover, "nonces_in", lambda *_: nonces)
+    recover.verify(step, shard(candidate="batch", size=3, tries=tries, foreign_batches=("alien",)))
+    assert step.done == done
+    assert foreign in ([], ["alien", "batch"])
+    assert bool(foreign) == (seen is RemoteState.COMPLETED and tries == 3)
+
+
+@pytest.mark.parametrize(
+    ("after", "found", "exclusive", "done"),
+    [
+        (1.0, ["new", "old"], True, [("provisional", {"candidate": "old", "told": None})]),
+        (1.0, ["one"], False, [("provisional", {"candidate": "one", "told": None})]),
+        (1.0, ["one"], True, ["adopted one"]),
+        (1_799.5, [], True, AGAIN),
+        (1_800.0, [], True, SENT),
+    ],
+)
+def test_without_labels_a_batch_of_the_size_is_a_candidate(monkeypatch, after, found, exclusive, done):
+    step = Step(after)
+    step.api.abilities.labels = False
+    step.policy.exclusive_workspace = exclusive
+    adopted(step, monkeypatch)
+    monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
+    monkeypatch.setattr(recover, "unclaimed", lambda *_: [listed(name) for name in found])
+    recover.search_batch(step, shard())
+    assert step.done == done
+
+
+@pytest.mark.parametrize(
+    ("known", "at", "kept"), [(None, 70.0, 70.0), (60.0, 70.0, 60.0), (None, None, None)]
+)
+def test_the_provider_s_time_of_the_first_search_stays(monkeypatch, known, at, kept):
+    step = Step(1.0)
+    monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=at))
+    recover.search_batch(step, shard(searched_since=known))
+    assert step.remote.searched_since == kept
+
+
+MARKED = {"held_job": True}
+
+
+@pytest.mark.parametrize(
+    ("state", "shards", "done"),
+    [
+        (JobState.HELD, [{**MARKED, "state": ShardState.SUBMITTED}, {}], ["resumed", "unmarked"]),
+        (JobState.ACTIVE, [{**MARKED, "state": ShardState.DEAD}] * 2, ["unmarked", "unmarked"]),
+        (JobState.HELD, [{**MARKED, "state": ShardState.SUBMITTED}, MARKED], []),
+        (JobState.HELD, [{"state": ShardState.SUBMITTED}], []),
+        (JobState.HELD, [], []),
+    ],
+)
+def test_a_held_job_goes_on_once_the_outcome_of_each_create_is_known(state, shards, done):
+    step = Step(1.0, hold=True, state=state)
+
+    def advance(_, of, to, *, remote):
+        assert (to, remote.held_job) == (of.state, False)
+        step.done.append("unmarked")
+
+    step.store.shards = SimpleNamespace(of_job=lambda _: [shard(**one) for one in shards], advance=advance)
+    step.store.jobs.unhold = lambda _: step.done.append("resumed")
+    assert recover.resume_if_known(step) is bool(done)
+    assert step.done == done

@@ -1,0 +1,191 @@
+"""Decisions after a poll of a batch."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from attrs import evolve
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.shard_records import RemoteProgress, ShardState
+from smartbatch.jobs.steps import poll as polls
+from smartbatch.jobs.steps.poll import poll_batch
+from smartbatch.providers.batch_api import RemoteState
+
+SENT = 1_000.0
+DAY = 86_400.0
+SEEN = RemoteProgress(state=RemoteState.RUNNING)
+
+
+def shard(**given):
+    plain = {
+        "id": "shard",
+        "batch_id": "batch",
+        "submitted_at": SENT,
+        "results_until": None,
+        "cancelled": False,
+        "state": ShardState.SUBMITTED,
+        "size": 1,
+    }
+    return SimpleNamespace(**{**plain, "remote": SEEN, "tries": 9, **given})
+
+
+class Step:
+    def __init__(self, wall, **given):
+        self.wall = wall
+        self.done = []
+        self.batch = None
+        self.refusal = None
+        self.answered = False
+        self.falls_back, self.timeout = True, DAY
+        times = {"visibility": 120.0, "poll_interval": 60.0, "longest_pause": 600.0, "call_timeout": 60.0}
+        self.limits = SimpleNamespace(**times)
+        self.policy = SimpleNamespace(deadline=1e9)
+        self.job = SimpleNamespace(cancel_requested=False, id="job", created_at=SENT)
+        self.api = SimpleNamespace(
+            get=lambda *_: self.batch, cancel=self._cancel, classify=lambda error: error
+        )
+        self.runtime = SimpleNamespace(
+            tell_progress=lambda *_, running: self.done.append(("told", running)),
+            wiring=SimpleNamespace(
+                speed=lambda _: SimpleNamespace(throughput=SimpleNamespace(finish=lambda *_: 0.0))
+            ),
+        )
+        shards = SimpleNamespace(of_job=lambda *_, states: [], is_answered=lambda _: self.answered)
+        self.store = SimpleNamespace(shards=shards)
+        for name, value in given.items():
+            part, _, field = name.rpartition("__")
+            setattr(getattr(self, part) if part else self, field, value)
+
+    def provider_calls(self):
+        return nullcontext()
+
+    def _cancel(self, *_):
+        if self.refusal is not None:
+            raise self.refusal
+
+    def reschedule(self, of, seconds, **changes):
+        remote = changes.pop("remote", None)
+        if remote is not None and not changes:  # that it is to be cancelled, before it is
+            assert remote.cancel_sent_at == self.wall
+            return SimpleNamespace(**{**vars(of), "remote": remote})
+        self.done.append(("later", seconds, {name: what for name, what in changes.items() if name != "note"}))
+        self.note = changes.get("note")
+        return self
+
+    def retry_later(self, *_):
+        self.done.append("again")
+        return self
+
+    def advance(self, _, to, *__, **changes):
+        self.done.append((to.value, changes))
+        return self
+
+    def discard(self, *_, **how):
+        self.done.append(("discarded", how))
+        return self
+
+    def incident(self, kind, *_):
+        self.done.append(kind)
+
+
+GONE = ["batch_vanished", ("later", 600.0, {})]
+SOON = [("later", 30.0, {"tries": 10})]
+UNSEEN = RemoteProgress()
+
+
+@pytest.mark.parametrize(
+    ("wall", "sent", "given", "done"),
+    [
+        (SENT + 119.5, {}, {}, SOON),
+        (SENT + 120.0, {}, {}, GONE),
+        (SENT + 599.5, {}, {"limits__poll_interval": 600.0}, SOON),
+        (SENT + 600.0, {}, {"limits__poll_interval": 600.0}, GONE),
+        (SENT + 10.0, {}, {"limits__poll_interval": 20.0}, [("later", 20.0, {"tries": 10})]),
+        (SENT + 900.0, {"submitted_at": None}, {}, SOON),
+        (SENT + 900.0, {"remote": UNSEEN, "tries": 3}, {}, [("later", 30.0, {"tries": 4})]),
+        (SENT + 900.0, {"remote": UNSEEN, "tries": 4}, {}, GONE),
+        (SENT + 900.0, {"tries": 3}, {}, GONE),
+        (SENT + 900.0, {"results_until": SENT + 900.5}, {}, GONE),
+        (SENT + 900.0, {"results_until": SENT + 900.0}, {}, [("ended", {"ended_at": SENT + 900.0})]),
+        (
+            SENT + 900.0,
+            {"cancelled": True},
+            {"job__cancel_requested": True},
+            ["batch_vanished", ("discarded", {"tried": True, "maybe_billed": True})],
+        ),
+    ],
+)
+def test_a_batch_that_the_provider_does_not_know(wall, sent, given, done):
+    step = Step(wall, **given)
+    assert poll_batch(step, shard(**sent)) is step
+    assert step.done == done
+
+
+CANCELLED = [("later", 1.0, {"tries": 0, "cancelled": True})]
+TIMED = {"policy__deadline": None, "timeout": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("age", "given", "note"),
+    [
+        (1.0, {"job__cancel_requested": True}, "the job was cancelled"),
+        (100.0, TIMED, "the batch takes too long"),
+        (99.5, TIMED, None),
+        (100.0, {"timeout": 100.0}, None),
+        (100.0, {**TIMED, "falls_back": False}, None),
+        (
+            1.0,
+            {"answered": True},
+            "its requests were answered by a batch that was written off but turned out to exist",
+        ),
+    ],
+)
+def test_a_batch_is_cancelled_if_it_is_late_or_not_needed(age, given, note):
+    step = Step(SENT + age, **given)
+    assert poll_batch(step, shard()) is step
+    assert (step.done == CANCELLED, step.note if note else None) == (note is not None, note)
+
+
+@pytest.mark.parametrize(
+    ("status", "known", "done"),
+    [(404, False, SOON), (404, True, ["again"]), (403, False, ["again"]), (405, False, ["again"])],
+)
+def test_a_refused_cancel_is_repeated_while_the_batch_exists(status, known, done):
+    refusal = ProviderError("no", kind=ErrorKind.CLIENT_ERROR, status=status)
+    running = SimpleNamespace(state=RemoteState.RUNNING)
+    step = Step(SENT, job__cancel_requested=True, refusal=refusal, batch=running if known else None)
+    assert poll_batch(step, shard()) is step
+    assert step.done == done
+
+
+@pytest.mark.parametrize(
+    ("age", "asked", "pause", "late"),
+    [
+        (10.0, None, 60.0, False),
+        (DAY, None, 60.0, False),
+        (DAY + 0.5, None, 60.0, True),
+        (10.0, 9.5, 1.0, False),
+        (10.0, 5.0, 5.0, False),
+        (90.0, 5.0, 60.0, False),
+    ],
+)
+def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(monkeypatch, age, asked, pause, late):
+    monkeypatch.setattr(polls.refusals, "publish_enqueued", lambda *_, ended: None)
+    monkeypatch.setattr(polls.orphans, "search_duplicates_once", lambda _, shard, __: shard.remote)
+    known = evolve(SEEN, cancel_sent_at=None if asked is None else SENT + asked)
+    facts = {"word": "running", "completed": 3, "failed": None, "outputs": ()}
+    step = Step(SENT + age, batch=SimpleNamespace(state=RemoteState.RUNNING, **facts))
+    assert poll_batch(step, shard(remote=known, cancelled=asked is not None)) is step
+    assert step.done == [("later", pause, {"tries": 0}), ("told", 0)]
+    assert (step.note is not None) == late
+    step.done.clear()
+    assert (
+        poll_batch(
+            step, shard(remote=evolve(known, status="running", completed=3), cancelled=asked is not None)
+        )
+        is step
+    )
+    assert len(step.done) == 1  # nothing new is told
