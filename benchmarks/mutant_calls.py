@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-ROOMS = {
+PACKAGES = {
     "core": "smartbatch/core",
     "store": "smartbatch/jobs/store",
     "steps": "smartbatch/jobs/steps",
@@ -52,7 +52,7 @@ LOOKS = 3000
 """Maximum calls of a function per test whose lines are recorded; more would take minutes."""
 
 _open, _write, _close = os.open, os.write, os.close  # tests replace these functions
-_traced = tuple(LIBRARY + place.removeprefix("smartbatch/") for place in ROOMS.values())
+_traced = tuple(LIBRARY + place.removeprefix("smartbatch/") for place in PACKAGES.values())
 _seen: dict[int, _Lines | None] = {}
 """By ID of a code object, because hashing a code object is slow."""
 

@@ -30,7 +30,7 @@ import pytest
 from attrs import asdict, frozen
 
 from benchmarks import mutant_calls
-from benchmarks.mutant_calls import ROOMS
+from benchmarks.mutant_calls import PACKAGES
 from benchmarks.mutant_changes import Change, changes_of
 from benchmarks.mutant_runs import Outcome, TestCalls, Worker, collected, copied, preload, pytest_line
 
@@ -62,7 +62,7 @@ SLOW_START = 4.0
 class Mutant:
     """A mistake in a file, as the file was when mistakes were drawn."""
 
-    room: str
+    package: str
     path: str
     change: Change
     source: bytes
@@ -75,18 +75,18 @@ class Mutant:
 class Judged:
     """A mutant by its description, and its outcome."""
 
-    room: str
+    package: str
     mutant: str
     outcome: Outcome
 
 
 def all_mutants() -> list[Mutant]:
     found = []
-    for room, place in ROOMS.items():
+    for package, place in PACKAGES.items():
         whole = ROOT / place
         for file in sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]:
             path, source = str(file.relative_to(ROOT)), file.read_bytes()
-            found += [Mutant(room, path, change, source) for change in changes_of(source)]
+            found += [Mutant(package, path, change, source) for change in changes_of(source)]
     return found
 
 
@@ -157,8 +157,8 @@ class Tests:
 
 def _rank(mutant: Mutant, test: TestCalls) -> tuple[int, float, str]:
     stem = Path(mutant.path).stem
-    near = 2 - test.file.startswith(TESTED_BY[mutant.room]) - (stem in Path(test.file).stem)
-    if test.file.startswith(SEE_MOST[mutant.room]):
+    near = 2 - test.file.startswith(TESTED_BY[mutant.package]) - (stem in Path(test.file).stem)
+    if test.file.startswith(SEE_MOST[mutant.package]):
         near = 0
     starts = SLOW_START if "postgres" in test.name and stem != "postgres" else 0.0
     return near, test.seconds + starts, test.name
@@ -195,7 +195,7 @@ def _confirmed(pool: Pool, work: list[Work]) -> Iterator[Judged]:
             if outcome.by in unsteady:
                 again.append((mutant, [test for test in tests_of if test.name not in unsteady]))
             else:
-                yield Judged(mutant.room, str(mutant), outcome)
+                yield Judged(mutant.package, str(mutant), outcome)
         work = again
 
 
@@ -227,17 +227,17 @@ def _memory() -> str | None:
 
 def _read(line: str) -> Judged:
     told = json.loads(line)
-    return Judged(told["room"], told["mutant"], Outcome(**told["outcome"]))
+    return Judged(told["package"], told["mutant"], Outcome(**told["outcome"]))
 
 
 def table(found: Sequence[Judged]) -> str:
     """Return a table of figures per package and in total."""
-    counts: Mapping[tuple[str, str], int] = Counter((one.room, one.outcome.result) for one in found)
+    counts: Mapping[tuple[str, str], int] = Counter((one.package, one.outcome.result) for one in found)
     results = ("killed", "timed out", "survived")
-    lines = ["| room | mutants | killed | timed out | survived | seen |", "|---|---|---|---|---|---|"]
-    for name in (*ROOMS, "all"):
-        rooms = list(ROOMS) if name == "all" else [name]
-        figures = [sum(counts[room, result] for room in rooms) for result in results]
+    lines = ["| package | mutants | killed | timed out | survived | seen |", "|---|---|---|---|---|---|"]
+    for name in (*PACKAGES, "all"):
+        packages = list(PACKAGES) if name == "all" else [name]
+        figures = [sum(counts[package, result] for package in packages) for result in results]
         whole = sum(figures)
         share = f"{1 - figures[2] / whole:.1%}" if whole else "–"
         lines.append(f"| {name} | {whole} | {' | '.join(map(str, figures))} | {share} |")

@@ -138,7 +138,7 @@ SDKS = frozenset({"openai", "anthropic", "google", "requests", "prometheus_clien
 }
 """Imported only in functions, when first used."""
 
-SDK_ROOMS = frozenset(
+SDK_MODULES = frozenset(
     {"providers/anthropic/sdk.py", "providers/gemini/sdk.py", "providers/http/requests_bridge.py"}
 )
 """Files that consist of an SDK, so they are imported late themselves."""
@@ -236,11 +236,11 @@ def test_decisions_have_no_clock_and_no_rng() -> None:
 
 
 def test_no_sdk_is_imported_before_it_is_needed() -> None:
-    sdks = {f"{EXACTLY_AT}.{name.removesuffix('.py').replace('/', '.')}" for name in SDK_ROOMS}
+    sdks = {f"{EXACTLY_AT}.{name.removesuffix('.py').replace('/', '.')}" for name in SDK_MODULES}
     costly = [
         str(one)
         for file in files()
-        if file.relative_to(ROOT).as_posix() not in SDK_ROOMS
+        if file.relative_to(ROOT).as_posix() not in SDK_MODULES
         for one in imports(file)
         if not one.late and (one.module.split(".")[0] in SDKS or one.module in sdks)
     ]
@@ -364,7 +364,7 @@ def reaches(file: Path, own: set[str], others: set[str]) -> Iterator[str]:
                     yield f"{file.relative_to(file.parents[1])}:{node.lineno} imports {each.name}"
 
 
-def test_nobody_touches_the_underscore_of_another_room() -> None:
+def test_packages_use_no_private_names_of_each_other() -> None:
     own: dict[str, set[str]] = {}
     for file in files():
         own.setdefault(room(file), set()).update(private_names(file))
