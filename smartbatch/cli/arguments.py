@@ -115,7 +115,7 @@ further:
     "batches": """
 further:
 --batch-poll-interval D  set the time between polls of a batch, such as 2min
---batch-fallback individual|batch  send rows that a batch did not process in real time, or in a new batch
+--batch-fallback individual|batch  resend unprocessed rows of a batch in real time, or in a new batch
 --batch-timeout D      with --batch-fallback individual: wait this long, such as 6h, before sending
                        unprocessed rows in real time
 --batch-max-requests N  limit the rows per batch

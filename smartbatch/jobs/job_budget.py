@@ -103,9 +103,9 @@ def remaining_budget(row: JobRow) -> float:
 
 @frozen
 class JobBill:
-    cost: float  # USD spent as far as known; after the end including unusable answers
+    cost: float  # USD known to be spent; after the end, including unusable answers
     ended: bool  # the cost can no longer grow
-    # USD that a job with all its results can still cost, or may have cost for lost answers
+    # USD that a job with all its results can still cost, or that lost answers may have cost
     open: float | None
 
 
@@ -258,7 +258,7 @@ class JobBudget:
         return fitting
 
     def _committed_locked(self) -> float:
-        """USD that were spent or that calls in flight can spend, including those of abandoned requests."""
+        """USD already spent, or that calls in flight can still spend, including abandoned ones."""
         used = self.calls.spent + self.calls.unconfirmed
         return used + max(self.calls.reserved, sum(self._under_way.values()))
 

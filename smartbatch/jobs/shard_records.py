@@ -28,7 +28,7 @@ class ShardState(enum.Enum):
     SUBMITTING = "submitting"  # the only create may have been sent; after a crash its outcome is unknown
     UNCERTAIN = "uncertain"  # the outcome is unknown: nothing is sent while the batch is searched for
     PROVISIONAL = "provisional"  # a batch may be the shard's; its results will show (Anthropic)
-    FENCED = "fenced"  # not found; the input file was deleted so that a late create fails
+    FENCED = "fenced"  # not found; the input file was deleted so that a late create call fails
     SUBMITTED = "submitted"
     ENDED = "ended"
     INGESTING = "ingesting"
@@ -41,7 +41,7 @@ TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
     _S.PLANNED: frozenset({_S.UPLOADING, _S.READY, _S.DEAD}),
     _S.UPLOADING: frozenset({_S.READY, _S.DEAD}),
     _S.READY: frozenset({_S.SUBMITTING, _S.UPLOADING, _S.DEAD}),
-    # back to READY only after a definite refusal in the process that sent the create
+    # back to READY only after a definite refusal in the process that sent the create call
     _S.SUBMITTING: frozenset({_S.SUBMITTED, _S.READY, _S.UNCERTAIN, _S.DEAD}),
     _S.UNCERTAIN: frozenset({_S.SUBMITTED, _S.PROVISIONAL, _S.FENCED, _S.DEAD}),
     _S.PROVISIONAL: frozenset({_S.SUBMITTED, _S.UNCERTAIN}),
@@ -60,7 +60,7 @@ BEGUN_SHARDS = OPEN_SHARDS - {_S.PLANNED}
 """States of open shards whose input may have been sent."""
 
 UNSENT_SHARDS = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
-"""States in which the create has certainly not been sent."""
+"""States in which the create call has certainly not been sent."""
 
 
 @frozen(kw_only=True)
@@ -89,7 +89,7 @@ class RemoteProgress:
     results_cut: int = 0  # downloads repeated because the last line was incomplete
     results_size: int | None = None  # bytes received by the latest of these downloads
     results_gone: bool = False  # the provider deleted the results before they were downloaded
-    # it was held because the outcome of the create was unknown; if it is active, a user resumed it
+    # it was held because the outcome of the create call was unknown; if it is active, a user resumed it
     held_job: bool = False
     checked_for_duplicates: bool = False  # the provider's list was searched for a second batch of this shard
     # batch ids still to examine
@@ -133,9 +133,9 @@ class ShardRow:
     tries: int  # consecutive refusals, failed polls or failed downloads; determines the pause
     file_id: str | None
     batch_id: str | None
-    watermark: str | None  # id of the newest batch in the provider's list before the create
+    watermark: str | None  # id of the newest batch in the provider's list before the create call
     server_time: float | None  # the provider's clock at that moment, if reported
-    submitted_at: float | None  # time of the create
+    submitted_at: float | None  # time of the create call
     uncertain_since: float | None  # time at which its outcome became unknown
     fenced_at: float | None  # time at which its input file was deleted
     candidate: str | None  # id of a batch that may be the shard's
@@ -164,7 +164,7 @@ class UnsettledItem:
 #
 # A nonce is 128 random bits in base62, 22 characters, so that ``nonce-position`` satisfies the strictest rule
 # of the three providers, Anthropic's ``[a-zA-Z0-9_-]{1,64}``, and OpenAI's limit for metadata values. A nonce
-# is never reused, because a late create of an old shard could then look like the create of a new one.
+# is never reused, because the late create call of an old shard could then look like that of a new one.
 
 _BASE62_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _WIRE_ID = re.compile(r"([0-9A-Za-z]{22})-([0-9A-Za-z]{1,6})")

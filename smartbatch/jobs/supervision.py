@@ -122,7 +122,7 @@ class Supervision:
     # -- called by the engine and the runner ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the supervisor thread unless it runs. The next call repeats a failed start."""
+        """Start the supervisor thread unless it is running. If that fails, the next call tries again."""
         with self._monitor:
             if self._started or self._stopping:
                 return
@@ -521,16 +521,16 @@ def describe(error: BaseException) -> str:
     """Describe an error for users. Errors from outside the store are described by their class only."""
     if isinstance(error, StoreError):
         return error.message
-    return f"an error inside smartbatch ({type(error).__name__}); it will be tried again"
+    return f"an error inside smartbatch ({type(error).__name__}); the step will be tried again"
 
 
 def _unknown_outcome(row: JobRow) -> bytes | None:
-    """Return the result of items in flight when their process ended; ``None`` to send them again."""
+    """Return a result for items that were in flight when their process ended; ``None`` to send them again."""
     if row.policy.on_unknown != "hold":
         return None
     error = ProviderError(
         "the process that sent this request ended before the answer arrived, so the outcome is unknown, and "
-        "it may be billed; the job's policy is hold, so it was not sent again: submit it anew",
+        "it may have been billed; the job's policy is hold, so it was not resent: submit it again",
         kind=ErrorKind.UNKNOWN,
         code="outcome_unknown",
         maybe_billed=True,

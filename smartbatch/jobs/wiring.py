@@ -180,13 +180,13 @@ class StepLimits:
     poll_interval: float  # between polls of a batch
     timeout: float  # until the batches of a job that may fall back to real time are cancelled
     # Time to search for a batch whose creation is uncertain before its items are sent again. The longest
-    # observed delay of a create is 30 minutes, plus a margin.
+    # observed delay of a create call is 30 minutes, plus a margin.
     settle: float
     max_requests: int  # per shard
     enqueued_tokens: int | None  # maximum tokens of a model in unfinished batches; None if discovered
     visibility: float = 2 * MINUTE  # a new batch may be missing from the list for this long; observed: 15 s
     call_timeout: float = MINUTE  # of a small remote call
-    transfer_timeout: float = HOUR  # of an upload, a download, or a create that carries its input
+    transfer_timeout: float = HOUR  # of an upload, a download, or a create call that carries its input
     # A create is not sent if its intent was stored longer ago than this: the process was frozen, and another
     # one may own the job.
     send_within: float = 5.0

@@ -173,7 +173,7 @@ class Progress:
             self._set_note(f"limit {event.model}", "waiting: rate limit", event.at + event.seconds)
         elif isinstance(event, RetryScheduled):
             if event.delay > LONG_WAIT_SECONDS:
-                self._set_note(f"retry {event.model}", "a retry waits", event.at + event.delay)
+                self._set_note(f"retry {event.model}", "next retry in", event.at + event.delay)
         elif isinstance(event, PauseChanged):
             self._set_note(f"pause {event.model}", f"{event.model} is paused" if event.paused else "", None)
         elif isinstance(event, BreakerChanged):

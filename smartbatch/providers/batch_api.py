@@ -28,11 +28,11 @@ class BatchAbilities:
     max_requests: int  # per batch
     max_bytes: int  # per batch input
     kinds: frozenset[Kind] = frozenset({Kind.GENERATE})
-    files: bool = True  # True if the input is uploaded before the create, False if it is sent with the create
-    labels: bool = True  # batches show the mark of their creation, also in the list
-    fence: bool = True  # a create that names a deleted input file is refused
+    files: bool = True  # True if the input is uploaded before the create call, False if that call contains it
+    labels: bool = True  # batches, also those in the list, show the mark with which they were created
+    fence: bool = True  # a create call that names a deleted input file is refused
     counts: bool = True  # a running batch reports how many requests are done
-    retention: float = 29 * 86_400.0  # seconds from the create until results expire
+    retention: float = 29 * 86_400.0  # seconds from the create call until results expire
     priced: bool = True  # False if batches never cost anything, so that a missing price is not an error
 
 

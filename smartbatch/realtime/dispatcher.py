@@ -93,7 +93,7 @@ class BatchDispatcher:
             self._monitor.notify_all()
 
     def on_own_thread(self) -> bool:
-        """Return True in user hooks, which run on the collector's thread or on a worker."""
+        """Return True if called from a user hook; hooks run on the collector's thread or on a worker."""
         return getattr(self._mine, "here", False)
 
     def wake_locked(self) -> None:
@@ -196,15 +196,15 @@ class BatchDispatcher:
     def hand_over(self, call: InFlightCall, effects: DeferredEffects) -> None:
         """Pass ``call`` to a worker. Takes the monitor, but not while a thread starts.
 
-        Only this daemon thread submits to the pool, whose threads inherit being daemons. A call that never
+        Only this daemon thread submits to the pool, so the pool's threads are daemons too. A call that never
         returns therefore cannot keep the interpreter from exiting. The cases, in order:
 
         1. The pool has a thread, or starts one.
         2. The pool rejects the call because the main thread has ended, although user threads and exit hooks
            may still submit requests: start a separate thread. If the pool queued the call before it raised,
-           the queued entry is made void.
+           the queued entry is voided.
         3. The system has no thread left, but there are workers: queue the batch again. A worker takes it
-           after its call, or is idle by the next check.
+           after its current call, or the next check finds an idle worker.
         4. There are no workers: fail the batch.
         """
         self._clock.spawned()

@@ -447,7 +447,7 @@ class Realtime:
             engine.flush()
 
     def on_own_thread(self) -> bool:
-        """Return True in the user's observers and middleware, which run on a worker."""
+        """Return True if called from a user's observer or middleware, which run on a worker."""
         return any(engine.dispatcher.on_own_thread() for engine in self._engines())
 
     # -- status ----------------------------------------------------------------------------------------------

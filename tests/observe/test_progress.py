@@ -241,7 +241,7 @@ def test_a_long_wait_for_a_limit_or_a_retry_is_noted(stream: io.StringIO, clock:
     clock.time = 20.0
     progress(LongWait(at=20.0, scope="key", model="m", seconds=3600.0))
     assert stream.getvalue().splitlines() == [
-        "0% 0/10 (a retry waits 5 min)",
+        "0% 0/10 (next retry in 5 min)",
         "0% 0/10 (waiting: rate limit 60 min)",
     ]
 

@@ -49,9 +49,9 @@ MAX_FLAWS = 3  # reported per answer
 
 
 class KnownFlaws:
-    """The flaws found by the references of a schema in the parts of one answer.
+    """The flaws found in the parts of one answer by following the references of a schema.
 
-    It replaces the format checker, because a validator passes that on to the validators it creates.
+    It takes the place of the format checker, which a validator passes on to the validators it creates.
     Formats are not checked.
     """
 
@@ -221,7 +221,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
             compiled(pattern)
         except PatternError as error:
             raise ValueError(f"cannot be checked: the pattern {pattern[:80]!r} {error}") from None
-    if '"$id": ' in text:  # a part with its own address also has its own references
+    if '"$id": ' in text:  # references in a part with its own address are relative to that address
         return
     for reference in _references(decoded):
         if reference.startswith("#/") and "%" not in reference and not _has(decoded, reference):
@@ -334,7 +334,7 @@ def _without_dialects(schema: Any) -> Any:
 
 
 def keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keywords of a schema and its parts with their values, but none from data."""
+    """Yield each keyword of a schema and its parts with its value, except those inside data."""
     if isinstance(schema, list):
         for item in schema:
             yield from keywords(item)

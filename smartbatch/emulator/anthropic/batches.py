@@ -195,7 +195,7 @@ def answer(head: Head, body: bytes, context: BatchContext, *, key: str, parse: _
 
     Raises:
         ApiError: the request is invalid.
-        AnswerLost: the answer to a create never arrives.
+        AnswerLost: the answer to a create call never arrives.
     """
     check_version(head)
     found = _PATH.fullmatch(head.path)

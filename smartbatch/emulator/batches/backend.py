@@ -135,7 +135,7 @@ class BatchBackend:
     def delete_file(self, api: str, key: str, file_id: str, now: float) -> bool:
         """Delete a file; return False if there is none.
 
-        An existing batch keeps its lines. A late create with this input file will not take effect.
+        An existing batch keeps its lines. A late create call with this input file will not take effect.
         """
         with self._lock:
             found = self.file(api, key, file_id, now)

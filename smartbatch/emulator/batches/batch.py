@@ -41,7 +41,7 @@ class BatchRecord:
 
     id: str
     api: str  # ``openai``, ``anthropic`` or ``gemini``
-    index: int  # number among the creates of its API
+    index: int  # number among the create calls of its API
     at: float
     # ``created`` (and answered), ``lost`` (created, but the answer was lost), ``late`` (the answer was lost,
     # and the batch is created later), ``fenced`` (late, but not created because its input file was deleted
@@ -203,7 +203,7 @@ class StoredBatch:
         self.stop_at, self.ended_at, self.final = now, now + seconds, "cancelled"
 
     def create_event(self, now: float, outcome: str) -> dict[str, Any]:
-        """Return the ledger event of its create. :class:`BatchRecord` lists the outcomes."""
+        """Return the ledger event of its create call. :class:`BatchRecord` lists the outcomes."""
         return {
             "batch": self.id,
             "event": "create",

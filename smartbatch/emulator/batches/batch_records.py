@@ -132,7 +132,7 @@ class BatchSnapshot:
     """The state of a batch at one point in time. Times are monotonic seconds, ``None`` if not reached."""
 
     id: str  # without a path prefix (Gemini's ``batches/``)
-    index: int  # number among the creates of its API, from 0
+    index: int  # number among the create calls of its API, from 0
     api: str
     model: str  # empty if each line names its own model
     endpoint: str

@@ -12,13 +12,13 @@ from smartbatch._words import seconds_of
 from smartbatch.errors import ConfigError
 from smartbatch.types import Duration
 
-# ``fault_for(index, label)`` names the faults of a create and its batch; ``None`` for random ones
+# ``fault_for(index, label)`` names the faults of a create call and its batch; ``None`` for random ones
 BatchFaultFor: TypeAlias = "Callable[[int, Mapping[str, str]], str | Sequence[str] | None]"
 
 # ``fault_for(index, position, custom_id)`` names the fault of a line; ``None`` for a random one
 LineFaultFor: TypeAlias = "Callable[[int, int, str | None], str | None]"
 
-# the faults of a create and of a whole batch, with their effects; rates are probabilities per batch
+# the faults of a create call and of a whole batch, with their effects; rates are probabilities per batch
 BATCH_FAULTS = {
     "lost_create": "the batch is created, then the connection is reset before the answer",
     "dropped_create": "the connection is reset before the batch is created",
@@ -94,23 +94,23 @@ class BatchSettings:
     """The settings of batches. Times are seconds, or strings such as ``6h30min``.
 
     Args:
-        batch_validating: from the create until the batch is queued or its validation fails.
+        batch_validating: from the create call until the batch is queued or its validation fails.
         batch_queueing: from the validation until the first line runs.
         batch_turnaround: median from create to end, including validation and queue.
         batch_turnaround_sigma: sigma of the lognormal distribution around it; 0 makes all equal.
-        batch_window: from the create until the lines that have not run expire.
+        batch_window: from the create call until the lines that have not run expire.
         batch_cancel_seconds: from a cancel until the batch has ended.
         batch_retention: from the end until the results are deleted; 29 days by default (Anthropic's).
         batch_enqueued_tokens: maximum prompt tokens in the unfinished batches of a model.
         batch_enqueued_refusal: above this limit, ``"late"`` creates the batch, whose validation then fails
-            (OpenAI; the other APIs always answer early), ``"early"`` answers the create with 429.
+            (OpenAI; the other APIs always answer early), ``"early"`` answers the create call with 429.
         batch_max_lines: maximum lines of a batch; ``None`` for the provider's own limit.
         batch_max_bytes: maximum bytes of a batch's input; ``None`` for the provider's own limit.
         batch_faults: rates by the names in :data:`BATCH_FAULTS` and :data:`LINE_FAULTS`.
-        batch_fault_for: names the faults of a create by its index and label; in-process only.
+        batch_fault_for: names the faults of a create call by its index and label; in-process only.
         batch_line_fault_for: names the fault of a line by the index of its batch, its position and its
             custom id; in-process only.
-        batch_late_seconds: a late create takes effect within this time.
+        batch_late_seconds: a late create call takes effect within this time.
         batch_list_lag: a batch with this fault is in the lists within this time.
         batch_get_lag: a batch with this fault is found by its id within this time.
         batch_results_outage: downloads of a batch with this fault fail for this time after its end.

@@ -1,6 +1,6 @@
 """A batch backend shared by several processes, which all replay a journal of changes.
 
-The progress of a batch at any moment follows from its create and cancel, so nothing else is stored.
+The progress of a batch at any moment follows from its create and cancel calls, so nothing else is stored.
 """
 
 from __future__ import annotations

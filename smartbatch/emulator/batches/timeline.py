@@ -42,7 +42,7 @@ class BatchRandomness:
         return hashlib.blake2b(self._seed + text, digest_size=12).hexdigest()
 
     def batch_faults(self, api: str, index: int, label: Mapping[str, str]) -> frozenset[str]:
-        """Return the faults of a create and its batch.
+        """Return the faults of a create call and its batch.
 
         Raises:
             ConfigError: the hook named an unknown fault.

@@ -192,7 +192,7 @@ def _failure(batch: BatchSnapshot) -> Mapping[str, Any] | None:
     return None
 
 
-MAX_INLINE_BYTES = 20 * 1024 * 1024  # bytes of a create with inline requests
+MAX_INLINE_BYTES = 20 * 1024 * 1024  # bytes of a create call with inline requests
 
 ParseRequest = Callable[[Mapping[str, Any]], ModelCall]
 
@@ -310,7 +310,7 @@ def create(
     problems: list[InputProblem] = []
     if creation.requests is not None:
         entries = inline_entries(creation.requests, parse_request, settings)
-    # The backend rejects a missing file, because only the backend knows whether the create arrives.
+    # The backend rejects a missing file, because only the backend knows whether the create call arrives.
     elif (file := context.backend.file(_API_NAME, key, file_id or "", context.now)) is not None:
         entries, problems = entries_in_file(file.data, parse_request, settings)
     try:

@@ -167,7 +167,7 @@ def answer(head: Head, body: bytes, context: BatchContext, key: str) -> ServerRe
 
     Raises:
         ApiError: the request is invalid.
-        AnswerLost: the answer to a create never arrives.
+        AnswerLost: the answer to a create call never arrives.
     """
     found = PATH.fullmatch(head.path)
     assert found is not None  # the API was selected by this pattern
@@ -221,7 +221,7 @@ def _create(head: Head, body: bytes, context: BatchContext, key: str) -> ServerR
 
 
 def _metadata(given: Any) -> dict[str, str]:
-    """Return the metadata of a create: at most 16 pairs of 64 and 512 characters (OpenAI's API reference)."""
+    """Return the metadata of a create call: at most 16 pairs of 64 and 512 characters (OpenAI's docs)."""
     if given is None:
         return {}
     if not isinstance(given, dict) or len(given) > 16:

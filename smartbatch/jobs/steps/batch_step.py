@@ -77,8 +77,8 @@ def _step(step: Step) -> StepResult:
     if at > step.wall:
         return StepResult(at, realtime)
     own = step.for_model(due.model)
-    # 4. the shard was not sent and is not needed, because it takes too long, the job was cancelled, or an
-    # orphan has answered all of its requests: discard it
+    # 4. the shard was not sent and is not needed, because it takes too long, the job was cancelled, or
+    # all of its requests were answered by an orphan: discard it
     if due.state in UNSENT_SHARDS and poll.is_overdue(own, due):
         own.discard(due, poll.OVERDUE_NOTE, to=ItemState.REALTIME)
         return StepResult(step.wall, has_realtime(step.runtime, step.job))

@@ -238,7 +238,7 @@ def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
     if found is None and shard.file_id is not None and shard.tries + 1 < MAX_FILE_TRIES:
         return step.reschedule(shard, FILE_POLL_SECONDS, tries=shard.tries + 1)
     # 2. the file is missing: upload it under a new name. A suspended process may still upload the old one; if
-    # both had the same name, that upload could restore the input of a late create after the fence. The
+    # both had the same name, that upload could restore the input of a late create call after the fence. The
     # leftover file belongs to no batch and expires
     if found is None:
         remote = evolve(shard.remote, uploads=shard.remote.uploads + 1)
@@ -252,7 +252,7 @@ def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
     # 4. the provider still processes the file: wait
     if not found.ready:
         return step.reschedule(shard, FILE_POLL_SECONDS)
-    # 5. the file is ready: proceed to the create
+    # 5. the file is ready: proceed to the create call
     return step.advance(shard, ShardState.READY, file_id=found.id)
 
 
@@ -287,7 +287,7 @@ def _input_file(step: Step, shard: ShardRow) -> Path:
     return path
 
 
-# -- the create ----------------------------------------------------------------------------------------------
+# -- the create call -----------------------------------------------------------------------------------------
 
 
 def send_create(step: Step, shard: ShardRow) -> ShardRow:
@@ -394,11 +394,11 @@ def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
         return step.advance(
             shard,
             ShardState.UNCERTAIN,
-            f"the response to its create was lost ({error.kind.value})",
+            f"the response to its create call was lost ({error.kind.value})",
             uncertain_since=now,
             due_at=now + 1.0,
         )
-    reason = f"its create was refused ({error.kind.value})"
+    reason = f"its create call was refused ({error.kind.value})"
     back = step.advance(shard, ShardState.READY, reason, tries=shard.tries)
     # 2. the quota of enqueued tokens, or a rate limit: all shards of the model wait together. A shard that
     # exceeds the quota on its own ends, and its items go into smaller shards
@@ -439,7 +439,7 @@ def _input_is_gone(step: Step, shard: ShardRow) -> bool:
 
 
 def _call_failed(step: Step, shard: ShardRow, failure: Exception) -> ShardRow:
-    """Handle the failure of a call that precedes the create and costs nothing."""
+    """Handle the failure of a call that precedes the create call and costs nothing."""
     error, tries = refusals.redacted(step, shard, failure), shard.tries + 1
     # 1. a web page with 404, 405, 410 or 501 comes from a server without batches, or from a gateway whose
     # server is unavailable. Both look alike, so try again; after some tries use real time if the job may fall

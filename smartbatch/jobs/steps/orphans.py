@@ -5,7 +5,7 @@ label or, if batches have no labels, by size. The step of the dead shard cancels
 paid answers for items that are still open, and records its cost as an incident.
 
 A duplicate is a second batch of one shard, created when a proxy or a gateway repeats the create call.
-Duplicates are searched for once after each create, cancelled, and reported as incidents.
+Duplicates are searched for once after each create call, cancelled, and reported as incidents.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def find_orphans(step: Step, batches: Sequence[RemoteBatch]) -> None:
 
 
 def is_watched(step: Step, shard: ShardRow) -> bool:
-    """Whether a batch of a dead shard may still appear because its create was sent recently."""
+    """Whether a batch of a dead shard may still appear because its create call was sent recently."""
     return shard.uncertain_since is not None and died_recently(step, shard)
 
 

@@ -22,17 +22,17 @@ from smartbatch.types import Kind
 PROMISED_SECONDS = 24 * HOUR
 """All three providers aim to finish a batch within this time. A job whose batch takes longer gets a note."""
 _LATE_NOTE = (
-    "still {word} after more than 24 h, and waiting; cancel the job to keep the results so far (jobs with "
-    "batch_fallback='individual' send the rest in real time after their timeout)"
+    "still {word} after more than 24 h, and the job is waiting for it; cancel the job to keep the results so "
+    "far (jobs with batch_fallback='individual' send the rest in real time after their timeout)"
 )
 OVERDUE_NOTE = "the batch takes too long"
 ANSWERED_NOTE = "its requests were answered by a batch that was written off but turned out to exist"
 STUCK_CANCEL_SECONDS = 15 * 60.0  # at all three providers, a cancelled batch ends sooner
-MIN_CANCEL_SECONDS = 10.0  # minimum time between a cancel and abandoning its batch, even if the job is late
+MIN_CANCEL_SECONDS = 10.0  # minimum time from the cancel of a batch until it is abandoned, even if late
 CANCEL_POLL_SECONDS = 1.0  # from a cancel to the next poll; later pauses grow with the time since the cancel
 MAX_REFUSED_BATCHES = 2
-"""Maximum number of batches refused at validation, which is free, before their items fail. It does not apply
-to errors of the provider itself.
+"""Number of batches that may be refused at validation, which costs nothing, before their items fail. It does
+not apply to errors of the provider itself.
 """
 _UNREACHED = frozenset({ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT})
 _VISIBILITY_POLLS = 4  # minimum number of polls before a missing batch is reported
@@ -41,8 +41,8 @@ _VISIBILITY_POLLS = 4  # minimum number of polls before a missing batch is repor
 def poll_batch(step: Step, shard: ShardRow) -> ShardRow:
     assert shard.batch_id is not None
     overdue = step.wall >= abandon_at(step, shard)
-    # 1. the job was cancelled, the batch takes too long, or an orphan has answered all of its requests:
-    # cancel it
+    # 1. the job was cancelled, the batch takes too long, or all of its requests were answered by an
+    # orphan: cancel it
     if not (overdue or shard.cancelled) and (reason := _reason_to_cancel(step, shard)):
         return cancel(step, shard, reason, rescues=reason == OVERDUE_NOTE)
     try:
@@ -52,7 +52,7 @@ def poll_batch(step: Step, shard: ShardRow) -> ShardRow:
         if not overdue or (step.policy.deadline is None and error.kind in _UNREACHED):
             raise
         return abandon(step, shard)
-    # 2. the job cancelled it long ago, and it is not reported as ended: abandon it. A cancel that failed is
+    # 2. it was cancelled long ago and is still not reported as ended: abandon it. A cancel that failed is
     # tried once more first. Without a deadline, wait for a provider that cannot be reached: real-time
     # requests would not reach it either
     if overdue and (batch is None or not batch.state.ended):
@@ -148,8 +148,8 @@ def _not_cancelled(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
 def is_overdue(step: Step, shard: ShardRow) -> bool:
     """Whether a shard takes so long that its requests should be sent in real time.
 
-    The time is measured from its create or, if none was sent, from the submission of the job. Jobs with a
-    deadline follow other rules.
+    The time is measured from its create call or, if none was sent, from the submission of the job. Jobs with
+    a deadline follow other rules.
     """
     since = step.job.created_at if shard.submitted_at is None else shard.submitted_at
     timed = step.falls_back and step.policy.deadline is None and not step.job.cancel_requested
@@ -215,7 +215,8 @@ def _ended(step: Step, shard: ShardRow, batch: RemoteBatch, remote: RemoteProgre
 
 
 def _record_turnaround(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
-    # report the event first: a listener may read the store before it handles the event
+    # publish the event before storing the duration: a listener that reads the store while it handles the
+    # event would otherwise count the batch twice
     if shard.submitted_at is None:
         return
     now, cancelled_at = step.wall, shard.remote.cancel_sent_at
@@ -272,8 +273,8 @@ def _vanished(step: Step, shard: ShardRow) -> ShardRow:
         return step.advance(
             shard, ShardState.ENDED, "the provider no longer stores the batch", ended_at=step.wall
         )
-    # 2. the batch is new and may not be visible yet: poll again. At least a few polls are made, since the
-    # process may have been suspended after the create
+    # 2. the batch is new and may not be visible yet: poll again, at least a few times, since the process
+    # may have been suspended after the create call
     age = step.wall - (shard.submitted_at or step.wall)
     never_seen = shard.remote.state is None and shard.tries < _VISIBILITY_POLLS
     if age < max(step.limits.visibility, step.limits.poll_interval) or never_seen:

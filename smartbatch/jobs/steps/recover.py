@@ -1,9 +1,10 @@
-"""Recovery from a create with an unknown outcome: search, verify, fence, and only then send again.
+"""Recovery from a create call with an unknown outcome: search, verify, fence, and only then send again.
 
-No provider has an idempotency key for batches, so a create whose response was lost is never repeated. Its
-batch is searched for by label or, if batches have no labels, by size and then verified by its results. If it
-is not found in time, its input file is deleted so that a late create must fail (the fence), and the list is
-read again. Only then are its items put into a new shard; later lists are still searched for the old nonce.
+No provider has an idempotency key for batches, so a create call whose response was lost is never repeated.
+Its batch is searched for by label or, if batches have no labels, by size and then verified by its results. If
+it is not found in time, its input file is deleted so that a late create call must fail (the fence), and the
+list is read again. Only then are its items put into a new shard; later lists are still searched for the old
+nonce.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def resume_if_known(step: Step) -> bool:
 
 
 def mark_uncertain(step: Step, shard: ShardRow) -> ShardRow:
-    """The process ended before it stored the outcome of the create."""
+    """The process ended before it stored the outcome of the create call."""
     return step.advance(
         shard,
         ShardState.UNCERTAIN,
@@ -79,8 +80,8 @@ def search_batch(step: Step, shard: ShardRow) -> ShardRow:
     # 4. it has not been absent for long enough: search again
     if (rest := _remaining_absence(step, shard, newer.at)) > 0:
         return _search_again(step, shard, rest, newer.at)
-    # 5. if deleting the input file makes a late create fail, delete it (the fence); a batch created before
-    # that will be in the list afterwards
+    # 5. if deleting the input file makes a late create call fail, delete it (the fence); a batch created
+    # before that will be in the list afterwards
     if shard.state is ShardState.UNCERTAIN and _can_fence(step, shard):
         return _fence(step, shard, newer.at)
     # 6. it has been absent for the settle time: put the items into a new shard
@@ -161,7 +162,7 @@ def _fence(step: Step, shard: ShardRow, listed: float | None) -> ShardRow:
     return step.advance(
         shard,
         ShardState.FENCED,
-        "not found; its input file was deleted so that a late create must fail",
+        "not found; its input file was deleted so that a late create call must fail",
         fenced_at=now,
         remote=evolve(shard.remote, fenced_since=fenced),
         due_at=now + step.limits.visibility,

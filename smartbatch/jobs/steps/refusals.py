@@ -7,8 +7,8 @@
   is sent again later. If it exceeds this quota on its own, it is divided; shards grow again with every batch
   that is accepted. A provider that names no limit has to refuse the shard several times before it is divided.
 
-If ``shared`` is set, processes with other stores publish their enqueued tokens, and a create waits until the
-quota has room for it.
+If ``shared`` is set, processes with other stores publish their enqueued tokens, and a create call waits until
+the quota has room for it.
 """
 
 from __future__ import annotations
@@ -161,8 +161,9 @@ def _limits_key(step: Step) -> str:
 # by other users of the account
 REFUSALS_ALONE = 3
 QUOTA_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded"})
-"""Error codes of OpenAI and Azure for too many enqueued tokens. Gemini reports RESOURCE_EXHAUSTED at the
-create, which is an ordinary refusal."""
+"""Error codes of OpenAI and Azure for too many enqueued tokens. Gemini reports RESOURCE_EXHAUSTED in
+response to the create call, which is an ordinary refusal.
+"""
 _STORE_NAME_FACT = "enqueued:store"
 _ENQUEUED = (
     ShardState.SUBMITTING,

@@ -108,7 +108,7 @@ class SqlStore:
         except OSError as error:
             raise StoreError(
                 f"the folder {self._spool} cannot be created ({error.strerror}). It holds files that are sent"
-                " to and received from the provider; make it possible, or use another store"
+                " to and received from the provider; make its parent folder writable, or use another store"
             ) from None
         return self._spool
 
@@ -220,7 +220,7 @@ def check_place(place: str) -> None:
     """Check the name of a store without opening it.
 
     Raises:
-        ConfigError, StoreError: as for :func:`open_store`, judged by the name and the installed packages.
+        ConfigError, StoreError: as for :func:`open_store`, based on the name and the installed packages.
     """
     if is_server(address := resolved_place(place)):
         Address.of(address)
@@ -255,7 +255,7 @@ class FactTable:
         return [incident_row(row) for row in rows]
 
     def observe_turnarounds(self, model: str, seen: Sequence[tuple[int, float, float]]) -> None:
-        """Store size, duration in seconds and end time of batches, for forecasts."""
+        """Store the size, duration in seconds and end time of each batch, for forecasts."""
         new = "INSERT INTO turnaround (model, size, seconds, at) VALUES (?, ?, ?, ?) RETURNING no"
         trim = """DELETE FROM turnaround WHERE model = ? AND no <= (
             SELECT no FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT 1 OFFSET ?)"""
@@ -268,7 +268,7 @@ class FactTable:
         self.db.write(work)
 
     def turnarounds(self, model: str, *, limit: int) -> list[tuple[int, float, float]]:
-        """Return size, duration in seconds and end time of the latest batches of ``model``, newest first."""
+        """Return the size, seconds and end time of the latest batches of ``model``, newest first."""
         latest = "SELECT size, seconds, at FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT ?"
         return [(size, seconds, at) for size, seconds, at in self.db.rows(latest, model, limit)]
 

@@ -73,7 +73,7 @@ class GeminiBatches(BatchApi):
         max_requests=100_000,  # undocumented; the limit of other providers
         max_bytes=2_000_000_000,
         kinds=frozenset({Kind.GENERATE, Kind.EMBED}),
-        # Files are kept for 48 hours; no longer time is documented for results.
+        # Files are kept for 48 hours; nothing longer is documented for results.
         retention=48 * 3600.0,
     )
 

@@ -63,7 +63,7 @@ class BatchCalls:
         return self.errors.decode(self.checked(reply))
 
     def created(self, reply: Reply) -> RemoteBatch:
-        """Read the answer to a create. An unreadable answer is not a refusal."""
+        """Read the answer to a create call. An unreadable answer is not a refusal."""
         self.checked(reply)
         try:
             return self.read(self.errors.decode(reply))

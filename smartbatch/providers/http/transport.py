@@ -49,7 +49,7 @@ class Transport:
         connect_timeout: maximum seconds until an address answers.
         max_body: maximum bytes of a decoded answer.
         reuse: False for files and batches, where each connection serves one call. A kept connection may
-            be dead, and a create must not be the call that discovers it. Once a byte of a request is
+            be dead, and a create call must not be the call that discovers it. Once a byte of a request is
             written, its outcome counts as unknown, so ``maybe_billed`` of its error is True.
         now: returns monotonic seconds, for the age of idle connections.
     """

@@ -267,7 +267,7 @@ class OpenAIBatches(BatchApi):
         """Convert a decoded batch; unusable ids are an error."""
         inner = fields(data.get("job"))
         if inner and "id" not in data:
-            data = inner  # Together wraps the answer to a create
+            data = inner  # Together wraps the answer to a create call
         batch_id = _plain_id(data.get("id"))
         if batch_id is None:
             raise unusable("the provider returned a batch without an id")

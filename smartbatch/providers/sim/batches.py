@@ -2,7 +2,7 @@
 one folder.
 
 The folder is ``$SMARTBATCH_SIM_DIR``, or ``smartbatch-sim-UID`` in the system's temporary folder. As
-with OpenAI, a create names an uploaded file and is refused once the file is deleted.
+with OpenAI, a create call names an uploaded file and is refused once the file is deleted.
 """
 
 from __future__ import annotations

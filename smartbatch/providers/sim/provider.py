@@ -47,7 +47,7 @@ class SimProvider(Provider):
         faults: share of calls that fail, 0 to 1, or a share for each of :data:`FAULTS`.
         seed: changes latencies, faults and answers.
         wall: returns Unix seconds, used for batches; a clock's ``wall``.
-        batch_seconds: time from the create of a batch to its end. Limits and latencies do not affect batches.
+        batch_seconds: time from the creation of a batch to its end, regardless of limits and latencies.
     """
 
     name = "sim"
