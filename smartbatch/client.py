@@ -534,7 +534,7 @@ class BatchingClient:
     # -- lifecycle -------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the threads, also after a stop. Has no effect if they are running."""
+        """Start the threads, including after a stop. Has no effect if they are running."""
         self._running.start()
         return self
 
@@ -555,7 +555,7 @@ class BatchingClient:
         self._running.stop_from_anywhere(seconds_of("timeout", timeout), cancel_waiting=cancel_waiting)
 
     def set_parallelism(self, calls: int) -> None:
-        """Allow up to ``calls`` concurrent calls from now on, also for running lists and jobs.
+        """Allow up to ``calls`` concurrent calls from now on, including those of running lists and jobs.
 
         Calls in flight are not interrupted. A forked child inherits the value; other clients are not
         affected.

@@ -358,7 +358,7 @@ class RunningState:
         return self.realtime.budget.spent + unreserved
 
     def start(self) -> None:
-        """Start the threads, also after a stop."""
+        """Start the threads, including after a stop."""
         self.realtime.allow_start()
         self.stored.open()
         with self._making_jobs:

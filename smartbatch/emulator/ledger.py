@@ -79,7 +79,7 @@ class Ledger:
 
     @property
     def batches(self) -> tuple[BatchRecord, ...]:
-        """All creates of batches in the order of arrival, with the lines that have run."""
+        """All create calls of batches in the order of arrival, with the lines that have run."""
         self._update()
         return self._batch_ledger.records
 

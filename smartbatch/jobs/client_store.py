@@ -112,8 +112,9 @@ _Ended: TypeAlias = "tuple[str, Route | None, float | None, Usage, str | None, s
 class SummaryLog:
     """Observes a client, and saves totals of its real-time requests and its decisions. Thread-safe.
 
-    The thread that completes a request only takes a note. A jobs thread writes the totals every few seconds.
-    Nothing is noted while no store is open. Requests of jobs are counted when their results are stored.
+    A thread that completes a request only records it in memory. A jobs thread writes the totals every few
+    seconds. Nothing is recorded while no store is open. Requests of jobs are counted when their results are
+    stored.
 
     Args:
         store: returns the client's store if it is open.

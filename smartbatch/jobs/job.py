@@ -323,7 +323,7 @@ class Job:
         self._engine.store.jobs.forget(self.id, actor(by), keep_decision=keep_decision)
 
     def set_deadline(self, deadline: Deadline | None, *, by: str | None = None) -> None:
-        """Change the time at which the last result is due, also while another process runs the job.
+        """Change the time at which the last result is due, even while another process runs the job.
 
         From then on, requests that would be late are sent in real time, at the real-time price. Without a
         deadline, requests that a batch did not process are sent in another batch. An attended job ignores
@@ -341,7 +341,7 @@ class Job:
         self._engine.check_actions()
 
     def set_budget(self, budget: float | str | None, *, by: str | None = None) -> float:
-        """Change the maximum amount that the job may spend, also while another process runs it.
+        """Change the maximum amount that the job may spend, even while another process runs it.
 
         A budget below the amount already spent and reserved does not stop requests in flight. Nothing more is
         sent until a request costs less than its reservation. Requests for which no budget becomes available

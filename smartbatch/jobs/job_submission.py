@@ -356,7 +356,7 @@ class JobSubmission:
         )
 
     def _attended_policy(self, decision: Decision | None) -> JobPolicy:
-        """The client's budget pays for an attended job, whose own budget only narrows it."""
+        """An attended job is paid from the client's budget; its own budget is only a tighter limit."""
         policy = evolve(self._policy(None), attended=True)
         if decision is None:
             return policy

@@ -66,7 +66,7 @@ class JobWait:
         return row
 
     def status_at_end(self, progress: bool | None) -> JobStatus:
-        """Wait until the job has ended and its callbacks were called."""
+        """Wait until the job has ended and its callbacks have been called."""
         shown: Progress | None = None
         shows = True
         try:

@@ -227,7 +227,7 @@ def decode_result(data: bytes, *, request_id: str, request: bytes = b"") -> Resu
     """Inverse of :func:`encode_result`.
 
     Args:
-        request_id: the request's id, also for the error.
+        request_id: the request's id, which the error also contains.
         request: the encoded request, whose context is used if the result has none.
 
     Raises:

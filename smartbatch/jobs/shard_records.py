@@ -89,7 +89,7 @@ class RemoteProgress:
     results_cut: int = 0  # downloads repeated because the last line was incomplete
     results_size: int | None = None  # bytes received by the latest of these downloads
     results_gone: bool = False  # the provider deleted the results before they were downloaded
-    # it was held because the outcome of the create call was unknown; if it is active, a user resumed it
+    # the job was held because the outcome of the create call was unknown; if it is active, a user resumed it
     held_job: bool = False
     checked_for_duplicates: bool = False  # the provider's list was searched for a second batch of this shard
     # batch ids still to examine

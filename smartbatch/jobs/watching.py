@@ -167,7 +167,7 @@ class Changes:
                 self._waiting.pop(waiter, None)
 
     def is_new_end_locked(self, event: JobFinished) -> bool:
-        """Return true if the end of a job was not published. A job with retried rows ends a second time."""
+        """Return true if the end of a job has not been published. A job with retried rows ends again."""
         end = evolve(event, at=0.0)
         if self._ends.get(event.job_id) == end:
             return False

@@ -267,8 +267,8 @@ def level_of(event: Event) -> str:
 
 
 def clean(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields in a form that any renderer accepts: strings scrubbed and numbers finite, also in
-    nested mappings.
+    """Return the fields in a form that any renderer accepts: strings scrubbed and numbers finite, including
+    those in nested mappings.
     """
     cleaned: dict[str, Any] = {}
     for key, value in fields.items():

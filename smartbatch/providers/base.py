@@ -61,7 +61,7 @@ class AnswerStream(ABC):
         """Yield pieces of text as they arrive.
 
         Raises:
-            Exception: as in :meth:`Provider.generate`; also if the stream ends without the provider's end
+            Exception: as in :meth:`Provider.generate`, or if the stream ends without the provider's end
                 mark.
         """
 

@@ -164,6 +164,6 @@ def _cache_key(ticket: Ticket) -> bytes | None:
 
 
 def _takes_temperature(ticket: Ticket) -> bool:
-    """Models with a fixed temperature have 1, or none, in the request."""
+    """A request to a model with a fixed temperature contains 1 or no temperature."""
     given = ticket.submission.request.params.temperature
     return given not in (None, 1) or ticket.lane.provider.takes_temperature(ticket.lane.model)

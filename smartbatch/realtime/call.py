@@ -317,7 +317,7 @@ def stream_answer(
     """Make a call and pass its chunks to ``feed`` until the time ``end``, in monotonic seconds.
 
     Raises:
-        Exception: as :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
+        Exception: as in :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
     """
     if feed.begun:
         raise ProviderError(

@@ -220,7 +220,7 @@ class RealtimeEngine:
         self.dispatcher.start()
 
     def admit(self, submission: Submission, future: ResultFuture | None = None) -> ResultFuture:
-        """Queue a validated request and return its future; raises as the queue does.
+        """Queue a validated request and return its future; raises like the queue.
 
         A caller that passes a ``future`` must call :meth:`cancelled` when it is cancelled.
         """

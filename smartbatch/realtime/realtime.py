@@ -93,8 +93,8 @@ class Realtime:
         """Queue one normalised request and stream its answer.
 
         Raises:
-            InvalidRequest: as :meth:`submit_request`; also for an embedding request.
-            QueueFull, ClientClosed: as :meth:`submit_request`.
+            InvalidRequest: as in :meth:`submit_request`, or this is an embedding request.
+            QueueFull, ClientClosed: as in :meth:`submit_request`.
         """
         if request.embedding is not None:
             raise InvalidRequest("embeddings cannot be streamed; use submit_embedding", field="embedding")
@@ -129,7 +129,7 @@ class Realtime:
     def enqueue(
         self, request: Request, options: CallOptions, future: ResultFuture | None = None
     ) -> ResultFuture:
-        """Queue a validated and preprocessed request. Raises as :meth:`submit_request`.
+        """Queue a validated and preprocessed request. Raises like :meth:`submit_request`.
 
         Args:
             future: receives the result; ``None`` creates a new future.
@@ -399,7 +399,7 @@ class Realtime:
         self._publish_at(self._leases())
 
     def _leases(self) -> SharedLeases | None:
-        """Return ``None`` if the client shares nothing. Raises as :meth:`publish`."""
+        """Return ``None`` if the client shares nothing. Raises like :meth:`publish`."""
         has_account = any(provider.capabilities.priced for provider in self._providers.values())
         return leases_of(self._config.shared, self._clock, has_account=has_account)
 

@@ -390,7 +390,7 @@ class StoredRequests:
     # -- start and stop --------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Accept requests, also after a stop."""
+        """Accept requests, including after a stop."""
         with self._monitor:
             self._closing = False
             self._no_store = None

@@ -31,7 +31,7 @@ def check_address(address: str, now: Callable[[], float]) -> None:
     """Check the address of a back end and that its package is installed, without opening it.
 
     Raises:
-        ConfigError: as :func:`open_back_end`.
+        ConfigError: as in :func:`open_back_end`.
     """
     if address not in ("auto", "off"):
         try:

@@ -103,7 +103,7 @@ class BackEnd(ABC):
             is_durable: whether the change must survive a power failure.
 
         Raises:
-            BackEndUnavailable: as :meth:`exchange`.
+            BackEndUnavailable: as in :meth:`exchange`.
         """
 
     @abstractmethod

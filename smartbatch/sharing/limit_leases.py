@@ -147,7 +147,7 @@ class SharedLeases:
     def record_with(self, metrics: BatchMetrics) -> Participant | None:
         """Return the current record of this process if it includes the client with these figures.
 
-        ``None`` also if nothing can have been published yet.
+        ``None`` is also returned if nothing can have been published yet.
         """
         if self._salt is None or not self._publication.includes(metrics):
             return None
@@ -476,7 +476,7 @@ def leases_of(address: str, clock: Clock, *, has_account: bool) -> SharedLeases 
     With ``auto``, limits are shared only if the client has an account at a provider and uses real time.
 
     Raises:
-        ConfigError: as :func:`shared_leases`.
+        ConfigError: as in :func:`shared_leases`.
     """
     alone = not has_account or not isinstance(clock, RealClock)
     return None if address == "off" or (address == "auto" and alone) else shared_leases(address, clock)

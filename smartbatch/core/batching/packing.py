@@ -255,7 +255,7 @@ def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[i
         weights: for the input tokens, one per request, 0 or more; tokens are split evenly if all are 0.
         output_weights: the same for the output tokens.
     """
-    # Input tokens include cached ones, also in each share. Therefore cached and other tokens are split
+    # Input tokens include cached ones, and so must each share. Therefore cached and other tokens are split
     # separately.
     of_input = min(usage.cached_tokens, usage.input_tokens)
     of_output = min(usage.reasoning_tokens, usage.output_tokens)

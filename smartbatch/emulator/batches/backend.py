@@ -359,7 +359,7 @@ class BatchBackend:
         return batch
 
     def advance(self, now: float) -> None:
-        """Apply everything that is due: late creates, lines and ends of batches."""
+        """Apply everything that is due: late create calls, lines and ends of batches."""
         with self._lock:
             while self._late_creates and self._late_creates[0].timeline.created <= now:
                 batch = self._late_creates.pop(0)

@@ -37,7 +37,7 @@ _UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
 
 
 def run_batch_step(step: Step) -> StepResult:
-    # 1. the job was held because of uncertain creates, and their outcome is now known: resume it
+    # 1. the job was held because of uncertain create calls, whose outcome is now known: resume it
     if step.policy.on_unknown == "hold" and recover.resume_if_known(step):
         return StepResult(step.wall)
     job = step.job

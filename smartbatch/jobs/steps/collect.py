@@ -302,8 +302,7 @@ def download_all(step: Step, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
 
     Raises:
         ProviderError: the outputs are larger than all answers of the batch can be. Without this check, a
-        broken
-            server could fill the disk.
+            broken server could fill the disk.
     """
     paths = _paths(step, shard, batch)
     most = 2 * shard.bytes + shard.size * MAX_ANSWER_BYTES  # a result line may repeat the request

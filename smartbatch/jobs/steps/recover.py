@@ -33,7 +33,7 @@ SEARCH_NOTE = (
 
 
 def resume_if_known(step: Step) -> bool:
-    """Resume a job held because of uncertain creates, once the outcome of each is known.
+    """Resume a job held because of uncertain create calls, once the outcome of each is known.
 
     Their shards are marked with ``held_job``. The marks are removed after the job is resumed, so that a job
     held later for another reason is not resumed automatically.
@@ -101,7 +101,7 @@ def verify(step: Step, shard: ShardRow) -> ShardRow:
                 tries=0,
                 note="waiting for the results of a batch of its size",
             )
-        # 2. it is in the list but not found by its id: back to UNCERTAIN
+        # 2. it is in the list but not found by its id: go back to UNCERTAIN
         if batch is None:
             return step.advance(
                 shard,

@@ -113,8 +113,7 @@ class ItemTable:
         Args:
             freed: USD of reservations to release.
             note: what the job is waiting for, if anything. It is written in this transaction, because
-            otherwise a
-                held job's items could be claimed again before it is written.
+                otherwise a held job's items could be claimed again before it is written.
             claim: maximum number of items to claim, as :meth:`claim_realtime` does.
 
         Raises:

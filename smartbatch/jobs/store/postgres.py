@@ -232,7 +232,7 @@ class PostgresDatabase(Database):
                 fresh = True  # the session was lost since its last use: begin again
 
     def _look_up(self, number: int) -> None:
-        """Return if the transaction was committed.
+        """Return normally if the transaction was committed.
 
         Raises:
             StoreError: it was not, or its outcome is unknown.

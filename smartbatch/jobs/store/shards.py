@@ -75,7 +75,7 @@ class ShardTable:
     def claimed_batches(self, scope: str, batch_ids: Collection[str]) -> set[str]:
         """Return the batch ids that a shard of this store owns or is verifying.
 
-        Candidates of dead shards are excluded, since a shard that searches for its batch has precedence.
+        Candidates of dead shards are excluded, since a shard that searches for its batch takes precedence.
         Batches that another shard found to be foreign are excluded too, since they may belong to a third
         shard.
         """
@@ -201,8 +201,7 @@ class ShardTable:
 
         Args:
             exclusive: return ``None``, with nothing written, while another shard of the scope is
-            ``SUBMITTING``,
-                ``UNCERTAIN`` or ``PROVISIONAL``.
+                ``SUBMITTING``, ``UNCERTAIN`` or ``PROVISIONAL``.
         """
         if shard.state is not ShardState.READY:
             raise ValueError(f"only a ready shard can be submitted, but this one is {shard.state.value}")
@@ -276,7 +275,7 @@ class ShardTable:
 
         - If an item has no result, the new one is stored and counted.
         - If it has the same result (by digest), nothing changes, since results may be read twice.
-        - If it has a different result, that is not replaced, and the item is returned as doubled.
+        - If it has a different result, that result is kept, and the item is returned as doubled.
         - Results that are not final (``again``, ``unrun``) are stored as verdicts until the shard is settled.
 
         The results of a ``DEAD`` shard come from its orphan; its paid answers are used for open items.

@@ -28,7 +28,7 @@ from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
 from smartbatch.jobs.store.schema import create_tables, has_tables
 
 BUSY_SECONDS = 10.0  # maximum wait of a write for other writers
-RETRY_SECONDS = 0.1  # longest wait inside SQLite; between two, a closed store stops waiting
+RETRY_SECONDS = 0.1  # longest wait inside SQLite, after which a closed store stops waiting
 APPLICATION_ID = 0x736D6A62  # "smjb" in the file's header marks it as a store of jobs
 MIN_SQLITE = (3, 35, 0)  # the first version with RETURNING
 MAX_CHECKED_BYTES = 8 << 20

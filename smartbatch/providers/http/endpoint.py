@@ -182,7 +182,7 @@ class HttpNetwork:
         self._importing = None
 
     def open_batches(self) -> None:
-        """Allow calls for files and batches, also after a close."""
+        """Allow calls for files and batches, including after a close."""
         self.batches.open(DEFAULT_WORKERS)
 
     def close(self) -> None:
