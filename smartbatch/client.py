@@ -403,7 +403,7 @@ class BatchingClient:
         with ``"auto"`` its route is chosen like that of a list.
 
         Args:
-            requests: like ``prompts`` of :meth:`map`; either all for texts or all for vectors.
+            requests: like ``prompts`` of :meth:`map`; either all for texts or all for embeddings.
             key: your own name for the job. The same requests under the same key are the same job, so a script
                 can be repeated without sending anything twice. Requests added at the end are added to the
                 job.

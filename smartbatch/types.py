@@ -655,7 +655,7 @@ class JobParams(GenerationParams[T], ConstraintParams, TableParams, RowParams, t
 
 
 class EmbeddingParams(RowParams, total=False):
-    """The fields of a :class:`Request` for a vector, as keywords."""
+    """The fields of an embedding :class:`Request`, as keywords."""
 
     max_wait: Duration | None
     timeout: Duration | None

@@ -123,7 +123,7 @@ def standard_output(advice: str = "") -> Iterator[None]:
 
 
 def print_out(text: str) -> None:
-    """Print a text immediately; raises like :func:`standard_output`."""
+    """Print a text immediately; it raises the same errors as :func:`standard_output`."""
     with standard_output():
         print(text, flush=True)
 

@@ -53,7 +53,7 @@ class ModelCall(ABC):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt alone, charged to the limit of enqueued tokens."""
+        """Tokens of the prompt alone, charged to the enqueued-token limit."""
         return self.charge
 
     @abstractmethod

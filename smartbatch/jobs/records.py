@@ -1,4 +1,4 @@
-"""Records of the store: jobs, items, results, incidents and actions. For shards see ``shard_records``.
+"""Records of the store: jobs, items, results, incidents and actions. For shards, see ``shard_records``.
 
 A *job* is submitted by the user, an *item* is one of its requests, and a *shard* is the part of a job that
 becomes one provider batch.
@@ -58,7 +58,8 @@ class JobPolicy:
     settle: float | None = None  # seconds to search for a batch whose creation is uncertain
     max_requests: int | None = None  # per shard
     deadline: float | None = None  # Unix seconds
-    late_penalty: float | None = None  # USD that a missed deadline costs in comparisons; None for the default
+    # cost of a missed deadline as a share of the real-time price; None for the default
+    late_penalty: float | None = None
     budget: float | None = None  # USD
     budget_account: str | None = None  # id of the client that reserves this budget within its own
     retention: float | None = None  # seconds from the end of the job until the provider's files are deleted
@@ -154,7 +155,7 @@ class ItemState(enum.Enum):
 
     OPEN = 0  # not in a shard yet
     REALTIME = 1  # waiting to be sent in real time
-    IN_FLIGHT = 2  # sent in real time without an answer; after a crash, the call may have been billed
+    IN_FLIGHT = 2  # sent in real time, not answered yet; after a crash, the call may have been billed
     SHARDED = 3  # in a shard that is not settled
     FINAL = 4  # has its result
     FOLLOWING = 5  # gets the result of an identical item
@@ -225,14 +226,14 @@ class NewResult:
     """The final result of an item, or a preliminary one."""
 
     ix: int
-    outcome: str  # succeeded, failed or cancelled; preliminary: again (in real time) or unrun
+    outcome: str  # "succeeded", "failed" or "cancelled"; if preliminary, "again" (in real time) or "unrun"
     body: bytes = field(repr=False)  # the encoded result; for "again" and "unrun" the error
     digest: bytes = b""  # 16 bytes of the line's digest, to detect a second, different line
     usage: Usage = field(factory=Usage)  # all known tokens of the item
     cost: float | None = None  # USD; None if the price is unknown
     realtime_cost: float | None = None  # USD for the same tokens in real time
     route: Route | None = None  # None if the item was not sent
-    in_realtime: bool = False  # sent as a real-time request, whose usage is counted as such
+    in_realtime: bool = False  # sent in real time; its usage is counted as such
     defects: tuple[Defect, ...] = ()
 
     @property
@@ -262,7 +263,7 @@ class StoredCounts:
 
 @frozen
 class EarlierTries:
-    """Usage of an item in tries that did not complete it."""
+    """Usage of an item's earlier tries, which did not complete it."""
 
     cost: float | None  # USD in total; None if a price is unknown
     usage: Usage
@@ -354,7 +355,7 @@ INCIDENT_TITLES = {
 
 
 def incident_title(kind: str) -> str:
-    """Fall back to the kind itself if a newer release stored it."""
+    """Return the title of an incident, or for a kind that only a newer release knows, the kind itself."""
     return INCIDENT_TITLES.get(kind, kind.replace("_", " "))
 
 
@@ -367,7 +368,7 @@ MAX_COUNTED_JOBS = 10_000
 """Jobs left out of an action are counted up to this number."""
 MAX_STORED_ACTIONS = 10_000
 MAX_TEXT_CHARS = 500
-"""Applies to the reason of a pause and to the name of a user."""
+"""Maximum length of the reason for a pause and of a user name."""
 
 ActionName = Literal[
     "cancel",

@@ -1,7 +1,7 @@
 """The interface of every provider: it answers requests, states its capabilities and classifies its
 errors.
 
-An adapter imports types and errors only. It makes one call within a total deadline and returns an
+An adapter imports only types and errors. It makes one call within a total deadline and returns an
 :class:`~smartbatch.types.Answer` or raises; it never retries, logs or waits for a limit.
 :meth:`Provider.classify` converts every exception to a :class:`~smartbatch.errors.ProviderError`.
 """

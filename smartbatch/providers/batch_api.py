@@ -1,6 +1,6 @@
 """The interface of every provider's Batch API: files, batches, lists and result lines.
 
-An adapter imports types and errors only. Each method makes one remote call within a total
+An adapter imports only types and errors. Each method makes one remote call within a total
 deadline; it never retries, waits, logs or decides. :meth:`BatchApi.classify` converts every
 exception to a :class:`~smartbatch.errors.ProviderError`, whose ``maybe_billed`` is True if a
 create may have succeeded although no answer arrived.
@@ -152,7 +152,7 @@ class BatchApi(ABC):
         return ()
 
     def overhead(self, size: int) -> int:  # noqa: ARG002
-        """Return the bytes of a batch of ``size`` requests that are not lines or line ends."""
+        """Return the bytes of a batch of ``size`` requests in addition to its lines and line ends."""
         return 0
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
@@ -160,15 +160,15 @@ class BatchApi(ABC):
 
         If the client chooses file ids and the name is taken, the existing file is returned.
         """
-        raise NotImplementedError(f"{self.name} takes no files")
+        raise NotImplementedError(f"{self.name} does not accept files")
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
         """Return the file uploaded under ``name``; ``None`` if it certainly does not exist."""
-        raise NotImplementedError(f"{self.name} takes no files")
+        raise NotImplementedError(f"{self.name} does not accept files")
 
     def delete_file(self, file_id: str, timeout: float) -> None:
         """Delete a file. A missing file counts as deleted."""
-        raise NotImplementedError(f"{self.name} takes no files")
+        raise NotImplementedError(f"{self.name} does not accept files")
 
     # -- batches ---------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class BatchApi(ABC):
 
 
 def enqueued_limit(reason: str | None) -> float:
-    """Read the limit of enqueued tokens from an error; infinity if there is none.
+    """Read the enqueued-token limit from an error; infinity if there is none.
 
     OpenAI's text: ``Enqueued token limit reached for MODEL … Limit: N enqueued tokens.``
     """
@@ -252,7 +252,7 @@ def not_run(ended: Literal["cancelled", "expired"]) -> NotRun:
 def line_of(line: bytes, id_field: str, read: Callable[[dict[str, Any]], Answer]) -> Line:
     """Parse one line of results, with or without its line end.
 
-    The kind of an error determines whether the request is sent again. If the account has no money,
+    The kind of an error determines whether the request is sent again. If the account has no credit,
     nothing was run and the request is valid, so it remains open.
 
     Args:
@@ -273,7 +273,7 @@ def line_of(line: bytes, id_field: str, read: Callable[[dict[str, Any]], Answer]
         raise ValueError("the line is not a JSON object")
     wire_id = data.get(id_field)
     if not isinstance(wire_id, str) or not _WIRE_ID.fullmatch(wire_id):
-        raise ValueError("the line has no id of a request")
+        raise ValueError("the line has no request id")
     try:
         return Line(wire_id, LineOutcome.OK, answer=read(data))
     except NotRun as ended:
@@ -282,4 +282,4 @@ def line_of(line: bytes, id_field: str, read: Callable[[dict[str, Any]], Answer]
         outcome = LineOutcome.FAILED if error.kind in _FINAL else LineOutcome.RETRY
         if error.kind is ErrorKind.NO_MONEY:
             outcome = LineOutcome.UNRUN
-        return Line(wire_id, outcome, error=error.with_traceback(None))  # its frames hold the line
+        return Line(wire_id, outcome, error=error.with_traceback(None))  # the traceback contains the line

@@ -248,8 +248,8 @@ class Realtime:
         return future
 
     def _abandon_futures(self, futures: list[ResultFuture]) -> None:
-        """Cancel requests that are no longer read. Finalisers call it: it runs no user code and takes no
-        lock.
+        """Cancel requests that are no longer read. Finalisers call this, so it runs no user code and takes
+        no lock.
         """
         for engine in self._engines():
             engine.abandon_futures(futures)
@@ -277,8 +277,8 @@ class Realtime:
             for provider in list(self._providers.values()):
                 provider.open(self._setup.parallelism.calls)
             share, leases = self._shared_budget(), self._leases()
-            self._setup.read_controls()  # a pause applies from the first request on
-            if share is not None:  # before any request can wait for the shared budget
+            self._setup.read_controls()  # so that a pause applies from the first request
+            if share is not None:  # must happen before any request can wait for the shared budget
                 share.leases.join(share)
             try:
                 with self._starting:
@@ -356,7 +356,7 @@ class Realtime:
             self.engine = None  # last, so that lock-free readers always find the engine
             self._is_stopped = True
         self.recheck_budget()
-        # 1. No engine runs: wait up to ``timeout`` seconds for other threads that stop one.
+        # 1. No engine runs: wait up to ``timeout`` seconds for other threads that are stopping one.
         if engine is None:
             for each in stopping:
                 left = None if timeout is None else max(0.0, began + timeout - self._clock.now())
@@ -385,7 +385,7 @@ class Realtime:
         """Return the status of the requests.
 
         Args:
-            hide: returns an anonymous name for a quota or budget; by default they have no name.
+            hide: returns an anonymous name for a quota or budget; by default, no name is shown.
         """
         engine = next(iter(self._engines()), None)
         return RealtimeStatus() if engine is None else engine.status(hide)
@@ -410,7 +410,7 @@ class Realtime:
 
     def unpublish(self) -> None:
         metrics = self._setup.metrics
-        with self._opening:  # otherwise it could end one that starts now
+        with self._opening:  # otherwise a publication that starts now could be ended
             if self._published_to is not None and metrics is not None and self._has_ended:
                 leases, self._published_to = self._published_to, None
                 leases.unpublish_client(metrics)
@@ -430,9 +430,9 @@ class Realtime:
             engine.abandon(error)
 
     def cancel_pending(self) -> int:
-        """Cancel all requests whose call has not started, and end their lists.
+        """Cancel all requests whose call has not started, and end all lists.
 
-        Return the number cancelled.
+        Return the number of cancelled requests.
         """
         with self._starting:
             lists = list(self._lists)

@@ -45,7 +45,7 @@ class CheckedList:
     constraints: Constraints
     kind: Kind
     batchable: bool
-    key: str | None = None  # key of its job; None if the list ends with its caller
+    key: str | None = None  # key of its job; None if the list is not kept as a job
     model: OpenedModel = field(kw_only=True)  # model of most requests; determines the route
 
 
@@ -221,7 +221,7 @@ class ListPlanner:
 def split_constraints(
     params: Mapping[str, Any], names: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split arguments into others and the constraints in ``names``."""
+    """Separate the arguments in ``names`` from the others; return the others first."""
     plain = {name: value for name, value in params.items() if name not in names}
     return plain, {name: params[name] for name in names if params.get(name) is not None}
 
@@ -235,7 +235,7 @@ def split_known(
         InvalidRequest: a keyword is unknown.
     """
     check_params(params, known)
-    # reading parameters are for lists read lazily
+    # parameters for reading apply only to lists that are read lazily
     params, _ = split_constraints(params, ReadingParams.__optional_keys__)
     return split_constraints(params, CONSTRAINTS | {"key"})
 

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 RecordUpdate: TypeAlias = Callable[[str | None, float], tuple[str, _T]]
 
 RECORD_VERSION = 1
-"""Version of the records and of the sharing rule. Processes with different versions share no limits."""
+"""Version of the records and of the sharing rule. Processes with different versions do not share limits."""
 
 TIMEOUT_SECONDS = 2.0
 """Seconds for which a back end waits for a lock, a server or an answer."""
@@ -62,20 +62,20 @@ class BackEnd(ABC):
 
     @abstractmethod
     def prepare(self) -> bytes:
-        """Create missing tables and facts, and return the salt that hides names in this back end.
+        """Create what is missing in the back end, and return the salt that hides names in it.
 
         Raises:
             BackEndUnavailable: the back end cannot be reached.
-            Incompatible: the back end is used in another version.
+            Incompatible: the back end is used by another version.
         """
 
     def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
         """Change the record ``key`` by the sharing rule, in one transaction, and return the grant.
 
         Raises:
-            BackEndUnavailable: the back end cannot be reached, and the record may have been changed; or the
-                record is damaged, or a later exchange of this client arrived first, and nothing was
-                changed.
+            BackEndUnavailable: the back end cannot be reached, and the record may have been changed; or
+                nothing was changed, because the record is damaged or a later exchange of this client
+                arrived first.
         """
 
         def decide(stored: str | None, now: float) -> tuple[str, LeaseGrant]:
@@ -111,7 +111,7 @@ class BackEnd(ABC):
         """Store a process's record, and add the growth of its sums to the totals of all processes.
 
         Records older than :data:`~smartbatch.observe.participants.RETENTION_SECONDS` are removed; totals are
-        kept. Publishing the same record again counts nothing twice.
+        kept. If the same record is published again, nothing is counted twice.
 
         Args:
             before: the sums that count as already published if the last record of this process is gone.

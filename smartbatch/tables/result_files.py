@@ -1,7 +1,8 @@
 """Writes results as JSON lines, CSV or Parquet.
 
-A table has the fields of the input under their own names, followed by the answers. An answer with the name of
-an input field is called ``result_…``. Lines are read twice, first to find the columns, in constant memory.
+A table has the fields of the input under their own names, followed by the answers. An answer
+column with the same name as an input field is called ``result_…``. Lines are read twice, in constant memory;
+the first pass finds the columns.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Line: TypeAlias = "dict[str, Any]"
 
 _TEXT, _WHOLE, _NUMBER = Shape("text"), Shape("int"), Shape("float")
 FIRST_COLUMNS: Final = {"id": NONE, "model": _TEXT, "text": _TEXT}
-"""First answer columns. The fields of parsed objects follow. The shape of ``id`` depends on the ids."""
+"""The first answer columns, before the fields of parsed objects. The type of ``id`` depends on the ids."""
 LAST_COLUMNS: Final = {
     "finish_reason": _TEXT,
     "input_tokens": _WHOLE,
@@ -70,7 +71,7 @@ CsvFormulas: TypeAlias = Literal["escape", "keep"]
 """Whether CSV cells that begin like a formula get a leading quote."""
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER_CELL: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_GROUP_ROWS: Final = 10_000  # rows per group of a Parquet file, which are in memory while it is written
+_GROUP_ROWS: Final = 10_000  # rows per Parquet row group; a group is in memory while it is written
 
 
 # -- lines ---------------------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ def to_line(line: dict[str, Any]) -> bytes:
     try:
         return _encode(line).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError):
-        # Only a provider's own values may be unknown to JSON, and the line has their text anyway.
+        # Only values from a provider can fail here, and the line contains the text of the answer anyway.
         for name in ("parsed", "extra"):
             line.pop(name, None)
         return _encode(line).encode("ascii") + b"\n"
@@ -211,7 +212,8 @@ def _vector(numbers: list[Any], *, certain: bool) -> Any:
     """Convert a list back to the 32-bit vector that it was before it was written as JSON.
 
     Args:
-        certain: whether it was a vector. If false, it is converted only if its numbers fit into 32 bits.
+        certain: whether the list is known to have been a vector; if not, it is converted only if its
+            numbers fit into 32 bits.
     """
     if certain:
         return array("f")

@@ -185,7 +185,7 @@ def test_a_row_of_messages_is_refused_with_its_line(emu: Emulator, capfd: pytest
     rows = [{"prompt": "a text"}, {"prompt": [{"role": "user", "content": "hello"}]}]
     Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert run(input="in.jsonl") == 2
-    assert "row 1 (line 2): prompt must be a string to get a vector for it" in capfd.readouterr().err
+    assert "row 1 (line 2): prompt must be a string if an embedding is requested" in capfd.readouterr().err
     assert emu.ledger.received == 0
 
 

@@ -39,7 +39,7 @@ MAX_DIMENSIONS = 65_536  # far above any model's; the provider checks its own li
 MAX_ALTERNATIVES = 20  # alternatives per token: the limit of OpenAI and Gemini
 MAX_WAIT_SECONDS = 3600.0
 MAX_TIMEOUT_SECONDS = 30 * 86_400.0
-# names used by other libraries, and those of smartbatch
+# names in other libraries, and the corresponding names in smartbatch
 FOREIGN_NAMES = {
     "max_completion_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
@@ -54,7 +54,7 @@ FOREIGN_NAMES = {
 }
 
 FieldCheck: TypeAlias = Callable[[Any, str], Any]
-"""Takes a value and its field; returns the value in one form or raises ``InvalidRequest``."""
+"""Takes a value and its field; returns the value in its canonical form, or raises ``InvalidRequest``."""
 
 _NO_DEFAULTS = Request().params  # shared by all requests that set no parameters
 remember(_NO_DEFAULTS)
@@ -80,7 +80,7 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
         return Request(prompt, params)
     fields, generation = _separate(overrides) if overrides else ({}, {})
     levels = [generation]
-    # 2. A request: its own fields and parameters come between the client's and ``overrides``.
+    # 2. A request: its own values override the client's, and ``overrides`` take precedence over both.
     if isinstance(prompt, Request):
         if prompt.params is not _NO_DEFAULTS:
             levels.insert(0, _set_fields(prompt.params))
@@ -96,20 +96,20 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
     checked = {name: _FIELDS[name](value, name) for name, value in fields.items()}
     if "call" not in checked or prompt != "":  # 3. A request with its own callable needs no prompt.
         prompt = _prompt(prompt)
-    # 4. A vector: generation parameters are rejected, and the client's are ignored.
+    # 4. An embedding: generation parameters are rejected, and the client's are ignored.
     if "embedding" in checked:
         if "call" in checked:
-            _refuse("embedding", "and call exclude each other: leave one out")
+            _refuse("embedding", "and call cannot be used together: leave one out")
         for level in levels:
             refuse_for_vectors(level)
         if not isinstance(prompt, str):
-            _refuse("prompt", "must be a string to get a vector for it")
+            _refuse("prompt", "must be a string if an embedding is requested")
         params = _NO_DEFAULTS
     return Request(prompt, params, **checked)
 
 
 def _own_over(own: Embedding, shared: Embedding) -> Embedding:
-    """Complete a request's own options for its vector with those of the call."""
+    """Fill in the embedding options that a request leaves open with those of the call."""
     return Embedding(
         shared.task_type if own.task_type is None else own.task_type,
         shared.dimensions if own.dimensions is None else own.dimensions,
@@ -132,13 +132,13 @@ def admit_defaults(defaults: Generation) -> Generation:
 
 
 def refuse_for_vectors(params: Mapping[str, Any]) -> None:
-    """Reject generation parameters in a request for a vector, where they have no effect.
+    """Reject generation parameters in an embedding request, where they have no effect.
 
-    The client's generation parameters are ignored for vectors.
+    The client's generation parameters are ignored there.
     """
     for name, value in params.items():
         if name in _GENERATION and value is not None:
-            _refuse(name, "has no effect on vectors: leave it out")
+            _refuse(name, "has no effect on embeddings: leave it out")
 
 
 def _set_fields(params: Generation) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _hint(name: str, known: Collection[str]) -> str:
         return f": {_ELSEWHERE[name]}"
     if near := did_you_mean(name, known):
         return near
-    extra = f"; pass a field that only the provider knows as extra={{{name!r}: …}}"
+    extra = f"; to pass a field that only the provider knows, use extra={{{name!r}: …}}"
     return extra if "extra" in known else ""
 
 
@@ -190,7 +190,7 @@ _ELSEWHERE: Final = {
 def _merge(below: Generation, level: Mapping[str, Any]) -> Generation:
     """Override ``below`` with the parameters of ``level``; only the latter are checked."""
     if "schema" in level and "response_format" in level:
-        _refuse("schema", "and response_format exclude each other: leave one out")
+        _refuse("schema", "and response_format cannot be used together: leave one out")
     checked = {name: _GENERATION[name](value, name) for name, value in level.items()}
     if "schema" in checked:  # the output form of the inner level replaces that of the outer one
         checked["response_format"] = None
@@ -245,7 +245,7 @@ def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> 
     def check(value: Any, field: str) -> float:
         real = isinstance(value, Real) and value is not True and value is not False
         if real and low <= value <= high and not (above and value == low):  # rejects NaN too
-            return float(value) + 0.0  # minus zero becomes zero, so that each number has one form
+            return float(value) + 0.0  # minus zero becomes zero, so that equal numbers look the same
         bounds = f"above {low:g} and up to {high:g}" if above else f"from {low:g} to {high:g}"
         _refuse(field, f"must be a number {bounds}{unit}, not {_shown(value)}")
 
@@ -275,7 +275,7 @@ def _integer(low: int, high: int) -> FieldCheck:
 
 
 def _shown(value: Any) -> str:
-    """Only the type is shown for anything but a number, because it may be a misplaced prompt."""
+    """Show numbers, but only the type of any other value, because it may be a misplaced prompt."""
     if isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < SEED_LIMIT * 2):
         return repr(value)
     return f"of type {type(value).__name__}" if not isinstance(value, int) else "such a large number"
@@ -296,7 +296,7 @@ def _stop(value: Any, field: str) -> tuple[str, ...]:
         _refuse(field, f"must be a string or a list of 1 to {MAX_STOPS} strings")
     for i, stop in enumerate(stops):
         if not isinstance(stop, str) or not stop:  # a newline alone is a common stop
-            _refuse(f"{field}[{i}]", "must be a string that is not empty")
+            _refuse(f"{field}[{i}]", "must be a non-empty string")
         if surrogate_at(stop) is not None:
             _refuse(f"{field}[{i}]", "has a lone surrogate, which UTF-8 cannot encode")
     return tuple(stops)

@@ -174,7 +174,7 @@ class BatchBackend:
 
         Args:
             label: metadata or display name given by the client.
-            model: the model whose limit of enqueued tokens applies.
+            model: the model whose enqueued-token limit applies.
             endpoint: the endpoint of its lines.
             problems: why its validation will fail.
             identity: its ID; ``None`` generates one.
@@ -425,7 +425,7 @@ class BatchBackend:
         return enqueued_limit_problem(batch, self._unfinished, self._settings.batch_enqueued_tokens, now)
 
     def _refuses_late(self, batch: StoredBatch) -> bool:
-        """Whether a batch above the limit of enqueued tokens is created and then fails, as with OpenAI."""
+        """Whether a batch above the enqueued-token limit is created and then fails, as with OpenAI."""
         return batch.api == "openai" and self._settings.batch_enqueued_refusal == "late"
 
     def _is_hidden(self, batch: StoredBatch, fault: str, seconds: float, now: float) -> bool:

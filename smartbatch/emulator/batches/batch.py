@@ -180,7 +180,7 @@ class StoredBatch:
 
     @cached_property
     def charge(self) -> int:
-        """Tokens charged to the limit of enqueued tokens until the batch has ended."""
+        """Tokens charged to the enqueued-token limit until the batch has ended."""
         return sum(entry.charge for entry in self.entries)
 
     def set_timeline(self, timeline: Timeline) -> None:
@@ -358,7 +358,7 @@ class StoredBatch:
 def enqueued_limit_problem(
     batch: StoredBatch, others: Iterable[StoredBatch], limit: float | None, now: float
 ) -> InputProblem | None:
-    """Return the problem of a batch that exceeds the limit of enqueued tokens, or ``None``.
+    """Return the problem of a batch that exceeds the enqueued-token limit, or ``None``.
 
     Args:
         others: batches that have not ended.

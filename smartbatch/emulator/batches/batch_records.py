@@ -58,7 +58,7 @@ class AnswerLost(Exception):
 class Entry:
     custom_id: str | None
     prompt: str  # SHA-256 of the prompt (hexadecimal), as in the ledger
-    charge: int  # prompt tokens charged to the limit of enqueued tokens
+    charge: int  # prompt tokens charged to the enqueued-token limit
     # called with 24 hexadecimal digits that identify the work; returns the same output each time, or raises
     # ``ApiError``
     run: Callable[[str], ModelOutput] = field(repr=False)

@@ -62,7 +62,7 @@ _GROUPS = (
 
 
 def fault_group(name: str) -> tuple[str, ...]:
-    """Return the faults that exclude each other, including this one."""
+    """Return the mutually exclusive faults to which this one belongs."""
     return next((group for group in _GROUPS if name in group), (name,))
 
 

@@ -126,15 +126,15 @@ def rescue_late_job(step: Step, deadline: float, shards: Sequence[ShardRow]) -> 
     # 3. a shard with an uncertain create endangers the deadline and cannot be withdrawn: report it
     if decision.late:
         _report_risk(step, pending)
-    # 4. discard all late shards that were not sent; cancel one late batch per step. While there are more,
-    # check again now
+    # 4. discard all late shards that were not sent; cancel one late batch per step. While any
+    # remain, check again immediately
     for at in decision.take_back:
         _withdraw(step, pending[at], deadline, decision)
         if pending[at].state not in UNSENT_SHARDS:
             return step.wall
     if decision.take_back:
         return step.wall
-    # 5. nothing is late yet: check again when something could be
+    # 5. no shard is late yet: check again at the earliest time when one could be
     return min(step.wall + decision.wait, abandon_at)
 
 

@@ -154,7 +154,7 @@ class AnthropicProvider(Provider):
 
     def check(self, request: Request, *, model: str) -> None:
         if not PLAIN_ID.fullmatch(model):
-            raise InvalidRequest("the model's name is empty or has invalid characters", field="model")
+            raise InvalidRequest("the model name is empty or contains invalid characters", field="model")
         if request.params is not self._checked or not isinstance(request.prompt, str):
             check_request(request, self._version)
             self._checked = request.params

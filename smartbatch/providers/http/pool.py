@@ -239,7 +239,7 @@ class Connection(HTTPConnection):
         """Convert a network exception. ``ended`` means that the caller itself ended the call."""
         late = time.monotonic() >= self.deadline
         found = failure(error, self.step, self.pool.place, late=late, closed=ended or self.pool.closed)
-        if not self.pool.reuse:  # from the first byte on, the outcome is unknown
+        if not self.pool.reuse:  # after connecting, the outcome is unknown
             found.maybe_billed = self.step != "connect"
         return found
 

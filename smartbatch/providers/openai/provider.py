@@ -63,13 +63,13 @@ _REASONS = re.compile(r"(?:.*/)?(?:o\d|gpt-5)")  # models that reject a temperat
 
 
 class OpenAIProvider(Provider):
-    """Chat completions or responses, at OpenAI or at any compatible server.
+    """The Chat Completions or Responses API of OpenAI or any compatible server.
 
     The key never appears in a string, a ``repr`` or a pickle; a provider cannot be pickled.
 
     Args:
         api_key: ``OPENAI_API_KEY`` by default. Optional for servers other than OpenAI's.
-        base_url: ``OPENAI_BASE_URL`` by default; with the version, such as ``https://api.openai.com/v1``.
+        base_url: ``OPENAI_BASE_URL`` by default; includes the version, as in ``https://api.openai.com/v1``.
         organization: ``OPENAI_ORG_ID`` by default.
         project: ``OPENAI_PROJECT_ID`` by default.
         api: ``chat`` for ``/chat/completions``, ``responses`` for ``/responses``.
@@ -78,12 +78,12 @@ class OpenAIProvider(Provider):
         max_body: maximum bytes of a decoded answer.
         max_tokens_field: the name of ``max_tokens`` in a chat body; by default ``max_completion_tokens`` at
             OpenAI and Azure, ``max_tokens`` elsewhere, and the other one as soon as the server rejects it.
-        batch_window: the time allowed for a batch; other servers than OpenAI's may accept ``1h`` or ``7d``.
+        batch_window: the time allowed for a batch; servers other than OpenAI's may accept ``1h`` or ``7d``.
         batch_purpose: the purpose of a batch's input file; Together requires ``batch-api``.
         stream_usage: whether to send ``stream_options`` with streamed chats, to receive their usage. ``None``
             sends it until the server rejects it.
-        encoding_format: of embeddings: ``base64``, ``float``, or ``omit`` to leave the choice to the server.
-            ``None`` sends ``base64`` until the server rejects it.
+        encoding_format: format of embeddings: ``base64``, ``float``, or ``omit`` to leave the choice to the
+            server. ``None`` sends ``base64`` until the server rejects it.
         send_seed: whether to send a request's ``seed``. ``None`` sends it until the server rejects it;
             results show that a seed was not sent.
         flex: whether the server supports ``service_tier: flex``; by default only OpenAI's own does. The tier
@@ -226,7 +226,7 @@ class OpenAIProvider(Provider):
 
     def check(self, request: Request, *, model: str) -> None:
         if not _MODEL.fullmatch(model):
-            raise InvalidRequest("the model's name is empty or has control characters", field="model")
+            raise InvalidRequest("the model name is empty or contains control characters", field="model")
         if request.params is not self._checked:
             check_params(request.params, self._api)
             self._checked = request.params

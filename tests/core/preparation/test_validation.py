@@ -145,7 +145,7 @@ class TestPrompts:
 
     def test_a_request_has_one_kind_of_work(self) -> None:
         error = refused(Request("text", embedding=Embedding(), call=print))
-        assert str(error).startswith("embedding and call exclude each other")
+        assert str(error).startswith("embedding and call cannot be used together")
 
 
 class TestVectors:
@@ -157,7 +157,7 @@ class TestVectors:
 
     def test_only_a_text_has_one(self) -> None:
         chat = [Message("user", "a")]
-        assert "must be a string to get a vector for it" in str(refused(chat, embedding=Embedding()))
+        assert "must be a string if an embedding is requested" in str(refused(chat, embedding=Embedding()))
         assert refused("a", embedding="query").field == "embedding"
 
     def test_its_task_and_dimensions_are_checked(self) -> None:
