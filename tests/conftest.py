@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ _states = itertools.count()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def states(tmp_path_factory):
     """The folder of the tests' own state folders, each made when it is needed; one of them is for what
     fixtures of several tests do, so that nothing is left in the folder of the user who runs the tests."""
     folder = tmp_path_factory.mktemp("states")
@@ -136,9 +136,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def on_its_own(
-    request: pytest.FixtureRequest, states: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def on_its_own(request, states, monkeypatch):
     """What one test left must not move the next: state folders, shared limits, limits found out, and what is
     logged once a second of real time, and counted.
 
@@ -176,7 +174,7 @@ def pytest_runtest_teardown() -> None:
 
 
 @pytest.fixture
-def clock() -> Iterator[VirtualClock]:
+def clock():
     """Virtual time that stops while the thread of the test works."""
     clock = VirtualClock()
     with taking_part(clock):
@@ -184,17 +182,17 @@ def clock() -> Iterator[VirtualClock]:
 
 
 @pytest.fixture
-def remote(clock: VirtualClock) -> Remote:
+def remote(clock):
     return Remote(clock)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> str:
+def store(tmp_path):
     return str(tmp_path / "jobs.db")
 
 
 @pytest.fixture
-def client_of(clock: VirtualClock, tmp_path: Path) -> Iterator[Callable[..., BatchingClient]]:
+def client_of(clock, tmp_path):
     """Create clients in virtual time with seeded random numbers, and stop them after the test."""
     made: list[BatchingClient] = []
 
@@ -210,7 +208,7 @@ def client_of(clock: VirtualClock, tmp_path: Path) -> Iterator[Callable[..., Bat
 
 
 @pytest.fixture(scope="session")
-def postgres_address() -> str:
+def postgres_address():
     """A PostgreSQL server, started on first use."""
     from jobs.stores import postgres_place
 

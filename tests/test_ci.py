@@ -29,7 +29,7 @@ for name in {" ".join(COMMANDS)}; do cp stub "$3/bin/$name"; done
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     """A folder with the script, in which commands only fail if told to."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
@@ -56,7 +56,7 @@ def called(project: Path) -> list[str]:
     return (project / "called").read_text().splitlines()
 
 
-def test_all_commands_run_where_none_fails(project: Path) -> None:
+def test_all_commands_run_where_none_fails(project):
     assert code_of(project, "nothing") == 0
     assert {line.split()[0] for line in called(project)} == {*COMMANDS, "apt-get"}
 
@@ -74,11 +74,11 @@ FAILING = (
 
 
 @pytest.mark.parametrize("command", sampled(FAILING, keep=3))
-def test_the_script_fails_where_one_command_does(command: str, project: Path) -> None:
+def test_the_script_fails_where_one_command_does(command, project):
     assert code_of(project, command) != 0
 
 
-def test_the_workflow_checks_every_python_the_package_names() -> None:
+def test_the_workflow_checks_every_python_the_package_names():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest, ProviderError
@@ -28,7 +27,7 @@ def echo() -> MockProvider:
 # -- asking ----------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_is_a_text_a_chat_or_a_request(client_of: ClientOf) -> None:
+def test_a_prompt_is_a_text_a_chat_or_a_request(client_of):
     client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
     texts = [client.submit(prompt).result(PATIENCE).text for prompt in ("hello", chat, Request("hello"))]
@@ -43,14 +42,14 @@ def test_a_prompt_is_a_text_a_chat_or_a_request(client_of: ClientOf) -> None:
         ("submit_background", Priority.DEFERRABLE),
     ],
 )
-def test_there_is_a_verb_for_each_urgency(how: str, priority: Priority, client_of: ClientOf) -> None:
+def test_there_is_a_verb_for_each_urgency(how, priority, client_of):
     provider = echo()
     getattr(client_of(provider), how)("x", temperature=0.5).result(PATIENCE)
     assert provider.calls[0].request.priority is priority
     assert provider.calls[0].request.params.temperature == 0.5
 
 
-def test_a_client_takes_a_model_a_provider_or_a_function(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_client_takes_a_model_a_provider_or_a_function(clock, client_of):
     sim = BatchingClient("sim:demo?latency=0.01", clock=clock)
     own = client_of(lambda request, attempt: "mine")
     made = client_of(echo())
@@ -60,20 +59,20 @@ def test_a_client_takes_a_model_a_provider_or_a_function(clock: VirtualClock, cl
     sim.stop()
 
 
-def test_something_else_is_no_model() -> None:
+def test_something_else_is_no_model():
     with pytest.raises(ConfigError, match="a string, a provider or a callable"):
         BatchingClient(5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("config", [{"parallelism": 3}, "settings.toml"])
 @pytest.mark.parametrize("make", [lambda config: BatchingClient("sim:demo", config), StoredJobs])
-def test_what_is_no_config_is_refused_with_what_makes_one(make: Callable[[Any], object], config: Any) -> None:
+def test_what_is_no_config_is_refused_with_what_makes_one(make, config):
     kind = type(config).__name__
     with pytest.raises(ConfigError, match=rf"^config must be a BatchingConfig, not {kind}: .*\.load\("):
         make(config)
 
 
-def test_settings_may_be_given_by_name_and_win(client_of: ClientOf) -> None:
+def test_settings_may_be_given_by_name_and_win(client_of):
     assert client_of(echo(), config=BatchingConfig(parallelism=3), retries=7).config.parallelism == 3
     assert client_of(echo(), config=BatchingConfig(parallelism=3), parallelism=5).config.parallelism == 5
     with pytest.raises(ConfigError, match="parallelism"):
@@ -84,9 +83,7 @@ def test_settings_may_be_given_by_name_and_win(client_of: ClientOf) -> None:
     ("prompt", "params", "field"),
     [("", {}, "prompt"), ("x", {"temperature": 9}, "temperature"), ("x", {"timeout": -1}, "timeout")],
 )
-def test_a_bad_request_raises_at_once_and_is_never_sent(
-    prompt: str, params: dict[str, Any], field: str, client_of: ClientOf
-) -> None:
+def test_a_bad_request_raises_at_once_and_is_never_sent(prompt, params, field, client_of):
     provider = echo()
     client = client_of(provider)
     with pytest.raises(InvalidRequest, match=field) as caught:
@@ -96,7 +93,7 @@ def test_a_bad_request_raises_at_once_and_is_never_sent(
     assert client.counts.submitted == 0
 
 
-def test_an_own_id_and_context_come_back_untouched(client_of: ClientOf) -> None:
+def test_an_own_id_and_context_come_back_untouched(client_of):
     client = client_of(echo())
     thing = object()
     result = client.submit("x", id="my id", context=thing).result(PATIENCE)
@@ -105,12 +102,12 @@ def test_an_own_id_and_context_come_back_untouched(client_of: ClientOf) -> None:
     assert len(ids) == 10
 
 
-def test_a_client_cannot_be_pickled_and_says_why(client_of: ClientOf) -> None:
+def test_a_client_cannot_be_pickled_and_says_why(client_of):
     with pytest.raises(TypeError, match="threads and connections"):
         pickle.dumps(client_of(echo()))
 
 
-def test_a_client_describes_itself(client_of: ClientOf) -> None:
+def test_a_client_describes_itself(client_of):
     client = client_of(echo())
     assert repr(client) == "<BatchingClient mock:default idle>"
     client.start()
@@ -119,7 +116,7 @@ def test_a_client_describes_itself(client_of: ClientOf) -> None:
     assert "stopped" in repr(client)
 
 
-def test_what_a_result_tells_about_its_call(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_what_a_result_tells_about_its_call(clock, client_of):
     client = client_of(SimProvider(sleep=clock.sleep, now=clock.now, latency=2.0), parallelism=1)
     with clock.held():
         first, second = client.submit("one"), client.submit("two")
@@ -130,7 +127,7 @@ def test_what_a_result_tells_about_its_call(clock: VirtualClock, client_of: Clie
     assert result.usage.total_tokens > 0
 
 
-def test_json_that_was_asked_for_is_parsed(client_of: ClientOf) -> None:
+def test_json_that_was_asked_for_is_parsed(client_of):
     client = client_of(MockProvider({"good": '{"a": 1}', "bad": "no JSON"}))
     schema = {"type": "object"}
     assert client.submit("good", schema=schema).result(PATIENCE).parsed == {"a": 1}
@@ -140,7 +137,7 @@ def test_json_that_was_asked_for_is_parsed(client_of: ClientOf) -> None:
 # -- own callables ---------------------------------------------------------------------------------------
 
 
-def test_a_request_may_bring_its_own_call(client_of: ClientOf) -> None:
+def test_a_request_may_bring_its_own_call(client_of):
     attempts: list[int] = []
 
     def call(request: Request, attempt: int) -> Any:
@@ -155,7 +152,7 @@ def test_a_request_may_bring_its_own_call(client_of: ClientOf) -> None:
     assert attempts == [0, 1]
 
 
-def test_identical_own_calls_are_all_made(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_identical_own_calls_are_all_made(clock, client_of):
     made: list[int] = []
     client = client_of(echo())
     with clock.held():
@@ -165,7 +162,7 @@ def test_identical_own_calls_are_all_made(clock: VirtualClock, client_of: Client
     assert len(made) == 5
 
 
-def test_an_own_provider_function_may_answer_with_anything(client_of: ClientOf) -> None:
+def test_an_own_provider_function_may_answer_with_anything(client_of):
     answers = {"a": "text", "b": Answer("answer", usage=Usage(1, 2), cost=0.5), "c": [1, 2]}
     client = client_of(CallableProvider(lambda request, attempt: answers[str(request.prompt)]))
     a, b, c = (client.submit(name).result(PATIENCE) for name in "abc")
@@ -175,7 +172,7 @@ def test_an_own_provider_function_may_answer_with_anything(client_of: ClientOf) 
     assert client.spent == 0.5
 
 
-def test_the_users_exception_is_the_cause_of_the_failure(client_of: ClientOf) -> None:
+def test_the_users_exception_is_the_cause_of_the_failure(client_of):
     mistake = ZeroDivisionError("mine")
 
     def call(request: Request, attempt: int) -> str:
@@ -188,7 +185,7 @@ def test_the_users_exception_is_the_cause_of_the_failure(client_of: ClientOf) ->
 
 
 @pytest.mark.parametrize("value", [Answer(text=5), Answer("x", cost=-1.0), Answer("x", usage="many")])  # type: ignore[arg-type]
-def test_an_answer_that_makes_no_sense_fails_its_request_only(value: Answer, client_of: ClientOf) -> None:
+def test_an_answer_that_makes_no_sense_fails_its_request_only(value, client_of):
     client = client_of(lambda request, attempt: value if request.prompt == "bad" else "fine", parallelism=1)
     bad, good = client.submit("bad"), client.submit("good")
     error = bad.exception(PATIENCE)
@@ -197,9 +194,7 @@ def test_an_answer_that_makes_no_sense_fails_its_request_only(value: Answer, cli
     assert good.result(PATIENCE).ok
 
 
-def test_a_mistake_of_the_library_reaches_the_caller(
-    client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_of_the_library_reaches_the_caller(client_of, monkeypatch):
     mistake = AssertionError("cannot happen")
 
     def broken(*_: Any) -> None:
@@ -216,7 +211,7 @@ def test_a_mistake_of_the_library_reaches_the_caller(
     assert client.counts.balanced()
 
 
-def test_the_figures_agree_with_what_happened(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_figures_agree_with_what_happened(clock, client_of):
     client = client_of(MockProvider(latency=1.0, sleep=clock.sleep), parallelism=1)
     with clock.held():
         futures = [client.submit(f"p{i}") for i in range(5)]
@@ -230,7 +225,7 @@ def test_the_figures_agree_with_what_happened(clock: VirtualClock, client_of: Cl
     assert "5" in client.status_summary()
 
 
-def test_whether_there_are_batches_is_asked_for_texts_and_for_vectors() -> None:
+def test_whether_there_are_batches_is_asked_for_texts_and_for_vectors():
     client = BatchingClient("sim:demo")
     assert client.has_batches("generate")
     assert not client.has_batches("embed")

@@ -39,7 +39,7 @@ def echo_of_vectors() -> MockProvider:
 # -- preprocessing ---------------------------------------------------------------------------------------
 
 
-def test_a_hook_may_change_a_request(client_of: ClientOf) -> None:
+def test_a_hook_may_change_a_request(client_of):
     provider = echo()
 
     def trim(request: Request) -> Request:
@@ -52,7 +52,7 @@ def test_a_hook_may_change_a_request(client_of: ClientOf) -> None:
 
 
 @pytest.mark.parametrize("answer", ["local", Answer("local")])
-def test_a_hook_may_answer_locally(answer: Any, client_of: ClientOf) -> None:
+def test_a_hook_may_answer_locally(answer, client_of):
     provider = echo()
     client = client_of(provider, preprocess=[lambda request: answer])
     future = client.submit("x", context=5, id="mine")
@@ -64,7 +64,7 @@ def test_a_hook_may_answer_locally(answer: Any, client_of: ClientOf) -> None:
     assert [result.text for result in client.map(["a", "b"])] == ["local", "local"]
 
 
-def test_a_local_answer_is_read_as_any_other(client_of: ClientOf) -> None:
+def test_a_local_answer_is_read_as_any_other(client_of):
     def shout(result: Result) -> Result:
         return evolve(result, text=str(result.text).upper())
 
@@ -81,7 +81,7 @@ def test_a_local_answer_is_read_as_any_other(client_of: ClientOf) -> None:
     assert "a preprocess hook answered the request" in str(bad.error)
 
 
-def test_a_vector_may_be_local(client_of: ClientOf) -> None:
+def test_a_vector_may_be_local(client_of):
     client = client_of(echo_of_vectors(), preprocess=[lambda request: Answer(embedding=[1.0, 2.0])])
     result = client.submit_embedding("x").result(PATIENCE)
     assert (result.embedding, result.route) == (array("f", [1.0, 2.0]), Route.LOCAL)
@@ -91,7 +91,7 @@ def test_a_vector_may_be_local(client_of: ClientOf) -> None:
     assert "it has no vector" in str(texts.submit_embedding("x").exception(PATIENCE))
 
 
-def test_a_hook_may_reject(client_of: ClientOf) -> None:
+def test_a_hook_may_reject(client_of):
     def reject(request: Request) -> None:
         raise PermissionError("not this one")
 
@@ -101,7 +101,7 @@ def test_a_hook_may_reject(client_of: ClientOf) -> None:
     assert client.counts.submitted == 0
 
 
-def test_what_a_hook_returns_is_checked(client_of: ClientOf) -> None:
+def test_what_a_hook_returns_is_checked(client_of):
     client = client_of(echo(), preprocess=[lambda request: evolve(request, prompt="")])
     with pytest.raises(InvalidRequest):
         client.submit("x")
@@ -110,16 +110,14 @@ def test_what_a_hook_returns_is_checked(client_of: ClientOf) -> None:
 # -- post-processing -------------------------------------------------------------------------------------
 
 
-def test_a_post_processor_may_change_a_result(client_of: ClientOf) -> None:
+def test_a_post_processor_may_change_a_result(client_of):
     client = client_of(echo(), post_process=lambda result: evolve(result, parsed=len(result.text or "")))
     assert client.submit("x").result(PATIENCE).parsed == 5
     assert client_of(echo(), post_process=lambda result: None).submit("x").result(PATIENCE).ok
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(1)])
-def test_a_post_processor_that_raises_fails_its_request_only(
-    error: BaseException, client_of: ClientOf
-) -> None:
+def test_a_post_processor_that_raises_fails_its_request_only(error, client_of):
     def work(result: Result) -> Result:
         if result.context == "bad":
             raise error
@@ -134,9 +132,7 @@ def test_a_post_processor_that_raises_fails_its_request_only(
 
 
 @pytest.mark.parametrize("nonsense", ["a text", 5, {"text": "x"}])
-def test_a_wrong_return_of_a_post_processor_fails_only_its_request(
-    nonsense: Any, client_of: ClientOf
-) -> None:
+def test_a_wrong_return_of_a_post_processor_fails_only_its_request(nonsense, client_of):
     client = client_of(
         echo(), post_process=lambda result: nonsense if result.context else result, parallelism=1
     )
@@ -146,7 +142,7 @@ def test_a_wrong_return_of_a_post_processor_fails_only_its_request(
     assert good.result(PATIENCE).ok
 
 
-def test_a_post_processor_may_fail_a_result(client_of: ClientOf) -> None:
+def test_a_post_processor_may_fail_a_result(client_of):
     refusal: Any = ValueError("not good enough")
     client = client_of(echo(), post_process=lambda result: evolve(result, error=refusal), parallelism=1)
     future = client.submit("x")
@@ -159,7 +155,7 @@ def test_a_post_processor_may_fail_a_result(client_of: ClientOf) -> None:
 # -- middleware and observers ----------------------------------------------------------------------------
 
 
-def test_middleware_surrounds_every_call(client_of: ClientOf) -> None:
+def test_middleware_surrounds_every_call(client_of):
     seen: list[tuple[int, str]] = []
 
     def layer(spec: Any, proceed: Any) -> Any:
@@ -175,7 +171,7 @@ def test_middleware_surrounds_every_call(client_of: ClientOf) -> None:
     assert seen == [(0, "mock:default")]
 
 
-def test_middleware_that_raises_fails_its_call_only(client_of: ClientOf) -> None:
+def test_middleware_that_raises_fails_its_call_only(client_of):
     def layer(spec: Any, proceed: Any) -> Any:
         if spec.requests[0].prompt == "bad":
             raise RuntimeError("in a middleware")
@@ -189,7 +185,7 @@ def test_middleware_that_raises_fails_its_call_only(client_of: ClientOf) -> None
     assert good.result(PATIENCE).ok
 
 
-def test_observers_hear_the_life_of_a_request(client_of: ClientOf) -> None:
+def test_observers_hear_the_life_of_a_request(client_of):
     events: list[Event] = []
     client = client_of(echo(), observers=[events.append])
     client.submit("x", id="mine").result(PATIENCE)
@@ -201,7 +197,7 @@ def test_observers_hear_the_life_of_a_request(client_of: ClientOf) -> None:
     assert (ended.request_id, ended.ok, ended.attempts) == ("mine", True, 1)
 
 
-def test_an_observer_may_use_the_client(client_of: ClientOf) -> None:
+def test_an_observer_may_use_the_client(client_of):
     futures: list[Any] = []
 
     def observe(event: Event) -> None:
@@ -217,7 +213,7 @@ def test_an_observer_may_use_the_client(client_of: ClientOf) -> None:
     assert all(future.result(PATIENCE).ok for future in futures)
 
 
-def test_an_observer_may_be_added_later(client_of: ClientOf) -> None:
+def test_an_observer_may_be_added_later(client_of):
     events: list[Event] = []
     client = client_of(echo())
     client.submit("before").result(PATIENCE)
@@ -227,7 +223,7 @@ def test_an_observer_may_be_added_later(client_of: ClientOf) -> None:
     assert {event.request_id for event in events if isinstance(event, RequestSubmitted)} == {"after"}
 
 
-def test_no_event_holds_a_prompt_an_answer_or_a_key(client_of: ClientOf) -> None:
+def test_no_event_holds_a_prompt_an_answer_or_a_key(client_of):
     events: list[Event] = []
     secret = "the secret of the prompt"
     failing = MockProvider([ValueError(f"echo: {secret}"), "the answer"])

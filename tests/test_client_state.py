@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ def store_job(store: str | None, *, key: str) -> None:
         client.submit_batch(["one"], key=key)
 
 
-def test_nothing_that_holds_a_process_is_made_with_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_holds_a_process_is_made_with_a_client(monkeypatch):
     def refused(*_: object, **__: object) -> Any:
         raise AssertionError("made at construction")
 
@@ -38,14 +37,14 @@ def test_nothing_that_holds_a_process_is_made_with_a_client(monkeypatch: pytest.
     client.stop()
 
 
-def test_threads_that_come_first_share_one_state() -> None:
+def test_threads_that_come_first_share_one_state():
     client = BatchingClient("sim:demo")
     states: list[object] = []
     run_together(lambda _: states.append(inside(client)), range(THREADS))
     assert len(set(map(id, states))) == 1
 
 
-def test_observers_that_are_added_at_once_are_all_told() -> None:
+def test_observers_that_are_added_at_once_are_all_told():
     client = BatchingClient("sim:demo?latency=0")
     heard: set[tuple[int, int]] = set()
 
@@ -60,7 +59,7 @@ def test_observers_that_are_added_at_once_are_all_told() -> None:
     assert len(heard) == 50 * THREADS
 
 
-def test_opening_a_provider_keeps_nobody_waiting_who_needs_no_start() -> None:
+def test_opening_a_provider_keeps_nobody_waiting_who_needs_no_start():
     opening, opened = threading.Event(), threading.Event()
 
     class Slow(MockProvider):
@@ -82,7 +81,7 @@ def test_opening_a_provider_keeps_nobody_waiting_who_needs_no_start() -> None:
     client.stop()
 
 
-def test_one_lock_guards_the_money_of_a_run_that_stopped_and_of_the_next() -> None:
+def test_one_lock_guards_the_money_of_a_run_that_stopped_and_of_the_next():
     client = BatchingClient(lambda _: "done", budget=1.0)
     engines = []
     for _ in range(2):
@@ -93,9 +92,7 @@ def test_one_lock_guards_the_money_of_a_run_that_stopped_and_of_the_next() -> No
     assert inside(client).realtime.guard_budget(lambda: [lock.locked() for lock in locks]) == [True, True]
 
 
-def test_a_second_configuration_of_a_store_is_honoured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_configuration_of_a_store_is_honoured(tmp_path, monkeypatch):
     store = str(tmp_path / "jobs.db")
     store_job(store, key="first")
     slow = smartbatch.job("first", store=store)
@@ -107,9 +104,7 @@ def test_a_second_configuration_of_a_store_is_honoured(
 
 
 @pytest.mark.parametrize("store", [None, "jobs.db", "sqlite:///jobs.db"])
-def test_a_job_is_looked_for_in_the_store_that_is_meant_now(
-    store: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_is_looked_for_in_the_store_that_is_meant_now(store, tmp_path, monkeypatch):
     for name in ("one", "two"):
         folder = tmp_path / name
         folder.mkdir()
@@ -120,7 +115,7 @@ def test_a_job_is_looked_for_in_the_store_that_is_meant_now(
 
 
 @pytest.mark.full
-def test_finished_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_jobs_leave_nothing_behind(tmp_path, monkeypatch):
     client = BatchingClient("sim:demo?latency=0", store=str(tmp_path / "jobs.db"))
     for number in range(40):
         job = client.submit_batch([f"prompt {number}"], batch_fallback="individual", strategy="individual")
@@ -134,7 +129,7 @@ def test_finished_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.full
-def test_a_list_is_dropped_by_a_thread_that_holds_the_queues_lock() -> None:
+def test_a_list_is_dropped_by_a_thread_that_holds_the_queues_lock():
     client = BatchingClient("sim:demo?latency=0", parallelism=1)
     engine = engine_of(client)
     results = [client.map([f"prompt {n}" for n in range(50)])]

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from smartbatch._clock import Clock, RealClock, VirtualClock
+from smartbatch._clock import RealClock, VirtualClock
 
 
 def run(clock: VirtualClock, *works: Callable[[], object]) -> None:
@@ -33,7 +33,7 @@ def run(clock: VirtualClock, *works: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("make", [RealClock, VirtualClock])
-def test_a_wait_ends_when_its_condition_holds_or_it_times_out(make: Callable[[], Clock]) -> None:
+def test_a_wait_ends_when_its_condition_holds_or_it_times_out(make):
     clock = make()
     monitor, seen = clock.monitor(), list[str]()
     with monitor:
@@ -50,7 +50,7 @@ def test_a_wait_ends_when_its_condition_holds_or_it_times_out(make: Callable[[],
         assert monitor.wait_for(lambda: seen) == ["done"]
 
 
-def test_sleepers_wake_in_the_order_of_their_deadlines(clock: VirtualClock) -> None:
+def test_sleepers_wake_in_the_order_of_their_deadlines(clock):
     woken: list[tuple[float, float]] = []
 
     def sleeper(seconds: float) -> Callable[[], None]:
@@ -64,7 +64,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines(clock: VirtualClock) -> N
     assert woken == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_held_time_waits_for_the_scene_to_be_set(clock: VirtualClock) -> None:
+def test_held_time_waits_for_the_scene_to_be_set(clock):
     done = threading.Thread(target=lambda: run(clock, lambda: clock.sleep(1)), daemon=True)
     with clock.held():
         done.start()
@@ -74,7 +74,7 @@ def test_held_time_waits_for_the_scene_to_be_set(clock: VirtualClock) -> None:
     assert clock.now() == 1.0
 
 
-def test_a_notified_waiter_does_not_use_up_its_time_out(clock: VirtualClock) -> None:
+def test_a_notified_waiter_does_not_use_up_its_time_out(clock):
     monitor = clock.monitor()
     heard: list[tuple[bool, float]] = []
 
@@ -92,7 +92,7 @@ def test_a_notified_waiter_does_not_use_up_its_time_out(clock: VirtualClock) -> 
     assert clock.now() == 2.0
 
 
-def test_a_wait_that_times_out_says_so_and_is_forgotten(clock: VirtualClock) -> None:
+def test_a_wait_that_times_out_says_so_and_is_forgotten(clock):
     monitor = clock.monitor()
     heard: list[tuple[str, bool, float]] = []
 
@@ -112,7 +112,7 @@ def test_a_wait_that_times_out_says_so_and_is_forgotten(clock: VirtualClock) -> 
     assert heard == [("short", False, 1.0), ("long", True, 2.0)]
 
 
-def test_notify_all_wakes_everybody_and_notify_one_wakes_one(clock: VirtualClock) -> None:
+def test_notify_all_wakes_everybody_and_notify_one_wakes_one(clock):
     monitor = clock.monitor()
     woken: list[float] = []
 
@@ -133,7 +133,7 @@ def test_notify_all_wakes_everybody_and_notify_one_wakes_one(clock: VirtualClock
     assert woken == [1.0, 2.0, 2.0]
 
 
-def test_two_monitors_on_one_lock_do_not_wake_each_other(clock: VirtualClock) -> None:
+def test_two_monitors_on_one_lock_do_not_wake_each_other(clock):
     first = clock.monitor()
     second = clock.monitor(first.lock)
     heard: list[tuple[str, bool]] = []
@@ -155,7 +155,7 @@ def test_two_monitors_on_one_lock_do_not_wake_each_other(clock: VirtualClock) ->
     assert sorted(heard) == [("first", True), ("second", False)]
 
 
-def test_a_waiter_that_nobody_registered_does_not_hold_time_up() -> None:
+def test_a_waiter_that_nobody_registered_does_not_hold_time_up():
     clock = VirtualClock()
     monitor = clock.monitor()
     with monitor:
@@ -163,7 +163,7 @@ def test_a_waiter_that_nobody_registered_does_not_hold_time_up() -> None:
     assert clock.now() == 7.0
 
 
-def test_an_idle_wait_ends_when_time_has_passed_it_and_moves_no_time(clock: VirtualClock) -> None:
+def test_an_idle_wait_ends_when_time_has_passed_it_and_moves_no_time(clock):
     monitor = clock.monitor()
     ended: list[tuple[bool, float]] = []
 
@@ -191,7 +191,7 @@ def test_an_idle_wait_ends_when_time_has_passed_it_and_moves_no_time(clock: Virt
     assert ended == [(True, 2.0), (False, 6.0)]
 
 
-def test_time_stops_when_a_future_of_the_test_completes(clock: VirtualClock) -> None:
+def test_time_stops_when_a_future_of_the_test_completes(clock):
     settled: Future[float] = Future()
 
     def work() -> None:
@@ -208,7 +208,7 @@ def test_time_stops_when_a_future_of_the_test_completes(clock: VirtualClock) -> 
     assert clock.now() == 1002.0
 
 
-def test_an_interrupted_wait_leaves_the_thread_known(clock: VirtualClock) -> None:
+def test_an_interrupted_wait_leaves_the_thread_known(clock):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -229,13 +229,13 @@ def test_an_interrupted_wait_leaves_the_thread_known(clock: VirtualClock) -> Non
     assert clock.now() == 2.0
 
 
-def test_wall_time_moves_with_virtual_time() -> None:
+def test_wall_time_moves_with_virtual_time():
     clock = VirtualClock(start=5.0, wall=1_000.0)
     clock.sleep(3)
     assert (clock.now(), clock.wall()) == (8.0, 1_003.0)
 
 
-def test_a_real_monitor_wakes_its_waiter() -> None:
+def test_a_real_monitor_wakes_its_waiter():
     clock = RealClock()
     monitor = clock.monitor()
     heard: list[bool] = []

@@ -7,7 +7,6 @@ import json
 import math
 import pickle
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +36,7 @@ def written(folder: Path, text: str, name: str = "smartbatch.toml") -> Path:
 
 
 @pytest.mark.parametrize("key", NUMBERS)
-def test_a_number_outside_its_range_is_refused_with_key_value_and_range(key: str) -> None:
+def test_a_number_outside_its_range_is_refused_with_key_value_and_range(key):
     spec = spec_of(KEYS[key])
     for value in (spec.low - 1, spec.high + 1, math.nan, math.inf, -math.inf, "many", True, [], b"1"):
         with pytest.raises(ConfigError) as caught:
@@ -47,7 +46,7 @@ def test_a_number_outside_its_range_is_refused_with_key_value_and_range(key: str
 
 
 @pytest.mark.parametrize("key", NUMBERS)
-def test_both_ends_of_every_range_are_allowed(key: str) -> None:
+def test_both_ends_of_every_range_are_allowed(key):
     batch_key = {  # changed as well to avoid contradictions
         "min_batch_size": {"max_batch_size": 50},
         "batch_window": {"max_wait": 30},
@@ -64,13 +63,13 @@ def test_both_ends_of_every_range_are_allowed(key: str) -> None:
 
 
 @pytest.mark.parametrize("value", [2.5, "3", True])
-def test_a_count_is_a_whole_number(value: Any) -> None:
+def test_a_count_is_a_whole_number(value):
     with pytest.raises(ConfigError, match=f"^parallelism = {value!r} is not a whole number: 1 to 1024$"):
         BatchingConfig(parallelism=value)
 
 
 @pytest.mark.parametrize("value", [0, 1025, 10**400, -(10**400), 1025.0], ids=lambda value: f"{value!r:.5}")
-def test_a_whole_number_is_out_of_range_however_large_it_is(value: Any) -> None:
+def test_a_whole_number_is_out_of_range_however_large_it_is(value):
     with pytest.raises(ConfigError, match=r"^parallelism = .* is out of range: 1 to 1024$"):
         BatchingConfig(parallelism=value)
 
@@ -85,7 +84,7 @@ def test_a_whole_number_is_out_of_range_however_large_it_is(value: Any) -> None:
         ("prices", 3),
     ],
 )
-def test_words_and_switches_are_checked_too(key: str, value: Any) -> None:
+def test_words_and_switches_are_checked_too(key, value):
     with pytest.raises(ConfigError, match=f"^{key} = "):
         BatchingConfig(**{key: value})
 
@@ -105,71 +104,67 @@ def test_words_and_switches_are_checked_too(key: str, value: Any) -> None:
         ({"fallback_model": "sim:b"}, ("on_breaker_open", "fallback_model")),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused_and_both_named(
-    settings: dict[str, Any], names: tuple[str, str]
-) -> None:
+def test_settings_that_contradict_each_other_are_refused_and_both_named(settings, names):
     with pytest.raises(ConfigError) as caught:
         BatchingConfig(**settings)
     assert all(name in str(caught.value) for name in names)
 
 
-def test_a_changed_copy_is_checked_again() -> None:
+def test_a_changed_copy_is_checked_again():
     with pytest.raises(ConfigError, match="max_batch_size"):
         evolve(BatchingConfig(min_batch_size=2), max_batch_size=1)
 
 
 @pytest.mark.parametrize("text", ["5 USD", "5", "$5", " 5.0usd ", "$ 5.", 5, 5.0])
-def test_a_budget_is_a_number_or_a_text_with_the_currency(text: Any) -> None:
+def test_a_budget_is_a_number_or_a_text_with_the_currency(text):
     assert BatchingConfig(budget=text).budget == 5.0
     assert load(environ={"SMARTBATCH_BUDGET": str(text)}).budget == 5.0
 
 
 @pytest.mark.parametrize("text", ["5 EUR", "-5", "five", "5 5", "1e3 USD", "nan"])
-def test_a_budget_in_another_currency_or_no_number_is_refused(text: str) -> None:
+def test_a_budget_in_another_currency_or_no_number_is_refused(text):
     with pytest.raises(ConfigError, match=r"budget.*(in USD, the only supported currency|out of range)"):
         BatchingConfig(budget=text)
 
 
-def test_code_wins_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+def test_code_wins_over_environment_over_file_over_defaults(tmp_path):
     file = written(tmp_path, "retries = 1\nparallelism = 11\nmax_wait = 7\n")
     environ = {"SMARTBATCH_PARALLELISM": "12", "SMARTBATCH_RETRIES": "2"}
     config = load(file, environ, retries=5)
     assert (config.retries, config.parallelism, config.max_wait, config.batch_window) == (5, 12, 7, 0.1)
 
 
-def test_an_override_of_none_means_not_given(tmp_path: Path) -> None:
+def test_an_override_of_none_means_not_given(tmp_path):
     assert load(written(tmp_path, "max_rpm = 60"), max_rpm=None).max_rpm == 60
 
 
-def test_none_in_the_environment_takes_away_what_the_file_set(tmp_path: Path) -> None:
+def test_none_in_the_environment_takes_away_what_the_file_set(tmp_path):
     assert load(written(tmp_path, "max_rpm = 60"), {"SMARTBATCH_MAX_RPM": "none"}).max_rpm is None
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("FALSE", False), ("0", False)])
-def test_switches_in_the_environment_are_true_false_1_or_0(text: str, value: bool) -> None:
+def test_switches_in_the_environment_are_true_false_1_or_0(text, value):
     assert load(environ={"SMARTBATCH_DEDUPLICATE": text}).deduplicate is value
 
 
-def test_an_empty_variable_is_not_set() -> None:
+def test_an_empty_variable_is_not_set():
     assert load(environ={"SMARTBATCH_MAX_RPM": ""}).max_rpm is None
 
 
 @pytest.mark.parametrize("text", ["yes", "10.5", "1000000", "ten", "nan"])
-def test_a_bad_variable_is_named_with_its_key_and_range(text: str) -> None:
+def test_a_bad_variable_is_named_with_its_key_and_range(text):
     with pytest.raises(ConfigError, match=r"parallelism \(SMARTBATCH_PARALLELISM\) = .* 1 to 1024"):
         load(environ={"SMARTBATCH_PARALLELISM": text})
 
 
-def test_an_unknown_variable_of_ours_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_variable_of_ours_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="did you mean SMARTBATCH_MAX_RPM"):
         load(environ={"SMARTBATCH_MAX_RMP": "10"})
     with pytest.raises(ConfigError, match="did you mean SMARTBATCH_BUDGET"):
         load(environ={"SMARTBATCH_BUDGT": "10"})
 
 
-def test_a_variable_that_resembles_no_setting_is_ignored_with_one_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_variable_that_resembles_no_setting_is_ignored_with_one_warning(caplog):
     for _ in range(2):
         assert load(environ={"SMARTBATCH_NOPE": "10"}) == BatchingConfig()
     [told] = caplog.records
@@ -186,7 +181,7 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_a_password_is_shown_only_by_reveal(address: str) -> None:
+def test_a_password_is_shown_only_by_reveal(address):
     config = BatchingConfig(shared=address, store=address)
     for value in (config.shared, config.store):
         assert isinstance(value, Secret)
@@ -204,7 +199,7 @@ def test_a_password_is_shown_only_by_reveal(address: str) -> None:
     assert "S3CRET" not in repr(evolve(config, retries=1).store)
 
 
-def test_an_address_without_a_password_is_a_plain_string() -> None:
+def test_an_address_without_a_password_is_a_plain_string():
     config = BatchingConfig(shared="redis://127.0.0.1/0", store="/tmp/jobs.db")
     assert type(config.shared) is type(config.store) is str
 
@@ -212,16 +207,16 @@ def test_an_address_without_a_password_is_a_plain_string() -> None:
 @pytest.mark.parametrize(
     "name", ["SMARTBATCH_BATCH_THRESHOLD", "SMARTBATCH_SIM_DIR", "SMARTBATCH_TEST_SEED", "PATH"]
 )
-def test_variables_of_others_are_left_alone(name: str) -> None:
+def test_variables_of_others_are_left_alone(name):
     assert load(environ={name: "10"}) == BatchingConfig()
 
 
-def test_the_settings_of_a_project_are_read_from_its_own_table(tmp_path: Path) -> None:
+def test_the_settings_of_a_project_are_read_from_its_own_table(tmp_path):
     file = written(tmp_path, "[project]\nname='x'\n[tool.smartbatch]\nmax_rpm = 90\n", "pyproject.toml")
     assert load(file).max_rpm == 90
 
 
-def test_prices_of_own_models_come_from_the_file(tmp_path: Path) -> None:
+def test_prices_of_own_models_come_from_the_file(tmp_path):
     file = written(tmp_path, 'budget = "5 USD"\n[prices."openai:my-model"]\ninput = 1\noutput = 2.5\n')
     config = load(file)
     assert config.budget == 5
@@ -238,12 +233,12 @@ def test_prices_of_own_models_come_from_the_file(tmp_path: Path) -> None:
         ("min_batch_size = 40", "max_batch_size"),
     ],
 )
-def test_a_bad_file_is_refused_with_key_and_place(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_file_is_refused_with_key_and_place(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         load(written(tmp_path, text))
 
 
-def test_settings_are_read_from_yaml_as_from_toml(tmp_path: Path) -> None:
+def test_settings_are_read_from_yaml_as_from_toml(tmp_path):
     text = (
         "strategy: hybrid\nmax_wait: 2s\nbudget: 5 USD\nmax_rpm: none\nstore: null\n"
         "prefer_individual_for: [chat]\nprices:\n  openai:own: {input: 1, output: 2.5}\n"
@@ -266,25 +261,25 @@ def test_settings_are_read_from_yaml_as_from_toml(tmp_path: Path) -> None:
         ("store: !!python/object/apply:os.getcwd []", r"is not YAML: could not determine a constructor"),
     ],
 )
-def test_a_bad_yaml_file_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_yaml_file_is_refused_with_its_place(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as refused:
         load(written(tmp_path, text, "settings.yaml"))
     assert "secret" not in str(refused.value)
 
 
-def test_yaml_without_pyyaml_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_without_pyyaml_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ConfigError, match=r"needs PyYAML: pip install 'smartbatch-llm\[yaml\]'"):
         load(written(tmp_path, "parallelism: 3", "settings.yaml"))
 
 
 @pytest.mark.parametrize("make", [BatchingConfig, BatchingConfig.load])
-def test_a_misspelt_setting_is_refused_with_the_nearest(make: Callable[..., BatchingConfig]) -> None:
+def test_a_misspelt_setting_is_refused_with_the_nearest(make):
     with pytest.raises(ConfigError, match=r"paralelism; did you mean parallelism\?$"):
         make(paralelism=3)
 
 
-def test_an_unusable_settings_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unusable_settings_file_is_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*nowhere.toml"):
         load(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match="cannot read"):
@@ -296,11 +291,11 @@ def test_an_unusable_settings_file_is_refused_by_name(tmp_path: Path) -> None:
         load(tmp_path / "bytes.toml")
 
 
-def test_a_byte_order_mark_in_a_file_is_forgiven(tmp_path: Path) -> None:
+def test_a_byte_order_mark_in_a_file_is_forgiven(tmp_path):
     assert load(written(tmp_path, "\ufeffretries = 0")).retries == 0
 
 
-def test_a_host_application_may_hand_its_own_table_over() -> None:
+def test_a_host_application_may_hand_its_own_table_over():
     table = {
         "strategy": "hybrid",
         "prefer_individual_for": ["rag_query", "chat"],
@@ -335,16 +330,16 @@ def test_a_host_application_may_hand_its_own_table_over() -> None:
         ({7: "x"}, "unknown setting 7"),
     ],
 )
-def test_a_bad_table_of_a_host_application_is_refused_with_its_key(table: Any, message: str) -> None:
+def test_a_bad_table_of_a_host_application_is_refused_with_its_key(table, message):
     with pytest.raises(ConfigError, match=message):
         BatchingConfig.load(table, {})
 
 
-def test_a_table_of_none_values_sets_what_may_be_none() -> None:
+def test_a_table_of_none_values_sets_what_may_be_none():
     assert BatchingConfig.load({"max_rpm": None, "store": None}, {}) == BatchingConfig()
 
 
-def test_purposes_may_be_named_in_every_place_that_has_settings(tmp_path: Path) -> None:
+def test_purposes_may_be_named_in_every_place_that_has_settings(tmp_path):
     named = frozenset({"rag_query", "chat"})
     text = 'prefer_individual_for = ["rag_query", "chat"]\n'
     assert load(written(tmp_path, text)).prefer_individual_for == named
@@ -366,24 +361,24 @@ def test_purposes_may_be_named_in_every_place_that_has_settings(tmp_path: Path) 
         (",", set()),
     ],
 )
-def test_purposes_in_the_environment_stand_between_commas(text: str, names: set[str]) -> None:
+def test_purposes_in_the_environment_stand_between_commas(text, names):
     config = load(environ={"SMARTBATCH_PREFER_INDIVIDUAL_FOR": text})
     assert config.prefer_individual_for == names
 
 
 @pytest.mark.parametrize("value", [["chat", ""], [" "], "", [7], None, b"chat", {"chat": 1}, 7])
-def test_what_is_no_list_of_texts_is_refused(value: Any) -> None:
+def test_what_is_no_list_of_texts_is_refused(value):
     with pytest.raises(ConfigError, match=r"prefer_individual_for = .* out of range: strings"):
         BatchingConfig(prefer_individual_for=value)
 
 
-def test_purposes_that_are_padded_are_the_same_wherever_they_are_named(tmp_path: Path) -> None:
+def test_purposes_that_are_padded_are_the_same_wherever_they_are_named(tmp_path):
     """A blank too many in a file must not make a purpose that no request has."""
     file = written(tmp_path, 'prefer_individual_for = [" chat "]')
     assert load(file) == load(environ={"SMARTBATCH_PREFER_INDIVIDUAL_FOR": " chat "})
 
 
-def test_a_secret_put_in_the_wrong_place_is_not_repeated() -> None:
+def test_a_secret_put_in_the_wrong_place_is_not_repeated():
     with pytest.raises(ConfigError) as caught:
         load(environ={"SMARTBATCH_MAX_RPM": "sk-proj-abcdefghijklmnop"})
     assert "abcdefgh" not in str(caught.value)
@@ -395,7 +390,7 @@ def test_a_secret_put_in_the_wrong_place_is_not_repeated() -> None:
         {}, optional={k: st.floats(spec_of(KEYS[k]).low, spec_of(KEYS[k]).high).map(str) for k in NUMBERS}
     )
 )
-def test_any_environment_gives_settings_in_range_or_a_config_error(values: dict[str, str]) -> None:
+def test_any_environment_gives_settings_in_range_or_a_config_error(values):
     try:
         config = load(environ={f"SMARTBATCH_{key.upper()}": text for key, text in values.items()})
     except ConfigError:
@@ -404,7 +399,7 @@ def test_any_environment_gives_settings_in_range_or_a_config_error(values: dict[
         spec_of(attribute).check(name, getattr(config, name))
 
 
-def test_every_setting_describes_itself() -> None:
+def test_every_setting_describes_itself():
     described = {s.name: s for s in BatchingConfig(parallelism=7).describe()}
     assert list(described) == list(KEYS)
     assert all(s.help.endswith(".") and s.range for s in described.values())
@@ -413,7 +408,7 @@ def test_every_setting_describes_itself() -> None:
     assert described["max_wait"].environment == "SMARTBATCH_MAX_WAIT"
 
 
-def test_a_config_survives_pickling() -> None:
+def test_a_config_survives_pickling():
     config = BatchingConfig(budget="2 USD", prices={"m": Price(1, 2)})
     assert pickle.loads(pickle.dumps(config)) == config
 
@@ -431,14 +426,14 @@ def test_a_config_survives_pickling() -> None:
         "host=db.example password='s3cret",
     ],
 )
-def test_the_password_of_a_store_is_not_shown(store: str) -> None:
+def test_the_password_of_a_store_is_not_shown(store):
     config = BatchingConfig(store=store)
     assert "s3cret" not in repr(config) + str(config) + str(config.store)
     assert "db.example" in repr(config)
     assert config.store == store
 
 
-def test_a_setting_that_is_refused_shows_no_password() -> None:
+def test_a_setting_that_is_refused_shows_no_password():
     for wrong in ({"strategy": "postgresql://me:s3cret@db"}, {"store": ["postgresql://me:s3cret@db"]}):
         with pytest.raises(ConfigError) as refused:
             BatchingConfig(**wrong)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -41,7 +40,7 @@ def rows(html: str) -> list[list[str]]:
     return [["".join(cell.itertext()) for cell in row] for row in parsed(html).iter("tr")]
 
 
-def test_a_list_shows_its_sums_and_its_first_and_last_results() -> None:
+def test_a_list_shows_its_sums_and_its_first_and_last_results():
     results = ResultList([answered(number) for number in range(1000)])
     results[999] = Result("r999", error=ProviderError("it broke"), route=Route.BATCH)
     html = results._repr_html_()
@@ -52,23 +51,23 @@ def test_a_list_shows_its_sums_and_its_first_and_last_results() -> None:
     assert rows(html)[-1][-1] == "ProviderError: it broke"
 
 
-def test_a_short_list_is_shown_as_a_whole() -> None:
+def test_a_short_list_is_shown_as_a_whole():
     results = ResultList([answered(number) for number in range(11)])
     assert [row[0] for row in rows(results._repr_html_())[1:]] == list(map(str, range(11)))
 
 
-def test_a_list_without_results_cost_nothing() -> None:
+def test_a_list_without_results_cost_nothing():
     assert repr(ResultList()) == "<ResultList 0 results: 0 succeeded; $0>"
 
 
-def test_what_an_answer_holds_is_text_and_is_cut() -> None:
+def test_what_an_answer_holds_is_text_and_is_cut():
     html = ResultList([answered(0, SCRIPT), answered(1, BIG)])._repr_html_()
     assert "<script" not in html
     assert rows(html)[1][1] == SCRIPT
     assert len(html) < 2_000
 
 
-def test_an_answer_that_is_no_text_is_told_by_its_kind() -> None:
+def test_an_answer_that_is_no_text_is_told_by_its_kind():
     vector, found = Result("v", embedding=array("f", [0.5] * 768)), Result("p", parsed={"city": "Rome"})
     assert [row[1] for row in rows(ResultList([vector, found])._repr_html_())[1:]] == [
         "a vector of 768",
@@ -76,7 +75,7 @@ def test_an_answer_that_is_no_text_is_told_by_its_kind() -> None:
     ]
 
 
-def test_a_plan_shows_its_table_with_the_chosen_route_in_bold() -> None:
+def test_a_plan_shows_its_table_with_the_chosen_route_in_bold():
     options = {"api_key": "sk-secret", "base_url": "http://127.0.0.1:9/v1"}
     with BatchingClient("openai:gpt-5-mini", provider_options=options) as client:
         plan = client.plan([f"Summarise {n}" for n in range(500)], deadline="20h", prefer="cost")
@@ -88,7 +87,7 @@ def test_a_plan_shows_its_table_with_the_chosen_route_in_bold() -> None:
     assert "sk-secret" not in html
 
 
-def test_a_job_and_its_status_show_how_it_stands(tmp_path: Path) -> None:
+def test_a_job_and_its_status_show_how_it_stands(tmp_path):
     model = "sim:demo?latency=0&batch_seconds=0"
     with BatchingClient(model, store=str(tmp_path / "jobs.db"), batch_poll_interval=0.01) as client:
         job = client.submit_batch(["a", "b"], key=f"labels {SCRIPT}")
@@ -107,7 +106,7 @@ def test_a_job_and_its_status_show_how_it_stands(tmp_path: Path) -> None:
         assert len(repr(many)) < 2_000
 
 
-def test_metrics_show_the_figures_that_are_not_zero_and_what_they_mean() -> None:
+def test_metrics_show_the_figures_that_are_not_zero_and_what_they_mean():
     with BatchingClient("sim:demo?latency=0") as client:
         client.submit("a").result()
     found = {row[0]: row for row in rows(client.metrics._repr_html_())}
@@ -162,5 +161,5 @@ VALUES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_repr_fits_a_screen(name: str) -> None:
+def test_a_repr_fits_a_screen(name):
     assert len(repr(VALUES[name]())) < 2_200

@@ -82,7 +82,7 @@ PLACES: dict[str, Callable[[Any], float | None]] = {
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
@@ -98,14 +98,12 @@ def each_in_each_place(forms: list[Any], name: Callable[[Any], str], keep: int) 
 
 
 @each_in_each_place(FORMS, str, keep=23)
-def test_every_form_is_taken_everywhere(place: Callable[[Any], float | None], form: object) -> None:
+def test_every_form_is_taken_everywhere(place, form):
     assert place(form) == 5400
 
 
 @each_in_each_place(BAD, repr, keep=17)
-def test_what_is_no_duration_is_refused_with_its_field(
-    place: Callable[[Any], float | None], form: object
-) -> None:
+def test_what_is_no_duration_is_refused_with_its_field(place, form):
     with pytest.raises(
         (ConfigError, InvalidRequest), match=r"timeout|deadline|batch_turnaround|latency"
     ) as caught:
@@ -115,7 +113,7 @@ def test_what_is_no_duration_is_refused_with_its_field(
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if isinstance(form, str)])
-def test_texts_are_taken_from_variables_files_and_the_command_line(form: str) -> None:
+def test_texts_are_taken_from_variables_files_and_the_command_line(form):
     environ = {"SMARTBATCH_CALL_TIMEOUT": form, "SMARTBATCH_BATCH_RETENTION": form}
     config = BatchingConfig.load(environ=environ)
     assert (config.call_timeout, config.batch_retention) == (5400, 5400)
@@ -125,7 +123,7 @@ def test_texts_are_taken_from_variables_files_and_the_command_line(form: str) ->
         assert (emu.settings.latency, emu.settings.batch_window) == (5400, 5400)
 
 
-def test_a_duration_out_of_range_is_told_its_range() -> None:
+def test_a_duration_out_of_range_is_told_its_range():
     with pytest.raises(ConfigError, match=r"batch_window = '10s' is out of range: 0.01 to 5 s"):
         BatchingConfig(batch_window="10s")
     with pytest.raises(InvalidRequest, match=r"timeout must be a number above 0"):
@@ -134,13 +132,13 @@ def test_a_duration_out_of_range_is_told_its_range() -> None:
 
 @pytest.mark.parametrize("place", ["setting", "argument of a client", "mapping", "request", "deadline"])
 @pytest.mark.parametrize("beyond", [10**400, -(10**400), "1e400"], ids=["above", "below", "text"])
-def test_a_number_beyond_all_floats_is_out_of_range(place: str, beyond: object) -> None:
+def test_a_number_beyond_all_floats_is_out_of_range(place, beyond):
     with pytest.raises((ConfigError, InvalidRequest), match=r"timeout|deadline"):
         PLACES[place](beyond)
 
 
 @pytest.mark.full
-def test_the_command_line_takes_them_and_names_the_option(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_takes_them_and_names_the_option(capfd):
     Path("in.txt").write_text("a\n")
     line = ["run", "in.txt", "--model", MODEL, "--quiet"]
     given = [
@@ -163,7 +161,7 @@ def test_the_command_line_takes_them_and_names_the_option(capfd: pytest.CaptureF
     assert "batch_poll_interval = 'soon'" in capfd.readouterr().err
 
 
-def test_waits_take_them() -> None:
+def test_waits_take_them():
     with BatchingClient("sim:x?latency=0&batch_seconds=1h", batch_poll_interval="100ms") as client:
         job = client.submit_batch(["a", "b"])
         began = time.monotonic()

@@ -16,13 +16,13 @@ EVENTS = sorted(
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)
-def test_an_event_takes_its_fields_by_keyword_only(kind: type[Event]) -> None:
+def test_an_event_takes_its_fields_by_keyword_only(kind):
     assert all(field.kw_only for field in attrs.fields(kind))
     with pytest.raises(TypeError, match="positional"):
         kind(*[0] * len(attrs.fields(kind)))
 
 
-def test_an_event_as_plain_values_names_enums_in_words() -> None:
+def test_an_event_as_plain_values_names_enums_in_words():
     submitted = RequestSubmitted(at=1.0, request_id="r1", priority=Priority.HIGH, model="sim:m", joined=False)
     assert submitted.fields() == {
         "at": 1.0,
@@ -34,5 +34,5 @@ def test_an_event_as_plain_values_names_enums_in_words() -> None:
     }
 
 
-def test_the_name_of_an_event_is_its_class_in_snake_case() -> None:
+def test_the_name_of_an_event_is_its_class_in_snake_case():
     assert ClientStarted(at=0.0, workers=1).name == "client_started"

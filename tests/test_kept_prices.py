@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def _without_table() -> None:
 
 
 @pytest.fixture
-def new_process() -> Iterator[Callable[[], None]]:
+def new_process():
     """Forget the import of the table, as in a new process."""
     imported = {name: each for name, each in sys.modules.items() if name.partition(".")[0] == "genai_prices"}
     _without_table()
@@ -45,9 +44,7 @@ MODELS = ["openai:gpt-5-mini", "anthropic:claude-sonnet-4-5", "gemini:gemini-2.5
 
 
 @pytest.mark.parametrize("name", sampled(MODELS))
-def test_a_later_process_has_the_prices_of_a_model_without_the_table(
-    name: str, new_process: Callable[[], None]
-) -> None:
+def test_a_later_process_has_the_prices_of_a_model_without_the_table(name, new_process):
     provider, _, model = name.partition(":")
 
     def cards() -> list[RateCard | None]:
@@ -61,7 +58,7 @@ def test_a_later_process_has_the_prices_of_a_model_without_the_table(
 
 
 @pytest.mark.full
-def test_prices_by_the_hour_are_read_from_the_table_in_the_next_hour(new_process: Callable[[], None]) -> None:
+def test_prices_by_the_hour_are_read_from_the_table_in_the_next_hour(new_process):
     night = datetime(2026, 11, 20, 3, 59, 30, tzinfo=UTC).timestamp()
     PriceBook().rates("deepseek", "deepseek-flash", night)
     new_process()
@@ -71,7 +68,7 @@ def test_prices_by_the_hour_are_read_from_the_table_in_the_next_hour(new_process
 
 
 @pytest.mark.full
-def test_prices_hold_until_the_date_from_which_the_table_has_others(new_process: Callable[[], None]) -> None:
+def test_prices_hold_until_the_date_from_which_the_table_has_others(new_process):
     from genai_prices import data_snapshot
     from genai_prices.types import StartDateConstraint
 
@@ -100,9 +97,7 @@ def test_prices_hold_until_the_date_from_which_the_table_has_others(new_process:
         b'{"of": "TABLE", "values": {"openai:gpt-5-mini": {"standard": {"since": 0, "card": []}}}}',
     ],
 )
-def test_what_is_kept_and_cannot_be_read_is_read_from_the_table_again(
-    spoiled: bytes, new_process: Callable[[], None]
-) -> None:
+def test_what_is_kept_and_cannot_be_read_is_read_from_the_table_again(spoiled, new_process):
     first = PriceBook().rates("openai", "gpt-5-mini", WALL)
     table = json.loads(kept_file().read_bytes())["of"]
     kept_file().write_bytes(spoiled.replace(b"TABLE", table.encode()))
@@ -114,9 +109,7 @@ def test_what_is_kept_and_cannot_be_read_is_read_from_the_table_again(
 
 
 @pytest.mark.full
-def test_without_a_place_to_keep_them_prices_are_read_each_time(
-    new_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_place_to_keep_them_prices_are_read_each_time(new_process, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     for _ in range(2):
@@ -125,7 +118,7 @@ def test_without_a_place_to_keep_them_prices_are_read_each_time(
         new_process()
 
 
-def test_prices_that_a_process_replaced_are_asked_and_not_kept() -> None:
+def test_prices_that_a_process_replaced_are_asked_and_not_kept():
     import genai_prices  # noqa: F401 - may have been replaced
 
     PriceBook().rates("openai", "gpt-5-mini", WALL)

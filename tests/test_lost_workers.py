@@ -22,7 +22,7 @@ PATIENCE = 120.0
 
 
 @pytest.mark.full
-def test_the_run_goes_on_without_it_names_the_test_and_fails(tmp_path: Path) -> None:
+def test_the_run_goes_on_without_it_names_the_test_and_fails(tmp_path):
     """With the project's own settings. A worker in its place would be given no tests, and wait for some."""
     (tmp_path / "test_dying.py").write_text(DIES)
     for n in range(4):

@@ -29,13 +29,13 @@ PATIENCE = 30.0
         ({"on_error": "rase"}, "raise"),
     ],
 )
-def test_a_script_is_told_the_nearest_name(given: dict[str, Any], meant: str) -> None:
+def test_a_script_is_told_the_nearest_name(given, meant):
     with pytest.raises(ConfigError, match=f"did you mean {meant}\\?$"):
         smartbatch.generate(["a"], model="sim:demo", progress=False, **given)
 
 
 @pytest.mark.parametrize("name", ["priority", "purpose", "context", "isolation_key"])
-def test_a_script_is_told_that_a_name_is_of_single_requests(name: str) -> None:
+def test_a_script_is_told_that_a_name_is_of_single_requests(name):
     with pytest.raises(ConfigError, match=rf"parameter {name}: set it on a request, Request\(…, {name}=…\)$"):
         smartbatch.generate(["a"], model="sim:demo", progress=False, **{name: "a"})  # type: ignore[misc]
 
@@ -54,9 +54,7 @@ def test_a_script_is_told_that_a_name_is_of_single_requests(name: str) -> None:
         ("submit_and_wait", {"budgt": 1}, "budget"),
     ],
 )
-def test_a_misspelt_word_is_refused_at_once_with_the_nearest(
-    call: str, given: dict[str, Any], meant: str, client_of: ClientOf
-) -> None:
+def test_a_misspelt_word_is_refused_at_once_with_the_nearest(call, given, meant, client_of):
     client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
     prompt = "a" if call == "submit" else iter(["a"])
     with pytest.raises((ConfigError, InvalidRequest), match=f"did you mean {meant}\\?$"):
@@ -64,7 +62,7 @@ def test_a_misspelt_word_is_refused_at_once_with_the_nearest(
     assert client.counts.submitted == 0
 
 
-def test_a_request_and_a_model_are_told_the_nearest_name() -> None:
+def test_a_request_and_a_model_are_told_the_nearest_name():
     with pytest.raises(ValueError, match=r"did you mean urgent\?$"):
         Request("a", priority="urgnt")
     with pytest.raises(ConfigError, match=r"unknown provider; known are .*did you mean openai\?$"):
@@ -80,14 +78,12 @@ def test_a_request_and_a_model_are_told_the_nearest_name() -> None:
         ("sim:demo", {"latncy": 1}, "latency"),
     ],
 )
-def test_a_misspelt_option_of_a_provider_is_told_the_nearest(
-    model: str, given: dict[str, Any], meant: str
-) -> None:
+def test_a_misspelt_option_of_a_provider_is_told_the_nearest(model, given, meant):
     with pytest.raises(ConfigError, match=f"did you mean {meant}\\?$"):
         BatchingClient(model, provider_options=given)
 
 
-def test_a_job_takes_nothing_that_it_could_not_keep(client_of: ClientOf) -> None:
+def test_a_job_takes_nothing_that_it_could_not_keep(client_of):
     client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
     with pytest.raises(InvalidRequest, match="timeout is not a parameter here"):
         client.submit_batch(["a"], timeout=5)
@@ -102,7 +98,7 @@ def test_a_job_takes_nothing_that_it_could_not_keep(client_of: ClientOf) -> None
         ("batch_size", r"did you mean max_batch_size\?"),
     ],
 )
-def test_a_name_of_another_library_is_told_what_it_is_here(given: str, told: str) -> None:
+def test_a_name_of_another_library_is_told_what_it_is_here(given, told):
     wrong: dict[str, Any] = {given: 3}
     with pytest.raises(ConfigError, match=told):
         BatchingClient("openai:m", **wrong)
@@ -110,7 +106,7 @@ def test_a_name_of_another_library_is_told_what_it_is_here(given: str, told: str
         smartbatch.generate(["x"], model="openai:m", **wrong)
 
 
-def test_a_setting_passed_to_a_call_is_refused_with_its_place(client_of: ClientOf) -> None:
+def test_a_setting_passed_to_a_call_is_refused_with_its_place(client_of):
     client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
     for call in (client.generate, client.submit, client.submit_batch):
         with pytest.raises(InvalidRequest, match=r"but a setting of the client: .*parallelism=…"):

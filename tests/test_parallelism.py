@@ -23,7 +23,7 @@ def seconds_for(clock: VirtualClock, futures: list[Future[Result]]) -> float:
     return clock.now() - began
 
 
-def test_more_parallelism_takes_effect_at_once(client_of: ClientOf, clock: VirtualClock) -> None:
+def test_more_parallelism_takes_effect_at_once(client_of, clock):
     client = client_of(Remote(clock, latency=1.0), parallelism=2)
     assert seconds_for(clock, [client.submit(f"a{n}") for n in range(8)]) == pytest.approx(4.0, abs=0.1)
     client.set_parallelism(8)
@@ -31,7 +31,7 @@ def test_more_parallelism_takes_effect_at_once(client_of: ClientOf, clock: Virtu
     assert seconds_for(clock, [client.submit(f"b{n}") for n in range(16)]) == pytest.approx(2.0, abs=0.1)
 
 
-def test_waiting_requests_start_when_the_parallelism_grows(client_of: ClientOf, clock: VirtualClock) -> None:
+def test_waiting_requests_start_when_the_parallelism_grows(client_of, clock):
     client = client_of(Remote(clock, latency=1.0), parallelism=1)
     with clock.held():
         futures = [client.submit(f"a{n}") for n in range(8)]
@@ -40,7 +40,7 @@ def test_waiting_requests_start_when_the_parallelism_grows(client_of: ClientOf, 
     assert seconds_for(clock, futures) == pytest.approx(1.0, abs=0.1)
 
 
-def test_less_parallelism_interrupts_no_call(client_of: ClientOf, clock: VirtualClock) -> None:
+def test_less_parallelism_interrupts_no_call(client_of, clock):
     remote = Remote(clock, latency=1.0)
     client = client_of(remote, parallelism=8)
     with clock.held():
@@ -51,7 +51,7 @@ def test_less_parallelism_interrupts_no_call(client_of: ClientOf, clock: Virtual
     assert all(future.result().attempts == 1 for future in futures)
 
 
-def test_running_lists_and_jobs_follow(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_running_lists_and_jobs_follow(client_of, clock, store):
     client = client_of(Remote(clock, latency=1.0), parallelism=1, store=store)
     job = client.submit_batch([f"a{n}" for n in range(33)], strategy="individual")
     clock.sleep(1.5)
@@ -68,14 +68,14 @@ def test_running_lists_and_jobs_follow(client_of: ClientOf, clock: VirtualClock,
 
 
 @pytest.mark.parametrize("calls", [0, -1, 1.5, "many", None, 100_000])
-def test_one_out_of_range_is_refused(calls: object, client_of: ClientOf, clock: VirtualClock) -> None:
+def test_one_out_of_range_is_refused(calls, client_of, clock):
     client = client_of(Remote(clock), parallelism=3)
     with pytest.raises(ConfigError, match="parallelism"):
         client.set_parallelism(calls)  # type: ignore[arg-type]
     assert client.config.parallelism == 3
 
 
-def test_a_forked_child_inherits_the_parallelism(client_of: ClientOf, clock: VirtualClock) -> None:
+def test_a_forked_child_inherits_the_parallelism(client_of, clock):
     client = client_of(Remote(clock), parallelism=3)
     client.set_parallelism(7)
     child = os.fork()
@@ -96,9 +96,7 @@ def test_a_forked_child_inherits_the_parallelism(client_of: ClientOf, clock: Vir
         ("something_else", "no attribute 'something_else'"),
     ],
 )
-def test_setting_an_attribute_raises_and_says_what_works(
-    name: str, advice: str, client_of: ClientOf, clock: VirtualClock
-) -> None:
+def test_setting_an_attribute_raises_and_says_what_works(name, advice, client_of, clock):
     client = client_of(Remote(clock))
     with pytest.raises(AttributeError, match=advice):
         setattr(client, name, 16)

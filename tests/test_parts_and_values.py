@@ -50,6 +50,6 @@ def compared_or_shown(source: list[ast.AST]) -> list[str]:
 
 
 @pytest.mark.full
-def test_a_part_is_compared_by_identity_and_shown_by_its_name() -> None:
+def test_a_part_is_compared_by_identity_and_shown_by_its_name():
     """An error tracker that shows local variables would send settings, stores and requests otherwise."""
     assert [name for file in files() for name in compared_or_shown(nodes(file))] == []

@@ -13,7 +13,7 @@ from genai_prices import data_snapshot
 from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice, Provider
 
 from smartbatch.errors import ConfigError
-from smartbatch.prices import Price, PriceBook, Processing, RateCard
+from smartbatch.prices import Price, PriceBook, RateCard
 from smartbatch.types import Usage
 
 WALL = datetime(2026, 11, 20, 9, 30, tzinfo=UTC).timestamp()
@@ -50,9 +50,7 @@ def card(provider: str, model: str, wall: float = WALL) -> RateCard:
     ("processing", "context", "least"),
     [("standard", {}, 1000), ("batch", {"processing": "batch"}, 400), ("flex", {"service_tier": "flex"}, 20)],
 )
-def test_the_cost_of_any_listed_model_is_what_the_library_computes(
-    processing: Processing, context: dict[str, str], least: int
-) -> None:
+def test_the_cost_of_any_listed_model_is_what_the_library_computes(processing, context, least):
     book, compared = PriceBook(), 0
     for provider in data_snapshot.get_snapshot().providers:
         if provider.id not in ("openai", "anthropic", "google", "deepseek", "perplexity", "mistral", "x-ai"):
@@ -85,8 +83,8 @@ def test_the_cost_of_any_listed_model_is_what_the_library_computes(
     ],
 )
 def test_tokens_written_to_a_cache_cost_what_the_provider_asks(
-    processing: Processing, provider: str, model: str, for_minutes: float, for_an_hour: float
-) -> None:
+    processing, provider, model, for_minutes, for_an_hour
+):
     rates = PriceBook().rates(provider, model, WALL, processing)
     assert rates is not None
     fresh = rates.cost(Usage(1000))
@@ -99,13 +97,13 @@ def test_tokens_written_to_a_cache_cost_what_the_provider_asks(
     )
 
 
-def test_cache_writes_beyond_the_prompt_cost_no_more_than_the_prompt() -> None:
+def test_cache_writes_beyond_the_prompt_cost_no_more_than_the_prompt():
     rates = card("anthropic", "claude-sonnet-4-5")
     most = rates.cost(Usage(1000, cache_write_tokens=1000, cache_write_1h_tokens=1000))
     assert rates.cost(Usage(1000, cache_write_tokens=5000, cache_write_1h_tokens=9000)) == most
 
 
-def test_what_a_user_asks_for_writes_holds_in_every_way_of_processing() -> None:
+def test_what_a_user_asks_for_writes_holds_in_every_way_of_processing():
     book = PriceBook({"m": Price(2, 8, cache_write=2.5, cache_write_1h=4)})
     minutes, hour = (Usage(1_000_000, 0, 0, 0, False, 1_000_000, longer) for longer in (0, 1_000_000))
     for processing, share in (("standard", 1.0), ("batch", 0.5)):
@@ -118,7 +116,7 @@ def test_what_a_user_asks_for_writes_holds_in_every_way_of_processing() -> None:
     assert plain.cost(hour) == pytest.approx(2), "without a price of its own a write costs what input costs"
 
 
-def test_automatic_cache_writes_are_expected_for_long_prompts() -> None:
+def test_automatic_cache_writes_are_expected_for_long_prompts():
     by_itself, asked = card("openai", "gpt-5.6"), card("anthropic", "claude-sonnet-4-5")
     assert by_itself.expected_usage(1024, 9) == Usage(1024, 9, cache_write_tokens=1024)
     assert by_itself.expected_usage(1023, 9) == Usage(1023, 9)
@@ -126,52 +124,52 @@ def test_automatic_cache_writes_are_expected_for_long_prompts() -> None:
     assert card("openai", "gpt-5-mini").expected_usage(5000, 9) == Usage(5000, 9)
 
 
-def test_a_request_above_a_tier_pays_its_rate_for_all_tokens() -> None:
+def test_a_request_above_a_tier_pays_its_rate_for_all_tokens():
     rates = card("anthropic", "claude-haiku-5-5")
     start = rates.bands[1].above
     assert rates.cost(Usage(start + 1)) > 4 * rates.cost(Usage(start))
 
 
-def test_many_small_requests_never_reach_the_tier_that_their_sum_would() -> None:
+def test_many_small_requests_never_reach_the_tier_that_their_sum_would():
     rates = card("anthropic", "claude-haiku-5-5")
     each = rates.cost(Usage(1000, 100))
     assert 300 * each < rates.cost(Usage(300_000, 30_000)) / 2
 
 
-def test_a_fee_for_each_request_is_added() -> None:
+def test_a_fee_for_each_request_is_added():
     assert card("perplexity", "sonar").cost(Usage()) > 0
 
 
-def test_reasoning_that_has_a_price_of_its_own_is_charged_at_it() -> None:
+def test_reasoning_that_has_a_price_of_its_own_is_charged_at_it():
     rates = card("perplexity", "sonar-deep-research")
     assert rates.cost(Usage(0, 100, 0, 100)) != rates.cost(Usage(0, 100, 0, 0))
 
 
-def test_a_price_that_depends_on_the_hour_is_looked_up_again() -> None:
+def test_a_price_that_depends_on_the_hour_is_looked_up_again():
     book = PriceBook()
     night = datetime(2026, 11, 20, 3, 59, 30, tzinfo=UTC).timestamp()
     costs = {book.rates("deepseek", "deepseek-flash", wall).cost(Usage(1000)) for wall in (night, night + 60)}  # type: ignore[union-attr]
     assert len(costs) == 2
 
 
-def test_a_price_without_conditions_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_price_without_conditions_is_read_once(monkeypatch):
     book = PriceBook()
     first = book.rates("openai", "gpt-4o-mini", WALL)
     monkeypatch.setattr(genai_prices, "calc_price", None)
     assert book.rates("openai", "gpt-4o-mini", WALL + 30) is first
 
 
-def test_a_model_no_table_knows_has_no_price() -> None:
+def test_a_model_no_table_knows_has_no_price():
     book = PriceBook()
     assert book.rates("openai", "no-such-model", WALL) is None
     assert book.rates("no-such-provider", "gpt-5", WALL) is None
 
 
-def test_the_gemini_prefix_finds_the_prices_google_is_listed_under() -> None:
+def test_the_gemini_prefix_finds_the_prices_google_is_listed_under():
     assert card("gemini", "gemini-2.5-flash").cost(Usage(1_000_000)) == pytest.approx(0.3)
 
 
-def test_the_users_table_wins_and_may_name_models_nobody_knows() -> None:
+def test_the_users_table_wins_and_may_name_models_nobody_knows():
     book = PriceBook({"openai:gpt-5-mini": Price(1, 2, 0.5), "my-model": Price(3, 4)})
     known, own = book.rates("openai", "gpt-5-mini", WALL), book.rates("openai", "my-model", WALL)
     assert known is not None
@@ -181,18 +179,18 @@ def test_the_users_table_wins_and_may_name_models_nobody_knows() -> None:
     assert own.cost(Usage(2_000_000, 1_000_000, 1_000_000)) == pytest.approx(2 * 3 + 4)
 
 
-def test_the_full_name_wins_over_the_bare_one() -> None:
+def test_the_full_name_wins_over_the_bare_one():
     book = PriceBook({"m": Price(1, 1), "openai:m": Price(2, 2)})
     assert book.rates("openai", "m", WALL).cost(Usage(1_000_000)) == pytest.approx(2)  # type: ignore[union-attr]
     assert book.rates("sim", "m", WALL).cost(Usage(1_000_000)) == pytest.approx(1)  # type: ignore[union-attr]
 
 
-def test_cached_tokens_beyond_the_prompt_give_no_further_discount() -> None:
+def test_cached_tokens_beyond_the_prompt_give_no_further_discount():
     rates = card("openai", "gpt-5-mini")
     assert rates.cost(Usage(100, 0, 500)) == rates.cost(Usage(100, 0, 100))
 
 
-def test_reasoning_tokens_beyond_the_answer_are_not_paid_back_to_the_user() -> None:
+def test_reasoning_tokens_beyond_the_answer_are_not_paid_back_to_the_user():
     """Where they are cheaper than others, as here, so many would make a negative cost."""
     rates = card("perplexity", "sonar-deep-research")
     assert rates.cost(Usage(100, 10, 0, 500)) == rates.cost(Usage(100, 10, 0, 10)) > 0
@@ -206,7 +204,7 @@ class MinimumFee(ModelPrice):
         return {**price, "total_price": max(price["total_price"], Decimal("0.01"))}
 
 
-def test_a_price_of_an_unknown_shape_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_price_of_an_unknown_shape_is_left_to_the_library(monkeypatch):
     model = ModelInfo("odd", ClauseEquals("odd"), prices=MinimumFee(input_mtok=Decimal(1)))
     snapshot = data_snapshot.DataSnapshot([Provider("openai", "x", "x", models=[model])], False)
     monkeypatch.setattr(data_snapshot, "_custom_snapshot", snapshot)
@@ -236,18 +234,16 @@ class TestBatches:
             ("gemini", "gemini-embedding-001", 0.15),
         ],
     )
-    def test_a_batch_is_half_price_even_without_a_bundled_rate(
-        self, provider: str, model: str, price: float
-    ) -> None:
+    def test_a_batch_is_half_price_even_without_a_bundled_rate(self, provider, model, price):
         usage = Usage(100_000)  # below all tiers
         assert card(provider, model).cost(usage) == pytest.approx(price / 10)
         assert batch_card(provider, model).cost(usage) == pytest.approx(price / 20)
 
-    def test_a_discount_that_is_documented_only_says_so(self) -> None:
+    def test_a_discount_that_is_documented_only_says_so(self):
         assert batch_card("gemini", "gemini-embedding-001").source.endswith("batch at 50% as documented")
         assert batch_card("openai", "gpt-5").source == f"genai-prices {genai_prices.__version__}"
 
-    def test_half_price_held_before_the_table_began_to_list_it(self) -> None:
+    def test_half_price_held_before_the_table_began_to_list_it(self):
         spring = datetime(2026, 4, 1, tzinfo=UTC).timestamp()
         usage = Usage(1000, 500)
         assert listed_price("openai", "gpt-4o-mini", usage, spring, processing="batch") == listed_price(
@@ -257,7 +253,7 @@ class TestBatches:
             card("openai", "gpt-4o-mini", spring).cost(usage) / 2
         )
 
-    def test_rates_that_begin_at_a_date_are_found_when_it_has_come(self) -> None:
+    def test_rates_that_begin_at_a_date_are_found_when_it_has_come(self):
         book = PriceBook()
         before = datetime(2026, 10, 13, 23, 59, 30, tzinfo=UTC).timestamp()
         sources = []
@@ -279,22 +275,20 @@ class TestBatches:
             ("gemini", "gemini-3.5-flash", 1.0),  # as documented
         ],
     )
-    def test_cached_tokens_are_discounted_where_the_provider_does_it(
-        self, provider: str, model: str, ratio: float
-    ) -> None:
+    def test_cached_tokens_are_discounted_where_the_provider_does_it(self, provider, model, ratio):
         usage = Usage(100_000, 0, 100_000)
         paid = card(provider, model).cost(usage)
         assert paid > 0
         assert batch_card(provider, model).cost(usage) == pytest.approx(paid * ratio)
 
-    def test_without_a_batch_rate_or_discount_the_price_is_unknown(self) -> None:
+    def test_without_a_batch_rate_or_discount_the_price_is_unknown(self):
         book = PriceBook()
         assert book.rates("deepseek", "deepseek-chat", WALL) is not None
         assert book.rates("deepseek", "deepseek-chat", WALL, "batch") is None
         assert book.rates("openai", "no-such-model", WALL, "batch") is None
         assert book.rates("no-such-provider", "gpt-5", WALL, "batch") is None
 
-    def test_the_users_price_is_halved_unless_it_says_otherwise(self) -> None:
+    def test_the_users_price_is_halved_unless_it_says_otherwise(self):
         usage = Usage(1_000_000, 1_000_000)
         for price, expected in (
             (Price(2, 8), 5),
@@ -312,37 +306,35 @@ class TestBatches:
             assert batch.source == "user"
 
     @pytest.mark.parametrize(("cached", "expected"), [(None, 1), (0.4, 0.4), (1.9, 1)])
-    def test_cached_tokens_cost_no_more_in_a_batch_than_other_tokens(
-        self, cached: float | None, expected: float
-    ) -> None:
+    def test_cached_tokens_cost_no_more_in_a_batch_than_other_tokens(self, cached, expected):
         rates = PriceBook({"m": Price(2, 8, cached)}).rates("openai", "m", WALL, "batch")
         assert rates is not None
         assert rates.cost(Usage(1_000_000, 0, 1_000_000)) == pytest.approx(expected)
 
     @pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan, "0.5", True, None])
-    def test_a_discount_that_is_no_share_is_refused_by_name(self, bad: Any) -> None:
+    def test_a_discount_that_is_no_share_is_refused_by_name(self, bad):
         with pytest.raises(ConfigError, match=r"price batch_discount.*from 0 to 1"):
             Price(1, 1, batch_discount=bad)
 
     @pytest.mark.parametrize("field", ["batch_input", "batch_output"])
-    def test_a_bad_batch_price_is_refused_by_model_and_name(self, field: str) -> None:
+    def test_a_bad_batch_price_is_refused_by_model_and_name(self, field):
         with pytest.raises(ConfigError, match=rf"prices\['m'\].*price {field}"):
             Price.parse("m", {"input": 1, "output": 1, field: -1})
 
 
 @pytest.mark.parametrize("bad", [-1, math.nan, math.inf, "1", True, None])
-def test_a_bad_price_is_refused_by_name(bad: Any) -> None:
+def test_a_bad_price_is_refused_by_name(bad):
     with pytest.raises(ConfigError, match="price output"):
         Price(1, bad)
 
 
 @pytest.mark.parametrize("table", [{"input": 1}, {"input": 1, "output": 2, "inptu": 3}, 7, {}])
-def test_a_price_table_with_missing_or_unknown_fields_names_its_model(table: Any) -> None:
+def test_a_price_table_with_missing_or_unknown_fields_names_its_model(table):
     with pytest.raises(ConfigError, match="openai:m"):
         Price.parse("openai:m", table)
 
 
-def test_a_bad_price_in_a_table_names_model_and_field() -> None:
+def test_a_bad_price_in_a_table_names_model_and_field():
     with pytest.raises(ConfigError, match=r"openai:m.*output"):
         Price.parse("openai:m", {"input": 1, "output": -1})
 
@@ -362,12 +354,10 @@ class TestTheSlowerTier:
             ("openai", "no-such-model"),
         ],
     )
-    def test_a_model_without_rates_of_its_own_there_has_no_price_there(
-        self, provider: str, model: str
-    ) -> None:
+    def test_a_model_without_rates_of_its_own_there_has_no_price_there(self, provider, model):
         assert flex_card(provider, model) is None
 
-    def test_the_users_price_says_whether_there_is_one(self) -> None:
+    def test_the_users_price_says_whether_there_is_one(self):
         prices = {"plain": Price(2.0, 8.0), "slow": Price(2.0, 8.0, 0.9, flex_input=0.5, flex_output=4.0)}
         book = PriceBook(prices)
         assert book.rates("gemini", "plain", WALL, "flex") is None
@@ -376,7 +366,7 @@ class TestTheSlowerTier:
         assert rates.cost(Usage(1_000_000, 1_000_000)) == pytest.approx(4.5)
         assert rates.cost(Usage(1_000_000, 0, 1_000_000)) == pytest.approx(0.5), "cached is never dearer"
 
-    def test_half_a_price_is_refused(self) -> None:
+    def test_half_a_price_is_refused(self):
         with pytest.raises(ConfigError, match="together"):
             Price(2.0, 8.0, flex_input=1.0)
         with pytest.raises(ConfigError, match=r"prices\['m'\]"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sqlite3
 import weakref
-from pathlib import Path
 
 import pytest
 from forked import exit_code_of_child
@@ -20,9 +19,7 @@ class Referable(sqlite3.Connection):
 
 @pytest.mark.full
 @pytest.mark.parametrize("noticed", sampled(["by the hooks", "by the number of the process"], keep=1))
-def test_a_child_neither_closes_nor_drops_the_connections_of_its_parent(
-    noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_neither_closes_nor_drops_the_connections_of_its_parent(noticed, tmp_path, monkeypatch):
     """Closing them would roll back what the parent is writing, and clean up a log that it uses."""
 
     def connect() -> sqlite3.Connection:

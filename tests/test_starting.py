@@ -76,9 +76,7 @@ def imported_until_the_first_request(program: str, folder: Path, url: str) -> se
 
 @pytest.mark.full
 @pytest.mark.parametrize(("program", "unused"), [(SCRIPT, UNUSED | UNUSED_IN_A_SCRIPT), (RUN, UNUSED)])
-def test_what_the_first_request_does_not_use_is_not_imported_before_it(
-    program: str, unused: set[str], tmp_path: Path
-) -> None:
+def test_what_the_first_request_does_not_use_is_not_imported_before_it(program, unused, tmp_path):
     with emulator() as served:
         modules = imported_until_the_first_request(program, tmp_path, served.base_url)
     assert "smartbatch.client" in modules

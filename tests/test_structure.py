@@ -155,7 +155,7 @@ def target(module: str) -> str | None:
     return path.name if path.is_dir() or path.with_suffix(".py").exists() else "__init__"
 
 
-def test_type_checkers_see_the_public_names_that_load_on_first_use() -> None:
+def test_type_checkers_see_the_public_names_that_load_on_first_use():
     seen = [
         (alias.name, node.module or "")
         for node in nodes(ROOT / "__init__.py")
@@ -167,7 +167,7 @@ def test_type_checkers_see_the_public_names_that_load_on_first_use() -> None:
         assert getattr(smartbatch, name) is getattr(importlib.import_module(module), name)
 
 
-def test_the_map_for_contributors_goes_down() -> None:
+def test_the_map_for_contributors_goes_down():
     text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
     row: dict[str, int] = {}
     for at, names in enumerate(re.findall(r"^\| (`smartbatch/.*?) \|", text, re.MULTILINE)):
@@ -178,7 +178,7 @@ def test_the_map_for_contributors_goes_down() -> None:
     assert [(one, other) for one in rooms for other in ALLOWED[one] - aside if row[other] < row[one]] == []
 
 
-def test_imports_go_down() -> None:
+def test_imports_go_down():
     wrong = [
         str(one)
         for file in files()
@@ -194,7 +194,7 @@ SIMULATED = frozenset({"providers/mock.py", "providers/sim/provider.py", "provid
 """Providers without a network, imported when first used."""
 
 
-def test_only_the_providers_without_a_network_know_the_emulator() -> None:
+def test_only_the_providers_without_a_network_know_the_emulator():
     known = {
         file.relative_to(ROOT).as_posix()
         for file in files()
@@ -203,7 +203,7 @@ def test_only_the_providers_without_a_network_know_the_emulator() -> None:
     assert known <= SIMULATED
 
 
-def test_the_emulator_needs_no_server_to_answer_in_process() -> None:
+def test_the_emulator_needs_no_server_to_answer_in_process():
     graph = import_graph(ROOT)
     reached, todo = set(), [f"{EXACTLY_AT}.providers.sim.provider", f"{EXACTLY_AT}.providers.sim.batches"]
     while todo:
@@ -229,13 +229,13 @@ def impure(file: Path) -> Iterator[str]:
             yield ast.unparse(node.func)
 
 
-def test_decisions_have_no_clock_and_no_rng() -> None:
+def test_decisions_have_no_clock_and_no_rng():
     core = [file for file in files() if room(file) == "core"]
     assert core != []
     assert [(str(file), found) for file in core for found in impure(file)] == []
 
 
-def test_no_sdk_is_imported_before_it_is_needed() -> None:
+def test_no_sdk_is_imported_before_it_is_needed():
     sdks = {f"{EXACTLY_AT}.{name.removesuffix('.py').replace('/', '.')}" for name in SDK_MODULES}
     costly = [
         str(one)
@@ -247,7 +247,7 @@ def test_no_sdk_is_imported_before_it_is_needed() -> None:
     assert costly == []
 
 
-def test_pickle_is_imported_nowhere() -> None:
+def test_pickle_is_imported_nowhere():
     found = [str(one) for file in files() for one in imports(file) if one.module.split(".")[0] == "pickle"]
     assert found == []
 
@@ -268,11 +268,11 @@ READ_ANSWERS = (
 
 
 @pytest.mark.parametrize("name", READ_ANSWERS)
-def test_no_regular_expression_runs_on_an_answer(name: str) -> None:
+def test_no_regular_expression_runs_on_an_answer(name):
     assert [one for one in imports(ROOT / name) if one.module.split(".")[0] == "re"] == []
 
 
-def test_no_file_has_two_ideas() -> None:
+def test_no_file_has_two_ideas():
     assert [str(file) for file in files() if len(file.read_text("utf-8").splitlines()) > 700] == []
 
 
@@ -301,7 +301,7 @@ def rings(graph: dict[str, set[str]]) -> list[list[str]]:
     return [list(group) for group in sorted(groups)]
 
 
-def test_no_two_files_import_each_other() -> None:
+def test_no_two_files_import_each_other():
     assert rings(import_graph(ROOT)) == []
 
 
@@ -326,7 +326,7 @@ def ambiguous(names: Iterable[tuple[str, Path]]) -> dict[str, list[Path]]:
     return {name: found for name, found in places.items() if len(found) > 1}
 
 
-def test_a_file_name_means_one_thing() -> None:
+def test_a_file_name_means_one_thing():
     tests = Path(__file__).parent
     for folder in (ROOT, tests):
         inside = (file.relative_to(folder) for file in folder.rglob("*.py"))
@@ -364,7 +364,7 @@ def reaches(file: Path, own: set[str], others: set[str]) -> Iterator[str]:
                     yield f"{file.relative_to(file.parents[1])}:{node.lineno} imports {each.name}"
 
 
-def test_packages_use_no_private_names_of_each_other() -> None:
+def test_packages_use_no_private_names_of_each_other():
     own: dict[str, set[str]] = {}
     for file in files():
         own.setdefault(room(file), set()).update(private_names(file))
@@ -390,7 +390,7 @@ def repeats(folder: Path, size: int = 6) -> list[str]:
 
 
 @pytest.mark.full
-def test_no_six_lines_stand_twice_in_the_adapters() -> None:
+def test_no_six_lines_stand_twice_in_the_adapters():
     assert repeats(ROOT / "providers") == []
     assert repeats(Path(__file__).parent / "providers") == []
 
@@ -407,7 +407,7 @@ def lines_by_package() -> Counter[str]:
     return found
 
 
-def test_no_package_exceeds_its_budget_of_lines() -> None:
+def test_no_package_exceeds_its_budget_of_lines():
     text = (ROOT.parent / "CONTRIBUTING.md").read_text("utf-8")
     budgets = {name: int(lines.replace(",", "")) for name, lines in BUDGET.findall(text)}
     written = lines_by_package()
@@ -416,7 +416,7 @@ def test_no_package_exceeds_its_budget_of_lines() -> None:
     assert {name: lines for name, lines in written.items() if lines < 0.95 * budgets[name] - 50} == {}
 
 
-def test_each_class_has_a_name_of_its_own() -> None:
+def test_each_class_has_a_name_of_its_own():
     names = Counter(
         node.name.lstrip("_") for file in files() for node in nodes(file) if isinstance(node, ast.ClassDef)
     )
@@ -479,13 +479,13 @@ def waits(file: Path) -> Iterator[str]:
             yield f"{file.name}:{node.lineno} {ast.unparse(node.func)}"
 
 
-def test_only_the_clock_waits() -> None:
+def test_only_the_clock_waits():
     assert [
         found for file in files() if room(file) not in ("_clock", "emulator") for found in waits(file)
     ] == []
 
 
-def test_only_the_clock_makes_conditions() -> None:
+def test_only_the_clock_makes_conditions():
     made = [
         f"{file.relative_to(ROOT.parent)}:{node.lineno}"
         for file in files()

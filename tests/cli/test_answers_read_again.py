@@ -37,9 +37,7 @@ def run(*args: str) -> int:
 @pytest.mark.parametrize(
     "output", [("-o", "out.jsonl"), pytest.param((), marks=pytest.mark.full)], ids=["file", "standard output"]
 )
-def test_the_same_line_reads_them_again(
-    output: tuple[str, ...], calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_line_reads_them_again(output, calls, monkeypatch, capfd):
     expected = prompts(4)
 
     def lines() -> list[dict[str, Any]]:
@@ -63,9 +61,7 @@ def test_the_same_line_reads_them_again(
 
 
 @pytest.mark.full
-def test_what_they_cost_is_paid_by_the_first_run_alone(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_they_cost_is_paid_by_the_first_run_alone(calls, monkeypatch, capfd):
     prompts(3)
     line = ("run", "in.txt", "--model", "openai:gpt-5-mini", "-o", "out.jsonl")
     with emulator() as emu:
@@ -81,9 +77,7 @@ def test_what_they_cost_is_paid_by_the_first_run_alone(
 
 
 @pytest.mark.full
-def test_a_row_is_sent_again_once_its_job_is_forgotten(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_is_sent_again_once_its_job_is_forgotten(calls, monkeypatch, capfd):
     prompts(2)
     with reading_fails(monkeypatch):
         assert main(["run", "in.txt", "--model", "call:own_calls:ask", "-o", "out.jsonl"]) == 1

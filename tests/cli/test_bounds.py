@@ -6,7 +6,6 @@ import gzip
 import io
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +59,7 @@ def bomb(rows: int, characters: int) -> bytes:
         ("in.jsonl.gz", lambda: gzip.compress(b" " * 10**7, 1), lambda: gzip.compress(b" " * 10**8, 1)),
     ],
 )
-def test_ten_times_the_content_takes_no_more_memory(
-    tmp_path: Path, name: str, small: Callable[[], bytes], large: Callable[[], bytes]
-) -> None:
+def test_ten_times_the_content_takes_no_more_memory(tmp_path, name, small, large):
     peaks = []
     for make in (small, large):
         (tmp_path / name).write_bytes(make())
@@ -71,7 +68,7 @@ def test_ten_times_the_content_takes_no_more_memory(
     assert peaks[1] < 500, peaks
 
 
-def test_a_page_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet_rows, "MAX_PAGE_BYTES", 100_000)
     (tmp_path / "in.parquet").write_bytes(bomb(10, 100_000))
     with RowSource(str(tmp_path / "in.parquet")) as source:
@@ -80,7 +77,7 @@ def test_a_page_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest
     assert "a page of 200,008 bytes is longer" in row.message
 
 
-def test_more_rows_than_a_file_can_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_than_a_file_can_hold_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet_rows, "_FREE_ROWS", 100)
     (tmp_path / "in.parquet").write_bytes(bomb(20_000, 1))
     with RowSource(str(tmp_path / "in.parquet")) as source:
@@ -90,9 +87,7 @@ def test_more_rows_than_a_file_can_hold_are_refused(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
-def test_content_out_of_all_proportion_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
+def test_content_out_of_all_proportion_is_refused(tmp_path, monkeypatch, ending):
     monkeypatch.setattr(row_source, "_FREE_BYTES", 1 << 16)
     monkeypatch.setattr(row_source, "_MAX_RATIO", 100)
     pack: Any = gzip.compress if ending == "gz" else zstandard.compress
@@ -119,8 +114,8 @@ def test_content_out_of_all_proportion_is_refused(
 )
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_more_lines_than_so_few_bytes_should_have_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, begin: str, row: str, end: str, ending: str
-) -> None:
+    tmp_path, monkeypatch, name, begin, row, end, ending
+):
     monkeypatch.setattr(row_source, "_FREE_LINES", 1_000)
     path, packed = tmp_path / name, tmp_path / f"{name}.{ending}"
     path.write_text(begin + row * 10_000 + end)
@@ -150,7 +145,7 @@ def test_more_lines_than_so_few_bytes_should_have_are_refused(
         ),
     ],
 )
-def test_a_settings_file_that_explodes_is_refused(tmp_path: Path, name: str, text: str, printed: str) -> None:
+def test_a_settings_file_that_explodes_is_refused(tmp_path, name, text, printed):
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=printed):
         BatchingConfig.load(tmp_path / name)

@@ -35,7 +35,7 @@ def run(*args: str, input: str = "in.txt", model: str = OWN, output: str | None 
 
 
 @pytest.mark.full
-def test_the_template_puts_columns_into_the_prompt(calls: Any) -> None:
+def test_the_template_puts_columns_into_the_prompt(calls):
     table = io.StringIO(newline="")
     csv.writer(table).writerows([["id", "text"], ["a", "x, y\nz"], ["b", "é"], ["c", "{text}"]])
     Path("in.csv").write_bytes(b"\xef\xbb\xbf" + table.getvalue().encode())
@@ -48,7 +48,7 @@ def test_the_template_puts_columns_into_the_prompt(calls: Any) -> None:
     ]
 
 
-def test_a_gzipped_file_is_read_and_a_field_can_be_the_prompt(calls: Any) -> None:
+def test_a_gzipped_file_is_read_and_a_field_can_be_the_prompt(calls):
     line = json.dumps({"question": "why", "answer": "because", "number": 9}) + "\n"
     Path("in.jsonl.gz").write_bytes(gzip.compress(line.encode()))
     assert run("--prompt-field", "question", "--id-field", "number", input="in.jsonl.gz") == 0
@@ -56,9 +56,7 @@ def test_a_gzipped_file_is_read_and_a_field_can_be_the_prompt(calls: Any) -> Non
 
 
 @pytest.mark.full
-def test_standard_input_gives_prompts_and_standard_output_takes_results(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_standard_input_gives_prompts_and_standard_output_takes_results(calls, monkeypatch, capfdbinary):
     stream = io.BytesIO("".join(f"prompt {i}\u2028\n" for i in range(40)).encode())
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
     assert run(input="-", output=None) == 0
@@ -69,7 +67,7 @@ def test_standard_input_gives_prompts_and_standard_output_takes_results(
     assert b"40 answered" in printed.err
 
 
-def test_chats_are_prompts_too(calls: Any) -> None:
+def test_chats_are_prompts_too(calls):
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     Path("in.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
     assert run(input="in.jsonl", model=SIM) == 0
@@ -77,7 +75,7 @@ def test_chats_are_prompts_too(calls: Any) -> None:
 
 
 @pytest.mark.full
-def test_failed_rows_end_in_one_and_are_tried_again(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_rows_end_in_one_and_are_tried_again(calls, capfd):
     prompts(6)
     calls.broken.add("prompt 2")
     assert run("--retries", "0") == 1
@@ -92,7 +90,7 @@ def test_failed_rows_end_in_one_and_are_tried_again(calls: Any, capfd: pytest.Ca
     assert [(row["index"], row["error"]) for row in written()] == [(i, None) for i in range(6)]
 
 
-def test_equal_rows_are_rows_of_their_own(calls: Any) -> None:
+def test_equal_rows_are_rows_of_their_own(calls):
     Path("in.jsonl").write_text('{"id": "x", "prompt": "same"}\n' * 20)
     assert run("--id-field", "-", input="in.jsonl") == 0
     assert [(row["index"], row["id"], row["text"]) for row in written()] == [
@@ -141,14 +139,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "data", "options", "printed"), REFUSED)
 def test_what_cannot_be_asked_is_refused_before_anything_is_sent(
-    calls: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    name: str,
-    data: bytes,
-    options: list[str],
-    printed: str,
-) -> None:
+    calls, monkeypatch, capfd, name, data, options, printed
+):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     Path(name).write_bytes(data)
     assert run(*options, input=name) == 2
@@ -159,7 +151,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_sent(
     assert not Path("out.jsonl").exists()
 
 
-def test_of_many_bad_rows_ten_are_named(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_of_many_bad_rows_ten_are_named(calls, capfd):
     Path("in.jsonl").write_text('{"prompt": "secret"}\n' + '{"text": 1, "secret": 2}\n' * 30)
     assert run(input="in.jsonl") == 2
     message = capfd.readouterr().err
@@ -168,9 +160,7 @@ def test_of_many_bad_rows_ten_are_named(calls: Any, capfd: pytest.CaptureFixture
     assert "and 20 more" in message
 
 
-def test_an_input_that_changes_meanwhile_is_noticed(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_input_that_changes_meanwhile_is_noticed(calls, monkeypatch, capfd):
     prompts(5)
     recover = OutputFile.recover
 
@@ -187,7 +177,7 @@ def test_an_input_that_changes_meanwhile_is_noticed(
 
 
 @pytest.mark.full
-def test_quiet_says_nothing_and_verbose_says_more(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_quiet_says_nothing_and_verbose_says_more(calls, capfd):
     prompts(3)
     calls.broken.add("prompt 1")
     assert run("--quiet", "--retries", "0") == 1
@@ -196,7 +186,7 @@ def test_quiet_says_nothing_and_verbose_says_more(calls: Any, capfd: pytest.Capt
     assert capfd.readouterr().err.count("row 1: unknown: ") == 1
 
 
-def test_help_and_version_are_no_errors(capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version_are_no_errors(capfd):
     assert main(["--version"]) == 0
     assert main(["run", "--help"]) == 0
     assert main([]) == 2
@@ -204,7 +194,7 @@ def test_help_and_version_are_no_errors(capfd: pytest.CaptureFixture[str]) -> No
     capfd.readouterr()
 
 
-def test_asking_for_help_imports_no_client() -> None:
+def test_asking_for_help_imports_no_client():
     code = (
         "import sys; from smartbatch.cli.main import main; main(['--help']);"
         "sys.exit(any(m in sys.modules for m in ('smartbatch.client', 'attrs', 'urllib3', 'structlog')))"
@@ -213,7 +203,7 @@ def test_asking_for_help_imports_no_client() -> None:
 
 
 @pytest.mark.full
-def test_on_a_terminal_each_result_is_one_line_of_its_width(folder: Path) -> None:
+def test_on_a_terminal_each_result_is_one_line_of_its_width(folder):
     columns = 30
     chat = [{"role": "user", "content": "first"}, {"role": "user", "content": "日本語" * 40}]
     rows = [{"prompt": "long " * 50}, {"prompt": "two\nlines"}, {"messages": chat}]
@@ -235,9 +225,7 @@ def test_on_a_terminal_each_result_is_one_line_of_its_width(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("options", [["--nonsense"], ["--limit"], ["--template", "a", "--prompt-field", "b"]])
-def test_an_error_of_usage_is_one_line_without_the_usage(
-    options: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_usage_is_one_line_without_the_usage(options, capfd):
     assert run(*options, model=SIM) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("smartbatch")

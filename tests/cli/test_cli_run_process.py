@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli.runs import Child, prompts, stored_prompts, until, written
@@ -26,7 +25,7 @@ OWN = "call:own_calls:ask"
 
 @pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143)], keep=1))
-def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int, code: int) -> None:
+def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls, number, code):
     expected = prompts(500)
     with Child("-o", "out.jsonl", "--parallelism", "3") as child:
         first = child.begun(3)
@@ -40,7 +39,7 @@ def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int
     assert sorted(first) == [row["input"]["prompt"] for row in written()] == expected[:4]
 
 
-def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> None:
+def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls):
     expected = prompts(60)
     with Child("-o", "out.jsonl", "--parallelism", "2") as child:
         child.release(20)
@@ -64,7 +63,7 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> N
 
 
 @pytest.mark.full
-def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
+def test_a_reader_that_goes_away_ends_the_run_quietly(calls):
     prompts(300)
     with Child("--parallelism", "1") as child:
         child.release(1)
@@ -79,9 +78,7 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
 
 
 @pytest.mark.full
-def test_the_cost_counts_answers_that_the_reader_did_not_wait_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_cost_counts_answers_that_the_reader_did_not_wait_for(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("".join(f"question {n}\n" for n in range(300)))
     with emulator() as emu:
@@ -119,10 +116,10 @@ def memory_of_a_run(rows: int) -> int:
 
 
 @pytest.mark.full
-def test_memory_does_not_grow_with_the_input(calls: Any) -> None:
+def test_memory_does_not_grow_with_the_input(calls):
     assert memory_of_a_run(12_000) - memory_of_a_run(2_000) < 9 * 2**20
 
 
 @pytest.mark.soak
-def test_a_million_rows_stream_in_constant_memory(calls: Any) -> None:
+def test_a_million_rows_stream_in_constant_memory(calls):
     assert memory_of_a_run(1_000_000) - memory_of_a_run(20_000) < 48 * 2**20

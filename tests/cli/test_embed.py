@@ -13,7 +13,7 @@ from cli.runs import Child, prompts, stored_jobs, use_emulator, written
 
 from smartbatch.cli.main import main
 from smartbatch.emulator.composed_answers import vector_for
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 
 NAME = "text-embedding-3-small"
 MODEL = f"openai:{NAME}"
@@ -39,12 +39,12 @@ class Texts:
 
 
 @pytest.fixture
-def texts() -> Texts:
+def texts():
     return Texts()
 
 
 @pytest.fixture
-def emu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: Texts) -> Any:
+def emu(tmp_path, monkeypatch, texts):
     monkeypatch.chdir(tmp_path)
     with emulator(fault_for=texts.fault, hang_seconds=60, batch_turnaround=0.2) as emu:
         use_emulator(emu, monkeypatch)
@@ -60,9 +60,7 @@ def vector(text: str, dimensions: int = 8) -> list[float]:
     return list(vector_for(text, NAME, dimensions))
 
 
-def test_every_row_gets_the_vector_of_its_text(
-    emu: Emulator, texts: Texts, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_every_row_gets_the_vector_of_its_text(emu, texts, capfd):
     Path("in.csv").write_text("id,title,body\na,Tea,hot\nb,Ice,cold\nc,Air,thin\n")
     assert run("--template", "{title}: {body}", "--dimensions", "8", input="in.csv") == 0
     rows = written()
@@ -79,15 +77,13 @@ def test_every_row_gets_the_vector_of_its_text(
     assert stored_jobs() == []
 
 
-def test_the_length_of_vectors_is_the_models_own_without_an_option(emu: Emulator) -> None:
+def test_the_length_of_vectors_is_the_models_own_without_an_option(emu):
     prompts(1)
     assert run() == 0
     assert written()[0]["embedding"] == vector("prompt 0", 1536)
 
 
-def test_a_terminal_is_told_the_length_of_each_vector(
-    emu: Emulator, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_is_told_the_length_of_each_vector(emu, capfd, monkeypatch):
     prompts(1)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert run("--quiet", output=None) == 0
@@ -95,7 +91,7 @@ def test_a_terminal_is_told_the_length_of_each_vector(
 
 
 @pytest.mark.full
-def test_vectors_go_by_batch_and_a_killed_run_finds_its_batch(emu: Emulator, texts: Texts) -> None:
+def test_vectors_go_by_batch_and_a_killed_run_finds_its_batch(emu, texts):
     expected = prompts(20)
     created = threading.Event()
     emu.configure(batch_fault_for=lambda *_: created.set())
@@ -114,9 +110,7 @@ def test_vectors_go_by_batch_and_a_killed_run_finds_its_batch(emu: Emulator, tex
 
 
 @pytest.mark.full
-def test_parquet_keeps_vectors_of_32_bits_when_it_is_resumed(
-    emu: Emulator, texts: Texts, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_parquet_keeps_vectors_of_32_bits_when_it_is_resumed(emu, texts, capfd):
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
@@ -137,9 +131,7 @@ def test_parquet_keeps_vectors_of_32_bits_when_it_is_resumed(
     "option", [["--system", "be brief"], ["--max-tokens", "5"], ["--temperature", "0"], ["--seed", "1"]]
 )
 @pytest.mark.parametrize("command", ["run", "plan"])
-def test_an_option_about_answers_is_refused_by_name(
-    command: str, option: list[str], emu: Emulator, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_about_answers_is_refused_by_name(command, option, emu, capfd):
     prompts(1)
     assert main([command, "in.txt", "--model", MODEL, "--embed", "-o", "out.jsonl", *option]) == 2
     assert f"{option[0]} applies to answers and has no effect with --embed" in capfd.readouterr().err
@@ -148,9 +140,7 @@ def test_an_option_about_answers_is_refused_by_name(
 
 
 @pytest.mark.parametrize("option", [["--dimensions", "8"], ["--task-type", "CLUSTERING"]])
-def test_an_option_about_vectors_needs_embed(
-    option: list[str], emu: Emulator, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_about_vectors_needs_embed(option, emu, capfd):
     prompts(1)
     assert main(["run", "in.txt", "--model", MODEL, *option]) == 2
     assert f"{option[0]} needs --embed" in capfd.readouterr().err
@@ -166,13 +156,8 @@ def test_an_option_about_vectors_needs_embed(
 )
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_impossible_vectors_are_refused_before_the_input_is_read(
-    command: str,
-    line: list[str],
-    printed: str,
-    emu: Emulator,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    command, line, printed, emu, monkeypatch, capfd
+):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-of-the-tests")
     Path("in.jsonl").write_text("no row\n")
     assert main([command, "in.jsonl", *line]) == 2
@@ -181,7 +166,7 @@ def test_impossible_vectors_are_refused_before_the_input_is_read(
     )
 
 
-def test_a_row_of_messages_is_refused_with_its_line(emu: Emulator, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_row_of_messages_is_refused_with_its_line(emu, capfd):
     rows = [{"prompt": "a text"}, {"prompt": [{"role": "user", "content": "hello"}]}]
     Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert run(input="in.jsonl") == 2
@@ -189,7 +174,7 @@ def test_a_row_of_messages_is_refused_with_its_line(emu: Emulator, capfd: pytest
     assert emu.ledger.received == 0
 
 
-def test_a_plan_of_vectors_says_what_they_take(emu: Emulator, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_vectors_says_what_they_take(emu, capfd):
     prompts(40)
     assert main(["plan", "in.txt", "--model", MODEL, "--embed", "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
@@ -198,9 +183,7 @@ def test_a_plan_of_vectors_says_what_they_take(emu: Emulator, capfd: pytest.Capt
 
 
 @pytest.mark.full
-def test_a_run_that_asks_a_model_for_vectors_for_texts_is_told_of_embed(
-    emu: Emulator, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_asks_a_model_for_vectors_for_texts_is_told_of_embed(emu, capfd):
     emu.configure(fault_for=None, models=["gpt-5-mini"])
     prompts(2)
     assert main(["run", "in.txt", "--model", MODEL, "-o", "out.jsonl"]) == 1

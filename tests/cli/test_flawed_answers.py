@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(calls: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(calls, monkeypatch):
     with Server() as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv("OPENAI_API_KEY", "k")
@@ -79,7 +77,7 @@ def run(*more: str, tokens: int = 50, output: str = "out.jsonl") -> int:
     return main(["run", "in.txt", *model, "-o", output, *more])
 
 
-def test_the_summary_counts_each_defect(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_counts_each_defect(server, capfd):
     prompts(8)
     assert run() == 0
     told = capfd.readouterr().err
@@ -91,9 +89,7 @@ def test_the_summary_counts_each_defect(server: Server, capfd: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("output", sampled(["out.jsonl", "out.csv"]))
-def test_truncated_answers_are_sent_again_and_their_cost_stays_counted(
-    server: Server, output: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_truncated_answers_are_sent_again_and_their_cost_stays_counted(server, output, capfd):
     prompts(8)
     assert run(output=output) == 0
     first = amounts(output)
@@ -129,7 +125,7 @@ def amounts(output: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("output", sampled(["out.jsonl", "out.csv"]))
-def test_an_answer_stays_until_the_new_one_is_there(server: Server, output: str) -> None:
+def test_an_answer_stays_until_the_new_one_is_there(server, output):
     prompts(8)
     run(output=output)
     before = amounts(output)
@@ -143,7 +139,7 @@ def test_an_answer_stays_until_the_new_one_is_there(server: Server, output: str)
     assert [row["text"] for row in amounts(output)] == [f"answer {n}" for n in range(8)]
 
 
-def test_other_settings_are_refused_without_resend(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_settings_are_refused_without_resend(server, capfd):
     prompts(4)
     run()
     assert run(tokens=500) == 2
@@ -152,13 +148,13 @@ def test_other_settings_are_refused_without_resend(server: Server, capfd: pytest
     assert len(server.asked) == 4
 
 
-def test_resend_needs_an_output(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+def test_resend_needs_an_output(server, capfd):
     prompts(1)
     assert main(["run", "in.txt", "--model", "sim:echo", "--resend", "empty"]) == 2
     assert "--resend replaces answers in an output file: give it with -o" in capfd.readouterr().err
 
 
-def test_an_answer_that_is_cut_off_again_is_replaced_once_a_command(server: Server) -> None:
+def test_an_answer_that_is_cut_off_again_is_replaced_once_a_command(server):
     prompts(2)
     run()
     server.asked.clear()
@@ -169,7 +165,7 @@ def test_an_answer_that_is_cut_off_again_is_replaced_once_a_command(server: Serv
     assert written("out.jsonl")[0]["attempts"] == 3
 
 
-def test_a_list_and_its_report_count_each_defect(server: Server, tmp_path: Path) -> None:
+def test_a_list_and_its_report_count_each_defect(server, tmp_path):
     results = smartbatch.generate(prompts(8), model="openai:gpt-5-mini", max_tokens=50)
     assert (results.succeeded, results.truncated, results.empty, results.refused) == (8, 4, 2, 0)
     assert "8 succeeded (4 truncated, 2 empty)" in repr(results)
@@ -178,7 +174,7 @@ def test_a_list_and_its_report_count_each_defect(server: Server, tmp_path: Path)
 
 
 @pytest.mark.parametrize("strategy", sampled(["individual", "batch"]))
-def test_a_job_and_its_report_count_each_defect(tmp_path: Path, strategy: str) -> None:
+def test_a_job_and_its_report_count_each_defect(tmp_path, strategy):
     model = "sim:demo?latency=0&batch_seconds=0.05"
     with BatchingClient(
         model, store=str(tmp_path / "s.db"), max_tokens=1, batch_poll_interval=0.05
@@ -205,5 +201,5 @@ def test_a_job_and_its_report_count_each_defect(tmp_path: Path, strategy: str) -
         (Result("r", error=smartbatch.QueueFull("full"), finish_reason="length"), ()),
     ],
 )
-def test_defects_of_a_result(result: Result, defects: tuple[str, ...]) -> None:
+def test_defects_of_a_result(result, defects):
     assert result.defects == defects

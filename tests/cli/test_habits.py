@@ -24,7 +24,7 @@ KEYS = [(prefix, key) for prefix, read in registry.VARIABLES.items() for key in 
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for read in registry.VARIABLES.values():
         for name in (*read.keys, read.address):
@@ -42,7 +42,7 @@ def found(capfd: pytest.CaptureFixture[str], about: str, code: int = 0, *words: 
     return "\n".join(row["text"] for row in rows(capfd, "doctor", *words, code=code) if row["about"] == about)
 
 
-def test_models_lists_every_prefix_with_what_it_can_do(capfd: pytest.CaptureFixture[str]) -> None:
+def test_models_lists_every_prefix_with_what_it_can_do(capfd):
     listed = {row.pop("prefix"): row for row in rows(capfd, "models")}
     assert list(listed) == [f"{prefix}:" for prefix in registry.prefixes()]
     assert (listed["openai:"]["batch"], listed["openai:"]["flex"]) == (True, True)
@@ -51,9 +51,7 @@ def test_models_lists_every_prefix_with_what_it_can_do(capfd: pytest.CaptureFixt
     assert listed["gemini:"]["prices_known"] > 10
 
 
-def test_models_tells_the_prices_of_one_model_and_those_of_the_user(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_models_tells_the_prices_of_one_model_and_those_of_the_user(capfd):
     Path("own.toml").write_text('[prices."openai:mine"]\ninput = 2\noutput = 8\n')
     (row,) = rows(capfd, "models", "openai:mine", "--config", "own.toml")
     assert row == {
@@ -69,31 +67,27 @@ def test_models_tells_the_prices_of_one_model_and_those_of_the_user(
     assert row["batch_input"] == row["input"] / 2
 
 
-def test_models_needs_no_key_wherever_the_servers_are(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_needs_no_key_wherever_the_servers_are(capfd, monkeypatch):
     for read in registry.VARIABLES.values():
         monkeypatch.setenv(read.address, "http://10.0.0.5:8000/v1")
     assert [row["prefix"] for row in rows(capfd, "models")] == [f"{each}:" for each in registry.prefixes()]
 
 
-def test_models_names_the_prefixes_it_knows(capfd: pytest.CaptureFixture[str]) -> None:
+def test_models_names_the_prefixes_it_knows(capfd):
     assert main(["models", "opnai"]) == 2
     refused = capfd.readouterr().err
     assert "'opnai:'" in refused
     assert "did you mean openai?" in refused
 
 
-def test_models_says_of_which_no_price_is_known(capfd: pytest.CaptureFixture[str]) -> None:
+def test_models_says_of_which_no_price_is_known(capfd):
     assert main(["models", "openai:gpt-5-mini", "openai:nope"]) == 0
     assert "No known price for openai:nope; set one under prices" in capfd.readouterr().out
     assert main(["models", "openai:gpt-5-mini"]) == 0
     assert "no price" not in capfd.readouterr().out
 
 
-def test_the_doctor_prints_no_secret(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_prints_no_secret(capfd, monkeypatch):
     for prefix, key in KEYS:
         monkeypatch.setenv(key, f"planted-{prefix}-{key}-5ecret")
     monkeypatch.setenv("OPENAI_BASE_URL", "https://me:planted-5ecret@gateway.example/v1")
@@ -111,9 +105,7 @@ def test_the_doctor_prints_no_secret(
 
 
 @pytest.mark.parametrize(("prefix", "key"), sampled(KEYS, keep=2))
-def test_the_doctor_knows_the_variables_that_providers_read(
-    prefix: str, key: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_knows_the_variables_that_providers_read(prefix, key, capfd, monkeypatch):
     from smartbatch._clock import RealClock
 
     with pytest.raises(ConfigError, match=key):
@@ -128,9 +120,7 @@ def test_the_doctor_knows_the_variables_that_providers_read(
     assert read.address in found(capfd, prefix, 1)
 
 
-def test_the_doctor_accepts_a_private_server_without_a_key(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_accepts_a_private_server_without_a_key(capfd, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://10.0.0.5:8000/v1")
     told = "http://10.0.0.5:8000/v1 (OPENAI_BASE_URL)"
     assert found(capfd, "openai") == f"no key: OPENAI_API_KEY is not set; {told}"
@@ -143,9 +133,7 @@ def test_the_doctor_accepts_a_private_server_without_a_key(
 
 
 @pytest.mark.full
-def test_the_doctor_makes_no_store_and_counts_the_jobs_of_one(
-    capfd: pytest.CaptureFixture[str], folder: Path
-) -> None:
+def test_the_doctor_makes_no_store_and_counts_the_jobs_of_one(capfd, folder):
     assert found(capfd, "store", 0, "--store", "jobs.db").endswith("jobs.db, created by the first job")
     assert not (folder / "jobs.db").exists()
     (folder / "in.txt").write_text("one\ntwo\n")
@@ -156,17 +144,13 @@ def test_the_doctor_makes_no_store_and_counts_the_jobs_of_one(
     assert "bad.db" in found(capfd, "store", 1, "--store", "bad.db")
 
 
-def test_the_doctor_notices_a_file_that_stands_before_the_library(
-    capfd: pytest.CaptureFixture[str], folder: Path
-) -> None:
+def test_the_doctor_notices_a_file_that_stands_before_the_library(capfd, folder):
     assert found(capfd, "import") == ""
     (folder / "smartbatch.py").touch()
     assert f"import {folder / 'smartbatch.py'} instead of the library" in found(capfd, "import", 1)
 
 
-def test_the_doctor_notices_the_other_project(
-    capfd: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_notices_the_other_project(capfd, folder, monkeypatch):
     info = folder / "smartbatch-3.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: smartbatch\nVersion: 3.1\n")
@@ -179,14 +163,14 @@ def test_the_doctor_notices_the_other_project(
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_code_for_each_shell(shell: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_completion_prints_code_for_each_shell(shell, capfd):
     assert main(["completion", shell]) == 0
     assert "smartbatch" in capfd.readouterr().out
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_actions_options_and_choices(shell: str, folder: Path) -> None:
+def test_a_shell_completes_actions_options_and_choices(shell, folder):
     program, given = installed(shell, packages=shell), folder / "given"
     script = folder / "smartbatch"
     root = Path(__file__).parents[2]
@@ -249,9 +233,7 @@ COMMANDS = build_parser().commands
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_is_one_screen_with_examples(
-    command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_help_of_a_command_is_one_screen_with_examples(command, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([command, "--help"]) == 0
     printed = capfd.readouterr().out
@@ -261,9 +243,7 @@ def test_the_help_of_a_command_is_one_screen_with_examples(
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "jobs", "emulator"])
-def test_options_that_do_not_fit_one_screen_are_shown_by_another(
-    command: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_do_not_fit_one_screen_are_shown_by_another(command, capfd):
     main([command, "--help"])
     short = capfd.readouterr().out
     assert main([command, "--help-all"]) == 0
@@ -278,24 +258,24 @@ def test_options_that_do_not_fit_one_screen_are_shown_by_another(
     ("text", "count"),
     [("1500", 1500), ("1,500", 1500), ("200k", 200_000), ("1.5M", 1_500_000), ("1_000", 1000)],
 )
-def test_counts_are_written_as_people_do(text: str, count: int) -> None:
+def test_counts_are_written_as_people_do(text, count):
     read = build_parser().parse_args
     assert read(["run", "x", "--model", "sim:demo", "--max-tpm", text]).max_tpm == count
     assert read(["emulator", "--tpm", text]).tpm == count
 
 
 @pytest.mark.parametrize("text", ["1,50", "1.5", "2m", "0.0001k", "-3", "5 MB", ""])
-def test_what_is_no_count_is_refused_with_examples(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_count_is_refused_with_examples(text, capfd):
     assert main(["run", "x", "--model", "sim:demo", f"--max-tpm={text}"]) == 2
     assert capfd.readouterr().err.endswith(f"{text!r} is not a whole number such as 200000, 200k or 1.5M\n")
 
 
 @pytest.mark.parametrize(("text", "size"), [("200MB", 200_000_000), ("64 MiB", 64 * 2**20), ("1000", 1000)])
-def test_sizes_are_written_as_people_do(text: str, size: int) -> None:
+def test_sizes_are_written_as_people_do(text, size):
     assert build_parser().parse_args(["emulator", "--batch-max-bytes", text]).batch_max_bytes == size
 
 
-def test_nothing_is_coloured(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_coloured(capfd, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     for words in (["run", "--help"], ["run", "--nope"], ["models", "anthropic"], ["doctor"]):
         main(words)

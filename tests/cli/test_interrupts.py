@@ -11,7 +11,7 @@ import pytest
 from smartbatch.cli.interrupts import Interrupts
 
 
-def test_the_first_signal_is_marked_and_acted_upon_elsewhere() -> None:
+def test_the_first_signal_is_marked_and_acted_upon_elsewhere():
     acted = threading.Semaphore(0)
     threads: list[threading.Thread] = []
 
@@ -27,14 +27,14 @@ def test_the_first_signal_is_marked_and_acted_upon_elsewhere() -> None:
     assert threads != [threading.main_thread()]
 
 
-def test_the_second_signal_ends_at_once() -> None:
+def test_the_second_signal_ends_at_once():
     with Interrupts(on_first=lambda: None):
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_the_handlers_from_before_come_back() -> None:
+def test_the_handlers_from_before_come_back():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     threads = set(threading.enumerate())
     with Interrupts(on_first=lambda: None):
@@ -43,7 +43,7 @@ def test_the_handlers_from_before_come_back() -> None:
     assert set(threading.enumerate()) <= threads  # those of other tests may have ended
 
 
-def test_outside_the_main_thread_signals_are_left_alone() -> None:
+def test_outside_the_main_thread_signals_are_left_alone():
     ran: list[int] = []
 
     def run() -> None:

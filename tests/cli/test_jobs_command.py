@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ SIM = "sim:demo?batch_seconds=0.02"
 
 
 @pytest.fixture
-def client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchingClient]:
+def client(folder, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
     with BatchingClient(SIM) as client:
         yield client
 
 
 @pytest.fixture
-def done(client: BatchingClient) -> Job:
+def done(client):
     job = client.submit_batch(["a", "b", "c"], key="letters")
     job.wait(20)
     until(lambda: all(shard.state == "settled" for shard in job.status().shards))
@@ -37,9 +36,7 @@ def jobs(*args: str) -> int:
 
 
 @pytest.mark.parametrize("args", [[], ["list"], ["watch"]])
-def test_without_a_store_none_is_made(
-    args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_store_none_is_made(args, tmp_path, capfd):
     store = tmp_path / "none.db"
     assert jobs(*args, "--store", str(store)) == 0
     assert f"no jobs: there is no store at {store} yet" in capfd.readouterr().err
@@ -48,9 +45,7 @@ def test_without_a_store_none_is_made(
     assert not store.exists()
 
 
-def test_the_list_has_a_line_for_each_job_newest_first(
-    client: BatchingClient, done: Job, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_has_a_line_for_each_job_newest_first(client, done, capfd):
     second = client.submit_batch(["d"])
     second.wait(20)
     assert jobs() == 0
@@ -66,7 +61,7 @@ def test_the_list_has_a_line_for_each_job_newest_first(
     assert [batch["size"] for batch in records[1]["batches"]] == [3]
 
 
-def test_a_job_is_shown_by_its_key_in_text_and_as_json(done: Job, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_is_shown_by_its_key_in_text_and_as_json(done, capfd):
     assert jobs("show", "nobody", "letters") == 1
     shown = capfd.readouterr()
     assert shown.out.startswith(f"Job letters  done\n{SIM.partition('?')[0]}\nDone 3 of 3")
@@ -78,9 +73,7 @@ def test_a_job_is_shown_by_its_key_in_text_and_as_json(done: Job, capfd: pytest.
 
 
 @pytest.mark.full
-def test_a_job_is_named_by_the_output_of_its_run(
-    client: BatchingClient, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_is_named_by_the_output_of_its_run(client, capfd):
     Path("in.txt").write_text("a\nb\n")
     for folder in ("one", "two"):
         Path(folder).mkdir()
@@ -98,9 +91,7 @@ def test_a_job_is_named_by_the_output_of_its_run(
     assert jobs("show", "three/labels.jsonl") == 1
 
 
-def test_results_are_lines_in_order_and_a_file_is_never_replaced(
-    done: Job, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_results_are_lines_in_order_and_a_file_is_never_replaced(done, capfd):
     assert jobs("results", "letters") == 0
     printed = capfd.readouterr().out
     assert [json.loads(line)["index"] for line in printed.splitlines()] == [0, 1, 2]
@@ -111,9 +102,7 @@ def test_results_are_lines_in_order_and_a_file_is_never_replaced(
     assert sorted(path.name for path in Path().glob("*out*")) == ["out.jsonl"]
 
 
-def test_a_file_that_gets_the_name_meanwhile_stays(
-    done: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_gets_the_name_meanwhile_stays(done, monkeypatch, capfd):
     stored = Job.stored
 
     def meddling(self: Job, *args: Any, **more: Any) -> Any:
@@ -127,9 +116,7 @@ def test_a_file_that_gets_the_name_meanwhile_stays(
     assert not Path(".out.jsonl.writing").exists()
 
 
-def test_a_job_that_goes_on_is_watched_to_its_end(
-    client: BatchingClient, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_goes_on_is_watched_to_its_end(client, capfd):
     job = client.submit_batch([f"row {i}" for i in range(5)])
     assert jobs("watch", "--json") == 0
     states = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
@@ -139,7 +126,7 @@ def test_a_job_that_goes_on_is_watched_to_its_end(
     assert "no unfinished jobs" in capfd.readouterr().err
 
 
-def test_a_job_is_forgotten_once_it_has_ended(done: Job, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_is_forgotten_once_it_has_ended(done, capfd):
     assert jobs("forget", "letters") == 0
     assert f"job {done.id}: deleted" in capfd.readouterr().err
     assert jobs("forget", "letters") == 1
@@ -147,9 +134,7 @@ def test_a_job_is_forgotten_once_it_has_ended(done: Job, capfd: pytest.CaptureFi
     assert "no jobs in " in capfd.readouterr().err
 
 
-def test_a_job_that_is_cancelled_ends_with_exit_code_0(
-    client: BatchingClient, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_is_cancelled_ends_with_exit_code_0(client, capfd):
     slow = BatchingClient("sim:demo?batch_seconds=3600")
     job = slow.submit_batch(["a", "b"])
     assert jobs("cancel", job.id, "--quiet") == 0
@@ -172,14 +157,12 @@ def test_a_job_that_is_cancelled_ends_with_exit_code_0(
         (["list", "--batch-poll-interval", "-1"], "batch_poll_interval = '-1'"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(
-    args: list[str], printed: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_arguments_that_do_not_fit_are_refused(args, printed, capfd):
     assert jobs(*args) == 2
     assert printed in capfd.readouterr().err
 
 
-def test_failed_requests_are_retried(client: BatchingClient, capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_requests_are_retried(client, capfd):
     plan = client.forecast(["a"], strategy="individual")
     job = client.submit_run(["a", "b"], plan, key="letters")
     job.wait(20)
@@ -188,9 +171,7 @@ def test_failed_requests_are_retried(client: BatchingClient, capfd: pytest.Captu
     assert jobs("retry-failed") == 2
 
 
-def test_deadline_and_budget_of_a_job_are_changed(
-    client: BatchingClient, done: Job, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_deadline_and_budget_of_a_job_are_changed(client, done, capfd):
     assert jobs("set-deadline", "letters", "--deadline", "2h") == 0
     assert jobs("set-budget", "letters", "--budget", "5 USD") == 0
     assert f"job {done.id}: the budget is now 5 USD" in capfd.readouterr().err
@@ -201,9 +182,7 @@ def test_deadline_and_budget_of_a_job_are_changed(
     assert [action.name for action in actions] == ["set_budget", "set_budget", "set_deadline"]
 
 
-def test_a_model_is_paused_listed_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_paused_listed_and_goes_on(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("SMARTBATCH_STORE", str(tmp_path / "jobs.db"))
     assert main(["pause"]) == 0
     assert main(["resume", "sim:demo"]) == 1

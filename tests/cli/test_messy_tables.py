@@ -31,7 +31,7 @@ def written(path: str = "out.jsonl") -> list[dict[str, Any]]:
 BLANKS = "id,text\na,one\nb,\nc,three\nd,  \ne,five\n"
 
 
-def test_all_blank_cells_are_counted_before_anything_is_sent(capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_blank_cells_are_counted_before_anything_is_sent(capfd):
     assert run(BLANKS, "--template", "Say {text}", "-o", "out.jsonl") == 2
     error = capfd.readouterr().err
     assert "row 1 (line 3): field 'text' is blank" in error
@@ -40,7 +40,7 @@ def test_all_blank_cells_are_counted_before_anything_is_sent(capfd: pytest.Captu
     assert not Path("out.jsonl").exists()
 
 
-def test_skipped_rows_have_their_lines_and_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
+def test_skipped_rows_have_their_lines_and_are_counted(capfd):
     skip = ("--prompt-field", "text", "--on-missing", "skip")
     assert run(BLANKS, *skip, "-o", "out.jsonl") == 0
     assert "2 rows skipped: blank `text`" in capfd.readouterr().err
@@ -62,7 +62,7 @@ def test_skipped_rows_have_their_lines_and_are_counted(capfd: pytest.CaptureFixt
     assert [(row["index"], row["text"]) for row in printed] == [(row["index"], row["text"]) for row in rows]
 
 
-def test_a_cell_that_is_filled_in_later_is_sent(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_that_is_filled_in_later_is_sent(capfd):
     skip = ("--prompt-field", "text", "--on-missing", "skip", "-o", "out.jsonl")
     assert run(BLANKS, *skip) == 0
     assert run(BLANKS.replace("b,\n", "b,two\n"), *skip) == 0
@@ -77,7 +77,7 @@ def test_a_cell_that_is_filled_in_later_is_sent(capfd: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("output", sampled(["out.csv", "out.parquet"]))
-def test_a_table_keeps_its_skipped_rows(output: str) -> None:
+def test_a_table_keeps_its_skipped_rows(output):
     skip = ("--prompt-field", "text", "--on-missing", "skip")
     for _ in range(2):
         assert run(BLANKS, *skip, "-o", output) == 0
@@ -88,9 +88,7 @@ def test_a_table_keeps_its_skipped_rows(output: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["error", "skip", "empty"])
-def test_nulls_are_missing_and_a_misspelt_field_is_an_error(
-    how: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_nulls_are_missing_and_a_misspelt_field_is_an_error(how, capfd):
     rows = '{"t": "x"}\n{"t": null}\n{"u": 1}\n'
     code = run(rows, "--template", "Say {t}", "--on-missing", how, "-o", "out.jsonl", name="in.jsonl")
     assert code == (2 if how == "error" else 0)
@@ -125,11 +123,11 @@ def cells(text: str, **options: Any) -> list[list[str]]:
         ("id;text\n", []),
     ],
 )
-def test_the_delimiter_is_found(text: str, rows: list[list[str]]) -> None:
+def test_the_delimiter_is_found(text, rows):
     assert cells(text) == rows
 
 
-def test_the_option_wins_and_a_wrong_row_names_the_delimiter(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_option_wins_and_a_wrong_row_names_the_delimiter(capfd):
     assert cells("a;b,c\n1;2,3\n", delimiter=",") == [["1;2", "3"]]
     assert cells("a,b\n1\t2,3\n", usual="\t") == [["1\t2", "3"]]
     (message,) = cells("a;b\n1;2;3\n4;5\n6;7\n")[0]
@@ -157,7 +155,7 @@ CHAT = [{"role": "user", "content": "hi"}]
         ('{"city": "Bonn"}', '{"city": "Bonn"}'),
     ],
 )
-def test_a_chat_in_a_cell_is_a_chat_and_other_text_is_text(cell: str, prompt: Any) -> None:
+def test_a_chat_in_a_cell_is_a_chat_and_other_text_is_text(cell, prompt):
     assert RowPrompts.of(None, "chat").prompt({"chat": cell}) == prompt
 
 
@@ -171,7 +169,7 @@ def test_a_chat_in_a_cell_is_a_chat_and_other_text_is_text(cell: str, prompt: An
         ("chat", '[{"role": "user", "content": ' + "[" * 9999),
     ],
 )
-def test_what_only_looks_like_a_chat_is_refused(name: str, cell: str) -> None:
+def test_what_only_looks_like_a_chat_is_refused(name, cell):
     with pytest.raises(BadField, match=rf"field '{name}'.*chat"):
         RowPrompts.of(None, name).prompt({name: cell})
 
@@ -190,7 +188,7 @@ def test_what_only_looks_like_a_chat_is_refused(name: str, cell: str) -> None:
         ("{x:%d.%m.%Y}", "2026-11-27", "27.11.2026"),
     ],
 )
-def test_a_format_reads_the_text_of_a_cell(template: str, value: Any, prompt: str) -> None:
+def test_a_format_reads_the_text_of_a_cell(template, value, prompt):
     assert RowPrompts.of(template, None).prompt({"x": value}) == prompt
 
 
@@ -207,23 +205,23 @@ def test_a_format_reads_the_text_of_a_cell(template: str, value: Any, prompt: st
         ("{x:%Y}", 3),
     ],
 )
-def test_a_cell_that_does_not_fit_its_format_is_refused(template: str, value: Any) -> None:
+def test_a_cell_that_does_not_fit_its_format_is_refused(template, value):
     with pytest.raises(BadField, match=r"field 'x' is not a (number|date) that") as caught:
         RowPrompts.of(template, None).prompt({"x": value})
     assert str(value) not in caught.value.message
 
 
-def test_a_row_that_does_not_fit_its_format_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_row_that_does_not_fit_its_format_is_named(capfd):
     assert run("price\n1\ncheap\n", "--template", "{price:.2f} EUR") == 2
     assert "row 1 (line 3): field 'price' is not a number" in capfd.readouterr().err
 
 
-def test_a_decimal_comma_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_decimal_comma_is_told(capfd):
     assert run("name;price\nkettle;3,50\n", "--template", "{price:.2f} EUR") == 2
     assert "a decimal point in place of the comma" in capfd.readouterr().err
 
 
-def test_equal_ids_are_refused_with_both_rows(capfd: pytest.CaptureFixture[str]) -> None:
+def test_equal_ids_are_refused_with_both_rows(capfd):
     rows = (
         '{"id": 1, "text": "a"}\n{"id": 2, "text": "b"}\n{"id": 1.0, "text": "c"}\n{"id": "2", "text": "d"}\n'
     )
@@ -235,7 +233,7 @@ def test_equal_ids_are_refused_with_both_rows(capfd: pytest.CaptureFixture[str])
     assert [row["id"] for row in written()] == [0, 1, 2, 3]
 
 
-def test_the_first_prompt_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_prompt_is_shown(capfd):
     options = ("--template", "Say {text}", "--on-missing", "skip")
     rows = "text\n \nhello\x1b[31m\n"
     assert run(rows, *options, command="plan") == 0
@@ -246,7 +244,7 @@ def test_the_first_prompt_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
     assert "first prompt, row 1 (line 3): Say hello" in capfd.readouterr().err
 
 
-def test_a_resend_leaves_skipped_rows_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_resend_leaves_skipped_rows_alone(capfd):
     skip = ("--prompt-field", "text", "--on-missing", "skip", "-o", "out.jsonl")
     assert run(BLANKS, *skip) == 0
     before = Path("out.jsonl").read_bytes()
@@ -256,7 +254,7 @@ def test_a_resend_leaves_skipped_rows_alone(capfd: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("how", sampled(["escape", "keep", None]))
-def test_a_run_escapes_formulas_if_it_is_told_to(how: str | None) -> None:
+def test_a_run_escapes_formulas_if_it_is_told_to(how):
     options = [] if how is None else ["--csv-formulas", how]
     for limit in ("1", "3"):
         assert run("text\n=1\n-5\n@x\n", "-o", "out.csv", "--limit", limit, *options) == 0
@@ -267,6 +265,6 @@ def test_a_run_escapes_formulas_if_it_is_told_to(how: str | None) -> None:
     assert texts == (["'=1", "-5", "'@x"] if how == "escape" else ["=1", "-5", "@x"])
 
 
-def test_formulas_of_other_files_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_formulas_of_other_files_are_refused(capfd):
     assert run("text\na\n", "-o", "out.jsonl", "--csv-formulas", "escape") == 2
     assert "--csv-formulas requires results in CSV" in capfd.readouterr().err

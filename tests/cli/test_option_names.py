@@ -19,7 +19,7 @@ OF_THE_COMMAND = {
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "jobs"])
-def test_an_option_has_the_name_of_its_setting_or_keyword(command: str) -> None:
+def test_an_option_has_the_name_of_its_setting_or_keyword(command):
     subparsers = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     known = attrs.fields_dict(BatchingConfig).keys() | ListParams.__optional_keys__
     known |= attrs.fields_dict(Embedding).keys()
@@ -29,7 +29,7 @@ def test_an_option_has_the_name_of_its_setting_or_keyword(command: str) -> None:
             assert "--" + option.dest.replace("_", "-") in option.option_strings
 
 
-def test_a_misspelt_option_is_told_the_nearest(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_option_is_told_the_nearest(capfd):
     assert main(["run", "in.txt", "--model", "sim:demo", "--paralelism=4"]) == 2
     assert "--paralelism=4; did you mean --parallelism?" in capfd.readouterr().err
     assert main(["plan", "in.txt", "--model", "sim:demo", "--strategie", "batch"]) == 2
@@ -37,14 +37,12 @@ def test_a_misspelt_option_is_told_the_nearest(capfd: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "jobs", "emulator"])
-def test_an_option_that_is_near_to_none_is_told_none(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_option_that_is_near_to_none_is_told_none(command, capfd):
     assert main([command, *["in.txt", "--model", "sim:demo"][: 3 * (command in "run plan")], "--nope"]) == 2
     assert capfd.readouterr().err.endswith("unrecognized arguments: --nope\n")
 
 
-def test_what_only_a_setting_or_a_provider_takes_is_told_with_the_way(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_what_only_a_setting_or_a_provider_takes_is_told_with_the_way(capfd):
     command = ["run", "in.txt", "--model", "sim:demo"]
     assert main([*command, "--shared", "off"]) == 2
     assert (
@@ -92,9 +90,7 @@ RUN = ["run", "in.txt", "--model", "sim:demo"]
         (["jobs", "lits"], "did you mean list?"),
     ],
 )
-def test_a_name_that_other_programs_use_is_told_what_works_here(
-    words: list[str], hint: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_other_programs_use_is_told_what_works_here(words, hint, capfd):
     assert main(words) == 2
     assert f"; {hint}" in capfd.readouterr().err
 
@@ -107,16 +103,14 @@ def test_a_name_that_other_programs_use_is_told_what_works_here(
         (["--versoin"], "--versoin"),
     ],
 )
-def test_words_that_resemble_nothing_get_no_hint(
-    words: list[str], why: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_words_that_resemble_nothing_get_no_hint(words, why, capfd):
     assert main(words) == 2
     told = capfd.readouterr().err
     assert why in told
     assert ";" not in told
 
 
-def test_each_name_of_another_program_has_a_hint() -> None:
+def test_each_name_of_another_program_has_a_hint():
     options = {name: parser.options for name, parser in build_parser().commands.items()}
     for name in option_hints.FOREIGN:
         option = f"--{name.replace('_', '-')}"

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli.runs import prompts, stored_jobs, written
@@ -77,7 +76,7 @@ def run(model: str, *more: str, output: str = "out.jsonl") -> int:
 
 
 @pytest.fixture
-def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], object], int], None]:
+def changed(monkeypatch):
     append = OutputFile.append
 
     def prepare(change: Callable[[Path], object], after: int) -> None:
@@ -97,7 +96,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], objec
 
 
 @pytest.fixture(autouse=True)
-def folder(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(calls, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(Path("sim").resolve()))
 
 
@@ -111,13 +110,8 @@ def folder(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ),
 )
 def test_a_run_whose_output_changes_says_so_and_pays_nothing_twice(
-    calls: Any,
-    changed: Callable[[Callable[[Path], object], int], None],
-    capfd: pytest.CaptureFixture[str],
-    change: Callable[[Path], object],
-    after: int,
-    output: str,
-) -> None:
+    calls, changed, capfd, change, after, output
+):
     expected = prompts(ROWS)
     changed(change, after)
     assert run(OWN, output=output) == 1
@@ -131,9 +125,7 @@ def test_a_run_whose_output_changes_says_so_and_pays_nothing_twice(
 
 
 @pytest.mark.full
-def test_an_unreadable_output_is_moved_away(
-    calls: Any, changed: Callable[[Callable[[Path], object], int], None], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_output_is_moved_away(calls, changed, capfd):
     expected = prompts(ROWS)
 
     def garble(path: Path) -> None:

@@ -20,7 +20,7 @@ MODELS = [OPENAI, "anthropic:claude-haiku-5-5", "gemini:gemini-3-flash", "sim:de
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -44,7 +44,7 @@ def files() -> set[Path]:
 
 
 @pytest.mark.parametrize("model", sampled(MODELS, keep=2))
-def test_a_plan_needs_no_key_and_makes_no_file(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_needs_no_key_and_makes_no_file(model, capfd):
     prompts(50)
     before = files()
     assert plan(model=model) == 0
@@ -55,7 +55,7 @@ def test_a_plan_needs_no_key_and_makes_no_file(model: str, capfd: pytest.Capture
     assert files() == before
 
 
-def test_every_figure_of_a_plan_is_told_for_every_route(capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_figure_of_a_plan_is_told_for_every_route(capfd):
     prompts(40)
     found = planned(capfd, "--max-tokens", "100", "--prefer", "cost", "--max-rpm", "600")
     assert (found["route"], found["requests"], found["tokens_out"]) == ("batch", 40, 4000)
@@ -94,16 +94,12 @@ def test_every_figure_of_a_plan_is_told_for_every_route(capfd: pytest.CaptureFix
         keep=5,
     ),
 )
-def test_the_route_follows_the_constraints(
-    constraints: list[str], route: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_route_follows_the_constraints(constraints, route, capfd):
     prompts(40)
     assert planned(capfd, *constraints)["route"] == route
 
 
-def test_constraints_may_stand_in_the_settings(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_constraints_may_stand_in_the_settings(monkeypatch, capfd):
     prompts(40)
     monkeypatch.setenv("SMARTBATCH_PREFER", "cost")
     assert planned(capfd)["route"] == "batch"
@@ -135,9 +131,7 @@ def test_constraints_may_stand_in_the_settings(
         ),
     ],
 )
-def test_what_a_run_would_refuse_has_no_plan(
-    line: list[str], printed: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_run_would_refuse_has_no_plan(line, printed, capfd):
     prompts(40)
     prompts(1, "notes.jsonl")
     assert main(["plan", "in.txt", *(["--model", OPENAI] if "--model" not in line else []), *line]) == 2
@@ -148,7 +142,7 @@ def test_what_a_run_would_refuse_has_no_plan(
 
 
 @pytest.mark.full
-def test_a_plan_for_an_output_leaves_it_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_for_an_output_leaves_it_alone(capfd):
     prompts(20)
     model = "sim:demo?latency=0"
     assert main(["run", "in.txt", "--model", model, "-o", "out.jsonl", "--limit", "15", "--quiet"]) == 0
@@ -165,7 +159,7 @@ def test_a_plan_for_an_output_leaves_it_alone(capfd: pytest.CaptureFixture[str])
 
 
 @pytest.mark.full
-def test_rows_that_are_under_way_are_not_planned(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_are_under_way_are_not_planned(calls, capfd):
     prompts(10)
     with Child("--parallelism", "1", "-o", "out.jsonl") as child:
         child.release(2)
@@ -184,9 +178,7 @@ def test_rows_that_are_under_way_are_not_planned(calls: Any, capfd: pytest.Captu
     assert calls.asked == []
 
 
-def test_where_there_is_a_slower_tier_a_run_is_planned_by_it(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_is_a_slower_tier_a_run_is_planned_by_it(capfd, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_FLEX", "true")
     prompts(40)
     found = planned(capfd, "--prefer", "cost")

@@ -22,7 +22,7 @@ def read(pair: str, model: str = "openai:m") -> Any:
 
 
 @pytest.mark.parametrize("key", ["12345678", "1e5", "true", "[1]", '{"a": 1}', "sk-of-the-test"])
-def test_an_option_that_is_a_text_stays_as_it_is_written(key: str) -> None:
+def test_an_option_that_is_a_text_stays_as_it_is_written(key):
     assert read(f"api_key={key}") == key
     assert read(f"project={key}") == key
     assert read(f"batch_window={key}") == key
@@ -48,7 +48,7 @@ def test_an_option_that_is_a_text_stays_as_it_is_written(key: str) -> None:
         ("colour=5", "openai:m", 5),
     ],
 )
-def test_an_option_is_read_in_its_type(pair: str, model: str, value: Any) -> None:
+def test_an_option_is_read_in_its_type(pair, model, value):
     found = read(pair, model)
     assert (type(found), found) == (type(value), value)
 
@@ -65,20 +65,20 @@ def test_an_option_is_read_in_its_type(pair: str, model: str, value: Any) -> Non
         ("many=secret", "call:json:dumps", "a value that can only be passed in Python"),
     ],
 )
-def test_a_value_of_another_type_is_refused_and_not_repeated(pair: str, model: str, needs: str) -> None:
+def test_a_value_of_another_type_is_refused_and_not_repeated(pair, model, needs):
     with pytest.raises(ConfigError, match=f" needs {needs}$") as caught:
         read(pair, model)
     assert "secret" not in caught.value.message
 
 
-def test_options_of_an_own_provider_are_json_or_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_an_own_provider_are_json_or_a_text(monkeypatch):
     own_registry(monkeypatch)
     providers.register("mine", lambda name, clock, options: (MockProvider(), name))
     assert [read(f"x={text}", "mine:m") for text in ("5", "true", "a")] == [5, True, "a"]
 
 
 @pytest.mark.full
-def test_a_run_takes_a_key_of_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_takes_a_key_of_digits(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("a question\n")
     with emulator() as emu:

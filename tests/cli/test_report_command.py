@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture
-def client(folder: Path) -> Iterator[BatchingClient]:
+def client(folder):
     with BatchingClient("sim:demo?latency=0&batch_seconds=0", batch_poll_interval=0.01) as client:
         yield client
 
@@ -47,9 +46,7 @@ def written(folder: Path, *lines: dict[str, Any]) -> str:
     return "out.jsonl"
 
 
-def test_of_an_output_the_report_has_its_sums_and_no_answer(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_of_an_output_the_report_has_its_sums_and_no_answer(folder, capfd):
     assert report(written(folder, line(0), line(1, cost=None), failed(2)), "-o", "r.html") == 0
     assert "report of 3 requests in r.html" in capfd.readouterr().err
     html = (folder / "r.html").read_text("utf-8")
@@ -59,7 +56,7 @@ def test_of_an_output_the_report_has_its_sums_and_no_answer(
     assert "the store has no job for it" in html
 
 
-def test_of_lines_of_one_row_the_answered_one_counts(folder: Path) -> None:
+def test_of_lines_of_one_row_the_answered_one_counts(folder):
     path = written(folder, failed(0), line(1), failed(2, "first"), line(0), failed(2, "last"), failed(1))
     figures, _ = report_command.figures_of_output(path)
     status = figures.status()
@@ -67,7 +64,7 @@ def test_of_lines_of_one_row_the_answered_one_counts(folder: Path) -> None:
     assert [group.message for group in figures.seen.failures.largest()] == ["last"]
 
 
-def test_skipped_rows_are_no_failed_requests(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_skipped_rows_are_no_failed_requests(folder, capfd):
     skipped = {"kind": "row_skipped", "message": "skipped: blank `text`"}
     rows = (line(0), *(line(index, error=skipped, text=None, cost=0.0) for index in (1, 2)), failed(3))
     path = written(folder, *rows)
@@ -82,7 +79,7 @@ def test_skipped_rows_are_no_failed_requests(folder: Path, capfd: pytest.Capture
     assert figures.counts == {"succeeded": 1, "failed": 1, "skipped": 2, "unpriced": 1}
 
 
-def test_a_torn_last_line_is_left_out(folder: Path) -> None:
+def test_a_torn_last_line_is_left_out(folder):
     path = written(folder, line(0))
     with open(path, "a") as file:
         file.write('{"index": 1, "id')
@@ -105,9 +102,7 @@ def test_a_torn_last_line_is_left_out(folder: Path) -> None:
         '{"index": 0, "error": null, "dropped": 7}',
     ],
 )
-def test_a_file_that_is_no_output_is_refused(
-    folder: Path, text: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_output_is_refused(folder, text, capfd):
     (folder / "x.jsonl").write_text(text + "\n")
     assert report("x.jsonl") == 2
     assert "x.jsonl: line 1 is no" in capfd.readouterr().err
@@ -131,7 +126,7 @@ FORMATS = ("csv", "parquet")
 
 
 @pytest.mark.parametrize("format", sampled(FORMATS))
-def test_the_report_of_a_table_tells_what_that_of_the_lines_tells(folder: Path, format: str) -> None:
+def test_the_report_of_a_table_tells_what_that_of_the_lines_tells(folder, format):
     lines = [
         line(0, latency=0.5, dropped={"seed": "not known to the model"}),
         line(1, cost=None, attempts=3, parsed={"cost": 7.5, "label": "ä"}),
@@ -149,9 +144,7 @@ def test_the_report_of_a_table_tells_what_that_of_the_lines_tells(folder: Path, 
 
 
 @pytest.mark.parametrize("format", sampled(FORMATS))
-def test_results_of_a_job_are_an_output_too_as_lines_and_as_a_table(
-    client: BatchingClient, folder: Path, format: str
-) -> None:
+def test_results_of_a_job_are_an_output_too_as_lines_and_as_a_table(client, folder, format):
     client.submit_batch(["a", "b"], key="letters").wait(20)
     for name in ("results.jsonl", f"results.{format}"):
         assert main(["jobs", "results", "letters", "-o", name]) == 0
@@ -172,9 +165,7 @@ def test_results_of_a_job_are_an_output_too_as_lines_and_as_a_table(
         ({"dropped": "[1]"}, "row 1 is not a result"),
     ],
 )
-def test_a_table_that_is_no_output_is_refused_by_its_report(
-    folder: Path, row: dict[str, str] | None, what: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_that_is_no_output_is_refused_by_its_report(folder, row, what, capfd):
     names = [*FIRST_COLUMNS, *LAST_COLUMNS] if row is not None else ["a", "b"]
     cells = {"index": "0", **(row or {})}
     (folder / "x.csv").write_text(
@@ -185,7 +176,7 @@ def test_a_table_that_is_no_output_is_refused_by_its_report(
     assert f"x.csv: {what}; pass a job, or an output of smartbatch run or jobs results" in said
 
 
-def test_the_job_of_an_output_is_found_in_the_store(folder: Path) -> None:
+def test_the_job_of_an_output_is_found_in_the_store(folder):
     (folder / "in.txt").write_text("a\nb\n")
     by_batch = ["--strategy", "batch", "--batch-poll-interval", "0.01", "--quiet"]
     model = "sim:demo?batch_seconds=0"
@@ -198,7 +189,7 @@ def test_the_job_of_an_output_is_found_in_the_store(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", pytest.param("out.csv", marks=pytest.mark.full)])
-def test_a_run_in_real_time_leaves_the_decision_for_its_report(folder: Path, name: str) -> None:
+def test_a_run_in_real_time_leaves_the_decision_for_its_report(folder, name):
     for rows in ("a\nb\n", "c\nd\ne\n"):
         (folder / "in.txt").write_text(rows)
         (folder / name).unlink(missing_ok=True)
@@ -216,7 +207,7 @@ def test_a_run_in_real_time_leaves_the_decision_for_its_report(folder: Path, nam
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
-def test_outputs_of_one_name_in_two_folders_have_reports_of_their_own(folder: Path, strategy: str) -> None:
+def test_outputs_of_one_name_in_two_folders_have_reports_of_their_own(folder, strategy):
     model = ["--model", "sim:demo?latency=0&batch_seconds=0", "--quiet", "--strategy", strategy]
     if strategy == "batch":
         model += ["--batch-poll-interval", "0.01"]
@@ -236,7 +227,7 @@ def test_outputs_of_one_name_in_two_folders_have_reports_of_their_own(folder: Pa
         assert html.count("Route: ") == (name != "copied")
 
 
-def test_of_a_job_by_id_and_by_key(client: BatchingClient, folder: Path) -> None:
+def test_of_a_job_by_id_and_by_key(client, folder):
     job = client.submit_batch(["a", "b"], key="letters")
     job.wait(20)
     for name in (job.id, "letters"):
@@ -244,7 +235,7 @@ def test_of_a_job_by_id_and_by_key(client: BatchingClient, folder: Path) -> None
         assert "<title>Job letters – smartbatch report</title>" in (folder / "report.html").read_text("utf-8")
 
 
-def test_a_job_that_is_not_there_is_told(client: BatchingClient, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_is_not_there_is_told(client, capfd):
     assert report("nobody", "--store", "none.db") == 1
     place = Path("none.db").absolute()
     assert f"'nobody' is not a file, and there is no store at {place}" in capfd.readouterr().err
@@ -254,7 +245,7 @@ def test_a_job_that_is_not_there_is_told(client: BatchingClient, capfd: pytest.C
     assert "has no job with the id or key 'nobody'" in capfd.readouterr().err
 
 
-def test_only_a_report_is_replaced(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_a_report_is_replaced(folder, capfd):
     path = written(folder, line(0))
     assert report(path, "-o", "r.html") == report(path, "-o", "r.html") == 0
     (folder / "mine.html").write_text("<!doctype html><title>mine</title>")
@@ -266,9 +257,7 @@ def test_only_a_report_is_replaced(folder: Path, capfd: pytest.CaptureFixture[st
     assert "mine" in (folder / "mine.html").read_text()
 
 
-def test_a_picture_without_a_browser_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_without_a_browser_is_refused(folder, monkeypatch, capfd):
     path = written(folder, line(0))
     monkeypatch.setenv("PATH", str(folder))
     assert report(path, "--png") == 2
@@ -277,7 +266,7 @@ def test_a_picture_without_a_browser_is_refused(
 
 
 @pytest.mark.full
-def test_a_picture_is_as_high_as_the_report(folder: Path) -> None:
+def test_a_picture_is_as_high_as_the_report(folder):
     report_command.browser()
     assert report(written(folder, line(0), failed(1)), "--png") == 0
     picture = (folder / "report.png").read_bytes()
@@ -288,7 +277,7 @@ def test_a_picture_is_as_high_as_the_report(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sampled(HOSTILE))
-def test_texts_of_a_file_stay_text(folder: Path, name: str) -> None:
+def test_texts_of_a_file_stay_text(folder, name):
     text = HOSTILE[name]
     error = {"kind": text, "message": text}
     path = written(folder, line(0, model=text, dropped={text: text}), line(1, id=text, error=error))
@@ -299,7 +288,7 @@ def test_texts_of_a_file_stay_text(folder: Path, name: str) -> None:
 
 
 @pytest.mark.full
-def test_a_report_of_a_large_output_is_small(folder: Path) -> None:
+def test_a_report_of_a_large_output_is_small(folder):
     with open("out.jsonl", "w") as file:
         for number in range(100_000):
             file.write(
@@ -316,7 +305,7 @@ def test_a_report_of_a_large_output_is_small(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_browser_shows_a_report_without_a_complaint(client: BatchingClient, folder: Path) -> None:
+def test_a_browser_shows_a_report_without_a_complaint(client, folder):
     job = client.submit_batch([f"prompt {number}" for number in range(50)])
     job.wait(20)
     job.report().save(folder / "job.html")

@@ -53,7 +53,7 @@ def jobs() -> list[JobRow]:
 
 
 @pytest.mark.full
-def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rows_go_as_one_job_and_come_back_in_order(capfd):
     prompts = lines_of(50)
     assert run("-o", "out.jsonl") == 0
     rows = written()
@@ -71,9 +71,7 @@ def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[
 
 @pytest.mark.full
 @pytest.mark.parametrize("output", [["-o", "out.jsonl"], []])
-def test_rows_that_failed_are_asked_again_as_a_job_of_their_own(
-    output: list[str], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_rows_that_failed_are_asked_again_as_a_job_of_their_own(output, monkeypatch, capfdbinary):
     lines_of(6)
 
     def refused(batch: int, position: int, _id: str | None) -> str | None:
@@ -117,9 +115,7 @@ def when_created(event: threading.Event) -> Callable[[int, Mapping[str, str]], N
 
 
 @pytest.mark.full
-def test_ctrl_c_leaves_the_job_to_the_next_run(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_leaves_the_job_to_the_next_run(monkeypatch, capfd):
     lines_of(40)
     created = threading.Event()
     with emulator(batch_turnaround=3.0, batch_fault_for=when_created(created)) as emu:
@@ -165,9 +161,7 @@ def test_ctrl_c_leaves_the_job_to_the_next_run(
         (["--model", "sim:demo", "--strategy", "batch", "--store", "in.txt"], "in.txt"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_stored(
-    line: list[str], printed: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_makes_no_sense_is_refused_before_anything_is_stored(line, printed, capfd):
     lines_of(3)
     assert main(["run", "in.txt", "-o", "out.jsonl", "--store", "jobs.db", *line]) == 2
     message = capfd.readouterr().err
@@ -177,7 +171,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_stored(
 
 
 @pytest.mark.full
-def test_a_budget_bounds_batches_and_a_larger_one_asks_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_bounds_batches_and_a_larger_one_asks_the_rest(monkeypatch):
     answers = dict.fromkeys(lines_of(40), "a long word " * 20)
     with emulator(answers=answers) as emu:
         use_emulator(emu, monkeypatch)

@@ -42,7 +42,7 @@ def killed(expected: list[str], *args: str, count: int = 3) -> None:
 
 
 @pytest.mark.full
-def test_a_run_that_is_over_leaves_nothing_in_the_store(calls: Any) -> None:
+def test_a_run_that_is_over_leaves_nothing_in_the_store(calls):
     expected = prompts(20)
     calls.broken.add("prompt 7")
     assert run("--retries", "0") == 1
@@ -59,7 +59,7 @@ def test_a_run_that_is_over_leaves_nothing_in_the_store(calls: Any) -> None:
 
 
 @pytest.mark.full
-def test_without_an_output_the_store_keeps_failed_rows(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_an_output_the_store_keeps_failed_rows(calls, capfd):
     prompts(8)
     calls.broken.add("prompt 2")
     assert run("--retries", "0", "--quiet", output=None) == 1
@@ -77,7 +77,7 @@ def test_without_an_output_the_store_keeps_failed_rows(calls: Any, capfd: pytest
 
 
 @pytest.mark.full
-def test_an_output_counts_although_the_store_is_gone(calls: Any) -> None:
+def test_an_output_counts_although_the_store_is_gone(calls):
     expected = prompts(10)
     killed(expected)
     for path in Path(default_place()).parent.glob("jobs.db*"):
@@ -92,7 +92,7 @@ def test_an_output_counts_although_the_store_is_gone(calls: Any) -> None:
 
 
 @pytest.mark.full
-def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nobody_else_pays_for_a_run_that_was_killed(calls, capfd):
     expected = prompts(10)
     killed(expected)
     others = prompts(5, "other.txt", "other")
@@ -118,9 +118,7 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
 
 
 @pytest.mark.full
-def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(
-    calls: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(calls, capfd, monkeypatch):
     expected = prompts(10)
     killed(expected)
     (job,) = stored_jobs()
@@ -142,7 +140,7 @@ def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(
 
 
 @pytest.mark.full
-def test_ctrl_c_says_what_becomes_of_the_rest(calls: Any) -> None:
+def test_ctrl_c_says_what_becomes_of_the_rest(calls):
     prompts(50)
     with Child("--parallelism", "2", "-o", "out.jsonl") as child:
         child.begun(2)
@@ -160,7 +158,7 @@ def test_ctrl_c_says_what_becomes_of_the_rest(calls: Any) -> None:
 
 
 @pytest.mark.full
-def test_a_second_ctrl_c_ends_at_once(calls: Any) -> None:
+def test_a_second_ctrl_c_ends_at_once(calls):
     prompts(50)
     with Child("--parallelism", "2", "-o", "out.jsonl") as child:
         child.begun(2)
@@ -173,9 +171,7 @@ def test_a_second_ctrl_c_ends_at_once(calls: Any) -> None:
 
 
 @pytest.mark.full
-def test_another_input_for_the_output_drops_what_was_left(
-    calls: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_another_input_for_the_output_drops_what_was_left(calls, capfd):
     expected = prompts(10)
     killed(expected)
     Path("out.jsonl").unlink()
@@ -188,9 +184,7 @@ def test_another_input_for_the_output_drops_what_was_left(
 
 
 @pytest.mark.full
-def test_the_rest_of_a_run_in_real_time_can_go_by_batch(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_rest_of_a_run_in_real_time_can_go_by_batch(calls, monkeypatch, capfd):
     expected = prompts(30)
     killed = threading.Event()
 
@@ -212,7 +206,7 @@ def test_the_rest_of_a_run_in_real_time_can_go_by_batch(
 
 
 @pytest.mark.full
-def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_key_goes_on_with_a_run(calls, monkeypatch):
     expected = prompts(12)
     with emulator(hang_seconds=60, fault_for=lambda i, _: "hang" if i == 4 else None) as emu:
         use_emulator(emu, monkeypatch, "sk-the-first-of-the-tests")
@@ -229,9 +223,7 @@ def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.full
-def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
-    monkeypatch: pytest.MonkeyPatch, calls: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(monkeypatch, calls, capfd):
     with emulator(latency=0, answers=dict.fromkeys(prompts(40), "a long word " * 20)) as emu:
         use_emulator(emu, monkeypatch)
         options = ["--max-tokens", "100", "--strategy", "individual", "--budget"]
@@ -253,9 +245,7 @@ def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
 
 
 @pytest.mark.full
-def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(calls, monkeypatch, capfd):
     prompts(3)
     Path("no-folder").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(Path("no-folder").resolve()))

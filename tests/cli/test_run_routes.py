@@ -25,7 +25,7 @@ OPENAI = "openai:gpt-5-mini"
 
 
 @pytest.fixture(autouse=True)
-def poll_interval(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def poll_interval(folder, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
 
 
@@ -59,13 +59,7 @@ def lines_of_batches(emu: Emulator) -> int:
         keep=3,
     ),
 )
-def test_rows_go_by_the_route_that_was_chosen(
-    constraints: list[str],
-    alone: int,
-    by_batch: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_rows_go_by_the_route_that_was_chosen(constraints, alone, by_batch, monkeypatch, capfd):
     expected = prompts(24)
     with emulator(latency=0) as emu:
         use_emulator(emu, monkeypatch)
@@ -84,9 +78,7 @@ def test_rows_go_by_the_route_that_was_chosen(
 
 
 @pytest.mark.full
-def test_the_choice_and_its_reason_are_told_first_and_scored_last(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_choice_and_its_reason_are_told_first_and_scored_last(monkeypatch, capfd):
     prompts(30)
     monkeypatch.setenv("SMARTBATCH_STRATEGY", "hybrid")
     with emulator(latency=0) as emu:
@@ -105,7 +97,7 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
 
 
 @pytest.mark.full
-def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_route_that_is_not_to_be_had_is_told(calls, capfd):
     prompts(12)
     own = "call:own_calls:ask"
     assert run("--strategy", "hybrid", "--batch-fallback", "individual", model=own) == 0
@@ -124,9 +116,7 @@ def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.Capture
         (["--time-value", "-5"], "time_value = -5.0 is out of range"),
     ],
 )
-def test_impossible_constraints_send_nothing(
-    constraints: list[str], printed: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_constraints_send_nothing(constraints, printed, monkeypatch, capfd):
     prompts(40)
     with emulator(latency=0) as emu:
         use_emulator(emu, monkeypatch)
@@ -139,9 +129,7 @@ def test_impossible_constraints_send_nothing(
     assert stored_jobs() == []
 
 
-def test_a_failed_batch_is_reported_with_the_rows_sent_in_real_time(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_batch_is_reported_with_the_rows_sent_in_real_time(monkeypatch, capfd):
     prompts(12)
     with emulator(latency=0, batch_faults={"fail_validation": 1.0}) as emu:
         use_emulator(emu, monkeypatch)
@@ -155,9 +143,7 @@ def test_a_failed_batch_is_reported_with_the_rows_sent_in_real_time(
 
 
 @pytest.mark.full
-def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(monkeypatch, capfd):
     expected = prompts(40)
     created = threading.Event()
 
@@ -193,9 +179,7 @@ def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
 
 
 @pytest.mark.full
-def test_new_rows_get_a_choice_of_their_own(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_new_rows_get_a_choice_of_their_own(calls, monkeypatch, capfd):
     prompts(8)
     killed = threading.Event()
 
@@ -221,9 +205,7 @@ def test_new_rows_get_a_choice_of_their_own(
     assert "expected up to" not in printed  # time and cost of both jobs say nothing about the choice for one
 
 
-def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(monkeypatch, capfd):
     prompts(5000)
     added: list[object] = []
 
@@ -242,7 +224,7 @@ def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
 
 
 @pytest.mark.full
-def test_a_run_that_is_taken_up_with_new_rows_keeps_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_taken_up_with_new_rows_keeps_its_budget(monkeypatch):
     answers = dict.fromkeys(prompts(30), "a long word " * 20)
     created = threading.Event()
 
@@ -270,7 +252,7 @@ def test_a_run_that_is_taken_up_with_new_rows_keeps_its_budget(monkeypatch: pyte
     assert {row["error"] and row["error"]["kind"] for row in written()} == {None, "budget_exceeded"}
 
 
-def test_rows_may_name_their_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_may_name_their_models(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": "one"}, {"prompt": "two", "model": "sim:other"}, {"prompt": "three", "model": ""}]
     Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

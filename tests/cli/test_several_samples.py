@@ -25,7 +25,7 @@ def places(lines: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return [(line["index"], line["sample"]) for line in lines]
 
 
-def test_each_row_has_a_line_for_each_answer(calls: Any) -> None:
+def test_each_row_has_a_line_for_each_answer(calls):
     Path("in.txt").write_text("prompt 0\nprompt 0\n")
     expected = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     for _ in range(2):
@@ -36,7 +36,7 @@ def test_each_row_has_a_line_for_each_answer(calls: Any) -> None:
     assert stored_jobs() == []
 
 
-def test_a_larger_number_pays_only_for_the_further_answers(calls: Any) -> None:
+def test_a_larger_number_pays_only_for_the_further_answers(calls):
     expected = prompts(2)
     assert run() == 0
     first = written()
@@ -50,9 +50,7 @@ def test_a_larger_number_pays_only_for_the_further_answers(calls: Any) -> None:
 
 
 @pytest.mark.parametrize("smaller", sampled([2, None]))
-def test_a_smaller_number_is_refused(
-    smaller: int | None, calls: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_smaller_number_is_refused(smaller, calls, capfd):
     prompts(2)
     assert run(n=3) == 0
     before = Path("out.jsonl").read_bytes()
@@ -62,7 +60,7 @@ def test_a_smaller_number_is_refused(
     assert len(calls.asked) == 6
 
 
-def test_only_the_answers_that_failed_are_asked_again(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_the_answers_that_failed_are_asked_again(calls, capfd):
     prompts(2)
     assert run(n=2) == 0
     lines = Path("out.jsonl").read_bytes().splitlines(keepends=True)
@@ -79,7 +77,7 @@ def test_only_the_answers_that_failed_are_asked_again(calls: Any, capfd: pytest.
 
 
 @pytest.mark.parametrize("name", sampled(["out.csv", "out.parquet"]))
-def test_tables_have_the_number_of_the_answer(name: str, calls: Any) -> None:
+def test_tables_have_the_number_of_the_answer(name, calls):
     if name.endswith("parquet"):
         pytest.importorskip("pyarrow")
     Path("in.txt").unlink(missing_ok=True)
@@ -112,7 +110,7 @@ def test_tables_have_the_number_of_the_answer(name: str, calls: Any) -> None:
     assert "6 of 6 requests were answered" in Path("report.html").read_text()
 
 
-def test_a_skipped_row_has_one_line(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_skipped_row_has_one_line(calls, capfd):
     line = ["run", "in.csv", "--template", "{text}", "--model", "call:own_calls:ask", "--quiet"]
     line += ["--on-missing", "skip", "--n", "2"]
     Path("in.csv").write_text("id,text\na,one\nb,\nc,three\n")
@@ -131,9 +129,7 @@ def test_a_skipped_row_has_one_line(calls: Any, capfd: pytest.CaptureFixture[str
     assert len(calls.asked) == 8
 
 
-def test_flawed_answers_are_sent_again_one_by_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_flawed_answers_are_sent_again_one_by_one(folder, monkeypatch, capfd):
     prompts(2)
     line = ["run", "in.txt", "--model", "sim:demo?latency=0", "-o", "out.jsonl", "--quiet"]
     assert main([*line, "--max-tokens", "3", "--n", "2"]) == 0
@@ -144,7 +140,7 @@ def test_flawed_answers_are_sent_again_one_by_one(
     ] == [(row, sample, "stop") for row in range(2) for sample in range(2)]
 
 
-def test_answers_come_by_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_come_by_batch(folder, monkeypatch):
     prompts(3)
     with emulator() as emu:
         use_emulator(emu, monkeypatch)
@@ -155,7 +151,7 @@ def test_answers_come_by_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert job.total == 6
 
 
-def test_a_plan_counts_each_answer(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_counts_each_answer(calls, capfd):
     prompts(4)
     line = ["plan", "in.txt", "--model", "sim:demo", "--json"]
     counts = []
@@ -168,9 +164,7 @@ def test_a_plan_counts_each_answer(calls: Any, capfd: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("args", "said"), [(["--n", "0"], "n must be"), (["--n", "2", "--embed"], "--n applies to")]
 )
-def test_what_cannot_be_asked_is_refused(
-    args: list[str], said: str, calls: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_asked_is_refused(args, said, calls, capfd):
     prompts(1)
     assert run(*args) == 2
     assert said in capfd.readouterr().err

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli.runs import prompts
@@ -41,7 +40,7 @@ COMMANDS = [
 
 
 @pytest.fixture
-def job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def job(folder, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
     with BatchingClient(SIM) as client:
         client.submit_batch(["a", "b"], key="letters").wait(20)
@@ -63,9 +62,7 @@ def without_reader() -> int:
 
 
 @pytest.mark.parametrize("words", sampled(COMMANDS, keep=2), ids=" ".join)
-def test_a_reader_that_went_away_ends_a_command_quietly(
-    job: str, words: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reader_that_went_away_ends_a_command_quietly(job, words, capfd):
     capfd.readouterr()
     with standard_output(without_reader()):
         assert main(words) == 0
@@ -74,9 +71,7 @@ def test_a_reader_that_went_away_ends_a_command_quietly(
 
 @ON_A_FULL_DISK
 @pytest.mark.parametrize("words", sampled(COMMANDS, keep=2), ids=" ".join)
-def test_a_full_disk_ends_a_command_with_one_line(
-    job: str, words: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_ends_a_command_with_one_line(job, words, capfd):
     capfd.readouterr()
     with standard_output(os.open(FULL, os.O_WRONLY)):
         assert main(words) == 1
@@ -84,9 +79,7 @@ def test_a_full_disk_ends_a_command_with_one_line(
 
 
 @ON_A_FULL_DISK
-def test_a_run_whose_standard_output_is_full_goes_on_with_the_same_line(
-    calls: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_standard_output_is_full_goes_on_with_the_same_line(calls, capfd):
     expected = prompts(3)
     line = ["run", "in.txt", "--model", OWN, "--parallelism", "1", "--quiet"]
     with standard_output(os.open(FULL, os.O_WRONLY)):
@@ -98,7 +91,7 @@ def test_a_run_whose_standard_output_is_full_goes_on_with_the_same_line(
     assert sorted(calls.asked) == expected
 
 
-def test_a_watched_job_is_carried_on_when_the_reader_went_away(folder: Path) -> None:
+def test_a_watched_job_is_carried_on_when_the_reader_went_away(folder):
     with BatchingClient(SIM, batch_poll_interval=0.05) as client:
         job = client.submit_batch(["a", "b"])
     with standard_output(without_reader()):
@@ -107,9 +100,7 @@ def test_a_watched_job_is_carried_on_when_the_reader_went_away(folder: Path) -> 
         assert client.job(job.id).status().completed == 2
 
 
-def test_the_exit_code_is_that_of_the_command_when_the_reader_went_away(
-    job: str, calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_code_is_that_of_the_command_when_the_reader_went_away(job, calls, monkeypatch, capfd):
     with BatchingClient(f"{SIM}&faults=500:1", batch_poll_interval=0.05, retries=0) as client:
         client.submit_batch(["a", "b"], key="failed").wait(20)
     monkeypatch.setenv("SMARTBATCH_PARALLELISM", "none of these")
@@ -134,9 +125,7 @@ CLOSED = [words for words in COMMANDS if words[:2] != ["jobs", "results"]]
 
 
 @pytest.mark.parametrize("words", sampled(CLOSED, keep=2), ids=" ".join)
-def test_closed_standard_output_is_no_error(
-    job: str, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_standard_output_is_no_error(job, words, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(words) == 0
 
@@ -144,9 +133,7 @@ def test_closed_standard_output_is_no_error(
 @pytest.mark.parametrize(
     "words", [["run", "in.txt", "--model", OWN], ["jobs", "results", "letters"]], ids=" ".join
 )
-def test_results_are_refused_where_standard_output_is_closed(
-    job: str, calls: Any, words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_results_are_refused_where_standard_output_is_closed(job, calls, words, monkeypatch, capfd):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(words) == 2
     assert (
@@ -158,17 +145,13 @@ def test_results_are_refused_where_standard_output_is_closed(
     assert len(Path("out.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_run_of_standard_input_that_is_closed_is_refused(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_standard_input_that_is_closed_is_refused(calls, monkeypatch, capfd):
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["run", "-", "--model", OWN]) == 2
     assert capfd.readouterr().err == "smartbatch: standard input is closed\n"
 
 
-def test_a_run_says_nothing_where_standard_error_is_closed(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_nothing_where_standard_error_is_closed(calls, monkeypatch, capfd):
     prompts(2)
     monkeypatch.setattr(sys, "stderr", None)
     assert main(["run", "in.txt", "--model", "sim:m?faults=500:1&latency=0", "-v", "--retries", "0"]) == 1
@@ -180,7 +163,7 @@ def test_a_run_says_nothing_where_standard_error_is_closed(
 
 @pytest.mark.full
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
-def test_no_file_gets_the_number_of_a_stream_that_is_closed(folder: Path, closed: str) -> None:
+def test_no_file_gets_the_number_of_a_stream_that_is_closed(folder, closed):
     prompts(2)
     code = (
         "import os, sys\n"

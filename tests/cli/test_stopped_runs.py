@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 from cli.runs import prompts, written
@@ -39,7 +37,7 @@ class Refusing:
         pytest.param((401, ErrorKind.AUTH_ERROR), id="401"),
     ]
 )
-def refusing(request: pytest.FixtureRequest, calls: Any, monkeypatch: pytest.MonkeyPatch) -> Refusing:
+def refusing(request, calls, monkeypatch):
     found = Refusing(*request.param)
     monkeypatch.setattr(calls, "ask", found)
     return found
@@ -49,7 +47,7 @@ def run(*more: str) -> int:
     return main(["run", "in.txt", "--model", "call:own_calls:ask", "--parallelism", "4", *more])
 
 
-def test_a_run_stops_and_resumes(refusing: Refusing, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_stops_and_resumes(refusing, capfd):
     prompts(ROWS)
     assert run("-o", "out.jsonl") == 1
     sent = refusing.calls
@@ -66,7 +64,7 @@ def test_a_run_stops_and_resumes(refusing: Refusing, capfd: pytest.CaptureFixtur
     assert [row["text"] for row in written("out.jsonl")] == [f"answer to prompt {n}" for n in range(ROWS)]
 
 
-def test_keep_going_sends_all(refusing: Refusing, capfd: pytest.CaptureFixture[str]) -> None:
+def test_keep_going_sends_all(refusing, capfd):
     prompts(ROWS)
     assert run("--keep-going", "-o", "out.jsonl") == 1
     assert "Stopped" not in capfd.readouterr().err
@@ -74,7 +72,7 @@ def test_keep_going_sends_all(refusing: Refusing, capfd: pytest.CaptureFixture[s
     assert all(row["attempts"] == 1 for row in written("out.jsonl"))
 
 
-def test_a_list_stops_with_one_message(refusing: Refusing) -> None:
+def test_a_list_stops_with_one_message(refusing):
     with pytest.raises(AllRequestsFailed) as caught:
         smartbatch.generate([f"{n}" for n in range(1000)], model="call:own_calls:ask", parallelism=4)
     assert refusing.calls < 500  # calls that take no time are over before the rest is cancelled
@@ -87,7 +85,7 @@ def test_a_list_stops_with_one_message(refusing: Refusing) -> None:
     assert all(result.cost == 0 for result in results if isinstance(result.error, ListStopped))
 
 
-def test_a_list_with_a_key_sends_the_rest_when_it_is_asked_again(refusing: Refusing, tmp_path: Path) -> None:
+def test_a_list_with_a_key_sends_the_rest_when_it_is_asked_again(refusing, tmp_path):
     rows = [f"{n}" for n in range(ROWS)]
     store = str(tmp_path / "lists.db")
 

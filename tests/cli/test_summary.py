@@ -37,7 +37,7 @@ def broken(message: str, kind: ErrorKind = ErrorKind.SERVER_ERROR, attempts: int
     return Result("r", error=ProviderError(message, kind=kind), attempts=attempts, cost=0.0)
 
 
-def test_the_summary_is_a_few_sentences() -> None:
+def test_the_summary_is_a_few_sentences():
     summary = RunSummary()
     for index in range(19):
         summary.count_row(row(index), answered(latency=0.0))
@@ -51,7 +51,7 @@ def test_the_summary_is_a_few_sentences() -> None:
     ]
 
 
-def test_a_resumed_run_is_compared_with_sequential_calls() -> None:
+def test_a_resumed_run_is_compared_with_sequential_calls():
     summary = RunSummary()
     summary.count_row(row(0), answered())
     summary.count_row(row(1), answered(attempts=4))
@@ -65,7 +65,7 @@ def test_a_resumed_run_is_compared_with_sequential_calls() -> None:
     ]
 
 
-def test_a_rejected_key_stops_the_run() -> None:
+def test_a_rejected_key_stops_the_run():
     summary = RunSummary()
     stopped = ListStopped("not sent", reason="the API key was rejected (401)")
     for index in range(20):
@@ -82,13 +82,13 @@ def test_a_rejected_key_stops_the_run() -> None:
 
 
 @pytest.mark.parametrize("wall", [2.0, 20.0])
-def test_no_speedup_is_claimed_if_there_is_none(wall: float) -> None:
+def test_no_speedup_is_claimed_if_there_is_none(wall):
     summary = RunSummary()
     summary.count_row(row(0), answered())
     assert f"Took {wall:.0f} s." in summary_lines(summary, wall=wall)
 
 
-def test_equal_failures_are_one_line_with_a_count() -> None:
+def test_equal_failures_are_one_line_with_a_count():
     summary = RunSummary()
     for index in range(3):
         summary.count_row(row(index), broken(f"broken (request req_01ab{index}cdef)"))
@@ -101,7 +101,7 @@ def test_equal_failures_are_one_line_with_a_count() -> None:
     ]
 
 
-def test_only_the_first_groups_of_failures_are_listed() -> None:
+def test_only_the_first_groups_of_failures_are_listed():
     summary = RunSummary()
     for index in range(1000):
         summary.count_row(row(index), broken(f"broken {'abcdefg'[index % 7]}"))
@@ -123,7 +123,7 @@ def test_only_the_first_groups_of_failures_are_listed() -> None:
         ([0.5, None], "$0.50 and 1 row of unknown price"),
     ],
 )
-def test_an_unknown_price_is_never_counted_as_nothing(costs: list[float | None], printed: str) -> None:
+def test_an_unknown_price_is_never_counted_as_nothing(costs, printed):
     summary = RunSummary()
     for cost in costs:
         summary.count_row(row(0), answered(cost=cost))
@@ -152,7 +152,7 @@ def spent(usd: float | None) -> ActualCost:
         (Route.HYBRID, "; the same tokens would have cost $4.00 in real time or $2.00 as a batch"),
     ],
 )
-def test_the_cost_is_compared_with_the_other_routes(route: Route, words: str) -> None:
+def test_the_cost_is_compared_with_the_other_routes(route, words):
     summary = RunSummary()
     summary.count_row(row(0), answered(cost=2.5))
     assert f"Cost: $2.50{words}." in summary_lines(summary, decision=decided(route), actual=spent(2.5))
@@ -163,7 +163,7 @@ def outcome(decision: Decision, seconds: float, actual: ActualCost, rescue: str 
     return list(outcome_lines(decision, seconds, actual, rescue))
 
 
-def test_a_run_says_whether_its_deadline_was_met() -> None:
+def test_a_run_says_whether_its_deadline_was_met():
     assert outcome(decided(Route.BATCH, 3600.0), 3000.0, spent(2.0)) == [
         "Met the deadline with 10 min to spare."
     ]
@@ -191,9 +191,7 @@ def test_a_run_says_whether_its_deadline_was_met() -> None:
         (Route.INDIVIDUAL, 0, 10, None),
     ],
 )
-def test_requests_of_a_batch_that_were_sent_in_real_time_are_counted(
-    route: Route, by_batch: int, in_real_time: int, printed: str | None
-) -> None:
+def test_requests_of_a_batch_that_were_sent_in_real_time_are_counted(route, by_batch, in_real_time, printed):
     actual = ActualCost()
     routes = [Route.BATCH] * by_batch + [Route.FLEX] * (in_real_time > 0)
     for each in routes + [Route.INDIVIDUAL] * (in_real_time - 1):
@@ -207,7 +205,7 @@ class Terminal(io.TextIOWrapper):
         return True
 
 
-def test_a_person_reads_lines_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_person_reads_lines_without_control_characters(monkeypatch):
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", Terminal(shown, encoding="utf-8"))
     output = StandardOutput()
@@ -220,6 +218,6 @@ def test_a_person_reads_lines_without_control_characters(monkeypatch: pytest.Mon
     assert second == r"1  a prompt → [timeout] no answer\x1b[31m"
 
 
-def test_a_failed_row_is_one_line() -> None:
+def test_a_failed_row_is_one_line():
     failure = Result("r", error=ProviderError("a\nb", kind=ErrorKind.UNKNOWN))
     assert failure_line(row(4, id="x\ny"), failure) == r"row 4 (id x\ny): unknown: a\nb"

@@ -60,7 +60,7 @@ def ends_without_asking(calls: Any, name: str, expected: list[str]) -> None:
 
 @pytest.mark.full
 @both
-def test_a_table_is_written_and_resumed(calls: Any, name: str) -> None:
+def test_a_table_is_written_and_resumed(calls, name):
     expected = prompts(5)
     assert run(name, "--limit", "3") == 0
     assert [row["prompt"] for row in table(name)] == expected[:3]
@@ -81,7 +81,7 @@ def test_a_table_is_written_and_resumed(calls: Any, name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("before", [0, 7])
 @pytest.mark.parametrize("name", [f"out.{format}" for format in FORMATS])
-def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any, name: str, before: int) -> None:
+def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls, name, before):
     expected = prompts(60)
     if before:
         with Child("-o", name, "--limit", str(before)) as child:
@@ -107,9 +107,7 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any, name
 
 @pytest.mark.full
 @both
-def test_a_run_that_ends_as_its_table_is_written_goes_on_from_its_lines(
-    calls: Any, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_ends_as_its_table_is_written_goes_on_from_its_lines(calls, name, monkeypatch, capfd):
     expected = prompts(4)
     assert run(name, "--limit", "2") == 0
     earlier = Path(name).read_bytes()
@@ -126,7 +124,7 @@ def test_a_run_that_ends_as_its_table_is_written_goes_on_from_its_lines(
 
 
 @pytest.mark.parametrize("name", ["out.parquet", pytest.param("out.csv", marks=pytest.mark.full)])
-def test_a_run_over_strange_rows_ends_with_a_table_that_can_be_read(calls: Any, name: str) -> None:
+def test_a_run_over_strange_rows_ends_with_a_table_that_can_be_read(calls, name):
     row = {"prompt": "p", "deep": nested(190, 1), "meta": {"x\ud83d": 1}, "y\ud83d": 2}
     Path("in.jsonl").write_text(json.dumps(row) + "\n")
     assert run(name, input="in.jsonl") == run(name, input="in.jsonl") == 0
@@ -135,9 +133,7 @@ def test_a_run_over_strange_rows_ends_with_a_table_that_can_be_read(calls: Any, 
     assert left() == {name}
 
 
-def test_a_table_that_cannot_be_written_leaves_the_lines_and_says_where(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_that_cannot_be_written_leaves_the_lines_and_says_where(calls, monkeypatch, capfd):
     def refuse(*_: object, **__: object) -> None:
         raise UnwritableTable("a value fits no column")
 
@@ -154,9 +150,7 @@ def test_a_table_that_cannot_be_written_leaves_the_lines_and_says_where(
 
 @pytest.mark.full
 @both
-def test_a_run_that_was_killed_after_its_table_was_written_is_over(
-    calls: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_killed_after_its_table_was_written_is_over(calls, name, monkeypatch):
     expected = prompts(3)
     with monkeypatch.context() as patched:
         patched.setattr(table_output.OutputFile, "remove", table_output.OutputFile.close)
@@ -166,9 +160,7 @@ def test_a_run_that_was_killed_after_its_table_was_written_is_over(
 
 
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", "notes\n", "index,key\n1,2\n", 'a,b\n"1\n'])
-def test_a_table_that_is_no_output_is_refused(
-    calls: Any, content: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_that_is_no_output_is_refused(calls, content, capfd):
     prompts(3)
     Path("out.csv").write_text(content)
     assert run("out.csv") == 2
@@ -178,9 +170,7 @@ def test_a_table_that_is_no_output_is_refused(
     assert left() == {"out.csv"}
 
 
-def test_parquet_without_pyarrow_is_refused(
-    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_parquet_without_pyarrow_is_refused(calls, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     prompts(1)
     assert run("out.parquet") == 2
@@ -190,9 +180,7 @@ def test_parquet_without_pyarrow_is_refused(
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [f"letters.{format}" for format in FORMATS])
-def test_the_results_of_a_job_are_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_results_of_a_job_are_a_table(tmp_path, monkeypatch, name, capfd):
     monkeypatch.chdir(tmp_path)
     with BatchingClient("sim:demo?batch_seconds=0", batch_poll_interval=0.05) as client:
         job = client.submit_batch(["a", "b"])
@@ -231,7 +219,7 @@ def round_trip(format: str, lines: list[Line]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("numbers", "bits"), [([0.5, -0.25], "float"), ([0.1, 0.5], "double")])
-def test_a_table_that_is_read_back_keeps_the_width_of_its_numbers(numbers: list[float], bits: str) -> None:
+def test_a_table_that_is_read_back_keeps_the_width_of_its_numbers(numbers, bits):
     import pyarrow.parquet
 
     vectors = [{"embedding": numbers}, {"embedding": [1.0]}]
@@ -246,7 +234,7 @@ def test_a_table_that_is_read_back_keeps_the_width_of_its_numbers(numbers: list[
         assert str(found.type.value_type) == bits
 
 
-def test_names_that_meet_are_told_apart() -> None:
+def test_names_that_meet_are_told_apart():
     lines = [
         line(0, input={"text": "q", "result_text": "r", "key": "k"}, parsed={"text": "p", "score": 1}),
         line(1, input={"score": 5}, parsed=[1, 2]),
@@ -266,7 +254,7 @@ def nested(levels: int, inner: Any, kind: type = list) -> Any:
 
 
 @pytest.mark.parametrize("kind", [list, dict])
-def test_what_is_nested_deeply_is_text_in_a_table(kind: type) -> None:
+def test_what_is_nested_deeply_is_text_in_a_table(kind):
     values = [nested(levels, 1, kind) for levels in (10, 60, 190)]
     rows = round_trip("parquet", [line(0, input=dict(zip("abc", values, strict=True)))])
     assert rows[0]["a"] == values[0]
@@ -275,7 +263,7 @@ def test_what_is_nested_deeply_is_text_in_a_table(kind: type) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_names_that_are_no_utf_8_do_not_keep_a_table_from_being_written(format: str) -> None:
+def test_names_that_are_no_utf_8_do_not_keep_a_table_from_being_written(format):
     lines = [
         line(0, input={"a\ud83d": "in", "meta": {"b\ud83d": [1]}}, parsed={"c\ud83d": "out"}),
         line(1, input={"meta": {"d": 2}}),
@@ -303,9 +291,7 @@ CHANGES = st.fixed_dictionaries(
 @pytest.mark.full
 @pytest.mark.parametrize("format", FORMATS)
 @given(changes=st.lists(CHANGES, min_size=1, max_size=5))
-def test_whatever_is_asked_and_answered_comes_back_as_it_was_written(
-    format: str, changes: list[dict[str, Any]]
-) -> None:
+def test_whatever_is_asked_and_answered_comes_back_as_it_was_written(format, changes):
     rows = round_trip(format, [line(index, **change) for index, change in enumerate(changes)])
     assert len(rows) == len(changes)
 
@@ -325,7 +311,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of one program")
 @pytest.mark.parametrize("format", FORMATS)
-def test_four_times_the_rows_take_no_more_memory(tmp_path: Path, format: str) -> None:
+def test_four_times_the_rows_take_no_more_memory(tmp_path, format):
     peaks = []
     for count in (50_000, 200_000):
         command = [sys.executable, "-c", PEAK, str(tmp_path / "out"), format, str(count)]

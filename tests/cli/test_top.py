@@ -14,7 +14,6 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from realtime.scenes import eventually
@@ -31,13 +30,13 @@ LEFT = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 
 
 @pytest.fixture(autouse=True)
-def own_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_store(folder, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_STORE", str(folder / "jobs.db"))
     monkeypatch.setenv("SMARTBATCH_SHARED", "off")
 
 
 @pytest.fixture
-def client() -> Iterator[BatchingClient]:
+def client():
     with BatchingClient(SLOW) as client:
         yield client
 
@@ -46,7 +45,7 @@ def shown(width: int = 110, height: int | None = None, client: BatchingClient | 
     return [line.text for line in frame(Source(client=client), width, height)]
 
 
-def test_a_frame_is_the_page_now_as_text(client: BatchingClient) -> None:
+def test_a_frame_is_the_page_now_as_text(client):
     job = client.submit_batch(["a", "b", "c"], key="letters")
     store = Source().store
     assert store is not None
@@ -60,7 +59,7 @@ def test_a_frame_is_the_page_now_as_text(client: BatchingClient) -> None:
     assert re.search(r"^spent in 24 hours +\$0$", "\n".join(lines), re.MULTILINE)
 
 
-def test_required_actions_come_first(client: BatchingClient) -> None:
+def test_required_actions_come_first(client):
     job = client.submit_batch(["a"], key="letters")
     store = Source().store
     assert store is not None
@@ -77,14 +76,14 @@ def test_required_actions_come_first(client: BatchingClient) -> None:
     )
 
 
-def test_a_low_terminal_shows_how_many_lines_are_missing(client: BatchingClient) -> None:
+def test_a_low_terminal_shows_how_many_lines_are_missing(client):
     whole = shown()
     lines = shown(height=4)
     assert lines[1:3] == whole[1:3]
     assert lines[3] == f"… {len(whole) - 3} more lines: enlarge the window to see them"
 
 
-def test_a_narrow_table_loses_columns_before_its_first_one_is_unreadable() -> None:
+def test_a_narrow_table_loses_columns_before_its_first_one_is_unreadable():
     columns = (Column("name"), Column("kept", "number"), Column("dropped", drop=1))
     rows = [("a long name of a job", "12", ("further", "values"))]
     assert table_lines(columns, rows, 50)[1] == "a long name of a job    12  further, values"
@@ -97,9 +96,7 @@ def test_a_narrow_table_loses_columns_before_its_first_one_is_unreadable() -> No
     assert fitted("見出し", 4) == "見…"
 
 
-def test_in_a_pipe_it_is_one_plain_frame(
-    client: BatchingClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_pipe_it_is_one_plain_frame(client, capsys, monkeypatch):
     client.submit_batch(["a"], key="letters")
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["top"]) == 0
@@ -109,13 +106,13 @@ def test_in_a_pipe_it_is_one_plain_frame(
     assert max(map(len, told.splitlines())) <= 60
 
 
-def test_without_a_store_none_is_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_store_none_is_made(folder, capsys):
     assert main(["top", "--store", "none.db"]) == 0
     assert "There is no store at" in capsys.readouterr().out
     assert not (folder / "none.db").exists()
 
 
-def test_a_store_that_cannot_be_used_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_cannot_be_used_is_refused(folder, capsys):
     (folder / "text.db").write_text("this is no database, only some text that is long enough for its header")
     assert main(["top", "--store", "text.db"]) == 2
     assert "text.db" in capsys.readouterr().err
@@ -203,7 +200,7 @@ def modes_of(screen: Screen) -> list[object]:
 
 
 @pytest.mark.full
-def test_on_a_terminal_it_goes_on_until_q_and_leaves_it_as_it_was(client: BatchingClient) -> None:
+def test_on_a_terminal_it_goes_on_until_q_and_leaves_it_as_it_was(client):
     screen = Screen(80, 24)
     before = modes_of(screen)
     with top(screen) as running:
@@ -220,7 +217,7 @@ def test_on_a_terminal_it_goes_on_until_q_and_leaves_it_as_it_was(client: Batchi
 
 
 @pytest.mark.full
-def test_it_follows_the_size_of_its_window(client: BatchingClient) -> None:
+def test_it_follows_the_size_of_its_window(client):
     client.submit_batch(["a"], key="letters")
     screen = Screen(120, 30)
     with top(screen, NO_COLOR="1") as running:
@@ -236,7 +233,7 @@ def test_it_follows_the_size_of_its_window(client: BatchingClient) -> None:
 
 
 @pytest.mark.full
-def test_it_can_be_stopped_and_goes_on(folder: Path) -> None:
+def test_it_can_be_stopped_and_goes_on(folder):
     screen = Screen(80, 24)
     before = modes_of(screen)
     with top(screen) as running:
@@ -257,7 +254,7 @@ def test_it_can_be_stopped_and_goes_on(folder: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_the_terminal_in_order(folder: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_leaves_the_terminal_in_order(folder, number, code):
     screen = Screen(80, 24)
     before = modes_of(screen)
     with top(screen) as running:

@@ -58,11 +58,11 @@ def told(*results: Result) -> list[str]:
         ),
     ],
 )
-def test_a_summary_says_what_is_unknown(results: list[Result], tokens: str, cost: str) -> None:
+def test_a_summary_says_what_is_unknown(results, tokens, cost):
     assert told(*results) == [f"Cost: {cost}.", f"Tokens: {tokens}."]
 
 
-def test_a_line_says_what_is_unknown() -> None:
+def test_a_line_says_what_is_unknown():
     lost, partly, guessed = (json.loads(encode(row(0), one, "m"))["usage"] for one in (LOST, PARTLY, GUESSED))
     assert (lost["input_tokens"], lost["output_tokens"], lost["unknown"]) == (None, None, True)
     assert (partly["input_tokens"], partly["unknown"]) == (10, True)
@@ -73,7 +73,7 @@ def test_a_line_says_what_is_unknown() -> None:
     assert (found.unknown, found.estimated, found.unbilled, found.unpriced, found.cost) == (1, 2, 2, 0, 0.5)
 
 
-def test_a_list_says_what_is_unknown_and_what_was_paid_now() -> None:
+def test_a_list_says_what_is_unknown_and_what_was_paid_now():
     results = ResultList([LOST, PARTLY, GUESSED, KEPT])
     page = results._repr_html_()
     for cell in (">unknown</td>", ">at least 15</td>", ">15 (estimated)</td>"):

@@ -35,15 +35,7 @@ WRONG = {
 
 @pytest.mark.parametrize("quiet", [[], pytest.param(["--quiet"], marks=pytest.mark.full)], ids=["", "quiet"])
 @pytest.mark.parametrize(("environ", "missing", "told"), WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_setting_is_told_once(
-    calls: object,
-    environ: dict[str, str],
-    missing: list[str],
-    told: str,
-    quiet: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_wrong_setting_is_told_once(calls, environ, missing, told, quiet, monkeypatch, capfd):
     prompts(3)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -61,9 +53,7 @@ def test_a_wrong_setting_is_told_once(
     assert not Path("out.jsonl").exists()
 
 
-def test_a_yaml_file_without_its_package_is_told_once(
-    calls: object, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_yaml_file_without_its_package_is_told_once(calls, monkeypatch, capfd):
     prompts(1)
     Path("x.yaml").write_text("retries: 1\n")
     monkeypatch.setitem(sys.modules, "yaml", None)
@@ -72,9 +62,7 @@ def test_a_yaml_file_without_its_package_is_told_once(
 
 
 @pytest.mark.parametrize("key", ["OPENAI_API_KEY", "ANTHROPIC_API_KEY"])
-def test_a_missing_key_is_told(
-    calls: object, key: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_key_is_told(calls, key, monkeypatch, capfd):
     prompts(1)
     for name in (key, "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -83,7 +71,7 @@ def test_a_missing_key_is_told(
     assert capfd.readouterr().err.startswith(f"smartbatch: no API key: set {key}")
 
 
-def test_a_name_with_a_nul_is_refused() -> None:
+def test_a_name_with_a_nul_is_refused():
     for store in (
         lambda: smartbatch.list_jobs(store="a\0b"),
         lambda: BatchingClient("sim:echo", store="a\0b"),
@@ -104,9 +92,7 @@ def test_a_name_with_a_nul_is_refused() -> None:
         "application_name=x password=S3CRET",
     ],
 )
-def test_a_server_in_the_form_of_libpq_is_no_file(
-    calls: object, store: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_in_the_form_of_libpq_is_no_file(calls, store, tmp_path, capfd):
     prompts(1)
     before = sorted(Path().iterdir())
     with pytest.raises(ConfigError, match="as a URL, such as postgresql://user:") as refused:

@@ -13,23 +13,23 @@ from tests.dashboard.visits import LOCAL, TOKEN, Visitor
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> dict[str, Any]:
+def place(tmp_path):
     return {"store": str(tmp_path / "jobs.db"), "shared": "off"}
 
 
 @pytest.fixture
-def visitor(place: dict[str, Any]) -> Visitor:
+def visitor(place):
     return Visitor(app(access=LOCAL, **place))
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer wrong", f"Basic {TOKEN}", "Bearer \u00e9"])
-def test_without_the_right_token_there_is_nothing(visitor: Visitor, authorization: str) -> None:
+def test_without_the_right_token_there_is_nothing(visitor, authorization):
     answer = visitor.get("/", Authorization=authorization)
     assert answer.status == 403
     assert TOKEN not in answer.text
 
 
-def test_the_token_in_the_address_becomes_a_cookie(visitor: Visitor) -> None:
+def test_the_token_in_the_address_becomes_a_cookie(visitor):
     answer = visitor.get(f"/jobs?state=done&token={TOKEN}", Authorization="")
     assert (answer.status, answer.headers["Location"]) == (303, "/jobs?state=done")
     cookie = answer.headers["Set-Cookie"]
@@ -51,7 +51,7 @@ def test_the_token_in_the_address_becomes_a_cookie(visitor: Visitor) -> None:
         "smartbatch_token_8137=of another path",
     ],
 )
-def test_cookies_of_others_do_not_matter(visitor: Visitor, other: str) -> None:
+def test_cookies_of_others_do_not_matter(visitor, other):
     mine = f"smartbatch_token_8137={TOKEN}"
     for cookies in (f"{other}; {mine}", f"{mine}; {other}"):
         assert visitor.get("/", Authorization="", Cookie=cookies).status == 200
@@ -68,11 +68,11 @@ def test_cookies_of_others_do_not_matter(visitor: Visitor, other: str) -> None:
     ],
     ids=["another machine", "a socket", "behind a proxy", "behind a proxy of the standard"],
 )
-def test_the_token_is_good_on_this_machine_only(place: dict[str, Any], environ: dict[str, Any]) -> None:
+def test_the_token_is_good_on_this_machine_only(place, environ):
     assert Visitor(app(access=LOCAL, **place), environ=environ).get("/").status == 403
 
 
-def test_mounted_without_a_rule_it_shows_nothing(place: dict[str, Any]) -> None:
+def test_mounted_without_a_rule_it_shows_nothing(place):
     visitor = Visitor(app(**place))
     for path in ("/", "/jobs", "/static/live.js", "/live?page=/"):
         answer = visitor.get(path)
@@ -80,22 +80,22 @@ def test_mounted_without_a_rule_it_shows_nothing(place: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost:80:80", "a b"])
-def test_another_host_is_refused(visitor: Visitor, host: str) -> None:
+def test_another_host_is_refused(visitor, host):
     assert visitor.get("/", Host=host).status == 421
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8137", "127.0.0.1:1", "[::1]:8137"])
-def test_names_of_this_machine_are_known(visitor: Visitor, host: str) -> None:
+def test_names_of_this_machine_are_known(visitor, host):
     assert visitor.get("/", Host=host).status == 200
 
 
-def test_hosts_that_are_named_are_known(place: dict[str, Any]) -> None:
+def test_hosts_that_are_named_are_known(place):
     visitor = Visitor(app(access=lambda environ: "read", hosts=["jobs.example"], **place))
     assert visitor.get("/", Host="jobs.example:8080").status == 200
     assert visitor.get("/", Host="127.0.0.1").status == 421
 
 
-def test_the_rule_of_a_host_application_decides(place: dict[str, Any]) -> None:
+def test_the_rule_of_a_host_application_decides(place):
     rights: dict[str, Any] = {"ada": "all", "bob": "read"}
     visitor = Visitor(app(access=lambda environ: rights.get(environ.get("HTTP_USER", "")), **place))
     assert [visitor.get("/", User=name).status for name in ("ada", "bob", "eve")] == [200, 200, 403]
@@ -115,21 +115,21 @@ def test_the_rule_of_a_host_application_decides(place: dict[str, Any]) -> None:
     ],
     ids=lambda headers: next(iter(headers.values())),
 )
-def test_a_form_of_another_site_is_refused(visitor: Visitor, headers: dict[str, str]) -> None:
+def test_a_form_of_another_site_is_refused(visitor, headers):
     answer = visitor.post("/action/none", {}, **headers)
     assert (answer.status, "from a page of this dashboard" in answer.text) == (403, True)
 
 
-def test_a_form_that_says_nothing_of_its_origin_is_refused(visitor: Visitor) -> None:
+def test_a_form_that_says_nothing_of_its_origin_is_refused(visitor):
     assert visitor.ask("POST", "/action/none").status == 403
 
 
-def test_other_methods_are_refused(visitor: Visitor) -> None:
+def test_other_methods_are_refused(visitor):
     answer = visitor.ask("DELETE", "/jobs")
     assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD, POST")
 
 
-def test_every_answer_forbids_scripts_frames_and_other_hosts(visitor: Visitor) -> None:
+def test_every_answer_forbids_scripts_frames_and_other_hosts(visitor):
     for answer in (visitor.get("/"), visitor.get("/nowhere"), visitor.get("/", Host="evil.example")):
         policy = answer.headers["Content-Security-Policy"]
         assert re.match(r"default-src 'none'; script-src 'self'; style-src 'sha256-[^ ']+'; ", policy)
@@ -139,7 +139,7 @@ def test_every_answer_forbids_scripts_frames_and_other_hosts(visitor: Visitor) -
         assert " style=" not in answer.text
 
 
-def test_looking_makes_no_store(visitor: Visitor, place: dict[str, Any]) -> None:
+def test_looking_makes_no_store(visitor, place):
     assert "There is no store at" in visitor.get("/jobs").text
     assert visitor.get("/jobs/job-1").status == 404
     assert not Path(place["store"]).exists()

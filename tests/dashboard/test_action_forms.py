@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from jobs.stores import Bench, new_items, result, started
@@ -38,7 +37,7 @@ def failed_job(store: SqlStore, shelf: Bench) -> str:
     return job.id
 
 
-def test_a_job_is_cancelled_by_the_form_of_its_page(visitor: Visitor, opened: SqlStore, shelf: Bench) -> None:
+def test_a_job_is_cancelled_by_the_form_of_its_page(visitor, opened, shelf):
     job, _ = started(opened, shelf)
     fields = fields_of(visitor.get(f"/jobs/{job.id}").text, "cancel")
     assert fields == {"id": job.id, "back": f"/jobs/{job.id}"}
@@ -52,16 +51,14 @@ def test_a_job_is_cancelled_by_the_form_of_its_page(visitor: Visitor, opened: Sq
     assert (action.name, action.by, action.job_id) == ("cancel", "token", job.id)
 
 
-def test_it_says_where_nobody_carries_a_job_on(visitor: Visitor, opened: SqlStore, shelf: Bench) -> None:
+def test_it_says_where_nobody_carries_a_job_on(visitor, opened, shelf):
     job, lease = started(opened, shelf)
     opened.leases.release(lease)
     text = said(visitor.post("/action/cancel", {"id": job.id}))
     assert "No process is running this job" in text
 
 
-def test_deadline_and_budget_are_set_and_what_is_none_is_refused(
-    visitor: Visitor, opened: SqlStore, shelf: Bench
-) -> None:
+def test_deadline_and_budget_are_set_and_what_is_none_is_refused(visitor, opened, shelf):
     job, _ = started(opened, shelf)
     assert said(visitor.post("/action/deadline", {"id": job.id, "deadline": "2h"})).endswith("is in 2h.")
     assert "neither spent nor reserved" in said(visitor.post("/action/budget", {"id": job.id, "budget": "5"}))
@@ -75,9 +72,7 @@ def test_deadline_and_budget_are_set_and_what_is_none_is_refused(
     assert visitor.post("/action/budget", {"id": "job-none", "budget": "5"}).status == 404
 
 
-def test_failed_requests_are_asked_again_and_a_finished_job_is_forgotten(
-    visitor: Visitor, opened: SqlStore, shelf: Bench
-) -> None:
+def test_failed_requests_are_asked_again_and_a_finished_job_is_forgotten(visitor, opened, shelf):
     job_id = failed_job(opened, shelf)
     fields = fields_of(visitor.get(f"/jobs/{job_id}").text, "retry")
     assert said(visitor.post("/action/retry", fields)).startswith("1 failed request is being retried.")
@@ -88,9 +83,7 @@ def test_failed_requests_are_asked_again_and_a_finished_job_is_forgotten(
     assert opened.jobs.get(other) is None
 
 
-def test_actions_on_a_list_concern_the_jobs_of_its_state(
-    visitor: Visitor, opened: SqlStore, shelf: Bench
-) -> None:
+def test_actions_on_a_list_concern_the_jobs_of_its_state(visitor, opened, shelf):
     for model in ("openai:m", "openai:m", "openai:n"):
         started(opened, shelf, model=model)
     assert "/action/" not in visitor.get("/jobs").text  # a list of all jobs is no selection
@@ -99,7 +92,7 @@ def test_actions_on_a_list_concern_the_jobs_of_its_state(
     assert visitor.post("/action/cancel", {}).status == 409
 
 
-def test_a_model_is_paused_limited_and_goes_on(visitor: Visitor, opened: SqlStore) -> None:
+def test_a_model_is_paused_limited_and_goes_on(visitor, opened):
     visitor.post("/action/pause", {"model": "openai:m", "reason": "<b>too dear</b>"})
     visitor.post("/action/limit", {"model": "openai:m", "requests": "60", "tokens": ""})
     page = visitor.get("/models").text
@@ -114,9 +107,7 @@ def test_a_model_is_paused_limited_and_goes_on(visitor: Visitor, opened: SqlStor
         assert visitor.post("/action/limit", wrong).status == 409
 
 
-def test_who_may_only_look_is_shown_no_form_and_does_nothing(
-    reader_of: Callable[..., Visitor], opened: SqlStore, shelf: Bench
-) -> None:
+def test_who_may_only_look_is_shown_no_form_and_does_nothing(reader_of, opened, shelf):
     job, _ = started(opened, shelf)
     reader = reader_of()
     for path in (f"/jobs/{job.id}", "/jobs?state=active", "/models"):
@@ -125,7 +116,7 @@ def test_who_may_only_look_is_shown_no_form_and_does_nothing(
     assert opened.controls.latest(limit=100) == []
 
 
-def test_the_user_of_the_host_application_is_noted(opened: SqlStore, shelf: Bench) -> None:
+def test_the_user_of_the_host_application_is_noted(opened, shelf):
     board = app(store=shelf.place, shared="off", access=lambda environ: "all")
     Visitor(board, environ={"REMOTE_USER": "ada"}).post("/action/pause", {"model": "openai"})
     assert opened.controls.latest(limit=100)[0].by == "ada"
@@ -141,21 +132,19 @@ def test_the_user_of_the_host_application_is_noted(opened: SqlStore, shelf: Benc
         (dict.fromkeys(map(str, range(10_000)), "1"), 413),
     ],
 )
-def test_a_form_is_bounded_in_bytes_and_in_fields(
-    visitor: Visitor, form: dict[str, str], status: int
-) -> None:
+def test_a_form_is_bounded_in_bytes_and_in_fields(visitor, form, status):
     assert visitor.post("/action/cancel", form).status == status
 
 
 @pytest.mark.parametrize("length", ["-1", "many", "9" * 5_000])
-def test_a_form_of_no_length_is_refused(visitor: Visitor, length: str) -> None:
+def test_a_form_of_no_length_is_refused(visitor, length):
     environ = visitor._environ("POST", "/action/cancel", b"", {"Origin": "http://127.0.0.1:8137"})
     heard: list[str] = []
     visitor.app({**environ, "CONTENT_LENGTH": length}, lambda status, *_: heard.append(status) or print)  # type: ignore[func-returns-value]
     assert heard == ["413 Content Too Large"]
 
 
-def test_an_action_on_a_job_makes_no_store(tmp_path: object) -> None:
+def test_an_action_on_a_job_makes_no_store(tmp_path):
     board = app(store=f"{tmp_path}/none.db", shared="off", access=lambda environ: "all")
     assert Visitor(board).post("/action/cancel", {"id": "job-1"}).status == 404
     assert "There is no store at" in Visitor(board).get("/models").text

@@ -14,7 +14,6 @@ from benchmarks.dashboard import Served
 from smartbatch.cli.dashboard_command import LocalServer
 from smartbatch.cli.main import main
 from smartbatch.dashboard import app
-from smartbatch.jobs.store import SqlStore
 from tests.dashboard.visits import LOCAL, TOKEN
 from tests.jobs.stores import Bench, new_items
 
@@ -35,7 +34,7 @@ def serving(shelf: Bench) -> Iterator[LocalServer]:
 
 
 @pytest.mark.full
-def test_the_server_streams_to_several_browsers_at_a_time(shelf: Bench, opened: SqlStore) -> None:
+def test_the_server_streams_to_several_browsers_at_a_time(shelf, opened):
     with serving(shelf) as server:
         streams = []
         for _ in range(3):
@@ -49,15 +48,13 @@ def test_the_server_streams_to_several_browsers_at_a_time(shelf: Bench, opened: 
                 assert line, "the stream ended"
 
 
-def test_a_browser_that_goes_away_is_no_error(
-    shelf: Bench, opened: SqlStore, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_browser_that_goes_away_is_no_error(shelf, opened, capfd):
     with serving(shelf) as server, socket.create_connection(("127.0.0.1", server.server_port)) as half:
         half.sendall(b"GET / HTTP/1.0\r\n")
     assert capfd.readouterr().err == ""
 
 
-def test_a_port_that_is_taken_is_bad_usage(shelf: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_bad_usage(shelf, capfd):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["dashboard", "--store", shelf.place, "--port", str(port)]) == 2
@@ -66,7 +63,7 @@ def test_a_port_that_is_taken_is_bad_usage(shelf: Bench, capfd: pytest.CaptureFi
 
 
 @pytest.mark.full
-def test_the_command_prints_its_address_serves_and_ends(shelf: Bench, opened: SqlStore) -> None:
+def test_the_command_prints_its_address_serves_and_ends(shelf, opened):
     with Served(shelf.place) as served:
         body, _ = served.get("/")
         assert body

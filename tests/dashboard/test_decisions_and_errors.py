@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from attrs import evolve
 from jobs.decisions import decision
 from jobs.stores import new_items, new_job, result
 
-from smartbatch._clock import VirtualClock
 from smartbatch._words import duration as told
 from smartbatch.core.routing.outcome import ListDecision, Measured
 from smartbatch.dashboard import app
@@ -30,19 +28,19 @@ AT = 1_700_000_000.0
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> str:
+def place(tmp_path):
     return str(tmp_path / "jobs.db")
 
 
 @pytest.fixture
-def store(place: str) -> Iterator[SqlStore]:
+def store(place):
     store = open_store(place)
     yield store
     store.close()
 
 
 @pytest.fixture
-def visitor(place: str) -> Visitor:
+def visitor(place):
     return Visitor(app(access=LOCAL, store=place, shared="off"))
 
 
@@ -61,7 +59,7 @@ def measured(seconds: float, cost: float | None = 0.4) -> Measured:
 
 
 @pytest.mark.parametrize("path", ["/decisions", "/errors", "/decisions/7"])
-def test_a_page_without_a_store_says_so_and_makes_none(visitor: Visitor, place: str, path: str) -> None:
+def test_a_page_without_a_store_says_so_and_makes_none(visitor, place, path):
     text = read(visitor, path)
     assert "There is no" in text
     assert not Path(place).exists()
@@ -77,11 +75,11 @@ def test_a_page_without_a_store_says_so_and_makes_none(visitor: Visitor, place: 
         ("/decisions/99999999999999999999", "There is no such decision"),
     ],
 )
-def test_an_empty_store_has_empty_pages(visitor: Visitor, store: SqlStore, path: str, words: str) -> None:
+def test_an_empty_store_has_empty_pages(visitor, store, path, words):
     assert words in read(visitor, path)
 
 
-def test_a_decision_is_shown_with_savings_and_losses(visitor: Visitor, store: SqlStore) -> None:
+def test_a_decision_is_shown_with_savings_and_losses(visitor, store):
     by_batch, alone = decision(strategy="batch"), decision(strategy="individual")
     late, soon = 2 * by_batch.chosen.p95, 0.5 * alone.chosen.p50
     write(store, ListDecision(AT, "openai:m", by_batch, measured(late)))
@@ -107,7 +105,7 @@ def test_a_decision_is_shown_with_savings_and_losses(visitor: Visitor, store: Sq
     assert "Alternatives were not run" in text
 
 
-def test_sums_say_of_how_many_decisions_they_are(visitor: Visitor, store: SqlStore) -> None:
+def test_sums_say_of_how_many_decisions_they_are(visitor, store):
     made = decision(strategy="individual")
     came = Measured(seconds=1.0, cost=0.7, individual_cost=0.7, batch_cost=0.35)
     write(store, ListDecision(AT, "openai:m", made, came))
@@ -118,7 +116,7 @@ def test_sums_say_of_how_many_decisions_they_are(visitor: Visitor, store: SqlSto
     assert "of 1 of these 3 decisions" in read(visitor, "/decisions")
 
 
-def test_what_is_not_measured_yet_shows_its_forecast(visitor: Visitor, store: SqlStore) -> None:
+def test_what_is_not_measured_yet_shows_its_forecast(visitor, store):
     write(store, ListDecision(AT, "openai:m", decision(strategy="individual")))
     text = read(visitor, "/decisions")
     assert "No outcome yet" in text
@@ -126,9 +124,7 @@ def test_what_is_not_measured_yet_shows_its_forecast(visitor: Visitor, store: Sq
     assert "forecast" in text
 
 
-def test_calibration_counts_how_often_what_came_was_within_the_forecast(
-    visitor: Visitor, store: SqlStore
-) -> None:
+def test_calibration_counts_how_often_what_came_was_within_the_forecast(visitor, store):
     made = decision(strategy="batch", deadline=90_000.0)
     p50, p95 = made.chosen.p50, made.chosen.p95
     came = [0.5 * p50, 0.9 * p50, (p50 + p95) / 2, 1.5 * p95]
@@ -139,7 +135,7 @@ def test_calibration_counts_how_often_what_came_was_within_the_forecast(
     assert "Duration as a multiple of its p50 forecast" in text
 
 
-def test_each_decision_has_a_page_with_its_table_of_routes(visitor: Visitor, store: SqlStore) -> None:
+def test_each_decision_has_a_page_with_its_table_of_routes(visitor, store):
     made = decision(strategy="auto", deadline=90_000.0)
     job, _ = store.jobs.accept(new_job("job-0"), new_items(1), decision=made)
     [found] = store.summaries.decisions(limit=50)
@@ -152,14 +148,14 @@ def test_each_decision_has_a_page_with_its_table_of_routes(visitor: Visitor, sto
     assert f'href="/jobs/{job.id}"' in visitor.get(f"/decisions/{found.no}").text
 
 
-def test_a_decision_that_cannot_be_read_is_shown_without_its_table(visitor: Visitor, store: SqlStore) -> None:
+def test_a_decision_that_cannot_be_read_is_shown_without_its_table(visitor, store):
     write(store, ListDecision(AT, "openai:m", decision()))
     store.summaries.db.change("UPDATE decision SET body = ?", '{"version": 99}')
     [found] = store.summaries.decisions(limit=50)
     assert "This decision was made by a newer smartbatch" in read(visitor, f"/decisions/{found.no}")
 
 
-def test_many_decisions_are_shown_page_by_page(visitor: Visitor, store: SqlStore) -> None:
+def test_many_decisions_are_shown_page_by_page(visitor, store):
     made = decision()
     write(store, *(ListDecision(AT + each, "openai:m", made) for each in range(DECISIONS_PER_PAGE + 5)))
     first = visitor.get("/decisions").text
@@ -170,7 +166,7 @@ def test_many_decisions_are_shown_page_by_page(visitor: Visitor, store: SqlStore
     assert "Newest decisions" in second
 
 
-def test_errors_are_shown_by_kind_and_message_with_an_example(visitor: Visitor, store: SqlStore) -> None:
+def test_errors_are_shown_by_kind_and_message_with_an_example(visitor, store):
     store.jobs.accept(new_job("job-0"), new_items(2))
     lease = store.leases.claim("job-0", 60.0)
     assert lease is not None
@@ -188,7 +184,7 @@ def test_errors_are_shown_by_kind_and_message_with_an_example(visitor: Visitor, 
     assert "timeout 1,234" in alone
 
 
-def test_of_a_forgotten_job_no_example_is_left(visitor: Visitor, store: SqlStore) -> None:
+def test_of_a_forgotten_job_no_example_is_left(visitor, store):
     store.jobs.accept(new_job("job-0"), new_items(1, realtime=True))
     lease = store.leases.claim("job-0", 60.0)
     assert lease is not None
@@ -199,7 +195,7 @@ def test_of_a_forgotten_job_no_example_is_left(visitor: Visitor, store: SqlStore
     assert "from a forgotten job" in read(visitor, "/errors")
 
 
-def test_hostile_texts_are_texts(visitor: Visitor, store: SqlStore, clock: VirtualClock) -> None:
+def test_hostile_texts_are_texts(visitor, store, clock):
     write(
         store,
         ListDecision(AT, HOSTILE, decision(), measured(3.0)),

@@ -5,22 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
 
 import pytest
 
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.store import SqlStore
 from smartbatch.types import Result
-from tests.dashboard.visits import Visitor
-from tests.jobs.stores import Bench, led, result, started
+from tests.jobs.stores import led, result, started
 
 ROWS = 500
 
 
 @pytest.fixture
-def job_id(shelf: Bench, opened: SqlStore) -> str:
+def job_id(shelf, opened):
     job, lease = started(opened, shelf, ROWS)
     shard = led(opened, lease, opened.shards.plan(lease, shelf.shard(*range(ROWS))), ShardState.INGESTING)
     texts = [encode_result(Result(f"row-{ix}", text=f"answer é {ix} " + "x" * 300)) for ix in range(ROWS)]
@@ -28,7 +25,7 @@ def job_id(shelf: Bench, opened: SqlStore) -> str:
     return job.id
 
 
-def test_json_lines_are_streamed_in_blocks(visitor: Visitor, job_id: str) -> None:
+def test_json_lines_are_streamed_in_blocks(visitor, job_id):
     answer = visitor.get(f"/download/{job_id}?format=jsonl")
     assert answer.headers["Content-Disposition"] == f'attachment; filename="{job_id}.jsonl"'
     lines = [json.loads(line) for line in answer.body.splitlines()]
@@ -39,7 +36,7 @@ def test_json_lines_are_streamed_in_blocks(visitor: Visitor, job_id: str) -> Non
 
 
 @pytest.mark.full
-def test_tables_have_all_rows(visitor: Visitor, job_id: str) -> None:
+def test_tables_have_all_rows(visitor, job_id):
     rows = list(csv.DictReader(io.StringIO(visitor.get(f"/download/{job_id}?format=csv").body.decode())))
     import pyarrow.parquet
 
@@ -48,7 +45,7 @@ def test_tables_have_all_rows(visitor: Visitor, job_id: str) -> None:
     assert rows[3]["text"] == table["text"][3].as_py()
 
 
-def test_no_cell_of_a_table_is_a_formula(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
+def test_no_cell_of_a_table_is_a_formula(visitor, shelf, opened):
     texts = ["=1+1", "+cmd", "-cmd", "@SUM(A1)", "\t=1", "-5", "plain"]
     job, lease = started(opened, shelf, len(texts))
     shard = led(
@@ -63,9 +60,7 @@ def test_no_cell_of_a_table_is_a_formula(visitor: Visitor, shelf: Bench, opened:
     assert [json.loads(line)["text"] for line in lines] == texts
 
 
-def test_a_download_holds_answers_so_it_needs_a_right(
-    reader_of: Callable[..., Visitor], visitor: Visitor, job_id: str
-) -> None:
+def test_a_download_holds_answers_so_it_needs_a_right(reader_of, visitor, job_id):
     reader = reader_of()
     assert "/download/" not in reader.get(f"/jobs/{job_id}").text
     assert reader.get(f"/download/{job_id}?format=jsonl").status == 403
@@ -73,7 +68,7 @@ def test_a_download_holds_answers_so_it_needs_a_right(
     assert "/download/" in visitor.get(f"/jobs/{job_id}").text
 
 
-def test_what_cannot_be_downloaded_is_not_found(visitor: Visitor, job_id: str) -> None:
+def test_what_cannot_be_downloaded_is_not_found(visitor, job_id):
     assert visitor.get(f"/download/{job_id}?format=exe").status == 404
     assert visitor.get("/download/nobody?format=csv").status == 404
     assert visitor.ask("HEAD", f"/download/{job_id}?format=csv").body == b""

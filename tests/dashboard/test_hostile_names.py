@@ -12,11 +12,10 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.records import IncidentRow, JobState
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.store import SqlStore
 from smartbatch.types import Result
-from tests.dashboard.visits import Answer, Visitor
+from tests.dashboard.visits import Answer
 from tests.hostile import Elements
-from tests.jobs.stores import Bench, led, result, started
+from tests.jobs.stores import led, result, started
 from tests.levels import sampled
 
 HOSTILE = [
@@ -46,7 +45,7 @@ def check(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("name", sampled(HOSTILE, keep=4), ids=range(len(HOSTILE)))
-def test_hostile_names_are_text(visitor: Visitor, shelf: Bench, opened: SqlStore, name: str) -> None:
+def test_hostile_names_are_text(visitor, shelf, opened, name):
     error = ProviderError(name, kind=ErrorKind.CLIENT_ERROR)
     stored = name.replace("\ud800", "?").replace("\x00", "?")  # what a text column takes
     job, lease = started(
@@ -72,7 +71,7 @@ def test_hostile_names_are_text(visitor: Visitor, shelf: Bench, opened: SqlStore
 
 
 @pytest.mark.parametrize("name", sampled(HOSTILE, keep=4), ids=range(len(HOSTILE)))
-def test_hostile_addresses_are_answered(visitor: Visitor, opened: SqlStore, name: str) -> None:
+def test_hostile_addresses_are_answered(visitor, opened, name):
     told = quote(name.encode("utf-8", "replace"), safe="")
     for place in (f"/jobs/{told}", f"/{told}", f"/jobs?state={told}&model={told}&before={told}&{told}=1"):
         answer = visitor.get(place)
@@ -93,9 +92,7 @@ def test_hostile_addresses_are_answered(visitor: Visitor, opened: SqlStore, name
     ],
     ids=["words of the code", "a control character", "the same in news", "many fields", "many in news"],
 )
-def test_an_address_of_any_fields_is_answered(
-    visitor: Visitor, opened: SqlStore, asked: str, status: int
-) -> None:
+def test_an_address_of_any_fields_is_answered(visitor, opened, asked, status):
     assert visitor.get(asked).status == status
 
 
@@ -104,7 +101,7 @@ def test_an_address_of_any_fields_is_answered(
     ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)", "/jobs?a=1"]
     + [f"/{sign}/evil.example" for sign in "\t\n\r\0\x7f\u2028\ud800 "],
 )
-def test_the_way_back_stays_in_the_dashboard(back: str) -> None:
+def test_the_way_back_stays_in_the_dashboard(back):
     read = Elements(message_page("t", "x", Query(), back=back).decode())
     links = [value for name, value in read.attributes if name == "href"]
     assert links[-1] == ("/jobs?a=1" if back == "/jobs?a=1" else "/")

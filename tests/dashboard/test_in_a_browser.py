@@ -9,10 +9,8 @@ import sqlite3
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,20 +32,20 @@ CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-c
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+def place(tmp_path_factory):
     place = str(tmp_path_factory.mktemp("browser") / "jobs.db")
     fill(place, JOBS, 20 * JOBS)
     return place
 
 
 @pytest.fixture(scope="module")
-def served(place: str) -> Iterator[Served]:
+def served(place):
     with Served(place) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def chromium():
     from playwright.sync_api import sync_playwright
 
     program = next((path for path in CHROMIUM if os.path.exists(path)), None)
@@ -59,7 +57,7 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(chromium: Any, served: Served) -> Iterator[Any]:
+def page(chromium, served):
     context = chromium.new_context()
     tab = context.new_page()
     tab.asked, tab.wrong = [], []
@@ -76,7 +74,7 @@ def at(served: Served, path: str) -> str:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_each_page_loads_and_asks_no_other_host(page: Any, served: Served, name: str) -> None:
+def test_each_page_loads_and_asks_no_other_host(page, served, name):
     page.goto(at(served, PAGES[name]))
     assert page.locator("main h1").inner_text() != ""
     assert page.locator("main section").count() >= 1
@@ -87,7 +85,7 @@ def test_each_page_loads_and_asks_no_other_host(page: Any, served: Served, name:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_each_page_is_accessible(page: Any, served: Served, name: str) -> None:
+def test_each_page_is_accessible(page, served, name):
     source = files("axe_playwright_python").joinpath("axe.min.js").read_text()
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
@@ -100,7 +98,7 @@ def test_each_page_is_accessible(page: Any, served: Served, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_each_page_is_complete_without_javascript(chromium: Any, served: Served, name: str) -> None:
+def test_each_page_is_complete_without_javascript(chromium, served, name):
     context = chromium.new_context(java_script_enabled=False)
     tab = context.new_page()
     tab.goto(f"http://{served.address}/?token={served.token}")
@@ -111,7 +109,7 @@ def test_each_page_is_complete_without_javascript(chromium: Any, served: Served,
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_no_page_is_wider_than_a_narrow_screen(page: Any, served: Served, name: str) -> None:
+def test_no_page_is_wider_than_a_narrow_screen(page, served, name):
     page.set_viewport_size({"width": 360, "height": 740})
     page.goto(at(served, PAGES[name]))
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -120,7 +118,7 @@ def test_no_page_is_wider_than_a_narrow_screen(page: Any, served: Served, name: 
     assert [told for told, is_reached in wider if not is_reached] == []
 
 
-def test_news_of_another_process_are_seen_without_a_reload(page: Any, served: Served, place: str) -> None:
+def test_news_of_another_process_are_seen_without_a_reload(page, served, place):
     with page.expect_request(lambda request: "/live?" in request.url):
         page.goto(at(served, "/jobs"))
     page.asked.clear()
@@ -154,9 +152,7 @@ SEEN = """key => new Promise(seen => {
 
 
 @pytest.mark.parametrize("path", ["/", "/jobs"])
-def test_changes_of_other_processes_appear_within_two_seconds(
-    page: Any, served: Served, place: str, path: str
-) -> None:
+def test_changes_of_other_processes_appear_within_two_seconds(page, served, place, path):
     page.goto(at(served, path))
     page.locator("#news", has_text="Updates live").wait_for()
     delays = []
@@ -175,7 +171,7 @@ def test_changes_of_other_processes_appear_within_two_seconds(
     assert statistics.median(delays) < 2.0, delays
 
 
-def test_a_hidden_page_asks_nothing(page: Any, served: Served) -> None:
+def test_a_hidden_page_asks_nothing(page, served):
     page.goto(at(served, "/jobs"))
     page.locator("#news", has_text="Updates live").wait_for()
     hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
@@ -187,7 +183,7 @@ def test_a_hidden_page_asks_nothing(page: Any, served: Served) -> None:
     assert len([url for url in page.asked if "/live?" in url]) == 1
 
 
-def test_where_no_stream_is_free_the_page_asks_now_and_then(chromium: Any, served: Served) -> None:
+def test_where_no_stream_is_free_the_page_asks_now_and_then(chromium, served):
     context = chromium.new_context()
     tab = context.new_page()
     tab.route("**/live?*", lambda route: route.fulfill(status=503, body="no"))
@@ -197,7 +193,7 @@ def test_where_no_stream_is_free_the_page_asks_now_and_then(chromium: Any, serve
     context.close()
 
 
-def test_what_is_open_stays_open_and_keeps_the_focus(page: Any, served: Served, place: str) -> None:
+def test_what_is_open_stays_open_and_keeps_the_focus(page, served, place):
     page.goto(at(served, "/jobs/job-0000000000009999"))
     page.locator("#progress details summary").first.click()
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
@@ -209,7 +205,7 @@ def test_what_is_open_stays_open_and_keeps_the_focus(page: Any, served: Served, 
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
 
 
-def test_a_table_is_sorted_by_any_column_and_stays_sorted(page: Any, served: Served, place: str) -> None:
+def test_a_table_is_sorted_by_any_column_and_stays_sorted(page, served, place):
     page.goto(at(served, "/errors"))
     cells = page.locator("#kinds tbody tr td:last-child")
 
@@ -227,7 +223,7 @@ def test_a_table_is_sorted_by_any_column_and_stays_sorted(page: Any, served: Ser
     assert page.locator("#kinds th", has_text="failed").get_attribute("aria-sort") == "ascending"
 
 
-def test_the_keyboard_reaches_the_content_first(page: Any, served: Served) -> None:
+def test_the_keyboard_reaches_the_content_first(page, served):
     page.goto(at(served, "/jobs"))
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
@@ -235,7 +231,7 @@ def test_the_keyboard_reaches_the_content_first(page: Any, served: Served) -> No
     assert page.evaluate("document.activeElement.id") == "content"
 
 
-def test_a_filter_and_its_pages_work_by_keyboard(page: Any, served: Served) -> None:
+def test_a_filter_and_its_pages_work_by_keyboard(page, served):
     page.goto(at(served, "/jobs"))
     page.get_by_label("State").select_option("held")
     page.get_by_role("button", name="Show").press("Enter")
@@ -246,7 +242,7 @@ def test_a_filter_and_its_pages_work_by_keyboard(page: Any, served: Served) -> N
     assert page.locator("#jobs tbody tr").first.inner_text() != first
 
 
-def test_an_action_is_done_with_the_token(page: Any, served: Served, place: str) -> None:
+def test_an_action_is_done_with_the_token(page, served, place):
     page.goto(at(served, "/jobs/job-0000000000009998"))
     page.get_by_label("Deadline from now").fill("3h")
     page.get_by_role("button", name="Set deadline").click()
@@ -262,7 +258,7 @@ def test_an_action_is_done_with_the_token(page: Any, served: Served, place: str)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pictures(page: Any, served: Served, tmp_path: Path, scheme: str) -> None:
+def test_pictures(page, served, tmp_path, scheme):
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     other, pages = os.environ.get("DASHBOARD_PICTURES"), PAGES
     base = at(served, "")

@@ -14,9 +14,8 @@ from smartbatch.dashboard import app, live
 from smartbatch.dashboard.page import DEFAULT_REFRESH_SECONDS
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import StoreError
-from smartbatch.jobs.store import SqlStore
 from tests.dashboard.visits import LOCAL, Visitor
-from tests.jobs.stores import Bench, new_items
+from tests.jobs.stores import new_items
 
 
 def page_of(**bodies: str) -> live.Rendered:
@@ -30,7 +29,7 @@ def events_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
             yield {"id": fields["id"], "sections": json.loads(fields["data"])}
 
 
-def test_a_stream_tells_what_changed_and_that_it_is_there() -> None:
+def test_a_stream_tells_what_changed_and_that_it_is_there():
     clock, shown = VirtualClock(), {"a": "1", "b": "2"}
     stream = live.stream(lambda: page_of(**shown), "", clock, lambda: False)
     events = events_of(stream)
@@ -44,7 +43,7 @@ def test_a_stream_tells_what_changed_and_that_it_is_there() -> None:
     assert clock.now() - began == pytest.approx(live.HEARTBEAT_SECONDS, abs=live.STOP_CHECK_SECONDS)
 
 
-def test_a_page_that_costs_more_is_looked_at_less_often() -> None:
+def test_a_page_that_costs_more_is_looked_at_less_often():
     clock, made = VirtualClock(), []
 
     def render() -> live.Rendered:
@@ -56,7 +55,7 @@ def test_a_page_that_costs_more_is_looked_at_less_often() -> None:
     assert [later - made[0] for later in made] == pytest.approx([0.0, 5.0, 10.0])
 
 
-def test_writes_update_a_quiet_page_early_but_not_often() -> None:
+def test_writes_update_a_quiet_page_early_but_not_often():
     clock, looks = VirtualClock(), []
 
     def render() -> live.Rendered:
@@ -80,7 +79,7 @@ def test_writes_update_a_quiet_page_early_but_not_often() -> None:
     assert len(looks) <= 4 + 20 / live.MIN_EARLY_LOOK_SECONDS
 
 
-def test_the_time_of_the_last_write_changes_with_it(opened: SqlStore, shelf: Bench) -> None:
+def test_the_time_of_the_last_write_changes_with_it(opened, shelf):
     source = Source(store=opened.place)
     before = source.written()
     assert before == source.written()
@@ -88,7 +87,7 @@ def test_the_time_of_the_last_write_changes_with_it(opened: SqlStore, shelf: Ben
     assert source.written() != before
 
 
-def test_a_stop_ends_a_stream_that_waits_for_its_next_look() -> None:
+def test_a_stop_ends_a_stream_that_waits_for_its_next_look():
     clock = VirtualClock()
     page = live.Rendered({"a": "1"}, refresh_seconds=1_000.0)
     stopped_at = clock.now() + 3.0
@@ -97,7 +96,7 @@ def test_a_stop_ends_a_stream_that_waits_for_its_next_look() -> None:
     assert clock.now() - began <= 3.0 + live.STOP_CHECK_SECONDS
 
 
-def test_a_stream_ends_by_itself_at_a_stop_and_where_nothing_can_be_read() -> None:
+def test_a_stream_ends_by_itself_at_a_stop_and_where_nothing_can_be_read():
     clock = VirtualClock()
     assert list(live.stream(lambda: page_of(a="1"), "", clock, lambda: True)) == [b"retry: 2000\n\n"]
     spoken = list(live.stream(lambda: page_of(a="1"), page_of(a="1").version, clock, lambda: False))
@@ -110,7 +109,7 @@ def test_a_stream_ends_by_itself_at_a_stop_and_where_nothing_can_be_read() -> No
     assert list(live.stream(broken, "", clock, lambda: False)) == [b"retry: 2000\n\n"]
 
 
-def test_news_are_streamed_or_asked_for(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
+def test_news_are_streamed_or_asked_for(visitor, shelf, opened):
     told = visitor.get("/news?page=/jobs").json
     status, body = visitor.open("/live?page=/jobs&seen=" + told["version"])
     assert status == 200
@@ -122,13 +121,13 @@ def test_news_are_streamed_or_asked_for(visitor: Visitor, shelf: Bench, opened: 
     assert "the new one" in asked["jobs"]
 
 
-def test_the_last_id_of_a_browser_counts_more_than_the_address(visitor: Visitor, opened: SqlStore) -> None:
+def test_the_last_id_of_a_browser_counts_more_than_the_address(visitor, opened):
     version = visitor.get("/news?page=/jobs").json["version"]
     told = visitor.get("/news?page=/jobs&seen=old", Last_Event_ID=version).json
     assert told["sections"] == {}
 
 
-def test_streams_are_few_and_places_come_back(shelf: Bench, opened: SqlStore) -> None:
+def test_streams_are_few_and_places_come_back(shelf, opened):
     board = app(store=shelf.place, shared="off", access=LOCAL, streams=2)
     visitor = Visitor(board)
     open_ones = [visitor.open("/live?page=/")[1] for _ in range(2)]
@@ -141,20 +140,20 @@ def test_streams_are_few_and_places_come_back(shelf: Bench, opened: SqlStore) ->
     assert [status for status, _ in again] == [200, 200, 503]
 
 
-def test_a_server_without_threads_is_asked_again(shelf: Bench, opened: SqlStore) -> None:
+def test_a_server_without_threads_is_asked_again(shelf, opened):
     board = app(store=shelf.place, shared="off", access=LOCAL)
     visitor = Visitor(board, environ={"wsgi.multithread": False})
     assert visitor.get("/live?page=/").status == 503
     assert visitor.get("/news?page=/").status == 200
 
 
-def test_news_of_no_page_are_none(visitor: Visitor, opened: SqlStore) -> None:
+def test_news_of_no_page_are_none(visitor, opened):
     assert visitor.get("/news?page=/nowhere").status == 404
     assert visitor.get("/live?page=/jobs/nobody").status == 503
     assert visitor.ask("HEAD", "/live?page=/").body == b""
 
 
-def test_a_stop_ends_streams(shelf: Bench, opened: SqlStore) -> None:
+def test_a_stop_ends_streams(shelf, opened):
     board = app(store=shelf.place, shared="off", access=LOCAL)
     _, body = Visitor(board).open("/live?page=/")
     board.stop()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from jobs.remote import Remote
 
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.dashboard import app
 from smartbatch.dashboard.source import SharedView, Source
@@ -24,16 +23,16 @@ AT = 1_700_000_000.0
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> str:
+def place(tmp_path):
     return str(tmp_path / "jobs.db")
 
 
 @pytest.fixture
-def visitor(place: str) -> Visitor:
+def visitor(place):
     return Visitor(app(access=LOCAL, store=place, shared="off"))
 
 
-def test_without_a_store_nothing_is_known(visitor: Visitor, place: str) -> None:
+def test_without_a_store_nothing_is_known(visitor, place):
     text = visitor.get("/models").words
     assert "No calls yet" in text
     assert "No batch has ended yet." in text
@@ -42,9 +41,7 @@ def test_without_a_store_nothing_is_known(visitor: Visitor, place: str) -> None:
 
 
 @pytest.mark.full
-def test_what_a_client_learned_is_shown_by_model_and_route(
-    client_of: ClientOf, clock: VirtualClock, visitor: Visitor, place: str
-) -> None:
+def test_what_a_client_learned_is_shown_by_model_and_route(client_of, clock, visitor, place):
     client = client_of(Remote(clock, latency=2.0, turnaround=600.0), store=place)
     for number in range(4):
         client.submit(f"prompt {number}").result()
@@ -59,7 +56,7 @@ def test_what_a_client_learned_is_shown_by_model_and_route(
     assert "remote:default no known price" in text
 
 
-def test_quantiles_and_turnaround_by_the_hour_come_from_what_is_stored(visitor: Visitor, place: str) -> None:
+def test_quantiles_and_turnaround_by_the_hour_come_from_what_is_stored(visitor, place):
     store = open_store(place)
     rng = random.Random(3)
     took = [float(each) for each in range(1, 101)]
@@ -78,7 +75,7 @@ def test_quantiles_and_turnaround_by_the_hour_come_from_what_is_stored(visitor: 
     assert "2:00 60 s 22:00 10 min" in text
 
 
-def test_prices_are_those_by_which_requests_are_counted(visitor: Visitor, place: str) -> None:
+def test_prices_are_those_by_which_requests_are_counted(visitor, place):
     store = open_store(place)
     store.facts.observe_turnarounds("openai:gpt-5-mini", [(9, 60.0, AT)])
     store.close()
@@ -87,9 +84,7 @@ def test_prices_are_those_by_which_requests_are_counted(visitor: Visitor, place:
     assert re.search(r"openai:gpt-5-mini batch – 0\.125 ", text)
 
 
-def test_limits_are_those_that_processes_told_of_last(
-    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_are_those_that_processes_told_of_last(visitor, monkeypatch):
     def told(limit: float) -> Participant:
         lanes = (
             LaneStatus(model="gemini:m", quota="q", requests_per_minute=limit, processes=2),

@@ -9,10 +9,9 @@ from attrs import evolve
 
 from smartbatch.core.forecast import Forecaster, Observation, Prior
 from smartbatch.dashboard.jobs_page import outlook, risk_of
-from smartbatch.jobs.records import JobPolicy, JobRow, JobState
-from smartbatch.jobs.shard_records import ShardRow, ShardState
-from smartbatch.jobs.store import SqlStore
-from tests.jobs.stores import Bench, led, started
+from smartbatch.jobs.records import JobPolicy, JobState
+from smartbatch.jobs.shard_records import ShardState
+from tests.jobs.stores import led, started
 
 
 def times(*seconds: float) -> Any:
@@ -23,7 +22,7 @@ def times(*seconds: float) -> Any:
 
 
 @pytest.fixture
-def job(shelf: Bench, opened: SqlStore) -> tuple[JobRow, list[ShardRow]]:
+def job(shelf, opened):
     policy = JobPolicy(deadline=3000.0)
     row, lease = started(opened, shelf, 4, policy=policy)
     shards = []
@@ -35,7 +34,7 @@ def job(shelf: Bench, opened: SqlStore) -> tuple[JobRow, list[ShardRow]]:
     return line, shards
 
 
-def test_the_last_batch_says_when_a_job_ends(job: tuple[JobRow, list[ShardRow]]) -> None:
+def test_the_last_batch_says_when_a_job_ends(job):
     line, shards = job
     ahead = outlook(line, shards, times(600, 620, 640, 660), 1010.0)
     assert ahead is not None
@@ -46,7 +45,7 @@ def test_the_last_batch_says_when_a_job_ends(job: tuple[JobRow, list[ShardRow]])
     assert later.median >= 2400.0
 
 
-def test_the_risk_grows_towards_the_deadline(job: tuple[JobRow, list[ShardRow]]) -> None:
+def test_the_risk_grows_towards_the_deadline(job):
     line, shards = job
     known = times(600, 900, 1500, 2000)
     risks = [risk_of(line, shards, known, now) for now in (1010.0, 2500.0, 2990.0, 3000.0)]
@@ -56,7 +55,7 @@ def test_the_risk_grows_towards_the_deadline(job: tuple[JobRow, list[ShardRow]])
     assert risk_of(evolve(line, policy=JobPolicy()), shards, known, 1010.0) is None
 
 
-def test_real_time_goes_on_at_its_throughput(job: tuple[JobRow, list[ShardRow]]) -> None:
+def test_real_time_goes_on_at_its_throughput(job):
     line, _ = job
     assert outlook(line, [], times(), 1100.0) is None
     half = outlook(evolve(line, succeeded=2), [], times(), 1100.0)
@@ -67,8 +66,6 @@ def test_real_time_goes_on_at_its_throughput(job: tuple[JobRow, list[ShardRow]])
 @pytest.mark.parametrize(
     "changes", [{"state": JobState.HELD}, {"total": 0}, {"state": JobState.DONE, "finished_at": 1000.0}]
 )
-def test_nothing_is_said_of_a_job_that_does_not_go_on(
-    job: tuple[JobRow, list[ShardRow]], changes: dict[str, Any]
-) -> None:
+def test_nothing_is_said_of_a_job_that_does_not_go_on(job, changes):
     line, shards = job
     assert outlook(evolve(line, **changes), shards, times(), 1100.0) is None

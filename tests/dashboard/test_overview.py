@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.errors import RequestCancelled
@@ -21,7 +20,7 @@ def accepted(store: SqlStore, bench: Bench, count: int, **changes: Any) -> list[
     return [store.jobs.accept(bench.job(**changes), new_items(1))[0].id for _ in range(count)]
 
 
-def test_pages_go_on_where_the_last_one_ended(store: SqlStore, bench: Bench) -> None:
+def test_pages_go_on_where_the_last_one_ended(store, bench):
     ids = accepted(store, bench, 5)
     first = store.overview.page(JobFilter(), limit=2)
     accepted(store, bench, 1)  # what comes meanwhile moves nothing
@@ -30,7 +29,7 @@ def test_pages_go_on_where_the_last_one_ended(store: SqlStore, bench: Bench) -> 
     assert [line.id for line in (*first, *second, *third)] == ids[::-1]
 
 
-def test_a_filter_names_state_model_id_or_key(store: SqlStore, bench: Bench) -> None:
+def test_a_filter_names_state_model_id_or_key(store, bench):
     [plain], [other] = accepted(store, bench, 1), accepted(store, bench, 1, model="gemini:g", key="nächtlich")
     empty = store.jobs.accept(bench.job(), [])[0].id
 
@@ -46,7 +45,7 @@ def test_a_filter_names_state_model_id_or_key(store: SqlStore, bench: Bench) -> 
     assert found(name="nobody") == []
 
 
-def test_creations_that_nobody_knows_of_are_found_in_all_accounts(store: SqlStore, bench: Bench) -> None:
+def test_creations_that_nobody_knows_of_are_found_in_all_accounts(store, bench):
     for scope, state in (("a", ShardState.UNCERTAIN), ("b", ShardState.SUBMITTED), ("c", ShardState.FENCED)):
         _, lease = started(store, bench, 2, scope=scope)
         led(store, lease, store.shards.plan(lease, bench.shard(0, 1)), state)
@@ -57,9 +56,7 @@ def test_creations_that_nobody_knows_of_are_found_in_all_accounts(store: SqlStor
     ]
 
 
-def test_jobs_that_nobody_carries_on_or_that_say_why_are_found(
-    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_that_nobody_carries_on_or_that_say_why_are_found(store, bench, monkeypatch):
     [free] = accepted(store, bench, 1)
     carried, _ = started(store, bench)
     noted, other = started(store, bench)
@@ -72,7 +69,7 @@ def test_jobs_that_nobody_carries_on_or_that_say_why_are_found(
     assert [line.id for line in store.overview.waiting(limit=20)] == [noted.id, carried.id]
 
 
-def test_counts_and_searches_end_at_a_bound(store: SqlStore, bench: Bench) -> None:
+def test_counts_and_searches_end_at_a_bound(store, bench):
     accepted(store, bench, 1)
     bench.behind("""INSERT INTO job (no, id, scope, model, kind, metadata, policy, digest, created_at, state,
         total, owner, lease_until)
@@ -85,7 +82,7 @@ def test_counts_and_searches_end_at_a_bound(store: SqlStore, bench: Bench) -> No
     assert [line.no for line in store.overview.waiting(limit=9)] == [9003]
 
 
-def test_failed_requests_and_incidents_of_a_job(store: SqlStore, bench: Bench) -> None:
+def test_failed_requests_and_incidents_of_a_job(store, bench):
     job, lease = started(store, bench, 4)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, 2, 3)), ShardState.INGESTING)
     store.shards.ingest(lease, shard, [result(0), result(1, "failed", b"no"), result(2)], at=1.0)

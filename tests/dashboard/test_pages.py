@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
 from threading import Event
@@ -13,14 +12,12 @@ import pytest
 from attrs import evolve
 
 from smartbatch import BatchingClient, Price, participants
-from smartbatch._clock import VirtualClock
 from smartbatch.dashboard import app, jobs_page
 from smartbatch.dashboard.source import SharedView, Source
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.records import IncidentRow, JobPolicy
 from smartbatch.jobs.shard_records import ShardState
-from smartbatch.jobs.store import SqlStore
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
 from smartbatch.providers.callable import CallableProvider
 from smartbatch.sharing.back_end import BackEndUnavailable
@@ -28,7 +25,7 @@ from smartbatch.sharing.sqlite_back_end import SqliteBackEnd
 from smartbatch.types import Answer as ProviderAnswer
 from smartbatch.types import Result, Route, Usage
 from tests.dashboard.visits import LOCAL, Answer, Visitor
-from tests.jobs.stores import Bench, led, new_items, result, started
+from tests.jobs.stores import led, new_items, result, started
 from tests.realtime.scenes import PATIENCE, Scripted, eventually
 
 PRICES = {"scripted:default": Price(input=1e6, output=0.0)}
@@ -41,11 +38,11 @@ def text_of(answer: Answer, section: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", found[0])).split())
 
 
-def test_nothing_needs_a_person_where_all_is_well(visitor: Visitor) -> None:
+def test_nothing_needs_a_person_where_all_is_well(visitor):
     assert "Nothing to do." in text_of(visitor.get("/"), "attention")
 
 
-def test_unknown_creations_and_held_jobs_come_first(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
+def test_unknown_creations_and_held_jobs_come_first(visitor, shelf, opened):
     unsure, lease = started(opened, shelf, 2)
     led(opened, lease, opened.shards.plan(lease, shelf.shard(0, 1)), ShardState.UNCERTAIN)
     held, other = started(opened, shelf, 1, key="nightly")
@@ -58,9 +55,7 @@ def test_unknown_creations_and_held_jobs_come_first(visitor: Visitor, shelf: Ben
     assert f'href="/jobs/{held.id}"' in answer.text
 
 
-def test_a_full_disk_and_a_damaged_store_are_told(
-    visitor: Visitor, opened: SqlStore, shelf: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_and_a_damaged_store_are_told(visitor, opened, shelf, monkeypatch):
     from smartbatch.dashboard import now_page
 
     opened.jobs.latest()
@@ -71,9 +66,7 @@ def test_a_full_disk_and_a_damaged_store_are_told(
     assert (broken.status, "unavailable" in broken.text) == (503, True)
 
 
-def test_a_client_shows_its_own_queue(
-    client_of: Callable[..., BatchingClient], shelf: Bench, clock: Any
-) -> None:
+def test_a_client_shows_its_own_queue(client_of, shelf, clock):
     with client_of(lambda prompt, attempt: str(prompt), store=shelf.place) as client:
         client.submit("a").result(10)
         visitor = Visitor(app(client=client, access=LOCAL))
@@ -85,7 +78,7 @@ def test_a_client_shows_its_own_queue(
 
 
 @pytest.fixture
-def held() -> Iterator[Callable[..., BatchingClient]]:
+def held():
     over = Event()
     made: list[BatchingClient] = []
 
@@ -106,9 +99,7 @@ def submitted(client: BatchingClient, count: int) -> None:
     eventually(lambda: client.status.in_flight == 1)
 
 
-def test_a_client_adds_its_queue_to_those_of_others_in_its_process(
-    held: Callable[..., BatchingClient], tmp_path: Path
-) -> None:
+def test_a_client_adds_its_queue_to_those_of_others_in_its_process(held, tmp_path):
     place = f"sqlite:///{tmp_path / 'limits.db'}"
     one, other = held("one", shared=place), held("other", shared=place)
     submitted(one, 3)
@@ -121,9 +112,7 @@ def test_a_client_adds_its_queue_to_those_of_others_in_its_process(
     assert text_of(page, "processes").count("running") == 1
 
 
-def test_limits_say_what_the_last_minute_took_and_what_waits_for_what(
-    client_of: Callable[..., BatchingClient], clock: VirtualClock
-) -> None:
+def test_limits_say_what_the_last_minute_took_and_what_waits_for_what(client_of, clock):
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=4.0)
     client = client_of(provider, parallelism=2, max_rpm=600)
     visitor = Visitor(app(client=client, access=LOCAL))
@@ -139,9 +128,7 @@ def test_limits_say_what_the_last_minute_took_and_what_waits_for_what(
     assert "Calls per minute" in text_of(page, "rates")
 
 
-def test_errors_and_spending_are_shown_without_a_store(
-    client_of: Callable[..., BatchingClient], clock: VirtualClock, tmp_path: Path
-) -> None:
+def test_errors_and_spending_are_shown_without_a_store(client_of, clock, tmp_path):
     refused = ProviderError("no <b>such</b> model 17", kind=ErrorKind.CLIENT_ERROR, status=400)
     replies: dict[str, Any] = {"a": ProviderAnswer(text="yes", usage=Usage(input_tokens=10)), "b": refused}
     provider = Scripted(clock, lambda prompt, attempt: replies[prompt], priced=True)
@@ -157,9 +144,7 @@ def test_errors_and_spending_are_shown_without_a_store(
     assert "spent in 24 hours $10.00" in text_of(visitor.get("/"), "money")
 
 
-def test_each_budget_is_held_against_what_was_spent(
-    client_of: Callable[..., BatchingClient], clock: VirtualClock, shelf: Bench, opened: SqlStore
-) -> None:
+def test_each_budget_is_held_against_what_was_spent(client_of, clock, shelf, opened):
     started(opened, shelf, 1, key="nightly", policy=JobPolicy(budget=4.0))
     answer = ProviderAnswer(text="yes", usage=Usage(input_tokens=10))
     provider = Scripted(clock, lambda prompt, attempt: answer, priced=True)
@@ -170,12 +155,7 @@ def test_each_budget_is_held_against_what_was_spent(
     assert "job nightly 0 % $0 $4.00 $4.00 $0" in money
 
 
-def test_a_shared_budget_is_spent_when_nothing_can_be_leased(
-    client_of: Callable[..., BatchingClient],
-    clock: VirtualClock,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_shared_budget_is_spent_when_nothing_can_be_leased(client_of, clock, tmp_path, monkeypatch):
     answer = ProviderAnswer(text="yes", usage=Usage(input_tokens=25))
     provider = Scripted(clock, lambda prompt, attempt: answer, priced=True)
     shared = {"shared": f"sqlite:///{tmp_path / 'limits.db'}", "budget_scope": "shared:nightly"}
@@ -203,9 +183,7 @@ def test_a_shared_budget_is_spent_when_nothing_can_be_leased(
     assert "$125.00 of $125.00" in seen("attention")
 
 
-def test_what_one_process_finds_of_a_provider_is_not_hidden_by_another(
-    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_one_process_finds_of_a_provider_is_not_hidden_by_another(visitor, monkeypatch):
     well = LaneStatus(model="sim:a", quota="q")
     down = evolve(well, breaker="open", waits_for="breaker", waiting=60)
     alone = evolve(well, cooldown=200.0, is_lost=True, waits_for="cooldown", waiting=2)
@@ -235,7 +213,7 @@ def test_what_one_process_finds_of_a_provider_is_not_hidden_by_another(
     assert "breaker open cooldown 4.3 min own share only" in text_of(page, "limits")
 
 
-def test_processes_that_share_limits_are_shown(shelf: Bench, tmp_path: Path) -> None:
+def test_processes_that_share_limits_are_shown(shelf, tmp_path):
     place = f"sqlite:///{tmp_path / 'limits.db'}"
     with BatchingClient("sim:echo", shared=place, store=shelf.place) as client:
         client.submit("a").result(10)
@@ -245,7 +223,7 @@ def test_processes_that_share_limits_are_shown(shelf: Bench, tmp_path: Path) -> 
     assert re.search(r'<section id="processes".*?<details><summary>1 process', page.text, re.DOTALL)
 
 
-def test_a_shared_place_that_cannot_be_read_is_told(shelf: Bench, tmp_path: Path) -> None:
+def test_a_shared_place_that_cannot_be_read_is_told(shelf, tmp_path):
     (tmp_path / "limits.db").write_bytes(b"no database" * 100)
     page = Visitor(app(store=shelf.place, shared=f"sqlite:///{tmp_path / 'limits.db'}", access=LOCAL)).get(
         "/"
@@ -253,9 +231,7 @@ def test_a_shared_place_that_cannot_be_read_is_told(shelf: Bench, tmp_path: Path
     assert "The shared limits cannot be read" in text_of(page, "attention")
 
 
-def test_jobs_are_listed_by_pages(
-    visitor: Visitor, shelf: Bench, opened: SqlStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_are_listed_by_pages(visitor, shelf, opened, monkeypatch):
     monkeypatch.setattr(jobs_page, "JOBS_PER_PAGE", 2)
     for number in range(5):
         opened.jobs.accept(shelf.job(key=f"list-{number}"), new_items(1))
@@ -281,15 +257,13 @@ def test_jobs_are_listed_by_pages(
         for nonsense in ("state=nonsense", "before=-1", "before=9e9", "before=" + "9" * 40)
     ],
 )
-def test_a_filter_is_an_address(
-    visitor: Visitor, shelf: Bench, opened: SqlStore, asked: str, found: list[str]
-) -> None:
+def test_a_filter_is_an_address(visitor, shelf, opened, asked, found):
     opened.jobs.accept(shelf.job(key="full"), new_items(1))
     opened.jobs.accept(shelf.job(key="empty"), [])
     assert re.findall(r">(full|empty)</a>", visitor.get(f"/jobs?{asked}").text) == found
 
 
-def test_a_job_says_how_it_stands(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
+def test_a_job_says_how_it_stands(visitor, shelf, opened):
     policy = JobPolicy(fallback="individual", deadline=3000.0, budget=4.0, route=Route.BATCH)
     job, lease = started(opened, shelf, 4, key="nightly", metadata={"team": "é"}, policy=policy)
     first = led(opened, lease, opened.shards.plan(lease, shelf.shard(0, 1)), ShardState.SUBMITTED)
@@ -323,14 +297,12 @@ def test_a_job_says_how_it_stands(visitor: Visitor, shelf: Bench, opened: SqlSto
     assert SECRET not in answer.text
 
 
-def test_a_job_that_is_not_there_is_not_found(visitor: Visitor, opened: SqlStore) -> None:
+def test_a_job_that_is_not_there_is_not_found(visitor, opened):
     answer = visitor.get("/jobs/%3Cb%3E")
     assert (answer.status, "has no job &#39;&lt;b&gt;&#39;" in answer.text) == (404, True)
 
 
-def test_what_does_not_change_is_not_sent_again(
-    visitor: Visitor, shelf: Bench, opened: SqlStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_change_is_not_sent_again(visitor, shelf, opened, monkeypatch):
     from smartbatch.dashboard.source import Source
 
     started(opened, shelf, 3)
@@ -341,7 +313,7 @@ def test_what_does_not_change_is_not_sent_again(
         assert again == {"version": version, "sections": {}}
 
 
-def test_a_page_is_small(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
+def test_a_page_is_small(visitor, shelf, opened):
     for number in range(60):
         opened.jobs.accept(shelf.job(key=f"a list of some name, number {number}"), new_items(1))
     for page in ("/", "/jobs"):
@@ -352,7 +324,7 @@ def test_a_page_is_small(visitor: Visitor, shelf: Bench, opened: SqlStore) -> No
         assert sum(len(part.body) for part in parts) < 60_000
 
 
-def test_pages_work_where_they_are_mounted(shelf: Bench, opened: SqlStore) -> None:
+def test_pages_work_where_they_are_mounted(shelf, opened):
     job, _ = opened.jobs.accept(shelf.job(), new_items(1))
     visitor = Visitor(app(store=shelf.place, shared="off", access=LOCAL), environ={"SCRIPT_NAME": "/ops/llm"})
     for page in ("/", "/jobs", f"/jobs/{job.id}"):

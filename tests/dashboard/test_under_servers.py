@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from benchmarks.dashboard import Served, fill
-from smartbatch.jobs.store import SqlStore
 from tests.dashboard.board_servers import BOARD, DJANGO, FLASK, KINDS, running
-from tests.jobs.stores import Bench, new_items, started
+from tests.jobs.stores import new_items, started
 
 pytestmark = pytest.mark.full
 
@@ -18,7 +16,7 @@ MOUNTS = {"itself": (BOARD, ""), "Flask": (FLASK, "/inside/jobs"), "Django": (DJ
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pages_and_news_come_from_every_kind_of_worker(shelf: Bench, opened: SqlStore, kind: str) -> None:
+def test_pages_and_news_come_from_every_kind_of_worker(shelf, opened, kind):
     with running(shelf, KINDS[kind]) as host:
         assert b"<h1>Now</h1>" in host.open("/").read()
         seen = json.loads(host.open("/news?page=/jobs").read())["version"]
@@ -35,9 +33,7 @@ def test_pages_and_news_come_from_every_kind_of_worker(shelf: Bench, opened: Sql
 
 @pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
 @pytest.mark.parametrize("mount", MOUNTS)
-def test_actions_are_posted_through_every_mount_and_kind_of_worker(
-    shelf: Bench, opened: SqlStore, mount: str, kind: str
-) -> None:
+def test_actions_are_posted_through_every_mount_and_kind_of_worker(shelf, opened, mount, kind):
     job, _ = started(opened, shelf)
     program, root = MOUNTS[mount]
     with running(shelf, KINDS[kind], program) as host:
@@ -61,7 +57,7 @@ def test_actions_are_posted_through_every_mount_and_kind_of_worker(
     ]
 
 
-def test_dropped_streams_give_their_places_back(shelf: Bench, opened: SqlStore) -> None:
+def test_dropped_streams_give_their_places_back(shelf, opened):
     with running(shelf, KINDS["gthread"]) as host:
         for _ in range(20):
             stream = host.open("/live?page=/jobs")
@@ -71,7 +67,7 @@ def test_dropped_streams_give_their_places_back(shelf: Bench, opened: SqlStore) 
             stream.close()
 
 
-def test_memory_is_flat_after_many_pages_and_dropped_streams(tmp_path: Path) -> None:
+def test_memory_is_flat_after_many_pages_and_dropped_streams(tmp_path):
     place = str(tmp_path / "jobs.db")
     fill(place, 1_000, 10_000)
     pages = (

@@ -8,7 +8,7 @@ import re
 import runpy
 
 import pytest
-from pages import ROOT, Page, pages
+from pages import ROOT, pages
 
 import smartbatch
 from smartbatch import providers, testing
@@ -19,7 +19,7 @@ PAGES = {page.name: page for page in pages()}
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
-def test_links_between_pages_resolve(page: Page):
+def test_links_between_pages_resolve(page):
     for link in page.links():
         target, _, fragment = link.partition("#")
         path = (page.path.parent / target).resolve() if target else page.path
@@ -59,7 +59,7 @@ def test_generated_references_are_up_to_date():
         ("docs/explanation/batch-jobs.md", [state.value for state in ShardState]),
     ],
 )
-def test_references_name_everything_public(name: str, words: list[str]):
+def test_references_name_everything_public(name, words):
     text = PAGES[name].text
     assert [word for word in words if f"`{word}" not in text] == []
 
@@ -129,7 +129,7 @@ def test_the_first_page_lists_every_page():
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
-def test_pages_speak_of_no_machine(page: Page):
+def test_pages_speak_of_no_machine(page):
     assert re.findall(r"(?<![\w.])/(?:work|root|home|tmp|Users)/\S*", page.text) == []
 
 

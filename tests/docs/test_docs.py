@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -174,7 +173,7 @@ class Reader:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A folder with the examples and the command, but no settings, jobs or batches of this machine."""
     for variable in [name for name in os.environ if name.startswith(_FOREIGN)]:
         monkeypatch.delenv(variable)
@@ -195,7 +194,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_loopback(monkeypatch):
     look_up = socket.getaddrinfo
 
     def guarded(host, *args, **kwargs):
@@ -206,7 +205,7 @@ def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def emu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulator]:
+def emu(monkeypatch, folder):
     with emulator(latency=0.01, batch_turnaround=0.2) as running:
         for name, value in at_home(running).items():
             monkeypatch.setenv(name, value)
@@ -216,7 +215,7 @@ def emu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulator]:
 @pytest.mark.full
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
 @pytest.mark.usefixtures("only_loopback")
-def test_every_example_of_a_page_does_what_it_shows(page: Page, folder: Path, emu: Emulator):
+def test_every_example_of_a_page_does_what_it_shows(page, folder, emu):
     before = set(sys.modules)
     try:
         Reader(page, folder, emu).read()
@@ -232,7 +231,7 @@ def test_every_example_of_a_page_does_what_it_shows(page: Page, folder: Path, em
     ids=lambda p: p.name,
 )
 @pytest.mark.full
-def test_tests_shown_on_a_page_pass(page: Page, folder: Path):
+def test_tests_shown_on_a_page_pass(page, folder):
     blocks = [block for block in page.blocks() if block.language == "python" and block.not_run is None]
     (folder / "test_page.py").write_text("".join(block.text for block in blocks))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"]
@@ -325,6 +324,6 @@ def wrong_text(block: Block) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_block_that_is_only_read_shows_no_output_and_no_stale_command(page: Page):
+def test_a_block_that_is_only_read_shows_no_output_and_no_stale_command(page):
     blocks = [block for block in page.blocks() if block.language == "text" and block.not_run is None]
     assert [(block.line, line) for block in blocks for line in wrong_text(block)] == []

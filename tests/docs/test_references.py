@@ -73,7 +73,7 @@ PRICES_OF_FILES = {"parse"}
 
 
 @pytest.mark.parametrize("name", smartbatch.__all__)
-def test_every_public_name_is_in_the_reference(name: str) -> None:
+def test_every_public_name_is_in_the_reference(name):
     """The whole name: ``Job`` is not found because ``JobStatus`` is there."""
     assert re.search(rf"`{name}\b", PAGES[API].text)
 
@@ -98,7 +98,7 @@ def test_every_public_name_is_in_the_reference(name: str) -> None:
         ),
     ],
 )
-def test_a_class_and_its_section_name_the_same_fields(heading: str, kinds: tuple[type, ...]) -> None:
+def test_a_class_and_its_section_name_the_same_fields(heading, kinds):
     text = section(API, heading)
     assert public(*kinds) - words(text) - PRICES_OF_FILES == set()
     assert first_column(text) - public(*kinds) == set()
@@ -147,7 +147,7 @@ def signatures(text: str) -> list[str]:
         ("## smartbatch.integrations.pydantic_ai", pydantic_ai),
     ],
 )
-def test_a_call_is_written_with_its_own_arguments_and_defaults(heading: str, owner: Any) -> None:
+def test_a_call_is_written_with_its_own_arguments_and_defaults(heading, owner):
     shown = [signature_shown(text) for text in signatures(section(API, heading))]
     assert shown
     for name, arguments in shown:
@@ -156,7 +156,7 @@ def test_a_call_is_written_with_its_own_arguments_and_defaults(heading: str, own
         assert (name, arguments) == (name, signature_of(getattr(owner, name)))
 
 
-def test_the_client_has_what_its_tables_name() -> None:
+def test_the_client_has_what_its_tables_name():
     known = public(BatchingClient) | set(signature_of(BatchingClient)) | set(ConstraintParams.__annotations__)
     assert first_column(section(API, "## BatchingClient")) - known == set()
 
@@ -165,20 +165,20 @@ def test_the_client_has_what_its_tables_name() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
-def test_defaults_that_pages_repeat_are_those_of_the_settings(page: Page) -> None:
+def test_defaults_that_pages_repeat_are_those_of_the_settings(page):
     for name, told in re.findall(r"`(\w+)` \((\d[\d,.]*)(?: s| seconds)?\)", page.prose()):
         if name in SETTINGS:
             assert float(told.replace(",", "")) == float(SETTINGS[name].default), (name, told)
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
-def test_variables_that_pages_name_are_read(page: Page) -> None:
+def test_variables_that_pages_name_are_read(page):
     known = {setting.environment for setting in SETTINGS.values()} | {"SMARTBATCH_SIM_DIR"}
     known |= {f"SMARTBATCH_{name.upper()}" for name in hosting.KNOWN}
     assert set(re.findall(r"SMARTBATCH_[A-Z_]*[A-Z]", page.text)) - known == set()
 
 
-def test_a_generation_has_the_parameters_of_its_table() -> None:
+def test_a_generation_has_the_parameters_of_its_table():
     text = section("docs/reference/configuration.md", "## Parameters of a generation")
     assert first_column(text) == public(Generation)
 
@@ -187,7 +187,7 @@ def test_a_generation_has_the_parameters_of_its_table() -> None:
     ("prefix", "provider"),
     [("openai:", OpenAIProvider), ("anthropic:", AnthropicProvider), ("gemini:", GeminiProvider)],
 )
-def test_options_of_a_provider_are_those_of_its_class(prefix: str, provider: type) -> None:
+def test_options_of_a_provider_are_those_of_its_class(prefix, provider):
     table = rows(section("docs/reference/providers.md", "## Options"))
     listed = set().union(*(names(row[0]) for row in table if prefix in row[1] or row[1] == "all"))
     assert listed == set(signature_of(provider))
@@ -208,7 +208,7 @@ def options() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
-def test_options_that_pages_name_are_there(page: Page) -> None:
+def test_options_that_pages_name_are_there(page):
     lines = [line for line in page.text.splitlines() if not OTHER_PROGRAMS.search(line)]
     told = re.findall(r"(?<![\w|-])--[a-z][\w-]*", "\n".join(lines))
     assert set(told) - options() == set()
@@ -217,7 +217,7 @@ def test_options_that_pages_name_are_there(page: Page) -> None:
 # -- events, errors, the result file -------------------------------------------------------------------------
 
 
-def test_the_table_of_events_has_every_event_with_every_field() -> None:
+def test_the_table_of_events_has_every_event_with_every_field():
     kinds = {
         name: kind
         for name, kind in vars(events).items()
@@ -233,7 +233,7 @@ def test_the_table_of_events_has_every_event_with_every_field() -> None:
         assert (name, told) == (name, own)
 
 
-def test_the_table_of_errors_has_every_error_with_its_bases() -> None:
+def test_the_table_of_errors_has_every_error_with_its_bases():
     table = {
         re.findall(r"`(\w+)`", row[0])[0]: row[0] for row in rows(PAGES["docs/reference/errors.md"].text)
     }
@@ -244,12 +244,12 @@ def test_the_table_of_errors_has_every_error_with_its_bases() -> None:
             assert names(table[kind.__name__]) - {kind.__name__} == bases
 
 
-def test_the_attributes_of_a_providers_error_are_in_its_table() -> None:
+def test_the_attributes_of_a_providers_error_are_in_its_table():
     told = first_column(section("docs/reference/errors.md", "## ProviderError"))
     assert told == set(errors.ProviderError.__annotations__) - {"limits"}
 
 
-def test_the_table_of_the_result_file_has_the_fields_of_a_line() -> None:
+def test_the_table_of_the_result_file_has_the_fields_of_a_line():
     result = Result(
         "0",
         text="{}",

@@ -11,10 +11,9 @@ import anthropic
 import httpx2
 import pytest
 from anthropic.types.messages import MessageBatch
-from raw_client import RawClient
 from virtual_service import START, VirtualService, check_odd_lines, one_batch
 
-from smartbatch.testing import Emulator, answer_for
+from smartbatch.testing import answer_for
 
 MODEL = "claude-haiku-5-5"
 ROOT = "/v1/messages/batches"
@@ -55,7 +54,7 @@ def refusal_of(call: Callable[[], object]) -> str:
     return f"{caught.value.status_code} {error['type']}: {error['message']}"
 
 
-def test_the_sdk_sends_a_batch_over_http_and_reads_its_answers(emu: Emulator) -> None:
+def test_the_sdk_sends_a_batch_over_http_and_reads_its_answers(emu):
     with anthropic.Anthropic(base_url=emu.url, api_key="k", max_retries=0, timeout=10) as sdk:
         made = sdk.messages.batches.create(requests=requests(3))
         found = sdk.messages.batches.retrieve(made.id)
@@ -77,7 +76,7 @@ def test_the_sdk_sends_a_batch_over_http_and_reads_its_answers(emu: Emulator) ->
     assert all(line.billed and line.delivered for line in record.lines.values())
 
 
-def test_a_bearer_token_is_a_key_too_and_no_key_is_refused(raw: RawClient) -> None:
+def test_a_bearer_token_is_a_key_too_and_no_key_is_refused(raw):
     version = "anthropic-version: 2023-06-01\r\n"
     assert raw.ask(method="GET", path=ROOT, headers=version)[0] == 200
     assert raw.ask(method="GET", path=ROOT, headers=version, key=None)[0] == 401
@@ -87,7 +86,7 @@ def test_a_bearer_token_is_a_key_too_and_no_key_is_refused(raw: RawClient) -> No
     assert raw.ask(method="GET", path=f"{ROOT}/a/b", headers=OLD)[0] == 404
 
 
-def test_all_counters_but_processing_are_zero_until_the_batch_has_ended() -> None:
+def test_all_counters_but_processing_are_zero_until_the_batch_has_ended():
     virtual = VirtualService(batch_turnaround=100, batch_validating=10, batch_queueing=10)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(10)).id
@@ -105,7 +104,7 @@ def test_all_counters_but_processing_are_zero_until_the_batch_has_ended() -> Non
     assert found.ended_at - found.created_at == timedelta(seconds=100)
 
 
-def test_what_has_not_run_after_a_day_expires_unbilled() -> None:
+def test_what_has_not_run_after_a_day_expires_unbilled():
     virtual = VirtualService(batch_turnaround=200_000)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(4)).id
@@ -116,7 +115,7 @@ def test_what_has_not_run_after_a_day_expires_unbilled() -> None:
     assert virtual.ledger.summary()["batches"]["lines_billed"] == 1
 
 
-def test_results_are_gone_after_their_retention_and_the_batch_is_not() -> None:
+def test_results_are_gone_after_their_retention_and_the_batch_is_not():
     virtual = VirtualService(batch_retention=1000)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(1)).id
@@ -154,7 +153,7 @@ def test_results_are_gone_after_their_retention_and_the_batch_is_not() -> None:
         ({"requests": requests(1, system="x" * 3000)}, "413 request_too_large: Request exceeds"),
     ],
 )
-def test_what_is_wrong_with_the_batch_itself_is_refused_at_once(given: Any, message: str) -> None:
+def test_what_is_wrong_with_the_batch_itself_is_refused_at_once(given, message):
     virtual = VirtualService(batch_max_lines=5, batch_max_bytes=3000)
     sdk = sdk_of(virtual)
     found = refusal_of(lambda: sdk.post(ROOT, body=given, cast_to=object))
@@ -162,7 +161,7 @@ def test_what_is_wrong_with_the_batch_itself_is_refused_at_once(given: Any, mess
     assert virtual.ledger.summary()["batches"]["creates"] == 0
 
 
-def test_errors_of_a_message_are_in_the_results_of_the_batch() -> None:
+def test_errors_of_a_message_are_in_the_results_of_the_batch():
     virtual = VirtualService(models=[MODEL])
     sdk = sdk_of(virtual)
     wrong = [
@@ -184,7 +183,7 @@ def test_errors_of_a_message_are_in_the_results_of_the_batch() -> None:
     assert virtual.ledger.summary()["batches"]["lines_billed"] == 1
 
 
-def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None:
+def test_more_tokens_than_may_wait_are_refused_until_others_have_ended():
     virtual = VirtualService(batch_turnaround=100, batch_enqueued_tokens=6)
     sdk = sdk_of(virtual)
     sdk.messages.batches.create(requests=requests(4))
@@ -203,7 +202,7 @@ def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None
         ("status_zero", ["succeeded", "errored unknown_error", "succeeded"], 2, 2),
     ],
 )
-def test_a_line_can_fail_or_be_missing(fault: str, expected: list, billed: int, delivered: int) -> None:
+def test_a_line_can_fail_or_be_missing(fault, expected, billed, delivered):
     virtual = one_batch(line_fault=fault)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(3)).id
@@ -213,7 +212,7 @@ def test_a_line_can_fail_or_be_missing(fault: str, expected: list, billed: int, 
     assert (figures["lines_billed"], figures["lines_delivered"]) == (billed, delivered)
 
 
-def test_a_line_can_be_doubled_foreign_swapped_without_usage_or_no_json() -> None:
+def test_a_line_can_be_doubled_foreign_swapped_without_usage_or_no_json():
     def texts(fault: str) -> list[tuple[str, str]]:
         virtual = one_batch(line_fault=fault)
         sdk = sdk_of(virtual)
@@ -241,7 +240,7 @@ def test_a_line_can_be_doubled_foreign_swapped_without_usage_or_no_json() -> Non
         json.loads(rows[1])
 
 
-def test_a_create_whose_answer_is_lost_exists_at_once_later_or_never() -> None:
+def test_a_create_whose_answer_is_lost_exists_at_once_later_or_never():
     for outcome, fault, at_once, later in (
         ("lost", "lost_create", 1, 1),
         ("late", "late_create", 0, 1),
@@ -258,7 +257,7 @@ def test_a_create_whose_answer_is_lost_exists_at_once_later_or_never() -> None:
         assert (record.outcome, record.created_at is not None) == (outcome, bool(later))
 
 
-def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu: Emulator) -> None:
+def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu):
     emu.configure(batch_faults={"lost_create": 1.0, "cut_download": 1.0})
     with anthropic.Anthropic(base_url=emu.url, api_key="k", max_retries=0, timeout=10) as sdk:
         with pytest.raises(anthropic.APIConnectionError):
@@ -273,7 +272,7 @@ def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu: Emulator) ->
     assert (record.outcome, sum(line.delivered for line in record.lines.values())) == ("lost", 20)
 
 
-def test_a_batch_can_be_hidden_from_lists_and_lookups_for_a_while() -> None:
+def test_a_batch_can_be_hidden_from_lists_and_lookups_for_a_while():
     virtual = one_batch("list_lag", batch_list_lag=60)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(1)).id
@@ -291,7 +290,7 @@ def test_a_batch_can_be_hidden_from_lists_and_lookups_for_a_while() -> None:
     assert sdk.messages.batches.retrieve(batch).id == batch
 
 
-def test_results_can_be_out_of_reach() -> None:
+def test_results_can_be_out_of_reach():
     virtual = one_batch("results_unavailable", batch_results_outage=60)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(2)).id
@@ -300,7 +299,7 @@ def test_results_can_be_out_of_reach() -> None:
     assert len(lines_of(sdk, batch)) == 2
 
 
-def test_an_odd_status_is_not_final() -> None:
+def test_an_odd_status_is_not_final():
     virtual = one_batch("odd_status", batch_turnaround=100)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(2)).id

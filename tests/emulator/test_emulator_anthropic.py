@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import anthropic
@@ -13,7 +12,7 @@ from levels import sampled
 from raw_client import RawClient
 
 from smartbatch.providers.limit_headers import read_anthropic_limits
-from smartbatch.testing import Emulator, answer_for
+from smartbatch.testing import answer_for
 
 PROMPT = "How many ducks?"
 MODEL = "claude-haiku-5-5"
@@ -22,7 +21,7 @@ OLD = "anthropic-version: 2023-06-01\r\n"
 
 
 @pytest.fixture
-def sdk(emu: Emulator) -> Iterator[anthropic.Anthropic]:
+def sdk(emu):
     with anthropic.Anthropic(base_url=emu.url, api_key="k", max_retries=0, timeout=10) as client:
         yield client
 

@@ -213,7 +213,7 @@ def _asking(raw: RawClient, api: str) -> Ask:
 
 
 @pytest.fixture(params=APIS)
-def ask(request: pytest.FixtureRequest, raw: RawClient) -> Ask:
+def ask(request, raw):
     return _asking(raw, request.param)
 
 
@@ -223,7 +223,7 @@ def tier_of(answer: dict[str, Any]) -> str:
     return found
 
 
-def test_an_answer_says_its_tier_and_the_ledger_knows_it(emu: Emulator, ask: Ask) -> None:
+def test_an_answer_says_its_tier_and_the_ledger_knows_it(emu, ask):
     assert tier_of(ask("flex")[1]) == "flex"
     assert tier_of(ask()[1]) in ("default", "standard")
     slow, plain = emu.ledger.calls
@@ -232,7 +232,7 @@ def test_an_answer_says_its_tier_and_the_ledger_knows_it(emu: Emulator, ask: Ask
     assert emu.ledger.summary()["billed_flex_tokens"] == slow.billed
 
 
-def test_flex_takes_three_times_as_long_or_a_configured_factor(emu: Emulator, ask: Ask) -> None:
+def test_flex_takes_three_times_as_long_or_a_configured_factor(emu, ask):
     emu.configure(latency=0.001, per_token=0.001)
     ask("flex"), ask()
     slow, plain = emu.ledger.calls
@@ -242,7 +242,7 @@ def test_flex_takes_three_times_as_long_or_a_configured_factor(emu: Emulator, as
     assert emu.ledger.calls[2].latency == pytest.approx(7 * plain.latency)
 
 
-def test_missing_capacity_is_reported_as_by_the_api_and_not_billed(emu: Emulator, ask: Ask) -> None:
+def test_missing_capacity_is_reported_as_by_the_api_and_not_billed(emu, ask):
     emu.configure(faults={"no_room": 1.0})
     status, answer = ask("flex")
     assert (status, answer["error"]["code"]) in [(429, "resource_unavailable"), (503, 503)]
@@ -250,7 +250,7 @@ def test_missing_capacity_is_reported_as_by_the_api_and_not_billed(emu: Emulator
     assert [(call.fault, call.billed > 0) for call in emu.ledger.calls] == [("no_room", False), (None, True)]
 
 
-def test_models_without_the_tier_refuse_it(emu: Emulator, ask: Ask) -> None:
+def test_models_without_the_tier_refuse_it(emu, ask):
     emu.configure(flex=False)
     status, answer = ask("flex")
     assert status == 400

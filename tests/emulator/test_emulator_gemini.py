@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -15,7 +14,7 @@ from levels import sampled
 from raw_client import RawClient, request_bytes
 
 from smartbatch.emulator.composed_answers import vector_for
-from smartbatch.testing import Emulator, answer_for
+from smartbatch.testing import answer_for
 
 PROMPT = "How many ducks?"
 MODEL = "gemini-3.8-flash"
@@ -23,7 +22,7 @@ EMBEDDER = "gemini-embedding-001"
 
 
 @pytest.fixture(params=["v1"])
-def sdk(emu: Emulator, request: pytest.FixtureRequest) -> Iterator[genai.Client]:
+def sdk(emu, request):
     options = types.HttpOptions(base_url=emu.url, api_version=request.param, timeout=10_000)
     with genai.Client(api_key="any-key", vertexai=False, http_options=options) as client:
         yield client

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 
 import openai
 import pytest
@@ -17,7 +16,7 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 
 
 @pytest.fixture
-def sdk(emu: Emulator) -> Iterator[openai.OpenAI]:
+def sdk(emu):
     with openai.OpenAI(base_url=emu.base_url, api_key="k", max_retries=0) as client:
         yield client
 

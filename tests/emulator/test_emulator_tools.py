@@ -10,7 +10,7 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 QUESTION = {"role": "user", "content": "Use weather."}
@@ -22,7 +22,7 @@ def emu():
         yield emu
 
 
-def test_openais_sdk_reads_calls_and_goes_on(emu: Emulator) -> None:
+def test_openais_sdk_reads_calls_and_goes_on(emu):
     function = {"name": "weather", "parameters": SCHEMA}
     tools = [{"type": "function", "function": function}]
     with openai.OpenAI(base_url=emu.base_url, api_key="k", max_retries=0) as sdk:
@@ -54,7 +54,7 @@ def test_openais_sdk_reads_calls_and_goes_on(emu: Emulator) -> None:
         assert "".join(token.token for token in said.logprobs.content) == said.message.content
 
 
-def test_anthropics_sdk_reads_calls_and_thinking_and_goes_on(emu: Emulator) -> None:
+def test_anthropics_sdk_reads_calls_and_thinking_and_goes_on(emu):
     tools = [{"name": "weather", "input_schema": SCHEMA}]
     more = {"model": "claude-haiku-5-5", "max_tokens": 2000, "thinking": {"type": "adaptive"}}
     with anthropic.Anthropic(base_url=emu.url, api_key="k", max_retries=0) as sdk:
@@ -78,7 +78,7 @@ def test_anthropics_sdk_reads_calls_and_thinking_and_goes_on(emu: Emulator) -> N
             ask(messages=[{"role": "user", "content": [result]}], tools=tools, **more)
 
 
-def test_googles_sdk_reads_calls_and_goes_on(emu: Emulator) -> None:
+def test_googles_sdk_reads_calls_and_goes_on(emu):
     declared = types.FunctionDeclaration(name="weather", parameters_json_schema=SCHEMA)
     config = types.GenerateContentConfig(
         tools=[types.Tool(function_declarations=[declared])],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
 
 import httpx2
 import pytest
@@ -30,7 +29,7 @@ from pydantic import ValidationError
 from virtual_service import START, VirtualService, check_odd_lines, one_batch
 
 from smartbatch.emulator.composed_answers import vector_for
-from smartbatch.testing import Emulator, answer_for
+from smartbatch.testing import answer_for
 
 INLINE = {"display_name": "inline"}
 
@@ -40,7 +39,7 @@ def inlined(count: int) -> list[types.InlinedRequest]:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta"])
-def test_the_sdk_sends_a_file_over_http_and_reads_its_answers(emu: Emulator, version: str) -> None:
+def test_the_sdk_sends_a_file_over_http_and_reads_its_answers(emu, version):
     options = types.HttpOptions(base_url=emu.url, api_version=version, timeout=10_000)
     with genai.Client(api_key="k", vertexai=False, http_options=options) as sdk:
         config = types.UploadFileConfig(mime_type="application/jsonl", name="sb-1")
@@ -65,7 +64,7 @@ def test_the_sdk_sends_a_file_over_http_and_reads_its_answers(emu: Emulator, ver
     assert all(line.billed and line.delivered for line in record.lines.values())
 
 
-def test_the_sdk_sends_inline_requests_and_finds_the_answers_in_the_batch() -> None:
+def test_the_sdk_sends_inline_requests_and_finds_the_answers_in_the_batch():
     virtual = VirtualService()
     sdk = sdk_of(virtual)
     requests = [*inlined(2), types.InlinedRequest(contents="j2", metadata={"other": "x"})]
@@ -78,7 +77,7 @@ def test_the_sdk_sends_inline_requests_and_finds_the_answers_in_the_batch() -> N
     assert sdk.files.list().page == []  # no file of results
 
 
-def test_the_sdk_sends_embeddings_inline_and_as_a_file() -> None:
+def test_the_sdk_sends_embeddings_inline_and_as_a_file():
     virtual = VirtualService()
     sdk = sdk_of(virtual)
     config = types.EmbedContentConfig(output_dimensionality=8)
@@ -107,7 +106,7 @@ def test_the_sdk_sends_embeddings_inline_and_as_a_file() -> None:
     assert answers["e-2"]["error"]["code"] == 3
 
 
-def test_the_operation_tells_states_and_counts_as_the_service_does() -> None:
+def test_the_operation_tells_states_and_counts_as_the_service_does():
     virtual = VirtualService(batch_turnaround=100, batch_validating=10)
     sdk = sdk_of(virtual)
     batch = create(sdk, [*rows(9), {"key": "wrong", "request": {}}], "sb-1")
@@ -134,7 +133,7 @@ def test_the_operation_tells_states_and_counts_as_the_service_does() -> None:
     assert kinds_of(read(sdk, batch)) == {f"j-{n}": 0 for n in range(9)} | {"wrong": 3}
 
 
-def test_inline_results_can_lack_metadata_or_have_unreadable_errors() -> None:
+def test_inline_results_can_lack_metadata_or_have_unreadable_errors():
     """Both as they were reported of the service; only the raw answer helps."""
     virtual = VirtualService(batch_inline_metadata=False)
     sdk = sdk_of(virtual)
@@ -171,7 +170,7 @@ def test_inline_results_can_lack_metadata_or_have_unreadable_errors() -> None:
         keep=2,
     ),
 )
-def test_a_file_that_is_wrong_fails_the_whole_batch_after_its_validation(lines: list, message: str) -> None:
+def test_a_file_that_is_wrong_fails_the_whole_batch_after_its_validation(lines, message):
     virtual = VirtualService(batch_validating=10, batch_max_lines=5, batch_max_bytes=1000)
     sdk = sdk_of(virtual)
     batch = create(sdk, lines)
@@ -205,7 +204,7 @@ def test_a_file_that_is_wrong_fails_the_whole_batch_after_its_validation(lines: 
     ),
     ids=range(11),
 )
-def test_a_create_that_is_wrong_is_refused_at_once(given: Any) -> None:
+def test_a_create_that_is_wrong_is_refused_at_once(given):
     virtual = VirtualService()
     body = given if isinstance(given, bytes) else json.dumps(given).encode()
     with virtual.client() as client:
@@ -216,7 +215,7 @@ def test_a_create_that_is_wrong_is_refused_at_once(given: Any) -> None:
     assert virtual.ledger.summary()["batches"]["creates"] == 0
 
 
-def test_keys_models_and_paths_are_checked() -> None:
+def test_keys_models_and_paths_are_checked():
     virtual = VirtualService(models=[MODEL])
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(1))
@@ -234,7 +233,7 @@ def test_keys_models_and_paths_are_checked() -> None:
         assert client.get("/v1beta/batches?pageSize=x", headers=key).status_code == 400
 
 
-def test_a_late_create_whose_file_was_deleted_never_is() -> None:
+def test_a_late_create_whose_file_was_deleted_never_is():
     for delete, outcome, created in ((True, "fenced", 0), (False, "late", 1)):
         virtual = VirtualService(batch_fault_for=lambda _i, _label: "late_create", batch_late_seconds=60)
         sdk = sdk_of(virtual)
@@ -271,7 +270,7 @@ def test_a_late_create_whose_file_was_deleted_never_is() -> None:
         keep=2,
     ),
 )
-def test_a_line_can_fail_or_be_missing(fault: str, expected: dict, billed: int, delivered: int) -> None:
+def test_a_line_can_fail_or_be_missing(fault, expected, billed, delivered):
     virtual = one_batch(line_fault=fault)
     sdk = sdk_of(virtual)
     lines = read(sdk, create(sdk, rows(3)))
@@ -281,7 +280,7 @@ def test_a_line_can_fail_or_be_missing(fault: str, expected: dict, billed: int, 
     assert (figures["lines_billed"], figures["lines_delivered"]) == (billed, delivered)
 
 
-def test_a_line_can_be_doubled_foreign_swapped_or_without_usage() -> None:
+def test_a_line_can_be_doubled_foreign_swapped_or_without_usage():
     def texts(fault: str) -> list[tuple[str, str]]:
         sdk = sdk_of(one_batch(line_fault=fault))
         return [(line["key"], text_of(line)) for line in read(sdk, create(sdk, rows(3)))]
@@ -292,7 +291,7 @@ def test_a_line_can_be_doubled_foreign_swapped_or_without_usage() -> None:
     assert ["usageMetadata" in line["response"] for line in lines] == [True, False]
 
 
-def test_a_line_can_be_cut_or_no_json_at_all() -> None:
+def test_a_line_can_be_cut_or_no_json_at_all():
     virtual = one_batch(line_fault="malformed_lines")
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(3))
@@ -319,7 +318,7 @@ def test_a_line_can_be_cut_or_no_json_at_all() -> None:
         keep=2,
     ),
 )
-def test_a_batch_can_fail_or_expire(fault: str, state: str, expected: dict | None) -> None:
+def test_a_batch_can_fail_or_expire(fault, state, expected):
     virtual = one_batch(fault)
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(4))
@@ -334,7 +333,7 @@ def test_a_batch_can_fail_or_expire(fault: str, state: str, expected: dict | Non
         assert raw["metadata"]["batchStats"]["successfulRequestCount"] == "3"
 
 
-def test_a_create_whose_answer_is_lost_exists_at_once_or_never() -> None:
+def test_a_create_whose_answer_is_lost_exists_at_once_or_never():
     for fault, names in (("lost_create", ["mark"]), ("dropped_create", [])):
         virtual = one_batch(fault)
         sdk = sdk_of(virtual)
@@ -344,7 +343,7 @@ def test_a_create_whose_answer_is_lost_exists_at_once_or_never() -> None:
         assert [batch.display_name for batch in sdk.batches.list()] == names
 
 
-def test_results_can_be_out_of_reach() -> None:
+def test_results_can_be_out_of_reach():
     virtual = one_batch("results_unavailable", batch_results_outage=60)
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(2))
@@ -361,7 +360,7 @@ def test_results_can_be_out_of_reach() -> None:
     assert sdk.batches.get(name=batch).dest.inlined_responses[0].response.text == answer_for("j0", MODEL)
 
 
-def test_results_are_gone_after_their_retention() -> None:
+def test_results_are_gone_after_their_retention():
     virtual = one_batch(batch_retention=1000)
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(1))
@@ -370,7 +369,7 @@ def test_results_are_gone_after_their_retention() -> None:
     assert sdk.batches.get(name=batch).state == "JOB_STATE_SUCCEEDED"
 
 
-def test_an_odd_status_is_not_final() -> None:
+def test_an_odd_status_is_not_final():
     virtual = one_batch("odd_status", batch_turnaround=100, batch_validating=5)
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(2))

@@ -31,7 +31,7 @@ def begin(raw: RawClient, emu: Emulator, size: int, **file: str) -> str:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta"])
-def test_the_sdk_manages_a_file_under_the_name_it_chose(version: str) -> None:
+def test_the_sdk_manages_a_file_under_the_name_it_chose(version):
     virtual = VirtualService()
     sdk = sdk_of(virtual, version=version)
     data = jsonl(rows(3))
@@ -49,7 +49,7 @@ def test_the_sdk_manages_a_file_under_the_name_it_chose(version: str) -> None:
         assert refusal_of(lambda call=call: call(name="files/sb-abc")).startswith("403 PERMISSION_DENIED")
 
 
-def test_a_name_that_is_taken_meets_the_file_that_has_it() -> None:
+def test_a_name_that_is_taken_meets_the_file_that_has_it():
     virtual = VirtualService()
     sdk = sdk_of(virtual)
     upload(sdk, b"first\n", "same")
@@ -60,7 +60,7 @@ def test_a_name_that_is_taken_meets_the_file_that_has_it() -> None:
     assert upload(sdk, b"again\n", "same") == "files/same"
 
 
-def test_two_uploads_of_one_name_race_and_one_wins(emu: Emulator, raw: RawClient) -> None:
+def test_two_uploads_of_one_name_race_and_one_wins(emu, raw):
     first, second = (begin(raw, emu, 3, name="files/race") for _ in range(2))
     status, headers, _ = step(raw, second, "upload, finalize", b"abc", "X-Goog-Upload-Offset: 0\r\n")
     assert (status, headers["x-goog-upload-status"]) == (200, "final")
@@ -68,7 +68,7 @@ def test_two_uploads_of_one_name_race_and_one_wins(emu: Emulator, raw: RawClient
     assert (status, headers["x-goog-upload-status"]) == (409, "final")  # the SDK does not retry it
 
 
-def test_an_upload_reports_its_offset_and_continues_there(emu: Emulator, raw: RawClient) -> None:
+def test_an_upload_reports_its_offset_and_continues_there(emu, raw):
     path = begin(raw, emu, 6)
     status, headers, _ = step(raw, path, "upload", b"abc", "X-Goog-Upload-Offset: 0\r\n")
     assert (status, headers["x-goog-upload-status"]) == (200, "active")
@@ -83,7 +83,7 @@ def test_an_upload_reports_its_offset_and_continues_there(emu: Emulator, raw: Ra
     assert step(raw, "/upload/v1beta/files?upload_id=none", "query")[0] == 404
 
 
-def test_an_upload_that_is_begun_wrongly_is_refused(emu: Emulator, raw: RawClient) -> None:
+def test_an_upload_that_is_begun_wrongly_is_refused(emu, raw):
     resumable = "X-Goog-Upload-Protocol: resumable\r\n"
     path = "/upload/v1beta/files"
     assert step(raw, path, "start", {}, resumable)[0] == 403
@@ -96,7 +96,7 @@ def test_an_upload_that_is_begun_wrongly_is_refused(emu: Emulator, raw: RawClien
     assert raw.ask(method="PUT", path="/v1beta/files/a", headers=KEY, key=None)[0] == 403
 
 
-def test_files_are_listed_in_pages_and_each_key_sees_its_own() -> None:
+def test_files_are_listed_in_pages_and_each_key_sees_its_own():
     virtual = VirtualService()
     sdk = sdk_of(virtual)
     names = []
@@ -114,7 +114,7 @@ def test_files_are_listed_in_pages_and_each_key_sees_its_own() -> None:
     assert sdk.files.list().page == []
 
 
-def test_results_are_a_file_available_under_both_paths() -> None:
+def test_results_are_a_file_available_under_both_paths():
     """As the SDK downloads them and as the documents write it; gone once deleted."""
     virtual = VirtualService()
     sdk = sdk_of(virtual)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.world import NewWorld, World, world
+from tests.faults.world import World, world
 
 
 @pytest.fixture
-def provider() -> str:
+def provider():
     return "openai"
 
 
 @pytest.fixture
-def new_world(provider: str, tmp_path: Path) -> Iterator[NewWorld]:
+def new_world(provider, tmp_path):
     """Makes a world, and checks at the end that nothing was paid for twice."""
     with ExitStack() as stack:
 

@@ -67,13 +67,13 @@ ELSEWHERE = {
 }
 
 
-def test_every_row_is_tested() -> None:
+def test_every_row_is_tested():
     rows = {_row_of(name) for name in _tests_of_this_folder()}
     assert rows | ELSEWHERE.keys() == CATALOGUE.keys()
 
 
 @pytest.mark.parametrize("row", ELSEWHERE)
-def test_tests_in_other_folders_exist(row: str) -> None:
+def test_tests_in_other_folders_exist(row):
     file, _, name = ELSEWHERE[row].partition("::")
     assert name in _tests_in(TESTS / file)
 

@@ -14,7 +14,7 @@ from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Embedding, Request
-from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, NewWorld, Seen, holders, in_batch, texts
+from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, Seen, holders, in_batch, texts
 from tests.levels import sampled
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
@@ -30,7 +30,7 @@ RETRY_AFTER: tuple[dict[str, str], ...] = (
 
 @pytest.mark.full
 @each_provider
-def test_c1_no_form_of_retry_after_is_obeyed_blindly(provider: str, new_world: NewWorld) -> None:
+def test_c1_no_form_of_retry_after_is_obeyed_blindly(provider, new_world):
     """Twenty forms, for every call about a batch; no pause exceeds ten minutes."""
     w = new_world(rare=600, batch_turnaround=MINUTE)
     met: dict[str, int] = {}
@@ -63,9 +63,7 @@ NO_MONEY: dict[str, tuple[int, str, str | None]] = {
 @pytest.mark.full
 @pytest.mark.parametrize("what", sampled(["upload", "list", "create"], keep=1))
 @each_provider
-def test_c2_without_money_nothing_more_is_sent_and_the_queue_is_kept(
-    provider: str, what: str, new_world: NewWorld
-) -> None:
+def test_c2_without_money_nothing_more_is_sent_and_the_queue_is_kept(provider, what, new_world):
     w = new_world(rare=600)
     stage = "create" if what == "upload" and provider == "anthropic" else what
     status, text, code = NO_MONEY[provider]
@@ -88,7 +86,7 @@ def test_c2_without_money_nothing_more_is_sent_and_the_queue_is_kept(
 
 
 @each_provider
-def test_c3_a_poisonous_item_fails_alone_and_delays_nobody(new_world: NewWorld) -> None:
+def test_c3_a_poisonous_item_fails_alone_and_delays_nobody(new_world):
     w = new_world(batch_line_fault_for=in_batch(0, "item_error", {3}))
     prompts = texts(10)
     poison = f'"{prompts[3]}"'.encode()
@@ -178,7 +176,7 @@ SHAPES: dict[str, Edit] = {
 
 
 @each_provider
-def test_c4_every_shape_of_an_answer_has_a_typed_outcome(new_world: NewWorld) -> None:
+def test_c4_every_shape_of_an_answer_has_a_typed_outcome(new_world):
     shapes = list(SHAPES.values())
     assert len(shapes) >= 15
     w = new_world(may_pay_twice=True)
@@ -226,7 +224,7 @@ VECTORS: dict[str, Callable[[list[float]], Any]] = {
 
 
 @pytest.mark.parametrize("provider", EMBEDDERS)
-def test_c6_broken_vectors_find_their_texts_or_none(provider: str, new_world: NewWorld) -> None:
+def test_c6_broken_vectors_find_their_texts_or_none(provider, new_world):
     edits = list(VECTORS.values())
     name = "embedding" if provider == "openai" else "values"
 
@@ -255,9 +253,7 @@ USAGES: tuple[Any, ...] = (None, {}, "many", -5, 2**63, 10**18, 1.5, True, "NaN"
 
 
 @each_provider
-def test_c28_usage_that_cannot_be_is_replaced_by_an_estimate_that_says_so(
-    provider: str, new_world: NewWorld
-) -> None:
+def test_c28_usage_that_cannot_be_is_replaced_by_an_estimate_that_says_so(provider, new_world):
     w = new_world()
 
     def absurd(position: int, answer: dict[str, Any]) -> None:

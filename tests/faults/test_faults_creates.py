@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from smartbatch.emulator.provider_api import ServerReply
-from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, NewWorld, World, holders, texts
+from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, World, holders, texts
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
 
 
-def test_c22_a_late_batch_that_never_ends_is_reported_and_left(provider: str, new_world: NewWorld) -> None:
+def test_c22_a_late_batch_that_never_ends_is_reported_and_left(provider, new_world):
     if provider != "anthropic":
         pytest.skip("a deleted file keeps it out, or its label proves it and it is cancelled")
     late = {"batch_late_seconds": 20 * MINUTE, "batch_turnaround": HOUR}
@@ -33,7 +33,7 @@ def test_c22_a_late_batch_that_never_ends_is_reported_and_left(provider: str, ne
     assert len(w.service.seen) == seen
 
 
-def test_c23_new_fields_everywhere_are_passed_over(new_world: NewWorld) -> None:
+def test_c23_new_fields_everywhere_are_passed_over(new_world):
     def grow(found: Any) -> None:
         for holder in list(holders(found)):
             if "@type" not in holder and holder.keys() != {"sb", "sbn"}:
@@ -49,9 +49,7 @@ def test_c23_new_fields_everywhere_are_passed_over(new_world: NewWorld) -> None:
 @pytest.mark.parametrize(
     "name", ["request_counts|batchStats|created_at|createTime", "metadata|label|errors|output"]
 )
-def test_c23_a_field_that_has_another_name_today_stops_nothing(
-    provider: str, name: str, new_world: NewWorld
-) -> None:
+def test_c23_a_field_that_has_another_name_today_stops_nothing(provider, name, new_world):
     renamed = set(name.split("|"))
 
     def rename(found: Any) -> None:
@@ -68,7 +66,7 @@ def test_c23_a_field_that_has_another_name_today_stops_nothing(
 
 
 @pytest.mark.full
-def test_c23_a_renamed_state_is_no_end_and_no_crash(provider: str, new_world: NewWorld) -> None:
+def test_c23_a_renamed_state_is_no_end_and_no_crash(provider, new_world):
     names = {"openai": "status", "anthropic": "processing_status", "gemini": "state"}
 
     def rename(found: Any) -> None:
@@ -89,7 +87,7 @@ def test_c23_a_renamed_state_is_no_end_and_no_crash(provider: str, new_world: Ne
     assert len(w.creates) == 1
 
 
-def test_c25_with_another_key_nothing_is_concluded_from_an_empty_list(new_world: NewWorld) -> None:
+def test_c25_with_another_key_nothing_is_concluded_from_an_empty_list(new_world):
     """The process crashes before the response to its create; the next one uses a key of another project."""
     w = new_world(rare=600, batch_turnaround=HOUR)
     first = w.process(api_key="key-of-project-one-1234567890")
@@ -125,7 +123,7 @@ def _die_at_the_create(w: World) -> None:
 
 
 @pytest.mark.full
-def test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing(new_world: NewWorld) -> None:
+def test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing(new_world):
     w = new_world(rare=600, batch_turnaround=HOUR)
     prompts = texts(5)
     job = w.process().submit_batch(prompts)
@@ -145,9 +143,7 @@ def test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing(new_world: Ne
 
 
 @pytest.mark.parametrize("what", ["upload", "list", "create"])
-def test_c25_a_key_that_is_refused_before_the_create_holds_the_job(
-    provider: str, what: str, new_world: NewWorld
-) -> None:
+def test_c25_a_key_that_is_refused_before_the_create_holds_the_job(provider, what, new_world):
     w = new_world(rare=600)
     stage = "create" if what == "upload" and provider == "anthropic" else what
     w.service.meet = lambda seen: w.refusal(401, "invalid x-api-key") if seen.what == stage else None

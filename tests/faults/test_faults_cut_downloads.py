@@ -13,7 +13,7 @@ from attrs import evolve
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.step import Step
-from tests.faults.world import HOUR, PROVIDERS, NewWorld, Seen, World, in_batch, texts
+from tests.faults.world import HOUR, PROVIDERS, Seen, World, in_batch, texts
 from tests.levels import sampled
 
 Cut = Callable[[bytes], bytes]
@@ -68,9 +68,7 @@ def check_nothing_was_asked_again(w: World) -> None:
         first=1,
     ),
 )
-def test_c9_cut_downloads_are_repeated_until_they_are_complete(
-    cut: Cut, times: int, new_world: NewWorld
-) -> None:
+def test_c9_cut_downloads_are_repeated_until_they_are_complete(cut, times, new_world):
     w = new_world()
     cut_downloads(w, cut, lambda number: number > times)
     job = w.answered_job(texts(12))
@@ -82,9 +80,7 @@ def test_c9_cut_downloads_are_repeated_until_they_are_complete(
     ("provider", "cut"),
     sampled([(provider, cut) for provider in PROVIDERS for cut in (in_a_line_that_ends, to_nothing)]),
 )
-def test_c9_a_download_that_looks_broken_twice_confirms_nothing(
-    provider: str, cut: Cut, new_world: NewWorld
-) -> None:
+def test_c9_a_download_that_looks_broken_twice_confirms_nothing(provider, cut, new_world):
     """The provider counts more answers than arrived: a gateway cuts the file after a complete line."""
     w = new_world()
     cut_downloads(w, cut, whole=lambda number: number > 3)
@@ -95,7 +91,7 @@ def test_c9_a_download_that_looks_broken_twice_confirms_nothing(
 @pytest.mark.full
 @pytest.mark.parametrize("times", [4, 12])
 @pytest.mark.parametrize("provider", sampled(PROVIDERS))
-def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(times: int, new_world: NewWorld) -> None:
+def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(times, new_world):
     lengths = itertools.cycle((0.2, 0.4, 0.6, 0.8))
     w = new_world()
 
@@ -109,9 +105,7 @@ def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(times: int,
 
 @pytest.mark.parametrize("line", sampled([False, True]))
 @pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
-def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(
-    line: bool, monkeypatch: pytest.MonkeyPatch, new_world: NewWorld
-) -> None:
+def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(line, monkeypatch, new_world):
     """An endless download does not fill the disk; it is reported at once and repeated."""
     monkeypatch.setattr(collect, "MAX_ANSWER_BYTES", 20_000)
     written = []
@@ -136,7 +130,7 @@ def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(
 
 @pytest.mark.full
 @pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
-def test_c9_a_file_that_has_no_last_newline_each_time_is_whole(new_world: NewWorld) -> None:
+def test_c9_a_file_that_has_no_last_newline_each_time_is_whole(new_world):
     """Some servers end their files without a newline."""
     w = new_world(may_pay_twice=True, batch_line_fault_for=in_batch(0, "missing_lines", {3}))
     cut_downloads(w, lambda body: body[:-1], lambda number: False)
@@ -147,7 +141,7 @@ def test_c9_a_file_that_has_no_last_newline_each_time_is_whole(new_world: NewWor
 
 @pytest.mark.full
 @pytest.mark.parametrize("provider", sampled(PROVIDERS))
-def test_c9_what_could_be_read_is_there_while_the_rest_is_waited_for(new_world: NewWorld) -> None:
+def test_c9_what_could_be_read_is_there_while_the_rest_is_waited_for(new_world):
     w = new_world()
     fetched = cut_downloads(w, in_a_line, lambda number: False)
     prompts = texts(9)

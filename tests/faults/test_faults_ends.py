@@ -17,7 +17,7 @@ from smartbatch.errors import ProviderError
 from smartbatch.jobs.job import Job
 from tests.faults.simulation import simulated_world as simulation
 from tests.faults.simulation.scenario import Plan, Scenario
-from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, NewWorld, World, in_batch, texts
+from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, World, in_batch, texts
 from tests.levels import sampled
 
 SLOW = {"batch_poll_interval": 30 * MINUTE}
@@ -30,9 +30,7 @@ each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 @pytest.mark.parametrize(
     ("fault", "reason"), [("expire_all", "was not processed in 3"), ("missing_lines", "had no result in 3")]
 )
-def test_c15_items_without_a_result_in_three_batches_fail_with_a_reason(
-    fault: str, reason: str, new_world: NewWorld
-) -> None:
+def test_c15_items_without_a_result_in_three_batches_fail_with_a_reason(fault, reason, new_world):
     w = new_world(rare=240, may_pay_twice=True, batch_turnaround=HOUR, batch_faults={fault: 1.0})
     results = w.results(w.process(**SLOW).submit_batch(texts(4)))
     assert [record.total for record in w.creates] == [4, 4, 4]
@@ -44,7 +42,7 @@ def test_c15_items_without_a_result_in_three_batches_fail_with_a_reason(
 
 @each_provider
 @pytest.mark.parametrize("results", sampled(["every line", "finished lines", "no file"], first=1))
-def test_c16_a_cancelled_job_ends_with_its_batch(provider: str, results: str, new_world: NewWorld) -> None:
+def test_c16_a_cancelled_job_ends_with_its_batch(provider, results, new_world):
     """Providers write a line for unprocessed requests, omit it, or return no results at all."""
     w = new_world(batch_turnaround=10 * MINUTE, batch_cancel_seconds=5.0)
     job = w.process().submit_batch(texts(20))
@@ -72,7 +70,7 @@ def _without_results(said: dict[str, Any]) -> None:
 
 @pytest.mark.full
 @each_provider
-def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(new_world: NewWorld) -> None:
+def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(new_world):
     w = new_world(rare=600, batch_window=9 * DAY, batch_turnaround=3 * DAY)
     prompts = texts(6)
     job = w.process(batch_poll_interval=HOUR).submit_batch(prompts)
@@ -90,7 +88,7 @@ def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(new_world: Ne
 
 
 @each_provider
-def test_c17_a_cancel_during_an_outage_is_repeated_after_it(new_world: NewWorld) -> None:
+def test_c17_a_cancel_during_an_outage_is_repeated_after_it(new_world):
     settings = {"batch_turnaround": 4 * HOUR, "batch_cancel_seconds": MINUTE}
     w = new_world(rare=60, batch_faults={"stuck": 1.0}, **settings)
     prompts = texts(10)
@@ -109,9 +107,7 @@ def test_c17_a_cancel_during_an_outage_is_repeated_after_it(new_world: NewWorld)
 
 @pytest.mark.full
 @pytest.mark.parametrize("count", [250, pytest.param(1000, marks=pytest.mark.soak)])
-def test_c17_hundreds_of_races_of_end_and_cancel(
-    count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_c17_hundreds_of_races_of_end_and_cancel(count, monkeypatch, tmp_path):
     """In the simulation, whose judge compares every paid answer with the results."""
     usual = simulation.scenario
 
@@ -146,7 +142,7 @@ def _raced(plan: Plan, folder: Path) -> Counter[str | None]:
 
 @pytest.mark.full
 @each_provider
-def test_c21_results_at_risk_are_reported_at_half_of_their_time(provider: str, new_world: NewWorld) -> None:
+def test_c21_results_at_risk_are_reported_at_half_of_their_time(provider, new_world):
     keeps = {"openai": 29 * DAY, "anthropic": 29 * DAY, "gemini": 2 * DAY}[provider]
     outage = {"batch_results_outage": 0.5 * keeps + 2 * HOUR, "batch_retention": keeps}
     w = new_world(rare=240, batch_faults={"results_unavailable": 1.0}, **outage)
@@ -164,7 +160,7 @@ def test_c21_results_at_risk_are_reported_at_half_of_their_time(provider: str, n
 
 
 @each_provider
-def test_c21_deleted_results_fail_their_requests_without_further_cost(new_world: NewWorld) -> None:
+def test_c21_deleted_results_fail_their_requests_without_further_cost(new_world):
     w = new_world(batch_turnaround=HOUR, batch_retention=20 * DAY)
     away = w.process()
     job = away.submit_batch(texts(5))
@@ -183,7 +179,7 @@ def test_c21_deleted_results_fail_their_requests_without_further_cost(new_world:
 
 @pytest.mark.full
 @each_provider
-def test_c24_without_credit_no_item_loses_its_tries(new_world: NewWorld) -> None:
+def test_c24_without_credit_no_item_loses_its_tries(new_world):
     rounds = 4
     no_money = {"batch_fault_for": lambda index, label: ("no_money_lines",) if index < rounds else ()}
     w = new_world(rare=240, batch_turnaround=MINUTE, **no_money)
@@ -211,7 +207,7 @@ def _until_held(w: World, job: Job) -> None:
 
 
 @each_provider
-def test_c24_answers_before_the_end_of_the_credit_are_kept(provider: str, new_world: NewWorld) -> None:
+def test_c24_answers_before_the_end_of_the_credit_are_kept(provider, new_world):
     w = new_world()
     spent = in_batch(0, "item_error", {3, 4, 5})
     w.emu.configure(batch_line_fault_for=spent)
@@ -264,7 +260,7 @@ def cancel_in_console(w: World, batch: str) -> None:
 
 @each_provider
 @pytest.mark.parametrize("fallback", sampled(["batch", "individual"], first=1))
-def test_c17_a_batch_cancelled_in_the_console_holds_its_job(fallback: Any, new_world: NewWorld) -> None:
+def test_c17_a_batch_cancelled_in_the_console_holds_its_job(fallback, new_world):
     w = new_world(rare=240, batch_turnaround=HOUR, batch_cancel_seconds=90.0)
     prompts = texts(20)
     client = w.process(batch_timeout=20 * HOUR)
@@ -289,7 +285,7 @@ def test_c17_a_batch_cancelled_in_the_console_holds_its_job(fallback: Any, new_w
 
 
 @each_provider
-def test_c17_a_deadline_does_not_override_a_cancel_in_the_console(new_world: NewWorld) -> None:
+def test_c17_a_deadline_does_not_override_a_cancel_in_the_console(new_world):
     w = new_world(rare=240, batch_turnaround=HOUR, batch_cancel_seconds=90.0)
     job = w.process().submit_batch(texts(20), deadline="6h")
     w.pass_time(30 * MINUTE)

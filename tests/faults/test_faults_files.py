@@ -9,7 +9,7 @@ from attrs import evolve
 from providers.raw_server import RawServer, http
 
 from smartbatch.emulator.provider_api import ServerReply
-from tests.faults.world import KEY, PROVIDERS, NewWorld, Seen, texts
+from tests.faults.world import KEY, PROVIDERS, Seen, texts
 from tests.levels import sampled
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS))
@@ -29,9 +29,7 @@ WITH_FILES = ("openai", "gemini")
         first=2,
     ),
 )
-def test_c19_a_create_before_its_file_is_known_is_repeated(
-    status: int, text: str, new_world: NewWorld
-) -> None:
+def test_c19_a_create_before_its_file_is_known_is_repeated(status, text, new_world):
     w = new_world()
     w.service.meet = lambda seen: w.refusal(status, text) if seen in w.requests("create")[:2] else None
     w.answered_job(texts(4))
@@ -41,7 +39,7 @@ def test_c19_a_create_before_its_file_is_known_is_repeated(
 
 
 @pytest.mark.parametrize("provider", sampled(WITH_FILES))
-def test_c19_a_file_that_never_appears_ends_with_a_clear_error(new_world: NewWorld) -> None:
+def test_c19_a_file_that_never_appears_ends_with_a_clear_error(new_world):
     w = new_world()
     w.service.meet = lambda seen: w.refusal(404, "no such file") if seen.what == "create" else None
     results = w.results(w.process().submit_batch(texts(4)))
@@ -50,7 +48,7 @@ def test_c19_a_file_that_never_appears_ends_with_a_clear_error(new_world: NewWor
     assert not w.emu.ledger.billed_by_prompt
 
 
-def test_c19_a_file_that_is_not_listed_yet_is_uploaded_once(new_world: NewWorld) -> None:
+def test_c19_a_file_that_is_not_listed_yet_is_uploaded_once(new_world):
     w = new_world()
 
     def alter(seen: Seen, reply: ServerReply) -> ServerReply:
@@ -80,9 +78,7 @@ def moved(status: int, to: str) -> ServerReply:
 
 @each_provider
 @pytest.mark.parametrize("status", sampled([302, 307, 308], first=1))
-def test_b15_results_on_another_server_are_downloaded_without_the_key(
-    status: int, new_world: NewWorld
-) -> None:
+def test_b15_results_on_another_server_are_downloaded_without_the_key(status, new_world):
     w = new_world()
     files: dict[str, bytes] = {}
     storage = RawServer([lambda exchange: exchange.send(http(files[exchange.target]))])
@@ -104,9 +100,7 @@ def test_b15_results_on_another_server_are_downloaded_without_the_key(
 
 @each_provider
 @pytest.mark.parametrize("absolute", [False, True])
-def test_b15_a_redirect_within_the_server_is_followed_with_the_key(
-    absolute: bool, new_world: NewWorld
-) -> None:
+def test_b15_a_redirect_within_the_server_is_followed_with_the_key(absolute, new_world):
     w = new_world()
     moved_to: list[str] = []
 
@@ -123,7 +117,7 @@ def test_b15_a_redirect_within_the_server_is_followed_with_the_key(
 
 
 @each_provider
-def test_b15_endless_redirects_are_an_error_and_lose_nothing(new_world: NewWorld) -> None:
+def test_b15_endless_redirects_are_an_error_and_lose_nothing(new_world):
     w = new_world()
     w.service.meet = lambda seen: moved(302, seen.path) if seen.what == "download" else None
     job = w.process().submit_batch(texts(5))

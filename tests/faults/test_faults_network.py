@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from smartbatch.emulator.provider_api import ServerReply
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, NewWorld, Seen, texts
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, texts
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS))
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS))
 HTML = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Welcome to Airport Wi-Fi</body></html>"
 
 
-def test_b4_a_create_whose_answer_is_lost_is_sent_once_and_found(new_world: NewWorld) -> None:
+def test_b4_a_create_whose_answer_is_lost_is_sent_once_and_found(new_world):
     w = new_world(batch_turnaround=2 * MINUTE, batch_faults={"lost_create": 1.0})
     prompts = texts(8)
     job = w.process(batch_max_requests=4).submit_batch(prompts)
@@ -33,7 +33,7 @@ def test_b4_a_create_whose_answer_is_lost_is_sent_once_and_found(new_world: NewW
 
 
 @pytest.mark.full
-def test_b11_a_bomb_among_the_results_fills_no_memory(new_world: NewWorld) -> None:
+def test_b11_a_bomb_among_the_results_fills_no_memory(new_world):
     """400 kB of gzip contain one line of 400 MB. A line may have 64 MB, which may exist twice while it grows;
     20 MiB are allowed on top."""
     press = zlib.compressobj(6, wbits=31)
@@ -60,9 +60,7 @@ def test_b11_a_bomb_among_the_results_fills_no_memory(new_world: NewWorld) -> No
 
 
 @pytest.mark.parametrize("what", sampled(["upload", "list", "create", "get", "download"], keep=2))
-def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(
-    provider: str, what: str, new_world: NewWorld
-) -> None:
+def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(provider, what, new_world):
     if what == "upload" and provider == "anthropic":
         what = "cancel"  # nothing is uploaded there; nor is anything cancelled: the job must just go through
     w = new_world(batch_turnaround=MINUTE)
@@ -82,7 +80,7 @@ def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(
 
 
 @pytest.mark.full
-def test_b16_polling_resumes_without_a_burst_after_eight_hours(new_world: NewWorld) -> None:
+def test_b16_polling_resumes_without_a_burst_after_eight_hours(new_world):
     w = new_world(rare=60, batch_turnaround=9 * HOUR)
     client = w.process(batch_poll_interval=5 * MINUTE)
     asked = [texts(3 + number, f"job {number}") for number in range(5)]

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import ErrorKind, ProviderError
-from tests.faults.world import HOUR, PROVIDERS, NewWorld, Seen, World, in_batch, texts
+from tests.faults.world import HOUR, PROVIDERS, Seen, World, in_batch, texts
 from tests.levels import sampled
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
@@ -21,7 +21,7 @@ def creates(w: World) -> list[int]:
 
 
 @each_provider
-def test_c18_refused_lines_fail_and_the_others_are_sent_again(provider: str, new_world: NewWorld) -> None:
+def test_c18_refused_lines_fail_and_the_others_are_sent_again(provider, new_world):
     bad = in_batch(0, "refused_lines", {3, 7})
     w = new_world(rare=240, batch_turnaround=HOUR, batch_line_fault_for=bad)
     prompts = texts(10)
@@ -44,7 +44,7 @@ def test_c18_refused_lines_fail_and_the_others_are_sent_again(provider: str, new
 
 @each_provider
 @pytest.mark.parametrize("wording", sampled(["custom_id", "path", "line", "lines"], first=2))
-def test_c18_refused_lines_are_found_in_the_texts_of_many_servers(wording: str, new_world: NewWorld) -> None:
+def test_c18_refused_lines_are_found_in_the_texts_of_many_servers(wording, new_world):
     w = new_world()
     refused: list[bytes] = []
 
@@ -90,7 +90,7 @@ def _text(wording: str, ids: list[str]) -> str:
         "the model is not known",
     ],
 )
-def test_c18_a_refusal_without_lines_blames_none(text: str, new_world: NewWorld) -> None:
+def test_c18_a_refusal_without_lines_blames_none(text, new_world):
     w = new_world()
     w.service.meet = lambda seen: w.refusal(400, text) if seen.what == "create" else None
     results = w.results(w.process().submit_batch(texts(4)))
@@ -98,13 +98,13 @@ def test_c18_a_refusal_without_lines_blames_none(text: str, new_world: NewWorld)
     assert not creates(w)
 
 
-def test_c18_a_refused_model_is_not_the_fault_of_lines(new_world: NewWorld) -> None:
+def test_c18_a_refused_model_is_not_the_fault_of_lines(new_world):
     w = new_world(models=["another"])
     results = w.results(w.process().submit_batch(texts(4)))
     assert all("the batch failed in line 1 (model_not_found)" in str(r.error) for r in results)
 
 
-def test_c18_a_batch_failed_by_the_provider_is_created_again_twice(new_world: NewWorld) -> None:
+def test_c18_a_batch_failed_by_the_provider_is_created_again_twice(new_world):
     w = new_world(may_pay_twice=True, rare=240, batch_turnaround=HOUR)
     failed: set[str] = set()
 
@@ -127,9 +127,7 @@ def test_c18_a_batch_failed_by_the_provider_is_created_again_twice(new_world: Ne
 
 @each_provider
 @pytest.mark.parametrize("limit", sampled([{"batch_max_lines": 3}, {"batch_max_bytes": 1000}]))
-def test_b12_a_batch_above_a_limit_is_halved_and_so_are_later_jobs(
-    limit: dict[str, Any], new_world: NewWorld
-) -> None:
+def test_b12_a_batch_above_a_limit_is_halved_and_so_are_later_jobs(limit, new_world):
     w = new_world(**limit)
     prompts = texts(12)
     client, other = w.process(), w.process()
@@ -145,7 +143,7 @@ def test_b12_a_batch_above_a_limit_is_halved_and_so_are_later_jobs(
 
 
 @each_provider
-def test_b12_a_413_of_a_gateway_is_a_limit_as_well(provider: str, new_world: NewWorld) -> None:
+def test_b12_a_413_of_a_gateway_is_a_limit_as_well(provider, new_world):
     page = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
     w = new_world()
     stage = "create" if provider == "anthropic" else "upload"
@@ -160,7 +158,7 @@ def test_b12_a_413_of_a_gateway_is_a_limit_as_well(provider: str, new_world: New
 
 
 @each_provider
-def test_b12_one_request_that_is_too_large_fails_alone(new_world: NewWorld) -> None:
+def test_b12_one_request_that_is_too_large_fails_alone(new_world):
     w = new_world(batch_max_bytes=1500)
     prompts = [*texts(5), "long " * 500, *texts(5, "more")]
     results = w.results(w.process().submit_batch(prompts))
@@ -174,7 +172,7 @@ ALL = ("max_tokens", "seed", "json_schema")
 ANY_OBJECT = {"title": "Anything", "type": "object"}
 
 
-def test_c18_a_create_is_repeated_without_a_rejected_parameter(new_world: NewWorld) -> None:
+def test_c18_a_create_is_repeated_without_a_rejected_parameter(new_world):
     w = new_world()
     uploads: list[bytes] = []
 
@@ -196,7 +194,7 @@ def test_c18_a_create_is_repeated_without_a_rejected_parameter(new_world: NewWor
 
 
 @pytest.mark.parametrize("where", ["create", "lines"])
-def test_c18_parameters_are_refused_one_after_another(where: str, new_world: NewWorld) -> None:
+def test_c18_parameters_are_refused_one_after_another(where, new_world):
     w = new_world(rejects=ALL if where == "lines" else ())
     if where == "create":
         _refuse_creates(w, ('"max_tokens"', '"seed"', '"json_schema"'))
@@ -210,7 +208,7 @@ def test_c18_parameters_are_refused_one_after_another(where: str, new_world: New
 
 
 @pytest.mark.parametrize("where", ["create", "lines"])
-def test_c18_a_refusal_of_an_absent_parameter_fails_the_rows(where: str, new_world: NewWorld) -> None:
+def test_c18_a_refusal_of_an_absent_parameter_fails_the_rows(where, new_world):
     w = new_world(may_pay_twice=True)
     if where == "create":
         w.service.meet = lambda seen: w.refusal(400, REASON) if seen.what == "create" else None

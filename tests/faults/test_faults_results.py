@@ -15,7 +15,7 @@ from smartbatch.core.preparation.tokens import estimate
 from smartbatch.jobs.shard_records import ShardRow, parse_wire_id
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.step import Step
-from tests.faults.world import MINUTE, PROVIDERS, NewWorld, Seen, in_batch, texts
+from tests.faults.world import MINUTE, PROVIDERS, Seen, in_batch, texts
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
@@ -27,9 +27,7 @@ in_both_ways = pytest.mark.parametrize(
 
 
 @in_both_ways
-def test_c5_exchanged_answers_are_reported_and_not_paid_again(
-    held: int, monkeypatch: pytest.MonkeyPatch, new_world: NewWorld
-) -> None:
+def test_c5_exchanged_answers_are_reported_and_not_paid_again(held, monkeypatch, new_world):
     monkeypatch.setattr(collect, "MAX_BUFFERED_BYTES", held)
     rng = random.Random(5)
     prompts = [f"{number}: " + "lorem ipsum " * rng.randint(5, 900) for number in range(200)]
@@ -51,7 +49,7 @@ def test_c5_exchanged_answers_are_reported_and_not_paid_again(
     assert len(w.creates) == 1
 
 
-def test_c5_rows_in_another_script_are_not_paid_twice(new_world: NewWorld) -> None:
+def test_c5_rows_in_another_script_are_not_paid_twice(new_world):
     """The server counts each Japanese character as one token, far above the estimate."""
     english = [
         f"{number}: How was your stay at the hotel by the sea?" * (1 + number % 4) for number in range(40)
@@ -81,9 +79,7 @@ def _differ(one: int, other: int, *, by: float) -> bool:
     return abs(one - other) > by * min(one, other)
 
 
-def test_c9_results_deleted_while_they_are_read_are_downloaded_again(
-    monkeypatch: pytest.MonkeyPatch, new_world: NewWorld
-) -> None:
+def test_c9_results_deleted_while_they_are_read_are_downloaded_again(monkeypatch, new_world):
     """A process that takes over the job deletes them while a frozen process reads them."""
     w = new_world()
     usual, cleared = collect.store_results, []
@@ -105,7 +101,7 @@ def test_c9_results_deleted_while_they_are_read_are_downloaded_again(
     assert not w.incidents(job)
 
 
-def test_c9_a_second_download_confirms_at_once_which_lines_are_missing(new_world: NewWorld) -> None:
+def test_c9_a_second_download_confirms_at_once_which_lines_are_missing(new_world):
     w = new_world(may_pay_twice=True, batch_line_fault_for=in_batch(0, "missing_lines", {3}))
     fetched: list[float] = []
     answered: list[int] = []
@@ -127,7 +123,7 @@ def test_c9_a_second_download_confirms_at_once_which_lines_are_missing(new_world
     assert w.incidents(job) == {"missing_items": 1}
 
 
-def test_c9_results_that_still_grow_are_fetched_until_they_are_whole(new_world: NewWorld) -> None:
+def test_c9_results_that_still_grow_are_fetched_until_they_are_whole(new_world):
     w = new_world()
     fetched: list[float] = []
 
@@ -143,7 +139,7 @@ def test_c9_results_that_still_grow_are_fetched_until_they_are_whole(new_world: 
 
 
 @pytest.mark.full
-def test_c10_lines_of_other_jobs_are_not_delivered(new_world: NewWorld) -> None:
+def test_c10_lines_of_other_jobs_are_not_delivered(new_world):
     w = new_world(batch_faults={"foreign_lines": 0.4})
     whole: dict[str, list[bytes]] = {}
 
@@ -163,9 +159,7 @@ def test_c10_lines_of_other_jobs_are_not_delivered(new_world: NewWorld) -> None:
 
 
 @in_both_ways
-def test_c11_of_two_answers_under_one_id_the_first_counts(
-    held: int, monkeypatch: pytest.MonkeyPatch, new_world: NewWorld
-) -> None:
+def test_c11_of_two_answers_under_one_id_the_first_counts(held, monkeypatch, new_world):
     monkeypatch.setattr(collect, "MAX_BUFFERED_BYTES", held)
     w = new_world(batch_faults={"doubled_lines": 0.5})
     prompts = texts(40)
@@ -185,7 +179,7 @@ def test_c11_of_two_answers_under_one_id_the_first_counts(
 
 
 @pytest.mark.full
-def test_c12_nor_does_a_last_line_without_an_end(new_world: NewWorld) -> None:
+def test_c12_nor_does_a_last_line_without_an_end(new_world):
     ends = (b"", b'{"custom_id": "', b"\xff\xfe\x00", b"[" * 5000, b"x" * 100_000)
     w = new_world()
     client = w.process()
@@ -199,9 +193,7 @@ def test_c12_nor_does_a_last_line_without_an_end(new_world: NewWorld) -> None:
 
 
 @pytest.mark.parametrize(("fault", "share"), [("item_error", 1.0), ("status_zero", 0.4)])
-def test_c13_a_batch_with_errors_only_or_with_both_is_read_in_full(
-    fault: str, share: float, new_world: NewWorld
-) -> None:
+def test_c13_a_batch_with_errors_only_or_with_both_is_read_in_full(fault, share, new_world):
     w = new_world(batch_faults={fault: share})
     w.answered_job(texts(20))
     ran = [line for line in w.creates[0].lines.values() if line.billed]
@@ -210,7 +202,7 @@ def test_c13_a_batch_with_errors_only_or_with_both_is_read_in_full(
     assert len(w.creates) == 1
 
 
-def test_c13_lines_are_believed_and_counts_are_not(new_world: NewWorld) -> None:
+def test_c13_lines_are_believed_and_counts_are_not(new_world):
     w = new_world(batch_turnaround=3 * MINUTE, batch_faults={"wrong_counts": 1.0})
     job = w.answered_job(texts(20))
     status = job.status()
@@ -218,7 +210,7 @@ def test_c13_lines_are_believed_and_counts_are_not(new_world: NewWorld) -> None:
     assert len(w.creates) == 1
 
 
-def test_c10_a_line_with_an_unknown_position_is_not_delivered(provider: str, new_world: NewWorld) -> None:
+def test_c10_a_line_with_an_unknown_position_is_not_delivered(provider, new_world):
     w = new_world()
 
     def add(lines: list[bytes]) -> list[bytes]:

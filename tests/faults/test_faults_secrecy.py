@@ -20,7 +20,7 @@ from smartbatch.cli.main import main
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.jobs.job import Job
 from smartbatch.observe import logs
-from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, NewWorld, Seen, World, holders, texts, world
+from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, Seen, World, holders, texts, world
 from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS))
@@ -68,12 +68,8 @@ def _echo(seen: Seen) -> str:
 
 @pytest.mark.parametrize("what", sampled(["upload", "list", "create", "get", "download"]))
 def test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them(
-    provider: str,
-    what: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    provider, what, tmp_path, caplog, capsys
+):
     with Sinks(caplog) as sinks, world(provider, tmp_path, batch_turnaround=MINUTE) as w:
         statuses = [500, 503, 429, 400] if what in ("upload", "list", "create") else [500, 503, 429, 400, 404]
 
@@ -102,9 +98,7 @@ def test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them(
     [(PROMPT, "the provider answered 400"), ("the provider answered 400 and more", "the call was refused")],
     ids=["a prompt", "a prompt like our own words"],
 )
-def test_c26_a_refusal_loses_only_the_text_that_repeats_a_prompt(
-    provider: str, prompt: str, told: str, tmp_path: Path
-) -> None:
+def test_c26_a_refusal_loses_only_the_text_that_repeats_a_prompt(provider, prompt, told, tmp_path):
     with world(provider, tmp_path, batch_turnaround=MINUTE) as w:
         w.service.meet = lambda seen: w.refusal(400, f"{prompt}: no") if seen.what == "create" else None
         job = w.process(batch_settle=MINUTE, batch_fallback="batch").submit_batch([prompt, f"{prompt} again"])
@@ -127,9 +121,7 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_c26_result_lines_that_repeat_key_and_prompt_lose_them(
-    provider: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_c26_result_lines_that_repeat_key_and_prompt_lose_them(provider, tmp_path, caplog):
     said = f"Invalid value {PROMPT!r} sent with {KEY}"
 
     def spoil(lines: list[bytes]) -> list[bytes]:
@@ -159,9 +151,7 @@ def test_c26_result_lines_that_repeat_key_and_prompt_lose_them(
             assert "patient" not in text
 
 
-def test_c26_why_a_whole_batch_failed_is_told_without_key_and_prompt(
-    provider: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_c26_why_a_whole_batch_failed_is_told_without_key_and_prompt(provider, tmp_path, caplog):
     def say_more(found: Any) -> None:
         for holder in holders(found):
             if isinstance(text := holder.get("message"), str):
@@ -188,9 +178,7 @@ _PLAIN = re.compile(r"/[A-Za-z0-9_./:-]*")
 
 @pytest.mark.full
 @pytest.mark.parametrize("what", sampled(["upload", "create", "get", "list"]))
-def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(
-    provider: str, what: str, tmp_path: Path, new_world: NewWorld
-) -> None:
+def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(provider, what, tmp_path, new_world):
     w = new_world(rare=60, batch_turnaround=HOUR)
     ids = list(HOSTILE)
 
@@ -224,7 +212,7 @@ def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(
 
 
 @pytest.mark.full
-def test_c27_nor_one_that_names_where_the_results_are(new_world: NewWorld) -> None:
+def test_c27_nor_one_that_names_where_the_results_are(new_world):
     w = new_world(rare=60, batch_turnaround=MINUTE)
     ids = [prefix + name for name in HOSTILE for prefix in ("", "files/", "https://127.0.0.1/v1/")]
     places = ("output_file_id", "results_url", "responsesFile")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from email.utils import formatdate
-from pathlib import Path
-from typing import Any
 
 import pytest
 from attrs import evolve
 
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.events import ClockStepped
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, NewWorld, Seen, texts, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, texts, world
 from tests.levels import sampled
 
 
 @pytest.mark.parametrize("ahead", [-HOUR, 24 * HOUR])
 @pytest.mark.parametrize("provider", sampled(PROVIDERS))
-def test_i1_polls_go_on_when_the_clock_is_set(ahead: float, new_world: NewWorld) -> None:
+def test_i1_polls_go_on_when_the_clock_is_set(ahead, new_world):
     w = new_world(batch_turnaround=5 * MINUTE)
     client = w.process(batch_poll_interval=30.0)
     prompts = texts(5)
@@ -42,9 +40,7 @@ UNLISTED = {"batch_faults": {"lost_create": 1.0, "list_lag": 1.0}, "batch_list_l
     ("provider", "fault", "passed"),
     sampled([("anthropic", LATE, 2 * MINUTE), ("openai", UNLISTED, 20.0), ("gemini", UNLISTED, 20.0)]),
 )
-def test_i1_a_clock_set_between_two_processes_shortens_no_search(
-    provider: str, fault: dict[str, Any], passed: float, ahead: float, new_world: NewWorld
-) -> None:
+def test_i1_a_clock_set_between_two_processes_shortens_no_search(provider, fault, passed, ahead, new_world):
     """The provider's clock shows that no time has passed."""
     w = new_world(batch_turnaround=10 * MINUTE, **fault)
     prompts = texts(20)
@@ -61,7 +57,7 @@ def test_i1_a_clock_set_between_two_processes_shortens_no_search(
 
 
 @pytest.mark.full
-def test_i1_a_clock_set_back_prolongs_no_search(tmp_path: Path) -> None:
+def test_i1_a_clock_set_back_prolongs_no_search(tmp_path):
     def dropped(index: int, label: str | None) -> tuple[str, ...]:
         return ("dropped_create",) if index == 0 else ()
 
@@ -79,7 +75,7 @@ def test_i1_a_clock_set_back_prolongs_no_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_i1_a_server_that_tells_a_wrong_date_ends_no_search(tmp_path: Path) -> None:
+def test_i1_a_server_that_tells_a_wrong_date_ends_no_search(tmp_path):
     """Both clocks must agree that enough time has passed."""
     with world("anthropic", tmp_path, batch_turnaround=10 * MINUTE, **LATE) as w:
 

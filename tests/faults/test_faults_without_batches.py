@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import AllRequestsFailed, ProviderError
 from smartbatch.results import ResultList
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, NewWorld, World, texts, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, texts, world
 from tests.levels import sampled
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS))
@@ -30,7 +29,7 @@ def refusing(w: World, reply: Callable[[], ServerReply]) -> None:
 
 @each_provider
 @pytest.mark.parametrize("how", sampled(["404", "403", "410", "501", "page", "500"], first=5))
-def test_c18_a_list_is_sent_in_real_time_without_a_batch_api(how: str, new_world: NewWorld) -> None:
+def test_c18_a_list_is_sent_in_real_time_without_a_batch_api(how, new_world):
     w = new_world()
     refusing(w, lambda: PAGE if how == "page" else w.refusal(int(how), "not available"))
     prompts = texts(12)
@@ -42,7 +41,7 @@ def test_c18_a_list_is_sent_in_real_time_without_a_batch_api(how: str, new_world
 
 
 @each_provider
-def test_c18_a_rescued_list_reports_its_real_time_requests(new_world: NewWorld) -> None:
+def test_c18_a_rescued_list_reports_its_real_time_requests(new_world):
     w = new_world()
     refusing(w, lambda: w.refusal(404, "not available"))
     prompts = texts(12)
@@ -64,7 +63,7 @@ def test_c18_a_rescued_list_reports_its_real_time_requests(new_world: NewWorld) 
 
 
 @each_provider
-def test_c18_a_forced_batch_obeys_batch_fallback(new_world: NewWorld) -> None:
+def test_c18_a_forced_batch_obeys_batch_fallback(new_world):
     w = new_world()
     refusing(w, lambda: w.refusal(404, "not available"))
     client = w.process(flex=False)
@@ -74,7 +73,7 @@ def test_c18_a_forced_batch_obeys_batch_fallback(new_world: NewWorld) -> None:
 
 
 @each_provider
-def test_c16_a_list_with_a_slow_batch_continues_in_real_time(new_world: NewWorld) -> None:
+def test_c16_a_list_with_a_slow_batch_continues_in_real_time(new_world):
     w = new_world(rare=240, batch_faults={"stuck": 1.0}, batch_cancel_seconds=60.0)
     prompts = texts(12)
     client = w.process(flex=False, batch_poll_interval=30 * MINUTE)
@@ -88,7 +87,7 @@ def test_c16_a_list_with_a_slow_batch_continues_in_real_time(new_world: NewWorld
 
 
 @each_provider
-def test_c18_batches_that_always_fail_are_replaced_by_real_time(provider: str, new_world: NewWorld) -> None:
+def test_c18_batches_that_always_fail_are_replaced_by_real_time(provider, new_world):
     if provider == "anthropic":
         pytest.skip("its batches never fail as a whole")
     w = new_world(batch_faults={"fail_validation": 1.0})
@@ -101,7 +100,7 @@ def test_c18_batches_that_always_fail_are_replaced_by_real_time(provider: str, n
 
 @each_provider
 @pytest.mark.parametrize("deadline", sampled([6 * HOUR, None], first=1))
-def test_c16_a_batch_with_a_stuck_cancel_delays_nothing(deadline: float | None, new_world: NewWorld) -> None:
+def test_c16_a_batch_with_a_stuck_cancel_delays_nothing(deadline, new_world):
     w = new_world(may_pay_twice=True, rare=240, batch_faults={"stuck": 1.0}, batch_cancel_seconds=12 * HOUR)
     prompts = texts(12)
     client = w.process(flex=False, batch_timeout=HOUR, batch_poll_interval=10 * MINUTE)
@@ -126,7 +125,7 @@ def test_c16_a_batch_with_a_stuck_cancel_delays_nothing(deadline: float | None, 
 
 @each_provider
 @pytest.mark.parametrize("durable", [False, True], ids=["a list", "a job"])
-def test_c25_a_list_that_keeps_going_sends_all_refused_rows(durable: bool, new_world: NewWorld) -> None:
+def test_c25_a_list_that_keeps_going_sends_all_refused_rows(durable, new_world):
     w = new_world()
     w.service.meet = lambda seen: w.refusal(403, f"denied, call {len(w.requests('ask'))}")
     client = w.process(flex=False, parallelism=2)
@@ -143,7 +142,7 @@ def test_c25_a_list_that_keeps_going_sends_all_refused_rows(durable: bool, new_w
 
 
 @each_provider
-def test_c18_a_batch_that_refuses_all_requests_is_avoided(provider: str, tmp_path: Path) -> None:
+def test_c18_a_batch_that_refuses_all_requests_is_avoided(provider, tmp_path):
     with world(provider, tmp_path, batch_faults={"item_invalid": 1.0}) as w:
         prompts = texts(12)
         assert [r.text for r in chosen_by_us(w.process(flex=False), prompts)] == w.right(prompts)

@@ -12,7 +12,7 @@ CALM = Mixture(seed=1, rows=60, parallelism=8, latency=1.0, sigma=0.1)
 
 
 @pytest.mark.parametrize("seed", sampled([11, 23]))
-def test_a_seed_gives_the_same_run_of_the_real_client_again(seed: int):
+def test_a_seed_gives_the_same_run_of_the_real_client_again(seed):
     first, second = (run(seed, 60, keep_log=True) for _ in range(2))
     assert first.log == second.log
     assert len(first.log) >= 60

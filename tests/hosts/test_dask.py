@@ -36,7 +36,7 @@ PATIENCE = 120.0
 
 
 @pytest.fixture
-def scheduler() -> Iterator[Any]:
+def scheduler():
     made = distributed.LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address=":0")
     with made, distributed.Client(made, set_as_default=False) as client:
         yield client
@@ -54,9 +54,7 @@ def expected(prompts: list[str]) -> list[str]:
 
 
 @pytest.mark.full
-def test_a_list_is_answered_in_order_and_paid_once(
-    scheduler: Any, store: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_list_is_answered_in_order_and_paid_once(scheduler, store, capsys):
     prompts = [f"question {n}" for n in range(250)]
     with emulator(latency=0.01) as server:
         results = ask(server, prompts, scheduler, store)
@@ -81,9 +79,7 @@ def threads_of_clients(dask_worker: Any) -> list[str]:
 
 
 @pytest.mark.full
-def test_a_list_without_workers_says_so_and_goes_on_once_one_joins(
-    store: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_list_without_workers_says_so_and_goes_on_once_one_joins(store, caplog):
     results: list[Any] = []
     made = distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=":0")
     with made, distributed.Client(made, set_as_default=False) as client, emulator() as server:
@@ -100,7 +96,7 @@ def test_a_list_without_workers_says_so_and_goes_on_once_one_joins(
 
 
 @pytest.mark.full
-def test_the_clients_of_the_workers_end_with_their_call(scheduler: Any, store: str, tmp_path: Path) -> None:
+def test_the_clients_of_the_workers_end_with_their_call(scheduler, store, tmp_path):
     shared = store if store.startswith("postgresql") else f"sqlite:///{tmp_path}/limits.db"
     prompts = [f"question {n}" for n in range(120)]
 
@@ -116,7 +112,7 @@ def test_the_clients_of_the_workers_end_with_their_call(scheduler: Any, store: s
 
 
 @pytest.mark.full
-def test_the_workers_ask_with_the_key_of_the_call(scheduler: Any, store: str) -> None:
+def test_the_workers_ask_with_the_key_of_the_call(scheduler, store):
     with emulator() as server:
         for key in ("first", "second"):
             options = {"base_url": server.base_url, "api_key": key}
@@ -137,7 +133,7 @@ def kill_one(scheduler: Any) -> None:
 
 
 @pytest.mark.full
-def test_the_units_of_a_worker_that_is_killed_are_taken_over(scheduler: Any, store: str) -> None:
+def test_the_units_of_a_worker_that_is_killed_are_taken_over(scheduler, store):
     prompts = [f"question {n}" for n in range(600)]
 
     def kill_at(progress: ListProgress) -> None:
@@ -152,7 +148,7 @@ def test_the_units_of_a_worker_that_is_killed_are_taken_over(scheduler: Any, sto
 
 
 @pytest.mark.full
-def test_an_interrupted_call_is_continued_by_the_same_call(scheduler: Any, store: str) -> None:
+def test_an_interrupted_call_is_continued_by_the_same_call(scheduler, store):
     prompts = [f"question {n}" for n in range(600)]
 
     def interrupt_at(progress: ListProgress) -> None:
@@ -177,7 +173,7 @@ def run_line(server: Emulator, scheduler: Any, folder: Path) -> list[str]:
 
 
 @pytest.mark.full
-def test_the_command_line_has_a_file_asked_by_the_workers(scheduler: Any, tmp_path: Path) -> None:
+def test_the_command_line_has_a_file_asked_by_the_workers(scheduler, tmp_path):
     questions = tmp_path / "questions.txt"
     rows = [f"question {n}" for n in range(250)]
     with emulator(latency=0.01) as server:
@@ -205,9 +201,7 @@ def written_answers(folder: Path) -> list[str]:
 
 
 @pytest.mark.full
-def test_a_killed_run_over_the_cluster_is_continued(
-    scheduler: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_run_over_the_cluster_is_continued(scheduler, tmp_path, capsys):
     with emulator(latency=0.1) as server:
         rows, line = told_run(server, scheduler, tmp_path)
         with subprocess.Popen([sys.executable, "-m", "smartbatch", *line], stderr=subprocess.PIPE) as process:
@@ -221,9 +215,7 @@ def test_a_killed_run_over_the_cluster_is_continued(
 
 
 @pytest.mark.full
-def test_a_run_over_a_cluster_says_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_over_a_cluster_says_what_is_missing(tmp_path, capsys):
     (tmp_path / "questions.txt").write_text("a")
     line = ["run", str(tmp_path / "questions.txt"), "--model", "sim:demo", "--dask", "tcp://127.0.0.1:1"]
     assert main(line) == 2
@@ -252,7 +244,7 @@ def killable_scheduler() -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.full
-def test_the_same_call_goes_on_with_another_scheduler(scheduler: Any, tmp_path: Path) -> None:
+def test_the_same_call_goes_on_with_another_scheduler(scheduler, tmp_path):
     prompts = [f"question {n}" for n in range(600)]
     store = str(tmp_path / "jobs.db")
 
@@ -279,7 +271,7 @@ class EndedTask:
         raise AssertionError(f"its worker is gone; not waited for {timeout} s")
 
 
-def test_the_end_of_a_unit_is_known_without_what_its_task_returned() -> None:
+def test_the_end_of_a_unit_is_known_without_what_its_task_returned():
     unasked: Any = object()
     job: Any = None
     future: Any = EndedTask()
@@ -287,7 +279,7 @@ def test_the_end_of_a_unit_is_known_without_what_its_task_returned() -> None:
 
 
 @pytest.mark.full
-def test_workers_keep_one_budget(scheduler: Any, store: str, tmp_path: Path) -> None:
+def test_workers_keep_one_budget(scheduler, store, tmp_path):
     shared = store if store.startswith("postgresql") else f"sqlite:///{tmp_path}/limits.db"
     prompts = [f"question {n}" for n in range(300)]
     with emulator(latency=0.01) as server:
@@ -299,7 +291,7 @@ def test_workers_keep_one_budget(scheduler: Any, store: str, tmp_path: Path) -> 
 
 
 @pytest.mark.full
-def test_the_key_of_a_list_that_went_by_batch_is_refused_to_another_list(tmp_path: Path) -> None:
+def test_the_key_of_a_list_that_went_by_batch_is_refused_to_another_list(tmp_path):
     place = str(tmp_path / "jobs.db")
     idle = distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=":0")
     with idle as made, distributed.Client(made, set_as_default=False) as scheduler:
@@ -325,7 +317,7 @@ def test_the_key_of_a_list_that_went_by_batch_is_refused_to_another_list(tmp_pat
 
 
 @pytest.mark.full
-def test_bags_and_dataframes_come_back_as_they_were_given(scheduler: Any, tmp_path: Path) -> None:
+def test_bags_and_dataframes_come_back_as_they_were_given(scheduler, tmp_path):
     bag = pytest.importorskip("dask.bag")
     dataframe = pytest.importorskip("dask.dataframe")
     pandas = pytest.importorskip("pandas")
@@ -355,7 +347,7 @@ def test_bags_and_dataframes_come_back_as_they_were_given(scheduler: Any, tmp_pa
 
 
 @pytest.mark.full
-def test_what_cannot_go_is_refused_before_anything_is_sent(scheduler: Any, tmp_path: Path) -> None:
+def test_what_cannot_go_is_refused_before_anything_is_sent(scheduler, tmp_path):
     with emulator() as server:
         with pytest.raises(ConfigError, match="the workers need a store"):
             dask.map(["a"], model=MODEL, scheduler=scheduler)

@@ -61,7 +61,7 @@ def run_app(app: WebServer, folder: Path, service: Provider) -> Iterator[Running
 
 
 @pytest.fixture(scope="module")
-def quick() -> Iterator[Provider]:
+def quick():
     with provider(0.05) as running:
         yield running
 
@@ -77,9 +77,7 @@ def health(running: Running) -> dict[str, Any]:
 
 
 @ANY_APP
-def test_a_form_starts_jobs_and_their_pages_show_the_results(
-    app: WebServer, quick: Provider, tmp_path: Path
-) -> None:
+def test_a_form_starts_jobs_and_their_pages_show_the_results(app, quick, tmp_path):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -104,7 +102,7 @@ def test_a_form_starts_jobs_and_their_pages_show_the_results(
         assert len(list(tmp_path.glob("*.smartbatch.db"))) == 1
 
 
-def test_the_admin_lists_jobs_and_shows_one(quick: Provider, tmp_path: Path) -> None:
+def test_the_admin_lists_jobs_and_shows_one(quick, tmp_path):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -139,7 +137,7 @@ def start_job(page: Any, address: str) -> str:
 
 
 @pytest.mark.parametrize("app", [FLASK, GEVENT], ids=["gthread", "gevent"])
-def test_the_flask_application_has_a_dashboard(app: WebServer, quick: Provider, tmp_path: Path) -> None:
+def test_the_flask_application_has_a_dashboard(app, quick, tmp_path):
     from selenium.webdriver.common.by import By
 
     with run_app(app, tmp_path, quick) as running, browser(tmp_path) as page:
@@ -158,7 +156,7 @@ def test_the_flask_application_has_a_dashboard(app: WebServer, quick: Provider, 
             assert news.readline()
 
 
-def test_the_django_project_has_a_dashboard(quick: Provider, tmp_path: Path) -> None:
+def test_the_django_project_has_a_dashboard(quick, tmp_path):
     from selenium.webdriver.common.by import By
 
     with run_app(DJANGO, tmp_path, quick) as running, browser(tmp_path) as page:
@@ -199,7 +197,7 @@ def manage(folder: Path, *arguments: str) -> None:
     subprocess.run(command, env=environ, cwd=folder, check=True, capture_output=True, timeout=2 * GUARD)
 
 
-def test_the_reloader_of_runserver_starts_one_client(quick: Provider, tmp_path: Path) -> None:
+def test_the_reloader_of_runserver_starts_one_client(quick, tmp_path):
     shutil.copytree(EXAMPLES / "django_app", tmp_path / "project")
     command = ("python", str(tmp_path / "project/manage.py"), "runserver", "127.0.0.1:PORT")
     with run_app(WebServer("runserver", command), tmp_path, quick) as running:

@@ -351,11 +351,11 @@ def check(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", sampled(ENDS))
-def test_the_interpreter_ends_when(name: str) -> None:
+def test_the_interpreter_ends_when(name):
     check(ENDS[name])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sampled(PENDING))
-def test_nothing_holds_up_the_exit(name: str) -> None:
+def test_nothing_holds_up_the_exit(name):
     check(PENDING[name])

@@ -61,7 +61,7 @@ TEXTS = {"to be repaired": "{'a': 'x',}", "whole": '{"a": "x"}'}
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", TEXTS)
-def test_no_first_answer_of_a_process_fails(kind: str, text: str) -> None:
+def test_no_first_answer_of_a_process_fails(kind, text):
     ended = run_script(f"{KINDS[kind]}\nTEXT = {TEXTS[text]!r}\n{SCRIPT}")
     assert ended.err == ""
     assert ended.lines == ["[]"]

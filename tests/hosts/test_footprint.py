@@ -23,7 +23,7 @@ HEAVY = (
 )
 
 
-def test_importing_the_library_starts_and_opens_nothing() -> None:
+def test_importing_the_library_starts_and_opens_nothing():
     ended = run_script(
         f"""
         before = set(sys.modules)
@@ -45,7 +45,7 @@ def test_importing_the_library_starts_and_opens_nothing() -> None:
 
 
 @pytest.mark.full
-def test_nothing_that_is_made_at_module_level_has_a_lock_yet() -> None:
+def test_nothing_that_is_made_at_module_level_has_a_lock_yet():
     ended = run_script(
         """
         import queue, tempfile
@@ -80,7 +80,7 @@ def test_nothing_that_is_made_at_module_level_has_a_lock_yet() -> None:
     assert ended.lines == ["[] [] 1"]
 
 
-def test_an_idle_client_neither_polls_nor_waits_for_a_time() -> None:
+def test_an_idle_client_neither_polls_nor_waits_for_a_time():
     clock = VirtualClock()
     with BatchingClient(MockProvider(latency=0.5, sleep=clock.sleep), clock=clock) as client:
         assert [result.ok for result in client.map([f"p{n}" for n in range(20)])] == [True] * 20
@@ -90,7 +90,7 @@ def test_an_idle_client_neither_polls_nor_waits_for_a_time() -> None:
 
 
 @pytest.mark.full
-def test_a_stopped_client_has_nothing_open() -> None:
+def test_a_stopped_client_has_nothing_open():
     ended = run_script(
         """
         import gc
@@ -121,9 +121,7 @@ def test_a_stopped_client_has_nothing_open() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("allowed", [1, 2])
-def test_with_too_few_threads_the_workers_there_are_do_all_the_work(
-    allowed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_too_few_threads_the_workers_there_are_do_all_the_work(allowed, monkeypatch):
     start, started = threading.Thread.start, []
 
     def limited(thread: threading.Thread) -> None:
@@ -141,7 +139,7 @@ def test_with_too_few_threads_the_workers_there_are_do_all_the_work(
     assert sorted(provider.prompts) == sorted(f"p{n}" for n in range(200))
 
 
-def test_without_a_thread_at_all_a_request_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_at_all_a_request_fails_and_says_so(monkeypatch):
     start = threading.Thread.start
 
     def refused(thread: threading.Thread) -> None:

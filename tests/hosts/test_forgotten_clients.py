@@ -37,7 +37,7 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.full
-def test_two_hundred_forgotten_clients_leave_hardly_a_thread() -> None:
+def test_two_hundred_forgotten_clients_leave_hardly_a_thread():
     before = own_threads()
     for number in range(200):
         client = BatchingClient("sim:demo?latency=0", parallelism=2)
@@ -63,7 +63,7 @@ class Application:
 
 
 @pytest.mark.full
-def test_clients_whose_own_observers_refer_to_them_are_collected() -> None:
+def test_clients_whose_own_observers_refer_to_them_are_collected():
     before, applications, kept = own_threads(), [], []
     for number in range(6):
         application = Application()
@@ -80,7 +80,7 @@ def test_clients_whose_own_observers_refer_to_them_are_collected() -> None:
 
 
 @pytest.mark.full
-def test_a_client_known_to_its_observer_alone_answers() -> None:
+def test_a_client_known_to_its_observer_alone_answers():
     asked, answer = threading.Event(), threading.Event()
 
     def slow(_request: object, _attempt: int) -> str:
@@ -98,14 +98,14 @@ def test_a_client_known_to_its_observer_alone_answers() -> None:
     assert [future.result(30).text for future in futures] == ["done"] * 3
 
 
-def test_a_forgotten_client_answers_what_it_was_asked() -> None:
+def test_a_forgotten_client_answers_what_it_was_asked():
     future = BatchingClient("sim:demo?latency=0.05").submit("prompt")
     gc.collect()
     assert future.result(30).ok
 
 
 @pytest.mark.full
-def test_a_job_keeps_its_client(tmp_path) -> None:
+def test_a_job_keeps_its_client(tmp_path):
     store = str(tmp_path / "jobs.db")
     client = BatchingClient("sim:demo?latency=0", store=store)
     job = client.submit_batch(["one", "two"], batch_fallback="individual", strategy="individual")
@@ -116,7 +116,7 @@ def test_a_job_keeps_its_client(tmp_path) -> None:
 
 
 @pytest.mark.full
-def test_a_forgotten_client_that_is_busy_holds_up_no_other() -> None:
+def test_a_forgotten_client_that_is_busy_holds_up_no_other():
     asked, answer = threading.Event(), threading.Event()
 
     def slow(_request: object, _attempt: int) -> str:

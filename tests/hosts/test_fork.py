@@ -45,7 +45,7 @@ def passes(script: str, *, out: list[str], guard: float = 30) -> None:
 
 
 @pytest.mark.full
-def test_a_child_of_a_periodic_reporter_reports_nothing() -> None:
+def test_a_child_of_a_periodic_reporter_reports_nothing():
     passes(
         """
         from smartbatch.observe.reporters import PeriodicReporter
@@ -63,7 +63,7 @@ def test_a_child_of_a_periodic_reporter_reports_nothing() -> None:
 
 
 @pytest.mark.full
-def test_300_forks_under_load_leave_no_child_hanging() -> None:
+def test_300_forks_under_load_leave_no_child_hanging():
     passes(
         """
         import itertools
@@ -96,7 +96,7 @@ def test_300_forks_under_load_leave_no_child_hanging() -> None:
 
 
 @pytest.mark.full
-def test_no_answer_reaches_the_wrong_process_over_http() -> None:
+def test_no_answer_reaches_the_wrong_process_over_http():
     passes(
         """
         from smartbatch.testing import answer_for, emulator
@@ -130,7 +130,7 @@ def test_no_answer_reaches_the_wrong_process_over_http() -> None:
     )
 
 
-def test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are() -> None:
+def test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are():
     passes(
         """
         call = Endless()
@@ -151,7 +151,7 @@ def test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are() -> No
 
 
 @pytest.mark.full
-def test_the_future_of_several_answers_ends_in_a_child_as_others_do() -> None:
+def test_the_future_of_several_answers_ends_in_a_child_as_others_do():
     passes(
         """
         call = Endless()
@@ -169,7 +169,7 @@ def test_the_future_of_several_answers_ends_in_a_child_as_others_do() -> None:
 
 
 @pytest.mark.full
-def test_money_held_for_the_parents_calls_is_free_in_the_child() -> None:
+def test_money_held_for_the_parents_calls_is_free_in_the_child():
     passes(
         """
         from smartbatch import Answer, Price, Usage
@@ -195,7 +195,7 @@ def test_money_held_for_the_parents_calls_is_free_in_the_child() -> None:
 
 
 @pytest.mark.full
-def test_two_children_do_not_throw_the_same_rng() -> None:
+def test_two_children_do_not_throw_the_same_rng():
     passes(
         """
         from smartbatch import ErrorKind
@@ -220,7 +220,7 @@ def test_two_children_do_not_throw_the_same_rng() -> None:
 
 
 @pytest.mark.full
-def test_a_child_that_ends_as_scripts_do_runs_its_exit_within_the_grace() -> None:
+def test_a_child_that_ends_as_scripts_do_runs_its_exit_within_the_grace():
     passes(
         """
         client = BatchingClient(echo, exit_grace=300)
@@ -236,7 +236,7 @@ def test_a_child_that_ends_as_scripts_do_runs_its_exit_within_the_grace() -> Non
 
 
 @pytest.mark.full
-def test_a_fork_inside_a_callback_works() -> None:
+def test_a_fork_inside_a_callback_works():
     passes(
         """
         client = BatchingClient(echo)
@@ -262,7 +262,7 @@ def test_a_fork_inside_a_callback_works() -> None:
 
 
 @pytest.mark.full
-def test_a_child_that_reads_on_in_the_parents_list_is_told_so() -> None:
+def test_a_child_that_reads_on_in_the_parents_list_is_told_so():
     passes(
         """
         client = BatchingClient(echo)
@@ -281,7 +281,7 @@ def test_a_child_that_reads_on_in_the_parents_list_is_told_so() -> None:
 
 
 @pytest.mark.full
-def test_another_librarys_hook_may_use_the_client_in_the_child() -> None:
+def test_another_librarys_hook_may_use_the_client_in_the_child():
     passes(
         """
         def hook():
@@ -317,7 +317,7 @@ if __name__ == "__main__":
 
 @pytest.mark.full
 @pytest.mark.parametrize("method", sampled(["fork", "forkserver", "spawn"]))
-def test_every_start_method_of_multiprocessing_works(method: str, tmp_path) -> None:
+def test_every_start_method_of_multiprocessing_works(method, tmp_path):
     script = tmp_path / "workers.py"
     script.write_text(WORKERS)
     ended = run_script(
@@ -333,7 +333,7 @@ def test_every_start_method_of_multiprocessing_works(method: str, tmp_path) -> N
 
 
 @pytest.mark.full
-def test_a_pickled_client_refuses_and_says_what_to_do() -> None:
+def test_a_pickled_client_refuses_and_says_what_to_do():
     passes(
         """
         import pickle
@@ -394,7 +394,7 @@ def passes_without_hooks(script: str, *, out: list[str]) -> None:
 
 
 @pytest.mark.full
-def test_a_child_forked_without_hooks_works_and_ends_what_it_inherited() -> None:
+def test_a_child_forked_without_hooks_works_and_ends_what_it_inherited():
     passes_without_hooks(
         """
         call = Endless()
@@ -419,7 +419,7 @@ def test_a_child_forked_without_hooks_works_and_ends_what_it_inherited() -> None
 
 
 @pytest.mark.full
-def test_children_forked_without_hooks_open_own_connections() -> None:
+def test_children_forked_without_hooks_open_own_connections():
     passes_without_hooks(
         """
         import tempfile

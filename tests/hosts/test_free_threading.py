@@ -10,7 +10,6 @@ import sys
 import sysconfig
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,7 @@ THREADS = 200
 
 
 @pytest.mark.full
-def test_two_hundred_threads_share_a_client_and_its_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_hundred_threads_share_a_client_and_its_store(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test-0000")
     together = threading.Barrier(THREADS)
     with emulator(latency=0.005) as server:

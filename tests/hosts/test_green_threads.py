@@ -44,7 +44,7 @@ def passes(
 
 
 @pytest.mark.full
-def test_a_client_works_before_and_after_patching() -> None:
+def test_a_client_works_before_and_after_patching():
     passes(
         """
         client = BatchingClient("sim:demo", parallelism=4)
@@ -60,7 +60,7 @@ def test_a_client_works_before_and_after_patching() -> None:
 
 
 @pytest.mark.full
-def test_calls_wait_for_their_answers_at_the_same_time_over_tls_too() -> None:
+def test_calls_wait_for_their_answers_at_the_same_time_over_tls_too():
     both = threading.Barrier(2)
 
     def answer(exchange: Exchange) -> None:
@@ -83,7 +83,7 @@ def test_calls_wait_for_their_answers_at_the_same_time_over_tls_too() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("model", ["openai:m", "anthropic:m", "gemini:m"])
-def test_every_provider_works_after_the_patching(model: str) -> None:
+def test_every_provider_works_after_the_patching(model):
     with provider(0.05) as service:
         root = service.environ["OPENAI_BASE_URL"].removesuffix("/v1")
         passes(
@@ -107,7 +107,7 @@ def test_every_provider_works_after_the_patching(model: str) -> None:
 
 
 @pytest.mark.full
-def test_a_store_that_waits_for_a_lock_does_not_stop_other_green_threads(tmp_path: Path) -> None:
+def test_a_store_that_waits_for_a_lock_does_not_stop_other_green_threads(tmp_path):
     passes(
         f"""
         import sqlite3

@@ -30,7 +30,7 @@ def data_files(folder: Path) -> set[str]:
     }
 
 
-def test_every_file_of_the_package_that_is_no_code_is_named_for_the_wheel() -> None:
+def test_every_file_of_the_package_that_is_no_code_is_named_for_the_wheel():
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     named = [f"smartbatch/{one}" for one in settings["options.package_data"]["smartbatch"].split()]
@@ -70,7 +70,7 @@ class Installed:
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("installed")
     source, dist, environment = folder / "source", folder / "dist", folder / "environment"
     shutil.copytree(ROOT, source, ignore=LEFT_OUT)
@@ -88,7 +88,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 @pytest.mark.full
-def test_wheel_and_sdist_have_all_files(installed: Installed) -> None:
+def test_wheel_and_sdist_have_all_files(installed):
     with zipfile.ZipFile(installed.wheel) as wheel:
         names = set(wheel.namelist())
     assert installed.data <= names
@@ -100,7 +100,7 @@ def test_wheel_and_sdist_have_all_files(installed: Installed) -> None:
 
 
 @pytest.mark.full
-def test_a_list_a_job_and_a_provider_of_another_process_are_answered(installed: Installed) -> None:
+def test_a_list_a_job_and_a_provider_of_another_process_are_answered(installed):
     found = installed.python(
         """
 import smartbatch
@@ -122,7 +122,7 @@ with emulator(latency=0) as server:
 
 
 @pytest.mark.full
-def test_the_command_runs_and_its_doctor_finds_nothing_wrong(installed: Installed) -> None:
+def test_the_command_runs_and_its_doctor_finds_nothing_wrong(installed):
     (installed.folder / "in.txt").write_text("one\ntwo\n")
     installed.run(
         "smartbatch", "run", "in.txt", "--model", "sim:demo?latency=0", "-o", "out.jsonl", "--quiet"
@@ -133,7 +133,7 @@ def test_the_command_runs_and_its_doctor_finds_nothing_wrong(installed: Installe
 
 
 @pytest.mark.full
-def test_an_extra_that_is_not_installed_is_named(installed: Installed) -> None:
+def test_an_extra_that_is_not_installed_is_named(installed):
     found = installed.python(
         """
 import smartbatch
@@ -156,7 +156,7 @@ for use in (
 
 
 @pytest.mark.full
-def test_the_types_are_those_of_the_source(installed: Installed) -> None:
+def test_the_types_are_those_of_the_source(installed):
     program = installed.folder / "program.py"
     program.write_text(
         "import smartbatch\n"
@@ -178,7 +178,7 @@ def test_the_types_are_those_of_the_source(installed: Installed) -> None:
 
 
 @pytest.mark.full
-def test_the_core_takes_no_more_room_than_a_hundred_and_twenty_megabytes(installed: Installed) -> None:
+def test_the_core_takes_no_more_room_than_a_hundred_and_twenty_megabytes(installed):
     (packages,) = (installed.environment / "lib").glob("python*/site-packages")
     sizes = {
         path.relative_to(packages): path.stat().st_size

@@ -99,7 +99,7 @@ threading.Event().wait()
 
 @pytest.mark.full
 @pytest.mark.parametrize("place", sampled(CAUGHT))
-def test_a_caught_interrupt_leaves_the_client_usable(place: str) -> None:
+def test_a_caught_interrupt_leaves_the_client_usable(place):
     ended = run_script(SETTING + CAUGHT[place])
     assert ended.err == ""
     assert ended.lines == ["call"] * 25 + ["True"]
@@ -107,7 +107,7 @@ def test_a_caught_interrupt_leaves_the_client_usable(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", sampled(UNCAUGHT, keep=1))
-def test_an_interrupt_that_nobody_catches_ends_the_script(place: str) -> None:
+def test_an_interrupt_that_nobody_catches_ends_the_script(place):
     ended = run_script(SETTING + UNCAUGHT[place])
     last = ended.err.splitlines()[-1]
     assert last == "KeyboardInterrupt" or last.startswith("smartbatch.results.Interrupted: interrupted; ")
@@ -118,7 +118,7 @@ def test_an_interrupt_that_nobody_catches_ends_the_script(place: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("call", COLLECTING)
-def test_an_interrupted_list_has_what_was_answered_and_says_how_to_go_on(call: str) -> None:
+def test_an_interrupted_list_has_what_was_answered_and_says_how_to_go_on(call):
     ended = run_script(
         SETTING
         + COLLECTING[call]
@@ -150,7 +150,7 @@ except smartbatch.Interrupted as error:
 
 
 @pytest.mark.full
-def test_a_loop_that_is_interrupted_finds_what_it_was_not_given() -> None:
+def test_a_loop_that_is_interrupted_finds_what_it_was_not_given():
     ended = run_script(
         """
         import smartbatch
@@ -182,7 +182,7 @@ def test_a_loop_that_is_interrupted_finds_what_it_was_not_given() -> None:
 
 
 @pytest.mark.full
-def test_a_second_interrupt_ends_a_stop_at_once() -> None:
+def test_a_second_interrupt_ends_a_stop_at_once():
     ended = run_script(
         """
         from smartbatch import BatchingClient
@@ -209,7 +209,7 @@ def test_a_second_interrupt_ends_a_stop_at_once() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("landing", sampled(["KeyboardInterrupt", "SystemExit"]))
-def test_many_signals_leave_neither_a_lock_nor_a_request_behind(landing: str) -> None:
+def test_many_signals_leave_neither_a_lock_nor_a_request_behind(landing):
     ended = run_script(
         f"""
         import random

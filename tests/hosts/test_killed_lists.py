@@ -75,7 +75,7 @@ def named_rows(store: str) -> set[int]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["list", "requests"])
-def test_the_same_call_goes_on_where_a_killed_process_stopped(how: str, store: str) -> None:
+def test_the_same_call_goes_on_where_a_killed_process_stopped(how, store):
     with emulator(latency=LATENCY) as server:
         first = start(server, store, how)
         read(first, 40)
@@ -89,7 +89,7 @@ def test_the_same_call_goes_on_where_a_killed_process_stopped(how: str, store: s
 
 
 @pytest.mark.full
-def test_a_second_process_continues_when_the_first_is_killed(store: str) -> None:
+def test_a_second_process_continues_when_the_first_is_killed(store):
     with emulator(latency=LATENCY) as server:
         first = start(server, store, "list")
         read(first, 20)

@@ -16,7 +16,7 @@ SENTENCE = "no file locks (the Python module fcntl)"
 
 
 @pytest.mark.full
-def test_lists_work_and_jobs_are_refused() -> None:
+def test_lists_work_and_jobs_are_refused():
     ended = run_script(
         LIKE_WINDOWS
         + """
@@ -41,7 +41,7 @@ for ask in (
 
 
 @pytest.mark.full
-def test_the_command_line_says_it_in_one_line() -> None:
+def test_the_command_line_says_it_in_one_line():
     ended = run_script(
         LIKE_WINDOWS
         + """

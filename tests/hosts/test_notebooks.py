@@ -98,7 +98,7 @@ prompts = [*(f"p{{n}}" for n in range(20)), "waits", *(f"p{{n}}" for n in range(
 """
 
 
-def test_what_cells_show_and_an_interrupt_leaves(tmp_path: Path) -> None:
+def test_what_cells_show_and_an_interrupt_leaves(tmp_path):
     fifo = tmp_path / "waits"
     os.mkfifo(fifo)
     with notebook(tmp_path) as book:
@@ -149,7 +149,7 @@ print(sys.last_value.results[20].text)
         assert int(paid) <= 501 + 4  # what was in flight was interrupted, not those that had come
 
 
-def test_a_restarted_kernel_finds_its_jobs_and_looks_at_once(tmp_path: Path) -> None:
+def test_a_restarted_kernel_finds_its_jobs_and_looks_at_once(tmp_path):
     with notebook(tmp_path) as book:
         sent = book.run(
             """

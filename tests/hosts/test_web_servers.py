@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ SLOW = 1.0
 
 
 @pytest.fixture(scope="module")
-def quick() -> Iterator[Provider]:
+def quick():
     with provider(LATENCY) as running:
         yield running
 
@@ -104,11 +104,11 @@ def cells() -> list[tuple[WebServer, str]]:
 @pytest.mark.parametrize(
     ("server", "situation"), cells(), ids=[f"{server.name}, {situation}" for server, situation in cells()]
 )
-def test_a_cell(server: WebServer, situation: str, quick: Provider, tmp_path: Path) -> None:
+def test_a_cell(server, situation, quick, tmp_path):
     SITUATIONS[situation](server, quick, tmp_path)
 
 
-def test_the_table_of_the_documentation_has_these_cells() -> None:
+def test_the_table_of_the_documentation_has_these_cells():
     page = (PACKAGE.parent / "docs/reference/hosts.md").read_text()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"

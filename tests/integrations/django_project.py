@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import django
@@ -74,7 +73,7 @@ urlpatterns = [
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Iterator[Callable[..., None]]:
+def project(tmp_path):
     changes: list[override_settings] = []
 
     def change(**given: Any) -> None:

@@ -7,7 +7,6 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,13 +29,13 @@ def found() -> list[tuple[str | None, str]]:
     return [(one.id, one.msg) for one in checks.run_checks(tags=[TAG])]
 
 
-def test_the_setting_is_that_of_the_client(project: Project) -> None:
+def test_the_setting_is_that_of_the_client(project):
     project(parallelism=7, system="Be brief.")
     assert get_client().config.parallelism == 7
     assert get_client() is get_client()
 
 
-def test_hooks_may_be_dotted_paths(project: Project) -> None:
+def test_hooks_may_be_dotted_paths(project):
     project(preprocess=[f"{__name__}.answered_here"])
     assert get_client().submit("a").result().text == "here"
 
@@ -45,7 +44,7 @@ def answered_here(request: Request) -> Answer:
     return Answer("here")
 
 
-def test_health_says_how_the_client_of_the_process_is(project: Project) -> None:
+def test_health_says_how_the_client_of_the_process_is(project):
     reply = Client().get("/smartbatch/health")
     assert (reply.status_code, json.loads(reply.content)["ok"]) == (200, True)
     project(model=None)
@@ -66,7 +65,7 @@ def in_a_view(project: Project, act: Callable[[], object], **given: Any) -> list
     return seen
 
 
-def test_what_is_left_of_a_web_request_is_the_time_of_what_it_waits_for(project: Project) -> None:
+def test_what_is_left_of_a_web_request_is_the_time_of_what_it_waits_for(project):
     (timeout,) = in_a_view(project, lambda: get_client().submit("a").result(), web_timeout="200s")
     assert timeout is not None
     assert 0 < timeout < 199
@@ -76,7 +75,7 @@ def test_what_is_left_of_a_web_request_is_the_time_of_what_it_waits_for(project:
     assert outside == [None]
 
 
-def test_under_asgi_a_middleware_tells_of_the_time(project: Project) -> None:
+def test_under_asgi_a_middleware_tells_of_the_time(project):
     seen: list[float | None] = []
     project(preprocess=[lambda request: seen.append(request.timeout) or Answer("fine")], web_timeout=200)
     acts[:] = [lambda: get_client().submit("a").result()]
@@ -93,12 +92,12 @@ def test_under_asgi_a_middleware_tells_of_the_time(project: Project) -> None:
     assert all(timeout is not None and 0 < timeout < 199 for timeout in seen)
 
 
-def test_a_project_that_is_right_passes_the_checks(project: Project, tmp_path: Path) -> None:
+def test_a_project_that_is_right_passes_the_checks(project, tmp_path):
     assert found() == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_setting_that_is_wrong_is_e001(project: Project) -> None:
+def test_a_setting_that_is_wrong_is_e001(project):
     project(paralelism=3)
     text = "settings.SMARTBATCH: unknown setting or parameter paralelism; did you mean parallelism?"
     assert found() == [("smartbatch.E001", text)]
@@ -106,27 +105,27 @@ def test_a_setting_that_is_wrong_is_e001(project: Project) -> None:
         assert [which for which, _ in found()] == ["smartbatch.E001"]
 
 
-def test_a_missing_key_is_e002(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_e002(project, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     project(model="openai:gpt-5-mini")
     ((which, text),) = found()
     assert (which, "OPENAI_API_KEY" in text) == ("smartbatch.E002", True)
 
 
-def test_a_store_that_cannot_be_used_is_e003(project: Project, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_used_is_e003(project, tmp_path):
     (tmp_path / "file").write_text("not a store")
     for store in (tmp_path, tmp_path / "file" / "jobs.db", tmp_path / "file"):
         project(store=str(store))
         assert [which for which, _ in found()] == ["smartbatch.E003"], store
 
 
-def test_a_file_for_several_machines_is_w001(project: Project) -> None:
+def test_a_file_for_several_machines_is_w001(project):
     with database("other", ENGINE="django.db.backends.postgresql", NAME="shop", HOST="db.example"):
         ((which, text),) = found()
     assert (which, "db.example" in text) == ("smartbatch.W001", True)
 
 
-def test_a_limit_that_is_told_twice_is_w002(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_is_told_twice_is_w002(project, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_MAX_RPM", "60")
     project(max_rpm=600)
     text = "max_rpm is set twice: in settings.SMARTBATCH, and by the variable SMARTBATCH_MAX_RPM, which wins"
@@ -135,9 +134,7 @@ def test_a_limit_that_is_told_twice_is_w002(project: Project, monkeypatch: pytes
     assert found() == []
 
 
-def test_settings_are_checked_together_with_the_environment(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_are_checked_together_with_the_environment(project, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_RETRY_MAX_DELAY", "100")
     monkeypatch.setenv("SMARTBATCH_PARALLELISM", "2")
     project(retry_initial=90)
@@ -152,11 +149,11 @@ def store_with(**given: Any) -> str | None:
         return get_client().config.store
 
 
-def test_jobs_are_kept_next_to_the_projects_sqlite(tmp_path: Path) -> None:
+def test_jobs_are_kept_next_to_the_projects_sqlite(tmp_path):
     assert store_with(NAME=tmp_path / "db.sqlite3") == str(tmp_path / "db.smartbatch.db")
 
 
-def test_jobs_of_a_project_in_memory_are_in_the_users_own_store() -> None:
+def test_jobs_of_a_project_in_memory_are_in_the_users_own_store():
     assert store_with(NAME=":memory:") is None
 
 
@@ -171,7 +168,7 @@ POSTGRES = {
 }
 
 
-def test_jobs_are_kept_on_the_projects_postgresql() -> None:
+def test_jobs_are_kept_on_the_projects_postgresql():
     from smartbatch._database import Address
     from smartbatch.setting import revealed
 
@@ -194,7 +191,7 @@ def test_jobs_are_kept_on_the_projects_postgresql() -> None:
 
 
 @pytest.mark.full
-def test_jobs_on_the_projects_postgresql_have_connections_of_their_own(postgres_address: str) -> None:
+def test_jobs_on_the_projects_postgresql_have_connections_of_their_own(postgres_address):
     there = psycopg.conninfo.conninfo_to_dict(postgres_address)
     given = {"NAME": there["dbname"], "USER": there["user"], "HOST": there["host"], "OPTIONS": {}}
     given |= {"PORT": there.get("port", ""), "PASSWORD": there.get("password", "")}
@@ -211,18 +208,18 @@ def test_jobs_on_the_projects_postgresql_have_connections_of_their_own(postgres_
                 assert cursor.fetchone() == (1,)
 
 
-def test_a_database_that_is_not_there_is_refused(project: Project) -> None:
+def test_a_database_that_is_not_there_is_refused(project):
     with override_settings(SMARTBATCH={"model": "sim:demo", "database": "other"}):
         assert found() == [("smartbatch.E001", "settings.SMARTBATCH: DATABASES has no 'other'")]
 
 
-def test_a_server_is_looked_at_where_checks_may_use_databases(project: Project) -> None:
+def test_a_server_is_looked_at_where_checks_may_use_databases(project):
     project(store="postgresql://127.0.0.1:1/none?connect_timeout=1")
     assert found() == []
     assert [one.id for one in check_server(databases=["default"])] == ["smartbatch.E003"]
 
 
-def test_callbacks_leave_no_connection_open(project: Project, tmp_path: Path) -> None:
+def test_callbacks_leave_no_connection_open(project, tmp_path):
     opened: list[Any] = []
 
     def uses_orm(*_: object) -> None:
@@ -246,7 +243,7 @@ def test_callbacks_leave_no_connection_open(project: Project, tmp_path: Path) ->
             one.execute("SELECT 1")
 
 
-def test_other_threads_keep_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_threads_keep_their_connections(monkeypatch):
     closed: list[int] = []
     monkeypatch.setattr("smartbatch.integrations.django.host.close_old_connections", lambda: closed.append(1))
     assert closing_connections(len)("abc") == 3
@@ -257,7 +254,7 @@ def test_other_threads_keep_their_connections(monkeypatch: pytest.MonkeyPatch) -
     assert closed == [1, 2, 1]
 
 
-def test_the_parts_of_the_page_run(project: Project) -> None:
+def test_the_parts_of_the_page_run(project):
     page = Page("docs/how-to/django.md", (ROOT / "docs/how-to/django.md").read_text())
     namespace: dict[str, Any] = {}
     for block in page.blocks():
@@ -282,6 +279,6 @@ class Counting:
         return call(request)
 
 
-def test_a_middleware_that_is_shareable_stays_so(project: Project) -> None:
+def test_a_middleware_that_is_shareable_stays_so(project):
     assert getattr(closing_connections(Counting()), "shareable", False) is True
     assert not hasattr(closing_connections(len), "shareable")

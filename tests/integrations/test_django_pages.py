@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -17,7 +14,7 @@ from django.db import connection
 from django.http import Http404
 from django.test import Client, RequestFactory, override_settings
 from django.urls import resolve
-from integrations.django_project import Project, StoredJob, database, project, site
+from integrations.django_project import StoredJob, database, project, site
 
 from smartbatch.dashboard import application
 from smartbatch.integrations.django import get_client
@@ -25,9 +22,7 @@ from smartbatch.integrations.django import get_client
 __all__ = ["project"]  # a fixture
 
 
-def test_commands_have_the_projects_settings(
-    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_have_the_projects_settings(project, tmp_path, capsys):
     (tmp_path / "rows.txt").write_text("one\ntwo\n")
     call_command("smartbatch", "plan", str(tmp_path / "rows.txt"), "--json")
     assert json.loads(capsys.readouterr().out)["requests"] == 2
@@ -35,7 +30,7 @@ def test_commands_have_the_projects_settings(
     assert f"there is no store at {tmp_path / 'jobs.db'} yet" in capsys.readouterr().err
 
 
-def test_the_exit_code_of_a_command_is_that_of_the_command_line(project: Project) -> None:
+def test_the_exit_code_of_a_command_is_that_of_the_command_line(project):
     with pytest.raises(SystemExit) as ended:
         call_command("smartbatch", "jobs", "show")
     assert ended.value.code == 2
@@ -71,13 +66,13 @@ def page(url: str, name: str, *may: str, **arguments: str) -> str:
 LIST = "/admin/smartbatch/storedjob/"
 
 
-def test_the_admin_shows_that_there_are_no_jobs_yet(project: Project, tmp_path: Path) -> None:
+def test_the_admin_shows_that_there_are_no_jobs_yet(project, tmp_path):
     assert "No jobs yet" in page(LIST, "changelist_view", "smartbatch.view_storedjob")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.full
-def test_the_admin_shows_jobs_and_a_page_for_each(project: Project) -> None:
+def test_the_admin_shows_jobs_and_a_page_for_each(project):
     job = get_client().submit_batch(["a secret question"], key="<nightly>", strategy="individual")
     job.wait()
     listed = page(LIST, "changelist_view", "smartbatch.view_storedjob")
@@ -88,7 +83,7 @@ def test_the_admin_shows_jobs_and_a_page_for_each(project: Project) -> None:
     assert "secret" not in listed + shown
 
 
-def test_the_admin_has_no_page_of_a_job_that_is_not_there(project: Project) -> None:
+def test_the_admin_has_no_page_of_a_job_that_is_not_there(project):
     with pytest.raises(Http404):
         page(LIST, "change_view", "smartbatch.view_storedjob", object_id="job-none")
 
@@ -96,16 +91,14 @@ def test_the_admin_has_no_page_of_a_job_that_is_not_there(project: Project) -> N
 @pytest.mark.parametrize(
     ("given", "problem"), [({}, "is not a database"), ({"paralelism": 3}, "unknown setting")]
 )
-def test_the_admin_shows_why_jobs_cannot_be_read(
-    project: Project, tmp_path: Path, given: dict[str, Any], problem: str
-) -> None:
+def test_the_admin_shows_why_jobs_cannot_be_read(project, tmp_path, given, problem):
     (tmp_path / "jobs.db").write_text("not a store" * 100)
     project(**given)
     assert problem in page(LIST, "changelist_view", "smartbatch.view_storedjob")
     assert problem in page(LIST, "change_view", "smartbatch.view_storedjob", object_id="job-none")
 
 
-def test_the_admin_shows_jobs_to_whom_it_may_concern(project: Project) -> None:
+def test_the_admin_shows_jobs_to_whom_it_may_concern(project):
     with pytest.raises(PermissionDenied):
         page(LIST, "changelist_view")
 
@@ -120,14 +113,14 @@ LOGGED_IN = {
 
 
 @pytest.fixture
-def migrated(project: Project, tmp_path: Path) -> Iterator[None]:
+def migrated(project, tmp_path):
     with database("default", NAME=str(tmp_path / "db.sqlite3")), override_settings(**LOGGED_IN):
         call_command("migrate", verbosity=0)
         yield
 
 
 @pytest.mark.usefixtures("migrated")
-def test_staff_with_the_permission_to_view_jobs_see_them_in_the_admin() -> None:
+def test_staff_with_the_permission_to_view_jobs_see_them_in_the_admin():
     from django.contrib.auth.models import Permission, User
 
     staff = User.objects.create_user("ada", is_staff=True)
@@ -139,7 +132,7 @@ def test_staff_with_the_permission_to_view_jobs_see_them_in_the_admin() -> None:
 
 
 @pytest.mark.usefixtures("migrated")
-def test_jobs_are_no_part_of_the_projects_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_are_no_part_of_the_projects_data(capsys):
     assert not [name for name in connection.introspection.table_names() if "smartbatch" in name]
     for options in ([], ["--all"]):
         call_command("dumpdata", *options)
@@ -148,7 +141,7 @@ def test_jobs_are_no_part_of_the_projects_data(capsys: pytest.CaptureFixture[str
         assert "smartbatch.storedjob" not in dumped
 
 
-def test_there_is_nothing_to_migrate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_nothing_to_migrate(capsys):
     call_command("makemigrations", "--check", "--dry-run")
     assert "No changes detected" in capsys.readouterr().out
 
@@ -156,12 +149,12 @@ def test_there_is_nothing_to_migrate(capsys: pytest.CaptureFixture[str]) -> None
 SAME_PAGE = {"HTTP_SEC_FETCH_SITE": "same-origin"}
 
 
-def test_the_dashboard_is_refused_without_a_rule_of_access(project: Project) -> None:
+def test_the_dashboard_is_refused_without_a_rule_of_access(project):
     for reply in (Client().get("/closed/jobs"), Client().post("/closed/jobs", **SAME_PAGE)):
         assert (reply.status_code, b"access=" in reply.content) == (403, True)
 
 
-def test_the_dashboard_has_the_jobs_of_the_project_at_its_place(project: Project) -> None:
+def test_the_dashboard_has_the_jobs_of_the_project_at_its_place(project):
     job = get_client().submit_batch(["x"] * 3, key="of the project", strategy="individual")
     reply = Client().get("/board/jobs?user=bob")
     page = reply.content.decode()
@@ -174,7 +167,7 @@ def test_the_dashboard_has_the_jobs_of_the_project_at_its_place(project: Project
     assert Client().get("/board/static/live.js?user=bob")["Content-Type"].startswith("text/javascript")
 
 
-def test_who_may_look_and_who_may_act_is_for_the_project_to_say(project: Project) -> None:
+def test_who_may_look_and_who_may_act_is_for_the_project_to_say(project):
     browser = Client(enforce_csrf_checks=True)
     statuses = [
         (
@@ -188,9 +181,7 @@ def test_who_may_look_and_who_may_act_is_for_the_project_to_say(project: Project
     assert browser.get("/board/jobs?user=ada", HTTP_HOST="evil.example").status_code == 400
 
 
-def test_an_action_has_its_form_and_the_name_of_the_user(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_action_has_its_form_and_the_name_of_the_user(project, monkeypatch):
     said = {"say": lambda _, asked: f"{asked.by}: {asked.form['word']}"}
     monkeypatch.setattr(application, "ACTIONS", said)
     form = urlencode({"word": "héllo & <b>"})

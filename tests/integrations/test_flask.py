@@ -9,8 +9,7 @@ import json
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ AppOf = Callable[..., Flask]
 
 
 @pytest.fixture
-def app_of(tmp_path: Path) -> Iterator[AppOf]:
+def app_of(tmp_path):
     made: list[Flask] = []
 
     def make(hooks: Any = (), **settings: Any) -> Flask:
@@ -42,14 +41,14 @@ def app_of(tmp_path: Path) -> Iterator[AppOf]:
                 current_smartbatch.stop(timeout=0)
 
 
-def test_settings_of_the_application_are_those_of_the_client(app_of: AppOf) -> None:
+def test_settings_of_the_application_are_those_of_the_client(app_of):
     app = app_of(parallelism=7, exit_grace="3s")
     with app.app_context():
         assert current_smartbatch.config.parallelism == 7
         assert current_smartbatch.config.exit_grace == 3
 
 
-def test_the_environment_wins_over_the_application(app_of: AppOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_wins_over_the_application(app_of, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_PARALLELISM", "3")
     monkeypatch.setenv("SMARTBATCH_MODEL", "sim:other")
     with app_of(parallelism=7).app_context():
@@ -65,15 +64,13 @@ def test_the_environment_wins_over_the_application(app_of: AppOf, monkeypatch: p
         ({"web_timeout": "soon"}, "app.config: web_timeout = 'soon' is not a duration"),
     ],
 )
-def test_what_cannot_be_is_refused_when_the_application_is_made(
-    settings: dict[str, Any], error: str, app_of: AppOf
-) -> None:
+def test_what_cannot_be_is_refused_when_the_application_is_made(settings, error, app_of):
     with pytest.raises(ConfigError) as raised:
         app_of(**settings)
     assert str(raised.value).startswith(error)
 
 
-def test_a_model_is_needed_at_the_first_use_only(app_of: AppOf) -> None:
+def test_a_model_is_needed_at_the_first_use_only(app_of):
     app = app_of(model=None)
     with app.app_context(), pytest.raises(ConfigError, match=r"app\.config has no model"):
         current_smartbatch.submit("a")
@@ -81,17 +78,17 @@ def test_a_model_is_needed_at_the_first_use_only(app_of: AppOf) -> None:
     assert (reply.status_code, reply.json["problem"]) == (503, "settings")
 
 
-def test_an_application_without_one_says_so() -> None:
+def test_an_application_without_one_says_so():
     with Flask("bare").app_context(), pytest.raises(RuntimeError, match="init_app"):
         current_smartbatch.submit("a")
 
 
-def test_making_an_application_makes_no_file(app_of: AppOf, tmp_path: Path) -> None:
+def test_making_an_application_makes_no_file(app_of, tmp_path):
     app_of()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_health_says_how_the_client_of_the_process_is(app_of: AppOf, tmp_path: Path) -> None:
+def test_health_says_how_the_client_of_the_process_is(app_of, tmp_path):
     reply = app_of().test_client().get("/smartbatch/health")
     assert reply.status_code == 200
     assert reply.json == {
@@ -104,7 +101,7 @@ def test_health_says_how_the_client_of_the_process_is(app_of: AppOf, tmp_path: P
     }
 
 
-def test_health_tells_of_a_store_that_cannot_be_used(app_of: AppOf, tmp_path: Path) -> None:
+def test_health_tells_of_a_store_that_cannot_be_used(app_of, tmp_path):
     reply = app_of(store=str(tmp_path)).test_client().get("/smartbatch/health")  # a folder
     assert (reply.status_code, reply.json["problem"]) == (503, "store")
 
@@ -136,9 +133,7 @@ LIMITED: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("act", LIMITED.values(), ids=list(LIMITED))
-def test_what_is_left_of_a_web_request_is_the_time_of_what_it_waits_for(
-    act: Callable[[], object], app_of: AppOf
-) -> None:
+def test_what_is_left_of_a_web_request_is_the_time_of_what_it_waits_for(act, app_of):
     (timeout,) = timeouts_in_a_view(app_of, act, web_timeout="200s")
     assert timeout is not None
     assert 0 < timeout < 199
@@ -156,21 +151,19 @@ FREE: dict[str, tuple[Callable[[], object], float | None]] = {
 
 
 @pytest.mark.parametrize(("act", "expected"), FREE.values(), ids=list(FREE))
-def test_what_says_its_own_time_keeps_it(
-    act: Callable[[], object], expected: float | None, app_of: AppOf
-) -> None:
+def test_what_says_its_own_time_keeps_it(act, expected, app_of):
     assert timeouts_in_a_view(app_of, act, web_timeout="200s") == [expected]
 
 
 @pytest.mark.parametrize("timeout", [5, 900])
 @pytest.mark.parametrize("act", [LIMITED["one"], LIMITED["a list"]], ids=["one", "a list"])
-def test_a_shorter_request_timeout_is_kept(act: Callable[[], object], timeout: float, app_of: AppOf) -> None:
+def test_a_shorter_request_timeout_is_kept(act, timeout, app_of):
     (found,) = timeouts_in_a_view(app_of, act, web_timeout="200s", request_timeout=timeout)
     assert found is not None
     assert found == timeout if timeout < 199 else 0 < found < 199
 
 
-def test_whoever_waits_for_a_job_does_so_within_the_limit(app_of: AppOf) -> None:
+def test_whoever_waits_for_a_job_does_so_within_the_limit(app_of):
     app = app_of(model="sim:demo?batch_seconds=600", web_timeout="1.05s")
 
     @app.get("/")
@@ -182,7 +175,7 @@ def test_whoever_waits_for_a_job_does_so_within_the_limit(app_of: AppOf) -> None
     assert app.test_client().get("/").text == "done"
 
 
-def test_a_request_timeout_does_not_limit_the_wait_for_a_job(app_of: AppOf) -> None:
+def test_a_request_timeout_does_not_limit_the_wait_for_a_job(app_of):
     batches = {"model": "sim:demo?batch_seconds=0.2", "batch_poll_interval": 0.05}
     app = app_of(**batches, web_timeout="30s", request_timeout=0.1)
 
@@ -193,7 +186,7 @@ def test_a_request_timeout_does_not_limit_the_wait_for_a_job(app_of: AppOf) -> N
     assert "answer" in app.test_client().get("/").text
 
 
-def test_a_web_request_whose_time_is_over_asks_nothing(app_of: AppOf) -> None:
+def test_a_web_request_whose_time_is_over_asks_nothing(app_of):
     def act() -> None:
         with pytest.raises(
             RequestTimeout, match="no time is left for a request: the web request's time limit is 1 s"
@@ -204,7 +197,7 @@ def test_a_web_request_whose_time_is_over_asks_nothing(app_of: AppOf) -> None:
 
 
 @pytest.mark.full
-def test_commands_have_the_settings_of_the_application(app_of: AppOf, tmp_path: Path) -> None:
+def test_commands_have_the_settings_of_the_application(app_of, tmp_path):
     (tmp_path / "rows.txt").write_text("one\ntwo\n")
     runner = app_of().test_cli_runner()
     plan = runner.invoke(args=["smartbatch", "plan", str(tmp_path / "rows.txt"), "--json"])
@@ -214,13 +207,13 @@ def test_commands_have_the_settings_of_the_application(app_of: AppOf, tmp_path: 
     assert f"there is no store at {tmp_path / 'jobs.db'} yet" in jobs.output
 
 
-def test_a_command_says_what_it_takes(app_of: AppOf) -> None:
+def test_a_command_says_what_it_takes(app_of):
     said = app_of().test_cli_runner().invoke(args=["smartbatch", "run", "--help"])
     assert "usage: flask smartbatch run" in said.output
 
 
 @pytest.mark.full
-def test_options_of_the_provider_go_with_its_model(app_of: AppOf, tmp_path: Path) -> None:
+def test_options_of_the_provider_go_with_its_model(app_of, tmp_path):
     (tmp_path / "rows.txt").write_text("one\n")
     app = app_of(provider_options={"unheard_of": 1})
     rows = str(tmp_path / "rows.txt")
@@ -233,7 +226,7 @@ def test_options_of_the_provider_go_with_its_model(app_of: AppOf, tmp_path: Path
 SAME_PAGE = {"Sec-Fetch-Site": "same-origin"}
 
 
-def test_the_dashboard_has_the_jobs_of_the_application_at_its_place(app_of: AppOf) -> None:
+def test_the_dashboard_has_the_jobs_of_the_application_at_its_place(app_of):
     app = app_of()
     app.register_blueprint(dashboard_blueprint(lambda _: "read", url_prefix="/inside/jobs"))
     with app.app_context():
@@ -249,7 +242,7 @@ def test_the_dashboard_has_the_jobs_of_the_application_at_its_place(app_of: AppO
     assert browser.get("/inside/jobs").location == "http://localhost/inside/jobs/"
 
 
-def test_the_dashboard_is_that_of_the_client_an_application_has_now(tmp_path: Path) -> None:
+def test_the_dashboard_is_that_of_the_client_an_application_has_now(tmp_path):
     app = Flask("shop")
     app.register_blueprint(dashboard_blueprint(lambda _: "read"))
     for number in range(2):
@@ -263,7 +256,7 @@ def test_the_dashboard_is_that_of_the_client_an_application_has_now(tmp_path: Pa
 
 
 @pytest.mark.full
-def test_applications_may_share_a_blueprint(tmp_path: Path) -> None:
+def test_applications_may_share_a_blueprint(tmp_path):
     pages = dashboard_blueprint(lambda _: "read")
 
     def key_seen_in(number: int) -> tuple[str, weakref.ref[Any]]:
@@ -283,7 +276,7 @@ def test_applications_may_share_a_blueprint(tmp_path: Path) -> None:
     assert [(keys, client()) for keys, client in seen] == [("shop-0", None), ("shop-1", None)]
 
 
-def test_the_rule_of_access_is_asked_within_the_web_request(app_of: AppOf) -> None:
+def test_the_rule_of_access_is_asked_within_the_web_request(app_of):
     def access(environ: dict[str, Any]) -> Any:
         user = request.args.get("user")
         if user is None:
@@ -302,13 +295,13 @@ def test_the_rule_of_access_is_asked_within_the_web_request(app_of: AppOf) -> No
     assert browser.post("/smartbatch/dashboard/action/no-such?user=ada").status_code == 403  # of another page
 
 
-def test_the_dashboard_needs_no_model(app_of: AppOf) -> None:
+def test_the_dashboard_needs_no_model(app_of):
     app = app_of(model=None)
     app.register_blueprint(dashboard_blueprint(lambda _: "read"))
     assert app.test_client().get("/smartbatch/dashboard/").status_code == 200
 
 
-def test_the_dashboard_has_the_queue_of_the_client_of_the_process(app_of: AppOf) -> None:
+def test_the_dashboard_has_the_queue_of_the_client_of_the_process(app_of):
     app = app_of()
     app.register_blueprint(dashboard_blueprint(lambda _: "read"))
     browser = app.test_client()

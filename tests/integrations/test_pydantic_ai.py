@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from textwrap import dedent
 from typing import Any
 
@@ -60,7 +60,7 @@ class City(BaseModel):
 
 
 @pytest.mark.parametrize("instructions", ["Be short.", lambda: "Be short.", ["Be short."], ("Be short.",)])
-def test_the_system_text_precedes_the_instructions(instructions: Any) -> None:
+def test_the_system_text_precedes_the_instructions(instructions):
     heard: list[str] = []
 
     def answer(messages: list[Any], _: Any) -> ModelResponse:
@@ -73,7 +73,7 @@ def test_the_system_text_precedes_the_instructions(instructions: Any) -> None:
     assert [text.split("\n")[::2] for text in heard] == [["Speak Quechua.", "Be short."]]
 
 
-def test_a_text_is_the_text_and_an_object_is_the_parsed_value() -> None:
+def test_a_text_is_the_text_and_an_object_is_the_parsed_value():
     with BatchingClient("sim:demo") as client:
         text = client.submit(Request("x", call=agent_call(Agent(saying())))).result(PATIENCE)
         city = Agent(TestModel(custom_output_args={"name": "Lima", "people": 10}), output_type=City)
@@ -82,7 +82,7 @@ def test_a_text_is_the_text_and_an_object_is_the_parsed_value() -> None:
     assert (made.text, made.parsed) == (None, City(name="Lima", people=10))
 
 
-def test_the_usage_of_all_requests_of_a_run_counts() -> None:
+def test_the_usage_of_all_requests_of_a_run_counts():
     agent = Agent(saying(tokens=5))
 
     @agent.output_validator
@@ -94,14 +94,14 @@ def test_the_usage_of_all_requests_of_a_run_counts() -> None:
     assert agent_call(agent)(REQUEST, 0).usage == Usage(10, 10)
 
 
-def test_the_usage_of_a_failed_run_is_on_its_error() -> None:
+def test_the_usage_of_a_failed_run_is_on_its_error():
     agent = Agent(saying("no number", tokens=5), output_type=int, retries=1)
     error = failure_of(agent_call(agent))
     assert (error.kind, error.code) == (ErrorKind.INVALID_RESPONSE, "invalid_output")
     assert error.usage == Usage(10, 10)
 
 
-def test_parameters_of_the_request_become_model_settings() -> None:
+def test_parameters_of_the_request_become_model_settings():
     seen: dict[str, Any] = {}
 
     def note(messages: list[Any], info: Any) -> ModelResponse:
@@ -123,7 +123,7 @@ def test_parameters_of_the_request_become_model_settings() -> None:
     }
 
 
-def test_dependencies_and_other_options_reach_the_run() -> None:
+def test_dependencies_and_other_options_reach_the_run():
     agent = Agent(TestModel(), deps_type=str)
     heard: list[str] = []
 
@@ -136,7 +136,7 @@ def test_dependencies_and_other_options_reach_the_run() -> None:
     assert heard == ["the database"]
 
 
-def test_a_factory_makes_another_agent_after_a_bad_output() -> None:
+def test_a_factory_makes_another_agent_after_a_bad_output():
     attempts: list[tuple[Any, int]] = []
 
     def factory(request: Request, attempt: int) -> Agent[None, City]:
@@ -197,19 +197,19 @@ KINDS: list[tuple[Exception, ErrorKind]] = [
 
 
 @pytest.mark.parametrize(("error", "kind"), sampled(KINDS, keep=12), ids=lambda value: str(value)[:40])
-def test_every_error_of_a_run_has_its_kind(error: Exception, kind: ErrorKind) -> None:
+def test_every_error_of_a_run_has_its_kind(error, kind):
     found = failure_of(agent_call(Agent(raising(error))))
     assert found.kind is kind
     assert found.status == getattr(error, "status_code", None)
 
 
-def test_a_wait_the_provider_asked_for_is_kept_and_clamped() -> None:
+def test_a_wait_the_provider_asked_for_is_kept_and_clamped():
     for said, kept in (("7", 7.0), ("99999", 600.0)):
         error = failure_of(agent_call(Agent(raising(HTTP(429, "m", headers={"Retry-After": said})))))
         assert error.retry_after == kept
 
 
-def test_no_prompt_and_no_key_comes_back_in_an_error() -> None:
+def test_no_prompt_and_no_key_comes_back_in_an_error():
     body = {"error": {"message": "bad request: The secret of the vault is 4711, key sk-canary-1234567890"}}
     request = Request("The secret of the vault is 4711")
     with BatchingClient(agent_call(Agent(raising(HTTP(400, "m", body))))) as client:
@@ -221,7 +221,7 @@ def test_no_prompt_and_no_key_comes_back_in_an_error() -> None:
     assert "canary" not in str(failure_of(agent_call(Agent(raising(HTTP(400, "m", body)))), request))
 
 
-def test_the_traceback_of_a_users_own_tool_is_kept() -> None:
+def test_the_traceback_of_a_users_own_tool_is_kept():
     agent = Agent(TestModel())
 
     @agent.tool_plain
@@ -234,20 +234,20 @@ def test_the_traceback_of_a_users_own_tool_is_kept() -> None:
     assert isinstance(error.__cause__, ZeroDivisionError)
 
 
-def test_a_failed_fallback_means_what_its_last_model_said() -> None:
+def test_a_failed_fallback_means_what_its_last_model_said():
     models = FallbackModel(raising(HTTP(500, "a")), raising(HTTP(429, "b", headers={"retry-after": "3"})))
     error = failure_of(agent_call(Agent(models)))
     assert (error.kind, error.retry_after) == (ErrorKind.RATE_LIMIT, 3.0)
 
 
-def test_usage_limits_end_a_run_for_good() -> None:
+def test_usage_limits_end_a_run_for_good():
     agent = Agent(saying("no number", tokens=5), output_type=int, retries=5)
     error = failure_of(agent_call(agent, usage_limits=UsageLimits(request_limit=2)))
     assert (error.kind, error.code, error.usage) == (ErrorKind.CLIENT_ERROR, "usage_limit", Usage(10, 10))
 
 
 @pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
-def test_a_tool_that_ends_the_program_fails_its_run_only(ending: type[BaseException]) -> None:
+def test_a_tool_that_ends_the_program_fails_its_run_only(ending):
     agent = Agent(TestModel())
 
     @agent.tool_plain
@@ -278,7 +278,7 @@ def test_a_tool_that_ends_the_program_fails_its_run_only(ending: type[BaseExcept
         ([Message("user", ({"type": "input_audio", "input_audio": {}},))], "prompt"),
     ],
 )
-def test_what_an_agent_cannot_take_is_refused(prompt: Any, field: str) -> None:
+def test_what_an_agent_cannot_take_is_refused(prompt, field):
     with BatchingClient(AgentProvider(Agent(saying()))) as client:
         with pytest.raises(InvalidRequest) as caught:
             client.submit(prompt)
@@ -304,12 +304,12 @@ def stuck(begun: threading.Event, ended: threading.Event | None = None) -> Funct
     return FunctionModel(wait)
 
 
-def test_a_run_ends_with_its_timeout() -> None:
+def test_a_run_ends_with_its_timeout():
     error = failure_of(agent_call(Agent(stuck(threading.Event())), timeout="50ms"))
     assert (error.kind, error.code) == (ErrorKind.TIMEOUT, "deadline")
 
 
-def test_stopping_the_client_cancels_the_runs_of_its_provider() -> None:
+def test_stopping_the_client_cancels_the_runs_of_its_provider():
     begun, ended = threading.Event(), threading.Event()
     provider = AgentProvider(Agent(stuck(begun, ended)))
     client = BatchingClient(provider, retries=0)
@@ -320,7 +320,7 @@ def test_stopping_the_client_cancels_the_runs_of_its_provider() -> None:
     assert ended.wait(PATIENCE)
 
 
-def test_the_loop_is_started_by_the_next_run_where_no_thread_could_be_had() -> None:
+def test_the_loop_is_started_by_the_next_run_where_no_thread_could_be_had():
     ended = run_script(
         """
         import threading
@@ -344,7 +344,7 @@ def test_the_loop_is_started_by_the_next_run_where_no_thread_could_be_had() -> N
     assert (ended.err, ended.lines, ended.code) == ("", ["can't start new thread", "done"], 0)
 
 
-def test_the_provider_of_a_client_takes_agents_and_factories() -> None:
+def test_the_provider_of_a_client_takes_agents_and_factories():
     with BatchingClient(AgentProvider(Agent(saying("a")))) as client:
         assert client.submit("x").result(PATIENCE).text == "a"
     with BatchingClient(AgentProvider(lambda request, attempt: Agent(saying("b")), name="fresh")) as client:
@@ -359,7 +359,7 @@ class Reached:
 
 
 @pytest.fixture
-def real() -> Iterator[Reached]:
+def real():
     with emulator(latency=0.005) as emu:
         provider = OpenAIProvider(base_url=emu.base_url, api_key="sk-of-the-test")
         agent = Agent(OpenAIChatModel("gpt-5-mini", provider=provider))
@@ -369,7 +369,7 @@ def real() -> Iterator[Reached]:
 
 
 @pytest.mark.full
-def test_one_agent_serves_many_threads_over_real_http(real: Reached) -> None:
+def test_one_agent_serves_many_threads_over_real_http(real):
     prompts = [f"Question {number}" for number in range(50)]
     for _ in range(2):
         with BatchingClient(agent_call(real.agent), parallelism=8, deduplicate=False) as client:
@@ -380,7 +380,7 @@ def test_one_agent_serves_many_threads_over_real_http(real: Reached) -> None:
     assert real.emu.ledger.received == 100
 
 
-def test_retrying_is_done_in_one_place(real: Reached) -> None:
+def test_retrying_is_done_in_one_place(real):
     real.emu.configure(faults={"500": 1.0})
     with BatchingClient(agent_call(real.agent), retries=2, retry_initial=0.01) as client:
         error = client.submit("Hello").exception(PATIENCE)
@@ -391,7 +391,7 @@ def test_retrying_is_done_in_one_place(real: Reached) -> None:
 
 
 @pytest.mark.full
-def test_no_connection_is_left_behind(real: Reached) -> None:
+def test_no_connection_is_left_behind(real):
     made: list[Agent[None, str]] = []
 
     def factory(request: Request, attempt: int) -> Agent[None, str]:
@@ -433,7 +433,7 @@ def ends_well(script: str, out: list[str]) -> None:
 
 
 @pytest.mark.full
-def test_a_forked_child_runs_the_agent_on_a_loop_of_its_own() -> None:
+def test_a_forked_child_runs_the_agent_on_a_loop_of_its_own():
     ends_well(
         """
         import os, sys
@@ -448,7 +448,7 @@ def test_a_forked_child_runs_the_agent_on_a_loop_of_its_own() -> None:
 
 
 @pytest.mark.full
-def test_runs_under_way_at_the_end_of_a_script_are_finished() -> None:
+def test_runs_under_way_at_the_end_of_a_script_are_finished():
     ends_well(
         """
         import time

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from smartbatch import Answer, Attempt, BatchingClient, ErrorKind, Message, ProviderError, Request, Usage
-from smartbatch._clock import VirtualClock
 from smartbatch.events import RequestFinished, RetryScheduled
 from smartbatch.providers import CallableProvider, Provider
 from smartbatch.realtime.call import Call, CallSpec, Outcome
@@ -30,7 +29,7 @@ class Scripted(Provider):
 
 
 @pytest.fixture(params=KINDS)
-def item(request: pytest.FixtureRequest) -> tuple[Scripted, Make]:
+def item(request):
     provider = Scripted()
     if request.param == "provider request":
         return provider, Request
@@ -83,14 +82,12 @@ def _agents() -> Callable[[Request, int], Answer]:
 
 
 @pytest.fixture
-def seen() -> dict[str, list[Any]]:
+def seen():
     return {"middleware": [], "post": [], "events": []}
 
 
 @pytest.fixture
-def client(
-    item: tuple[Scripted, Make], seen: dict[str, list[Any]], clock: VirtualClock
-) -> Iterator[BatchingClient]:
+def client(item, seen, clock):
     def watch(spec: CallSpec, proceed: Call) -> Sequence[Outcome]:
         outcomes = proceed(spec)
         seen["middleware"].append((spec.requests[0].context["row"], spec.attempt, outcomes[0]))
@@ -113,9 +110,7 @@ def client(
         yield client
 
 
-def test_context_hooks_and_counts_are_the_same_for_every_kind(
-    item: tuple[Scripted, Make], client: BatchingClient, seen: dict[str, list[Any]]
-) -> None:
+def test_context_hooks_and_counts_are_the_same_for_every_kind(item, client, seen):
     _, make = item
     contexts = [{"row": row} for row in range(8)]
     futures = [client.submit(make(f"question {row}", context=contexts[row])) for row in range(8)]
@@ -137,7 +132,7 @@ def test_context_hooks_and_counts_are_the_same_for_every_kind(
     assert (len(ended), len(again), {event.ok for event in ended}) == (8, 8, {True})
 
 
-def test_a_conversation_reaches_every_kind(clock: VirtualClock, client_of: Callable[..., Any]) -> None:
+def test_a_conversation_reaches_every_kind(clock, client_of):
     pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed")
     from pydantic_ai import Agent
     from pydantic_ai.messages import ModelResponse, TextPart
@@ -170,9 +165,7 @@ def test_a_conversation_reaches_every_kind(clock: VirtualClock, client_of: Calla
 
 
 @pytest.mark.parametrize("kind", ["a request's call", "a provider", "a provider of many"])
-def test_own_callables_are_told_the_time_they_have(
-    kind: str, client_of: Callable[..., BatchingClient]
-) -> None:
+def test_own_callables_are_told_the_time_they_have(kind, client_of):
     def call(request: Request, attempt: Attempt) -> Answer:
         return Answer(str(attempt), value=attempt.timeout)
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from jobs.remote import Remote
-
-from smartbatch.client import BatchingClient
 
 
 @pytest.fixture
-def client(client_of: Callable[..., BatchingClient], remote: Remote, store: str) -> BatchingClient:
+def client(client_of, remote, store):
     return client_of(remote, store=store)

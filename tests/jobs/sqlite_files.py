@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from smartbatch.jobs.shard_records import ShardState
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench(tmp_path):
     made = Bench("sqlite", str(tmp_path / "jobs.db"), tmp_path)
     yield made
     made.close()
@@ -36,7 +34,7 @@ class Watched(sqlite3.Connection):
 
 
 @pytest.fixture
-def connections(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
+def connections(monkeypatch):
     made: list[Watched] = []
     connect = sqlite3.connect
 

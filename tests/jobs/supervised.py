@@ -161,7 +161,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path):
     made = Scene(tmp_path)
     yield made
     made.close()

@@ -51,11 +51,11 @@ def scored(**changes: object) -> RouteScored:
 
 
 @pytest.fixture
-def metrics() -> BatchMetrics:
+def metrics():
     return BatchMetrics()
 
 
-def test_money_and_time_are_added_up_against_both_plain_routes(metrics: BatchMetrics) -> None:
+def test_money_and_time_are_added_up_against_both_plain_routes(metrics):
     metrics(chosen(Route.BATCH))
     metrics(chosen(Route.INDIVIDUAL))
     metrics(scored())
@@ -69,14 +69,14 @@ def test_money_and_time_are_added_up_against_both_plain_routes(metrics: BatchMet
     assert (figures.within_p50, figures.within_p95, figures.scored) == (1, 2, 2)
 
 
-def test_unknown_prices_and_absent_batches_change_no_sum(metrics: BatchMetrics) -> None:
+def test_unknown_prices_and_absent_batches_change_no_sum(metrics):
     metrics(scored(cost=None, batch_seconds=None))
     figures = metrics.snapshot().decisions
     assert (figures.saved_usd, figures.extra_usd, figures.saved_seconds) == (0.0, 0.0, 0.0)
     assert figures.scored == 1
 
 
-def test_deadlines_and_rescues_are_counted_and_a_missed_one_is_a_warning(metrics: BatchMetrics) -> None:
+def test_deadlines_and_rescues_are_counted_and_a_missed_one_is_a_warning(metrics):
     metrics(scored(met=True))
     metrics(scored(met=False))
     metrics(
@@ -88,7 +88,7 @@ def test_deadlines_and_rescues_are_counted_and_a_missed_one_is_a_warning(metrics
     assert level_of(scored(met=True)) == "info"
 
 
-def test_the_summary_says_what_was_chosen_and_what_it_brought(metrics: BatchMetrics) -> None:
+def test_the_summary_says_what_was_chosen_and_what_it_brought(metrics):
     assert "routes" not in status_summary(metrics.snapshot())
     metrics(chosen(Route.BATCH))
     metrics(scored(met=True))
@@ -99,7 +99,7 @@ def test_the_summary_says_what_was_chosen_and_what_it_brought(metrics: BatchMetr
     assert "1 met, 0 missed" in text
 
 
-def test_prometheus_gets_them_and_a_reset_forgets_them(metrics: BatchMetrics) -> None:
+def test_prometheus_gets_them_and_a_reset_forgets_them(metrics):
     reporter = PrometheusReporter(metrics)
     metrics(chosen(Route.HYBRID))
     metrics(scored())

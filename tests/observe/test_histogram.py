@@ -21,13 +21,13 @@ def filled(seconds: list[float]) -> Histogram:
 
 
 @given(durations, st.sampled_from([0.01, 0.5, 0.95, 1.0]))
-def test_a_quantile_is_within_five_percent_of_the_exact_one(seconds: list[float], share: float) -> None:
+def test_a_quantile_is_within_five_percent_of_the_exact_one(seconds, share):
     exact = sorted(seconds)[max(1, math.ceil(share * len(seconds))) - 1]
     assert filled(seconds).quantile(share) == pytest.approx(exact, rel=0.046)
 
 
 @given(durations)
-def test_count_sum_mean_and_longest_are_exact(seconds: list[float]) -> None:
+def test_count_sum_mean_and_longest_are_exact(seconds):
     stats = filled(seconds).stats()
     assert stats.count == len(seconds)
     assert stats.total == pytest.approx(math.fsum(seconds))
@@ -36,7 +36,7 @@ def test_count_sum_mean_and_longest_are_exact(seconds: list[float]) -> None:
 
 
 @given(durations)
-def test_octaves_count_what_is_at_most_their_bound(seconds: list[float]) -> None:
+def test_octaves_count_what_is_at_most_their_bound(seconds):
     seconds = [*seconds, 0.5, 1.0]
     octaves = filled(seconds).stats().octaves
     for bound, count in octaves:
@@ -45,5 +45,5 @@ def test_octaves_count_what_is_at_most_their_bound(seconds: list[float]) -> None
 
 
 @pytest.mark.parametrize("odd", [0.0, -1.0, 1e-9, 1e9, math.inf, math.nan])
-def test_odd_values_are_counted_and_break_nothing(odd: float) -> None:
+def test_odd_values_are_counted_and_break_nothing(odd):
     assert filled([odd]).stats().count == 1

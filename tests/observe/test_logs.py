@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ EVENTS: list[Event] = [
 
 
 @pytest.fixture(autouse=True)
-def silent_again() -> Iterator[None]:
+def silent_again():
     yield
     logs.disable()
     structlog.reset_defaults()
@@ -54,16 +53,14 @@ def observe_all(observer: LogObserver) -> None:
         observer(event)
 
 
-def test_by_default_nothing_is_printed_or_logged(
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_by_default_nothing_is_printed_or_logged(capfd, caplog):
     caplog.set_level(logging.DEBUG)
     observe_all(LogObserver())
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
 
 
-def test_enable_writes_one_json_object_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+def test_enable_writes_one_json_object_an_event(capsys):
     observer, stream = LogObserver(), io.StringIO()
     logs.enable("debug", stream)
     observe_all(observer)
@@ -74,7 +71,7 @@ def test_enable_writes_one_json_object_an_event(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr() == ("", "")
 
 
-def test_enable_goes_to_standard_error_and_disable_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_enable_goes_to_standard_error_and_disable_ends_it(capsys):
     logs.enable("warning")
     observer = LogObserver()
     observe_all(observer)
@@ -101,16 +98,16 @@ def test_enable_goes_to_standard_error_and_disable_ends_it(capsys: pytest.Captur
         (retry(), "debug"),
     ],
 )
-def test_failures_are_warnings_limits_are_infos_the_rest_is_debug(event: Event, level: str) -> None:
+def test_failures_are_warnings_limits_are_infos_the_rest_is_debug(event, level):
     assert level_of(event) == level
 
 
-def test_an_unknown_level_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_level_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"'loud'.*debug, info, warning, error"):
         logs.enable("loud")
 
 
-def test_a_handed_over_logger_gets_everything_and_filters_itself() -> None:
+def test_a_handed_over_logger_gets_everything_and_filters_itself():
     captured = CapturingLogger()
     logger = structlog.wrap_logger(
         captured, processors=[], wrapper_class=structlog.make_filtering_bound_logger(logging.INFO)
@@ -123,14 +120,14 @@ def test_a_handed_over_logger_gets_everything_and_filters_itself() -> None:
     ]
 
 
-def test_a_standard_library_logger_gets_json_messages(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_standard_library_logger_gets_json_messages(caplog):
     caplog.set_level(logging.INFO)
     observe_all(LogObserver(logging.getLogger("app")))
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
     assert json.loads(caplog.messages[1])["seconds"] == 12.0
 
 
-def test_an_application_with_structlog_configured_keeps_its_pipeline() -> None:
+def test_an_application_with_structlog_configured_keeps_its_pipeline():
     captured = CapturingLogger()
 
     def mark(_: Any, __: str, entry: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +146,7 @@ def test_an_application_with_structlog_configured_keeps_its_pipeline() -> None:
     assert structlog.get_config()["processors"] is before
 
 
-def test_keys_never_appear_with_everything_shown() -> None:
+def test_keys_never_appear_with_everything_shown():
     stream = io.StringIO()
     logs.enable("debug", stream)
     observe_all(LogObserver())
@@ -157,7 +154,7 @@ def test_keys_never_appear_with_everything_shown() -> None:
     assert "canary" not in stream.getvalue()
 
 
-def test_prompts_and_answers_never_appear_with_everything_shown() -> None:
+def test_prompts_and_answers_never_appear_with_everything_shown():
     stream = io.StringIO()
     logs.enable("debug", stream)
     client = BatchingClient(
@@ -170,7 +167,7 @@ def test_prompts_and_answers_never_appear_with_everything_shown() -> None:
     assert all(result.text and result.text not in stream.getvalue() for result in results)
 
 
-def test_an_observer_that_raises_is_logged_and_ends_nothing() -> None:
+def test_an_observer_that_raises_is_logged_and_ends_nothing():
     stream = io.StringIO()
     logs.enable("warning", stream)
 
@@ -184,7 +181,7 @@ def test_an_observer_that_raises_is_logged_and_ends_nothing() -> None:
     assert {entry["error"] for entry in entries} == {"ValueError"}
 
 
-def test_a_log_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_written_ends_nothing(monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr(logging.getLogger("smartbatch"), "propagate", False)
@@ -194,7 +191,7 @@ def test_a_log_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPat
         assert client.submit("hello").result().ok
 
 
-def test_an_error_of_the_log_goes_to_the_standard_logger(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_the_log_goes_to_the_standard_logger(caplog):
     class Full(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")
@@ -207,7 +204,7 @@ def test_an_error_of_the_log_goes_to_the_standard_logger(caplog: pytest.LogCaptu
     assert isinstance(record.exc_info[1], OSError)
 
 
-def test_an_endless_pause_is_still_json() -> None:
+def test_an_endless_pause_is_still_json():
     stream = io.StringIO()
     logs.enable("debug", stream)
     LogObserver()(
@@ -216,7 +213,7 @@ def test_an_endless_pause_is_still_json() -> None:
     assert json.loads(stream.getvalue(), parse_constant=pytest.fail)["pause"] == "inf"
 
 
-def test_a_line_end_in_an_id_cannot_forge_a_line() -> None:
+def test_a_line_end_in_an_id_cannot_forge_a_line():
     captured = CapturingLogger()
     logger = structlog.wrap_logger(captured, processors=[])
     LogObserver(logger)(submitted('r1\n{"event": "forged"}\x1b[2J\u2028'))

@@ -30,12 +30,12 @@ from tests.together import run_together
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock()
 
 
 @pytest.fixture
-def metrics(clock: ManualClock) -> BatchMetrics:
+def metrics(clock):
     return BatchMetrics(max_batch_size=10, now=clock)
 
 
@@ -49,7 +49,7 @@ def balanced(s: MetricsSnapshot) -> bool:
     return s.submitted == s.waiting + s.in_flight + s.succeeded + s.failed + s.cancelled
 
 
-def test_a_request_moves_from_waiting_to_in_flight_to_succeeded(metrics: BatchMetrics) -> None:
+def test_a_request_moves_from_waiting_to_in_flight_to_succeeded(metrics):
     s = feed(metrics, submitted())
     assert (s.submitted, s.waiting, s.in_flight, s.total) == (1, 1, 0, 0)
     s = feed(metrics, started())
@@ -73,7 +73,7 @@ events = st.lists(
 
 
 @given(events)
-def test_submitted_is_always_the_sum_of_its_parts(happened: list[Event | str]) -> None:
+def test_submitted_is_always_the_sum_of_its_parts(happened):
     metrics = BatchMetrics(now=ManualClock())
     for event in happened:
         if isinstance(event, str):
@@ -87,7 +87,7 @@ def test_submitted_is_always_the_sum_of_its_parts(happened: list[Event | str]) -
         assert 0 <= s.efficiency <= 1
 
 
-def test_efficiency_is_fullness_times_the_share_that_shared(metrics: BatchMetrics) -> None:
+def test_efficiency_is_fullness_times_the_share_that_shared(metrics):
     assert feed(metrics, started(8), started(2)).efficiency == pytest.approx(0.5)
     s = feed(metrics, started(1), started(1))
     assert (s.batches, s.shared_batches, s.sent, s.batched, s.largest_batch) == (4, 2, 12, 10, 8)
@@ -95,7 +95,7 @@ def test_efficiency_is_fullness_times_the_share_that_shared(metrics: BatchMetric
     assert s.efficiency == pytest.approx((3 / 10) * (10 / 12))
 
 
-def test_utilisation_is_busy_worker_time_over_worker_time(metrics: BatchMetrics, clock: ManualClock) -> None:
+def test_utilisation_is_busy_worker_time_over_worker_time(metrics, clock):
     feed(metrics, ClientStarted(at=0.0, workers=4), started(at=0.0), started(at=5.0), called(at=5.0))
     clock.time = 10.0
     s = metrics.snapshot()
@@ -103,7 +103,7 @@ def test_utilisation_is_busy_worker_time_over_worker_time(metrics: BatchMetrics,
     assert s.utilisation == pytest.approx(0.25)
 
 
-def test_failures_are_counted_by_kind_for_calls_and_for_requests(metrics: BatchMetrics) -> None:
+def test_failures_are_counted_by_kind_for_calls_and_for_requests(metrics):
     s = feed(
         metrics,
         called(error="server_error"),
@@ -117,13 +117,13 @@ def test_failures_are_counted_by_kind_for_calls_and_for_requests(metrics: BatchM
     assert s.failed == 2
 
 
-def test_retries_tell_whether_they_cost_a_try_and_may_be_paid_twice(metrics: BatchMetrics) -> None:
+def test_retries_tell_whether_they_cost_a_try_and_may_be_paid_twice(metrics):
     s = feed(metrics, retry(), retry(counted=False), retry(maybe_billed=True))
     assert (s.retries_counted, s.retries_uncounted, s.retries) == (2, 1, 3)
     assert s.possible_double_bills == 1
 
 
-def test_overlapping_cooldowns_of_one_quota_count_once(metrics: BatchMetrics) -> None:
+def test_overlapping_cooldowns_of_one_quota_count_once(metrics):
     s = feed(
         metrics,
         CooldownStarted(at=0.0, scope="key", model="a", seconds=10.0, consecutive=1),
@@ -134,7 +134,7 @@ def test_overlapping_cooldowns_of_one_quota_count_once(metrics: BatchMetrics) ->
     assert (s.cooldowns, s.cooldown_seconds) == (4, 17.0)
 
 
-def test_tokens_and_cost_are_those_of_all_calls(metrics: BatchMetrics) -> None:
+def test_tokens_and_cost_are_those_of_all_calls(metrics):
     s = feed(
         metrics,
         called(usage=Usage(10, 5, 4, 2, cache_write_tokens=6, cache_write_1h_tokens=3), cost=0.25),
@@ -146,7 +146,7 @@ def test_tokens_and_cost_are_those_of_all_calls(metrics: BatchMetrics) -> None:
     assert (s.cost, s.unpriced) == (0.75, 0)
 
 
-def test_requests_of_unknown_price_are_counted(metrics: BatchMetrics) -> None:
+def test_requests_of_unknown_price_are_counted(metrics):
     s = feed(
         metrics,
         ended(cost=None),
@@ -159,7 +159,7 @@ def test_requests_of_unknown_price_are_counted(metrics: BatchMetrics) -> None:
     assert s.local == 1
 
 
-def test_times_leave_out_what_did_not_happen(metrics: BatchMetrics) -> None:
+def test_times_leave_out_what_did_not_happen(metrics):
     s = feed(
         metrics,
         ended(seconds=2.0, queued=0.5),
@@ -173,7 +173,7 @@ def test_times_leave_out_what_did_not_happen(metrics: BatchMetrics) -> None:
     assert (s.batch_time.count, s.batch_time.p50) == (1, 1.25)
 
 
-def test_other_events_are_counted(metrics: BatchMetrics) -> None:
+def test_other_events_are_counted(metrics):
     s = feed(
         metrics,
         BreakerChanged(at=0.0, model="m", before="closed", after="open", reason="5 failures", pause=1.0),
@@ -189,7 +189,7 @@ def test_other_events_are_counted(metrics: BatchMetrics) -> None:
     assert (s.parameters_dropped, s.deduplicated, s.failed_at_stop) == (1, 1, 3)
 
 
-def test_reset_keeps_what_is_not_over(metrics: BatchMetrics, clock: ManualClock) -> None:
+def test_reset_keeps_what_is_not_over(metrics, clock):
     feed(metrics, ClientStarted(at=0.0, workers=1), submitted(), submitted(), ended(), started(at=0.0))
     clock.time = 6.0
     metrics.reset()
@@ -201,7 +201,7 @@ def test_reset_keeps_what_is_not_over(metrics: BatchMetrics, clock: ManualClock)
     assert (s.succeeded, s.total, s.busy_seconds) == (1, 1, 2.0)
 
 
-def test_a_reset_leaves_how_many_limits_are_not_shared_now(metrics: BatchMetrics) -> None:
+def test_a_reset_leaves_how_many_limits_are_not_shared_now(metrics):
     lost = SharedLimitsLost(at=1.0, place="p", scope="s", model="m", reason="gone", processes=1)
     restored = SharedLimitsRestored(at=2.0, place="p", scope="s", model="m", seconds=1.0)
     feed(metrics, lost, lost)
@@ -211,7 +211,7 @@ def test_a_reset_leaves_how_many_limits_are_not_shared_now(metrics: BatchMetrics
     assert feed(metrics, restored).limits_unshared == 1
 
 
-def test_a_client_that_stopped_has_no_limits_that_are_not_shared_now(metrics: BatchMetrics) -> None:
+def test_a_client_that_stopped_has_no_limits_that_are_not_shared_now(metrics):
     lost = SharedLimitsLost(at=1.0, place="p", scope="s", model="m", reason="gone", processes=1)
     restored = SharedLimitsRestored(at=4.0, place="p", scope="s", model="m", seconds=1.0)
     begins, ends = ClientStarted(at=0.0, workers=1), ClientStopped(at=2.0, failed=0)
@@ -220,9 +220,7 @@ def test_a_client_that_stopped_has_no_limits_that_are_not_shared_now(metrics: Ba
     assert feed(metrics, restored).limits_unshared == 0
 
 
-def test_a_client_runs_until_the_last_of_its_runs_has_stopped(
-    metrics: BatchMetrics, clock: ManualClock
-) -> None:
+def test_a_client_runs_until_the_last_of_its_runs_has_stopped(metrics, clock):
     lost = SharedLimitsLost(at=1.0, place="p", scope="s", model="m", reason="gone", processes=1)
     begins = ClientStarted(at=0.0, workers=1)
     feed(metrics, begins, begins, lost, ClientStopped(at=2.0, failed=0))
@@ -236,7 +234,7 @@ def test_a_client_runs_until_the_last_of_its_runs_has_stopped(
 
 
 @given(events)
-def test_the_sums_are_those_of_figures_that_were_never_reset(happened: list[Event | str]) -> None:
+def test_the_sums_are_those_of_figures_that_were_never_reset(happened):
     clock = ManualClock()
     metrics, unbroken = BatchMetrics(now=clock), BatchMetrics(now=clock)
     for event in happened:
@@ -249,7 +247,7 @@ def test_the_sums_are_those_of_figures_that_were_never_reset(happened: list[Even
     assert told == pytest.approx(unbroken.sums())
 
 
-def test_a_snapshot_becomes_json_and_back(metrics: BatchMetrics) -> None:
+def test_a_snapshot_becomes_json_and_back(metrics):
     s = feed(metrics, submitted(), started(), called(error="timeout"), ended())
     plain = json.loads(s.to_json())
     assert plain == s.as_dict()
@@ -258,7 +256,7 @@ def test_a_snapshot_becomes_json_and_back(metrics: BatchMetrics) -> None:
 
 
 @pytest.mark.full
-def test_figures_of_many_threads_are_complete_and_every_snapshot_is_whole(metrics: BatchMetrics) -> None:
+def test_figures_of_many_threads_are_complete_and_every_snapshot_is_whole(metrics):
     whole: list[bool] = []
 
     def run() -> None:
@@ -275,7 +273,7 @@ def test_figures_of_many_threads_are_complete_and_every_snapshot_is_whole(metric
     assert (s.sent, s.in_flight, s.usage) == (12_000, 0, Usage(8_000, 4_000))
 
 
-def test_each_state_of_a_batch_is_counted_under_its_own_name(metrics: BatchMetrics) -> None:
+def test_each_state_of_a_batch_is_counted_under_its_own_name(metrics):
     told: dict[str, Any] = {
         "job_id": "job",
         "shard_id": "s",
@@ -289,7 +287,7 @@ def test_each_state_of_a_batch_is_counted_under_its_own_name(metrics: BatchMetri
     assert snapshot.shard_changes == dict.fromkeys(states, 1)
 
 
-def test_batch_results_count_as_submitted_and_finished(metrics: BatchMetrics) -> None:
+def test_batch_results_count_as_submitted_and_finished(metrics):
     stored: dict[str, Any] = {
         "at": 1.0,
         "job_id": "job",
@@ -313,14 +311,14 @@ def test_batch_results_count_as_submitted_and_finished(metrics: BatchMetrics) ->
     assert (s.deduplicated, s.jobs_cost, s.jobs_saved) == (4, 1.0, 2.0)
 
 
-def test_tokens_that_may_be_missing_mark_the_sum(metrics: BatchMetrics) -> None:
+def test_tokens_that_may_be_missing_mark_the_sum(metrics):
     s = feed(
         metrics, called(usage=Usage(2, 1)), *[called(usage=Usage(unknown=True))] * 2, called(usage=NO_USAGE)
     )
     assert s.usage == Usage(2, 1, unknown=True)
 
 
-def test_names_in_the_table_are_unique_and_families_have_one_meaning() -> None:
+def test_names_in_the_table_are_unique_and_families_have_one_meaning():
     names = [metric.name for metric in METRICS]
     families = {metric.family for metric in METRICS if metric.family is not None}
     assert len(set(names)) == len(names) > 60

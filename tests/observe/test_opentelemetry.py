@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextvars import copy_context
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +50,7 @@ class Collected:
 
 
 @pytest.fixture
-def sdk() -> Iterator[Collected]:
+def sdk():
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
     tracers = TracerProvider(shutdown_on_exit=False)
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
@@ -68,7 +66,7 @@ def failing_once(request: Request, attempt: Attempt) -> str:
     return "yes"
 
 
-def test_a_request_is_a_span_below_its_caller_and_above_its_calls(sdk: Collected) -> None:
+def test_a_request_is_a_span_below_its_caller_and_above_its_calls(sdk):
     tracer = sdk.tracers.get_tracer("mine")
     with BatchingClient("sim:demo?latency=0", observers=[sdk.observer()], retry_initial=0.01) as client:
         with tracer.start_as_current_span("view"):
@@ -88,7 +86,7 @@ def test_a_request_is_a_span_below_its_caller_and_above_its_calls(sdk: Collected
     assert request.attributes["smartbatch.request.attempts"] == 2
 
 
-def test_the_span_of_a_call_is_current_while_it_is_made_and_no_longer(sdk: Collected) -> None:
+def test_the_span_of_a_call_is_current_while_it_is_made_and_no_longer(sdk):
     seen: list[trace.Span] = []
 
     def call(request: Request, attempt: Attempt) -> str:
@@ -102,7 +100,7 @@ def test_the_span_of_a_call_is_current_while_it_is_made_and_no_longer(sdk: Colle
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-def test_a_call_of_a_model_has_the_names_of_the_conventions_and_no_prompt(sdk: Collected) -> None:
+def test_a_call_of_a_model_has_the_names_of_the_conventions_and_no_prompt(sdk):
     with BatchingClient("sim:demo?latency=0", observers=[sdk.observer()]) as client:
         used = client.submit("a secret prompt").result(30).usage
         client.stop()
@@ -128,9 +126,7 @@ def test_a_call_of_a_model_has_the_names_of_the_conventions_and_no_prompt(sdk: C
     ("telemetry", "own_code", "full"),
     [("auto", False, True), ("auto", True, False), ("outer", False, False), ("full", True, True)],
 )
-def test_tokens_are_counted_here_or_by_those_inside(
-    sdk: Collected, telemetry: Telemetry, own_code: bool, full: bool
-) -> None:
+def test_tokens_are_counted_here_or_by_those_inside(sdk, telemetry, own_code, full):
     observer = sdk.observer(telemetry)
 
     def call(request: Request, attempt: Attempt) -> str:
@@ -146,7 +142,7 @@ def test_tokens_are_counted_here_or_by_those_inside(
     assert ("gen_ai.client.operation.duration" in sdk.measured()) is full
 
 
-def test_the_input_has_the_tokens_that_a_cache_wrote_under_their_new_name(sdk: Collected) -> None:
+def test_the_input_has_the_tokens_that_a_cache_wrote_under_their_new_name(sdk):
     usage = Usage(100, 5, cached_tokens=60, cache_write_tokens=30)
     tell_alone(sdk.observer(), started(), called(usage=usage))
     attributes = sdk.spans.get_finished_spans()[0].attributes
@@ -173,7 +169,7 @@ def asked(request_id: str) -> CalledRequest:
     )
 
 
-def test_requests_that_share_a_call_are_linked_to_it(sdk: Collected) -> None:
+def test_requests_that_share_a_call_are_linked_to_it(sdk):
     names = ("first", "second", "third")
     requests = []
     for name in names:
@@ -192,7 +188,7 @@ def test_requests_that_share_a_call_are_linked_to_it(sdk: Collected) -> None:
     assert [link.context for link in call.links] == [by_id[name].context for name in names[1:]]
 
 
-def test_a_request_that_was_cancelled_is_a_span_of_its_own(sdk: Collected) -> None:
+def test_a_request_that_was_cancelled_is_a_span_of_its_own(sdk):
     tell_alone(sdk.observer(), ended(ok=False, cancelled=True, attempts=0, route=None))
     (request,) = sdk.named("smartbatch.request")
     assert request.attributes is not None
@@ -202,7 +198,7 @@ def test_a_request_that_was_cancelled_is_a_span_of_its_own(sdk: Collected) -> No
     assert request.end_time - request.start_time >= 1.5e9  # as long as it waited
 
 
-def test_a_job_and_its_batch_are_linked_to_whoever_submitted(sdk: Collected) -> None:
+def test_a_job_and_its_batch_are_linked_to_whoever_submitted(sdk):
     observer = sdk.observer()
     with sdk.tracers.get_tracer("mine").start_as_current_span("view"):
         submitted = traceparent()
@@ -219,7 +215,7 @@ def test_a_job_and_its_batch_are_linked_to_whoever_submitted(sdk: Collected) -> 
 
 
 @pytest.mark.full
-def test_another_process_carries_the_trace_of_a_job_on(sdk: Collected, tmp_path: Path) -> None:
+def test_another_process_carries_the_trace_of_a_job_on(sdk, tmp_path):
     tracer, store = sdk.tracers.get_tracer("mine"), str(tmp_path / "jobs.db")
     with BatchingClient("sim:demo?batch_seconds=0.1", store=store) as before:
         for key, strategy in (("by batch", "batch"), ("in real time", "individual")):
@@ -260,9 +256,7 @@ def links_of(span: ReadableSpan) -> list[tuple[str, str]]:
     return [ids_of(link.context) for link in span.links]
 
 
-def test_a_client_tells_the_sdk_of_the_application_by_its_setting(
-    sdk: Collected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_tells_the_sdk_of_the_application_by_its_setting(sdk, monkeypatch):
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: sdk.tracers)
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: sdk.meters)
     for settings in ({}, {"telemetry": "outer"}, {"telemetry": "off"}):
@@ -272,9 +266,7 @@ def test_a_client_tells_the_sdk_of_the_application_by_its_setting(
     assert names == ["chat demo", "smartbatch.call", "smartbatch.request", "smartbatch.request"]
 
 
-def test_an_observer_of_the_users_counts_instead_of_the_setting(
-    sdk: Collected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_observer_of_the_users_counts_instead_of_the_setting(sdk, monkeypatch):
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: sdk.tracers)
     with BatchingClient("sim:demo?latency=0", observers=[sdk.observer("outer")]) as client:
         client.submit("x").result(30)
@@ -284,7 +276,7 @@ def test_an_observer_of_the_users_counts_instead_of_the_setting(
     ]
 
 
-def test_prompts_and_answers_are_in_the_span_of_a_call_where_that_is_set(sdk: Collected) -> None:
+def test_prompts_and_answers_are_in_the_span_of_a_call_where_that_is_set(sdk):
     chat = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "second"}]
     chat.append({"role": "user", "content": "third"})
     with BatchingClient(
@@ -305,13 +297,13 @@ def test_prompts_and_answers_are_in_the_span_of_a_call_where_that_is_set(sdk: Co
 CONTENT = ("input.messages", "output.messages", "system_instructions")
 
 
-def test_content_is_not_recorded_by_a_client_that_records_nothing() -> None:
+def test_content_is_not_recorded_by_a_client_that_records_nothing():
     with pytest.raises(ConfigError, match="telemetry_content"):
         BatchingClient("sim:demo", telemetry="off", telemetry_content=True)
 
 
 @pytest.mark.full
-def test_without_the_package_only_explicit_telemetry_fails() -> None:
+def test_without_the_package_only_explicit_telemetry_fails():
     code = """
 import sys
 sys.modules["opentelemetry"] = None  # as if it was not installed
@@ -340,7 +332,7 @@ def batch_events(submitted: str | None = None) -> list[Event]:
     ]
 
 
-def test_without_an_sdk_nothing_is_told_and_no_span_is_current() -> None:
+def test_without_an_sdk_nothing_is_told_and_no_span_is_current():
     observer = OpenTelemetryObserver(
         tracer_provider=trace.NoOpTracerProvider(), meter_provider=NoOpMeterProvider()
     )
@@ -355,13 +347,13 @@ def test_without_an_sdk_nothing_is_told_and_no_span_is_current() -> None:
     assert seen == [trace.INVALID_SPAN]
 
 
-def test_another_word_for_the_telemetry_is_refused() -> None:
+def test_another_word_for_the_telemetry_is_refused():
     with pytest.raises(ConfigError, match="auto, outer, full"):
         OpenTelemetryObserver("inner")  # type: ignore[arg-type]
 
 
 @pytest.mark.full
-def test_the_library_does_not_import_it() -> None:
+def test_the_library_does_not_import_it():
     code = (
         "import sys, smartbatch, smartbatch.observe.opentelemetry as _; print('opentelemetry' in sys.modules)"
     )

@@ -41,11 +41,11 @@ ONE = Participant(
 )
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
+def test_a_record_is_read_as_it_was_written():
     assert participant_of(text_of(ONE), 2.5) == evolve(ONE, age=2.5)
 
 
-def test_what_nobody_has_leased_of_a_budget_counts_once_for_all_processes() -> None:
+def test_what_nobody_has_leased_of_a_budget_counts_once_for_all_processes():
     shared = [
         RealtimeStatus(budget=70.0, spent=25.0, unleased={"a budget": 40.0}),
         RealtimeStatus(budget=60.0, spent=20.0, unleased={"a budget": 38.0}),
@@ -57,14 +57,14 @@ def test_what_nobody_has_leased_of_a_budget_counts_once_for_all_processes() -> N
     assert merged([together, shared[0]]).budget == together.budget + 30.0
 
 
-def test_a_record_of_a_later_library_is_read_as_far_as_it_is_known() -> None:
+def test_a_record_of_a_later_library_is_read_as_far_as_it_is_known():
     document = json.loads(text_of(ONE))
     document["realtime"]["lanes"][0]["colour"] = document["realtime"]["mood"] = "blue"
     assert participant_of(json.dumps(document | {"more": 1}), 0.0) == ONE
     assert participant_of(json.dumps(document | {"version": 2}), 0.0) is None
 
 
-def test_a_record_has_a_bound_whatever_a_process_does() -> None:
+def test_a_record_has_a_bound_whatever_a_process_does():
     metrics = BatchMetrics()
     for number, kind in enumerate(KINDS * 2):
         for priority in Priority:

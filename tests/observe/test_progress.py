@@ -11,7 +11,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,19 +36,19 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock()
 
 
 @pytest.fixture
-def stream() -> io.StringIO:
+def stream():
     return io.StringIO()
 
 
 FAILED = Result("r2", error=ProviderError("no"))
 
 
-def test_lines_come_every_ten_seconds_and_once_at_the_end(stream: io.StringIO, clock: ManualClock) -> None:
+def test_lines_come_every_ten_seconds_and_once_at_the_end(stream, clock):
     with Progress(25, "lines", stream, clock) as progress:
         for second in range(1, 26):
             clock.time = float(second)
@@ -61,7 +60,7 @@ def test_lines_come_every_ten_seconds_and_once_at_the_end(stream: io.StringIO, c
     ]
 
 
-def test_failed_results_are_done_and_said_to_have_failed(stream: io.StringIO, clock: ManualClock) -> None:
+def test_failed_results_are_done_and_said_to_have_failed(stream, clock):
     progress = Progress(4, "lines", stream, clock)
     progress.advance(answer())
     progress.advance(FAILED)
@@ -71,16 +70,14 @@ def test_failed_results_are_done_and_said_to_have_failed(stream: io.StringIO, cl
     assert stream.getvalue() == "75% 3/4, 1 failed, 0.3/s, at least $0.01, 3.3 s left\n"
 
 
-def test_an_unknown_total_shows_counts_only(stream: io.StringIO, clock: ManualClock) -> None:
+def test_an_unknown_total_shows_counts_only(stream, clock):
     with Progress(None, "lines", stream, clock) as progress:
         clock.time = 2.0
         progress.advance(answer(cost=None))
     assert stream.getvalue() == "1 done, 0.5/s, 2 s\n"
 
 
-def test_a_resumed_run_counts_earlier_results_as_done_but_not_as_fast(
-    stream: io.StringIO, clock: ManualClock
-) -> None:
+def test_a_resumed_run_counts_earlier_results_as_done_but_not_as_fast(stream, clock):
     progress = Progress(100, "lines", stream, clock, initial=50)
     clock.time = 10.0
     progress.advance(answer(cost=None))
@@ -88,7 +85,7 @@ def test_a_resumed_run_counts_earlier_results_as_done_but_not_as_fast(
 
 
 @given(st.integers(1, 10**6), st.data())
-def test_a_hundred_percent_is_never_shown_before_it_is_true(total: int, data: st.DataObject) -> None:
+def test_a_hundred_percent_is_never_shown_before_it_is_true(total, data):
     done = data.draw(st.one_of(st.integers(0, total), st.just(max(0, total - 1))))
     stream = io.StringIO()
     with Progress(total, "lines", stream, ManualClock(), initial=done):
@@ -111,7 +108,7 @@ class Status:
     note: str | None = None
 
 
-def test_a_job_is_shown_by_its_status(stream: io.StringIO, clock: ManualClock) -> None:
+def test_a_job_is_shown_by_its_status(stream, clock):
     progress = Progress(10, "lines", stream, clock)
     for second, status in [
         (10, Status(running=4, remaining=90.0, note="waits\x07")),
@@ -127,9 +124,7 @@ def test_a_job_is_shown_by_its_status(stream: io.StringIO, clock: ManualClock) -
     ]
 
 
-def test_a_list_whose_job_is_waited_for_says_how_the_job_stands(
-    stream: io.StringIO, clock: ManualClock
-) -> None:
+def test_a_list_whose_job_is_waited_for_says_how_the_job_stands(stream, clock):
     progress = Progress(12, "lines", stream, clock)
     assert not progress.is_due
     clock.time = 10.0
@@ -143,9 +138,7 @@ def test_a_list_whose_job_is_waited_for_says_how_the_job_stands(
     ]
 
 
-def test_a_list_kept_by_jobs_is_shown_as_if_its_results_came_one_by_one(
-    stream: io.StringIO, clock: ManualClock
-) -> None:
+def test_a_list_kept_by_jobs_is_shown_as_if_its_results_came_one_by_one(stream, clock):
     progress = Progress(15, "lines", stream, clock, initial=7)
     for second, status in [
         (10, Status(finished=3, failed=1, cost=0.1, remaining=1.0)),
@@ -159,7 +152,7 @@ def test_a_list_kept_by_jobs_is_shown_as_if_its_results_came_one_by_one(
     ]
 
 
-def test_the_bar_shows_the_same_words_and_no_early_hundred(clock: ManualClock) -> None:
+def test_the_bar_shows_the_same_words_and_no_early_hundred(clock):
     stream = Terminal()
     progress = Progress(1000, "bar", stream, clock, initial=998)
     clock.time = 1.0
@@ -172,7 +165,7 @@ def test_the_bar_shows_the_same_words_and_no_early_hundred(clock: ManualClock) -
     assert "100%|" in stream.getvalue().rsplit("\r", 1)[-1]
 
 
-def test_a_line_written_aside_stands_alone_and_the_bar_comes_back(clock: ManualClock) -> None:
+def test_a_line_written_aside_stands_alone_and_the_bar_comes_back(clock):
     stream = Terminal()
     with Progress(10, "bar", stream, clock) as progress:
         clock.time = 1.0
@@ -187,7 +180,7 @@ def test_a_line_written_aside_stands_alone_and_the_bar_comes_back(clock: ManualC
     assert "1/10" in after
 
 
-def test_the_bar_is_not_drawn_more_often_than_one_can_see(clock: ManualClock) -> None:
+def test_the_bar_is_not_drawn_more_often_than_one_can_see(clock):
     stream = Terminal()
     progress = Progress(1000, "bar", stream, clock)
     drawn = stream.getvalue().count("\r")
@@ -197,7 +190,7 @@ def test_the_bar_is_not_drawn_more_often_than_one_can_see(clock: ManualClock) ->
     assert stream.getvalue().count("\r") == drawn + 1
 
 
-def test_quiet_writes_nothing(stream: io.StringIO, clock: ManualClock) -> None:
+def test_quiet_writes_nothing(stream, clock):
     with Progress(1, "quiet", stream, clock) as progress:
         clock.time = 60.0
         progress.advance(answer())
@@ -208,9 +201,7 @@ def test_quiet_writes_nothing(stream: io.StringIO, clock: ManualClock) -> None:
 @pytest.mark.parametrize(
     ("terminal", "term", "bar"), [(True, "xterm", True), (True, "dumb", False), (False, "xterm", False)]
 )
-def test_auto_draws_a_bar_on_a_terminal_only(
-    terminal: bool, term: str, bar: bool, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_draws_a_bar_on_a_terminal_only(terminal, term, bar, clock, monkeypatch):
     monkeypatch.setenv("TERM", term)
     stream = Terminal() if terminal else io.StringIO()
     with Progress(3, "auto", stream, clock):
@@ -218,7 +209,7 @@ def test_auto_draws_a_bar_on_a_terminal_only(
     assert ("\r" in stream.getvalue()) == bar
 
 
-def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, clock: ManualClock) -> None:
+def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream, clock):
     progress = Progress(10, "lines", stream, clock)
     clock.time = 10.0
     progress(CooldownStarted(at=10.0, scope="key", model="m", seconds=12.0, consecutive=1))
@@ -233,7 +224,7 @@ def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, cloc
     ]
 
 
-def test_a_long_wait_for_a_limit_or_a_retry_is_noted(stream: io.StringIO, clock: ManualClock) -> None:
+def test_a_long_wait_for_a_limit_or_a_retry_is_noted(stream, clock):
     progress = Progress(10, "lines", stream, clock)
     clock.time = 10.0
     progress(retry())
@@ -246,7 +237,7 @@ def test_a_long_wait_for_a_limit_or_a_retry_is_noted(stream: io.StringIO, clock:
     ]
 
 
-def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, clock: ManualClock) -> None:
+def test_an_unavailable_provider_is_noted_until_it_is_back(stream, clock):
     progress = Progress(10, "lines", stream, clock)
     clock.time = 10.0
     progress(BreakerChanged(at=9.0, model="m", before="closed", after="open", reason="5 failures", pause=5.0))
@@ -257,7 +248,7 @@ def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, 
     assert "unavailable" not in second
 
 
-def test_an_unknown_mode_is_refused_with_the_known_ones(stream: io.StringIO) -> None:
+def test_an_unknown_mode_is_refused_with_the_known_ones(stream):
     odd: Any = "loud"
     with pytest.raises(ConfigError, match=r"'loud'.*auto, bar, lines, quiet"):
         Progress(1, odd, stream)
@@ -265,9 +256,7 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(stream: io.StringIO) -> 
 
 @pytest.mark.parametrize("mode", ["bar", "lines"])
 @pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
-def test_a_broken_stream_ends_the_drawing_not_the_run(
-    mode: Any, error: Exception, clock: ManualClock
-) -> None:
+def test_a_broken_stream_ends_the_drawing_not_the_run(mode, error, clock):
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
             raise error
@@ -277,7 +266,7 @@ def test_a_broken_stream_ends_the_drawing_not_the_run(
         progress.advance(answer())
 
 
-def test_who_counts_does_not_wait_for_who_draws(clock: ManualClock) -> None:
+def test_who_counts_does_not_wait_for_who_draws(clock):
     entered, leave = threading.Event(), threading.Event()
 
     class Stuck(io.StringIO):
@@ -301,7 +290,7 @@ def test_who_counts_does_not_wait_for_who_draws(clock: ManualClock) -> None:
     assert [line.split(",")[0] for line in stream.getvalue().splitlines()] == ["33% 1/3", "66% 2/3"]
 
 
-def test_results_of_many_threads_are_all_counted(stream: io.StringIO, clock: ManualClock) -> None:
+def test_results_of_many_threads_are_all_counted(stream, clock):
     progress = Progress(10_000, "lines", stream, clock)
 
     def run() -> None:
@@ -314,12 +303,12 @@ def test_results_of_many_threads_are_all_counted(stream: io.StringIO, clock: Man
 
 
 @given(st.text())
-def test_escaped_text_is_printable(text: str) -> None:
+def test_escaped_text_is_printable(text):
     assert escape(text).isprintable()
     assert not re.search(r"[\x00-\x1f\x7f-\x9f]", escape(text))
 
 
-def test_characters_a_stream_cannot_encode_are_escaped() -> None:
+def test_characters_a_stream_cannot_encode_are_escaped():
     raw = io.BytesIO()
     wrapped = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
     SafeStream(wrapped).write("5 €\n")
@@ -327,7 +316,7 @@ def test_characters_a_stream_cannot_encode_are_escaped() -> None:
 
 
 @pytest.mark.parametrize("mode", ["bar", "lines", "auto"])
-def test_a_program_without_standard_error_shows_nothing(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_without_standard_error_shows_nothing(mode, monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     with BatchingClient("sim:demo?latency=0") as client, Progress(2, mode) as shown:
         for result in client.map(["a", "b"]):
@@ -352,9 +341,7 @@ def in_store(client: BatchingClient) -> Job:
 
 
 @pytest.mark.parametrize("call", sampled(LIST_CALLS, keep=3))
-def test_every_call_that_waits_for_results_shows_how_far_they_are(
-    call: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_every_call_that_waits_for_results_shows_how_far_they_are(call, tmp_path, capfd):
     model = "sim:demo?latency=0&batch_seconds=0"
     with BatchingClient(model, store=str(tmp_path / "jobs.db"), batch_poll_interval=0.05) as client:
         LIST_CALLS[call](client)
@@ -363,9 +350,7 @@ def test_every_call_that_waits_for_results_shows_how_far_they_are(
     assert "100% 3/3" in capfd.readouterr().err
 
 
-def test_in_a_notebook_a_list_has_a_bar_without_being_asked(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_in_a_notebook_a_list_has_a_bar_without_being_asked(monkeypatch, capfd):
     shell = types.SimpleNamespace(config={"IPKernelApp": {}})
     notebook = types.SimpleNamespace(get_ipython=lambda: shell)
     monkeypatch.setitem(sys.modules, "IPython", notebook)
@@ -376,7 +361,7 @@ def test_in_a_notebook_a_list_has_a_bar_without_being_asked(
     assert "100%|" in capfd.readouterr().err
 
 
-def test_generate_shows_a_bar_on_a_terminal() -> None:
+def test_generate_shows_a_bar_on_a_terminal():
     program = """
 import smartbatch, sys
 for progress in (False, None, True):

@@ -23,11 +23,11 @@ from smartbatch.types import Priority, Route, Usage
 
 
 @pytest.fixture
-def metrics() -> BatchMetrics:
+def metrics():
     return BatchMetrics(max_batch_size=4, now=lambda: 10.0)
 
 
-def test_a_scrape_reads_the_figures_of_its_moment(metrics: BatchMetrics) -> None:
+def test_a_scrape_reads_the_figures_of_its_moment(metrics):
     registry = PrometheusReporter(metrics).registry
     assert registry.get_sample_value("smartbatch_requests_submitted_total", {"priority": "normal"}) == 0
     for event in (submitted(), started(2), called(2, usage=Usage(7, 3), cost=0.5), ended()):
@@ -42,9 +42,7 @@ def test_a_scrape_reads_the_figures_of_its_moment(metrics: BatchMetrics) -> None
 
 
 @pytest.mark.parametrize("seconds", [[0.0003, 0.5, 0.6, 3.0], [2.5], [200_000.0, 0.1], []])
-def test_time_histograms_are_cumulative_and_agree_with_their_count(
-    metrics: BatchMetrics, seconds: list[float]
-) -> None:
+def test_time_histograms_are_cumulative_and_agree_with_their_count(metrics, seconds):
     for each in seconds:
         metrics(called(seconds=each))
     registry = PrometheusReporter(metrics).registry
@@ -60,7 +58,7 @@ def test_time_histograms_are_cumulative_and_agree_with_their_count(
     assert registry.get_sample_value("smartbatch_call_seconds_sum") == pytest.approx(sum(seconds))
 
 
-def test_labels_come_from_closed_sets(metrics: BatchMetrics) -> None:
+def test_labels_come_from_closed_sets(metrics):
     reporter = PrometheusReporter(metrics)
     for i in range(1000):
         odd = f"canary {i}"
@@ -82,7 +80,7 @@ def test_labels_come_from_closed_sets(metrics: BatchMetrics) -> None:
             assert {v for k, v in sample.labels.items() if k != "le"} <= allowed
 
 
-def test_the_registry_is_its_own_unless_given(metrics: BatchMetrics) -> None:
+def test_the_registry_is_its_own_unless_given(metrics):
     assert PrometheusReporter(metrics).registry is not REGISTRY
     shared = CollectorRegistry()
     reporter = PrometheusReporter(metrics, shared)
@@ -91,7 +89,7 @@ def test_the_registry_is_its_own_unless_given(metrics: BatchMetrics) -> None:
     assert list(shared.collect()) == []
 
 
-def test_two_clients_in_one_registry_are_refused(metrics: BatchMetrics) -> None:
+def test_two_clients_in_one_registry_are_refused(metrics):
     shared = CollectorRegistry()
     PrometheusReporter(metrics, shared)
     with pytest.raises(ValueError, match="Duplicated"):
@@ -116,7 +114,7 @@ def participants(metrics: BatchMetrics) -> Participants:
     )
 
 
-def test_the_figures_of_all_processes_have_the_names_of_those_of_one(metrics: BatchMetrics) -> None:
+def test_the_figures_of_all_processes_have_the_names_of_those_of_one(metrics):
     for event in (submitted(), started(2), called(2, usage=Usage(7, 3), cost=0.5, seconds=0.3), ended()):
         metrics(event)
 
@@ -136,7 +134,7 @@ def test_the_figures_of_all_processes_have_the_names_of_those_of_one(metrics: Ba
     assert added_up(PrometheusReporter(lambda: participants(metrics))) == alike
 
 
-def test_what_is_now_is_of_the_processes_that_live(metrics: BatchMetrics) -> None:
+def test_what_is_now_is_of_the_processes_that_live(metrics):
     value = PrometheusReporter(lambda: participants(metrics)).registry.get_sample_value
     assert {
         state: value("smartbatch_participants", {"state": state}) for state in ("living", "lost", "ended")
@@ -153,21 +151,21 @@ def test_what_is_now_is_of_the_processes_that_live(metrics: BatchMetrics) -> Non
     assert value("smartbatch_shared_reachable") == 1
 
 
-def test_a_place_that_is_unavailable_is_a_figure_and_no_failed_scrape() -> None:
+def test_a_place_that_is_unavailable_is_a_figure_and_no_failed_scrape():
     def read() -> Participants:
         raise SmartbatchError("away")
 
     assert PrometheusReporter(read).text().splitlines()[-1] == b"smartbatch_shared_reachable 0.0"
 
 
-def test_a_missing_library_names_the_extra(metrics: BatchMetrics, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_names_the_extra(metrics, monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"smartbatch-llm\[prometheus\]"):
         PrometheusReporter(metrics)
 
 
 @pytest.mark.full
-def test_listeners_are_imported_without_what_they_show_with() -> None:
+def test_listeners_are_imported_without_what_they_show_with():
     code = (
         "import sys, smartbatch.observe.metrics, smartbatch.observe.logs, smartbatch.observe.progress,"
         " smartbatch.observe.reporters, smartbatch.observe.prometheus\n"
@@ -178,7 +176,7 @@ def test_listeners_are_imported_without_what_they_show_with() -> None:
 
 
 @pytest.mark.parametrize("name", ["board.json", "alerts.yml"])
-def test_the_examples_name_figures_that_there_are(name: str, metrics: BatchMetrics) -> None:
+def test_the_examples_name_figures_that_there_are(name, metrics):
     text = (Path(__file__).parents[2] / "examples" / "prometheus" / name).read_text("utf-8")
     offered = list(PrometheusReporter(lambda: participants(metrics)).registry.collect())
     known = {family.name + "_total" * (family.type == "counter") for family in offered}

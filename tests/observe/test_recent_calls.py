@@ -15,12 +15,12 @@ UNIX = 1_795_000_020.0
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock()
 
 
 @pytest.fixture
-def metrics(clock: ManualClock) -> BatchMetrics:
+def metrics(clock):
     return BatchMetrics(now=clock)
 
 
@@ -29,7 +29,7 @@ def call(metrics: BatchMetrics, clock: ManualClock, model: str = "sim:a", **usag
     metrics(called(at=clock.time, model=model, size=2, usage=Usage(**usage)))
 
 
-def test_the_last_minute_is_told_by_model(metrics: BatchMetrics, clock: ManualClock) -> None:
+def test_the_last_minute_is_told_by_model(metrics, clock):
     for second in range(120):
         clock.time = float(second)
         call(metrics, clock, input_tokens=10, output_tokens=5)
@@ -45,9 +45,7 @@ def test_the_last_minute_is_told_by_model(metrics: BatchMetrics, clock: ManualCl
     assert metrics.recent(UNIX)[0] == {}
 
 
-def test_minutes_of_the_last_half_hour_need_no_earlier_reader(
-    metrics: BatchMetrics, clock: ManualClock
-) -> None:
+def test_minutes_of_the_last_half_hour_need_no_earlier_reader(metrics, clock):
     for minute in range(60):
         clock.time = minute * 60.0 + 30.0
         call(metrics, clock, input_tokens=100 + minute)
@@ -59,7 +57,7 @@ def test_minutes_of_the_last_half_hour_need_no_earlier_reader(
     assert metrics.recent(UNIX + clock.time)[1] == minutes
 
 
-def test_models_are_told_apart_up_to_a_bound(metrics: BatchMetrics, clock: ManualClock) -> None:
+def test_models_are_told_apart_up_to_a_bound(metrics, clock):
     for number in range(200):
         call(metrics, clock, f"sim:{number}", input_tokens=1)
     used, minutes = metrics.recent(UNIX)

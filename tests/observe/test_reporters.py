@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import json
 
-import pytest
 import structlog
 from sample_events import called, ended, retry, started, submitted
 from structlog.testing import CapturingLogger
 
-from smartbatch._clock import VirtualClock
 from smartbatch.events import BreakerChanged, ClientStarted, ClientStopped, CooldownStarted
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
@@ -37,13 +35,13 @@ def busy_metrics() -> BatchMetrics:
     return metrics
 
 
-def test_the_summary_of_an_idle_client_is_short() -> None:
+def test_the_summary_of_an_idle_client_is_short():
     assert status_summary(MetricsSnapshot()) == (
         "requests  0 submitted: 0 waiting, 0 in flight, 0 succeeded, 0 failed, 0 cancelled"
     )
 
 
-def test_a_console_reporter_prints_json_and_a_summary_of_the_session() -> None:
+def test_a_console_reporter_prints_json_and_a_summary_of_the_session():
     stream = io.StringIO()
     reporter = ConsoleReporter(busy_metrics(), stream, json=True)
     reporter(ClientStarted(at=0.0, workers=2))
@@ -53,9 +51,7 @@ def test_a_console_reporter_prints_json_and_a_summary_of_the_session() -> None:
     assert json.loads(line)["failed_batches"] == 1
 
 
-def test_a_periodic_reporter_reports_on_time_and_at_the_end(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_periodic_reporter_reports_on_time_and_at_the_end(clock, caplog):
     told: list[float] = []
 
     class Failing:
@@ -69,14 +65,14 @@ def test_a_periodic_reporter_reports_on_time_and_at_the_end(
     assert "a reporter" in caplog.text
 
 
-def test_the_queue_is_as_full_as_what_waits_of_its_capacity() -> None:
+def test_the_queue_is_as_full_as_what_waits_of_its_capacity():
     metrics = BatchMetrics(queue_capacity=4)
     metrics(submitted("r1"))
     assert metrics.snapshot().queue_utilisation == 0.25
     assert "queue        25 % full" in status_summary(metrics.snapshot())
 
 
-def test_the_summary_tells_what_happened_with_units() -> None:
+def test_the_summary_tells_what_happened_with_units():
     rows = dict(line.split("  ", 1) for line in status_summary(busy_metrics().snapshot()).splitlines())
     told = {name: words.strip() for name, words in rows.items()}
     assert told == {
@@ -98,19 +94,19 @@ def test_the_summary_tells_what_happened_with_units() -> None:
     }
 
 
-def test_the_console_reporter_prints_the_summary() -> None:
+def test_the_console_reporter_prints_the_summary():
     stream, metrics = io.StringIO(), busy_metrics()
     ConsoleReporter(metrics, stream).report()
     assert stream.getvalue() == status_summary(metrics.snapshot()) + "\n"
 
 
-def test_a_closed_stream_does_not_hurt_the_reporter() -> None:
+def test_a_closed_stream_does_not_hurt_the_reporter():
     stream = io.StringIO()
     stream.close()
     ConsoleReporter(busy_metrics(), stream).report()
 
 
-def test_the_log_reporter_logs_one_entry_with_all_figures() -> None:
+def test_the_log_reporter_logs_one_entry_with_all_figures():
     captured, metrics = CapturingLogger(), busy_metrics()
     LogReporter(metrics, structlog.wrap_logger(captured, processors=[])).report()
     (entry,) = captured.calls
@@ -118,7 +114,7 @@ def test_the_log_reporter_logs_one_entry_with_all_figures() -> None:
     assert entry.kwargs == {"event": "metrics"} | metrics.snapshot().as_dict()
 
 
-def test_the_level_asked_for_holds_on_top_of_the_applications_own() -> None:
+def test_the_level_asked_for_holds_on_top_of_the_applications_own():
     captured = CapturingLogger()
     structlog.configure(processors=[], logger_factory=lambda *_: captured)
     try:

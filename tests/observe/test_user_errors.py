@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
@@ -74,9 +74,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("place", "act"), PLACES.items(), ids=PLACES)
-def test_what_is_raised_is_logged_with_its_traceback(
-    place: str, act: Callable[[str], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_raised_is_logged_with_its_traceback(place, act, caplog):
     act("canary")
     assert f"exception in {place.removesuffix(' of a job')}" in caplog.messages
     record, *_ = [each for each in caplog.records if each.name == "smartbatch"]
@@ -87,7 +85,7 @@ def test_what_is_raised_is_logged_with_its_traceback(
 
 
 @pytest.mark.full
-def test_it_is_on_standard_error_by_default() -> None:
+def test_it_is_on_standard_error_by_default():
     code = (
         "from smartbatch import BatchingClient\n"
         "with BatchingClient('sim:x?latency=0') as client:\n"
@@ -99,9 +97,7 @@ def test_it_is_on_standard_error_by_default() -> None:
     assert "canary" not in done.stderr
 
 
-def test_a_repeated_error_is_logged_once_a_second(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repeated_error_is_logged_once_a_second(caplog, monkeypatch):
     moment: Iterator[float] = iter([0.0, 0.1, 0.2, 1.5])
     monkeypatch.setattr(logs.RealClock, "now", lambda: next(moment))
     for _ in range(4):
@@ -114,9 +110,7 @@ def test_a_repeated_error_is_logged_once_a_second(
     ]
 
 
-def test_the_end_of_a_client_tells_the_mistakes_that_no_further_one_did(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_client_tells_the_mistakes_that_no_further_one_did(caplog, monkeypatch):
     monkeypatch.setattr(logs, "_REPEAT_SECONDS", 600.0)
     with BatchingClient("sim:x?latency=0", post_process=mistake) as client:
         for prompt in ("one", "two", "three"):
@@ -130,7 +124,7 @@ def test_the_end_of_a_client_tells_the_mistakes_that_no_further_one_did(
     assert len(caplog.messages) == 2
 
 
-def test_a_verdict_of_a_middleware_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_verdict_of_a_middleware_is_no_mistake(caplog):
     def refuse(*_: Any) -> NoReturn:
         raise ProviderError("not today", kind=ErrorKind.CLIENT_ERROR)
 
@@ -139,7 +133,7 @@ def test_a_verdict_of_a_middleware_is_no_mistake(caplog: pytest.LogCaptureFixtur
     assert caplog.messages == []
 
 
-def test_a_hook_before_the_queue_raises_to_who_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_before_the_queue_raises_to_who_asked(caplog):
     with BatchingClient("sim:x?latency=0", preprocess=[mistake]) as client:
         for ask in (
             client.submit,

@@ -11,7 +11,6 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from http.client import HTTPException
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,7 +163,7 @@ def seconds(work: Callable[[int], object], size: int) -> float:
 
 
 @pytest.mark.parametrize("name", sampled(READERS, keep=8))
-def test_ten_times_the_input_takes_some_ten_times_as_long(name: str) -> None:
+def test_ten_times_the_input_takes_some_ten_times_as_long(name):
     work = READERS[name]
     work(100)
     small, large = seconds(work, 2_000), seconds(work, 20_000)
@@ -191,7 +190,7 @@ def peak(work: Callable[[], object]) -> int:
         ]
     ),
 )
-def test_tiny_pieces_take_no_more_memory_than_large_ones(work: Callable[[int], object], a_byte: int) -> None:
+def test_tiny_pieces_take_no_more_memory_than_large_ones(work, a_byte):
     work(10)
     assert peak(lambda: work(50_000)) - peak(lambda: work(5_000)) < 45_000 * 3 * a_byte
 
@@ -201,7 +200,7 @@ def nested(levels: int) -> bytes:
 
 
 @pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1, 10 * MAX_DEPTH, 100 * MAX_DEPTH])
-def test_an_answer_has_a_depth_that_all_that_follows_can_bear(levels: int) -> None:
+def test_an_answer_has_a_depth_that_all_that_follows_can_bear(levels):
     answer = b'{"id": "x", "choices": [], "odd": %b}' % nested(levels - 1)
     reply = Reply(200, {}, answer)
     if levels <= MAX_DEPTH:
@@ -217,9 +216,7 @@ def test_an_answer_has_a_depth_that_all_that_follows_can_bear(levels: int) -> No
 
 
 @pytest.mark.parametrize("value", [b"[]", b"{}", b'"ab"', b'{"a":1}'])
-def test_values_that_take_far_more_memory_than_their_text_are_refused(
-    value: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_that_take_far_more_memory_than_their_text_are_refused(value, monkeypatch):
     monkeypatch.setattr(content, "_MAX_VALUES", 40_000)
     values = b",".join([value] * 50_000)
     assert peak(lambda: refused_as_too_many(b"[" + values + b"]")) < 4 * len(values)
@@ -231,21 +228,21 @@ def refused_as_too_many(text: bytes) -> None:
         decode_answer(text)
 
 
-def test_compressed_bytes_count_as_well() -> None:
+def test_compressed_bytes_count_as_well():
     empty = gzip.compress(b"", 1)
     with pytest.raises(ProviderError, match="larger than max_body=10000"):
         joined(decoded([empty] * 1_000, GZIP, 10_000))
     assert joined(decoded([empty] * 10, GZIP, 10_000)) == b""
 
 
-def test_remarks_in_chunks_are_bounded() -> None:
+def test_remarks_in_chunks_are_bounded():
     assert body_of(b"1;remark=1\r\na\r\n" * 10 + b"0\r\n\r\n") == b"a" * 10
     with pytest.raises(HTTPException):
         body_of((b"1;" + b"x" * 1_000 + b"\r\na\r\n") * 100 + b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("errors", [OPENAI, ANTHROPIC, GEMINI])
-def test_a_reason_is_compared_with_a_long_prompt_in_no_time(errors: ErrorReader) -> None:
+def test_a_reason_is_compared_with_a_long_prompt_in_no_time(errors):
     long = Request("abcdefghi " * 100_000)
     body = json.dumps(
         {"error": {"message": "unsupported parameter: 'seed' " + "zyxwvutsrq " * 50_000}}
@@ -256,7 +253,7 @@ def test_a_reason_is_compared_with_a_long_prompt_in_no_time(errors: ErrorReader)
     assert len(error.message) < 1_000
 
 
-def test_requests_to_the_emulator_are_bounded() -> None:
+def test_requests_to_the_emulator_are_bounded():
     head = parse_head(b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
     with pytest.raises(BadRequest) as caught:
         ChunkedBody(head, 1_000).feed(b"3e9\r\n" + b"a" * 1_001 + b"\r\n0\r\n\r\n")
@@ -271,7 +268,7 @@ def queried(query: str) -> Mapping[str, list[str]]:
         return {}
 
 
-def test_an_address_has_a_bounded_number_of_fields() -> None:
+def test_an_address_has_a_bounded_number_of_fields():
     assert queried("limit=3&a=1" + "&b=2" * 50)["limit"] == ["3"]
     assert queried("limit=3" + "&b=2" * 100) == {}
     access = TokenAccess()
@@ -280,7 +277,7 @@ def test_an_address_has_a_bounded_number_of_fields() -> None:
     assert access({**local, "QUERY_STRING": f"token={access.token}" + "&a=1" * 50}) is None
 
 
-def test_an_event_without_an_end_is_refused() -> None:
+def test_an_event_without_an_end_is_refused():
     for line in (b"data: ", b"data: " + b"x" * 1_000_000 + b"\n"):
         pieces = (line if line.endswith(b"\n") or not at else b"x" * 1_000_000 for at in range(100))
         with pytest.raises(ProviderError, match=f"larger than {MAX_EVENT} bytes"):
@@ -288,13 +285,13 @@ def test_an_event_without_an_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize("levels", [1_000, 10_000, 100_000])
-def test_a_row_of_the_store_that_is_nested_too_deeply_is_damaged(levels: int) -> None:
+def test_a_row_of_the_store_that_is_nested_too_deeply_is_damaged(levels):
     with pytest.raises(StoreError, match="damaged"):
         decode_params(nested(levels))
 
 
 @pytest.mark.parametrize("body", [b"[" * 1_000, b"[" * 100_000, b"[]", b'{"text": [1]}', b"1" * 10_000])
-def test_an_entry_of_the_cache_that_cannot_be_read_is_a_miss(tmp_path: Path, body: bytes) -> None:
+def test_an_entry_of_the_cache_that_cannot_be_read_is_a_miss(tmp_path, body):
     path = str(tmp_path / "answers.db")
     cache = ResponseCache(path, ttl=60.0, max_bytes=10**6, wall=lambda: 1.0)
     assert cache.put(b"key", Answer("kept"))

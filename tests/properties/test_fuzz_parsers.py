@@ -345,7 +345,7 @@ TARGETS: Targets = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sampled(TARGETS, keep=2))
-def test_what_servers_may_send_is_an_answer_or_an_error(name: str) -> None:
+def test_what_servers_may_send_is_an_answer_or_an_error(name):
     good = fuzz(name, TARGETS[name], DEFAULT).good
     if "errors" not in name:
         assert DEFAULT * 0.05 < good < DEFAULT * 0.99, (
@@ -355,5 +355,5 @@ def test_what_servers_may_send_is_an_answer_or_an_error(name: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_hundred_thousand_of_each(name: str) -> None:
+def test_a_hundred_thousand_of_each(name):
     fuzz(name, TARGETS[name], SOAK)

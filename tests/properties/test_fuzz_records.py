@@ -269,7 +269,7 @@ def stored_records() -> Target:
 @pytest.mark.parametrize(
     "kept", ['{"version":1,"results_refetched":1e999}', '{"a":' * 5000 + "1" + "}" * 5000]
 )
-def test_a_record_that_was_found_to_get_past_is_damaged(kept: str) -> None:
+def test_a_record_that_was_found_to_get_past_is_damaged(kept):
     with pytest.raises(StoreError, match="damaged"):
         record_of(RemoteProgress, kept)
 
@@ -278,7 +278,7 @@ DEEP = "[" * 900 + "]" * 900
 
 
 @pytest.mark.parametrize("form", [f'{{"v":{DEEP}}}', '{"v":"3"}', '{"v":null}', f'{{"v":{"[" * 90_000}'])
-def test_a_row_whose_version_is_no_number_is_damaged(form: str) -> None:
+def test_a_row_whose_version_is_no_number_is_damaged(form):
     for read in (
         lambda data: decode_result(data, request_id="q"),
         decode_params,
@@ -289,7 +289,7 @@ def test_a_row_whose_version_is_no_number_is_damaged(form: str) -> None:
 
 
 @pytest.mark.parametrize("kept", ["[" * 90_000, "{", "7"])
-def test_parts_of_rows_that_are_damaged_are_told(kept: str) -> None:
+def test_parts_of_rows_that_are_damaged_are_told(kept):
     with pytest.raises(StoreError, match="record of earlier tries in the store is damaged"):
         earlier_tries((0.5, kept, b""))
     make = maker(Odd, value=lambda text: tuple(json.loads(text)[0]))
@@ -501,11 +501,11 @@ TARGETS: Targets = {
 
 
 @pytest.mark.parametrize("name", sampled(TARGETS, keep=4))
-def test_what_files_may_hold_is_read_or_refused(name: str) -> None:
+def test_what_files_may_hold_is_read_or_refused(name):
     assert 0 < fuzz(name, TARGETS[name], DEFAULT).good < DEFAULT
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_hundred_thousand_of_each(name: str) -> None:
+def test_a_hundred_thousand_of_each(name):
     fuzz(name, TARGETS[name], SOAK)

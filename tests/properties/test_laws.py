@@ -8,7 +8,6 @@ import math
 import random
 from array import array
 from functools import partial
-from typing import Any
 
 import pytest
 from core.batching.pack_models import DAMAGE, written
@@ -53,9 +52,7 @@ def replies(packed: Packed, answers: list[str]) -> list[dict[str, str]]:
 
 @pytest.mark.full
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=12), st.integers(), st.randoms())
-def test_any_prompts_and_answers_in_any_order(
-    pairs: list[tuple[str, str]], seed: int, rng: random.Random
-) -> None:
+def test_any_prompts_and_answers_in_any_order(pairs, seed, rng):
     packed = packed_of([prompt for prompt, _ in pairs], seed)
     items = replies(packed, [answer for _, answer in pairs])
     rng.shuffle(items)
@@ -63,9 +60,7 @@ def test_any_prompts_and_answers_in_any_order(
 
 
 @given(st.lists(texts, min_size=2, max_size=12), st.integers(), st.sampled_from(sorted(DAMAGE)), st.randoms())
-def test_no_damage_puts_an_answer_on_another_prompt(
-    prompts: list[str], seed: int, damage: str, rng: random.Random
-) -> None:
+def test_no_damage_puts_an_answer_on_another_prompt(prompts, seed, damage, rng):
     packed = packed_of(prompts, seed)
     letters = [chr(0x4E00 + i) for i in range(len(prompts))]
     items = replies(packed, [letter * 5 for letter in letters])
@@ -74,9 +69,7 @@ def test_no_damage_puts_an_answer_on_another_prompt(
 
 
 @given(counts, counts, counts, counts, st.lists(st.integers(0, 10**6), min_size=1, max_size=50))
-def test_shares_add_up_and_are_sound(
-    fresh: int, cached: int, spoken: int, thought: int, weights: list[int]
-) -> None:
+def test_shares_add_up_and_are_sound(fresh, cached, spoken, thought, weights):
     usage = Usage(fresh + cached, spoken + thought, cached, thought)
     parts = split_usage(usage, weights, weights)
     assert sum(parts, Usage()) == usage
@@ -91,7 +84,7 @@ def test_shares_add_up_and_are_sound(
 @given(
     objects, st.sampled_from(["{}", "```json\n{}\n```", "Sure!\n```\n{}\n```\nBye.", "So: {} – that is it."])
 )
-def test_an_object_is_found_in_its_wrapping(value: Any, wrapping: str) -> None:
+def test_an_object_is_found_in_its_wrapping(value, wrapping):
     text = json.dumps(value, ensure_ascii=False)
     if "```" in text:
         wrapping = "{}"
@@ -100,7 +93,7 @@ def test_an_object_is_found_in_its_wrapping(value: Any, wrapping: str) -> None:
 
 @pytest.mark.full
 @given(objects, st.data())
-def test_a_cut_object_is_never_completed(value: Any, data: st.DataObject) -> None:
+def test_a_cut_object_is_never_completed(value, data):
     text = json.dumps(value)
     cut = text[: data.draw(st.integers(0, len(text) - 1))]
     try:
@@ -120,7 +113,7 @@ def wire(numbers: array[float], as_base64: bool) -> str | list[float]:
 
 @pytest.mark.full
 @given(st.data())
-def test_each_vector_finds_its_text_in_any_order(data: st.DataObject) -> None:
+def test_each_vector_finds_its_text_in_any_order(data):
     vectors = data.draw(st.lists(st.lists(floats, min_size=3, max_size=3), min_size=1, max_size=20))
     wanted = [array("f", each) for each in vectors]
     items = [
@@ -150,7 +143,7 @@ def test_each_vector_finds_its_text_in_any_order(data: st.DataObject) -> None:
         max_size=4,
     )
 )
-def test_any_broken_answer_is_an_error_or_right(items: list[dict[str, Any]]) -> None:
+def test_any_broken_answer_is_an_error_or_right(items):
     requests = [Request(f"text {index}") for index in range(3)]
     try:
         answers = read_embeddings({"data": items}, REPLY, requests)
@@ -164,7 +157,7 @@ def test_any_broken_answer_is_an_error_or_right(items: list[dict[str, Any]]) -> 
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_is_refused(bad: float) -> None:
+def test_a_number_that_is_not_finite_is_refused(bad):
     for as_base64 in (True, False):
         with pytest.raises(ProviderError, match="not finite"):
             vector(wire(array("f", [1.0, bad]), as_base64), 2)
@@ -193,9 +186,7 @@ priors = st.builds(
 
 @pytest.mark.full
 @given(priors, sights, st.integers(1, 50_000))
-def test_forecasts_are_a_distribution_whatever_was_seen(
-    prior: Prior, seen: list[Observation], size: int
-) -> None:
+def test_forecasts_are_a_distribution_whatever_was_seen(prior, seen, size):
     forecaster = Forecaster(prior, remember=40)
     for one in seen:
         moved = forecaster.observe(one)
@@ -214,7 +205,7 @@ def test_forecasts_are_a_distribution_whatever_was_seen(
 
 @pytest.mark.full
 @given(priors, sights)
-def test_what_it_kept_makes_the_same_forecaster(prior: Prior, seen: list[Observation]) -> None:
+def test_what_it_kept_makes_the_same_forecaster(prior, seen):
     first = Forecaster(prior)
     for one in seen:
         first.observe(one)

@@ -9,7 +9,6 @@ import decimal
 import enum
 import itertools
 import uuid
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Optional
 
 import attrs
@@ -25,7 +24,7 @@ from smartbatch.emulator.schema_rules import anthropic_flaw, gemini_flaw, openai
 from smartbatch.providers.anthropic import bodies as anthropic
 from smartbatch.providers.gemini import bodies as gemini
 from smartbatch.providers.openai import schema_modes as openai
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 from tests.levels import sampled
 
 MODELS = ("openai:gpt-5-mini", "anthropic:claude-haiku-5-5", "gemini:gemini-3.8-flash")
@@ -139,13 +138,13 @@ types = st.recursive(leaves, containers, max_leaves=6)
 
 
 @pytest.fixture(scope="module")
-def emu() -> Iterator[Emulator]:
+def emu():
     with emulator() as running:
         yield running
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def client(request: pytest.FixtureRequest, emu: Emulator) -> Iterator[BatchingClient]:
+def client(request, emu):
     base_url = emu.base_url if request.param.startswith("openai") else emu.url
     options = {"api_key": "k", "base_url": base_url}
     with BatchingClient(
@@ -164,26 +163,26 @@ KINDS = [*LEAVES, Place, list[Place], list[Node], Node | None]
 
 
 @pytest.mark.parametrize("kind", sampled(KINDS, keep=10), ids=str)
-def test_each_kind_of_type_is_taken_and_its_answers_are_accepted(client: BatchingClient, kind: Any) -> None:
+def test_each_kind_of_type_is_taken_and_its_answers_are_accepted(client, kind):
     check(client, kind)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(types)
-def test_any_type_is_taken_and_its_answers_are_accepted(client: BatchingClient, kind: Any) -> None:
+def test_any_type_is_taken_and_its_answers_are_accepted(client, kind):
     check(client, kind)
 
 
 @pytest.mark.full
 @settings(max_examples=1_000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(types)
-def test_a_thousand_types_are_taken(client: BatchingClient, kind: Any) -> None:
+def test_a_thousand_types_are_taken(client, kind):
     check(client, kind)
 
 
 @settings(max_examples=50, deadline=None)
 @given(types)
-def test_no_dialect_breaks_the_rules_of_its_service(kind: Any) -> None:
+def test_no_dialect_breaks_the_rules_of_its_service(kind):
     schema, _ = schema_of(kind)
     sent = openai.sent_schema(schema)
     assert openai_flaw(sent.schema, strict=sent.strict) is None

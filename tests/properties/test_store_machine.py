@@ -622,22 +622,22 @@ def run(machine: type[StoreMachine], examples: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("examples", sampled([6, 50]))
-def test_an_sqlite_store_says_what_the_model_says(examples: int) -> None:
+def test_an_sqlite_store_says_what_the_model_says(examples):
     run(StoreMachine, examples, 40)
 
 
 @pytest.mark.full
-def test_a_postgres_store_says_what_the_model_says(postgres_address: str) -> None:
+def test_a_postgres_store_says_what_the_model_says(postgres_address):
     PostgresMachine.address = postgres_address
     run(PostgresMachine, 12, 40)
 
 
 @pytest.mark.soak
-def test_an_sqlite_store_says_what_the_model_says_for_hours() -> None:
+def test_an_sqlite_store_says_what_the_model_says_for_hours():
     run(StoreMachine, 5_000, 100)
 
 
 @pytest.mark.soak
-def test_a_postgres_store_says_what_the_model_says_for_hours(postgres_address: str) -> None:
+def test_a_postgres_store_says_what_the_model_says_for_hours(postgres_address):
     PostgresMachine.address = postgres_address
     run(PostgresMachine, 1_000, 100)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,7 +41,7 @@ def misspelt(words: list[str]) -> st.SearchStrategy[str]:
 
 
 @given(misspelt(KNOWN), st.sampled_from([ListParams, RequestParams]))
-def test_each_hint_about_a_keyword_is_accepted(name: str, kind: Any) -> None:
+def test_each_hint_about_a_keyword_is_accepted(name, kind):
     known = kind.__optional_keys__
     if name in known:
         return
@@ -58,7 +57,7 @@ def test_each_hint_about_a_keyword_is_accepted(name: str, kind: Any) -> None:
 
 
 @given(misspelt(KNOWN))
-def test_each_hint_of_a_script_is_accepted(name: str) -> None:
+def test_each_hint_of_a_script_is_accepted(name):
     known = ScriptParams.__optional_keys__ | {"model", "progress", "on_progress", "prompts"}
     if name in known:
         return
@@ -68,7 +67,7 @@ def test_each_hint_of_a_script_is_accepted(name: str) -> None:
         assert other in known
 
 
-def test_the_parallelism_of_a_client_is_no_parameter_of_a_list() -> None:
+def test_the_parallelism_of_a_client_is_no_parameter_of_a_list():
     with BatchingClient("sim:demo?latency=0") as client:
         with pytest.raises(InvalidRequest) as caught:
             client.generate(["a"], parallelism=4)  # type: ignore[call-arg]
@@ -79,7 +78,7 @@ def test_the_parallelism_of_a_client_is_no_parameter_of_a_list() -> None:
 
 
 @given(misspelt([f"SMARTBATCH_{name.upper()}" for name in Settings.__optional_keys__ - {"prices"}]))
-def test_a_variable_that_resembles_a_setting_is_refused_with_its_name(variable: str) -> None:
+def test_a_variable_that_resembles_a_setting_is_refused_with_its_name(variable):
     known = {f"SMARTBATCH_{name.upper()}" for name in Settings.__optional_keys__}
     if variable in known or not variable.startswith("SMARTBATCH_"):
         return
@@ -91,9 +90,7 @@ def test_a_variable_that_resembles_a_setting_is_refused_with_its_name(variable: 
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])
-def test_a_required_option_that_is_misspelt_is_suggested(
-    command: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_required_option_that_is_misspelt_is_suggested(command, capfd):
     parser = build_parser()
     from smartbatch.cli.main import main
 

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import pytest
 from asking import KEY, url_of
-from batch_sides import ANTHROPIC, GEMINI, OPENAI, Side
+from batch_sides import ANTHROPIC, GEMINI, OPENAI
 from gemini_asking import GEMINI_KEY
 from raw_server import RawServer, Script
-from services import SERVICES, Service
+from services import SERVICES
 
 from smartbatch.providers import GeminiProvider, OpenAIProvider, Provider
 from smartbatch.providers.batch_api import BatchApi
@@ -19,7 +19,7 @@ P = TypeVar("P", bound=Provider)
 
 
 @pytest.fixture(autouse=True)
-def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _bare_environment(monkeypatch):
     for name in ("API_KEY", "BASE_URL", "ORG_ID", "PROJECT_ID"):
         monkeypatch.delenv(f"OPENAI_{name}", raising=False)
     for name in ("API_KEY", "AUTH_TOKEN", "BASE_URL", "CUSTOM_HEADERS", "LOG"):
@@ -33,7 +33,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., RawServer]]:
+def serve():
     """``serve(script, …)`` starts a server that answers the nth request with the nth script."""
     servers: list[RawServer] = []
 
@@ -47,13 +47,13 @@ def serve() -> Iterator[Callable[..., RawServer]]:
 
 
 @pytest.fixture
-def connect() -> Iterator[Callable[..., OpenAIProvider]]:
+def connect():
     """``connect(server, **options)`` opens a provider for a server, closed after the test."""
     yield from _opening(OpenAIProvider, KEY, lambda server: server.base_url)
 
 
 @pytest.fixture
-def connect_gemini() -> Iterator[Callable[..., GeminiProvider]]:
+def connect_gemini():
     """``connect_gemini(server, **options)`` opens a Gemini provider for a server, closed after the test."""
     yield from _opening(GeminiProvider, GEMINI_KEY, url_of)
 
@@ -73,24 +73,24 @@ def _opening(kind: Callable[..., P], key: str, url: Callable[[RawServer], str]) 
 
 
 @pytest.fixture(params=SERVICES, ids=lambda service: service.name)
-def service(request: pytest.FixtureRequest) -> Service:
+def service(request):
     return request.param
 
 
 @pytest.fixture
-def reach(service: Service) -> Iterator[Callable[..., Provider]]:
+def reach(service):
     """``reach(server, **options)`` opens a provider of the service for a server, closed after the test."""
     yield from _opening(service.kind, service.key, service.url)
 
 
 @pytest.fixture(params=[ANTHROPIC, GEMINI, OPENAI], ids=lambda side: side.prefix)
-def side(request: pytest.FixtureRequest) -> Side:
+def side(request):
     """Tests of a single provider override this fixture."""
     return request.param
 
 
 @pytest.fixture
-def api(serve: Callable[..., RawServer], side: Side) -> Iterator[Callable[..., tuple[BatchApi, RawServer]]]:
+def api(serve, side):
     """``api(script, …)`` returns the Batch API of a provider with a scripted server, and the server."""
     providers: list[Provider] = []
 

@@ -7,7 +7,6 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from batch_sides import ANTHROPIC, GEMINI, OPENAI, claude_batch, text_of
@@ -25,7 +24,7 @@ LINE = b'{"custom_id":"n-0","params":{"x":"' + b"y" * 962 + b'"}}\n'
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory) -> Path:
+def large(tmp_path_factory):
     path = tmp_path_factory.mktemp("spool") / "in"
     with open(path, "wb") as file:
         for _ in range(SIZE // 1000 // 1000):

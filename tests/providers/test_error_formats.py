@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -25,7 +24,7 @@ FORBIDDEN = {"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra i
 
 
 @pytest.fixture
-def at() -> Iterator[Callable[..., Provider]]:
+def at():
     with ExitStack() as stack:
 
         def start(kind, url: str, **options) -> Provider:

@@ -9,7 +9,6 @@ import pytest
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
-from smartbatch.providers.base import FlexTier
 from smartbatch.providers.gemini.answers import read_answer
 from smartbatch.providers.gemini.bodies import generate_body
 from smartbatch.providers.gemini.errors import ERRORS as GEMINI_ERRORS
@@ -38,7 +37,7 @@ def said_by_gemini(status: int, message: str, *details: dict[str, Any]) -> Provi
 
 
 class TestWhoHasIt:
-    def test_only_the_providers_own_servers_are_taken_to_have_it(self) -> None:
+    def test_only_the_providers_own_servers_are_taken_to_have_it(self):
         assert OpenAIProvider(KEY).flex("gpt-5-mini") is OPENAI
         assert GeminiProvider(KEY).flex("gemini-3.8-flash") is GEMINI
         for address in ("http://127.0.0.1:1/v1", AZURE, "https://api.groq.com/openai/v1"):
@@ -46,7 +45,7 @@ class TestWhoHasIt:
         assert GeminiProvider(KEY, "http://127.0.0.1:1").flex("gemini-3.8-flash") is None
         assert AnthropicProvider(KEY).flex("claude-haiku-5-5") is None
 
-    def test_others_have_it_when_told_and_the_own_ones_do_not_when_told(self) -> None:
+    def test_others_have_it_when_told_and_the_own_ones_do_not_when_told(self):
         assert OpenAIProvider(KEY, AZURE, flex=True).flex("gpt-5-mini") is OPENAI
         assert GeminiProvider(KEY, "http://127.0.0.1:1", flex=True).flex("gemini-3.8-flash") is GEMINI
         assert OpenAIProvider(KEY, flex=False).flex("gpt-5-mini") is None
@@ -54,14 +53,14 @@ class TestWhoHasIt:
 
 
 class TestHowItIsAsked:
-    def test_both_apis_of_openai_get_the_parameter_next_to_the_users_own(self) -> None:
+    def test_both_apis_of_openai_get_the_parameter_next_to_the_users_own(self):
         asked, server = OPENAI.apply_to(PROMPT), ServerParameters()
         for body in (chat_body(asked, "gpt-5-mini", server), response_body(asked, "gpt-5", server)):
             assert body["service_tier"] == "flex"
             assert body["seed"] == 7
         assert PROMPT.params.extra == {"seed": 7}, "the request itself may go on at the standard price"
 
-    def test_gemini_gets_it_at_the_top_of_the_body(self) -> None:
+    def test_gemini_gets_it_at_the_top_of_the_body(self):
         body = generate_body(GEMINI.apply_to(Request(prompt="Capital of Peru?")))
         assert body["serviceTier"] == "flex"
         assert "serviceTier" not in body.get("generationConfig", {})
@@ -71,11 +70,11 @@ class TestHowItIsAsked:
         [(OPENAI, {"service_tier": "priority"}), (GEMINI, {"serviceTier": "standard"}),
          (GEMINI, {"service_tier": "priority"})],
     )  # fmt: skip
-    def test_a_request_that_names_a_tier_keeps_it(self, tier: FlexTier, named: dict[str, str]) -> None:
+    def test_a_request_that_names_a_tier_keeps_it(self, tier, named):
         assert not tier.suits(Request(prompt="x", params=Generation(extra=named)))
 
     @pytest.mark.parametrize("tier", [OPENAI, GEMINI])
-    def test_texts_may_go_there_vectors_and_own_calls_may_not(self, tier: FlexTier) -> None:
+    def test_texts_may_go_there_vectors_and_own_calls_may_not(self, tier):
         assert tier.suits(PROMPT)
         assert tier.suits(Request(prompt="x"))
         assert not tier.suits(Request(prompt="x", embedding=Embedding()))
@@ -91,9 +90,7 @@ class TestWhatItSays:
             ("Flex is not available right now, try later.", {"type": "server_error"}),
         ],
     )
-    def test_openai_without_capacity_is_no_limit_of_the_user(
-        self, message: str, fields: dict[str, str]
-    ) -> None:
+    def test_openai_without_capacity_is_no_limit_of_the_user(self, message, fields):
         assert OPENAI.full(said_by_openai(429, message, **fields))
 
     @pytest.mark.parametrize(
@@ -106,16 +103,14 @@ class TestWhatItSays:
             (400, "Invalid service_tier argument", {}),
         ],
     )
-    def test_limits_money_and_outages_of_openai_are_what_they_are_elsewhere(
-        self, status: int, message: str, fields: dict[str, str]
-    ) -> None:
+    def test_limits_money_and_outages_of_openai_are_what_they_are_elsewhere(self, status, message, fields):
         assert not OPENAI.full(said_by_openai(status, message, **fields))
 
-    def test_gemini_without_capacity_answers_503_or_a_429_that_names_no_quota(self) -> None:
+    def test_gemini_without_capacity_answers_503_or_a_429_that_names_no_quota(self):
         assert GEMINI.full(said_by_gemini(503, "The model is overloaded."))
         assert GEMINI.full(said_by_gemini(429, "Resource has been exhausted (e.g. check quota)."))
 
-    def test_a_quota_of_gemini_is_a_limit(self) -> None:
+    def test_a_quota_of_gemini_is_a_limit(self):
         violation = {"quotaId": "GenerateRequestsPerMinutePerProjectPerModel", "quotaValue": "10"}
         named = said_by_gemini(429, "You exceeded your current quota.", {"violations": [violation]})
         waits = said_by_gemini(429, "Resource has been exhausted.", {"retryDelay": "12s"})
@@ -130,17 +125,17 @@ class TestWhatItSays:
             "Service tier flex is not supported for models/gemini-x.",
         ],
     )
-    def test_a_model_without_the_tier_is_told_from_a_bad_request(self, message: str) -> None:
+    def test_a_model_without_the_tier_is_told_from_a_bad_request(self, message):
         assert OPENAI.is_missing(said_by_openai(400, message))
         assert GEMINI.is_missing(said_by_gemini(400, message))
 
-    def test_a_bad_request_is_not_taken_for_a_model_without_the_tier(self) -> None:
+    def test_a_bad_request_is_not_taken_for_a_model_without_the_tier(self):
         assert not OPENAI.is_missing(said_by_openai(400, "temperature is too flexible"))
         assert not OPENAI.is_missing(ProviderError("flex broke", kind=ErrorKind.SERVER_ERROR))
 
 
 class TestWhichTierAnswered:
-    def test_openai_says_it_in_both_apis(self) -> None:
+    def test_openai_says_it_in_both_apis(self):
         choice = {"message": {"content": "Lima"}, "finish_reason": "stop"}
         reply = Reply(200, {}, b"")
         assert read_chat({"choices": [choice], "service_tier": "flex"}, reply).tier == "flex"
@@ -152,7 +147,7 @@ class TestWhichTierAnswered:
         ("told", "tier"),
         [("flex", "flex"), ("FLEX", "flex"), ("STANDARD", "standard"), ("UNSPECIFIED", None), (7, None)],
     )
-    def test_gemini_says_it_with_the_usage(self, told: object, tier: str | None) -> None:
+    def test_gemini_says_it_with_the_usage(self, told, tier):
         candidate = {"content": {"parts": [{"text": "Lima"}]}, "finishReason": "STOP"}
         data = {"candidates": [candidate], "usageMetadata": {"promptTokenCount": 3, "serviceTier": told}}
         assert read_answer(data).tier == tier

@@ -56,7 +56,7 @@ def outcome(read: Callable[[bytes], Any], text: bytes) -> str:
 
 @pytest.mark.full
 @given(VALUES, st.booleans())
-def test_what_was_written_is_read(value: Any, ascii_only: bool) -> None:
+def test_what_was_written_is_read(value, ascii_only):
     text = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     assert outcome(decode_json, text) == outcome(json.loads, text)
 
@@ -70,21 +70,21 @@ def test_what_was_written_is_read(value: Any, ascii_only: bool) -> None:
         *(b"[" * 100_000, b"[" * 100_000 + b"]" * 100_000),
     ],
 )
-def test_what_few_servers_send_is_read_alike(text: bytes) -> None:
+def test_what_few_servers_send_is_read_alike(text):
     read = outcome(decode_json, text)
     assert read == outcome(json.loads, text)
     with without_orjson():
         assert outcome(decode_json, text) == read
 
 
-def test_a_count_beyond_64_bits_is_none_either_way() -> None:
+def test_a_count_beyond_64_bits_is_none_either_way():
     from smartbatch.providers.foreign_text import count
 
     for read in (json.loads, decode_json):
         assert count(read(b"18446744073709551616")) is None
 
 
-def test_what_is_nested_too_deeply_has_no_text() -> None:
+def test_what_is_nested_too_deeply_has_no_text():
     nested: list[Any] = []
     for _ in range(5_000):
         nested = [nested]
@@ -93,7 +93,7 @@ def test_what_is_nested_too_deeply_has_no_text() -> None:
 
 @pytest.mark.full
 @given(BODIES)
-def test_what_is_sent_says_what_was_asked(body: dict[str, Any]) -> None:
+def test_what_is_sent_says_what_was_asked(body):
     written = encode_json(body)
     with without_orjson():
         plain_one = encode_json(body)
@@ -103,7 +103,7 @@ def test_what_is_sent_says_what_was_asked(body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_is_never_sent(number: float) -> None:
+def test_a_number_that_is_not_finite_is_never_sent(number):
     for body in ({"temperature": number}, {"extra": [None, {"x": number}]}):
         with pytest.raises(ValueError, match="not JSON compliant"):
             encode_json(body)
@@ -121,7 +121,7 @@ def test_a_number_that_is_not_finite_is_never_sent(number: float) -> None:
         ({1: "a"}, b'{"1":"a"}'),
     ],
 )
-def test_what_a_body_is_written_as(body: dict[Any, Any], written: bytes) -> None:
+def test_what_a_body_is_written_as(body, written):
     assert encode_json(body) == written
     with without_orjson():
         assert encode_json(body) == written

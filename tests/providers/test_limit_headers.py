@@ -59,7 +59,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("headers", "seconds"), FORMS)
-def test_every_form_of_retry_after_is_read_or_refused(headers: dict[str, str], seconds: float | None) -> None:
+def test_every_form_of_retry_after_is_read_or_refused(headers, seconds):
     assert parse_retry_after(headers, NOON) == (None if seconds is None else pytest.approx(seconds, abs=1e-9))
 
 
@@ -90,11 +90,11 @@ def test_every_form_of_retry_after_is_read_or_refused(headers: dict[str, str], s
         ("9s" * 100, None),
     ],
 )
-def test_durations_are_read_as_go_writes_them(text: str | None, seconds: float | None) -> None:
+def test_durations_are_read_as_go_writes_them(text, seconds):
     assert parse_duration(text) == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_limits_are_read_and_what_is_missing_stays_unknown() -> None:
+def test_limits_are_read_and_what_is_missing_stays_unknown():
     report = read_limits(
         {
             "x-ratelimit-limit-requests": "5000",
@@ -123,7 +123,7 @@ def test_limits_are_read_and_what_is_missing_stays_unknown() -> None:
         ("1400000000", 1.4e9),
     ],
 )
-def test_a_reset_that_is_a_moment_is_no_duration(named: str, seconds: float) -> None:
+def test_a_reset_that_is_a_moment_is_no_duration(named, seconds):
     headers = {"x-ratelimit-reset-requests": named}
     for wall, date in [(NOON, {}), (NOON + 500.0, {"date": "Wed, 18 Nov 2026 12:00:00 GMT"})]:
         report = read_limits(headers | date, wall)
@@ -147,16 +147,14 @@ PROJECT = {
         ({"limit": "800", "remaining": "100", "reset": "52s"}, (800, 100, 52.0)),
     ],
 )
-def test_of_a_projects_and_an_organisations_limit_the_tighter_holds(
-    organisation: dict[str, str], tokens: tuple[int, int, float | None]
-) -> None:
+def test_of_a_projects_and_an_organisations_limit_the_tighter_holds(organisation, tokens):
     own = {f"x-ratelimit-{name}-tokens": value for name, value in organisation.items()}
     report = read_limits(PROJECT | own, NOON)
     assert report is not None
     assert (report.tokens_limit, report.tokens_remaining, report.tokens_reset) == tokens
 
 
-def test_limits_passed_on_by_a_gateway_are_read() -> None:
+def test_limits_passed_on_by_a_gateway_are_read():
     passed = {"llm_provider-x-ratelimit-limit-requests": "60", "llm_provider-x-ratelimit-limit-tokens": "9"}
     assert read_limits(passed, NOON) == LimitReport(requests_limit=60, tokens_limit=9)
     own = read_limits(passed | {"x-ratelimit-limit-requests": "30"}, NOON)
@@ -164,7 +162,7 @@ def test_limits_passed_on_by_a_gateway_are_read() -> None:
 
 
 @pytest.mark.parametrize("requests", ["req-minute", "requests-minute"])
-def test_limits_that_name_their_minute_are_read(requests: str) -> None:
+def test_limits_that_name_their_minute_are_read(requests):
     headers = {
         f"x-ratelimit-limit-{requests}": "720",
         f"x-ratelimit-remaining-{requests}": "717",
@@ -189,7 +187,7 @@ def anthropics(**named: str) -> dict[str, str]:
     return {f"anthropic-ratelimit-{name.replace('_', '-')}": value for name, value in named.items()}
 
 
-def test_anthropics_limits_are_read_with_moments_as_seconds_from_now() -> None:
+def test_anthropics_limits_are_read_with_moments_as_seconds_from_now():
     report = read_anthropic_limits(
         anthropics(
             requests_limit="50",
@@ -223,14 +221,14 @@ def test_anthropics_limits_are_read_with_moments_as_seconds_from_now() -> None:
     assert read_anthropic_limits({"x-ratelimit-limit-requests": "5", "retry-after": "1"}, NOON) is None
 
 
-def test_a_limit_that_is_only_repeated_does_not_count_twice() -> None:
+def test_a_limit_that_is_only_repeated_does_not_count_twice():
     same = anthropics(input_tokens_limit="50000", tokens_limit="50000", tokens_remaining="7")
     assert read_anthropic_limits(same, NOON) == LimitReport(input_limit=50_000)
     alone = anthropics(tokens_limit="50000", tokens_remaining="7")
     assert read_anthropic_limits(alone, NOON) == LimitReport(tokens_limit=50_000, tokens_remaining=7)
 
 
-def test_a_clock_that_is_wrong_is_corrected_by_the_servers_date() -> None:
+def test_a_clock_that_is_wrong_is_corrected_by_the_servers_date():
     reset = anthropics(requests_reset="2026-11-18T12:00:12Z")
     noon = {"date": "Wed, 18 Nov 2026 12:00:00 GMT"}
     for wall, seconds in ((NOON - 3600, 12.0), (NOON + 3600, 12.0), (NOON + 1.5, 10.5), (NOON - 0.5, 12.5)):

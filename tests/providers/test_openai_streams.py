@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asking import KEY
-from raw_server import Exchange, RawServer, Script, chat, error, hangs, says, streams
+from raw_server import Exchange, RawServer, chat, error, hangs, says, streams
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers import OpenAIProvider
@@ -54,7 +54,7 @@ def error_of(reading: AnswerStream) -> ProviderError:
     return caught.value
 
 
-def test_a_chat_comes_in_pieces_and_the_answer_has_its_usage(serve: Serve, connect: Connect) -> None:
+def test_a_chat_comes_in_pieces_and_the_answer_has_its_usage(serve, connect):
     reading = stream(connect(serve(streams(*LIMA, x_request_id="req_7"))))
     assert list(reading) == ["Li", "ma"]
     answer = reading.answer
@@ -62,7 +62,7 @@ def test_a_chat_comes_in_pieces_and_the_answer_has_its_usage(serve: Serve, conne
     assert (answer.model, answer.provider_request_id) == ("gpt-5-mini-2026", "req_7")
 
 
-def test_a_stream_and_its_usage_are_asked_for(serve: Serve, connect: Connect) -> None:
+def test_a_stream_and_its_usage_are_asked_for(serve, connect):
     server = serve(streams(*LIMA))
     list(stream(connect(server), max_tokens=9))
     list(stream(connect(server, stream_usage=False)))
@@ -76,32 +76,32 @@ def test_a_stream_and_its_usage_are_asked_for(serve: Serve, connect: Connect) ->
     assert "stream_options" not in spared
 
 
-def test_a_pair_of_surrogates_in_two_pieces_is_one_character(serve: Serve, connect: Connect) -> None:
+def test_a_pair_of_surrogates_in_two_pieces_is_one_character(serve, connect):
     script = streams(said("a\ud83d"), said("\ude00b"), said("\ud83d"), DONE)
     reading = stream(connect(serve(script)))
     assert "".join(reading) == "a😀b\ufffd"
     assert reading.answer.text == "a😀b\ufffd"
 
 
-def test_keep_alives_and_comments_are_passed_over(serve: Serve, connect: Connect) -> None:
+def test_keep_alives_and_comments_are_passed_over(serve, connect):
     script = streams(b": ping\n\n", b"\n\n", said("Li"), b":\n\n", data({"choices": []}), said("ma"), DONE)
     assert "".join(stream(connect(serve(script)))) == "Lima"
 
 
-def test_a_text_that_comes_in_parts_is_handed_on_without_the_thoughts(serve: Serve, connect: Connect) -> None:
+def test_a_text_that_comes_in_parts_is_handed_on_without_the_thoughts(serve, connect):
     thought = said([{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}])
     script = streams(thought, said([{"type": "text", "text": "Li"}]), said("ma"), DONE)
     assert list(stream(connect(serve(script)))) == ["Li", "ma"]
 
 
-def test_a_refusal_is_handed_on_and_named(serve: Serve, connect: Connect) -> None:
+def test_a_refusal_is_handed_on_and_named(serve, connect):
     script = streams(said(refusal="I can"), said(refusal="not."), said(None, "stop"), DONE)
     reading = stream(connect(serve(script)))
     assert "".join(reading) == "I cannot."
     assert (reading.answer.text, reading.answer.finish_reason) == ("I cannot.", "refusal")
 
 
-def test_missing_usage_is_none_and_not_zero(serve: Serve, connect: Connect) -> None:
+def test_missing_usage_is_none_and_not_zero(serve, connect):
     reading = stream(connect(serve(streams(said("Lima"), DONE))))
     list(reading)
     assert reading.answer.usage is None
@@ -121,21 +121,19 @@ def test_missing_usage_is_none_and_not_zero(serve: Serve, connect: Connect) -> N
         ({"choices": [BROKEN_OFF]}, ErrorKind.SERVER_ERROR),
     ],
 )
-def test_an_error_inside_a_stream_is_classified(
-    serve: Serve, connect: Connect, sent: dict[str, Any], kind: ErrorKind
-) -> None:
+def test_an_error_inside_a_stream_is_classified(serve, connect, sent, kind):
     found = error_of(stream(connect(serve(streams(said("Li"), data(sent), DONE)))))
     assert (found.kind, found.maybe_billed) == (kind, True)
 
 
 @pytest.mark.parametrize("empty", [None, {}, "", {"message": "", "type": "", "param": "", "code": None}])
-def test_an_error_that_says_nothing_is_none(serve: Serve, connect: Connect, empty: Any) -> None:
+def test_an_error_that_says_nothing_is_none(serve, connect, empty):
     choice = {"index": 0, "delta": {"content": "Lima"}, "finish_reason": "stop", "error": empty}
     script = streams(data({"choices": [choice], "error": empty}), DONE)
     assert list(stream(connect(serve(script)))) == ["Lima"]
 
 
-def test_an_error_inside_a_stream_carries_no_prompt_and_no_key(serve: Serve, connect: Connect) -> None:
+def test_an_error_inside_a_stream_carries_no_prompt_and_no_key(serve, connect):
     prompt = "a very secret prompt that nobody may see"
     sent = error(f"key {KEY}: bad prompt {prompt!r}", "server_error")
     text = str(error_of(stream(connect(serve(streams(said("Li"), data(sent)))), prompt)))
@@ -163,41 +161,39 @@ def test_an_error_inside_a_stream_carries_no_prompt_and_no_key(serve: Serve, con
         (streams(b"data: " + b"[" * 100_000 + b"\n\n", DONE), ErrorKind.NETWORK_ERROR),
     ],
 )
-def test_refusals_and_rubbish_are_classified(
-    serve: Serve, connect: Connect, script: Script, kind: ErrorKind
-) -> None:
+def test_refusals_and_rubbish_are_classified(serve, connect, script, kind):
     found = error_of(stream(connect(serve(script))))
     assert found.kind is kind
     assert found.retry_after == (7 if kind is ErrorKind.RATE_LIMIT else None)
 
 
-def test_a_server_that_does_not_stream_is_understood(serve: Serve, connect: Connect) -> None:
+def test_a_server_that_does_not_stream_is_understood(serve, connect):
     reading = stream(connect(serve(says(chat("Lima"), content_type="Application/JSON"))))
     assert list(reading) == ["Lima"]
     assert reading.answer.usage == Usage(31, 78, 5, 64, cache_write_tokens=20)
 
 
-def test_limits_are_read_from_the_head(serve: Serve, connect: Connect) -> None:
+def test_limits_are_read_from_the_head(serve, connect):
     reading = stream(connect(serve(streams(*LIMA, x_ratelimit_limit_requests="500"))))
     list(reading)
     assert reading.answer.limits is not None
     assert reading.answer.limits.requests_limit == 500
 
 
-def test_a_finish_reason_is_the_end_where_a_server_sends_no_mark(serve: Serve, connect: Connect) -> None:
+def test_a_finish_reason_is_the_end_where_a_server_sends_no_mark(serve, connect):
     reading = stream(connect(serve(streams(said("Li"), said("ma", "length"), USED))))
     assert list(reading) == ["Li", "ma"]
     assert (reading.answer.finish_reason, reading.answer.usage) == ("length", Usage(31, 2))
 
 
 @pytest.mark.parametrize("body", [(said("Li"),), (said("Li"), said("ma", "stop"))])
-def test_a_body_that_is_cut_is_no_end(serve: Serve, connect: Connect, body: tuple[bytes, ...]) -> None:
+def test_a_body_that_is_cut_is_no_end(serve, connect, body):
     script = streams(*body) if len(body) == 1 else streams(*body, then=Exchange.close)
     found = error_of(stream(connect(serve(script))))
     assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, True)
 
 
-def test_closing_ends_the_wait_for_the_first_byte(serve: Serve, connect: Connect) -> None:
+def test_closing_ends_the_wait_for_the_first_byte(serve, connect):
     server = serve(hangs, streams(*LIMA))
     provider = connect(server)
     reading = stream(provider)
@@ -209,7 +205,7 @@ def test_closing_ends_the_wait_for_the_first_byte(serve: Serve, connect: Connect
     assert "".join(stream(provider)) == "Lima"
 
 
-def test_what_is_closed_before_it_is_read_is_never_sent(serve: Serve, connect: Connect) -> None:
+def test_what_is_closed_before_it_is_read_is_never_sent(serve, connect):
     server = serve(streams(*LIMA))
     reading = stream(connect(server))
     reading.close()
@@ -218,9 +214,7 @@ def test_what_is_closed_before_it_is_read_is_never_sent(serve: Serve, connect: C
     assert not server.requests
 
 
-def test_what_is_closed_while_it_is_dialled_is_never_sent(
-    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_closed_while_it_is_dialled_is_never_sent(serve, connect, monkeypatch):
     server = serve(streams(*LIMA))
     reading = stream(connect(server))
     dial = Connection._new_conn
@@ -235,7 +229,7 @@ def test_what_is_closed_while_it_is_dialled_is_never_sent(
     assert not server.requests
 
 
-def test_closing_after_the_end_disturbs_nobody(serve: Serve, connect: Connect) -> None:
+def test_closing_after_the_end_disturbs_nobody(serve, connect):
     server = serve(streams(*LIMA))
     provider = connect(server)
     old = stream(provider)
@@ -274,7 +268,7 @@ def ended(status: str = "completed", **changes: Any) -> bytes:
 CREATED = event("response.created", response=response("in_progress", output=[], usage=None))
 
 
-def test_a_response_comes_in_pieces_and_ends_with_the_whole(serve: Serve, connect: Connect) -> None:
+def test_a_response_comes_in_pieces_and_ends_with_the_whole(serve, connect):
     server = serve(streams(CREATED, delta("Li"), event("response.odd"), delta("ma"), ended()))
     provider = connect(server, api="responses")
     for _ in range(2):
@@ -286,14 +280,14 @@ def test_a_response_comes_in_pieces_and_ends_with_the_whole(serve: Serve, connec
     assert server.connections == 1
 
 
-def test_an_incomplete_response_says_why(serve: Serve, connect: Connect) -> None:
+def test_an_incomplete_response_says_why(serve, connect):
     last = ended("incomplete", text="Li", incomplete_details={"reason": "max_output_tokens"})
     reading = stream(connect(serve(streams(CREATED, delta("Li"), last)), api="responses"))
     assert list(reading) == ["Li"]
     assert reading.answer.finish_reason == "length"
 
 
-def test_a_refused_response_is_named(serve: Serve, connect: Connect) -> None:
+def test_a_refused_response_is_named(serve, connect):
     message = {"type": "message", "content": [{"type": "refusal", "refusal": "No."}]}
     script = streams(CREATED, delta("No.", "refusal"), ended(output=[message]))
     reading = stream(connect(serve(script), api="responses"))
@@ -301,30 +295,28 @@ def test_a_refused_response_is_named(serve: Serve, connect: Connect) -> None:
     assert (reading.answer.text, reading.answer.finish_reason) == ("No.", "refusal")
 
 
-def test_a_failed_response_is_an_error_with_what_it_used(serve: Serve, connect: Connect) -> None:
+def test_a_failed_response_is_an_error_with_what_it_used(serve, connect):
     failed = ended("failed", error={"code": "rate_limit_exceeded", "message": "slow"}, output=[])
     found = error_of(stream(connect(serve(streams(CREATED, delta("Li"), failed)), api="responses")))
     assert (found.kind, found.usage) == (ErrorKind.RATE_LIMIT, Usage(31, 2))
 
 
-def test_an_error_event_is_classified(serve: Serve, connect: Connect) -> None:
+def test_an_error_event_is_classified(serve, connect):
     script = streams(CREATED, event("error", code="server_error", message="oops", param=None))
     found = error_of(stream(connect(serve(script), api="responses")))
     assert (found.kind, found.code) == (ErrorKind.SERVER_ERROR, "server_error")
 
 
 @pytest.mark.parametrize("last", [[], [event("response.completed")], [DONE]])
-def test_a_response_without_its_last_event_is_an_error(
-    serve: Serve, connect: Connect, last: list[bytes]
-) -> None:
+def test_a_response_without_its_last_event_is_an_error(serve, connect, last):
     found = error_of(stream(connect(serve(streams(CREATED, delta("Li"), *last)), api="responses")))
     assert found.kind in (ErrorKind.NETWORK_ERROR, ErrorKind.INVALID_RESPONSE)
     assert found.maybe_billed
 
 
-def test_a_response_without_deltas_is_one_piece(serve: Serve, connect: Connect) -> None:
+def test_a_response_without_deltas_is_one_piece(serve, connect):
     assert list(stream(connect(serve(streams(CREATED, ended())), api="responses"))) == ["Lima"]
 
 
-def test_events_end_where_the_stream_says(serve: Serve) -> None:
+def test_events_end_where_the_stream_says(serve):
     assert [data for _, data in events([b"data: a\n\nda", b"ta: b\n", b"\ndata: c\n"])] == [b"a", b"b"]

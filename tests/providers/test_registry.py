@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from inside import own_registry
@@ -101,7 +100,7 @@ def test_the_registry_imports_no_adapter():
 
 
 @pytest.mark.parametrize("prefix", VARIABLES)
-def test_a_missing_key_is_told_with_a_way_that_works(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_told_with_a_way_that_works(prefix, monkeypatch):
     read = VARIABLES[prefix]
     for name in (*read.keys, read.address):
         monkeypatch.delenv(name, raising=False)
@@ -111,7 +110,7 @@ def test_a_missing_key_is_told_with_a_way_that_works(prefix: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("options", ["canary", ["canary"]])
-def test_options_that_are_no_dictionary_are_refused_and_not_shown(options: Any) -> None:
+def test_options_that_are_no_dictionary_are_refused_and_not_shown(options):
     with pytest.raises(ConfigError, match="provider_options must be a dictionary, not ") as caught:
         create("openai:m", clock=VirtualClock(), options=options)
     assert "canary" not in str(caught.value)

@@ -37,7 +37,7 @@ def properties(form: Any) -> dict[str, Any]:
     return found
 
 
-def test_openai_gets_the_strict_form() -> None:
+def test_openai_gets_the_strict_form():
     sent = for_openai(schema_of(Bounded)[0])
     assert sent.strict
     assert sent.schema["required"] == ["stars", "word", "place", "leaf", "mark"]
@@ -70,7 +70,7 @@ def test_openai_gets_the_strict_form() -> None:
     }
 
 
-def test_anthropic_gets_the_bounds_in_the_description() -> None:
+def test_anthropic_gets_the_bounds_in_the_description():
     form = for_anthropic(schema_of(Bounded)[0])
     assert form is not None
     assert form["required"] == ["stars", "place", "leaf", "mark"]
@@ -85,7 +85,7 @@ def test_anthropic_gets_the_bounds_in_the_description() -> None:
     )
 
 
-def test_gemini_gets_tuples_and_bounds_but_no_constants() -> None:
+def test_gemini_gets_tuples_and_bounds_but_no_constants():
     form = for_gemini(schema_of(Bounded)[0])
     assert form is not None
     found = properties(form)
@@ -99,7 +99,7 @@ def test_gemini_gets_tuples_and_bounds_but_no_constants() -> None:
     ]
 
 
-def test_a_property_that_leads_back_is_optional_for_gemini_alone() -> None:
+def test_a_property_that_leads_back_is_optional_for_gemini_alone():
     schema, _ = schema_of(Tree)
     gemini = for_gemini(schema)
     assert gemini is not None
@@ -109,14 +109,14 @@ def test_a_property_that_leads_back_is_optional_for_gemini_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", [list[int], Literal["a"], int | None, Annotated[Leaf | Tree, "either"]])
-def test_openai_gets_what_is_no_object_within_one(kind: Any) -> None:
+def test_openai_gets_what_is_no_object_within_one(kind):
     sent = for_openai(schema_of(kind)[0])
     assert sent.strict
     assert (sent.schema["type"], sent.schema["required"]) == ("object", ["answer"])
 
 
 @pytest.mark.parametrize("kind", [dict[str, int], dict[str, Tree], list[Any], list[dict[str, int]]])
-def test_what_strict_mode_cannot_express_goes_without_it(kind: Any) -> None:
+def test_what_strict_mode_cannot_express_goes_without_it(kind):
     schema, _ = schema_of(kind)
     sent = for_openai(schema)
     assert not sent.strict
@@ -124,14 +124,14 @@ def test_what_strict_mode_cannot_express_goes_without_it(kind: Any) -> None:
     assert for_anthropic(schema) is None
 
 
-def test_a_reference_within_a_moved_schema_still_leads_to_its_definition() -> None:
+def test_a_reference_within_a_moved_schema_still_leads_to_its_definition():
     sent = for_openai({"type": "array", "items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"type": "object"}}})
     inner = properties(sent.schema)["answer"]
     assert inner["items"] == {"$ref": "#/properties/answer/$defs/a"}
     assert inner["$defs"] == {"a": {"type": "object"}}
 
 
-def test_a_schema_larger_than_strict_mode_takes_goes_without_it() -> None:
+def test_a_schema_larger_than_strict_mode_takes_goes_without_it():
     enum = {"type": "string", "enum": [f"value {n}" for n in range(1_001)]}
     schema = {"type": "object", "properties": {"a": enum}, "required": ["a"], "additionalProperties": False}
     assert not for_openai(schema).strict
@@ -139,14 +139,14 @@ def test_a_schema_larger_than_strict_mode_takes_goes_without_it() -> None:
     assert for_openai(schema).strict
 
 
-def test_common_parts_belong_to_each_branch_of_a_choice() -> None:
+def test_common_parts_belong_to_each_branch_of_a_choice():
     base = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     schema = {**base, "anyOf": [{"properties": {"b": {"type": "integer"}}, "required": ["b"]}, {}]}
     branches = properties(for_openai(schema).schema)["answer"]["anyOf"]
     assert [list(properties(branch)) for branch in branches] == [["a", "b"], ["a"]]
 
 
-def test_an_instruction_holds_its_schema() -> None:
+def test_an_instruction_holds_its_schema():
     schema = {"type": "array", "items": {"enum": ["é", 1]}}
     assert instructed_schema("Be brief.\n\n" + instruction(schema)) == schema
     assert instructed_schema("Be brief.") is None

@@ -23,7 +23,7 @@ DAY = 86_400.0
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "remote"))
     return tmp_path / "remote"
 

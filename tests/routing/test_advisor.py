@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 
 import pytest
 from inside import inside
 
 from smartbatch import BatchingClient
 from smartbatch.core.preparation.answer_length import SHAPES
-from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
+from smartbatch.events import ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.jobs.store import open_store
 from smartbatch.types import Generation, Kind, Route, Usage
 
@@ -19,12 +18,12 @@ PROMPTS = [f"Summarise text {number} in one sentence." for number in range(400)]
 
 
 @pytest.fixture
-def events() -> list[Event]:
+def events():
     return []
 
 
 @pytest.fixture
-def client(tmp_path: Path, events: list[Event]) -> BatchingClient:
+def client(tmp_path, events):
     options = {"api_key": "k" * 20, "base_url": "http://127.0.0.1:9/v1"}
     return BatchingClient(
         "openai:gpt-5-mini",
@@ -44,7 +43,7 @@ def teach(client: BatchingClient, seconds: float, name: str = "openai:gpt-5-mini
     store.close()
 
 
-def test_a_cold_start_is_the_documented_matrix(client: BatchingClient) -> None:
+def test_a_cold_start_is_the_documented_matrix(client):
     options = {
         count: {option.route for option in client.plan(PROMPTS[:count]).options}
         for count in (1, 3, 4, 9, 10, 400)
@@ -57,9 +56,7 @@ def test_a_cold_start_is_the_documented_matrix(client: BatchingClient) -> None:
     assert client.plan(PROMPTS, prefer="cost").route in {Route.BATCH, Route.FLEX}
 
 
-def test_observed_batches_change_the_choice_of_later_processes(
-    client: BatchingClient, events: list[Event]
-) -> None:
+def test_observed_batches_change_the_choice_of_later_processes(client, events):
     slow = client.plan(PROMPTS, strategy="batch")
     teach(client, 20.0)
     again = BatchingClient(
@@ -73,9 +70,7 @@ def test_observed_batches_change_the_choice_of_later_processes(
 
 
 @pytest.mark.parametrize("strategy", ["auto", "batch"])
-def test_the_first_plan_of_a_process_knows_how_long_answers_were(
-    strategy: str, client: BatchingClient
-) -> None:
+def test_the_first_plan_of_a_process_knows_how_long_answers_were(strategy, client):
     client.plan(PROMPTS, strategy=strategy)
     learned = inside(client).history.calibration("openai:gpt-5-mini", Kind.GENERATE)
     for _ in range(50):
@@ -92,9 +87,7 @@ def test_the_first_plan_of_a_process_knows_how_long_answers_were(
     assert again.plan(PROMPTS, strategy=strategy).cost == pytest.approx(known.cost)
 
 
-def test_the_threshold_moves_with_what_was_seen_and_says_why(
-    client: BatchingClient, events: list[Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_threshold_moves_with_what_was_seen_and_says_why(client, events, monkeypatch):
     client.plan(PROMPTS)
     teach(client, 15.0)
     monkeypatch.setattr("smartbatch.routing.history.REFRESH_SECONDS", 0.0)
@@ -107,7 +100,7 @@ def test_the_threshold_moves_with_what_was_seen_and_says_why(
     assert re.search(r"median of batch answers is now .* (s|min|h), previously .* (s|min|h): ", moved.reason)
 
 
-def test_a_plan_tells_nobody_and_a_list_tells_its_choice_and_its_score(events: list[Event]) -> None:
+def test_a_plan_tells_nobody_and_a_list_tells_its_choice_and_its_score(events):
     client = BatchingClient("sim:demo", observers=[events.append])
     client.plan(PROMPTS[:5])
     assert not events

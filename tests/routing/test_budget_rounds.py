@@ -30,9 +30,7 @@ def market(folder: Path) -> Iterator[tuple[World, BatchingClient]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("budget", "about"), sampled([(1.6, 2), (0.9, 3), (0.5, 6), (0.33, 13)], keep=1))
-def test_a_plan_counts_the_rounds_that_a_budget_makes_of_a_list(
-    budget: float, about: int, tmp_path: Path
-) -> None:
+def test_a_plan_counts_the_rounds_that_a_budget_makes_of_a_list(budget, about, tmp_path):
     with market(tmp_path) as (w, client):
         prompts = texts(60)
         one = client.plan(prompts, strategy="batch")
@@ -46,7 +44,7 @@ def test_a_plan_counts_the_rounds_that_a_budget_makes_of_a_list(
         assert plan.p50 == pytest.approx(plan.batches * one.p50)
 
 
-def test_what_a_plan_says_of_its_rounds_can_be_checked_by_hand(tmp_path: Path) -> None:
+def test_what_a_plan_says_of_its_rounds_can_be_checked_by_hand(tmp_path):
     with market(tmp_path) as (_, client):
         text = client.plan(texts(60), strategy="batch", budget="0.5 USD").explain(details=True)
         found = re.search(
@@ -61,7 +59,7 @@ def test_what_a_plan_says_of_its_rounds_can_be_checked_by_hand(tmp_path: Path) -
         assert f"Chosen: batch, {rounds:.0f} batches;" in text
 
 
-def test_a_budget_of_the_client_makes_rounds_as_one_of_the_list_does(tmp_path: Path) -> None:
+def test_a_budget_of_the_client_makes_rounds_as_one_of_the_list_does(tmp_path):
     with market(tmp_path) as (w, client):
         same = w.process(prices={f"openai:{w.model}": PRICE}, max_tokens=40, budget=0.5)
         inside(client).history.save()
@@ -72,7 +70,7 @@ def test_a_budget_of_the_client_makes_rounds_as_one_of_the_list_does(tmp_path: P
         assert outer.batches == lax.batches > 1
 
 
-def test_rounds_are_less_likely_in_time_than_one_batch(tmp_path: Path) -> None:
+def test_rounds_are_less_likely_in_time_than_one_batch(tmp_path):
     with market(tmp_path) as (_, client):
         rich, poor = (
             client.plan(texts(60), strategy="batch", deadline="10h", budget=budget) for budget in (5, 0.33)
@@ -80,7 +78,7 @@ def test_rounds_are_less_likely_in_time_than_one_batch(tmp_path: Path) -> None:
     assert poor.options[0].chance < rich.options[0].chance
 
 
-def test_where_all_fits_at_once_nothing_is_said(tmp_path: Path) -> None:
+def test_where_all_fits_at_once_nothing_is_said(tmp_path):
     with market(tmp_path) as (_, client):
         for budget in (None, 5):
             assert "is reserved" not in client.plan(texts(60), strategy="batch", budget=budget).explain(
@@ -101,9 +99,7 @@ def test_where_all_fits_at_once_nothing_is_said(tmp_path: Path) -> None:
     st.integers(1, 500),
     st.integers(1, 20),
 )
-def test_rounds_send_everything_there_is_room_for(
-    requests: int, room: float, most: float, each: float, largest: int, parallel: int
-) -> None:
+def test_rounds_send_everything_there_is_room_for(requests, room, most, each, largest, parallel):
     rounds = rounds_of(requests, room, most, each)
     assert 0 <= rounds.unsent <= requests
     assert (rounds.count == 0) == (rounds.fit == 0) == (rounds.unsent == requests)
@@ -131,7 +127,7 @@ class Times:
         return 0.0
 
 
-def test_very_many_rounds_are_counted_soon() -> None:
+def test_very_many_rounds_are_counted_soon():
     assert rounds_of(1_000_000, 1.5, 1.0, 0.0).count == 1_000_000
     assert rounds_of(10, 1.0, 0.0, 0.0).count == 1
 
@@ -145,6 +141,6 @@ class TimesBySize:
 
 
 @pytest.mark.parametrize(("requests", "seconds"), [(10, 10.0), (500, 500.0), (1_000, 500.0)])
-def test_a_list_takes_as_long_as_its_largest_batch(requests: int, seconds: float) -> None:
+def test_a_list_takes_as_long_as_its_largest_batch(requests, seconds):
     offer = BatchOffer(times=TimesBySize(), cost=None, most=500)
     assert offer.finish(requests, 0.5) == seconds

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.remote import Remote
 
-from smartbatch import BatchingClient, ConfigError, Plan, Price, Request, Route, StoreError
-from smartbatch._clock import VirtualClock
+from smartbatch import BatchingClient, ConfigError, Price, Request, Route, StoreError
 from smartbatch.testing import MockProvider
 from smartbatch.types import Prompt
 from tests.levels import sampled
@@ -19,13 +15,13 @@ PROMPTS = [f"Prompt {n}" for n in range(12)]
 
 
 @pytest.fixture
-def client() -> Iterator[BatchingClient]:
+def client():
     with BatchingClient("sim:model?batch_seconds=0&latency=0", batch_poll_interval=0.1) as client:
         yield client
 
 
 @pytest.mark.parametrize("budget", ["5 EUR", -1, float("nan"), "nothing"])
-def test_a_plan_is_not_run_within_a_budget_that_is_none(client: BatchingClient, budget: Any) -> None:
+def test_a_plan_is_not_run_within_a_budget_that_is_none(client, budget):
     plan = client.plan(PROMPTS, strategy="batch")
     with pytest.raises(ConfigError, match="budget"):
         plan.run(budget=budget)
@@ -33,7 +29,7 @@ def test_a_plan_is_not_run_within_a_budget_that_is_none(client: BatchingClient, 
 
 
 @pytest.mark.parametrize("strategy", sampled(["batch", "individual"], first=1))
-def test_a_plan_can_be_run_within_a_budget_written_as_text(client: BatchingClient, strategy: str) -> None:
+def test_a_plan_can_be_run_within_a_budget_written_as_text(client, strategy):
     results = client.plan(PROMPTS, strategy=strategy).run(budget="0.10 USD")
     assert results.succeeded == len(PROMPTS)
     assert [job.status().done for job in client.jobs()] == [True] * (strategy == "batch")
@@ -42,14 +38,12 @@ def test_a_plan_can_be_run_within_a_budget_written_as_text(client: BatchingClien
 @pytest.mark.parametrize(
     "constraint", [{"strategy": "fast"}, {"strategy": ["batch"]}, {"time_value": "much"}, {"budget": "5 EUR"}]
 )
-def test_a_constraint_that_is_none_is_refused_for_an_iterator_too(
-    client: BatchingClient, constraint: dict[str, Any]
-) -> None:
+def test_a_constraint_that_is_none_is_refused_for_an_iterator_too(client, constraint):
     with pytest.raises(ConfigError, match=r"out of range|not a number|not an amount in USD"):
         client.map(iter(PROMPTS), **constraint)
 
 
-def test_an_iterator_that_is_to_go_individually_shares_no_calls() -> None:
+def test_an_iterator_that_is_to_go_individually_shares_no_calls():
     provider = MockProvider(max_shared=4)
     with BatchingClient(provider, max_wait=0.5) as client:
         results = client.generate(iter(PROMPTS), strategy="individual")
@@ -57,7 +51,7 @@ def test_an_iterator_that_is_to_go_individually_shares_no_calls() -> None:
 
 
 @pytest.mark.parametrize("ask", [BatchingClient.plan, BatchingClient.forecast])
-def test_equal_prompts_are_forecast_as_they_are_sent(ask: Callable[..., Plan]) -> None:
+def test_equal_prompts_are_forecast_as_they_are_sent(ask):
     rows = [f"prompt {n}" for n in range(40)]
     prices = {"sim:model": Price(input=1, output=2)}
     with BatchingClient("sim:model", prices=prices) as client:
@@ -71,9 +65,7 @@ def test_equal_prompts_are_forecast_as_they_are_sent(ask: Callable[..., Plan]) -
 
 @pytest.mark.parametrize("ask", sampled([BatchingClient.plan, BatchingClient.forecast], first=1))
 @pytest.mark.parametrize("kept", sampled([False, True]))
-def test_equal_prompts_far_apart_are_paid_once_by_a_job_or_a_cache(
-    ask: Callable[..., Plan], kept: bool, tmp_path: Path
-) -> None:
+def test_equal_prompts_far_apart_are_paid_once_by_a_job_or_a_cache(ask, kept, tmp_path):
     rows = [f"prompt {n}" for n in range(1500)]
     cache = str(tmp_path / "answers.db") if kept else None
     options = {"api_key": "k" * 20, "base_url": "http://127.0.0.1:9/v1"}
@@ -98,9 +90,7 @@ def test_equal_prompts_far_apart_are_paid_once_by_a_job_or_a_cache(
     assert (repeated in by_batch.explain()) is not kept
 
 
-def test_an_urgent_request_does_not_wait_for_an_identical_one_in_a_batch(
-    client_of: Callable[..., BatchingClient], remote: Remote, store: str
-) -> None:
+def test_an_urgent_request_does_not_wait_for_an_identical_one_in_a_batch(client_of, remote, store):
     client = client_of(remote, store=store, prefer_individual_for={"chat"})
     requests: list[Prompt] = [Request("same"), *PROMPTS, Request("same", purpose="chat")]
     results = client.generate(requests, strategy="batch")
@@ -111,9 +101,7 @@ def test_an_urgent_request_does_not_wait_for_an_identical_one_in_a_batch(
 
 @pytest.mark.parametrize("strategy", sampled(["auto", "individual", "batch", "hybrid", "threshold"], keep=2))
 @pytest.mark.parametrize("budget", sampled([None, "1 USD"], first=1))
-def test_a_list_that_the_cache_knows_needs_no_route(
-    strategy: str, budget: str | None, tmp_path: Path
-) -> None:
+def test_a_list_that_the_cache_knows_needs_no_route(strategy, budget, tmp_path):
     settings: dict[str, Any] = {"cache": str(tmp_path / "cache.db"), "batch_poll_interval": 0.1}
     with BatchingClient("sim:model?batch_seconds=0&latency=0", **settings) as client:
         first = client.generate(PROMPTS)
@@ -126,23 +114,19 @@ def test_a_list_that_the_cache_knows_needs_no_route(
 
 @pytest.mark.parametrize("count", sampled([0, 1, 2, 3, 4], first=3))
 @pytest.mark.parametrize("strategy", sampled(["batch", "hybrid", "threshold"], first=2))
-def test_the_shortest_lists_are_sent_with_every_strategy(
-    client: BatchingClient, strategy: str, count: int
-) -> None:
+def test_the_shortest_lists_are_sent_with_every_strategy(client, strategy, count):
     results = client.plan(PROMPTS[:count], strategy=strategy).run() if count else client.generate([])
     assert results.succeeded == count
 
 
-def test_a_constraint_of_none_is_ignored(
-    client_of: Callable[..., BatchingClient], remote: Remote, store: str
-) -> None:
+def test_a_constraint_of_none_is_ignored(client_of, remote, store):
     client = client_of(remote, store=store)
     job = client.submit_batch(PROMPTS, strategy=None, prefer="speed", deadline=None)
     assert {result.route for result in job.results()} == {Route.BATCH}
 
 
 @pytest.mark.catches("StoreError")
-def test_where_no_store_can_be_opened_a_list_goes_in_real_time(tmp_path: Path) -> None:
+def test_where_no_store_can_be_opened_a_list_goes_in_real_time(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with BatchingClient("sim:demo", store=str(tmp_path / "file" / "jobs.db")) as client:
         results = client.generate([f"text {n}" for n in range(20)], deadline="20h")
@@ -161,9 +145,7 @@ def test_where_no_store_can_be_opened_a_list_goes_in_real_time(tmp_path: Path) -
     ],
     ids=["plan", "list", "iterator", "job"],
 )
-def test_a_budget_without_a_price_is_refused_before_anything_is_sent(
-    ask: Callable[[BatchingClient], object], tmp_path: Path
-) -> None:
+def test_a_budget_without_a_price_is_refused_before_anything_is_sent(ask, tmp_path):
     options = {"api_key": "k" * 20, "base_url": "http://127.0.0.1:9/v1"}
     with BatchingClient(
         "openai:unheard-of", provider_options=options, store=str(tmp_path / "jobs.db")
@@ -183,14 +165,7 @@ def test_a_budget_without_a_price_is_refused_before_anything_is_sent(
     ],
 )
 @pytest.mark.parametrize("way", sampled(["list", "iterator", "key"], first=2))
-def test_a_list_sent_individually_keeps_to_its_calls(
-    client_of: Callable[..., BatchingClient],
-    clock: VirtualClock,
-    tmp_path: Path,
-    settings: dict[str, int],
-    most: int,
-    way: str,
-) -> None:
+def test_a_list_sent_individually_keeps_to_its_calls(client_of, clock, tmp_path, settings, most, way):
     provider = MockProvider(latency=1.0, sleep=clock.sleep)
     client = client_of(provider, store=str(tmp_path / "jobs.db"), **settings)
     prompts = [f"p{i}" for i in range(24)]

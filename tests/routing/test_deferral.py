@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from forked import exit_code_of_child
 from jobs.remote import Remote
 from realtime.scenes import eventually
 
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ConfigError, QueueFull, StoreError, WrongProcess
 from smartbatch.events import Event, RequestFinished, RouteChosen, RouteScored
@@ -29,12 +27,12 @@ LONG = 3_600.0
 
 
 @pytest.fixture
-def deferring(client_of: ClientOf, store: str) -> ClientOf:
+def deferring(client_of, store):
     return partial(client_of, store=store, deferrable="batch")
 
 
 @pytest.fixture
-def client(deferring: ClientOf, remote: Remote) -> BatchingClient:
+def client(deferring, remote):
     return deferring(remote)
 
 
@@ -58,7 +56,7 @@ def batches(remote: Remote) -> list[int]:
 # -- collecting --------------------------------------------------------------------------------------------
 
 
-def test_deferrable_requests_are_sent_as_one_batch(deferring: ClientOf, remote: Remote) -> None:
+def test_deferrable_requests_are_sent_as_one_batch(deferring, remote):
     seen: list[Result] = []
     client = deferring(remote, post_process=lambda result: seen.append(result))
     contexts = [object() for _ in range(12)]
@@ -73,9 +71,7 @@ def test_deferrable_requests_are_sent_as_one_batch(deferring: ClientOf, remote: 
     assert remote.asked == []
 
 
-def test_a_batch_is_gathered_until_no_further_request_comes(
-    client: BatchingClient, remote: Remote, clock: VirtualClock
-) -> None:
+def test_a_batch_is_gathered_until_no_further_request_comes(client, remote, clock):
     futures = []
     for n in range(12):
         futures.append(client.submit_background(f"p{n}"))
@@ -87,9 +83,7 @@ def test_a_batch_is_gathered_until_no_further_request_comes(
 
 
 @pytest.mark.full
-def test_nobody_waits_for_others_longer_than_four_minutes(
-    client: BatchingClient, remote: Remote, clock: VirtualClock
-) -> None:
+def test_nobody_waits_for_others_longer_than_four_minutes(client, remote, clock):
     futures = []
     for n in range(60):
         futures.append(client.submit_background(f"p{n}"))
@@ -99,9 +93,7 @@ def test_nobody_waits_for_others_longer_than_four_minutes(
 
 
 @pytest.mark.parametrize("flushed", [True, False])
-def test_a_full_or_flushed_group_is_sent_immediately(
-    flushed: bool, deferring: ClientOf, remote: Remote, clock: VirtualClock
-) -> None:
+def test_a_full_or_flushed_group_is_sent_immediately(flushed, deferring, remote, clock):
     client = deferring(remote, batch_max_requests=20)
     began = clock.wall()
     futures = deferred(client, 12 if flushed else 20)
@@ -125,17 +117,13 @@ def test_a_full_or_flushed_group_is_sent_immediately(
         (12, {}, {"purpose": "chat"}),
     ],
 )
-def test_some_requests_are_sent_in_real_time(
-    count: int, settings: dict[str, Any], params: dict[str, Any], deferring: ClientOf, remote: Remote
-) -> None:
+def test_some_requests_are_sent_in_real_time(count, settings, params, deferring, remote):
     client = deferring(remote, prefer_individual_for="chat", **settings)
     assert routes(deferred(client, count, **params)) == {Route.INDIVIDUAL}
     assert client.jobs() == []
 
 
-def test_functions_and_providers_without_batches_are_called_immediately(
-    client: BatchingClient, deferring: ClientOf, clock: VirtualClock
-) -> None:
+def test_functions_and_providers_without_batches_are_called_immediately(client, deferring, clock):
     calls = [Request(call=lambda request, attempt: "mine", priority="deferrable") for _ in range(12)]
     assert {client.submit(call).result().text for call in calls} == {"mine"}
     assert routes(deferred(deferring(Remote(clock, batches=False)), 12)) == {Route.INDIVIDUAL}
@@ -143,9 +131,7 @@ def test_functions_and_providers_without_batches_are_called_immediately(
 
 
 @pytest.mark.catches("StoreError")
-def test_without_a_store_they_go_in_real_time(
-    client_of: ClientOf, remote: Remote, tmp_path: Path, clock: VirtualClock
-) -> None:
+def test_without_a_store_they_go_in_real_time(client_of, remote, tmp_path, clock):
     place = tmp_path / "no-database"
     place.write_bytes(b"something else" * 1000)
     client = client_of(remote, store=str(place), deferrable="batch")
@@ -153,7 +139,7 @@ def test_without_a_store_they_go_in_real_time(
     assert clock.now() < 1.0
 
 
-def test_a_hook_may_answer_one(deferring: ClientOf, remote: Remote) -> None:
+def test_a_hook_may_answer_one(deferring, remote):
     def known(request: Request) -> Answer | None:
         return Answer("known") if request.prompt == "p3" else None
 
@@ -163,7 +149,7 @@ def test_a_hook_may_answer_one(deferring: ClientOf, remote: Remote) -> None:
     assert batches(remote) == [11]
 
 
-def test_batches_that_are_switched_off_contradict_it() -> None:
+def test_batches_that_are_switched_off_contradict_it():
     with pytest.raises(ConfigError, match=r"deferrable .* batch_enabled"):
         BatchingClient("sim:demo", deferrable="batch", batch_enabled=False)
 
@@ -171,7 +157,7 @@ def test_batches_that_are_switched_off_contradict_it() -> None:
 # -- shared answers ----------------------------------------------------------------------------------------
 
 
-def test_equal_requests_are_paid_once(client: BatchingClient, remote: Remote) -> None:
+def test_equal_requests_are_paid_once(client, remote):
     first = [client.submit_background(f"p{n % 12}") for n in range(15)]
     client.flush()
     later = client.submit_background("p3")
@@ -184,9 +170,7 @@ def test_equal_requests_are_paid_once(client: BatchingClient, remote: Remote) ->
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_clients_of_one_store_share_batches(
-    stopped: bool, deferring: ClientOf, remote: Remote, clock: VirtualClock
-) -> None:
+def test_clients_of_one_store_share_batches(stopped, deferring, remote, clock):
     first, second = (deferring(remote) for _ in range(2))
     deferred(first, 12)
     first.flush()
@@ -200,9 +184,7 @@ def test_clients_of_one_store_share_batches(
 
 
 @pytest.mark.full
-def test_requests_that_are_not_to_be_deduplicated_are_each_sent(
-    client: BatchingClient, clock: VirtualClock, remote: Remote
-) -> None:
+def test_requests_that_are_not_to_be_deduplicated_are_each_sent(client, clock, remote):
     futures = []
     for _ in range(2):  # the second twelve are submitted while the first wait for their batch
         with clock.held():
@@ -214,9 +196,7 @@ def test_requests_that_are_not_to_be_deduplicated_are_each_sent(
 
 
 @pytest.mark.parametrize("same_client", [True, False])
-def test_a_delivered_answer_is_not_delivered_again(
-    same_client: bool, deferring: ClientOf, remote: Remote
-) -> None:
+def test_a_delivered_answer_is_not_delivered_again(same_client, deferring, remote):
     first = deferring(remote)
     second = first if same_client else deferring(remote, seed_of_rng=2)
     results(deferred(first, 12))
@@ -225,9 +205,7 @@ def test_a_delivered_answer_is_not_delivered_again(
 
 
 @pytest.mark.full
-def test_requests_of_a_cancelled_job_are_sent_again(
-    deferring: ClientOf, remote: Remote, clock: VirtualClock
-) -> None:
+def test_requests_of_a_cancelled_job_are_sent_again(deferring, remote, clock):
     first, second = deferring(remote), deferring(remote, seed_of_rng=2)
     deferred(first, 12)
     first.flush()
@@ -238,9 +216,7 @@ def test_requests_of_a_cancelled_job_are_sent_again(
     assert batches(remote) == [0, 12]
 
 
-def test_a_budget_holds_back_what_a_batch_can_cost_and_not_all_there_is(
-    deferring: ClientOf, clock: VirtualClock
-) -> None:
+def test_a_budget_holds_back_what_a_batch_can_cost_and_not_all_there_is(deferring, clock):
     remote = Remote(clock, priced=True)
     prices = {"remote:default": Price(input=1.0, output=1.0)}
     client = deferring(remote, budget=1.0, prices=prices)
@@ -258,9 +234,7 @@ def test_a_budget_holds_back_what_a_batch_can_cost_and_not_all_there_is(
 
 
 @pytest.mark.catches("StoreError")
-def test_requests_that_cannot_be_stored_go_in_real_time(
-    client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_cannot_be_stored_go_in_real_time(client, remote, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise StoreError("the disk is full")
 
@@ -270,9 +244,7 @@ def test_requests_that_cannot_be_stored_go_in_real_time(
 
 
 @pytest.mark.full
-def test_answers_that_cannot_be_read_are_kept_for_whoever_can(
-    deferring: ClientOf, remote: Remote, store: str
-) -> None:
+def test_answers_that_cannot_be_read_are_kept_for_whoever_can(deferring, remote, store):
     client = deferring(remote)
     assert client.jobs() == []
     unread = "UPDATE result SET body = CAST(replace(CAST(body AS TEXT), ?, ?) AS BLOB)"
@@ -291,7 +263,7 @@ def test_answers_that_cannot_be_read_are_kept_for_whoever_can(
     assert batches(remote) == [12]
 
 
-def test_the_job_is_a_decision_that_is_told_and_scored(deferring: ClientOf, remote: Remote) -> None:
+def test_the_job_is_a_decision_that_is_told_and_scored(deferring, remote):
     events: list[Event] = []
     client = deferring(remote, observers=[events.append])
     results(deferred(client, 12, purpose="labels"))
@@ -306,9 +278,7 @@ def test_the_job_is_a_decision_that_is_told_and_scored(deferring: ClientOf, remo
 # -- cancelling and stopping ---------------------------------------------------------------------------------
 
 
-def test_a_request_is_withdrawn_before_its_batch_and_not_after(
-    client: BatchingClient, remote: Remote
-) -> None:
+def test_a_request_is_withdrawn_before_its_batch_and_not_after(client, remote):
     futures = deferred(client, 13)
     assert futures[5].cancel()
     assert wait(futures[5:6], timeout=1).done == {futures[5]}
@@ -319,16 +289,14 @@ def test_a_request_is_withdrawn_before_its_batch_and_not_after(
         futures[5].result()
 
 
-def test_cancelling_pending_requests_withdraws_them(client: BatchingClient, remote: Remote) -> None:
+def test_cancelling_pending_requests_withdraws_them(client, remote):
     futures = deferred(client, 13)
     assert client.cancel_pending() == 13
     assert all(future.cancelled() for future in futures)
     assert batches(remote) == []
 
 
-def test_a_request_cancelled_on_its_way_to_real_time_is_not_sent(
-    deferring: ClientOf, remote: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_cancelled_on_its_way_to_real_time_is_not_sent(deferring, remote, monkeypatch):
     seen: list[Event] = []
     client = deferring(remote, observers=[seen.append])
     futures: list[Future[Result]] = []
@@ -349,9 +317,7 @@ def test_a_request_cancelled_on_its_way_to_real_time_is_not_sent(
 
 
 @pytest.mark.full
-def test_what_a_full_queue_does_not_take_fails_with_its_reason(
-    deferring: ClientOf, clock: VirtualClock
-) -> None:
+def test_what_a_full_queue_does_not_take_fails_with_its_reason(deferring, clock):
     client = deferring(Remote(clock, latency=1.0), parallelism=1, queue_capacity=100, queue_full="raise")
     with clock.held():
         client.submit("running")
@@ -365,9 +331,7 @@ def test_what_a_full_queue_does_not_take_fails_with_its_reason(
 
 
 @pytest.mark.full
-def test_cancelling_all_reaches_those_that_are_just_being_sent(
-    client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelling_all_reaches_those_that_are_just_being_sent(client, remote, monkeypatch):
     cancelled: list[int] = []
     find = JobTable.find_named
 
@@ -386,9 +350,7 @@ def test_cancelling_all_reaches_those_that_are_just_being_sent(
     assert (remote.asked, batches(remote)) == ([], [])
 
 
-def test_a_forked_child_has_no_future_of_requests_being_sent(
-    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_child_has_no_future_of_requests_being_sent(client, monkeypatch):
     futures: list[Future[Result]] = []
     codes: list[int] = []
 
@@ -406,9 +368,7 @@ def test_a_forked_child_has_no_future_of_requests_being_sent(
     assert codes == [0]
 
 
-def test_a_stop_waits_for_the_batch_or_fails_what_is_not_sent(
-    client: BatchingClient, deferring: ClientOf, remote: Remote
-) -> None:
+def test_a_stop_waits_for_the_batch_or_fails_what_is_not_sent(client, deferring, remote):
     futures = deferred(client, 12)
     client.stop()
     assert all(future.done() for future in futures)
@@ -419,9 +379,7 @@ def test_a_stop_waits_for_the_batch_or_fails_what_is_not_sent(
     assert {type(future.exception(timeout=0)) for future in futures} == {ClientClosed}
 
 
-def test_a_stop_that_does_not_wait_leaves_the_job_to_the_next_client(
-    client: BatchingClient, deferring: ClientOf, remote: Remote, clock: VirtualClock
-) -> None:
+def test_a_stop_that_does_not_wait_leaves_the_job_to_the_next_client(client, deferring, remote, clock):
     futures = deferred(client, 12)
     client.flush()
     clock.sleep(20.0)
@@ -438,7 +396,7 @@ def test_a_stop_that_does_not_wait_leaves_the_job_to_the_next_client(
     assert remote.asked == []
 
 
-def test_a_hook_may_stop_the_client_that_settles_it(deferring: ClientOf, remote: Remote) -> None:
+def test_a_hook_may_stop_the_client_that_settles_it(deferring, remote):
     stopping: list[BatchingClient] = []
     settling: list[threading.Thread] = []
 
@@ -455,9 +413,7 @@ def test_a_hook_may_stop_the_client_that_settles_it(deferring: ClientOf, remote:
 
 
 @pytest.mark.full
-def test_a_time_out_is_kept_in_real_time_where_the_batch_is_late(
-    deferring: ClientOf, clock: VirtualClock
-) -> None:
+def test_a_time_out_is_kept_in_real_time_where_the_batch_is_late(deferring, clock):
     remote = Remote(clock, turnaround=1e6)
     client = deferring(remote)
     began = clock.now()

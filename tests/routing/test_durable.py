@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from attrs import frozen
 from jobs.remote import Remote
 
 from smartbatch import BatchingClient
-from smartbatch._clock import VirtualClock
 from smartbatch.errors import (
     ClientClosed,
     ConfigError,
@@ -32,14 +30,12 @@ LONG = 3_600.0
 
 
 @pytest.fixture
-def client(client_of: ClientOf, remote: Remote, store: str) -> BatchingClient:
+def client(client_of, remote, store):
     return client_of(remote, store=store)
 
 
 @pytest.mark.parametrize("key", [None, "mine"])
-def test_the_same_submit_finds_its_answer_in_another_process(
-    key: str | None, client_of: ClientOf, store: str, remote: Remote
-) -> None:
+def test_the_same_submit_finds_its_answer_in_another_process(key, client_of, store, remote):
     context = object()
     first = client_of(remote, store=store).submit("a", durable=True, key=key, context=context, id="one")
     assert first.result(LONG).text == "re: a"
@@ -49,9 +45,7 @@ def test_the_same_submit_finds_its_answer_in_another_process(
     assert remote.asked == ["a"]
 
 
-def test_a_request_is_stored_by_the_time_submit_returns(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_request_is_stored_by_the_time_submit_returns(client_of, clock, store):
     client = client_of(Remote(clock, latency=LONG), store=store)
     other = client_of(Remote(clock), store=store, seed_of_rng=2)
     for count in range(1, 4):
@@ -60,7 +54,7 @@ def test_a_request_is_stored_by_the_time_submit_returns(
 
 
 @pytest.mark.full
-def test_a_process_that_dies_right_after_submit_has_stored_the_request(tmp_path: Path) -> None:
+def test_a_process_that_dies_right_after_submit_has_stored_the_request(tmp_path):
     store = str(tmp_path / "jobs.db")
     program = f"""
 import os
@@ -76,9 +70,7 @@ os._exit(0)
         assert [job.total for job in client.jobs()] == [1]
 
 
-def test_requests_join_the_job_of_earlier_ones_while_it_runs(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_requests_join_the_job_of_earlier_ones_while_it_runs(client_of, clock, store):
     remote = Remote(clock, latency=1.0)
     client = client_of(remote, store=store)
     futures = [client.submit(f"p{n}", durable=True) for n in range(50)]
@@ -90,9 +82,7 @@ def test_requests_join_the_job_of_earlier_ones_while_it_runs(
 
 
 @pytest.mark.full
-def test_a_job_of_single_requests_has_a_bounded_size(
-    client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_of_single_requests_has_a_bounded_size(client_of, clock, store, monkeypatch):
     monkeypatch.setattr(jobs_module, "MAX_JOINED_ITEMS", 20)
     client = client_of(Remote(clock, latency=1.0), store=store)
     futures = [client.submit(f"p{n}", durable=True) for n in range(50)]
@@ -101,9 +91,7 @@ def test_a_job_of_single_requests_has_a_bounded_size(
 
 
 @pytest.mark.full
-def test_requests_of_many_threads_are_each_answered_once(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_requests_of_many_threads_are_each_answered_once(client_of, clock, store):
     remote = Remote(clock, latency=1.0)
     client = client_of(remote, store=store)
     with ThreadPoolExecutor(16) as pool:
@@ -112,9 +100,7 @@ def test_requests_of_many_threads_are_each_answered_once(
     assert sorted(remote.asked) == sorted(f"p{n}" for n in range(60))
 
 
-def test_equal_requests_of_one_process_share_one_answer(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_equal_requests_of_one_process_share_one_answer(client_of, clock, store):
     remote = Remote(clock, latency=1.0)
     client = client_of(remote, store=store)
     futures = [client.submit("a", durable=True, context=n) for n in range(3)]
@@ -126,9 +112,7 @@ def test_equal_requests_of_one_process_share_one_answer(
     assert remote.asked == ["a"]
 
 
-def test_what_a_live_process_asks_is_not_asked_again(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_what_a_live_process_asks_is_not_asked_again(client_of, clock, store):
     remotes = [Remote(clock, latency=5.0), Remote(clock)]
     first, second = (client_of(remote, store=store, seed_of_rng=n) for n, remote in enumerate(remotes))
     future = first.submit("a", durable=True)
@@ -138,9 +122,7 @@ def test_what_a_live_process_asks_is_not_asked_again(
     assert remotes[1].asked == []
 
 
-def test_a_request_of_a_stopped_client_is_sent_by_the_same_submit(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_request_of_a_stopped_client_is_sent_by_the_same_submit(client_of, clock, store):
     remote = Remote(clock, latency=5.0)
     first = client_of(remote, store=store, parallelism=1)
     futures = [first.submit(prompt, durable=True) for prompt in "abc"]
@@ -155,16 +137,14 @@ def test_a_request_of_a_stopped_client_is_sent_by_the_same_submit(
     assert sorted(remote.asked) == ["a", "b", "c"]
 
 
-def test_a_stop_waits_for_the_answers(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_a_stop_waits_for_the_answers(client_of, clock, store):
     client = client_of(Remote(clock, latency=5.0), store=store)
     future = client.submit("a", durable=True)
     client.stop()
     assert future.result(0).text == "re: a"
 
 
-def test_a_request_cancelled_before_it_is_sent_is_removed_from_the_store(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_request_cancelled_before_it_is_sent_is_removed_from_the_store(client_of, clock, store):
     remote = Remote(clock, latency=10.0)
     client = client_of(remote, store=store, parallelism=1)
     futures = [client.submit(f"p{n}", durable=True) for n in range(4)]
@@ -179,9 +159,7 @@ def test_a_request_cancelled_before_it_is_sent_is_removed_from_the_store(
     assert client.submit("p0", durable=True).result(LONG).route is Route.CACHED
 
 
-def test_who_cancels_takes_nothing_from_those_who_wait_for_the_same(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_who_cancels_takes_nothing_from_those_who_wait_for_the_same(client_of, clock, store):
     client = client_of(Remote(clock, latency=10.0), store=store)
     first, second = (client.submit("a", durable=True) for _ in range(2))
     clock.sleep(1.0)
@@ -190,9 +168,7 @@ def test_who_cancels_takes_nothing_from_those_who_wait_for_the_same(
     assert not second.result().deduplicated
 
 
-def test_a_class_means_the_same_in_every_process(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_class_means_the_same_in_every_process(client_of, clock, store):
     def schema() -> type[Any]:
         @frozen
         class City:
@@ -210,9 +186,7 @@ def test_a_class_means_the_same_in_every_process(
 
 
 @pytest.mark.catches("RuntimeError")
-def test_an_answer_that_no_thread_could_wait_for_is_found_next_time(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, remote: Remote, client: BatchingClient
-) -> None:
+def test_an_answer_that_no_thread_could_wait_for_is_found_next_time(clock, monkeypatch, remote, client):
     start, refused = threading.Thread.start, list[str]()
 
     def refuses(thread: threading.Thread) -> None:
@@ -230,7 +204,7 @@ def test_an_answer_that_no_thread_could_wait_for_is_found_next_time(
     assert remote.asked == ["a"]
 
 
-def test_another_request_under_a_key_is_a_conflict(remote: Remote, client: BatchingClient) -> None:
+def test_another_request_under_a_key_is_a_conflict(remote, client):
     future = client.submit("a", key="mine")
     with pytest.raises(JobConflict, match="mine"):
         client.submit("b", key="mine")
@@ -240,16 +214,14 @@ def test_another_request_under_a_key_is_a_conflict(remote: Remote, client: Batch
     assert remote.asked == ["a"]
 
 
-def test_a_forgotten_answer_is_asked_again(remote: Remote, client: BatchingClient) -> None:
+def test_a_forgotten_answer_is_asked_again(remote, client):
     assert client.submit("a", durable=True).result(LONG).ok
     client.jobs()[0].forget()
     assert client.submit("a", durable=True).result(LONG).route is Route.INDIVIDUAL
     assert remote.asked == ["a", "a"]
 
 
-def test_what_cannot_stand_in_a_store_is_refused(
-    client_of: ClientOf, clock: VirtualClock, store: str, tmp_path: Path, client: BatchingClient
-) -> None:
+def test_what_cannot_stand_in_a_store_is_refused(client_of, clock, store, tmp_path, client):
     with pytest.raises(InvalidRequest, match="call"):
         client.submit(Request("a", call=lambda _request, _attempt: "mine"), durable=True)
     with pytest.raises(InvalidRequest, match="durable"):

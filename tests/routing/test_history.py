@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ MODEL = "openai:gpt-5-mini"
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[SqlStore]:
+def store(tmp_path, clock):
     opened = open_store(str(tmp_path / "jobs.db"), wall=clock.wall, rng=random.Random(1))
     yield opened
     opened.close()
@@ -50,7 +49,7 @@ class Told(list[Event]):
 
 
 @pytest.fixture
-def told() -> Told:
+def told():
     return Told()
 
 
@@ -58,7 +57,7 @@ Process = Callable[[], ForecastHistory]
 
 
 @pytest.fixture
-def process(clock: VirtualClock, store: SqlStore, told: Told) -> Process:
+def process(clock, store, told):
     return lambda: ForecastHistory(clock, told, store=lambda: store)
 
 
@@ -91,7 +90,7 @@ def median(history: ForecastHistory, route: Route = Route.INDIVIDUAL, size: int 
 
 
 class TestCalls:
-    def test_before_any_call_the_documented_figures_are_said(self, process: Process) -> None:
+    def test_before_any_call_the_documented_figures_are_said(self, process):
         history = process()
         assert median(history) == pytest.approx(2.0)
         assert history.latency(Route.INDIVIDUAL, MODEL).quantile(0.95, 1) == pytest.approx(10.0)
@@ -104,7 +103,7 @@ class TestCalls:
         )
         assert history.cancelling("openai").quantile(0.99, 1) == pytest.approx(600.0, rel=0.1)
 
-    def test_other_routes_and_models_are_learned_apart(self, process: Process, clock: VirtualClock) -> None:
+    def test_other_routes_and_models_are_learned_apart(self, process, clock):
         history = process()
         call(history, clock, *[50.0] * 20, route=Route.PACKED, size=10)
         call(history, clock, *[20.0] * 30, model="openai:other")
@@ -115,26 +114,24 @@ class TestCalls:
         assert other.chance(25.0, 1) > 0.9
         assert other.observations == 30
 
-    def test_refusals_teach_nothing(self, process: Process, clock: VirtualClock) -> None:
+    def test_refusals_teach_nothing(self, process, clock):
         history = process()
         call(history, clock, *[0.01] * 30, error="rate_limit")
         call(history, clock, *[0.01] * 30, error="server_error")
         call(history, clock, *[0.01] * 30, route=None)
         assert observations(history) == 0
 
-    def test_a_call_that_ran_out_of_time_would_have_taken_longer(
-        self, process: Process, clock: VirtualClock
-    ) -> None:
+    def test_a_call_that_ran_out_of_time_would_have_taken_longer(self, process, clock):
         history = process()
         call(history, clock, *[10.0] * 20, error="timeout")
         assert median(history) > 10.5
         assert chance(history, 10.0) < 0.2
 
-    def test_batches_are_no_calls(self, process: Process) -> None:
+    def test_batches_are_no_calls(self, process):
         with pytest.raises(ValueError, match="does not consist of calls"):
             process().latency(Route.BATCH, MODEL)
 
-    def test_a_flood_of_calls_is_learned_from_in_part(self, process: Process, clock: VirtualClock) -> None:
+    def test_a_flood_of_calls_is_learned_from_in_part(self, process, clock):
         history = process()
         event = ended(clock, 1.0)
         threads = [threading.Thread(target=lambda: [history(event) for _ in range(250)]) for _ in range(4)]
@@ -145,9 +142,7 @@ class TestCalls:
         # without a lock, each thread may count one call too many
         assert MAX_CALLS_PER_SECOND <= observations(history) < MAX_CALLS_PER_SECOND + len(threads)
 
-    def test_nothing_is_learned_on_the_threads_that_call(
-        self, process: Process, clock: VirtualClock, told: Told
-    ) -> None:
+    def test_nothing_is_learned_on_the_threads_that_call(self, process, clock, told):
         history = process()
         call(history, clock, *[90.0] * 50, *[20.0] * MAX_UNLEARNED_CALLS)
         assert told == []
@@ -157,9 +152,7 @@ class TestCalls:
 
 
 class TestTelling:
-    def test_a_sudden_change_is_told_with_its_reason(
-        self, process: Process, clock: VirtualClock, told: Told
-    ) -> None:
+    def test_a_sudden_change_is_told_with_its_reason(self, process, clock, told):
         history, rng = process(), random.Random(3)
         call(history, clock, *[2.0 * rng.uniform(0.7, 1.4) for _ in range(100)])
         history.learn()
@@ -175,16 +168,14 @@ class TestTelling:
         assert "times as long as the earlier ones" in moved.reason
         assert moved.fields()["route"] == "individual"
 
-    def test_observers_may_ask_for_the_forecast(self, clock: VirtualClock) -> None:
+    def test_observers_may_ask_for_the_forecast(self, clock):
         heard: list[float] = []
         history = ForecastHistory(clock, lambda _: heard.append(median(history)))
         call(history, clock, *[30.0] * 12)
         history.learn()
         assert heard == [pytest.approx(30.0, rel=0.3)]
 
-    def test_what_another_process_knew_already_is_no_news(
-        self, process: Process, clock: VirtualClock, told: Told
-    ) -> None:
+    def test_what_another_process_knew_already_is_no_news(self, process, clock, told):
         first, second = process(), process()
         first.refresh()
         call(first, clock, *[40.0] * 30)
@@ -196,7 +187,7 @@ class TestTelling:
 
 
 class TestTheStore:
-    def test_the_next_process_starts_from_it(self, process: Process, clock: VirtualClock) -> None:
+    def test_the_next_process_starts_from_it(self, process, clock):
         first = process()
         first.refresh()
         call(first, clock, *[30.0] * 40)
@@ -208,7 +199,7 @@ class TestTheStore:
         assert observations(second) == 50
         assert median(second) == pytest.approx(median(first), rel=0.01)
 
-    def test_what_was_seen_before_the_first_look_stays(self, process: Process, clock: VirtualClock) -> None:
+    def test_what_was_seen_before_the_first_look_stays(self, process, clock):
         first, second = process(), process()
         first.refresh()
         call(first, clock, *[30.0] * 20)
@@ -218,9 +209,7 @@ class TestTheStore:
         assert observations(second) == 40
         assert median(second) == pytest.approx(3.0, rel=0.2)
 
-    def test_processes_see_each_others_calls_within_a_minute_and_none_twice(
-        self, process: Process, clock: VirtualClock
-    ) -> None:
+    def test_processes_see_each_others_calls_within_a_minute_and_none_twice(self, process, clock):
         first, second = process(), process()
         for turn in range(1, 4):
             for one in (first, second):
@@ -234,9 +223,7 @@ class TestTheStore:
             one.refresh()
             assert observations(one) == 60
 
-    def test_of_many_calls_a_sample_is_written(
-        self, process: Process, clock: VirtualClock, store: SqlStore
-    ) -> None:
+    def test_of_many_calls_a_sample_is_written(self, process, clock, store):
         history = process()
         history.refresh()
         call(history, clock, *[1.0 + n / MAX_UNLEARNED_CALLS for n in range(MAX_UNLEARNED_CALLS)])
@@ -248,9 +235,7 @@ class TestTheStore:
         history.save()
         assert len(store.facts.turnarounds(f"latency individual {MODEL}", limit=10_000)) == len(rows)
 
-    def test_calls_are_written_before_they_are_learned_from(
-        self, process: Process, clock: VirtualClock, told: Told
-    ) -> None:
+    def test_calls_are_written_before_they_are_learned_from(self, process, clock, told):
         history = process()
         history.refresh()
         call(history, clock, *[90.0] * 30)
@@ -266,9 +251,7 @@ class TestTheStore:
         history.refresh()
         assert observations(history) == 35  # its own rows are not learned again
 
-    def test_batches_are_read_from_it_with_those_that_were_given_up(
-        self, process: Process, clock: VirtualClock, store: SqlStore
-    ) -> None:
+    def test_batches_are_read_from_it_with_those_that_were_given_up(self, process, clock, store):
         history = process()
         for n in range(20):
             store.facts.observe_turnarounds(MODEL, [(100, 600.0, clock.wall() - n)])
@@ -288,15 +271,13 @@ class TestTheStore:
         assert history.turnaround(MODEL).chance(3000.0, 100) < on_time - 0.2
         assert history.turnaround(MODEL).observations == 40
 
-    def test_rows_that_make_no_sense_are_passed_over(
-        self, process: Process, clock: VirtualClock, store: SqlStore
-    ) -> None:
+    def test_rows_that_make_no_sense_are_passed_over(self, process, clock, store):
         store.facts.observe_turnarounds(MODEL, [(1, -5.0, clock.wall()), (1, float("inf"), clock.wall())])
         history = process()
         history.refresh()
         assert history.turnaround(MODEL).observations == 0
 
-    def test_nothing_is_opened_before_somebody_looks(self, clock: VirtualClock, told: Told) -> None:
+    def test_nothing_is_opened_before_somebody_looks(self, clock, told):
         opened: list[int] = []
 
         def opener() -> SqlStore:
@@ -310,9 +291,7 @@ class TestTheStore:
         history.save()
         assert opened == []
 
-    def test_a_store_that_fails_hurts_nobody_and_is_tried_again(
-        self, clock: VirtualClock, told: Told, store: SqlStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_store_that_fails_hurts_nobody_and_is_tried_again(self, clock, told, store, monkeypatch):
         broken = [True]
 
         def opener() -> SqlStore:
@@ -332,9 +311,7 @@ class TestTheStore:
         history.refresh()
         assert len(store.facts.turnarounds(f"latency individual {MODEL}", limit=100)) == 20
 
-    def test_a_hanging_store_is_waited_for_once_and_read_again_later(
-        self, process: Process, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_hanging_store_is_waited_for_once_and_read_again_later(self, process, clock, monkeypatch):
         first, history = process(), process()
         first.refresh()
         call(first, clock, *[30.0] * 20)
@@ -363,7 +340,7 @@ class TestTheStore:
 
 
 class TestTokens:
-    def test_calibrations_survive_a_restart(self, process: Process) -> None:
+    def test_calibrations_survive_a_restart(self, process):
         first = process()
         first.refresh()
         learned = first.calibration(MODEL, Kind.GENERATE)
@@ -378,7 +355,7 @@ class TestTokens:
         assert known.answers("")[1] == pytest.approx(learned.answers("")[1])
         assert second.calibration(MODEL, Kind.EMBED).observed == 0
 
-    def test_the_same_object_is_returned_and_filled_at_the_first_look(self, process: Process) -> None:
+    def test_the_same_object_is_returned_and_filled_at_the_first_look(self, process):
         first, second = process(), process()
         early = second.calibration(MODEL, Kind.GENERATE)
         first.refresh()
@@ -389,7 +366,7 @@ class TestTokens:
         assert second.calibration(MODEL, Kind.GENERATE) is early
         assert early.ratio == pytest.approx(2.0)
 
-    def test_what_two_processes_saw_adds_up(self, process: Process) -> None:
+    def test_what_two_processes_saw_adds_up(self, process):
         first, second = process(), process()
         first.refresh()
         second.refresh()
@@ -404,7 +381,7 @@ class TestTokens:
         assert third.calibration(MODEL, Kind.GENERATE).observed == 201
         assert little.observed == 201
 
-    def test_what_was_seen_before_the_store_was_read_counts_after_it(self, process: Process) -> None:
+    def test_what_was_seen_before_the_store_was_read_counts_after_it(self, process):
         first, second = process(), process()
         first.refresh()
         for _ in range(200):
@@ -418,15 +395,13 @@ class TestTokens:
         assert (latest.observed, latest.answers("")[0]) == (210, 10)
 
     @pytest.mark.parametrize("state", [None, 7, {}, {"seen": 5}, {"seen": 5, "estimated": -1, "billed": 1}])
-    def test_an_invalid_calibration_is_ignored(self, state: object) -> None:
+    def test_an_invalid_calibration_is_ignored(self, state):
         calibration = Calibration()
         assert not calibration.restore(state)
         assert calibration.observed == 0
 
 
-def test_a_client_that_stops_leaves_what_it_saw_to_the_next(
-    client_of: Callable[..., BatchingClient], clock: VirtualClock, tmp_path: Path
-) -> None:
+def test_a_client_that_stops_leaves_what_it_saw_to_the_next(client_of, clock, tmp_path):
     def answer(request: Request, attempt: int) -> Answer:
         clock.sleep(7.0)
         return Answer("yes", Usage(50, 30))
@@ -450,9 +425,7 @@ def test_a_client_that_stops_leaves_what_it_saw_to_the_next(
 ClientOf = Callable[..., BatchingClient]
 
 
-def test_a_second_client_expects_the_lengths_and_times_of_the_first(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_a_second_client_expects_the_lengths_and_times_of_the_first(clock, client_of):
     def answer(*_: object) -> Answer:
         return Answer("fine", usage=Usage(20, 7))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from ctrl_c import interrupted_at_every_moment
 from jobs.remote import Remote
 
 from smartbatch import BatchingClient, Interrupted, ListProgress
-from smartbatch._clock import RealClock, VirtualClock
+from smartbatch._clock import RealClock
 from smartbatch.errors import RequestCancelled
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
 from smartbatch.realtime.ticket import ResultFuture
@@ -34,9 +33,7 @@ def ctrl_c_at(result: int) -> Callable[[ListProgress], None]:
 
 
 @pytest.mark.parametrize("way", sampled(["individual", "batch", "hybrid"], first=1))
-def test_each_answer_is_in_its_place_and_so_is_what_has_none(
-    way: str, client_of: ClientOf, clock: VirtualClock, tmp_path: Path
-) -> None:
+def test_each_answer_is_in_its_place_and_so_is_what_has_none(way, client_of, clock, tmp_path):
     client = client_of(Remote(clock), store=str(tmp_path / "jobs.db"), parallelism=2)
     with pytest.raises(Interrupted) as caught:
         client.generate(REQUESTS, strategy=way, on_progress=ctrl_c_at(7))
@@ -55,9 +52,7 @@ def test_each_answer_is_in_its_place_and_so_is_what_has_none(
 
 
 @pytest.mark.full
-def test_copies_of_rows_and_hooks_are_respected_by_an_interrupt(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_copies_of_rows_and_hooks_are_respected_by_an_interrupt(client_of, clock, store):
     client = client_of(
         Remote(clock), post_process=lambda result: evolve(result, text=f"<{result.text}>"), store=store
     )
@@ -67,13 +62,7 @@ def test_copies_of_rows_and_hooks_are_respected_by_an_interrupt(
 
 
 @pytest.mark.parametrize("kept", sampled([{}, {"cache": "answers.db"}, {"key": "labels"}], first=2), ids=str)
-def test_the_same_call_pays_what_its_message_says(
-    kept: dict[str, str],
-    client_of: ClientOf,
-    clock: VirtualClock,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_same_call_pays_what_its_message_says(kept, client_of, clock, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     interrupted = threading.Event()
 
@@ -99,9 +88,7 @@ def test_the_same_call_pays_what_its_message_says(
 
 
 @pytest.mark.full
-def test_a_loop_over_a_batch_finds_what_it_was_not_given(
-    client_of: ClientOf, clock: VirtualClock, tmp_path: Path
-) -> None:
+def test_a_loop_over_a_batch_finds_what_it_was_not_given(client_of, clock, tmp_path):
     client = client_of(Remote(clock), store=str(tmp_path / "jobs.db"))
     given: list[Result] = []
     with pytest.raises(Interrupted) as caught:
@@ -110,7 +97,7 @@ def test_a_loop_over_a_batch_finds_what_it_was_not_given(
     assert sorted(result.context for result in [*given, *caught.value.results]) == list(range(30))
 
 
-def test_the_table_of_the_prompts_is_kept(client_of: ClientOf, clock: VirtualClock) -> None:
+def test_the_table_of_the_prompts_is_kept(client_of, clock):
     rows = [{"city": f"city {number}"} for number in range(9)]
     client = client_of(Remote(clock), parallelism=1)
     with pytest.raises(Interrupted) as caught:
@@ -120,13 +107,13 @@ def test_the_table_of_the_prompts_is_kept(client_of: ClientOf, clock: VirtualClo
     assert table[0]["text"] == "re: Where is city 0?"
 
 
-def test_an_interrupt_can_be_sent_to_another_process() -> None:
+def test_an_interrupt_can_be_sent_to_another_process():
     found = pickle.loads(pickle.dumps(Interrupted("said", lambda: ResultList([Result("r", text="a")]))))
     assert (str(found), found.results.texts) == ("said", ["a"])
 
 
 @pytest.mark.full
-def test_no_answer_is_lost_wherever_the_interrupt_comes() -> None:
+def test_no_answer_is_lost_wherever_the_interrupt_comes():
     def submit(request: Request, sink: Callable[[Result], None]) -> ResultFuture:
         future = ResultFuture[Any](lambda act: act(), lambda _: None)
         result = Result(str(request.id), text="answered")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs.remote import Remote
 
 from smartbatch import BatchingClient, Price
-from smartbatch._clock import VirtualClock
 from smartbatch.errors import (
     ConfigError,
     ErrorKind,
@@ -32,15 +30,13 @@ LATER = 7_200.0
 
 
 @pytest.fixture
-def client(client_of: ClientOf, remote: Remote, store: str) -> BatchingClient:
+def client(client_of, remote, store):
     return client_of(remote, store=store)
 
 
 @each_way
 @pytest.mark.parametrize("ordered", sampled([True, False]))
-def test_the_same_list_again_asks_nothing_and_costs_nothing(
-    way: str, ordered: bool, client_of: ClientOf, store: str, remote: Remote
-) -> None:
+def test_the_same_list_again_asks_nothing_and_costs_nothing(way, ordered, client_of, store, remote):
     first = client_of(remote, store=store)
     requests = [Request(prompt, context={"row": n}) for n, prompt in enumerate(PROMPTS)]
     answers = list(first.as_completed(requests, strategy=way, ordered=ordered, key="labels"))
@@ -64,9 +60,7 @@ def test_the_same_list_again_asks_nothing_and_costs_nothing(
     assert len(remote.api.made) == (0 if way == "individual" else 1)
 
 
-def test_a_loop_that_is_left_early_goes_on_in_another_process(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_a_loop_that_is_left_early_goes_on_in_another_process(client_of, clock, store):
     remote = Remote(clock, latency=1.0)
     first = client_of(remote, store=store, parallelism=2)
     results = first.map(PROMPTS, strategy="individual", key="labels")
@@ -87,9 +81,7 @@ def test_a_loop_that_is_left_early_goes_on_in_another_process(
     assert job.incidents() == []
 
 
-def test_the_loop_may_be_taken_up_again_at_once_by_the_same_client(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_the_loop_may_be_taken_up_again_at_once_by_the_same_client(client_of, clock, store):
     remote = Remote(clock, latency=1.0)
     client = client_of(remote, store=store, parallelism=2)
     for _ in range(3):
@@ -100,9 +92,7 @@ def test_the_loop_may_be_taken_up_again_at_once_by_the_same_client(
     assert sorted(remote.asked) == sorted(PROMPTS)
 
 
-def test_what_another_live_process_carries_on_is_waited_for(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_what_another_live_process_carries_on_is_waited_for(client_of, clock, store):
     remotes = [Remote(clock, latency=1.0), Remote(clock)]
     first, second = (
         client_of(remote, store=store, parallelism=2, seed_of_rng=n) for n, remote in enumerate(remotes)
@@ -114,7 +104,7 @@ def test_what_another_live_process_carries_on_is_waited_for(
     assert len(list(results)) == 29
 
 
-def test_a_batch_that_is_left_early_runs_on(remote: Remote, client: BatchingClient) -> None:
+def test_a_batch_that_is_left_early_runs_on(remote, client):
     for _ in client.map(PROMPTS, strategy="hybrid", key="labels"):
         break
     assert client.job("labels").wait("1h").succeeded == 30
@@ -123,7 +113,7 @@ def test_a_batch_that_is_left_early_runs_on(remote: Remote, client: BatchingClie
 
 
 @pytest.mark.parametrize("other", [PROMPTS[:-1], [*PROMPTS[:-1], "other"]])
-def test_another_list_under_the_key_is_a_conflict(other: list[str], client: BatchingClient) -> None:
+def test_another_list_under_the_key_is_a_conflict(other, client):
     client.generate(PROMPTS, key="labels")
     with pytest.raises(JobConflict, match="labels"):
         list(client.map(other, key="labels"))
@@ -132,9 +122,7 @@ def test_another_list_under_the_key_is_a_conflict(other: list[str], client: Batc
 
 
 @pytest.mark.parametrize("way", sampled(["individual", "batch", "hybrid"], first=2))
-def test_rows_at_the_end_of_a_list_are_added_to_its_job(
-    way: str, client_of: ClientOf, store: str, remote: Remote, client: BatchingClient
-) -> None:
+def test_rows_at_the_end_of_a_list_are_added_to_its_job(way, client_of, store, remote, client):
     client.generate(PROMPTS, strategy=way, key="labels")
     further = [*PROMPTS, "q0", "q1"]
     for seed in (2, 3):  # the second call finds all rows stored
@@ -148,9 +136,7 @@ def test_rows_at_the_end_of_a_list_are_added_to_its_job(
 
 
 @pytest.mark.full
-def test_enough_added_rows_for_a_batch_go_by_batch_as_their_list_did(
-    remote: Remote, client: BatchingClient
-) -> None:
+def test_enough_added_rows_for_a_batch_go_by_batch_as_their_list_did(remote, client):
     client.generate(PROMPTS, strategy="batch", key="labels")
     assert client.generate([*PROMPTS, *(f"q{n}" for n in range(20))], key="labels").succeeded == 50
     assert remote.api is not None
@@ -158,7 +144,7 @@ def test_enough_added_rows_for_a_batch_go_by_batch_as_their_list_did(
     assert remote.asked == []
 
 
-def test_equal_rows_share_an_answer_also_with_added_rows(client: BatchingClient, remote: Remote) -> None:
+def test_equal_rows_share_an_answer_also_with_added_rows(client, remote):
     results = client.generate(["a", "b", "a", "a"], strategy="individual", key="labels")
     assert sorted(remote.asked) == ["a", "b"]
     assert [result.deduplicated for result in results] == [False, False, True, True]
@@ -167,7 +153,7 @@ def test_equal_rows_share_an_answer_also_with_added_rows(client: BatchingClient,
     assert len(remote.asked) == 3
 
 
-def test_rows_are_added_while_the_job_runs(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_rows_are_added_while_the_job_runs(client_of, clock, store):
     remote = Remote(clock, latency=10.0)
     client = client_of(remote, store=store, parallelism=4)
     running = client.map(PROMPTS, strategy="individual", key="labels")
@@ -177,7 +163,7 @@ def test_rows_are_added_while_the_job_runs(client_of: ClientOf, clock: VirtualCl
     assert len(list(running)) == 29
 
 
-def test_no_rows_are_added_to_a_cancelled_job(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_no_rows_are_added_to_a_cancelled_job(client_of, clock, store):
     client = client_of(Remote(clock, latency=10.0), store=store)
     client.submit_batch(PROMPTS, key="labels").cancel()
     with pytest.raises(JobConflict, match="cancelled"):
@@ -185,9 +171,7 @@ def test_no_rows_are_added_to_a_cancelled_job(client_of: ClientOf, clock: Virtua
 
 
 @pytest.mark.full
-def test_added_rows_spend_within_the_budget_of_the_client(
-    client_of: ClientOf, clock: VirtualClock, store: str, remote: Remote
-) -> None:
+def test_added_rows_spend_within_the_budget_of_the_client(client_of, clock, store, remote):
     prices = {"remote:default": Price(1000.0, 1000.0)}
     client = client_of(remote, store=store, prices=prices)
     cost = client.submit_and_wait(PROMPTS, strategy="batch", key="labels").cost
@@ -199,7 +183,7 @@ def test_added_rows_spend_within_the_budget_of_the_client(
     assert job.status().completed < 230
 
 
-def test_hooks_and_contexts_are_the_callers_own(client_of: ClientOf, store: str, remote: Remote) -> None:
+def test_hooks_and_contexts_are_the_callers_own(client_of, store, remote):
 
     def answers(tag: str, seed: int) -> list[Result]:
         client = client_of(
@@ -222,18 +206,14 @@ def test_hooks_and_contexts_are_the_callers_own(client_of: ClientOf, store: str,
     assert len(remote.asked) == 29
 
 
-def test_an_iterator_is_read_to_its_end_before_anything_is_sent(
-    client_of: ClientOf, store: str, remote: Remote
-) -> None:
+def test_an_iterator_is_read_to_its_end_before_anything_is_sent(client_of, store, remote):
     results = client_of(remote, store=store).map((prompt for prompt in PROMPTS), key="labels")
     assert remote.asked == []
     assert [result.text for result in results] == [f"re: {prompt}" for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("raising", [True, False])
-def test_failed_requests_fail_as_without_a_key(
-    raising: bool, client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_failed_requests_fail_as_without_a_key(raising, client_of, clock, store):
     def reply(prompt: str) -> str:
         if prompt == "p1":
             raise ValueError(prompt)
@@ -249,9 +229,7 @@ def test_failed_requests_fail_as_without_a_key(
 
 
 @pytest.mark.full
-def test_many_threads_of_one_process_read_one_list(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_many_threads_of_one_process_read_one_list(client_of, clock, store):
     remote = Remote(clock, latency=1.0)
     client = client_of(remote, store=store, parallelism=2)
     found: list[int] = []
@@ -275,7 +253,7 @@ def test_many_threads_of_one_process_read_one_list(
     assert sorted(remote.asked) == sorted(PROMPTS)
 
 
-def test_what_a_store_cannot_keep_is_refused_by_name(remote: Remote, client: BatchingClient) -> None:
+def test_what_a_store_cannot_keep_is_refused_by_name(remote, client):
     own = Request("a", call=lambda _request, _attempt: "mine")
     with pytest.raises(InvalidRequest, match=r"row 0 .*call"):
         list(client.map([own], key="labels"))
@@ -284,9 +262,7 @@ def test_what_a_store_cannot_keep_is_refused_by_name(remote: Remote, client: Bat
     assert remote.asked == []
 
 
-def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
-    client_of: ClientOf, tmp_path: Path, remote: Remote
-) -> None:
+def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(client_of, tmp_path, remote):
     (tmp_path / "file").write_text("no folder")
     client = client_of(remote, store=str(tmp_path / "file" / "jobs.db"))
     with pytest.raises((StoreError, ConfigError)):
@@ -294,14 +270,14 @@ def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
     assert remote.asked == []
 
 
-def test_a_plan_with_a_key_runs_as_the_list_would(remote: Remote, client: BatchingClient) -> None:
+def test_a_plan_with_a_key_runs_as_the_list_would(remote, client):
     options: dict[str, Any] = {"strategy": "individual", "key": "labels"}
     assert client.plan(PROMPTS, **options).run().succeeded == 30
     assert client.generate(PROMPTS, **options).succeeded == 30
     assert len(remote.asked) == 30
 
 
-def test_a_list_with_a_budget_goes_on_within_it(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_a_list_with_a_budget_goes_on_within_it(client_of, clock, store):
     remote = Remote(clock, latency=1.0, priced=True)
     settings: dict[str, Any] = {"store": store, "prices": {"remote:default": Price(1e6, 1e6)}}
     options: dict[str, Any] = {"key": "labels", "max_tokens": 2, "strategy": "individual", "budget": 400.0}
@@ -317,9 +293,7 @@ def test_a_list_with_a_budget_goes_on_within_it(client_of: ClientOf, clock: Virt
 
 
 @pytest.mark.full
-def test_rows_that_were_asked_again_are_paid_for_once(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
+def test_rows_that_were_asked_again_are_paid_for_once(client_of, clock, store):
     down = {"p1", "p2"}
 
     def reply(prompt: str) -> str:

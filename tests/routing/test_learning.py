@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from smartbatch import BatchingClient
-from smartbatch._clock import VirtualClock
 from smartbatch.events import BatchEnded, Event, ForecastMoved, ThresholdMoved
 from smartbatch.types import Route
 
@@ -18,14 +14,12 @@ PROMPTS = [f"Summarise text {number}." for number in range(400)]
 
 
 @pytest.fixture
-def events() -> list[Event]:
+def events():
     return []
 
 
 @pytest.fixture
-def client(
-    clock: VirtualClock, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[BatchingClient]:
+def client(clock, events, tmp_path, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
     with BatchingClient(
         MODEL,
@@ -45,9 +39,7 @@ def moved(events: list[Event]) -> tuple[ForecastMoved, ThresholdMoved]:
 
 
 @pytest.mark.full
-def test_the_first_batch_changes_forecast_and_threshold_immediately(
-    client: BatchingClient, events: list[Event]
-) -> None:
+def test_the_first_batch_changes_forecast_and_threshold_immediately(client, events):
     assert client.plan(PROMPTS).route is Route.INDIVIDUAL
     client.generate(PROMPTS, strategy="batch")
     forecast, threshold = moved(events)
@@ -68,9 +60,7 @@ def test_the_first_batch_changes_forecast_and_threshold_immediately(
 
 
 @pytest.mark.full
-def test_a_client_that_had_only_jobs_says_how_the_threshold_moves(
-    client: BatchingClient, clock: VirtualClock, events: list[Event]
-) -> None:
+def test_a_client_that_had_only_jobs_says_how_the_threshold_moves(client, clock, events):
     with clock.held():
         job = client.submit_batch(PROMPTS)
     job.wait(600)
@@ -84,9 +74,7 @@ def test_a_client_that_had_only_jobs_says_how_the_threshold_moves(
 
 
 @pytest.mark.full
-def test_a_client_that_carries_on_a_job_learns_from_its_batch_as_well(
-    client: BatchingClient, clock: VirtualClock, events: list[Event]
-) -> None:
+def test_a_client_that_carries_on_a_job_learns_from_its_batch_as_well(client, clock, events):
     with clock.held():
         job = client.submit_batch(PROMPTS)
         client.stop(0)
@@ -97,9 +85,7 @@ def test_a_client_that_carries_on_a_job_learns_from_its_batch_as_well(
 
 
 @pytest.mark.full
-def test_a_batch_is_learned_from_once(
-    client: BatchingClient, clock: VirtualClock, events: list[Event]
-) -> None:
+def test_a_batch_is_learned_from_once(client, clock, events):
     client.generate(PROMPTS, strategy="batch")
     learned = client.plan(PROMPTS, strategy="batch").p50
     events.clear()
@@ -109,9 +95,7 @@ def test_a_batch_is_learned_from_once(
 
 
 @pytest.mark.full
-def test_a_cancel_is_told_with_what_it_took(
-    client: BatchingClient, clock: VirtualClock, events: list[Event]
-) -> None:
+def test_a_cancel_is_told_with_what_it_took(client, clock, events):
     job = client.submit_batch(PROMPTS)
     clock.sleep(BATCH_SECONDS / 2)
     job.cancel()
@@ -122,7 +106,7 @@ def test_a_cancel_is_told_with_what_it_took(
     assert BATCH_SECONDS / 2 <= ended.seconds - ended.cancelling <= BATCH_SECONDS
 
 
-def test_calls_faster_than_assumed_raise_the_threshold(client: BatchingClient, events: list[Event]) -> None:
+def test_calls_faster_than_assumed_raise_the_threshold(client, events):
     client.plan(PROMPTS)
     client.generate(PROMPTS[:20], strategy="individual")
     # reading the metrics learns from the calls

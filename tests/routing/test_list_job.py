@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,15 +24,13 @@ both_orders = pytest.mark.parametrize("ordered", sampled([True, False]))
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> dict[str, Any]:
+def files(tmp_path):
     return {"store": str(tmp_path / "jobs.db"), "cache": str(tmp_path / "answers.db")}
 
 
 @each_way
 @both_orders
-def test_a_hook_sees_each_answer_of_a_list_once_with_its_own_context(
-    way: str, ordered: bool, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
-) -> None:
+def test_a_hook_sees_each_answer_of_a_list_once_with_its_own_context(way, ordered, client_of, clock, files):
     seen: list[Any] = []
 
     def hook(result: Result) -> Result:
@@ -54,9 +51,7 @@ def test_a_hook_sees_each_answer_of_a_list_once_with_its_own_context(
 
 @pytest.mark.parametrize("later", sampled(["individual", "batch"], first=1))
 @each_way
-def test_the_cache_keeps_the_answer_before_the_hook(
-    way: str, later: str, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
-) -> None:
+def test_the_cache_keeps_the_answer_before_the_hook(way, later, client_of, clock, files):
     client = client_of(
         Remote(clock), post_process=lambda result: evolve(result, text=f"<{result.text}>"), **files
     )
@@ -100,9 +95,7 @@ def various(answer: Answer) -> Answer:
 
 
 @pytest.mark.parametrize("way", sampled(WAYS, first=2))
-def test_the_same_answers_are_kept_whatever_way_a_list_went(
-    way: str, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
-) -> None:
+def test_the_same_answers_are_kept_whatever_way_a_list_went(way, client_of, clock, files):
     client = client_of(Various(clock), **files)
     prompts: list[Prompt] = [f"{what} {n}" for n in range(10) for what in ("plain", "cut", "object")]
     first = client.generate(prompts, strategy=way)
@@ -124,9 +117,7 @@ class Numbers(VariousBatches):
 
 
 @pytest.mark.parametrize("way", sampled(WAYS, first=1))
-def test_json_that_was_asked_for_is_decoded_whatever_way_a_list_went(
-    way: str, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
-) -> None:
+def test_json_that_was_asked_for_is_decoded_whatever_way_a_list_went(way, client_of, clock, files):
     remote = Remote(clock, reply=lambda prompt: '{"n": 1}')
     remote.api = Numbers(remote, clock, 100.0, frozenset({Kind.GENERATE}))
     client = client_of(remote, **files)
@@ -140,9 +131,7 @@ def test_json_that_was_asked_for_is_decoded_whatever_way_a_list_went(
 
 
 @both_orders
-def test_each_answer_of_a_list_is_that_of_its_own_prompt(
-    ordered: bool, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
-) -> None:
+def test_each_answer_of_a_list_is_that_of_its_own_prompt(ordered, client_of, clock, files):
     client = client_of(
         Remote(clock), preprocess=[lambda request: "own" if request.prompt == "mine" else None], **files
     )
@@ -169,9 +158,7 @@ def made(remote: Remote) -> int:
 
 
 @each_way
-def test_a_list_that_a_hook_answers_by_itself_is_not_sent(
-    way: str, client_of: ClientOf, remote: Remote
-) -> None:
+def test_a_list_that_a_hook_answers_by_itself_is_not_sent(way, client_of, remote):
     events: list[Event] = []
 
     def known(request: Request) -> Answer | str:
@@ -187,9 +174,7 @@ def test_a_list_that_a_hook_answers_by_itself_is_not_sent(
 
 
 @each_way
-def test_a_row_that_a_hook_refuses_is_named_and_leaves_no_job_behind(
-    way: str, client_of: ClientOf, remote: Remote
-) -> None:
+def test_a_row_that_a_hook_refuses_is_named_and_leaves_no_job_behind(way, client_of, remote):
     def strict(request: Request) -> None:
         if request.prompt == "p20":
             raise InvalidRequest("not this one", field="prompt")
@@ -207,9 +192,7 @@ def test_a_row_that_a_hook_refuses_is_named_and_leaves_no_job_behind(
 
 
 @each_way
-def test_middleware_is_around_calls_and_a_batch_is_none(
-    way: str, client_of: ClientOf, remote: Remote
-) -> None:
+def test_middleware_is_around_calls_and_a_batch_is_none(way, client_of, remote):
     seen: list[Any] = []
 
     def watching(call: Any, proceed: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:

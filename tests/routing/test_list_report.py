@@ -5,19 +5,17 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs.remote import Remote
 
 from smartbatch import BatchingClient, Price, ResultList
-from smartbatch._clock import VirtualClock
 from smartbatch.views.html import MAX_BYTES
 
 
 @pytest.fixture
-def client(client_of: Callable[..., BatchingClient], clock: VirtualClock, tmp_path: Path) -> BatchingClient:
+def client(client_of, clock, tmp_path):
     remote = Remote(clock, latency=1.0, turnaround=600.0, priced=True)
     price = {"remote:default": Price(input=1000.0, output=1000.0)}
     return client_of(remote, store=f"{tmp_path}/jobs.db", prices=price, max_tokens=10)
@@ -30,9 +28,7 @@ def words_of(page: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("strategy", ["individual", "hybrid", pytest.param("batch", marks=pytest.mark.full)])
-def test_a_list_has_a_report_with_its_decision_and_the_alternatives(
-    client: BatchingClient, strategy: str, tmp_path: Path
-) -> None:
+def test_a_list_has_a_report_with_its_decision_and_the_alternatives(client, strategy, tmp_path):
     results = client.generate([f"a secret prompt {n}" for n in range(12)], strategy=strategy)
     report = results.report()
     page = report.html
@@ -51,13 +47,13 @@ def test_a_list_has_a_report_with_its_decision_and_the_alternatives(
     assert (tmp_path / "list.html").read_text("utf-8") == page
 
 
-def test_a_list_that_was_read_lazily_says_what_came(client: BatchingClient) -> None:
+def test_a_list_that_was_read_lazily_says_what_came(client):
     report = client.generate(str(number) for number in range(5)).report()
     assert "Route: individual" in words_of(report.html, "route")
     assert "5 of 5 requests were answered" in report.html
 
 
-def test_results_that_were_put_together_elsewhere_have_no_report(client: BatchingClient) -> None:
+def test_results_that_were_put_together_elsewhere_have_no_report(client):
     results = client.generate(["a", "b"])
     for others in (ResultList(results), pickle.loads(pickle.dumps(results))):
         assert [result.text for result in others] == results.texts
@@ -65,7 +61,7 @@ def test_results_that_were_put_together_elsewhere_have_no_report(client: Batchin
             others.report()
 
 
-def test_a_list_that_was_sent_as_a_job_has_the_report_of_the_job(client: BatchingClient) -> None:
+def test_a_list_that_was_sent_as_a_job_has_the_report_of_the_job(client):
     results = client.submit_and_wait(["a", "b"], key="letters")
     assert "Job letters" in results.report().html
 
@@ -79,9 +75,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("key", [None, "labels"])
-def test_only_a_list_that_is_sent_as_a_batch_is_announced(
-    client_of: ClientOf, clock: VirtualClock, store: str, caplog: pytest.LogCaptureFixture, key: str | None
-) -> None:
+def test_only_a_list_that_is_sent_as_a_batch_is_announced(client_of, clock, store, caplog, key):
     client = client_of(Remote(clock), store=store)
     assert client.generate(PROMPTS, strategy="individual").succeeded == 30
     assert messages(caplog) == []
@@ -93,9 +87,7 @@ def test_only_a_list_that_is_sent_as_a_batch_is_announced(
     assert f"The process may exit; {again} returns the answers" in told
 
 
-def test_a_budget_without_max_tokens_warns_once(
-    client_of: ClientOf, clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_budget_without_max_tokens_warns_once(client_of, clock, caplog):
     settings: dict[str, Any] = {"budget": 5.0, "prices": {"remote:default": Price(1, 10)}, "parallelism": 3}
     client_of(Remote(clock, priced=True), max_tokens=10, **settings).generate(PROMPTS[:3])
     assert messages(caplog) == []

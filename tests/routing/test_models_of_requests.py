@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from smartbatch import BatchingClient, ConfigError, InvalidRequest, Request
 from smartbatch.events import BatchEnded
-from smartbatch.testing import Emulator, MockProvider, emulator
+from smartbatch.testing import MockProvider, emulator
 from smartbatch.types import Answer, Usage, evolve
 
 ClientOf = Callable[..., BatchingClient]
@@ -19,13 +18,13 @@ BIG, SMALL = "gpt-5", "gpt-5-mini"
 
 
 @pytest.fixture
-def emu() -> Iterator[Emulator]:
+def emu():
     with emulator() as running:
         yield running
 
 
 @pytest.fixture
-def client(emu: Emulator, tmp_path: Path) -> Iterator[BatchingClient]:
+def client(emu, tmp_path):
     options = {"base_url": emu.base_url, "api_key": "sk-of-the-tests"}
     with BatchingClient(
         f"openai:{SMALL}",
@@ -47,7 +46,7 @@ class Named(MockProvider):
 
 
 @pytest.mark.parametrize("name", [BIG, f"openai:{BIG}", f"OpenAI: {BIG}"])
-def test_a_request_may_name_its_model(client: BatchingClient, name: str) -> None:
+def test_a_request_may_name_its_model(client, name):
     usual = client.submit("Hello").result(LONG)
     for future in (client.submit("Hello", model=name), client.submit(Request("Hello!", model=name))):
         assert future.result(LONG).model == f"openai:{BIG}"
@@ -58,7 +57,7 @@ def test_a_request_may_name_its_model(client: BatchingClient, name: str) -> None
     assert stream.result.model == f"openai:{BIG}"
 
 
-def test_a_model_of_another_provider_is_refused(client: BatchingClient) -> None:
+def test_a_model_of_another_provider_is_refused(client):
     for call in (client.submit, lambda prompt, **given: client.generate([prompt], **given)):
         with pytest.raises(
             InvalidRequest, match=r"second client for it, as in BatchingClient\('anthropic:"
@@ -70,22 +69,20 @@ def test_a_model_of_another_provider_is_refused(client: BatchingClient) -> None:
     assert client.counts.submitted == 0
 
 
-def test_a_name_may_hold_a_colon(client_of: ClientOf) -> None:
+def test_a_name_may_hold_a_colon(client_of):
     assert client_of(Named()).submit("x", model="llama3:8b").result(LONG).text == "llama3:8b: x"
     with pytest.raises(InvalidRequest, match="options belong to the client"):
         client_of("sim:demo").submit("x", model="sim:demo?latency=1")
 
 
-def test_a_callable_finds_the_model_in_the_request(client_of: ClientOf) -> None:
+def test_a_callable_finds_the_model_in_the_request(client_of):
     client = client_of(lambda request, attempt: str(request.model))
     assert client.submit("x", model="large").result(LONG).text == "large"
     with pytest.raises(InvalidRequest, match="second client"):
         client.submit("x", model="call:json:dumps")
 
 
-def test_requests_for_two_models_share_neither_answers_nor_cache_entries(
-    client_of: ClientOf, tmp_path: Path
-) -> None:
+def test_requests_for_two_models_share_neither_answers_nor_cache_entries(client_of, tmp_path):
     provider = Named()
     for _ in range(2):
         client = client_of(provider, cache=str(tmp_path / "cache.db"))
@@ -95,7 +92,7 @@ def test_requests_for_two_models_share_neither_answers_nor_cache_entries(
     assert len(provider.calls) == 2
 
 
-def test_a_hook_may_choose_the_model(client_of: ClientOf) -> None:
+def test_a_hook_may_choose_the_model(client_of):
     client = client_of(Named(), preprocess=[lambda request: evolve(request, model="mock:other")])
     assert client.submit("x").result(LONG).text == "other: x"
 
@@ -114,7 +111,7 @@ MODELS = [f"openai:{SMALL}", f"openai:{BIG}"] * 2
 @pytest.mark.parametrize(
     "way", ["list", "iterator", "key", "batch", "job", "realtime job", "durable", "embed"]
 )
-def test_each_row_of_a_list_goes_to_its_model(client: BatchingClient, way: str) -> None:
+def test_each_row_of_a_list_goes_to_its_model(client, way):
     ways: dict[str, Callable[[], Any]] = {
         "list": lambda: client.generate(MIXED),
         "iterator": lambda: client.map(iter(MIXED)),
@@ -133,7 +130,7 @@ def test_each_row_of_a_list_goes_to_its_model(client: BatchingClient, way: str) 
     assert [result.model for result in ways[way]()] == expected
 
 
-def test_each_batch_is_for_one_model(client: BatchingClient) -> None:
+def test_each_batch_is_for_one_model(client):
     ended: list[BatchEnded] = []
     client.observe(lambda event: ended.append(event) if isinstance(event, BatchEnded) else None)
     results = list(client.submit_batch(MIXED).results(timeout=LONG))
@@ -145,7 +142,7 @@ def test_each_batch_is_for_one_model(client: BatchingClient) -> None:
     assert job.model == f"openai:{SMALL}"
 
 
-def test_a_list_may_name_the_model_of_all(client: BatchingClient) -> None:
+def test_a_list_may_name_the_model_of_all(client):
     prompts = [f"Question {n}" for n in range(12)]
     plan, usual = client.plan(prompts, model=BIG), client.plan(prompts)
     assert plan.cost is not None
@@ -156,7 +153,7 @@ def test_a_list_may_name_the_model_of_all(client: BatchingClient) -> None:
     assert {result.model for result in job.results(timeout=LONG)} == {f"openai:{BIG}"}
 
 
-def test_a_plan_of_several_models_adds_up_their_prices(client: BatchingClient) -> None:
+def test_a_plan_of_several_models_adds_up_their_prices(client):
     small, big = (client.plan([f"Question {n}" for n in range(6)], model=name).cost for name in (SMALL, BIG))
     mixed = [Request(f"Question {n}", model=name) for n in range(6) for name in (SMALL, BIG)]
     whole = client.plan(mixed).cost
@@ -165,7 +162,7 @@ def test_a_plan_of_several_models_adds_up_their_prices(client: BatchingClient) -
     assert whole == pytest.approx(small + big, rel=0.01)
 
 
-def test_a_budget_needs_the_price_of_each_model(client: BatchingClient) -> None:
+def test_a_budget_needs_the_price_of_each_model(client):
     requests = [Request("a"), Request("b", model="gpt-of-nobody")]
     for call in (
         lambda: client.generate(requests, budget=1.0),
@@ -176,7 +173,7 @@ def test_a_budget_needs_the_price_of_each_model(client: BatchingClient) -> None:
             call()
 
 
-def test_deferrable_requests_wait_for_the_batch_of_their_model(emu: Emulator, tmp_path: Path) -> None:
+def test_deferrable_requests_wait_for_the_batch_of_their_model(emu, tmp_path):
     options = {"base_url": emu.base_url, "api_key": "sk-of-the-tests"}
     with BatchingClient(
         f"openai:{SMALL}",

@@ -28,7 +28,7 @@ CALLS: dict[str, Callable[[BatchingClient], object]] = {
 
 
 @pytest.mark.parametrize("ask", CALLS.values(), ids=CALLS)
-def test_they_are_refused_by_name(ask: Callable[[BatchingClient], object]) -> None:
+def test_they_are_refused_by_name(ask):
     with BatchingClient(MODEL) as client:
         with pytest.raises(InvalidRequest, match="temperature has no effect on vectors") as caught:
             ask(client)
@@ -51,16 +51,14 @@ LISTS: dict[str, Callable[[BatchingClient, list[Request]], Iterable[Result]]] = 
 
 
 @pytest.mark.parametrize("ask", LISTS.values(), ids=LISTS)
-def test_the_options_of_a_request_win_over_those_of_the_call(
-    ask: Callable[[BatchingClient, list[Request]], Iterable[Result]],
-) -> None:
+def test_the_options_of_a_request_win_over_those_of_the_call(ask):
     own = [Request("a", embedding=Embedding(dimensions=4)), Request("b", embedding=Embedding("Y"))]
     with emulator() as emu, BatchingClient(VECTORS, provider_options=options(emu.base_url)) as client:
         vectors = [result.embedding for result in ask(client, [*own, Request("c")])]
     assert [len(vector or ()) for vector in vectors] == [4, 8, 8]
 
 
-def test_those_of_a_client_are_for_its_texts() -> None:
+def test_those_of_a_client_are_for_its_texts():
     with emulator() as emu:
         sent = options(emu.base_url)
         with BatchingClient(VECTORS, provider_options=sent, temperature=0.5, system="Be brief.") as client:

@@ -105,7 +105,7 @@ NO_LISTS: dict[str, tuple[Any, str]] = {
         keep=17,  # covers each call and each kind, because 17 is coprime to the numbers of both
     ),
 )
-def test_what_is_no_list_is_refused_and_nothing_is_sent(ask: Ask, prompts: Any, says: str) -> None:
+def test_what_is_no_list_is_refused_and_nothing_is_sent(ask, prompts, says):
     provider = MockProvider(lambda request: f"re: {request.prompt}")
     with BatchingClient("mock", provider=provider) as client:
         with pytest.raises(InvalidRequest, match=says) as caught:
@@ -128,19 +128,19 @@ LISTS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("prompts", sampled(LISTS.values(), keep=4), ids=LISTS)
-def test_lists_columns_arrays_and_generators_are_read_in_order(prompts: Callable[[], Any]) -> None:
+def test_lists_columns_arrays_and_generators_are_read_in_order(prompts):
     with BatchingClient("mock", provider=MockProvider(lambda request: f"re: {request.prompt}")) as client:
         assert client.generate(prompts()).texts == ["re: a", "re: b"]
         assert client.submit_and_wait(prompts(), timeout=30).texts == ["re: a", "re: b"]
 
 
-def test_a_column_is_checked_and_routed_like_a_list() -> None:
+def test_a_column_is_checked_and_routed_like_a_list():
     with BatchingClient("sim:x?latency=0") as client:
         with pytest.raises(InvalidRequest, match="row 999"):
             client.map(Column([*ROWS[:-1], ""]))
         assert client.plan(Column(ROWS)).explain() == client.plan(ROWS).explain()
 
 
-def test_rows_that_are_records_are_told_to_be_texts() -> None:
+def test_rows_that_are_records_are_told_to_be_texts():
     with BatchingClient("sim:x?latency=0") as client, pytest.raises(InvalidRequest, match=r"row\['text'\]"):
         client.generate([{"id": 1, "text": "one"}])

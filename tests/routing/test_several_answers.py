@@ -10,13 +10,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import wait
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from smartbatch import BatchingClient, InvalidRequest, Request, ResultList
-from smartbatch._clock import VirtualClock
 from smartbatch.cli.main import main
 from smartbatch.errors import AllRequestsFailed, ErrorKind, ProviderError
 from smartbatch.testing import MockProvider
@@ -34,14 +32,14 @@ def counting(**settings: Any) -> MockProvider:
 
 
 @pytest.fixture
-def stored(client_of: ClientOf, tmp_path: Path) -> ClientOf:
+def stored(client_of, tmp_path):
     return lambda *args, **settings: client_of(*args, store=str(tmp_path / "jobs.db"), **settings)
 
 
 # -- n ---------------------------------------------------------------------------------------------------
 
 
-def test_a_single_request_has_its_answers_in_its_result(client_of: ClientOf) -> None:
+def test_a_single_request_has_its_answers_in_its_result(client_of):
     provider = counting()
     client = client_of(provider)
     result = client.submit("A poem.", n=3, context="c", id="mine").result(LONG)
@@ -54,7 +52,7 @@ def test_a_single_request_has_its_answers_in_its_result(client_of: ClientOf) -> 
 
 
 @pytest.mark.parametrize("way", ["list", "iterator", "key", "job", "wait"])
-def test_lists_have_a_result_for_each_answer(stored: ClientOf, way: str) -> None:
+def test_lists_have_a_result_for_each_answer(stored, way):
     provider = MockProvider(lambda request: f"{request.prompt} {next(numbers)}")
     numbers = itertools.count(1)
     client = stored(provider, batch_enabled=False, batch_fallback="individual")
@@ -87,9 +85,7 @@ def as_dicts(table: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", sampled(TABLES))
 @pytest.mark.parametrize("deduplicate", [None, True])
-def test_a_row_of_a_table_comes_once_for_each_answer(
-    client_of: ClientOf, kind: str, deduplicate: bool | None
-) -> None:
+def test_a_row_of_a_table_comes_once_for_each_answer(client_of, kind, deduplicate):
     client = client_of(MockProvider(lambda request: f"to {request.prompt}"))
     table = TABLES[kind]([{"text": text, "stars": at} for at, text in enumerate(["a", "", "b"])])
     results = client.generate(table, column="text", on_missing="skip", n=2, deduplicate=deduplicate)
@@ -105,9 +101,7 @@ def test_a_row_of_a_table_comes_once_for_each_answer(
         assert list(results.to_table().index) == list(results.to_pandas().index) == [0, 0, 1, 2, 2]
 
 
-def test_results_of_a_job_are_put_next_to_their_rows(
-    stored: ClientOf, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_results_of_a_job_are_put_next_to_their_rows(stored, capfd, tmp_path):
     provider = MockProvider(lambda request: f"to {request.prompt}")
     client = stored(provider, batch_enabled=False, batch_fallback="individual")
     rows = [{"text": "a"}, {"text": "b"}]
@@ -127,7 +121,7 @@ def test_results_of_a_job_are_put_next_to_their_rows(
     assert cells == places
 
 
-def test_what_a_hook_refuses_is_named_by_the_row_of_its_prompt(stored: ClientOf) -> None:
+def test_what_a_hook_refuses_is_named_by_the_row_of_its_prompt(stored):
     def hook(request: Request) -> Request:
         if request.prompt == "c":
             raise InvalidRequest("no c")
@@ -142,13 +136,13 @@ def test_what_a_hook_refuses_is_named_by_the_row_of_its_prompt(stored: ClientOf)
     assert len(set(results.texts)) == 4
 
 
-def test_a_plan_counts_each_answer(stored: ClientOf) -> None:
+def test_a_plan_counts_each_answer(stored):
     client = stored(counting())
     assert client.plan(["a", "b"], n=3).decision.load.requests == 6
     assert client.forecast(iter(["a", "b"]), n=3).decision.load.requests == 6
 
 
-def test_the_client_may_ask_for_several(client_of: ClientOf) -> None:
+def test_the_client_may_ask_for_several(client_of):
     client = client_of(counting(), n=2, preprocess=[lambda request: request])
     assert len(client.submit("a").result(LONG).answers) == 2
     assert client.submit("a", n=1).result(LONG).answers == ()
@@ -156,7 +150,7 @@ def test_the_client_may_ask_for_several(client_of: ClientOf) -> None:
     assert len(client.generate(["a"], n=1)) == 1
 
 
-def test_a_stored_request_keeps_each_answer(stored: ClientOf) -> None:
+def test_a_stored_request_keeps_each_answer(stored):
     provider = counting()
     client = stored(provider)
     for given in ({"key": "k"}, {"durable": True}):
@@ -166,7 +160,7 @@ def test_a_stored_request_keeps_each_answer(stored: ClientOf) -> None:
     assert len(provider.calls) == 4
 
 
-def test_failed_answers_stand_next_to_the_others(client_of: ClientOf) -> None:
+def test_failed_answers_stand_next_to_the_others(client_of):
     provider = counting(fail_on={1: ErrorKind.CLIENT_ERROR})
     result = client_of(provider, parallelism=1).submit("a", n=3).result(LONG)
     assert [answer.ok for answer in result.answers] == [False, True, True]
@@ -177,7 +171,7 @@ def test_failed_answers_stand_next_to_the_others(client_of: ClientOf) -> None:
         none.generate(["a"], n=3)
 
 
-def test_cancelling_ends_each_answer_that_has_not_started(client_of: ClientOf) -> None:
+def test_cancelling_ends_each_answer_that_has_not_started(client_of):
     began, go_on = threading.Event(), threading.Event()
 
     def answer(_: Request) -> str:
@@ -201,7 +195,7 @@ def test_cancelling_ends_each_answer_that_has_not_started(client_of: ClientOf) -
     assert len(provider.calls) == 1
 
 
-def test_a_callback_may_wait_for_several_answers(client_of: ClientOf) -> None:
+def test_a_callback_may_wait_for_several_answers(client_of):
     client = client_of(counting())
     seen: queue.Queue[int] = queue.Queue()
     future = client.submit("a")
@@ -210,12 +204,12 @@ def test_a_callback_may_wait_for_several_answers(client_of: ClientOf) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 129, 1.5, True])
-def test_a_number_that_is_none_is_refused(client_of: ClientOf, n: Any) -> None:
+def test_a_number_that_is_none_is_refused(client_of, n):
     with pytest.raises(InvalidRequest, match="n must be a whole number from 1 to 128"):
         client_of(counting()).submit("a", n=n)
 
 
-def test_what_has_one_answer_refuses_several(client_of: ClientOf) -> None:
+def test_what_has_one_answer_refuses_several(client_of):
     client = client_of(counting())
     with pytest.raises(InvalidRequest, match="a stream has one answer"):
         client.stream("a", n=2)
@@ -246,14 +240,7 @@ SHARED: list[tuple[dict[str, Any], dict[str, Any], int]] = [
 
 @pytest.mark.parametrize(("settings", "params", "calls"), SHARED)
 @pytest.mark.parametrize("way", sampled(["submit", "list", "job"]))
-def test_which_equal_requests_share_an_answer(
-    stored: ClientOf,
-    clock: VirtualClock,
-    settings: dict[str, Any],
-    params: dict[str, Any],
-    calls: int,
-    way: str,
-) -> None:
+def test_which_equal_requests_share_an_answer(stored, clock, settings, params, calls, way):
     provider = counting(latency=1.0, sleep=clock.sleep)
     client = stored(provider, batch_enabled=False, batch_fallback="individual", **settings)
     if way == "submit":
@@ -269,9 +256,7 @@ def test_which_equal_requests_share_an_answer(
 
 
 @pytest.mark.parametrize(("settings", "params"), [({}, {"deduplicate": True}), ({"deduplicate": True}, {})])
-def test_several_answers_are_shared_if_that_is_asked_for(
-    client_of: ClientOf, clock: VirtualClock, settings: dict[str, Any], params: dict[str, Any]
-) -> None:
+def test_several_answers_are_shared_if_that_is_asked_for(client_of, clock, settings, params):
     provider = counting(latency=1.0, sleep=clock.sleep)
     result = client_of(provider, **settings).submit("a", n=3, **params).result(LONG)
     assert len(result.answers) == 3
@@ -279,7 +264,7 @@ def test_several_answers_are_shared_if_that_is_asked_for(
     assert result.usage == Usage(10, 5)
 
 
-def test_the_cache_has_an_entry_for_each_answer(client_of: ClientOf, tmp_path: Path) -> None:
+def test_the_cache_has_an_entry_for_each_answer(client_of, tmp_path):
     provider = counting(name="cached")
     first, again = (
         client_of(provider, cache=str(tmp_path / "cache.db")).generate(["a"], n=3, temperature=1.0)

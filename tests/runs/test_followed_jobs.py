@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import pytest
 from attrs import define, field
 
-from smartbatch._clock import VirtualClock
 from smartbatch.errors import JobTimeout
 from smartbatch.jobs.records import StoredResult
 from smartbatch.jobs.status import JobStatus
@@ -38,7 +37,7 @@ class Kept:
 
 
 @pytest.mark.parametrize(("rest", "found"), [(True, 7), (False, 3)])
-def test_after_an_interrupt_calls_in_flight_finish_first(clock: VirtualClock, rest: bool, found: int) -> None:
+def test_after_an_interrupt_calls_in_flight_finish_first(clock, rest, found):
     job = Kept(10, 3)
     got: list[Result] = []
     ended: list[int] = []
@@ -54,7 +53,7 @@ def test_after_an_interrupt_calls_in_flight_finish_first(clock: VirtualClock, re
     assert [result.request_id for result in got] == [f"r-{ix}" for ix in range(found)]
 
 
-def test_a_job_that_ends_is_read_to_its_end_and_nothing_is_ended_early(clock: VirtualClock) -> None:
+def test_a_job_that_ends_is_read_to_its_end_and_nothing_is_ended_early(clock):
     job = Kept(5, 5)
     followed = FollowedJobs([job], lambda _: None, clock, ending=lambda: pytest.fail("nobody interrupted it"))  # type: ignore[list-item]
     assert [result.text for result in followed.results_in_order(job, rest=True)] == [  # type: ignore[arg-type]
@@ -87,7 +86,7 @@ class StoredJob:
 
 
 @pytest.mark.parametrize("before", [0, 10, 40])
-def test_of_the_results_stored_before_none_is_read_that_is_known(clock: VirtualClock, before: int) -> None:
+def test_of_the_results_stored_before_none_is_read_that_is_known(clock, before):
     came = [index ^ 5 for index in range(40)]
     job = StoredJob(came)
     followed = FollowedJobs([job], lambda _: None, clock)  # type: ignore[list-item]

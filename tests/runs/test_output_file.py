@@ -49,7 +49,7 @@ FAILURE = ProviderError("it broke", kind=ErrorKind.SERVER_ERROR)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "out.jsonl"
 
 
@@ -122,7 +122,7 @@ def still_open(folder: Path) -> list[str]:
 # -- rows ----------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_written_as_they_complete_and_end_in_input_order(path: Path) -> None:
+def test_rows_are_written_as_they_complete_and_end_in_input_order(path):
     with opened(path, 5) as out:
         for count, index in enumerate((3, 0, 4, 1), 1):
             append(out, index)
@@ -135,9 +135,7 @@ def test_rows_are_written_as_they_complete_and_end_in_input_order(path: Path) ->
 
 
 @given(cut=st.integers(0), order=st.permutations(range(6)))
-def test_a_file_cut_at_any_byte_resumes_with_every_whole_row(
-    tmp_path: Path, cut: int, order: list[int]
-) -> None:
+def test_a_file_cut_at_any_byte_resumes_with_every_whole_row(tmp_path, cut, order):
     path = tmp_path / "out.jsonl"
     texts = {i: "long \u2028 \x85 é " * i for i in order}
     whole = b"".join(line(i, texts[i]) for i in order)
@@ -164,7 +162,7 @@ def test_a_file_cut_at_any_byte_resumes_with_every_whole_row(
         ],
     ],
 )
-def test_an_output_is_recovered(path: Path, content: bytes, found: Recovered, left: bytes | None) -> None:
+def test_an_output_is_recovered(path, content, found, left):
     path.write_bytes(content)
     assert recovered(path, 2) == (found, list(range(found.answered)))
     assert path.read_bytes() == (content if left is None else left)
@@ -186,14 +184,14 @@ def test_an_output_is_recovered(path: Path, content: bytes, found: Recovered, le
         *[changed(**{name: [1]}) + line(1) for name in ("input", "answers", "error")],
     ],
 )
-def test_a_foreign_file_is_refused_and_not_touched(path: Path, content: bytes) -> None:
+def test_a_foreign_file_is_refused_and_not_touched(path, content):
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"line 1 was not written by smartbatch run; choose another -o"):
         recovered(path, 3)
     assert path.read_bytes() == content
 
 
-def test_damage_in_the_middle_is_refused_by_line(path: Path) -> None:
+def test_damage_in_the_middle_is_refused_by_line(path):
     damaged = line(0) + b'{"index": 1, "te\n' + line(2)
     path.write_bytes(damaged)
     with pytest.raises(InputError, match="line 2 is not valid JSON"):
@@ -201,7 +199,7 @@ def test_damage_in_the_middle_is_refused_by_line(path: Path) -> None:
     assert path.read_bytes() == damaged
 
 
-def test_failed_rows_are_open_and_a_later_line_supersedes_them(path: Path) -> None:
+def test_failed_rows_are_open_and_a_later_line_supersedes_them(path):
     path.write_bytes(line(0) + failed(1) + failed(2) + failed(2))
     with OutputFile(str(path)) as out:
         assert out.recover(keys(3)) == Recovered(answered=1, failed=2)
@@ -216,7 +214,7 @@ def test_failed_rows_are_open_and_a_later_line_supersedes_them(path: Path) -> No
     assert path.read_bytes() == line(0)
 
 
-def test_an_error_tells_another_model_from_another_input(path: Path) -> None:
+def test_an_error_tells_another_model_from_another_input(path):
     path.write_bytes(line(0))
     with OutputFile(str(path)) as out:
         with pytest.raises(InputError, match=r"another model, system text or parameters.*row 0.*'sim:test'"):
@@ -232,7 +230,7 @@ def test_an_error_tells_another_model_from_another_input(path: Path) -> None:
         recovered(path, 3)
 
 
-def test_failures_under_other_settings_do_not_bind_the_file(path: Path) -> None:
+def test_failures_under_other_settings_do_not_bind_the_file(path):
     path.write_bytes(failed(0) + failed(1))
     with OutputFile(str(path)) as out:
         assert out.recover(keys(2, Keys.of("sim:other", Generation()))) == Recovered()
@@ -241,9 +239,7 @@ def test_failures_under_other_settings_do_not_bind_the_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("same", [slice(0, 8), slice(8, 16)])
-def test_an_edited_row_with_half_a_digest_in_common_is_not_answered(
-    same: slice, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_row_with_half_a_digest_in_common_is_not_answered(same, path, monkeypatch):
     class Colliding:
         def __init__(self, data: bytes, digest_size: int) -> None:
             self._found = bytearray(hashlib.blake2b(data, digest_size=digest_size).digest())
@@ -261,7 +257,7 @@ def test_an_edited_row_with_half_a_digest_in_common_is_not_answered(
             out.recover(keys_of("Is it bad?"))
 
 
-def test_a_file_in_order_is_not_written_again(path: Path) -> None:
+def test_a_file_in_order_is_not_written_again(path):
     with OutputFile(str(path)) as out:
         assert out.is_empty
         out.check()
@@ -284,7 +280,7 @@ def test_a_file_in_order_is_not_written_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("figure", [10**400, -(10**400), 1e301, "3", [], True])
-def test_an_invalid_figure_counts_as_unknown(path: Path, figure: object) -> None:
+def test_an_invalid_figure_counts_as_unknown(path, figure):
     figures = {"cost": figure, "attempts": figure, "usage": {"input_tokens": figure, "output_tokens": 4}}
     path.write_bytes(changed(**figures))
     with OutputFile(str(path)) as out:
@@ -298,7 +294,7 @@ def test_an_invalid_figure_counts_as_unknown(path: Path, figure: object) -> None
 
 
 @pytest.mark.parametrize("damaged", [[1], "many", {"a": 1}, True, float("nan")])
-def test_a_damaged_figure_is_not_added(damaged: object) -> None:
+def test_a_damaged_figure_is_not_added(damaged):
     amounts = Amounts()
     amounts.add_line({"cost": damaged, "usage": {"input_tokens": damaged, "output_tokens": 3}}, ())
     amounts.add_line({"cost": 0.5, "usage": damaged}, ())
@@ -307,7 +303,7 @@ def test_a_damaged_figure_is_not_added(damaged: object) -> None:
 
 
 @pytest.mark.parametrize("value", [0.5, [], {}])
-def test_an_invalid_text_counts_as_empty(path: Path, value: object) -> None:
+def test_an_invalid_text_counts_as_empty(path, value):
     path.write_bytes(changed(text=value, finish_reason=value))
     with OutputFile(str(path)) as out:
         amounts = out.recover(keys(1)).amounts
@@ -317,7 +313,7 @@ def test_an_invalid_text_counts_as_empty(path: Path, value: object) -> None:
 # -- opening and closing -------------------------------------------------------------------------------------
 
 
-def test_a_name_shows_the_format_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_shows_the_format_of_the_results(monkeypatch):
     for name in ("out", "a.b/out", "out.jsonl", "x.y.NDJSON", "out.CSV", ".out"):
         check_output_name(name)
     for name, suffix in (("out.txt", r"\.txt"), ("out.jsonl.gz", r"\.gz"), ("a.csv/out.Xlsx", r"\.Xlsx")):
@@ -330,7 +326,7 @@ def test_a_name_shows_the_format_of_the_results(monkeypatch: pytest.MonkeyPatch)
         check_output_name("out.parquet")
 
 
-def test_an_error_about_a_name_with_a_newline_is_one_line(tmp_path: Path) -> None:
+def test_an_error_about_a_name_with_a_newline_is_one_line(tmp_path):
     name = str(tmp_path / "out\nsmartbatch: all done.jsonl")
     Path(name).mkdir()
     with pytest.raises(InputError) as refused:
@@ -339,7 +335,7 @@ def test_an_error_about_a_name_with_a_newline_is_one_line(tmp_path: Path) -> Non
     assert r"out\nsmartbatch" in refused.value.message
 
 
-def test_an_output_is_locked_until_its_run_is_over_even_in_order(path: Path) -> None:
+def test_an_output_is_locked_until_its_run_is_over_even_in_order(path):
     with opened(path, 2, 1, 0) as out:
         for _ in range(2):
             with pytest.raises(InputError, match="another run is writing to it"):
@@ -349,9 +345,7 @@ def test_an_output_is_locked_until_its_run_is_over_even_in_order(path: Path) -> 
     assert recovered(path, 2) == (Recovered(answered=2), [0, 1])
 
 
-def test_a_file_that_is_swapped_while_it_is_opened_is_not_locked(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_swapped_while_it_is_opened_is_not_locked(path, monkeypatch):
     """A run that ends at this moment renames its ordered copy; the copy is used."""
     path.write_bytes(line(0))
     lock, swaps = fcntl.flock, [line(0) + line(1), line(0) + line(1) + line(2)]
@@ -367,7 +361,7 @@ def test_a_file_that_is_swapped_while_it_is_opened_is_not_locked(
     assert still_open(path.parent) == []
 
 
-def test_an_output_that_is_only_looked_at_stays_unchanged(path: Path) -> None:
+def test_an_output_that_is_only_looked_at_stays_unchanged(path):
     for torn in (line(1)[:-1], line(1)[:-5]):
         path.write_bytes(line(0) + torn)
         with OutputFile(str(path), look_only=True) as out:
@@ -377,7 +371,7 @@ def test_an_output_that_is_only_looked_at_stays_unchanged(path: Path) -> None:
         assert out.recover(keys(2)) == Recovered(answered=1, cut=len(torn))
 
 
-def test_no_descriptor_stays_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_descriptor_stays_open(path, monkeypatch):
     path.mkdir()
     with pytest.raises(InputError):
         OutputFile(str(path), look_only=True)
@@ -398,7 +392,7 @@ def test_no_descriptor_stays_open(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert still_open(path.parent) == []
 
 
-def test_closing_twice_closes_no_other_descriptor(path: Path) -> None:
+def test_closing_twice_closes_no_other_descriptor(path):
     out = OutputFile(str(path))
     out.close()
     others = [0, os.open(os.devnull, os.O_RDONLY)]
@@ -408,7 +402,7 @@ def test_closing_twice_closes_no_other_descriptor(path: Path) -> None:
     os.close(others[1])
 
 
-def test_only_a_new_and_empty_output_is_removed_again(path: Path) -> None:
+def test_only_a_new_and_empty_output_is_removed_again(path):
     OutputFile(str(path)).close()
     assert not path.exists()
     path.touch()
@@ -416,7 +410,7 @@ def test_only_a_new_and_empty_output_is_removed_again(path: Path) -> None:
     assert path.exists()
 
 
-def test_only_the_output_itself_is_removed(path: Path) -> None:
+def test_only_the_output_itself_is_removed(path):
     path.write_bytes(line(0))
     out = OutputFile(str(path))
     out.remove()
@@ -440,19 +434,19 @@ def test_only_the_output_itself_is_removed(path: Path) -> None:
         ("none", True, "cannot be read: No such file"),
     ],
 )
-def test_an_unusable_place_is_refused(tmp_path: Path, name: str, look_only: bool, printed: str) -> None:
+def test_an_unusable_place_is_refused(tmp_path, name, look_only, printed):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match=printed):
         OutputFile(str(tmp_path / name), look_only=look_only)
 
 
-def test_a_folder_that_is_not_writable_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_not_writable_is_refused(path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda name, mode: name != str(path.parent))
     with pytest.raises(InputError, match="its folder is not writable"):
         OutputFile(str(path))
 
 
-def test_without_file_locks_no_output_is_made(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_file_locks_no_output_is_made(path, monkeypatch):
     monkeypatch.setattr(_files, "HAS_LOCKS", False)
     with pytest.raises(StoreError, match="has no file locks"):
         OutputFile(str(path))
@@ -462,7 +456,7 @@ def test_without_file_locks_no_output_is_made(path: Path, monkeypatch: pytest.Mo
 # -- modes and links -----------------------------------------------------------------------------------------
 
 
-def test_a_new_output_has_the_mode_that_the_umask_leaves(path: Path) -> None:
+def test_a_new_output_has_the_mode_that_the_umask_leaves(path):
     before = os.umask(0o026)
     try:
         with opened(path, 1, 0):
@@ -472,7 +466,7 @@ def test_a_new_output_has_the_mode_that_the_umask_leaves(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
-def test_a_link_stays_a_link_and_the_mode_stays_the_mode(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_stays_a_link_and_the_mode_stays_the_mode(path, monkeypatch):
     """The copy is readable by its user alone until it has the mode of the output."""
     real = path.with_name("real.jsonl")
     real.touch()
@@ -493,7 +487,7 @@ def test_a_link_stays_a_link_and_the_mode_stays_the_mode(path: Path, monkeypatch
     assert real.read_bytes() == line(0) + line(1)
 
 
-def test_a_link_of_another_user_is_not_followed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_of_another_user_is_not_followed(path, monkeypatch):
     target = path.with_name("target")
     path.symlink_to(target)
     made, other = os.lstat, os.geteuid() + 1
@@ -507,9 +501,7 @@ def test_a_link_of_another_user_is_not_followed(path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("planted_late", [False, True])
-def test_a_planted_link_is_not_followed_by_the_ordered_copy(
-    path: Path, planted_late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_link_is_not_followed_by_the_ordered_copy(path, planted_late, monkeypatch):
     """It may be planted after the copy of a killed run was removed, and before the new copy is made."""
     copy, target, unlink = path.with_name(".out.jsonl.ordering"), path.with_name("target"), os.unlink
     target.write_text("precious")
@@ -533,9 +525,7 @@ def test_a_planted_link_is_not_followed_by_the_ordered_copy(
     assert path.read_bytes() == line(1) + line(0)
 
 
-def test_an_ordered_copy_of_another_user_is_neither_used_nor_removed(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ordered_copy_of_another_user_is_neither_used_nor_removed(path, monkeypatch):
     left = path.with_name(".out.jsonl.ordering")
     left.write_text("a killed run's")
     with opened(path, 2, 1, 0) as out:
@@ -554,9 +544,7 @@ def test_an_ordered_copy_of_another_user_is_neither_used_nor_removed(
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("names_kept", [True, False])
-def test_a_finished_output_survives_a_loss_of_power(
-    path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[int, int], names_kept: bool
-) -> None:
+def test_a_finished_output_survives_a_loss_of_power(path, monkeypatch, order, names_kept):
     disk = LossyDisk(path.parent, monkeypatch)
     with opened(path, 2, *order) as out:
         out.finish(asked=True)
@@ -565,9 +553,7 @@ def test_a_finished_output_survives_a_loss_of_power(
 
 
 @pytest.mark.parametrize("names_kept", [True, False])
-def test_a_replaced_file_is_on_disk_before_it_gets_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_kept: bool
-) -> None:
+def test_a_replaced_file_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch, names_kept):
     path = tmp_path / "report"
     path.write_bytes(b"old")
     disk, before, found = LossyDisk(tmp_path, monkeypatch), os.umask(0o026), []
@@ -589,7 +575,7 @@ def test_a_replaced_file_is_on_disk_before_it_gets_its_name(
     disk.close()
 
 
-def test_a_full_disk_leaves_whole_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_whole_rows(path, monkeypatch):
     write = os.write
 
     def scarce(fd: int, data: Any) -> int:
@@ -616,9 +602,7 @@ def test_a_full_disk_leaves_whole_rows(path: Path, monkeypatch: pytest.MonkeyPat
         ("fstat", no_room, OutputFile.check, "cannot be written: No space left on device"),
     ],
 )
-def test_an_error_of_the_disk_is_reported(
-    path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: Any, act: Any, printed: str
-) -> None:
+def test_an_error_of_the_disk_is_reported(path, monkeypatch, call, error, act, printed):
     path.write_bytes(line(0))
     with opened(path) as out:
         if call == "ftruncate":
@@ -630,7 +614,7 @@ def test_an_error_of_the_disk_is_reported(
         monkeypatch.undo()
 
 
-def test_a_missing_line_end_is_not_added_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_line_end_is_not_added_on_a_full_disk(path, monkeypatch):
     path.write_bytes(line(0) + line(1)[:-1])
     with OutputFile(str(path)) as out:
         monkeypatch.setattr(os, "write", no_room)
@@ -640,9 +624,7 @@ def test_a_missing_line_end_is_not_added_on_a_full_disk(path: Path, monkeypatch:
     assert path.read_bytes() == line(0) + line(1)[:-1]
 
 
-def test_an_output_that_cannot_be_put_in_order_keeps_its_rows(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_that_cannot_be_put_in_order_keeps_its_rows(path, monkeypatch):
     with opened(path, 2, 1, 0) as out:
         monkeypatch.setattr(output_file, "replaced", no_room)
         with pytest.raises(OutputLost, match="cannot be put in order: No space left on device; every"):
@@ -652,7 +634,7 @@ def test_an_output_that_cannot_be_put_in_order_keeps_its_rows(
     assert path.read_bytes() == line(1) + line(0)
 
 
-def test_changed_content_of_the_same_size_is_found_at_the_end(path: Path) -> None:
+def test_changed_content_of_the_same_size_is_found_at_the_end(path):
     with opened(path, 1, 0) as out:
         out.check()
         path.write_bytes(line(0).replace(b"answer", b"ANSWER"))
@@ -661,7 +643,7 @@ def test_changed_content_of_the_same_size_is_found_at_the_end(path: Path) -> Non
                 act()
 
 
-def test_rows_of_a_changed_output_count_as_answered(path: Path) -> None:
+def test_rows_of_a_changed_output_count_as_answered(path):
     """The store has their answers. The first change is the one that is reported."""
     with opened(path, 3) as out:
         path.write_bytes(b"a note\n")
@@ -675,7 +657,7 @@ def test_rows_of_a_changed_output_count_as_answered(path: Path) -> None:
 # -- lines and standard output -------------------------------------------------------------------------------
 
 
-def test_a_line_holds_what_was_asked_and_what_it_cost() -> None:
+def test_a_line_holds_what_was_asked_and_what_it_cost():
     row = KeyedRow(2, "r-3", {"id": "r-3", "text": "a"}, bytes.fromhex("0123456789abcdef") + bytes(24))
     result = Result(
         "x",
@@ -716,13 +698,13 @@ def test_a_line_holds_what_was_asked_and_what_it_cost() -> None:
 @pytest.mark.parametrize(
     ("error", "kind"), [(FAILURE, "server_error"), (BudgetExceeded("no money left"), "budget_exceeded")]
 )
-def test_a_failed_line_says_kind_and_message(error: SmartbatchError, kind: str) -> None:
+def test_a_failed_line_says_kind_and_message(error, kind):
     content = json.loads(line(0, error=error))
     assert content["text"] is None
     assert content["error"] == {"kind": kind, "message": error.message}
 
 
-def test_what_json_cannot_hold_stays_in_the_text() -> None:
+def test_what_json_cannot_hold_stays_in_the_text():
     nan = encode(asked(0), Result("0", text='{"a": NaN}', parsed={"a": float("nan")}), MODEL)
     assert "parsed" not in json.loads(nan)
     assert json.loads(nan)["text"] == '{"a": NaN}'
@@ -733,7 +715,7 @@ def test_what_json_cannot_hold_stays_in_the_text() -> None:
 @pytest.mark.parametrize(
     ("prompt", "shown"), [("x" * 40, "x" * 40), ("x" * 41, "x" * 39 + "…"), ("\x07", r"\x07")]
 )
-def test_a_row_is_on_the_terminal_at_once(monkeypatch: pytest.MonkeyPatch, prompt: str, shown: str) -> None:
+def test_a_row_is_on_the_terminal_at_once(monkeypatch, prompt, shown):
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     row = KeyedRow(6, 6, {"n": 1, "prompt": prompt}, KEYS.key(prompt))
@@ -750,7 +732,7 @@ def test_a_row_is_on_the_terminal_at_once(monkeypatch: pytest.MonkeyPatch, promp
         assert read.readable()
 
 
-def test_what_a_reader_that_ended_did_not_take_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_reader_that_ended_did_not_take_is_thrown_away(monkeypatch):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:

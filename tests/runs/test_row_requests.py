@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import tracemalloc
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +33,7 @@ def row(**fields: Any) -> Row:
         ("{a column}!", "spaced!"),
     ],
 )
-def test_a_template_puts_fields_in_their_places(template: str, prompt: str) -> None:
+def test_a_template_puts_fields_in_their_places(template, prompt):
     fields = {"text": "good", "n": 3, "yes": True, "list": ["é"], "nested": {"a": None}, "a column": "spaced"}
     assert PromptMaker(template=template).prompt(row(**fields)) == prompt
 
@@ -56,18 +54,18 @@ def test_a_template_puts_fields_in_their_places(template: str, prompt: str) -> N
         "{a:{b}}",
     ],
 )
-def test_a_template_that_is_more_than_fields_is_refused(template: str) -> None:
+def test_a_template_that_is_more_than_fields_is_refused(template):
     with pytest.raises(InputError, match=r"^--template.*\{field\}"):
         PromptMaker(template=template)
 
 
 @given(st.text(), st.text())
-def test_a_field_that_looks_like_a_template_is_only_text(before: str, value: str) -> None:
+def test_a_field_that_looks_like_a_template_is_only_text(before, value):
     literal = before.replace("{", "{{").replace("}", "}}")
     assert PromptMaker(template=literal + "{x}", on_missing="empty").prompt(row(x=value)) == before + value
 
 
-def test_a_missing_field_is_named_with_the_fields_there_are() -> None:
+def test_a_missing_field_is_named_with_the_fields_there_are():
     lacking = row(text="secret", other=1)
     for ask in (
         lambda: PromptMaker(template="{txet}").prompt(lacking),
@@ -87,17 +85,17 @@ def test_a_missing_field_is_named_with_the_fields_there_are() -> None:
         ({"id": "r1", "text": "t", "n": 1}, "t"),
     ],
 )
-def test_without_a_word_from_the_user_the_prompt_is_the_plain_meaning(fields: Any, prompt: Any) -> None:
+def test_without_a_word_from_the_user_the_prompt_is_the_plain_meaning(fields, prompt):
     assert PromptMaker().prompt(row(**fields)) == prompt
 
 
 @pytest.mark.parametrize("fields", [{"question": "q", "answer": "a"}, {"n": 1}, {}])
-def test_an_unclear_row_is_refused_with_the_way_out(fields: Any) -> None:
+def test_an_unclear_row_is_refused_with_the_way_out(fields):
     with pytest.raises(BadField, match="use --prompt-field or --template"):
         PromptMaker().prompt(row(**fields))
 
 
-def test_the_id_is_the_named_field_or_id_or_the_index() -> None:
+def test_the_id_is_the_named_field_or_id_or_the_index():
     assert PromptMaker().id(row(text="x")) == 7
     assert PromptMaker().id(row(id="a")) == "a"
     assert PromptMaker(id_field="n").id(row(n=5, id="a")) == 5
@@ -108,19 +106,19 @@ def test_the_id_is_the_named_field_or_id_or_the_index() -> None:
     ("value", "id"),
     [(1.0, 1), (1.5, "1.5"), (-0.0, 0), (1e300, "1e+300"), ("1.0", "1.0"), (" a ", " a "), (0, 0)],
 )
-def test_numbers_and_text_are_ids(value: Any, id: str | int) -> None:
+def test_numbers_and_text_are_ids(value, id):
     assert PromptMaker().id(row(id=value)) == id
     assert type(PromptMaker().id(row(id=value))) is type(id)
 
 
 @pytest.mark.parametrize("value", [None, "", "  ", float("nan"), True, False, [1], {"a": 1}])
 @pytest.mark.parametrize("named", ["id", None])
-def test_what_identifies_no_row_is_refused_with_the_way_out(value: Any, named: str | None) -> None:
+def test_what_identifies_no_row_is_refused_with_the_way_out(value, named):
     with pytest.raises(BadField, match=r"^field 'id'.*--id-field names another field, --id-field - numbers"):
         PromptMaker(id_field=named).id(row(id=value))
 
 
-def test_keys_tell_settings_from_prompts() -> None:
+def test_keys_tell_settings_from_prompts():
     one = Keys.of("sim:a", Generation())
     other = Keys.of("sim:a", Generation(system="s"))
     assert len({one.settings, other.settings, Keys.of("sim:b", Generation()).settings}) == 3
@@ -132,7 +130,7 @@ def test_keys_tell_settings_from_prompts() -> None:
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Iterator[InputRequests]:
+def rows(tmp_path):
     path = tmp_path / "in.txt"
     path.write_text("".join(f"prompt {i}\n" for i in range(10)))
     with RowSource(str(path)) as source:
@@ -141,14 +139,14 @@ def rows(tmp_path: Path) -> Iterator[InputRequests]:
         yield requests
 
 
-def test_rows_are_found_in_any_order(rows: InputRequests) -> None:
+def test_rows_are_found_in_any_order(rows):
     row_at = rows.row_lookup(lambda _: False, ordered=False)
     for index in (3, 0, 9, 1, 2, 8, 4, 5, 7, 6):
         row = row_at(index)
         assert (row.index, row.fields) == (index, {"prompt": f"prompt {index}"})
 
 
-def test_rows_that_come_in_order_are_not_kept(rows: InputRequests) -> None:
+def test_rows_that_come_in_order_are_not_kept(rows):
     row_at = rows.row_lookup(lambda index: index == 8, ordered=True)
     assert [row_at(index).index for index in (0, 2, 3, 7)] == [0, 2, 3, 7]
     with pytest.raises(InputError, match="changed while it was being read"):
@@ -157,9 +155,7 @@ def test_rows_that_come_in_order_are_not_kept(rows: InputRequests) -> None:
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "csv"])
 @pytest.mark.parametrize("first", [0, 1, 6, 7, 8, 13, 14, 40, 49])
-def test_rows_behind_answered_ones_are_the_same_wherever_reading_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, first: int
-) -> None:
+def test_rows_behind_answered_ones_are_the_same_wherever_reading_begins(tmp_path, monkeypatch, ending, first):
     monkeypatch.setattr("smartbatch.tables.row_source._PLACE_INTERVAL_ROWS", 7)
     lines = [
         "\ufeff" + json.dumps({"prompt": "é 0"}),
@@ -176,7 +172,7 @@ def test_rows_behind_answered_ones_are_the_same_wherever_reading_begins(
     assert [request.context.index for request in read] == list(range(first, 50))
 
 
-def test_rows_that_are_answered_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_answered_are_not_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr("smartbatch.tables.row_source._PLACE_INTERVAL_ROWS", 10)
     path = tmp_path / "in.jsonl"
     path.write_text("".join(f'{{"prompt": "row {i}"}}\n' for i in range(30)))
@@ -195,7 +191,7 @@ def test_rows_that_are_answered_are_not_read_again(tmp_path: Path, monkeypatch: 
             list(requests.read(lambda index: index < 25, stopped=lambda: False))
 
 
-def test_the_digest_of_many_keys_takes_no_memory() -> None:
+def test_the_digest_of_many_keys_takes_no_memory():
     keys = RowKeys(bytes(16))
     for row in range(50_000):
         keys.append(row.to_bytes(16))
@@ -212,7 +208,7 @@ def test_the_digest_of_many_keys_takes_no_memory() -> None:
 # -- models ----------------------------------------------------------------------------------------------
 
 
-def test_a_row_that_is_a_request_may_name_its_model() -> None:
+def test_a_row_that_is_a_request_may_name_its_model():
     fields = {"prompt": "one", "model": "gpt-5"}
     made = PromptMaker().prompt(row(**fields))
     assert isinstance(made, Request)

@@ -78,7 +78,7 @@ class Runs:
 
 
 @pytest.fixture
-def runs(client_of: ClientOf, clock: VirtualClock, store: str, tmp_path: Path) -> Runs:
+def runs(client_of, clock, store, tmp_path):
     return Runs(client_of, clock, store, tmp_path / "in.txt", Remote(clock, latency=1.0))
 
 
@@ -86,14 +86,14 @@ PROMPTS = [f"p{n}" for n in range(12)]
 
 
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
-def test_rows_are_answered_once_whoever_asks_them_again(runs: Runs, strategy: str) -> None:
+def test_rows_are_answered_once_whoever_asks_them_again(runs, strategy):
     first = runs.answers(PROMPTS, strategy=strategy)
     assert sorted(first) == list(range(12))
     assert runs.answers(PROMPTS, strategy=strategy) == first
     assert (len(runs.remote.asked), runs.batches) == ((12, []) if strategy == "individual" else (0, [12]))
 
 
-def test_a_run_that_ended_early_goes_on_with_what_is_left(runs: Runs) -> None:
+def test_a_run_that_ended_early_goes_on_with_what_is_left(runs):
     begun = runs.answers(PROMPTS, strategy="individual", most=4)
     assert 4 <= len(begun) < 12
     rest = runs.answers(PROMPTS, strategy="individual", written=frozenset(begun))
@@ -102,14 +102,14 @@ def test_a_run_that_ended_early_goes_on_with_what_is_left(runs: Runs) -> None:
     assert any("continues; " in line for line in runs.said)
 
 
-def test_of_an_input_that_grew_only_the_new_rows_are_sent(runs: Runs) -> None:
+def test_of_an_input_that_grew_only_the_new_rows_are_sent(runs):
     runs.answers(PROMPTS[:7], strategy="individual")
     assert sorted(runs.answers(PROMPTS, strategy="individual")) == list(range(12))
     assert sorted(runs.remote.asked) == sorted(PROMPTS)
 
 
 @pytest.mark.full
-def test_rows_that_wait_for_real_time_go_by_batch_where_that_is_wanted(runs: Runs) -> None:
+def test_rows_that_wait_for_real_time_go_by_batch_where_that_is_wanted(runs):
     begun = runs.answers(PROMPTS, strategy="individual", most=1)
     rest = runs.answers(PROMPTS, strategy="batch", written=frozenset(begun))
     assert sorted([*begun, *rest]) == list(range(12))
@@ -156,19 +156,19 @@ def found_by(job: JobOfRows, total: int) -> list[int]:
 
 @pytest.mark.parametrize("lacking", [0, 1, 12])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_rows_of_a_job_are_known_although_some_were_answered_before(seed: int, lacking: int) -> None:
+def test_the_rows_of_a_job_are_known_although_some_were_answered_before(seed, lacking):
     answered = set(Random(seed).sample(range(3000), lacking))
     job = JobOfRows([row for row in range(3000) if row not in answered], keys_of(3000))
     assert found_by(job, 3000) == job.rows
     assert job.read <= 2 + 50 * lacking
 
 
-def test_of_a_job_with_rows_here_and_there_all_count_as_not_answered() -> None:
+def test_of_a_job_with_rows_here_and_there_all_count_as_not_answered():
     job = JobOfRows(range(0, 3000, 2), keys_of(3000))
     assert found_by(job, 3000) == []
     assert job.read < job.total
 
 
-def test_a_job_of_other_rows_is_refused() -> None:
+def test_a_job_of_other_rows_is_refused():
     with pytest.raises(InputError, match="belongs to no row of this input"):
         found_by(JobOfRows(range(20), keys_of(20, "something else")), 20)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -26,7 +24,7 @@ from smartbatch.core.limits.shared_limit import (
     exchange,
 )
 from smartbatch.sharing.addresses import open_back_end
-from smartbatch.sharing.back_end import BackEnd, BackEndUnavailable, hidden
+from smartbatch.sharing.back_end import BackEndUnavailable, hidden
 from tests.core.walks.shared import drawn
 from tests.levels import sampled
 
@@ -39,14 +37,12 @@ class Time:
 
 
 @pytest.fixture
-def time() -> Time:
+def time():
     return Time()
 
 
 @pytest.fixture(params=KINDS)
-def back_end(
-    request: pytest.FixtureRequest, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[BackEnd]:
+def back_end(request, tmp_path, time, monkeypatch):
     """A back end on a real server, with a controlled clock."""
     made = timed(address_of(request.param, request, tmp_path), time, monkeypatch)
     made.prepare()
@@ -56,7 +52,7 @@ def back_end(
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", sampled(range(3)))
-def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time, seed: int) -> None:
+def test_random_exchanges_give_what_the_rules_say(back_end, time, seed):
     rng = random.Random(seed)
     salt = back_end.prepare()
     for kind in QuotaKind:
@@ -70,7 +66,7 @@ def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time,
                 assert got[name] == value, f"{name} at step {step} of a {kind.value}, seed {seed}: {asked}"
 
 
-def test_an_outage_is_known_as_long_as_a_process_is_there(back_end: BackEnd, time: Time) -> None:
+def test_an_outage_is_known_as_long_as_a_process_is_there(back_end, time):
     key = hidden(back_end.prepare(), f"outage {uuid4()}")
     for end in ("leaves", "is killed"):
         back_end.exchange(key, LeaseAsk(f"one {end}"))
@@ -85,7 +81,7 @@ def test_an_outage_is_known_as_long_as_a_process_is_there(back_end: BackEnd, tim
         assert back_end.exchange(key, LeaseAsk(f"next {end}", leaving=1)).outage == 0
 
 
-def test_a_late_or_repeated_exchange_of_money_is_refused(back_end: BackEnd) -> None:
+def test_a_late_or_repeated_exchange_of_money_is_refused(back_end):
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
     limit, half = [1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]
     asks = partial(LeaseAsk, "one", limits=MemberLimits(caps=limit), kind=QuotaKind.BUDGET)
@@ -97,9 +93,7 @@ def test_a_late_or_repeated_exchange_of_money_is_refused(back_end: BackEnd) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_find_the_same_salt_and_the_same_record(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_two_processes_find_the_same_salt_and_the_same_record(kind, request, tmp_path):
     address = address_of(kind, request, tmp_path)
     one, other = (open_back_end(address, lambda: 100.0) for _ in range(2))
     assert one.prepare() == other.prepare()
@@ -117,9 +111,7 @@ def test_two_processes_find_the_same_salt_and_the_same_record(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_change_is_lost_where_many_exchange_at_once(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_no_change_is_lost_where_many_exchange_at_once(kind, request, tmp_path):
     """Six clients take a dollar from a common budget 20 times each."""
     address, key = address_of(kind, request, tmp_path), str(uuid4())
     limit, one = [1000.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]
@@ -147,7 +139,7 @@ def test_no_change_is_lost_where_many_exchange_at_once(
 
 
 @pytest.mark.full
-def test_a_schema_that_was_made_for_a_user_is_all_that_user_needs(postgres_address: str) -> None:
+def test_a_schema_that_was_made_for_a_user_is_all_that_user_needs(postgres_address):
     psycopg = pytest.importorskip("psycopg")
     parts = psycopg.conninfo.conninfo_to_dict(postgres_address)
     with psycopg.connect(postgres_address, autocommit=True) as session:

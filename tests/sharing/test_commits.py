@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 from psycopg.rows import scalar_row
 from sharing.servers import address_of
 
@@ -37,7 +35,7 @@ def exchange_all(back_end: BackEnd) -> None:
         back_end.exchange(kind.value, LeaseAsk("one", limits=MemberLimits(caps=first(1.0)), kind=kind))
 
 
-def test_a_file_holds_money_before_it_is_granted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_holds_money_before_it_is_granted(tmp_path, monkeypatch):
     levels: list[int] = []
 
     class Noting(sqlite3.Connection):
@@ -61,7 +59,7 @@ def test_a_file_holds_money_before_it_is_granted(tmp_path: Path, monkeypatch: py
     assert levels == [NORMAL, FULL, NORMAL, NORMAL]
 
 
-def test_postgresql_waits_for_the_disk_only_for_money(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_postgresql_waits_for_the_disk_only_for_money(request, tmp_path):
     text = address_of("postgresql", request, tmp_path)
     address = Address.of(text, "shared")
     back_end = open_back_end(text, lambda: 0.0)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -97,9 +96,7 @@ def in_turn(back_end: BackEnd, key: str, ask: LeaseAsk) -> LeaseGrant:
 
 
 @pytest.mark.parametrize("kind", sampled(KINDS, first=1))
-def test_money_that_a_frozen_process_was_about_to_take_is_taken_once(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_money_that_a_frozen_process_was_about_to_take_is_taken_once(kind, request, tmp_path):
     """It and another process want 60 cents each of a dollar. Redis and PostgreSQL give them to the other
     one. A file stays locked, so the other one gives up after two seconds."""
     address, key = address_of(kind, request, tmp_path), f"budget {uuid4()}"
@@ -131,9 +128,7 @@ def test_money_that_a_frozen_process_was_about_to_take_is_taken_once(
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_clients_continue_while_another_process_is_frozen(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_clients_continue_while_another_process_is_frozen(kind, request, tmp_path):
     address = address_of(kind, request, tmp_path)
     seen: list[Event] = []
     with emulator(latency=0.01) as server:

@@ -12,7 +12,7 @@ import pytest
 
 from smartbatch._clock import Clock, RealClock, VirtualClock
 from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant
-from smartbatch.errors import SmartbatchError, StoreError
+from smartbatch.errors import StoreError
 from smartbatch.events import Event
 from smartbatch.sharing.back_end import BackEnd, BackEndBusy, Incompatible, Published, RecordUpdate
 from smartbatch.sharing.limit_leases import SharedLeases
@@ -84,7 +84,7 @@ class Fake(BackEnd):
         self.closed.put(True)
 
 
-def test_a_share_that_joins_again_before_it_has_left_is_shared() -> None:
+def test_a_share_that_joins_again_before_it_has_left_is_shared():
     share, rejoined = OneShare(), []
 
     def join_again(ask: LeaseAsk) -> None:
@@ -102,7 +102,7 @@ def test_a_share_that_joins_again_before_it_has_left_is_shared() -> None:
     assert back_end.closed.get(timeout=10.0)
 
 
-def test_a_share_leaving_during_an_exchange_returns_its_lease() -> None:
+def test_a_share_leaving_during_an_exchange_returns_its_lease():
     share = OneShare()
     back_end = Fake(VirtualClock(), lambda ask: None if ask.leaving else back_end.leases.leave(share))
     back_end.leases.join(share)
@@ -110,7 +110,7 @@ def test_a_share_leaving_during_an_exchange_returns_its_lease() -> None:
     assert back_end.closed.get(timeout=10.0)
 
 
-def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_unavailable() -> None:
+def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_unavailable():
     def broken(ask: LeaseAsk) -> None:
         raise ValueError("no answer")
 
@@ -125,7 +125,7 @@ def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_unavailable() -> No
 @pytest.mark.parametrize(
     ("error", "after"), [(StoreError("no disk"), 0.5), (Incompatible("another version"), 60.0)]
 )
-def test_a_back_end_that_refuses_is_tried_again(error: SmartbatchError, after: float) -> None:
+def test_a_back_end_that_refuses_is_tried_again(error, after):
     clock, share, prepared_at = VirtualClock(), OneShare(insists=True), list[float]()
 
     class Refusing(Fake):
@@ -144,7 +144,7 @@ def test_a_back_end_that_refuses_is_tried_again(error: SmartbatchError, after: f
 
 
 @pytest.mark.parametrize(("until", "lost"), [(6.0, False), (8.0, False), (12.0, True)])
-def test_a_place_that_many_join_at_once_is_waited_for_at_first(until: float, lost: bool) -> None:
+def test_a_place_that_many_join_at_once_is_waited_for_at_first(until, lost):
     clock, share, tries = VirtualClock(), OneShare(insists=True), list[float]()
     busy_until = [until]
 
@@ -167,7 +167,7 @@ def test_a_place_that_many_join_at_once_is_waited_for_at_first(until: float, los
     back_end.leases.leave(share)
 
 
-def test_a_share_says_that_no_thread_can_be_had_and_may_join_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_says_that_no_thread_can_be_had_and_may_join_later(monkeypatch):
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -8,9 +8,7 @@ import signal
 import socket
 import socketserver
 import threading
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
 import psycopg
@@ -77,7 +75,7 @@ class Proxy:
 
 
 @pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+def proxy(redis_server):
     made = Proxy(redis_server)
     yield made
     made.close()
@@ -86,7 +84,7 @@ def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
 LIMIT, QUARTER = [100.0, 0.0, 0.0, 0.0], [25.0, 0.0, 0.0, 0.0]
 
 
-def test_an_exchange_whose_answer_is_lost_is_not_repeated(proxy: Proxy) -> None:
+def test_an_exchange_whose_answer_is_lost_is_not_repeated(proxy):
     back_end = RedisBackEnd(proxy.address)
     key = hidden(back_end.prepare(), str(uuid4()))
     asks = partial(LeaseAsk, "one", limits=MemberLimits(caps=LIMIT))
@@ -100,7 +98,7 @@ def test_an_exchange_whose_answer_is_lost_is_not_repeated(proxy: Proxy) -> None:
     back_end.close()
 
 
-def test_money_of_an_exchange_whose_answer_is_lost_is_not_lost(proxy: Proxy) -> None:
+def test_money_of_an_exchange_whose_answer_is_lost_is_not_lost(proxy):
     back_end = RedisBackEnd(proxy.address)
     key = hidden(back_end.prepare(), str(uuid4()))
     asks = partial(LeaseAsk, "one", limits=MemberLimits(caps=LIMIT), kind=QuotaKind.BUDGET)
@@ -117,9 +115,7 @@ def test_money_of_an_exchange_whose_answer_is_lost_is_not_lost(proxy: Proxy) -> 
     back_end.close()
 
 
-def test_a_frozen_postgresql_is_unavailable_and_used_again(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frozen_postgresql_is_unavailable_and_used_again(request, tmp_path, monkeypatch):
     name = f"stopped-{uuid4().hex[:8]}"
     address = address_of("postgresql", request, tmp_path)
     back_end = PostgresBackEnd(f"{address}&application_name={name}")
@@ -153,7 +149,7 @@ class OtherNode(socketserver.BaseRequestHandler):
 
 
 @pytest.mark.full
-def test_a_node_of_a_cluster_is_refused_in_words() -> None:
+def test_a_node_of_a_cluster_is_refused_in_words():
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), OtherNode) as server:
         threading.Thread(target=server.serve_forever).start()
         back_end = RedisBackEnd(f"redis://127.0.0.1:{server.server_address[1]}/0")

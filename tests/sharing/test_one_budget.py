@@ -58,9 +58,7 @@ def run(seed: int, clock: VirtualClock, client_of: Callable[..., Any], folder: P
     ],
     ids=["once", "20 runs", "200 runs"],
 )
-def test_a_shared_budget_is_never_exceeded_and_is_usable(
-    seeds: range, client_of: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_shared_budget_is_never_exceeded_and_is_usable(seeds, client_of, tmp_path):
     for seed in seeds:
         clock = VirtualClock()
         spent = run(seed, clock, partial(client_of, clock=clock), tmp_path)

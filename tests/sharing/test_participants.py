@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from observe.sample_events import submitted
@@ -15,7 +14,7 @@ from realtime.scenes import InTime, Scripted
 from sharing.servers import KINDS, address_of
 
 import smartbatch
-from smartbatch import BatchingClient, Participant, Participants, RealtimeStatus
+from smartbatch import BatchingClient, Participant, RealtimeStatus
 from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.observe.metrics import BatchMetrics
@@ -29,7 +28,7 @@ ClientOf = Callable[..., BatchingClient]
 
 
 @pytest.fixture(params=KINDS)
-def back_end(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BackEnd]:
+def back_end(request, tmp_path):
     """A back end on a real server, by the server's clock."""
     made = open_back_end(address_of(request.param, request, tmp_path), lambda: 100.0)
     made.prepare()
@@ -48,7 +47,7 @@ def risen(back_end: BackEnd, before: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.mark.full
-def test_total_sums_add_up_those_of_each_process(back_end: BackEnd) -> None:
+def test_total_sums_add_up_those_of_each_process(back_end):
     before = back_end.published().sums
     back_end.publish("one", told(calls=3, cost=0.25), {})
     back_end.publish("other", told(calls=10), {})
@@ -61,7 +60,7 @@ def test_total_sums_add_up_those_of_each_process(back_end: BackEnd) -> None:
     assert 0.0 <= ages[texts[0]] <= 10.0
 
 
-def test_sums_outlive_the_record_of_a_process(back_end: BackEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_outlive_the_record_of_a_process(back_end, monkeypatch):
     before = back_end.published().sums
     back_end.publish("gone", told(rows=7), {})
     with monkeypatch.context() as later:
@@ -73,7 +72,7 @@ def test_sums_outlive_the_record_of_a_process(back_end: BackEnd, monkeypatch: py
     assert risen(back_end, before) == {"rows": 10.0}
 
 
-def test_the_records_of_before_a_machine_was_started_again_are_gone(address: str) -> None:
+def test_the_records_of_before_a_machine_was_started_again_are_gone(address):
     now = [90_000.0]
     made = open_back_end(address, lambda: now[0])
     made.prepare()
@@ -86,7 +85,7 @@ def test_the_records_of_before_a_machine_was_started_again_are_gone(address: str
     made.close()
 
 
-def test_a_collected_client_leaves_its_counts() -> None:
+def test_a_collected_client_leaves_its_counts():
     publication = Publication("one", VirtualClock())
     metrics = BatchMetrics()
     publication.add(metrics, lambda hide: RealtimeStatus(waiting=1))
@@ -111,9 +110,7 @@ def looked(address: str, clock: VirtualClock) -> tuple[list[Participant], dict[s
     return [one for one in read if one is not None], found.sums
 
 
-def test_a_process_publishes_its_state_every_few_seconds(
-    clock: VirtualClock, client_of: ClientOf, address: str
-) -> None:
+def test_a_process_publishes_its_state_every_few_seconds(clock, client_of, address):
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=4.0)
     client = client_of(provider, parallelism=2, max_rpm=600, shared=address)
     for number in range(9):
@@ -136,7 +133,7 @@ def test_a_process_publishes_its_state_every_few_seconds(
     assert one.is_alive
 
 
-def test_it_says_which_gate_holds_requests_up(clock: VirtualClock, client_of: ClientOf, address: str) -> None:
+def test_it_says_which_gate_holds_requests_up(clock, client_of, address):
     down = ProviderError("no", kind=ErrorKind.SERVER_ERROR, status=503)
     limited = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01, name="limited")
     broken = Scripted(clock, lambda prompt, attempt: down, latency=0.01, name="broken")
@@ -156,9 +153,7 @@ def test_it_says_which_gate_holds_requests_up(clock: VirtualClock, client_of: Cl
     assert sums["call_failures:server_error"] >= 1
 
 
-def test_it_says_how_many_requests_wait_for_the_money_of_their_list(
-    clock: VirtualClock, client_of: ClientOf, address: str
-) -> None:
+def test_it_says_how_many_requests_wait_for_the_money_of_their_list(clock, client_of, address):
     provider = Scripted(clock, lambda *_: Answer("yes", usage=Usage(1, 1)), latency=20.0, priced=True)
     prices = {"scripted:default": {"input": 0.0, "output": 1_000_000.0}}
     client = client_of(provider, parallelism=2, prices=prices, shared=address)
@@ -174,9 +169,7 @@ def test_it_says_how_many_requests_wait_for_the_money_of_their_list(
     assert listed.result().succeeded == 3
 
 
-def test_sums_survive_the_end_of_clients_and_resets(
-    clock: VirtualClock, client_of: ClientOf, address: str
-) -> None:
+def test_sums_survive_the_end_of_clients_and_resets(clock, client_of, address):
     for count in (3, 4):
         provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
         client = client_of(provider, shared=address)
@@ -197,9 +190,7 @@ def test_sums_survive_the_end_of_clients_and_resets(
     assert sums["response_seconds:sum"] == pytest.approx(0.12, abs=0.05)
 
 
-def test_an_unavailable_back_end_gets_everything_later(
-    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, unreadable: Path
-) -> None:
+def test_an_unavailable_back_end_gets_everything_later(clock, client_of, address, provider, unreadable):
     client = client_of(provider, shared=address)
     assert client.generate(map(str, range(5))).failed == 0
     clock.sleep(6.0)
@@ -209,7 +200,7 @@ def test_an_unavailable_back_end_gets_everything_later(
     assert sums["requests_ended:succeeded"] == 5
 
 
-def test_a_process_that_only_has_jobs_is_seen(address: str, tmp_path: Path) -> None:
+def test_a_process_that_only_has_jobs_is_seen(address, tmp_path):
     settings = {"shared": address, "store": str(tmp_path / "jobs.db"), "batch_poll_interval": 0.05}
     client = BatchingClient("sim:small?latency=0&batch_seconds=0.05", **settings)
     client.submit_batch(["one", "two", "three"]).wait()
@@ -219,14 +210,14 @@ def test_a_process_that_only_has_jobs_is_seen(address: str, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def asked(address: str) -> Participants:
+def asked(address):
     """What a real client of this process published."""
     with BatchingClient("sim:small?latency=0", shared=address, system="a secret") as client:
         assert client.generate(["a secret question", "another"]).failed == 0
     return smartbatch.participants(address)
 
 
-def test_any_process_can_read_what_all_published(asked: Participants, tmp_path: Path) -> None:
+def test_any_process_can_read_what_all_published(asked, tmp_path):
     [one] = asked.processes
     assert asked.place == str(tmp_path / "limits.db")
     assert asked.sums["requests_ended:succeeded"] == 2
@@ -234,7 +225,7 @@ def test_any_process_can_read_what_all_published(asked: Participants, tmp_path: 
     assert (one.library, one.ended, asked.living, asked.lost) == (smartbatch.__version__, True, (), ())
 
 
-def test_a_record_of_a_later_version_is_counted_and_not_read(address: str) -> None:
+def test_a_record_of_a_later_version_is_counted_and_not_read(address):
     made = open_back_end(address, RealClock.now)
     made.prepare()
     made.publish("later", json.dumps({"version": 99, "sums": {"calls": 2.0}, "of": "another form"}), {})
@@ -243,9 +234,7 @@ def test_a_record_of_a_later_version_is_counted_and_not_read(address: str) -> No
     assert (found.processes, found.unreadable, found.sums) == ((), 1, {"calls": 2.0})
 
 
-def test_damaged_records_are_counted_and_hide_no_other(
-    asked: Participants, address: str, tmp_path: Path
-) -> None:
+def test_damaged_records_are_counted_and_hide_no_other(asked, address, tmp_path):
     deep = "[" * 100_000
     damaged = [deep, '{"version": 3', "[]", '{"version": "x"}', '{"version": 3, "realtime": []}', ""]
     with closing(sqlite3.connect(tmp_path / "limits.db")) as connection, connection:
@@ -256,13 +245,13 @@ def test_damaged_records_are_counted_and_hide_no_other(
     assert (len(found.processes), found.unreadable, found.sums) == (1, len(damaged), asked.sums)
 
 
-def test_a_file_that_is_being_written_is_read(asked: Participants, address: str, tmp_path: Path) -> None:
+def test_a_file_that_is_being_written_is_read(asked, address, tmp_path):
     with closing(sqlite3.connect(tmp_path / "limits.db", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
         assert smartbatch.participants(address).sums == asked.sums
 
 
-def test_no_prompt_is_published(asked: Participants, tmp_path: Path) -> None:
+def test_no_prompt_is_published(asked, tmp_path):
     assert asked.processes
     with closing(sqlite3.connect(tmp_path / "limits.db")) as reading:
         reading.execute("SELECT count(*) FROM sqlite_master").fetchone()  # no file goes while this is open
@@ -271,9 +260,7 @@ def test_no_prompt_is_published(asked: Participants, tmp_path: Path) -> None:
     assert b"secret" not in written
 
 
-def test_a_process_that_shares_nothing_publishes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_shares_nothing_publishes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with BatchingClient("sim:small?latency=0", shared="off") as client:
         assert client.generate(["one"]).failed == 0

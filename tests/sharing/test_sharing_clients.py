@@ -59,7 +59,7 @@ class Neighbour:
 
 
 @pytest.fixture
-def neighbour(address: str, provider: Scripted, clock: VirtualClock) -> Neighbour:
+def neighbour(address, provider, clock):
     return Neighbour(address, provider, clock)
 
 
@@ -67,9 +67,7 @@ def lost(seen: list[Event]) -> list[SharedLimitsLost]:
     return [event for event in seen if isinstance(event, SharedLimitsLost)]
 
 
-def test_what_others_leased_is_not_there(
-    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, neighbour: Neighbour
-) -> None:
+def test_what_others_leased_is_not_there(clock, client_of, address, provider, neighbour):
     """600 per minute, of which another process took 590: 40 requests take 3.6 s instead of none."""
     assert neighbour.lease(590.0) == 590.0
     client = client_of(provider, parallelism=8, max_rpm=600, shared=address)
@@ -77,18 +75,14 @@ def test_what_others_leased_is_not_there(
     assert 3.0 <= clock.now() <= 4.5
 
 
-def test_a_client_that_ends_gives_back_what_it_leased(
-    client_of: ClientOf, address: str, provider: Scripted, neighbour: Neighbour
-) -> None:
+def test_a_client_that_ends_gives_back_what_it_leased(client_of, address, provider, neighbour):
     client = client_of(provider, parallelism=1, max_rpm=600, shared=address)
     assert client.generate(["one"]).failed == 0
     client.stop()
     assert neighbour.exchange().left[0] == pytest.approx(593.0, abs=1.0)
 
 
-def test_a_client_shares_while_the_last_one_still_leaves(
-    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, monkeypatch: Patch
-) -> None:
+def test_a_client_shares_while_the_last_one_still_leaves(clock, client_of, address, provider, monkeypatch):
     exchange = SqliteBackEnd.exchange
 
     def slow(self: SqliteBackEnd, key: str, ask: LeaseAsk) -> LeaseGrant:
@@ -105,9 +99,7 @@ def test_a_client_shares_while_the_last_one_still_leaves(
     assert Neighbour(address, provider, clock).counts() == 2
 
 
-def test_limits_are_shared_again_after_a_slow_leave(
-    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, monkeypatch: Patch
-) -> None:
+def test_limits_are_shared_again_after_a_slow_leave(clock, client_of, address, provider, monkeypatch):
     exchange = SqliteBackEnd.exchange
 
     def slow(self: SqliteBackEnd, key: str, ask: LeaseAsk) -> LeaseGrant:
@@ -122,9 +114,7 @@ def test_limits_are_shared_again_after_a_slow_leave(
         client.stop()
 
 
-def test_an_unusable_back_end_is_reported_once(
-    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, unreadable: Path
-) -> None:
+def test_an_unusable_back_end_is_reported_once(clock, client_of, address, provider, unreadable):
     seen: list[Event] = []
     client = client_of(provider, max_rpm=600, shared=address, observers=[seen.append])
     assert client.generate(map(str, range(20))).failed == 0
@@ -159,14 +149,8 @@ def lose_all(kind: str, used: bool, request: pytest.FixtureRequest, address: str
 
 @pytest.mark.parametrize(("stopped", "kind"), sampled(itertools.product([False, True], KINDS), keep=3))
 def test_a_back_end_that_lost_its_data_is_used_as_before(
-    kind: str,
-    stopped: bool,
-    clock: VirtualClock,
-    client_of: ClientOf,
-    provider: Scripted,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-) -> None:
+    kind, stopped, clock, client_of, provider, request, tmp_path
+):
     address = address_of(kind, request, tmp_path)
     client = client_of(provider, max_rpm=600, shared=address)
     assert client.generate(map(str, range(5))).failed == 0
@@ -180,9 +164,7 @@ def test_a_back_end_that_lost_its_data_is_used_as_before(
     assert Neighbour(address, provider, clock).counts() == 2
 
 
-def test_a_redis_that_is_emptied_while_it_is_used_is_shared_as_before(
-    clock: VirtualClock, client_of: ClientOf, provider: Scripted, request: pytest.FixtureRequest
-) -> None:
+def test_a_redis_that_is_emptied_while_it_is_used_is_shared_as_before(clock, client_of, provider, request):
     address = address_of("redis", request, Path())
     client = client_of(provider, max_rpm=600, shared=address)
     assert client.generate(map(str, range(5))).failed == 0
@@ -194,9 +176,7 @@ def test_a_redis_that_is_emptied_while_it_is_used_is_shared_as_before(
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_limits_that_were_never_met_are_shared(
-    clock: VirtualClock, client_of: ClientOf, kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_limits_that_were_never_met_are_shared(clock, client_of, kind, request, tmp_path):
     seen: list[Event] = []
     provider = Scripted(clock, latency=2.0, priced=True)
     address = address_of(kind, request, tmp_path)
@@ -206,9 +186,7 @@ def test_limits_that_were_never_met_are_shared(
 
 
 @pytest.mark.full
-def test_a_configured_limit_ends_with_its_processes(
-    clock: VirtualClock, client_of: ClientOf, address: str
-) -> None:
+def test_a_configured_limit_ends_with_its_processes(clock, client_of, address):
     provider = Scripted(clock, latency=0.01, scope="an account")
 
     def took(**settings: Any) -> float:
@@ -228,7 +206,7 @@ def test_a_configured_limit_ends_with_its_processes(
 
 
 @pytest.fixture
-def of_a_later_version(address: str, clock: VirtualClock, monkeypatch: Patch) -> str:
+def of_a_later_version(address, clock, monkeypatch):
     """The address of a file that a process with version 99 of the records has prepared."""
     with monkeypatch.context() as later:
         for module in ("back_end", "sqlite_back_end"):
@@ -237,9 +215,7 @@ def of_a_later_version(address: str, clock: VirtualClock, monkeypatch: Patch) ->
     return address
 
 
-def test_a_file_of_another_version_is_not_shared(
-    client_of: ClientOf, provider: Scripted, of_a_later_version: str
-) -> None:
+def test_a_file_of_another_version_is_not_shared(client_of, provider, of_a_later_version):
     seen: list[Event] = []
     client = client_of(provider, shared=of_a_later_version, observers=[seen.append])
     assert client.generate(["one"]).failed == 0
@@ -249,9 +225,7 @@ def test_a_file_of_another_version_is_not_shared(
     assert "install the same smartbatch" in event.reason
 
 
-def test_with_stop_a_file_of_another_version_fails_requests(
-    client_of: ClientOf, provider: Scripted, of_a_later_version: str
-) -> None:
+def test_with_stop_a_file_of_another_version_fails_requests(client_of, provider, of_a_later_version):
     client = client_of(provider, shared=of_a_later_version, shared_lost="stop")
     error = client.submit("one").exception()
     assert isinstance(error, ConfigError)
@@ -260,9 +234,7 @@ def test_with_stop_a_file_of_another_version_fails_requests(
     assert provider.starts == []
 
 
-def test_money_of_another_version_is_not_waited_for(
-    clock: VirtualClock, client_of: ClientOf, of_a_later_version: str
-) -> None:
+def test_money_of_another_version_is_not_waited_for(clock, client_of, of_a_later_version):
     client = spender(clock, client_of, of_a_later_version, 1.0)
     error = client.submit("one").exception(120.0)
     assert isinstance(error, BudgetExceeded)
@@ -270,9 +242,7 @@ def test_money_of_another_version_is_not_waited_for(
     assert clock.now() <= 1.0
 
 
-def test_a_file_is_one_machines_at_a_time(
-    clock: VirtualClock, address: str, provider: Scripted, neighbour: Neighbour, monkeypatch: Patch
-) -> None:
+def test_a_file_is_one_machines_at_a_time(clock, address, provider, neighbour, monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     with pytest.raises(Incompatible, match="and this is elsewhere: machines cannot share"):
         Neighbour(address, provider, clock)
@@ -280,9 +250,7 @@ def test_a_file_is_one_machines_at_a_time(
     assert Neighbour(address, provider, clock).lease(1.0) == 1.0
 
 
-def test_a_machine_whose_clock_was_ahead_has_left_after_ten_minutes(
-    clock: VirtualClock, address: str, provider: Scripted, monkeypatch: Patch
-) -> None:
+def test_a_machine_whose_clock_was_ahead_has_left_after_ten_minutes(clock, address, provider, monkeypatch):
     wall = RealClock.wall()
     monkeypatch.setattr(RealClock, "wall", lambda: wall + 86_400.0)
     first = Neighbour(address, provider, clock)
@@ -307,8 +275,8 @@ def test_a_machine_whose_clock_was_ahead_has_left_after_ten_minutes(
 )
 @pytest.mark.parametrize("more", [{}, {"budget": 1.0, "budget_scope": "shared:team"}], ids=["", "budget"])
 def test_an_address_that_cannot_be_read_is_refused_without_its_password(
-    client_of: ClientOf, provider: Scripted, address: str, said: str, more: dict[str, Any]
-) -> None:
+    client_of, provider, address, said, more
+):
     with pytest.raises(ConfigError) as told:
         client_of(provider, shared=address, **more).submit("one")
     assert said in str(told.value)
@@ -319,8 +287,8 @@ def test_an_address_that_cannot_be_read_is_refused_without_its_password(
 
 
 def test_an_outage_that_another_process_found_opens_the_breaker(
-    clock: VirtualClock, client_of: ClientOf, address: str, provider: Scripted, neighbour: Neighbour
-) -> None:
+    clock, client_of, address, provider, neighbour
+):
     assert neighbour.lease(1.0) == 1.0
     seen: list[Event] = []
     settings = {"observers": [seen.append], "breaker_pause": 60.0, "breaker_max_pause": 60.0}
@@ -345,9 +313,7 @@ def test_an_outage_that_another_process_found_opens_the_breaker(
     ids=["a limit", "a budget"],
 )
 @pytest.mark.parametrize("instead", [{}, {"fallback_model": "sim:spare"}], ids=["fail", "fallback"])
-def test_an_outage_ends_for_a_rarely_used_client(
-    clock: VirtualClock, client_of: ClientOf, address: str, instead: dict[str, Any], shared: dict[str, Any]
-) -> None:
+def test_an_outage_ends_for_a_rarely_used_client(clock, client_of, address, instead, shared):
     provider = Scripted(clock, lambda *_: unavailable() if clock.now() < 20.0 else "yes", priced=True)
     instead = {"on_breaker_open": "fallback" if instead else "fail", **instead}
     prices = {"scripted:default": Price(input=0.0, output=100.0)}
@@ -362,9 +328,7 @@ def test_an_outage_ends_for_a_rarely_used_client(
 
 @pytest.mark.parametrize("instead", ["fail", "fallback"])
 @pytest.mark.parametrize("lasts", [False, True], ids=["is over", "lasts"])
-def test_a_reported_outage_is_probed_before_requests_fail(
-    clock: VirtualClock, client_of: ClientOf, address: str, instead: str, lasts: bool
-) -> None:
+def test_a_reported_outage_is_probed_before_requests_fail(clock, client_of, address, instead, lasts):
     provider = Scripted(clock, lambda *_: unavailable() if lasts else "yes", latency=0.01)
     Neighbour(address, provider, clock).tells(outage=1)
     more = {"fallback_model": "sim:spare"} if instead == "fallback" else {}
@@ -394,9 +358,7 @@ def spender(clock: VirtualClock, client_of: ClientOf, address: str, budget: floa
     return client_of(provider, prices=prices, parallelism=4, max_tokens=100, **shared)
 
 
-def test_clients_spend_one_budget_together_and_never_more(
-    clock: VirtualClock, client_of: ClientOf, address: str
-) -> None:
+def test_clients_spend_one_budget_together_and_never_more(clock, client_of, address):
     """A dollar for three clients of 60 calls of a cent each: at least 95 are sent, and never 101."""
     clients = [spender(clock, client_of, address, 1.0) for _ in range(3)]
     futures = [client.submit(str(n)) for n in range(60) for client in clients]
@@ -405,7 +367,7 @@ def test_clients_spend_one_budget_together_and_never_more(
     assert {type(error) for error in failures if error is not None} == {BudgetExceeded}
 
 
-def test_money_that_is_not_spent_goes_back(clock: VirtualClock, client_of: ClientOf, address: str) -> None:
+def test_money_that_is_not_spent_goes_back(clock, client_of, address):
     first, other = (spender(clock, client_of, address, 0.5) for _ in range(2))
     assert first.generate(map(str, range(10))).failed == 0
     first.stop()
@@ -413,9 +375,7 @@ def test_money_that_is_not_spent_goes_back(clock: VirtualClock, client_of: Clien
     assert (first.spent, other.spent) == pytest.approx((0.1, 0.4))
 
 
-def test_money_is_leased_for_what_waits_at_a_stop(
-    clock: VirtualClock, client_of: ClientOf, address: str
-) -> None:
+def test_money_is_leased_for_what_waits_at_a_stop(clock, client_of, address):
     client = spender(clock, client_of, address, 1.0)
     with clock.held():
         futures = [client.submit(str(number)) for number in range(3)]
@@ -425,9 +385,7 @@ def test_money_is_leased_for_what_waits_at_a_stop(
     assert [future.exception(0) for future in futures] == [None] * 3
 
 
-def test_a_client_is_published_until_its_last_run_ends(
-    clock: VirtualClock, client_of: ClientOf, address: str
-) -> None:
+def test_a_client_is_published_until_its_last_run_ends(clock, client_of, address):
     provider = Scripted(clock, latency=lambda prompt: 100.0 if prompt == "old" else 1.0)
     client = client_of(provider, parallelism=1, shared=address)
     with clock.held():
@@ -446,9 +404,7 @@ def test_a_client_is_published_until_its_last_run_ends(
     assert told is None or told.ended
 
 
-def test_a_budget_shared_within_a_process_is_published_once(
-    clock: VirtualClock, client_of: ClientOf, address: str
-) -> None:
+def test_a_budget_shared_within_a_process_is_published_once(clock, client_of, address):
     clients = [spender(clock, client_of, address, 1.0) for _ in range(2)]
     for client in clients:
         assert client.generate(map(str, range(10))).failed == 0
@@ -464,18 +420,14 @@ def test_a_budget_shared_within_a_process_is_published_once(
     assert (told.realtime.spent, told.realtime.budget) == pytest.approx((0.2, 1.0))
 
 
-def test_no_money_is_leased_from_a_place_that_is_unavailable(
-    clock: VirtualClock, client_of: ClientOf, address: str, unreadable: Path
-) -> None:
+def test_no_money_is_leased_from_a_place_that_is_unavailable(clock, client_of, address, unreadable):
     client = spender(clock, client_of, address, 1.0)
     assert isinstance(client.submit("one").exception(120.0), BudgetExceeded)
     assert client.spent == 0.0
     assert 30.0 <= clock.now() <= 60.0
 
 
-def test_a_budget_without_a_leasing_thread_starts_no_client(
-    clock: VirtualClock, client_of: ClientOf, address: str, monkeypatch: Patch
-) -> None:
+def test_a_budget_without_a_leasing_thread_starts_no_client(clock, client_of, address, monkeypatch):
     start = threading.Thread.start
 
     def refused(thread: threading.Thread) -> None:

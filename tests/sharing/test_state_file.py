@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -20,19 +18,19 @@ from smartbatch.testing import Emulator, emulator
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Emulator]:
+def server():
     with emulator(latency=0.001) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_told(monkeypatch):
     """Other tests disable sharing."""
     monkeypatch.delenv("SMARTBATCH_SHARED")
 
 
 @pytest.fixture
-def umask_of_none() -> Iterator[None]:
+def umask_of_none():
     """New files are readable by all unless their creator decides otherwise."""
     before = os.umask(0)
     yield
@@ -47,9 +45,7 @@ def asked(server: Emulator, seen: list[Event]) -> str:
         return client.status_summary()
 
 
-def test_only_the_owner_can_read_it(
-    server: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask_of_none: None
-) -> None:
+def test_only_the_owner_can_read_it(server, tmp_path, monkeypatch, umask_of_none):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     seen: list[Event] = []
     assert "not shared" not in asked(server, seen)
@@ -60,7 +56,7 @@ def test_only_the_owner_can_read_it(
 
 
 @pytest.mark.parametrize("record", ["[" * 100_000, "{", "[]", "{}"])
-def test_a_damaged_record_is_unavailable_and_stays(record: str, tmp_path: Path) -> None:
+def test_a_damaged_record_is_unavailable_and_stays(record, tmp_path):
     place = tmp_path / "limits.db"
     back_end = open_back_end(f"sqlite:///{place}", lambda: 100.0)
     back_end.prepare()
@@ -77,9 +73,7 @@ def test_a_damaged_record_is_unavailable_and_stays(record: str, tmp_path: Path) 
         assert connection.execute("SELECT record FROM records WHERE key = 'damaged'").fetchone() == (record,)
 
 
-def test_a_file_that_cannot_be_created_is_not_shared(
-    server: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_created_is_not_shared(server, tmp_path, monkeypatch):
     (tmp_path / "state").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     seen: list[Event] = []

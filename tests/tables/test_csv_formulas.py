@@ -33,23 +33,23 @@ HARMLESS = ["-5", "+1.5e3", "-.5", "a=1", " =1", "'=1", "", "1-2"]
 
 
 @pytest.mark.parametrize("text", DANGEROUS)
-def test_a_formula_gets_a_quote_before_it(text: str) -> None:
+def test_a_formula_gets_a_quote_before_it(text):
     (escaped,) = table([text], "escape")
     assert (escaped["text"], escaped["input"]) == (f"'{text}", f"'{text}")
     assert table([text], "keep")[0]["text"] == table([text], None)[0]["text"] == text
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_numbers_and_other_text_stay(text: str) -> None:
+def test_numbers_and_other_text_stay(text):
     assert table([text], "escape")[0]["text"] == text
 
 
-def test_the_name_of_a_column_is_a_cell() -> None:
+def test_the_name_of_a_column_is_a_cell():
     assert "'=HYPERLINK(1)" in table(["a"], "escape", name="=HYPERLINK(1)")[0]
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=8), min_size=1, max_size=4))
-def test_no_cell_begins_as_a_formula(texts: list[str]) -> None:
+def test_no_cell_begins_as_a_formula(texts):
     for row in table(texts, "escape"):
         for cell in row.values():
             if cell.startswith(("=", "+", "-", "@", "\t", "\r")):

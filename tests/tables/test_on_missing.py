@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ ROWS = [{"text": text} for text in ("a", None, "c", " ", "e", float("nan"))]
 
 
 @pytest.fixture
-def client() -> Iterator[BatchingClient]:
+def client():
     with BatchingClient("mock", provider=MockProvider(lambda request: f"re: {request.prompt}")) as made:
         yield made
 
@@ -31,7 +30,7 @@ EXPECTED = ["re: a!", None, "re: c!", None, "re: e!", None]
 
 
 @pytest.mark.parametrize("kind", sampled(TABLES))
-def test_all_rows_that_lack_a_field_are_counted(client: BatchingClient, kind: str) -> None:
+def test_all_rows_that_lack_a_field_are_counted(client, kind):
     with pytest.raises(
         InvalidRequest, match=r"3 of 6 rows lack a field.*\(rows 1, 3, 5\).*'skip'.*'empty'"
     ) as e:
@@ -41,7 +40,7 @@ def test_all_rows_that_lack_a_field_are_counted(client: BatchingClient, kind: st
 
 
 @pytest.mark.parametrize("kind", sampled(TABLES))
-def test_a_skipped_row_has_its_result_in_its_place(client: BatchingClient, kind: str) -> None:
+def test_a_skipped_row_has_its_result_in_its_place(client, kind):
     results = client.generate(table_of(kind), template="{text}!", on_missing="skip")
     assert results.texts == EXPECTED
     assert (results.succeeded, results.failed, results.skipped) == (3, 0, 3)
@@ -54,7 +53,7 @@ def test_a_skipped_row_has_its_result_in_its_place(client: BatchingClient, kind:
 
 
 @pytest.mark.parametrize("lazily", [False, True])
-def test_every_call_skips(client: BatchingClient, lazily: bool) -> None:
+def test_every_call_skips(client, lazily):
     def rows() -> Any:
         return iter(ROWS) if lazily else ROWS
 
@@ -66,20 +65,20 @@ def test_every_call_skips(client: BatchingClient, lazily: bool) -> None:
     assert client.plan(rows(), **skip).requests == 3
 
 
-def test_a_skipped_row_raises_nothing(client: BatchingClient) -> None:
+def test_a_skipped_row_raises_nothing(client):
     results = client.map(ROWS, template="{text}!", on_missing="skip", on_error="raise")
     assert [result.text for result in results] == EXPECTED
     assert client.generate([{"text": ""}], column="text", on_missing="skip").skipped == 1
 
 
-def test_rows_behind_skipped_ones_keep_their_numbers(client: BatchingClient) -> None:
+def test_rows_behind_skipped_ones_keep_their_numbers(client):
     rows = [{"text": None}, {"text": "a"}, {"text": 5}]
     with pytest.raises(InvalidRequest, match=r"row 2 \(counted from 0\)") as caught:
         client.generate(rows, column="text", on_missing="skip")
     assert caught.value.row == 2
 
 
-def test_an_empty_field_is_sent_empty(client: BatchingClient) -> None:
+def test_an_empty_field_is_sent_empty(client):
     texts = client.generate(ROWS, template="{text}!", on_missing="empty").texts
     assert texts == ["re: a!", "re: !", "re: c!", "re:  !", "re: e!", "re: !"]
     with pytest.raises(InvalidRequest, match=r"row 1 .*is null, and a prompt cannot be empty"):
@@ -87,12 +86,12 @@ def test_an_empty_field_is_sent_empty(client: BatchingClient) -> None:
 
 
 @pytest.mark.parametrize("how", ["error", "skip", "empty"])
-def test_a_misspelt_field_is_always_an_error(client: BatchingClient, how: Any) -> None:
+def test_a_misspelt_field_is_always_an_error(client, how):
     with pytest.raises(InvalidRequest, match="no row has the field 'txt'"):
         client.generate(ROWS, template="{txt}", on_missing=how)
 
 
-def test_what_cannot_be_skipped_is_refused(client: BatchingClient) -> None:
+def test_what_cannot_be_skipped_is_refused(client):
     for call in (client.submit_batch, client.submit_and_wait):
         with pytest.raises(InvalidRequest, match=r"'skip' cannot be used for jobs.*strategy='batch'"):
             call(ROWS, template="{text}", on_missing="skip")
@@ -102,7 +101,7 @@ def test_what_cannot_be_skipped_is_refused(client: BatchingClient) -> None:
         client.generate(ROWS, column="text", on_missing="drop")  # type: ignore[arg-type]
 
 
-def test_a_chat_in_a_cell_is_a_chat(client: BatchingClient) -> None:
+def test_a_chat_in_a_cell_is_a_chat(client):
     (result,) = client.generate([{"chat": '[{"role": "user", "content": "hi"}]'}], column="chat")
     assert "Message" in (result.text or "") or "'content': 'hi'" in (result.text or "")
     assert isinstance(client.generate([{"chat": "[1]"}], column="chat"), ResultList)

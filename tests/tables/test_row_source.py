@@ -48,13 +48,13 @@ def bad(path: Path, data: bytes) -> tuple[int, str]:
     return row.line, row.message
 
 
-def test_a_text_file_is_a_prompt_a_line_and_blank_lines_do_not_count(tmp_path: Path) -> None:
+def test_a_text_file_is_a_prompt_a_line_and_blank_lines_do_not_count(tmp_path):
     rows = read(tmp_path / "in.txt", b"\xef\xbb\xbfone\r\n\r\n  \ntwo")
     assert rows == [Row(0, 1, {"prompt": "one"}), Row(1, 4, {"prompt": "two"})]
 
 
 @pytest.mark.parametrize("odd", ["\u2028", "\u2029", "\x85", "\x1c", "\x1e", "\x0b", "a\rb"])
-def test_only_a_newline_ends_a_row(tmp_path: Path, odd: str) -> None:
+def test_only_a_newline_ends_a_row(tmp_path, odd):
     text = f"left {odd} right"
     assert fields(tmp_path / "in.txt", f"{text}\nnext\n".encode()) == [{"prompt": text}, {"prompt": "next"}]
     line = json.dumps({"prompt": text}, ensure_ascii=False).encode()
@@ -74,7 +74,7 @@ def test_only_a_newline_ends_a_row(tmp_path: Path, odd: str) -> None:
         (b'{"a": "\xff"}', "not valid UTF-8 (byte 8"),
     ],
 )
-def test_a_broken_json_line_is_one_bad_row_among_good_ones(tmp_path: Path, line: bytes, printed: str) -> None:
+def test_a_broken_json_line_is_one_bad_row_among_good_ones(tmp_path, line, printed):
     rows = read(tmp_path / "in.jsonl", b'{"a": 1}\n\n' + line + b'\n{"a": 2}\n')
     assert [type(row) for row in rows] == [Row, BadRow, Row]
     assert rows[1].line == 3
@@ -91,24 +91,24 @@ def test_a_broken_json_line_is_one_bad_row_among_good_ones(tmp_path: Path, line:
         '{"prompt": "\\ud800"}',
     ],
 )
-def test_a_row_of_json_is_what_the_standard_library_makes_of_it(tmp_path: Path, line: str) -> None:
+def test_a_row_of_json_is_what_the_standard_library_makes_of_it(tmp_path, line):
     (found,) = fields(tmp_path / "in.jsonl", line.encode() + b"\n")
     assert repr(found) == repr(json.loads(line))
 
 
-def test_many_brackets_are_no_depth(tmp_path: Path) -> None:
+def test_many_brackets_are_no_depth(tmp_path):
     wide = {"a": [[] for _ in range(3000)]}
     assert fields(tmp_path / "in.jsonl", json.dumps(wide).encode()) == [wide]
 
 
-def test_invalid_utf8_in_text_names_the_line(tmp_path: Path) -> None:
+def test_invalid_utf8_in_text_names_the_line(tmp_path):
     assert bad(tmp_path / "in.txt", b"fine\nb\xffd\nfine\n") == (
         2,
         "not valid UTF-8 (byte 2 of the line); save the file as UTF-8",
     )
 
 
-def test_csv_keeps_quoted_commas_and_newlines_without_the_byte_order_mark(tmp_path: Path) -> None:
+def test_csv_keeps_quoted_commas_and_newlines_without_the_byte_order_mark(tmp_path):
     data = b'\xef\xbb\xbfid,text\r\n1,"a, b\nc ""d"""\r\n\r\n2,\xc3\xa9\r\n'
     assert read(tmp_path / "in.csv", data) == [
         Row(0, 2, {"id": "1", "text": 'a, b\nc "d"'}),
@@ -132,19 +132,17 @@ def test_csv_keeps_quoted_commas_and_newlines_without_the_byte_order_mark(tmp_pa
         (b"a,\xff\n1,2\n", (1, "the header is not valid UTF-8; save the file as UTF-8")),
     ],
 )
-def test_a_csv_row_that_does_not_fit_is_reported(
-    tmp_path: Path, data: bytes, printed: tuple[int, str]
-) -> None:
+def test_a_csv_row_that_does_not_fit_is_reported(tmp_path, data, printed):
     assert bad(tmp_path / "in.csv", data) == printed
 
 
-def test_an_open_quote_is_told_with_the_line_it_begins_on(tmp_path: Path) -> None:
+def test_an_open_quote_is_told_with_the_line_it_begins_on(tmp_path):
     line, message = bad(tmp_path / "in.csv", b'a\nfine\n"open\nx\ny\n')
     assert line == 3
     assert "check its quotes" in message
 
 
-def test_reading_csv_leaves_the_process_wide_field_limit_alone(tmp_path: Path) -> None:
+def test_reading_csv_leaves_the_process_wide_field_limit_alone(tmp_path):
     before = csv.field_size_limit()
     long = "x" * 300_000
     assert fields(tmp_path / "in.csv", f"a\n{long}\n".encode()) == [{"a": long}]
@@ -153,7 +151,7 @@ def test_reading_csv_leaves_the_process_wide_field_limit_alone(tmp_path: Path) -
 
 @pytest.mark.full
 @given(st.lists(st.lists(st.text(st.characters(codec="utf-8")), min_size=2, max_size=2), min_size=1))
-def test_any_csv_that_python_writes_reads_back(cells: list[list[str]]) -> None:
+def test_any_csv_that_python_writes_reads_back(cells):
     written = io.StringIO(newline="")
     csv.writer(written, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *cells])
     rows = list(row_source.READERS["csv"](io.BytesIO(written.getvalue().encode())))
@@ -164,7 +162,7 @@ TEXTS = sorted(row_source.READERS.keys() - {"parquet"})
 
 
 @given(st.binary(max_size=300), st.sampled_from(TEXTS))
-def test_no_bytes_make_a_reader_raise(data: bytes, format: str) -> None:
+def test_no_bytes_make_a_reader_raise(data, format):
     for row in row_source.READERS[format](io.BytesIO(data)):
         assert isinstance(row, tuple | BadRow)
 
@@ -195,7 +193,7 @@ def parquet(rows: list[dict[str, Any]], **options: Any) -> bytes:
 
 @pytest.mark.parametrize("ending", PACK)
 @pytest.mark.parametrize("format", sampled(HELLO))
-def test_each_format_is_read_plain_and_compressed(tmp_path: Path, format: str, ending: str) -> None:
+def test_each_format_is_read_plain_and_compressed(tmp_path, format, ending):
     data = PACK[ending](HELLO[format]())
     assert fields(tmp_path / f"in.{format}{ending}", data) == [{"prompt": "hello"}]
 
@@ -203,7 +201,7 @@ def test_each_format_is_read_plain_and_compressed(tmp_path: Path, format: str, e
 @pytest.mark.full
 @pytest.mark.parametrize("ending", PACK)
 @pytest.mark.parametrize("format", ["txt", "jsonl", "parquet"])
-def test_a_stream_shows_its_format(monkeypatch: pytest.MonkeyPatch, format: str, ending: str) -> None:
+def test_a_stream_shows_its_format(monkeypatch, format, ending):
     data = PACK[ending](HELLO[format]())
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
     with RowSource("-") as source:
@@ -214,7 +212,7 @@ def test_a_stream_shows_its_format(monkeypatch: pytest.MonkeyPatch, format: str,
 # -- JSON arrays -------------------------------------------------------------------------------------------
 
 
-def test_an_array_is_read_row_by_row_with_its_lines(tmp_path: Path) -> None:
+def test_an_array_is_read_row_by_row_with_its_lines(tmp_path):
     data = b'\xef\xbb\xbf [\n {"a": "x ] } \\" y"},\n\n{"a": [1, {"b": "\xc3\xa4"}]} ]\n'
     assert read(tmp_path / "in.json", data) == [
         Row(0, 2, {"a": 'x ] } " y'}),
@@ -240,7 +238,7 @@ def test_an_array_is_read_row_by_row_with_its_lines(tmp_path: Path) -> None:
         (b"", 1, "not a JSON array"),
     ],
 )
-def test_a_broken_array_names_the_line(tmp_path: Path, data: bytes, line: int, printed: str) -> None:
+def test_a_broken_array_names_the_line(tmp_path, data, line, printed):
     at, message = bad(tmp_path / "in.json", data)
     assert at == line
     assert printed in message
@@ -252,9 +250,7 @@ def test_a_broken_array_names_the_line(tmp_path: Path, data: bytes, line: int, p
     st.integers(1, 40),
     st.sampled_from([None, 0, 2]),
 )
-def test_an_array_reads_back_whatever_the_blocks_are(
-    rows: list[dict[str, Any]], block: int, indent: int | None
-) -> None:
+def test_an_array_reads_back_whatever_the_blocks_are(rows, block, indent):
     data = json.dumps(rows, indent=indent).encode()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(row_formats, "_READ_CHARACTERS", block)
@@ -266,7 +262,7 @@ def test_an_array_reads_back_whatever_the_blocks_are(
 
 
 @pytest.mark.full
-def test_rows_of_parquet_are_as_json_has_them(tmp_path: Path) -> None:
+def test_rows_of_parquet_are_as_json_has_them(tmp_path):
     row = {
         "text": "ä",
         "n": 2**40,
@@ -291,14 +287,14 @@ def test_rows_of_parquet_are_as_json_has_them(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"prompt\nhello\n"])
-def test_what_is_no_parquet_is_a_bad_row(tmp_path: Path, data: bytes) -> None:
+def test_what_is_no_parquet_is_a_bad_row(tmp_path, data):
     assert "not a whole Parquet file" in bad(tmp_path / "in.parquet", data)[1]
 
 
 @pytest.mark.full
 @settings(max_examples=1000)
 @given(st.data())
-def test_no_damage_to_parquet_makes_the_reader_raise(data: st.DataObject) -> None:
+def test_no_damage_to_parquet_makes_the_reader_raise(data):
     whole = bytearray(parquet([{"prompt": f"hello {n}", "n": n} for n in range(50)]))
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -306,7 +302,7 @@ def test_no_damage_to_parquet_makes_the_reader_raise(data: st.DataObject) -> Non
         assert isinstance(row, tuple | BadRow)
 
 
-def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "in.txt.zst").write_bytes(b"x")
     with RowSource(str(tmp_path / "in.txt.zst")) as source, pytest.raises(InputError, match="'zstd'"):
@@ -330,7 +326,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of one program")
 @pytest.mark.parametrize("name", ["in.parquet", "full_dictionary.parquet", "in.json", "in.csv.zst"])
-def test_four_times_the_rows_take_no_more_memory(tmp_path: Path, name: str) -> None:
+def test_four_times_the_rows_take_no_more_memory(tmp_path, name):
     peaks = []
     for count in (50_000, 200_000):
         rows = [{"id": n, "text": f"text {n} " * 20} for n in range(count)]
@@ -360,7 +356,7 @@ def test_four_times_the_rows_take_no_more_memory(tmp_path: Path, name: str) -> N
     ],
 )
 @pytest.mark.parametrize("format", ["txt", "csv"])
-def test_a_broken_archive_is_refused_by_name(tmp_path: Path, data: bytes, ending: str, format: str) -> None:
+def test_a_broken_archive_is_refused_by_name(tmp_path, data, ending, format):
     path = tmp_path / f"in.{format}.{ending}"
     path.write_bytes(data)
     with RowSource(str(path)) as source, pytest.raises(InputError, match="cannot be read to its end"):
@@ -372,9 +368,7 @@ def test_a_broken_archive_is_refused_by_name(tmp_path: Path, data: bytes, ending
     [(b'\n {"prompt": "x"}\n', "jsonl"), (b"x\n{\n", "txt"), (b"\xef\xbb\xbf{}", "jsonl"), (b"", "txt")],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_standard_input_is_spooled_and_sniffed(
-    monkeypatch: pytest.MonkeyPatch, data: bytes, format: str, packed: bool
-) -> None:
+def test_standard_input_is_spooled_and_sniffed(monkeypatch, data, format, packed):
     stream = io.BytesIO(gzip.compress(data) if packed else data)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
     with RowSource("-") as source:
@@ -382,7 +376,7 @@ def test_standard_input_is_spooled_and_sniffed(
         assert list(source.rows()) == list(source.rows())
 
 
-def test_a_pipe_with_a_name_is_spooled_too(tmp_path: Path) -> None:
+def test_a_pipe_with_a_name_is_spooled_too(tmp_path):
     pipe = tmp_path / "pipe.txt"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"one\ntwo\n",))
@@ -400,7 +394,7 @@ def test_a_pipe_with_a_name_is_spooled_too(tmp_path: Path) -> None:
         ("in.orc", "does not show the format"),
     ],
 )
-def test_an_input_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: str, printed: str) -> None:
+def test_an_input_that_cannot_be_used_is_refused_by_name(tmp_path, name, printed):
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "in.orc").write_bytes(b"ORC")
     with pytest.raises(InputError, match=printed) as caught:
@@ -408,7 +402,7 @@ def test_an_input_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: s
     assert name in caught.value.message
 
 
-def test_an_endless_line_is_one_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_is_one_bad_row(tmp_path, monkeypatch):
     monkeypatch.setattr(row_formats, "MAX_ROW_BYTES", 1 << 20)
     long = b"x" * (3 << 20)
     rows = read(tmp_path / "in.txt", b"a\n" + long + b"\nb\n")

@@ -31,7 +31,7 @@ ANSWERS += ["route", "attempts", "model", "finish_reason", "error_kind", "error"
 
 
 @pytest.fixture
-def client() -> Iterator[BatchingClient]:
+def client():
     with BatchingClient("mock", provider=MockProvider(lambda request: f"re: {request.prompt}")) as made:
         yield made
 
@@ -65,7 +65,7 @@ def column_of(table: Any, name: str) -> list[Any]:
 
 
 @pytest.mark.full
-def test_a_stream_of_rows_is_asked_row_by_row(client: BatchingClient) -> None:
+def test_a_stream_of_rows_is_asked_row_by_row(client):
     import datasets
 
     stream = datasets.IterableDataset.from_generator(lambda: ({"text": f"t{n}"} for n in itertools.count()))
@@ -74,7 +74,7 @@ def test_a_stream_of_rows_is_asked_row_by_row(client: BatchingClient) -> None:
 
 
 @pytest.mark.full
-def test_a_table_in_parts_is_asked_part_by_part(client: BatchingClient) -> None:
+def test_a_table_in_parts_is_asked_part_by_part(client):
     read: list[int] = []
 
     def parts() -> Iterator[Any]:
@@ -98,7 +98,7 @@ def test_a_table_in_parts_is_asked_part_by_part(client: BatchingClient) -> None:
 
 
 @pytest.mark.full
-def test_a_column_of_arrow_is_a_list_of_prompts(client: BatchingClient) -> None:
+def test_a_column_of_arrow_is_a_list_of_prompts(client):
     for column in (MAKE["arrow"]()["text"], MAKE["record batch"]()["text"]):
         results = client.generate(column)
         assert results.texts == ["re: red", "re: blue"]
@@ -106,7 +106,7 @@ def test_a_column_of_arrow_is_a_list_of_prompts(client: BatchingClient) -> None:
 
 
 @pytest.mark.full
-def test_several_tables_are_refused_with_their_names(client: BatchingClient) -> None:
+def test_several_tables_are_refused_with_their_names(client):
     import datasets
 
     stream = MAKE["datasets"]().to_iterable_dataset()
@@ -121,9 +121,7 @@ def test_several_tables_are_refused_with_their_names(client: BatchingClient) -> 
 
 @pytest.mark.parametrize("make", sampled(KINDS))
 @pytest.mark.parametrize("ask", sampled(CALLS.values()), ids=list(CALLS))
-def test_a_table_comes_back_in_its_kind_with_a_row_a_request(
-    client: BatchingClient, make: Callable[[], Any], ask: Callable[[BatchingClient, Any], Any]
-) -> None:
+def test_a_table_comes_back_in_its_kind_with_a_row_a_request(client, make, ask):
     table = make()
     results = ask(client, table)
     back = results.to_table(table)
@@ -135,7 +133,7 @@ def test_a_table_comes_back_in_its_kind_with_a_row_a_request(
 
 
 @pytest.mark.parametrize("make", sampled(KINDS))
-def test_a_list_call_remembers_its_table(client: BatchingClient, make: Callable[[], Any]) -> None:
+def test_a_list_call_remembers_its_table(client, make):
     table = make()
     for results in (
         client.generate(table, column="text"),
@@ -148,13 +146,13 @@ def test_a_list_call_remembers_its_table(client: BatchingClient, make: Callable[
 
 
 @pytest.mark.parametrize("make", sampled(KINDS))
-def test_vectors_are_a_column_instead_of_texts(make: Callable[[], Any]) -> None:
+def test_vectors_are_a_column_instead_of_texts(make):
     back = VECTORS.to_table(make())
     assert [list(vector) for vector in column_of(back, "embedding")] == [[3.0], [4.0]]
     assert "result_text" not in columns_of(back)
 
 
-def test_a_column_is_embedded() -> None:
+def test_a_column_is_embedded():
     with emulator() as served:
         provider = OpenAIProvider("sk-test", served.base_url)
         vectors = smartbatch.embed(ROWS, column="text", model="text-embedding-3-small", provider=provider)
@@ -162,7 +160,7 @@ def test_a_column_is_embedded() -> None:
 
 
 @pytest.mark.full
-def test_the_index_of_a_frame_is_kept(client: BatchingClient) -> None:
+def test_the_index_of_a_frame_is_kept(client):
     import pandas
 
     frame = MAKE["pandas"]()
@@ -177,7 +175,7 @@ def test_the_index_of_a_frame_is_kept(client: BatchingClient) -> None:
 
 
 @pytest.mark.full
-def test_columns_have_the_types_of_their_values(client: BatchingClient) -> None:
+def test_columns_have_the_types_of_their_values(client):
     import polars
     import pyarrow
 
@@ -195,7 +193,7 @@ def test_columns_have_the_types_of_their_values(client: BatchingClient) -> None:
     assert ResultList().to_arrow().num_rows == 0
 
 
-def test_rows_are_read_lazily_from_an_iterator(client: BatchingClient) -> None:
+def test_rows_are_read_lazily_from_an_iterator(client):
     seen: list[int] = []
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -208,13 +206,13 @@ def test_rows_are_read_lazily_from_an_iterator(client: BatchingClient) -> None:
     assert len(seen) <= client.config.queue_capacity
 
 
-def test_a_column_may_hold_chats(client: BatchingClient) -> None:
+def test_a_column_may_hold_chats(client):
     rows = [{"chat": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}]
     (result,) = client.generate(rows, column="chat")
     assert "Be brief." in str(result.text)
 
 
-def test_values_that_are_no_texts_are_written_as_json(client: BatchingClient) -> None:
+def test_values_that_are_no_texts_are_written_as_json(client):
     rows = [{"n": 1, "f": 0.5, "yes": True, "tags": ["ä", 1], "on": date(2026, 1, 2), "usd": Decimal("1.50")}]
     (result,) = client.generate(rows, template="{n} {f} {yes} {tags} {on} {usd} {{n}}")
     assert result.text == 're: 1 0.5 true ["ä", 1] 2026-01-02 1.50 {n}'
@@ -233,9 +231,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.full
 @pytest.mark.parametrize("make", [MAKE["pandas"], MAKE["polars"], MAKE["arrow"]])
 @pytest.mark.parametrize(("given", "says"), REFUSED.values(), ids=list(REFUSED))
-def test_a_table_without_a_way_to_a_prompt_is_refused_with_its_columns(
-    client: BatchingClient, make: Callable[[], Any], given: dict[str, Any], says: str
-) -> None:
+def test_a_table_without_a_way_to_a_prompt_is_refused_with_its_columns(client, make, given, says):
     with pytest.raises(InvalidRequest, match=says):
         client.generate(make(), **given)
     with pytest.raises(InvalidRequest, match=says):
@@ -253,14 +249,14 @@ def test_a_table_without_a_way_to_a_prompt_is_refused_with_its_columns(
         ({"text": ["a", "b"]}, r"not a single prompt"),
     ],
 )
-def test_rows_that_give_no_prompt_are_refused(client: BatchingClient, prompts: Any, says: str) -> None:
+def test_rows_that_give_no_prompt_are_refused(client, prompts, says):
     with pytest.raises(InvalidRequest, match=says):
         client.generate(prompts, column="text")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("make", [MAKE["pandas"], MAKE["polars"]])
-def test_a_missing_value_is_no_prompt(client: BatchingClient, make: Callable[[], Any]) -> None:
+def test_a_missing_value_is_no_prompt(client, make):
     table = make()[["n"]]
     table = type(table)({"n": [1.0, None], "text": [None, "a"]})
     for name in ("n", "text"):
@@ -270,7 +266,7 @@ def test_a_missing_value_is_no_prompt(client: BatchingClient, make: Callable[[],
 
 @pytest.mark.full
 @pytest.mark.parametrize("make", [MAKE["pandas"], MAKE["polars"], MAKE["arrow"]])
-def test_a_table_without_rows_has_no_answers(client: BatchingClient, make: Callable[[], Any]) -> None:
+def test_a_table_without_rows_has_no_answers(client, make):
     table = make()
     none = table.iloc[:0] if hasattr(table, "iloc") else table[:0]
     back = client.generate(none, column="text").to_table()
@@ -279,7 +275,7 @@ def test_a_table_without_rows_has_no_answers(client: BatchingClient, make: Calla
 
 
 @pytest.mark.full
-def test_two_columns_of_one_name_are_told_apart_from_none(client: BatchingClient) -> None:
+def test_two_columns_of_one_name_are_told_apart_from_none(client):
     import pandas
 
     twice = pandas.DataFrame([["a", "b", 1]], columns=["text", "text", 0])
@@ -288,7 +284,7 @@ def test_two_columns_of_one_name_are_told_apart_from_none(client: BatchingClient
     assert client.generate(twice, template="{0}").texts == ["re: 1"]
 
 
-def test_results_that_came_from_no_table_say_so(client: BatchingClient) -> None:
+def test_results_that_came_from_no_table_say_so(client):
     results = client.generate(["a", "b"])
     with pytest.raises(ValueError, match=r"to_table\(table\)"):
         results.to_table()
@@ -310,7 +306,7 @@ class Place:
     parsed_text: int
 
 
-def test_parsed_fields_are_columns_by_their_own_names() -> None:
+def test_parsed_fields_are_columns_by_their_own_names():
     results = ResultList(
         [
             Result("1", text="{}", parsed=Town("Ulm", "old", (1.0, 2.0))),
@@ -339,7 +335,7 @@ HALF = "half \ud83d of a pair"
     [([HALF], True), ([None, HALF], True), ([1, HALF], False), ([[HALF]], False), ([{"a": HALF}], False)],
     ids=["text", "with gaps", "mixed", "list", "record"],
 )
-def test_half_a_surrogate_pair_fits_into_every_kind_of_table(values: list[Any], replaced: bool) -> None:
+def test_half_a_surrogate_pair_fits_into_every_kind_of_table(values, replaced):
     results = ResultList([Result(str(n), text="", parsed={"value": value}) for n, value in enumerate(values)])
     for table in (results.to_pandas(), results.to_arrow(), results.to_polars()):
         found = column_of(table, "value")
@@ -361,7 +357,7 @@ VALUES = st.recursive(
 
 @pytest.mark.full
 @given(st.lists(VALUES, max_size=8))
-def test_whatever_is_parsed_fits_into_every_kind_of_table(values: list[Any]) -> None:
+def test_whatever_is_parsed_fits_into_every_kind_of_table(values):
     results = ResultList([Result(str(n), text="", parsed={"value": value}) for n, value in enumerate(values)])
     frame, arrow, polars = results.to_pandas(), results.to_arrow(), results.to_polars()
     assert len(frame) == arrow.num_rows == polars.height == len(values)
@@ -377,7 +373,7 @@ def test_whatever_is_parsed_fits_into_every_kind_of_table(values: list[Any]) -> 
 
 @pytest.mark.full
 @given(st.lists(st.tuples(st.integers(), st.text(min_size=1).filter(str.strip)), min_size=1, max_size=6))
-def test_order_and_index_survive_the_round_trip(rows: list[tuple[int, str]]) -> None:
+def test_order_and_index_survive_the_round_trip(rows):
     import pandas
 
     index, texts = zip(*rows, strict=True)
@@ -388,7 +384,7 @@ def test_order_and_index_survive_the_round_trip(rows: list[tuple[int, str]]) -> 
     assert list(back["text"]) == list(back["result_text"]) == list(texts)
 
 
-def test_no_library_of_tables_is_imported_to_recognise_one(client: BatchingClient) -> None:
+def test_no_library_of_tables_is_imported_to_recognise_one(client):
     before = set(sys.modules)
     client.generate(ROWS, template="{text}").to_table()
     client.generate(["a"])

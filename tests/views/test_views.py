@@ -76,7 +76,7 @@ def everything(name: str = "a name") -> View:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_text_becomes_markup_or_a_control(name: str) -> None:
+def test_no_text_becomes_markup_or_a_control(name):
     text = HOSTILE[name][:500]
     for render in (report, notebook, lambda view: "".join(live_parts(view).values())):
         plain, hostile = Elements(render(everything())), Elements(render(everything(text)))
@@ -86,31 +86,31 @@ def test_no_text_becomes_markup_or_a_control(name: str) -> None:
     assert all(line.text.isprintable() for line in lines_of(everything(text), 100))
 
 
-def test_a_notebook_cell_has_neither_styles_nor_scripts() -> None:
+def test_a_notebook_cell_has_neither_styles_nor_scripts():
     root = ElementTree.fromstring(notebook(everything()))
     assert {element.tag.rpartition("}")[2] for element in root.iter()}.isdisjoint({"style", "script", "a"})
 
 
 @pytest.mark.parametrize("address", ["https://x.example", "//x.example", "/\\x.example", "javascript:a", "x"])
-def test_a_link_stays_in_the_application(address: str) -> None:
+def test_a_link_stays_in_the_application(address):
     for make in (lambda: Link("x", address), lambda: Form(address, "Go")):
         with pytest.raises(ValueError, match="leaves the application"):
             make()
 
 
-def test_an_empty_section_says_what_to_do() -> None:
+def test_an_empty_section_says_what_to_do():
     view = View("Jobs", (Section("jobs", "Jobs", (), empty="No jobs yet: submit one with submit_batch."),))
     assert "No jobs yet: submit one" in live_parts(view)["jobs"]
     assert text_of(view).endswith("Jobs: No jobs yet: submit one with submit_batch.")
 
 
-def test_only_live_sections_are_renewed() -> None:
+def test_only_live_sections_are_renewed():
     view = View("t", (Section("a", "a", (Note("1"),)), Section("form", "f", (), is_live=False)))
     assert live_parts(view).keys() == {"head", "a"}
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_a_chart_is_drawn_inside_its_picture_with_a_summary_and_its_data(name: str) -> None:
+def test_a_chart_is_drawn_inside_its_picture_with_a_summary_and_its_data(name):
     drawn = drawing(CHARTS[name])
     assert drawn is not None
     xs = [box.x + box.width for box in drawn.boxes] + [box.x for box in drawn.boxes]
@@ -134,25 +134,25 @@ def test_a_chart_is_drawn_inside_its_picture_with_a_summary_and_its_data(name: s
         ValueDistribution("Cost", (0.0, float("nan"))),
     ],
 )
-def test_a_chart_without_data_is_left_out_and_its_section_is_empty(empty: Chart) -> None:
+def test_a_chart_without_data_is_left_out_and_its_section_is_empty(empty):
     assert drawing(empty) is None
     body = live_parts(View("t", (Section("a", "a", (empty,), empty="No calls yet."),)))["a"]
     assert "<svg" not in body
     assert "No calls yet." in body
 
 
-def test_a_chart_of_many_values_stays_small() -> None:
+def test_a_chart_of_many_values_stays_small():
     many = BarsOverTime("Calls", 60.0, tuple((60.0 * n, n) for n in range(100_000)))
     assert len(live_parts(View("t", (Section("a", "a", (many,)),)))["a"]) < 80_000
 
 
-def test_bins_hold_every_value_once() -> None:
+def test_bins_hold_every_value_once():
     values = sorted(1.0 + n % 97 for n in range(1000))
     assert sum(count for _, _, count in binned(values)) == 1000
     assert (quantile(values, 0.5), quantile([1.0, 2.0], 0.95), quantile([7.0], 0.5)) == (47.0, 2.0, 7.0)
 
 
-def test_figures_read_the_same_everywhere() -> None:
+def test_figures_read_the_same_everywhere():
     assert [money(usd) for usd in (None, 0.0, 0.0312, 0.000123, 12.3, -4.5, 1234.5, 0.00996)] == [
         *("unknown", "$0", "$0.03", "$0.00012", "$12.30", "-$4.50", "$1,234.50", "$0.01")
     ]
@@ -164,7 +164,7 @@ def test_figures_read_the_same_everywhere() -> None:
     assert (share(1.0), share(0.05), moment(0.0)) == ("100 %", "5 %", "1970-01-01 00:00:00")
 
 
-def test_a_report_is_one_file_that_allows_its_own_style_sheet_alone() -> None:
+def test_a_report_is_one_file_that_allows_its_own_style_sheet_alone():
     page = report(everything())
     assert "default-src 'none'; style-src &#39;sha256-" in page or "style-src 'sha256-" in page
     assert re.findall(r"(?:src|href)=\"(?!/)", page) == []
@@ -172,7 +172,7 @@ def test_a_report_is_one_file_that_allows_its_own_style_sheet_alone() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 20, 80])
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+def test_no_line_is_wider_than_the_terminal(width):
     assert max(cells_of(line.text) for line in lines_of(everything("見出し " * 9), width)) <= width
 
 
@@ -188,12 +188,12 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
         (44_930, "13 h"),
     ],
 )
-def test_a_suggested_deadline_is_rounded_up(seconds: float, shown: str) -> None:
+def test_a_suggested_deadline_is_rounded_up(seconds, shown):
     assert duration(seconds, rounded_up=True) == shown
 
 
 @pytest.mark.parametrize(
     ("usd", "shown"), [(0.0144, "$0.02"), (0.01, "$0.01"), (3.301, "$3.31"), (0.00011, "$0.00011")]
 )
-def test_a_suggested_budget_is_rounded_up(usd: float, shown: str) -> None:
+def test_a_suggested_budget_is_rounded_up(usd, shown):
     assert money(usd, rounded_up=True) == shown

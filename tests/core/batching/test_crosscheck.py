@@ -74,13 +74,13 @@ def flagged(pairs: list[Pair], share: float, seed: int) -> tuple[set[int], set[i
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
+def texts():
     with shared("prompts/gsm8k_test.jsonl").open(encoding="utf-8") as file:
         return [json.loads(line)["question"] for line in file]
 
 
 @pytest.fixture(scope="module")
-def prompts(texts: list[str]) -> list[int]:
+def prompts(texts):
     """Our estimates of the real prompts."""
     return [estimate_request(Request(text)) for text in texts]
 
@@ -89,14 +89,14 @@ class TestCountsOfOthers:
     TOKENIZERS = (r" ?[A-Za-z]{1,7}|\d{1,3}|\s|[^\sA-Za-z\d]", r" ?[A-Za-z]{1,5}|\d|\s|[^\sA-Za-z\d]")
 
     @pytest.fixture(params=TOKENIZERS)
-    def pairs(self, request: pytest.FixtureRequest, texts: list[str], prompts: list[int]) -> list[Pair]:
+    def pairs(self, request, texts, prompts):
         return [(e, 8 + len(re.findall(request.param, text))) for e, text in zip(prompts, texts, strict=True)]
 
-    def test_no_line_in_its_place_is_suspicious(self, pairs: list[Pair]) -> None:
+    def test_no_line_in_its_place_is_suspicious(self, pairs):
         assert rate(pairs) == 0
         assert not observed(pairs).unrelated
 
-    def test_of_answers_that_are_exchanged_a_third_is_seen_and_no_other(self, pairs: list[Pair]) -> None:
+    def test_of_answers_that_are_exchanged_a_third_is_seen_and_no_other(self, pairs):
         found = [flagged(pairs, 0.01, seed) for seed in range(5)]
         assert all(seen <= moved for seen, moved in found)
         assert sum(len(seen) for seen, _ in found) > 0.33 * sum(len(moved) for _, moved in found)
@@ -105,9 +105,7 @@ class TestCountsOfOthers:
 class TestExchangedAnswers:
     @pytest.mark.parametrize("constant", sampled([0, 7, 400], first=1))
     @pytest.mark.parametrize("share", [0.01, 0.2])
-    def test_at_least_95_in_100_are_seen_where_estimates_fit(
-        self, prompts: list[int], share: float, constant: int
-    ) -> None:
+    def test_at_least_95_in_100_are_seen_where_estimates_fit(self, prompts, share, constant):
         """Also behind a system text of 400 tokens that our estimate did not know."""
         seeds = range(5)
         found = [flagged(billed(prompts, 0.003, constant=constant, seed=seed), share, seed) for seed in seeds]
@@ -117,7 +115,7 @@ class TestExchangedAnswers:
         assert sum(len(seen & moved) for seen, moved in found) >= 0.95 * exchanges
 
     @pytest.mark.parametrize("spread", [0.003, 0.08, 0.15])
-    def test_when_all_are_exchanged_the_counts_are_unrelated(self, prompts: list[int], spread: float) -> None:
+    def test_when_all_are_exchanged_the_counts_are_unrelated(self, prompts, spread):
         pairs = billed(prompts, spread)
         assert not observed(pairs).unrelated
         counts = [count for _, count in pairs]
@@ -127,16 +125,14 @@ class TestExchangedAnswers:
 
 class TestFalseAlarms:
     @pytest.mark.parametrize("spread", sampled([0.0, 0.01, 0.08, 0.15, 0.3], keep=2))
-    def test_rough_estimates_flag_at_most_one_real_prompt_in_a_thousand(
-        self, prompts: list[int], spread: float
-    ) -> None:
+    def test_rough_estimates_flag_at_most_one_real_prompt_in_a_thousand(self, prompts, spread):
         flagged = sum(
             len(prompts) * rate(billed(prompts, spread, constant=9, seed=seed)) for seed in range(8)
         )
         assert flagged <= 0.001 * 8 * len(prompts)
 
     @pytest.mark.parametrize("count", sampled([20, 50, 200], keep=1))
-    def test_small_shards_give_no_more_of_them(self, count: int) -> None:
+    def test_small_shards_give_no_more_of_them(self, count):
         flagged = unrelated = 0.0
         for seed in range(400):
             lines = billed(lengths(count, seed), 0.08, seed=seed)
@@ -145,7 +141,7 @@ class TestFalseAlarms:
         assert flagged <= 0.001 * 400 * count
         assert unrelated == 0
 
-    def test_a_token_more_or_less_is_no_reason_however_exact_the_others_are(self) -> None:
+    def test_a_token_more_or_less_is_no_reason_however_exact_the_others_are(self):
         check = observed([(estimate, estimate) for estimate in range(200, 600)])
         assert not any(check.suspicious(8, count) for count in (7, 8, 9))
         assert check.suspicious(8, 12)
@@ -153,9 +149,7 @@ class TestFalseAlarms:
 
 class TestLittleEvidence:
     @pytest.mark.parametrize(("estimate", "count"), [(0, 50), (50, 0), (50, -3), (-1, 50)])
-    def test_a_line_without_counts_teaches_nothing_and_is_not_flagged(
-        self, estimate: int, count: int
-    ) -> None:
+    def test_a_line_without_counts_teaches_nothing_and_is_not_flagged(self, estimate, count):
         check = observed(billed(lengths(19), 0.01))
         check.observe(estimate, count)
         assert not check.suspicious(100, 9000)  # 19 lines show nothing
@@ -168,7 +162,7 @@ counts = st.tuples(st.integers(-5, 10**6), st.integers(-5, 10**6))
 
 
 @given(st.lists(counts, max_size=60), counts)
-def test_no_counts_break_it(pairs: list[Pair], asked: Pair) -> None:
+def test_no_counts_break_it(pairs, asked):
     check = observed(pairs)
     assert check.suspicious(*asked) in (True, False)
     assert check.unrelated in (True, False)
@@ -186,7 +180,7 @@ class TestOtherScripts:
             for each in requests
         ]
 
-    def test_their_own_counts_are_no_reason(self) -> None:
+    def test_their_own_counts_are_no_reason(self):
         check = Crosscheck()
         for line in self.lines():
             check.observe(*line)
@@ -196,7 +190,7 @@ class TestOtherScripts:
             "the bytes make no difference: the texts are too much like the others"
         )
 
-    def test_exchanged_answers_of_the_others_are_seen_all_the_same(self) -> None:
+    def test_exchanged_answers_of_the_others_are_seen_all_the_same(self):
         lines = self.lines()
         (a, x, size), (b, y, other_size) = lines[2], lines[20]
         lines[2], lines[20] = (a, y, size), (b, x, other_size)

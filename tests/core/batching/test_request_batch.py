@@ -25,7 +25,7 @@ def sent(*items: str) -> Batch[str, str | None]:
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(BatchState, BatchState)))
-def test_a_batch_follows_the_table_and_nothing_else(before: BatchState, after: BatchState) -> None:
+def test_a_batch_follows_the_table_and_nothing_else(before, after):
     batch = empty(state=before)
     if (before, after) in LEGAL:
         batch.move(after)
@@ -39,7 +39,7 @@ def test_a_batch_follows_the_table_and_nothing_else(before: BatchState, after: B
     assert after.value in str(caught.value)
 
 
-def test_the_table_is_the_life_of_a_batch() -> None:
+def test_the_table_is_the_life_of_a_batch():
     life = [
         BatchState.ACCUMULATING,
         BatchState.READY,
@@ -53,14 +53,14 @@ def test_the_table_is_the_life_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in BatchState if state is not BatchState.ACCUMULATING])
-def test_a_batch_on_its_way_takes_nobody_along(state: BatchState) -> None:
+def test_a_batch_on_its_way_takes_nobody_along(state):
     batch = empty(state=state)
     with pytest.raises(IllegalTransition, match="takes no more requests"):
         batch.fill(["late"], tokens=1)
     assert len(batch) == 0
 
 
-def test_a_batch_is_completed_all_at_once() -> None:
+def test_a_batch_is_completed_all_at_once():
     batch = sent("a", "b")
     batch.complete_all(["A", None])
     assert batch.state is BatchState.PROCESSING_RESPONSE
@@ -69,7 +69,7 @@ def test_a_batch_is_completed_all_at_once() -> None:
     assert batch.state is BatchState.COMPLETED
 
 
-def test_a_batch_is_completed_one_by_one_in_any_order() -> None:
+def test_a_batch_is_completed_one_by_one_in_any_order():
     batch = sent("a", "b", "c")
     batch.complete(2, "C")
     batch.complete(0, "A")
@@ -81,7 +81,7 @@ def test_a_batch_is_completed_one_by_one_in_any_order() -> None:
     assert (batch.outcomes, batch.state) == (["A", None, "C"], BatchState.FAILED)
 
 
-def test_an_error_completes_what_has_no_outcome_yet() -> None:
+def test_an_error_completes_what_has_no_outcome_yet():
     batch = sent("a", "b")
     batch.complete(0, "A")
     batch.fail("broken")
@@ -90,6 +90,6 @@ def test_an_error_completes_what_has_no_outcome_yet() -> None:
 
 
 @pytest.mark.parametrize("state", [BatchState.READY, BatchState.COMPLETED, BatchState.FAILED])
-def test_a_batch_that_is_not_under_way_is_not_completed(state: BatchState) -> None:
+def test_a_batch_that_is_not_under_way_is_not_completed(state):
     with pytest.raises(IllegalTransition):
         empty(state=state).complete(0, "early or late")

@@ -58,7 +58,7 @@ limits = st.fixed_dictionaries(
 
 
 @given(some_items, limits)
-def test_cutting_keeps_every_item_the_order_and_all_limits(row: list[Item], limits: dict[str, float]) -> None:
+def test_cutting_keeps_every_item_the_order_and_all_limits(row, limits):
     found = cut(row, **limits)  # type: ignore[arg-type]
     sent = [ix for shard in found.shards for ix in shard]
     assert sorted([*sent, *found.too_big]) == [item.ix for item in row]
@@ -76,7 +76,7 @@ def test_cutting_keeps_every_item_the_order_and_all_limits(row: list[Item], limi
 
 
 @given(some_items, limits)
-def test_there_are_as_few_shards_as_the_greediest_cut_has(row: list[Item], limits: dict[str, float]) -> None:
+def test_there_are_as_few_shards_as_the_greediest_cut_has(row, limits):
     found = cut(row, **{**limits, "distinct": False})  # type: ignore[arg-type]
     fewest = count = size = tokens = 0
     for item in row:
@@ -91,53 +91,51 @@ def test_there_are_as_few_shards_as_the_greediest_cut_has(row: list[Item], limit
 
 
 @given(st.integers(0, 3000), st.integers(1, 400))
-def test_equal_items_make_shards_that_differ_by_one_at_most(count: int, most: int) -> None:
+def test_equal_items_make_shards_that_differ_by_one_at_most(count, most):
     found = sizes(by_count(count, most))
     assert sum(found) == count
     assert len(found) == math.ceil(count / most)
     assert max(found, default=0) - min(found, default=0) <= 1
 
 
-def test_an_item_that_fits_nowhere_is_named_and_the_rest_goes() -> None:
+def test_an_item_that_fits_nowhere_is_named_and_the_rest_goes():
     row = [Item(0), Item(1, size=1000), Item(2, tokens=1000), Item(3)]
     found = cut(row, max_requests=10, max_bytes=999, max_tokens=999)
     assert found == Cut(((0, 3),), (1, 2))
 
 
-def test_a_shard_of_no_requests_is_refused() -> None:
+def test_a_shard_of_no_requests_is_refused():
     with pytest.raises(ValueError, match="max_requests"):
         by_count(1, 0)
 
 
 class TestSizesThatTellShardsApart:
-    def test_those_taken_elsewhere_are_left_out(self) -> None:
+    def test_those_taken_elsewhere_are_left_out(self):
         found = by_count(300, 100, distinct=True, taken=(100, 98))
         assert not {100, 98} & set(sizes(found))
         assert len(set(sizes(found))) == len(found.shards)
 
-    def test_a_whole_that_would_clash_is_divided(self) -> None:
+    def test_a_whole_that_would_clash_is_divided(self):
         assert sizes(by_count(7, 10, distinct=True, taken=(7,))) == [4, 3]
 
-    def test_where_it_cannot_be_the_shard_goes_all_the_same(self) -> None:
+    def test_where_it_cannot_be_the_shard_goes_all_the_same(self):
         assert by_count(1, 10, distinct=True, taken=(1,)) == Cut(((0,),), ())
 
-    def test_sizes_that_are_used_up_come_again_as_far_apart_as_can_be(self) -> None:
+    def test_sizes_that_are_used_up_come_again_as_far_apart_as_can_be(self):
         found = by_count(1000, 10, distinct=True)
         assert sum(sizes(found)) == 1000
         assert all(one != other for one, other in pairwise(sizes(found)))
         assert len(found.shards) < 140  # none is less than half full
 
     @given(st.integers(1, 40), st.integers(1, 12), st.sets(st.integers(1, 12), max_size=6))
-    def test_different_sizes_that_can_be_found_by_trying_all_are_found(
-        self, count: int, most: int, taken: set[int]
-    ) -> None:
+    def test_different_sizes_that_can_be_found_by_trying_all_are_found(self, count, most, taken):
         found = sizes(by_count(count, most, distinct=True, taken=tuple(taken)))
         different = len({*found} | taken) == len(found) + len(taken)
         if count <= 2 * most:
             assert different == divisible(count, most, frozenset(taken))
 
     @pytest.mark.full
-    def test_an_end_with_hardly_a_way_out_is_given_up_in_time(self) -> None:
+    def test_an_end_with_hardly_a_way_out_is_given_up_in_time(self):
         taken = tuple(size for size in range(1, 20_000) if size % 97)
         started = time.perf_counter()
         found = by_count(30_001, 20_000, distinct=True, taken=taken)
@@ -159,7 +157,7 @@ def divisible(count: int, most: int, taken: frozenset[int]) -> bool:
 
 
 @pytest.mark.full
-def test_three_hundred_thousand_items_are_cut_in_a_few_seconds() -> None:
+def test_three_hundred_thousand_items_are_cut_in_a_few_seconds():
     """Some 0.4 s here; the bound leaves room for a busy machine."""
     rng = random.Random(1)
     row = [Item(ix, rng.randrange(200, 900), rng.randrange(50, 200)) for ix in range(300_000)]

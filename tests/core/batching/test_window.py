@@ -49,7 +49,7 @@ def waiting(count: int = 1, **changes: Any) -> Waiting:
         pytest.param(1, {}, {"max_size": 1}, 0.0, id="a lane that cannot share calls"),
     ],
 )
-def test_when_a_window_closes(count: int, view: dict[str, Any], window: dict[str, Any], goes: float) -> None:
+def test_when_a_window_closes(count, view, window, goes):
     found = BatchAccumulator(evolve(WINDOW, **window)).ready(100.0, waiting(count, **view))
     assert found == pytest.approx(100.0 + goes)
 
@@ -59,9 +59,7 @@ def test_when_a_window_closes(count: int, view: dict[str, Any], window: dict[str
 @pytest.mark.parametrize(
     ("least", "count", "goes"), [(1, 1, 0.0), (2, 2, 0.0), (4, 4, 0.0), (2, 1, 0.1), (4, 3, 0.1)]
 )
-def test_as_many_as_min_batch_size_go_and_fewer_wait_for_the_window(
-    calls: tuple[tuple[float, int], ...], latency: float, least: int, count: int, goes: float
-) -> None:
+def test_as_many_as_min_batch_size_go_and_fewer_wait_for_the_window(calls, latency, least, count, goes):
     accumulator = BatchAccumulator(evolve(WINDOW, min_size=least))
     view = waiting(count, calls=calls, latency=latency)
     assert accumulator.ready(100.0, view) == pytest.approx(100.0 + goes)
@@ -76,7 +74,7 @@ def test_as_many_as_min_batch_size_go_and_fewer_wait_for_the_window(
         (9, 0.038, 0.0),
     ],
 )
-def test_a_call_that_ends_soon_is_waited_for(count: int, end: float, goes: float) -> None:
+def test_a_call_that_ends_soon_is_waited_for(count, end, goes):
     """Its callers come back and share one call for good; three quarters of a call are waited."""
     view = waiting(count, expected=count, latency=0.05, calls=((100 + end, 9), (100.2, 2)))
     assert BatchAccumulator(WINDOW).ready(100.0, view) == pytest.approx(100 + goes)
@@ -97,9 +95,7 @@ def test_a_call_that_ends_soon_is_waited_for(count: int, end: float, goes: float
         Window, st.floats(0.01, 5), st.just(10), st.none() | st.integers(1, 10), st.floats(0.5, 30)
     ),
 )
-def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
-    view: dict[str, Any], age: float, window: Window
-) -> None:
+def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(view, age, window):
     now = 100.0 + age
     at = BatchAccumulator(window).ready(now, waiting(**view))
     assert at <= max(now, min(100.0 + window.max_wait, view["must_start"]))

@@ -40,21 +40,21 @@ def after(*seconds: float) -> Forecaster:
     return forecaster
 
 
-def test_before_any_observation_the_prior_applies() -> None:
+def test_before_any_observation_the_prior_applies():
     cold = Forecaster(PRIOR)
     assert cold.observations == 0
     assert [cold.at(NOW).quantile(q, 1) for q in (0.05, 0.5, 0.95)] == pytest.approx([0.4, 2.0, 10.0])
     assert cold.at(NOW).chance(10.0, 1) == pytest.approx(0.95)
 
 
-def test_batches_begin_with_what_providers_promise() -> None:
+def test_batches_begin_with_what_providers_promise():
     cold = Forecaster(Prior(DOCUMENTED_TIMES, fade=DAY))
     assert 900 < cold.at(NOW).quantile(0.5, 1000) < 3600
     assert 6 * 3600 < cold.at(NOW).quantile(0.95, 1000) < DAY
     assert math.isfinite(cold.at(NOW).expected(1000))
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="q must be"):
         Forecaster(PRIOR).at(NOW).quantile(1.0, 1)
     with pytest.raises(ValueError, match="seconds must be"):
@@ -63,7 +63,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         Prior.of(2.0, 10.0, fade=0.0)
 
 
-def test_old_ones_fade_until_only_the_prior_is_left() -> None:
+def test_old_ones_fade_until_only_the_prior_is_left():
     seen = after(100.0, 100.0, 100.0)
     medians = [seen.at(NOW + days * DAY).quantile(0.5, 1) for days in (0, 1, 2, 4, 8, 20)]
     assert medians == sorted(medians, reverse=True)
@@ -71,13 +71,13 @@ def test_old_ones_fade_until_only_the_prior_is_left() -> None:
     assert medians[-1] == pytest.approx(2.0, rel=0.01)
 
 
-def test_no_time_at_all_is_a_time() -> None:
+def test_no_time_at_all_is_a_time():
     seen = after(*[0.0] * 50)
     assert 0 < seen.at(NOW).quantile(0.5, 1) < 0.001
     assert (seen.at(NOW).chance(0.0, 1), seen.at(NOW).chance(math.inf, 1)) == (0.0, 1.0)
 
 
-def test_growth_with_size_is_learned() -> None:
+def test_growth_with_size_is_learned():
     rng, forecaster = random.Random(5), Forecaster(PRIOR)
     for n in range(150):
         size = rng.choice((1, 10, 100))
@@ -144,7 +144,7 @@ class Run:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sampled(WORLDS, keep=3))
-def test_the_95_percent_quantile_covers_93_to_97_percent_after_200(name: str) -> None:
+def test_the_95_percent_quantile_covers_93_to_97_percent_after_200(name):
     drifts = " in 1,000" in name
     within: dict[float, list[bool]] = {0.5: [], 0.9: [], 0.95: []}
     for seed in range(2):
@@ -161,7 +161,7 @@ def test_the_95_percent_quantile_covers_93_to_97_percent_after_200(name: str) ->
 
 
 @pytest.mark.full
-def test_a_world_that_does_not_change_hardly_ever_seems_to() -> None:
+def test_a_world_that_does_not_change_hardly_ever_seems_to():
     names = ("lognormal 0.3", "lognormal 1.0", "Pareto 1.2", "one in 20 takes 10 x")
     runs = [Run(WORLDS[name], seed) for name in names for seed in range(2)]
     assert sum(run.sudden() is not None for run in runs for _ in range(750)) <= 12
@@ -183,7 +183,7 @@ def test_a_world_that_does_not_change_hardly_ever_seems_to() -> None:
         keep=2,
     ),
 )
-def test_a_change_is_noticed_within_20(name: str, factor: float) -> None:
+def test_a_change_is_noticed_within_20(name, factor):
     """In 9 of 10 runs; where times differ much among themselves, it takes a larger change."""
     noticed = 0
     for seed in range(20):
@@ -196,7 +196,7 @@ def test_a_change_is_noticed_within_20(name: str, factor: float) -> None:
 # -- changes -------------------------------------------------------------------------------------------------
 
 
-def test_a_change_says_what_moved_and_why() -> None:
+def test_a_change_says_what_moved_and_why():
     """A call that took 3 seconds takes 9."""
     run = Run(WORLDS["lognormal 0.3"], 4)
     change = next(change for _ in range(20) if (change := run.sudden(3.0)) is not None)
@@ -206,7 +206,7 @@ def test_a_change_says_what_moved_and_why() -> None:
     assert "times as long as the earlier ones" in change.why
 
 
-def test_the_first_observations_are_reported_against_what_was_assumed() -> None:
+def test_the_first_observations_are_reported_against_what_was_assumed():
     forecaster = Forecaster(PRIOR)
     changes = [forecaster.observe(Observation(1, 30.0 + n, NOW + n)) for n in range(12)]
     (change,) = [one for one in changes if one is not None]
@@ -222,7 +222,7 @@ def usual(count: int) -> Forecaster:
     return forecaster
 
 
-def test_twelve_of_one_moment_weigh_as_much_as_one() -> None:
+def test_twelve_of_one_moment_weigh_as_much_as_one():
     one, twelve, apart, now = usual(20), usual(20), usual(20), NOW + 20 * 3600 + 3000
     one.observe(Observation(100, 3000.0, now))
     for n in range(12):
@@ -233,7 +233,7 @@ def test_twelve_of_one_moment_weigh_as_much_as_one() -> None:
     assert apart.at(now + 12 * 3600).quantile(0.5, 100) > 2 * median
 
 
-def test_one_slow_list_is_no_change_however_many_batches_it_has() -> None:
+def test_one_slow_list_is_no_change_however_many_batches_it_has():
     forecaster, now = usual(60), NOW + 60 * 3600 + 3000
     changes = [forecaster.observe(Observation(100, 3000.0 + n, now + n)) for n in range(40)]
     assert not any(change is not None and change.sudden for change in changes)
@@ -241,7 +241,7 @@ def test_one_slow_list_is_no_change_however_many_batches_it_has() -> None:
     assert any(change is not None and change.sudden for change in later)
 
 
-def test_batches_that_were_cancelled_make_forecasts_longer() -> None:
+def test_batches_that_were_cancelled_make_forecasts_longer():
     forecaster, rng = Forecaster(Prior(DOCUMENTED_TIMES, fade=DAY)), random.Random(7)
     for n in range(30):
         forecaster.observe(Observation(100, 600 * math.exp(rng.gauss(0, 0.5)), NOW + 600 * n))
@@ -260,9 +260,7 @@ def test_batches_that_were_cancelled_make_forecasts_longer() -> None:
     st.floats(0.001, 0.999),
     st.floats(0.001, 0.999),
 )
-def test_levels_and_logs_are_each_others_inverse(
-    points: list[tuple[float, float]], one: float, other: float
-) -> None:
+def test_levels_and_logs_are_each_others_inverse(points, one, other):
     curve = Distribution(points)
     low, high = sorted((one, other))
     assert curve.log(low) <= curve.log(high) + 1e-9
@@ -271,7 +269,7 @@ def test_levels_and_logs_are_each_others_inverse(
     assert curve.log(min(0.9999, max(0.0001, level))) == pytest.approx(curve.log(low), abs=1e-4)
 
 
-def test_the_mean_is_finite_however_heavy_the_tail() -> None:
+def test_the_mean_is_finite_however_heavy_the_tail():
     rng = random.Random(1)
     curve = Distribution([(math.log(rng.paretovariate(0.5)), 1.0) for _ in range(500)])
     assert curve.mean() < math.exp(curve.log(0.99))
@@ -296,12 +294,12 @@ def kaplan_meier(ended: Weighed, given_up: Weighed) -> Weighed:
     ],
     ids=["counts for all that took longer", "equal times", "after all others", "alone"],
 )
-def test_the_weight_of_what_was_given_up(ended: Weighed, given_up: Weighed, found: Weighed) -> None:
+def test_the_weight_of_what_was_given_up(ended, given_up, found):
     assert kaplan_meier(ended, given_up) == found
 
 
 @given(TIMES, TIMES)
-def test_no_weight_is_lost_and_nothing_becomes_shorter(ended: Weighed, given_up: Weighed) -> None:
+def test_no_weight_is_lost_and_nothing_becomes_shorter(ended, given_up):
     found = kaplan_meier(ended, given_up)
     whole = sum(weight for _, weight in ended + given_up)
     assert sum(weight for _, weight in found) == pytest.approx(whole)
@@ -344,28 +342,28 @@ def took(seconds: float, *, times: int = 1, size: int = 1000, ended: bool = True
     return [Observation(size, seconds, NOW, ended=ended)] * times
 
 
-def test_beyond_the_promise_nothing_can_be_said() -> None:
+def test_beyond_the_promise_nothing_can_be_said():
     assert remaining([RunningBatch(10, EXPIRY_SECONDS)]) is None
     assert remaining([RunningBatch(10, 5.0), RunningBatch(10, 3 * EXPIRY_SECONDS, done=9)], took(60)) is None
     assert left(EXPIRY_SECONDS - 1) > 0
 
 
-def test_batches_as_before_take_as_long_as_before() -> None:
+def test_batches_as_before_take_as_long_as_before():
     assert left(0, of=took(600, times=10)) == pytest.approx(600, rel=0.1)
     assert left(0, of=took(5 * HOUR, times=10)) == pytest.approx(5 * HOUR, rel=0.1)
 
 
-def test_one_observation_already_counts_more_than_what_is_promised() -> None:
+def test_one_observation_already_counts_more_than_what_is_promised():
     assert left(0, of=took(120)) < left(0) / 3
     assert left(0, of=took(6 * HOUR)) > 3 * left(0)
 
 
-def test_batches_of_the_same_size_tell_more_than_others() -> None:
+def test_batches_of_the_same_size_tell_more_than_others():
     of = [*took(5 * MINUTE, times=3, size=100), *took(2 * HOUR, times=3, size=50_000)]
     assert left(0, of=of, size=100) < left(0, of=of, size=2000) < left(0, of=of, size=50_000)
 
 
-def test_batches_that_were_given_up_would_have_taken_longer() -> None:
+def test_batches_that_were_given_up_would_have_taken_longer():
     quick = took(5 * MINUTE, times=4)
     both = [*quick, *took(30 * MINUTE, times=12, ended=False)]
     assert left(0, of=quick) < 6 * MINUTE
@@ -373,33 +371,33 @@ def test_batches_that_were_given_up_would_have_taken_longer() -> None:
     assert left(10 * MINUTE, of=both) > 20 * MINUTE
 
 
-def test_a_batch_faster_than_others_ends_earlier() -> None:
+def test_a_batch_faster_than_others_ends_earlier():
     assert left(60, of=took(2 * HOUR, times=10), done=500) == pytest.approx(60)
 
 
-def test_a_queue_before_it_is_no_sign_of_a_slow_batch() -> None:
+def test_a_queue_before_it_is_no_sign_of_a_slow_batch():
     """An hour in the queue, then 1 in 1,000 done: not a thousand hours."""
     assert left(HOUR, of=took(2 * HOUR, times=10), done=1) < 2 * HOUR
 
 
-def test_all_done_but_not_ended_is_not_the_end() -> None:
+def test_all_done_but_not_ended_is_not_the_end():
     assert left(HOUR, done=1000) == left(HOUR, done=2000) == 1.0
 
 
 @given(st.floats(1, EXPIRY_SECONDS - 1), st.integers(1, 1000), st.integers(0, 1000))
-def test_more_done_is_never_more_left(elapsed: float, size: int, done: int) -> None:
+def test_more_done_is_never_more_left(elapsed, size, done):
     done = min(done, size)
     more = left(elapsed, size=size, done=min(size, done + 1))
     assert more <= left(elapsed, size=size, done=done)
 
 
-def test_batches_next_to_each_other_take_as_long_as_the_last_of_them() -> None:
+def test_batches_next_to_each_other_take_as_long_as_the_last_of_them():
     of = took(600, times=10)
     found = remaining([RunningBatch(1000, 500), RunningBatch(1000, 10), RunningBatch(1000, 300)], of)
     assert found == left(10, of=of)
 
 
-def test_batches_still_to_be_sent_come_after_those_that_run() -> None:
+def test_batches_still_to_be_sent_come_after_those_that_run():
     of = took(600, times=10)
     running = [RunningBatch(1000, 100), RunningBatch(1000, 100)]
     alone = remaining(running, of)
@@ -409,6 +407,6 @@ def test_batches_still_to_be_sent_come_after_those_that_run() -> None:
     assert five == pytest.approx(alone + 3 * left(0, of=of))
 
 
-def test_it_is_zero_when_nothing_is_left_and_only_then() -> None:
+def test_it_is_zero_when_nothing_is_left_and_only_then():
     assert remaining([]) == remaining([], took(5)) == 0.0
     assert remaining([], took(0.001, times=50), unsent=[1]) == 1.0

@@ -16,14 +16,14 @@ from smartbatch.core.limits.shared_limit import LateExchange, LeaseAsk, SharedRe
 from tests.levels import sampled
 
 
-def test_a_call_dearer_than_its_reservation_is_booked_in_full() -> None:
+def test_a_call_dearer_than_its_reservation_is_booked_in_full():
     budget = Budget(1.0)
     budget.reconcile(budget.reserve(0.5), 0.75)
     assert (budget.spent, budget.left) == (0.75, 0.25)
     assert not budget.fits(0.3)
 
 
-def test_a_call_waits_for_money_under_way_and_is_hopeless_without() -> None:
+def test_a_call_waits_for_money_under_way_and_is_hopeless_without():
     budget = Budget(1.0)
     reservation = budget.reserve(0.9)
     assert not budget.fits(0.5)
@@ -34,7 +34,7 @@ def test_a_call_waits_for_money_under_way_and_is_hopeless_without() -> None:
         budget.reserve(0.5)
 
 
-def test_only_money_of_calls_in_flight_is_waited_for() -> None:
+def test_only_money_of_calls_in_flight_is_waited_for():
     outer = Budget(9.0)
     budget = Budget(10.0, outer)
     budget.reconcile(budget.reserve(1.0), 1.0)
@@ -48,13 +48,13 @@ def test_only_money_of_calls_in_flight_is_waited_for() -> None:
     assert not Budget(None, outer).must_wait(100.0)
 
 
-def test_without_a_limit_everything_fits_and_is_still_counted() -> None:
+def test_without_a_limit_everything_fits_and_is_still_counted():
     budget = Budget()
     budget.reconcile(budget.reserve(1e6), 2.5)
     assert (budget.spent, budget.left, budget.short(1e9)) == (2.5, None, None)
 
 
-def test_a_reservation_ends_once() -> None:
+def test_a_reservation_ends_once():
     budget = Budget(1.0)
     reservation = budget.reserve(0.5)
     budget.release(reservation)
@@ -64,7 +64,7 @@ def test_a_reservation_ends_once() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
-def test_amounts_that_are_no_money_are_refused(bad: float) -> None:
+def test_amounts_that_are_no_money_are_refused(bad):
     budget = Budget(1.0)
     with pytest.raises(ValueError):
         Budget(bad)
@@ -76,7 +76,7 @@ def test_amounts_that_are_no_money_are_refused(bad: float) -> None:
     assert budget.reserved == 0.5
 
 
-def test_lasting_reservations_are_not_waited_for() -> None:
+def test_lasting_reservations_are_not_waited_for():
     budget = Budget(10.0)
     call, job = budget.reserve(4.0), budget.reserve(4.0, lasting=True)
     assert not budget.fits(3.0)
@@ -93,7 +93,7 @@ def test_lasting_reservations_are_not_waited_for() -> None:
 
 
 @given(st.floats(0.0, 1e6), st.lists(st.floats(0.0, 1.0), max_size=8))
-def test_a_reservation_of_the_rest_can_be_spent_in_parts(limit: float, shares: list[float]) -> None:
+def test_a_reservation_of_the_rest_can_be_spent_in_parts(limit, shares):
     outer = Budget(limit)
     budget = Budget(limit, outer)
     assert budget.left is not None
@@ -151,7 +151,7 @@ def wanted(record: SharedRecord, one: Spender, now: float, usd: float) -> None:
     exchanged(record, one, now)
 
 
-def test_a_hopeless_cost_delays_no_smaller_one() -> None:
+def test_a_hopeless_cost_delays_no_smaller_one():
     record, one, large, small = SharedRecord(), *(spender(name) for name in ("one", "large", "small"))
     wanted(record, one, 0.0, 0.5)
     one.budget.reserve(0.5)
@@ -160,7 +160,7 @@ def test_a_hopeless_cost_delays_no_smaller_one() -> None:
     assert small.budget.left == pytest.approx(0.1)
 
 
-def test_returned_money_is_leased_to_those_who_wait() -> None:
+def test_returned_money_is_leased_to_those_who_wait():
     record, one, large, small = SharedRecord(), *(spender(name) for name in ("one", "large", "small"))
     wanted(record, one, 0.0, 0.5)
     call = one.budget.reserve(0.5)
@@ -173,7 +173,7 @@ def test_returned_money_is_leased_to_those_who_wait() -> None:
     assert large.budget.left == pytest.approx(0.6)
 
 
-def test_each_cost_waits_for_five_seconds_before_it_is_hopeless() -> None:
+def test_each_cost_waits_for_five_seconds_before_it_is_hopeless():
     record, one, other = SharedRecord(), spender("one"), spender("other")
     wanted(record, one, 0.0, 0.9)
     one.budget.reserve(0.9)
@@ -185,7 +185,7 @@ def test_each_cost_waits_for_five_seconds_before_it_is_hopeless() -> None:
 
 
 @pytest.mark.parametrize("seed", sampled(range(200), keep=8))
-def test_failures_neither_make_money_nor_eat_it(seed: int) -> None:
+def test_failures_neither_make_money_nor_eat_it(seed):
     rng = random.Random(seed)
     record, now, names = SharedRecord(), 0.0, iter(range(1000))
     living, dead = [spender(str(next(names))) for _ in range(4)], list[Spender]()
@@ -222,7 +222,7 @@ def test_failures_neither_make_money_nor_eat_it(seed: int) -> None:
     assert record.levels[0] == pytest.approx(LIMIT - spent, abs=1e-6), f"seed={seed}"
 
 
-def test_a_higher_budget_counts_beside_an_idle_lower_one() -> None:
+def test_a_higher_budget_counts_beside_an_idle_lower_one():
     record = SharedRecord()
     before, after = spender("before"), spender("after", 2 * LIMIT)
     exchanged(record, before, 0.0)

@@ -32,7 +32,7 @@ def stand(budget: Budget) -> tuple[float, float]:
     return budget.spent, budget.reserved
 
 
-def test_a_job_that_is_not_stored_releases_everything() -> None:
+def test_a_job_that_is_not_stored_releases_everything():
     budget = Budget(10.0)
     reservations = JobReservations(budget, unguarded, "account")
 
@@ -45,13 +45,13 @@ def test_a_job_that_is_not_stored_releases_everything() -> None:
     assert not reservations.jobs
 
 
-def test_a_job_without_a_budget_reserves_all_that_is_left() -> None:
+def test_a_job_without_a_budget_reserves_all_that_is_left():
     budget, reservations = begun(10.0, None)
     assert budget.left == 0.0
     assert reservations.reserve(3.0, lambda held: held.usd) == 0.0
 
 
-def test_a_job_keeps_no_more_than_it_can_still_cost() -> None:
+def test_a_job_keeps_no_more_than_it_can_still_cost():
     budget, reservations = begun(10.0, 8.0)
     for _ in range(2):  # the same cost twice is counted once
         reservations.charge("job-1", 3.0, ended=False)
@@ -66,7 +66,7 @@ def test_a_job_keeps_no_more_than_it_can_still_cost() -> None:
     assert not reservations.jobs
 
 
-def test_ctrl_c_leaves_a_reservation_with_a_job_or_none() -> None:
+def test_ctrl_c_leaves_a_reservation_with_a_job_or_none():
     budget, reservations = Budget(1.0), JobReservations(Budget(1.0), unguarded, "account")
 
     def submit() -> None:
@@ -81,7 +81,7 @@ def test_ctrl_c_leaves_a_reservation_with_a_job_or_none() -> None:
 
 @pytest.mark.parametrize("still", [None, 0.125])
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_cost_is_counted_once_despite_ctrl_c(ended: bool, still: float | None) -> None:
+def test_a_cost_is_counted_once_despite_ctrl_c(ended, still):
     budget, reservations = begun(1.0, 0.5)
 
     def charge() -> None:
@@ -96,7 +96,7 @@ def test_a_cost_is_counted_once_despite_ctrl_c(ended: bool, still: float | None)
 # -- requests that are asked again ---------------------------------------------------------------------------
 
 
-def test_a_retried_job_that_ended_gets_a_new_reservation() -> None:
+def test_a_retried_job_that_ended_gets_a_new_reservation():
     budget, reservations = begun(10.0, 8.0)
     reservations.charge("job-1", 3.0, ended=True)
     assert reservations.renew("job-1", 5.0, 3.0, lambda held: (held, stand(budget))) == (5.0, (3.0, 5.0))
@@ -106,7 +106,7 @@ def test_a_retried_job_that_ended_gets_a_new_reservation() -> None:
     assert stand(budget) == (4.0, 0.0)
 
 
-def test_a_renewed_reservation_includes_the_old_one() -> None:
+def test_a_renewed_reservation_includes_the_old_one():
     budget, reservations = begun(10.0, 8.0)
     reservations.charge("job-1", 3.0, ended=False, still=1.5)
     assert reservations.renew("job-1", 4.5, 3.5, lambda held: held) == 4.5
@@ -115,7 +115,7 @@ def test_a_renewed_reservation_includes_the_old_one() -> None:
     assert budget.left == 0.0
 
 
-def test_an_end_read_before_a_retry_releases_nothing() -> None:
+def test_an_end_read_before_a_retry_releases_nothing():
     budget, reservations = begun(10.0, 8.0)
     before = reservations.seen("job-1")
 
@@ -133,7 +133,7 @@ def test_an_end_read_before_a_retry_releases_nothing() -> None:
     assert stand(budget) == (3.0, 0.0)
 
 
-def test_ctrl_c_renews_a_reservation_fully_or_not_at_all() -> None:
+def test_ctrl_c_renews_a_reservation_fully_or_not_at_all():
     budget, reservations = begun(1.0, 0.5)
 
     def renew() -> None:
@@ -176,7 +176,7 @@ class Sharer:
         return self.budget.reserved
 
 
-def test_a_job_gets_the_rest_of_a_shared_budget_in_the_end() -> None:
+def test_a_job_gets_the_rest_of_a_shared_budget_in_the_end():
     record = SharedRecord()
     one, other = Sharer(record, "one"), Sharer(record, "other")
     assert one.hold_back("job-1", 6.0) == 6.0
@@ -185,7 +185,7 @@ def test_a_job_gets_the_rest_of_a_shared_budget_in_the_end() -> None:
     assert Sharer(record, "third").hold_back("job-3", 1.0) == 0.0
 
 
-def test_a_job_can_enlarge_its_reservation_later() -> None:
+def test_a_job_can_enlarge_its_reservation_later():
     record = SharedRecord()
     one, other = Sharer(record, "one"), Sharer(record, "other")
     assert one.jobs.reserve(0.0, lambda held: one.jobs.enlarge(held, 6.0)) == 6.0

@@ -56,7 +56,7 @@ def probes(breaker: CircuitBreaker, start: float, end: float) -> list[float]:
     return moments
 
 
-def test_five_failures_in_a_row_open_it_and_say_so() -> None:
+def test_five_failures_in_a_row_open_it_and_say_so():
     breaker = CircuitBreaker()
     for _ in range(4):
         call(breaker, 0.0, FAIL)
@@ -69,7 +69,7 @@ def test_five_failures_in_a_row_open_it_and_say_so() -> None:
 
 
 @pytest.mark.parametrize("share", sampled([0.1, 0.3, 0.5], first=1))
-def test_failures_of_a_part_of_the_calls_never_open_it(share: float) -> None:
+def test_failures_of_a_part_of_the_calls_never_open_it(share):
     """10,000 calls, 64 at once; failures come back in 2 ms and answers in 50 ms."""
     breaker, rng, now, numbers = CircuitBreaker(), random.Random(7), 0.0, itertools.count()
     flying: list[tuple[float, int, BreakerPermit, Outcome]] = []
@@ -84,7 +84,7 @@ def test_failures_of_a_part_of_the_calls_never_open_it(share: float) -> None:
     assert breaker.failure_share == pytest.approx(share, abs=0.2)
 
 
-def test_more_failures_open_it_if_half_of_the_calls_fail() -> None:
+def test_more_failures_open_it_if_half_of_the_calls_fail():
     """Five in a row are nothing special then; 22 are."""
     breaker = CircuitBreaker()
     for _ in range(500):
@@ -97,7 +97,7 @@ def test_more_failures_open_it_if_half_of_the_calls_fail() -> None:
     assert 18 <= failures <= 26
 
 
-def test_calls_of_an_earlier_time_have_no_say_later() -> None:
+def test_calls_of_an_earlier_time_have_no_say_later():
     breaker = CircuitBreaker()
     old = [breaker.take(0.0) for _ in range(20)]
     for permit in old[:16]:
@@ -112,7 +112,7 @@ def test_calls_of_an_earlier_time_have_no_say_later() -> None:
     assert breaker.state is CLOSED
 
 
-def test_a_probe_goes_and_its_success_closes() -> None:
+def test_a_probe_goes_and_its_success_closes():
     breaker = opened()
     assert 0.0 < breaker.look(0.0) <= 1.0
     probe = breaker.take(1.0)
@@ -123,24 +123,24 @@ def test_a_probe_goes_and_its_success_closes() -> None:
     assert breaker.look(2.0) == 2.0
 
 
-def test_probes_go_at_two_percent_of_the_rate_before() -> None:
+def test_probes_go_at_two_percent_of_the_rate_before():
     """With 600 calls a second that is twelve a second, so 500 failing ones are over within a minute."""
     assert 450 <= len(probes(busy(600.0), 60.0, 120.0)) <= 650
 
 
-def test_at_least_one_probe_goes_in_five_seconds() -> None:
+def test_at_least_one_probe_goes_in_five_seconds():
     moments = probes(busy(1.0), 60.0, 660.0)
     assert all(after - before <= 5.0 for before, after in pairwise(moments))
     assert len(moments) <= 130
 
 
-def test_probes_become_rare_in_a_long_outage() -> None:
+def test_probes_become_rare_in_a_long_outage():
     moments = probes(busy(600.0), 60.0, 3660.0)
     assert len(moments) <= 5_000
     assert moments[-1] - moments[-2] >= 2.0
 
 
-def test_probes_that_hang_do_not_keep_others_from_going() -> None:
+def test_probes_that_hang_do_not_keep_others_from_going():
     breaker, now, began = opened(), 0.0, []
     for _ in range(12):
         now = breaker.look(now)
@@ -150,7 +150,7 @@ def test_probes_that_hang_do_not_keep_others_from_going() -> None:
     assert began[-1] <= 60.0
 
 
-def test_a_probe_of_an_earlier_outage_takes_no_place_in_a_later_one() -> None:
+def test_a_probe_of_an_earlier_outage_takes_no_place_in_a_later_one():
     breaker = CircuitBreaker(probes=1)
     breaker.open("down", 0.0, Top())
     lost = breaker.take(1.0)
@@ -158,7 +158,7 @@ def test_a_probe_of_an_earlier_outage_takes_no_place_in_a_later_one() -> None:
     assert breaker.look(3.0) == 3.0 < lost.overdue
 
 
-def test_a_permanent_error_stops_calls_and_is_then_probed() -> None:
+def test_a_permanent_error_stops_calls_and_is_then_probed():
     breaker, error = CircuitBreaker(), RuntimeError("key refused")
     change = breaker.stop(error, 0.0, 60.0)
     assert change is not None
@@ -170,7 +170,7 @@ def test_a_permanent_error_stops_calls_and_is_then_probed() -> None:
     assert breaker.state is CLOSED
 
 
-def test_a_permit_ends_once_and_is_only_given_when_look_said_go() -> None:
+def test_a_permit_ends_once_and_is_only_given_when_look_said_go():
     breaker = CircuitBreaker()
     permit = breaker.take(0.0)
     breaker.end(permit, 0.0, OK, Top())
@@ -181,7 +181,7 @@ def test_a_permit_ends_once_and_is_only_given_when_look_said_go() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_all_changes_are_legal_and_an_admitted_call_may_be_sent(seed: int) -> None:
+def test_all_changes_are_legal_and_an_admitted_call_may_be_sent(seed):
     """Calls end in random order, while the provider is down for every second hundred steps."""
     breaker, now, rng, made = (
         CircuitBreaker(),
@@ -213,7 +213,7 @@ def test_all_changes_are_legal_and_an_admitted_call_may_be_sent(seed: int) -> No
     assert made == {(CLOSED, OPEN), (OPEN, HALF_OPEN), (HALF_OPEN, CLOSED)} <= set(LEGAL_CHANGES)
 
 
-def test_failed_retries_count_once_their_request_is_answered() -> None:
+def test_failed_retries_count_once_their_request_is_answered():
     breaker = CircuitBreaker()
     for _ in range(300):
         call(breaker, 0.0, OK)
@@ -226,7 +226,7 @@ def test_failed_retries_count_once_their_request_is_answered() -> None:
     assert 0.3 <= breaker.failure_share <= 0.5
 
 
-def test_a_call_despite_a_permanent_error_is_no_probe() -> None:
+def test_a_call_despite_a_permanent_error_is_no_probe():
     breaker = CircuitBreaker()
     breaker.stop(ValueError("wrong key"), 0.0, 30.0)
     assert breaker.end(breaker.take_despite(), 1.0, IGNORED, Top()) is None

@@ -17,19 +17,19 @@ from smartbatch.core.limits.cooldown import (
 )
 
 
-def test_waits_double_up_to_the_longest_however_many_failures_there_were() -> None:
+def test_waits_double_up_to_the_longest_however_many_failures_there_were():
     waits = [backoff(failures, Top(), first=2.0, longest=60.0) for failures in (1, 2, 3, 6, 7, 5000)]
     assert waits == pytest.approx([2.0, 4.0, 8.0, 60.0, 60.0, 60.0])
     assert exponential(5000, 1.0, 10.0, 7.0) == 7.0
 
 
-def test_a_requested_wait_is_a_minimum_up_to_the_maximum() -> None:
+def test_a_requested_wait_is_a_minimum_up_to_the_maximum():
     assert backoff(1, Top(), first=2.0, longest=60.0, asked=30.0) == 30.0
     assert backoff(1, Top(), first=2.0, longest=60.0, asked=300.0) == 60.0
     assert backoff(5, Top(), first=2.0, longest=60.0, asked=3.0) == pytest.approx(32.0)
 
 
-def test_jitter_stays_within_its_bounds() -> None:
+def test_jitter_stays_within_its_bounds():
     rng = random.Random(1)
     for _ in range(20):
         assert 5.0 <= jittered(10.0, rng) <= 10.0
@@ -37,7 +37,7 @@ def test_jitter_stays_within_its_bounds() -> None:
         assert 90.0 <= jittered_minimum(90.0, rng) <= 91.0
 
 
-def test_suspensions_double_up_to_the_longest_until_one_trial_succeeds() -> None:
+def test_suspensions_double_up_to_the_longest_until_one_trial_succeeds():
     suspension, now, lengths = Suspension(), 0.0, []
     for _ in range(8):
         lengths.append(suspension.begin(now))
@@ -59,7 +59,7 @@ def refused(health: FlexHealth, now: float, times: int = 1) -> str | None:
     return [health.refused(now, WHY) for _ in range(times)][-1]
 
 
-def test_three_consecutive_refusals_suspend_the_tier_with_a_reason() -> None:
+def test_three_consecutive_refusals_suspend_the_tier_with_a_reason():
     health = FlexHealth()
     for _ in range(10):
         assert refused(health, 10.0, 2) is None
@@ -70,7 +70,7 @@ def test_three_consecutive_refusals_suspend_the_tier_with_a_reason() -> None:
     assert health.is_open(70.0)
 
 
-def test_half_of_a_wave_in_a_row_is_enough() -> None:
+def test_half_of_a_wave_in_a_row_is_enough():
     health, refusals = FlexHealth(), 0
     while health.is_open(0.0):
         refusals += 1
@@ -78,7 +78,7 @@ def test_half_of_a_wave_in_a_row_is_enough() -> None:
     assert refusals == 20
 
 
-def test_calls_in_flight_at_a_suspension_change_nothing() -> None:
+def test_calls_in_flight_at_a_suspension_change_nothing():
     health = FlexHealth()
     assert refused(health, 0.0, 3)
     assert refused(health, 5.0, 50) is None
@@ -87,7 +87,7 @@ def test_calls_in_flight_at_a_suspension_change_nothing() -> None:
     assert health.is_open(60.0)
 
 
-def test_a_trial_begins_once_and_a_single_refusal_ends_it() -> None:
+def test_a_trial_begins_once_and_a_single_refusal_ends_it():
     health = FlexHealth()
     assert health.resume(0.0) is None
     refused(health, 0.0, 3)
@@ -99,7 +99,7 @@ def test_a_trial_begins_once_and_a_single_refusal_ends_it() -> None:
     assert health.is_open(180.0)
 
 
-def test_a_model_without_the_tier_is_suspended_by_one_refusal() -> None:
+def test_a_model_without_the_tier_is_suspended_by_one_refusal():
     health = FlexHealth()
     assert health.refused(0.0, "refused", permanent=True) == "refused; the tier is not used for 60 min"
     assert not health.is_open(3599.0)

@@ -88,7 +88,7 @@ KEY = failed(ProviderError("bad key", kind=ErrorKind.AUTH_ERROR, status=401))
 
 
 @pytest.mark.parametrize("total", [None, 7, 20, 5000])
-def test_a_list_stops_once_its_first_requests_failed_alike(total: int | None) -> None:
+def test_a_list_stops_once_its_first_requests_failed_alike(total):
     stop = EqualFailures(total)
     count = min(STOPPING_FAILURES, total or STOPPING_FAILURES)
     assert [stop.stops_with(bad()) for _ in range(count + 3)] == [False] * (count - 1) + [True] + [False] * 3
@@ -105,7 +105,7 @@ def test_a_list_stops_once_its_first_requests_failed_alike(total: int | None) ->
         failed(ProviderError("long", kind=ErrorKind.CONTEXT_TOO_LONG, status=400)),
     ],
 )
-def test_anything_else_among_them_lets_the_list_continue(other: Result) -> None:
+def test_anything_else_among_them_lets_the_list_continue(other):
     for place in range(STOPPING_FAILURES):
         stop = EqualFailures(100)
         results = [other if at == place else bad() for at in range(3 * STOPPING_FAILURES)]
@@ -113,7 +113,7 @@ def test_anything_else_among_them_lets_the_list_continue(other: Result) -> None:
         assert stop.reason is None
 
 
-def test_requests_that_a_rejected_key_withholds_count_as_the_rejected_one() -> None:
+def test_requests_that_a_rejected_key_withholds_count_as_the_rejected_one():
     for first in ([KEY], [REFUSED, KEY], [REFUSED, REFUSED]):
         stop = EqualFailures(100)
         results = [*first, *[REFUSED] * (STOPPING_FAILURES - len(first))]
@@ -121,7 +121,7 @@ def test_requests_that_a_rejected_key_withholds_count_as_the_rejected_one() -> N
         assert ("401" in (stop.reason or "")) == (KEY in first)
 
 
-def test_what_is_not_sent_afterwards_says_so() -> None:
+def test_what_is_not_sent_afterwards_says_so():
     stop = EqualFailures(2)
     cancelled = failed(RequestCancelled("cancelled"), attempts=0)
     assert stop.unsent(cancelled) is cancelled
@@ -133,7 +133,7 @@ def test_what_is_not_sent_afterwards_says_so() -> None:
     assert stop.unsent(KEY) is KEY
 
 
-def test_a_list_with_an_answer_from_before_never_stops() -> None:
+def test_a_list_with_an_answer_from_before_never_stops():
     stop = EqualFailures(50, decided=True)
     assert not any(stop.stops_with(KEY) for _ in range(50))
 
@@ -156,14 +156,14 @@ def test_a_list_with_an_answer_from_before_never_stops() -> None:
         ("", ""),
     ],
 )
-def test_numbers_and_ids_are_left_out_of_a_message(message: str, pattern: str) -> None:
+def test_numbers_and_ids_are_left_out_of_a_message(message, pattern):
     assert pattern_of(message) == pattern
 
 
-def test_a_pattern_is_bounded() -> None:
+def test_a_pattern_is_bounded():
     assert len(pattern_of("long words " * 500)) == MAX_PATTERN_CHARACTERS
 
 
-def test_an_error_without_a_kind_is_counted_by_its_class() -> None:
+def test_an_error_without_a_kind_is_counted_by_its_class():
     assert kind_name(ProviderError("x", kind=ErrorKind.RATE_LIMIT)) == "rate_limit"
     assert kind_name(QueueFull("x")) == "queue_full"

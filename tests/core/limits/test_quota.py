@@ -27,9 +27,7 @@ gaps = st.floats(0.0, 5.0)
 
 
 @given(st.floats(1.0, 50.0), st.floats(0.1, 50.0), st.lists(st.tuples(gaps, costs), max_size=60))
-def test_no_window_ever_holds_more_than_the_bucket_and_its_refill(
-    capacity: float, rate: float, asks: list[tuple[float, float]]
-) -> None:
+def test_no_window_ever_holds_more_than_the_bucket_and_its_refill(capacity, rate, asks):
     bucket, now, taken = Bucket(capacity, rate, 0.0), 0.0, list[tuple[float, float]]()
     for gap, cost in asks:
         now += gap
@@ -46,9 +44,7 @@ def test_no_window_ever_holds_more_than_the_bucket_and_its_refill(
 
 
 @given(st.floats(1e-3, 1e7), st.floats(1e-3, 1e6), costs, st.floats(0.0, 1e7))
-def test_a_waiter_may_go_at_the_announced_time(
-    capacity: float, rate: float, cost: float, start: float
-) -> None:
+def test_a_waiter_may_go_at_the_announced_time(capacity, rate, cost, start):
     bucket = Bucket(capacity, rate, start)
     bucket.take(start, capacity)
     at = bucket.look(start, cost)
@@ -56,7 +52,7 @@ def test_a_waiter_may_go_at_the_announced_time(
 
 
 @given(st.lists(st.tuples(gaps, costs, st.floats(-30.0, 30.0)), max_size=60))
-def test_refunds_never_mint(steps: list[tuple[float, float, float]]) -> None:
+def test_refunds_never_mint(steps):
     bucket, now, explained = Bucket(20.0, 2.0, 0.0), 0.0, 20.0
     for gap, cost, surplus in steps:
         bucket.take(now, cost)
@@ -67,7 +63,7 @@ def test_refunds_never_mint(steps: list[tuple[float, float, float]]) -> None:
         explained = min(explained, 20.0)
 
 
-def test_without_a_limit_or_a_refusal_nothing_is_delayed() -> None:
+def test_without_a_limit_or_a_refusal_nothing_is_delayed():
     """Not even a window: 10,000 calls may be in flight at once."""
     limit = quota()
     for _ in range(10_000):
@@ -76,7 +72,7 @@ def test_without_a_limit_or_a_refusal_nothing_is_delayed() -> None:
     assert limit.in_flight == 10_000
 
 
-def test_tokens_are_reserved_and_settled() -> None:
+def test_tokens_are_reserved_and_settled():
     limit = quota(max_tpm=6000)  # 5,940 at once, 99.5 a second
     limit.succeeded(limit.take(0.0, 5940), 0.0, 940)
     assert limit.look(0.0, 5000) == 0.0
@@ -85,7 +81,7 @@ def test_tokens_are_reserved_and_settled() -> None:
     assert limit.look(0.0, 995) == pytest.approx(20.0)
 
 
-def test_a_call_above_the_whole_limit_waits_for_a_full_bucket_and_goes() -> None:
+def test_a_call_above_the_whole_limit_waits_for_a_full_bucket_and_goes():
     limit = quota(max_tpm=6000)
     limit.failed(limit.take(0.0, 995), 0.0)
     at = limit.look(0.0, 50_000)
@@ -94,7 +90,7 @@ def test_a_call_above_the_whole_limit_waits_for_a_full_bucket_and_goes() -> None
     assert limit.look(at, 1) > at + 400
 
 
-def test_limits_configured_again_do_not_refill() -> None:
+def test_limits_configured_again_do_not_refill():
     limit = quota(max_rpm=60)
     for _ in range(59):
         limit.take(0.0, 0.0)
@@ -119,7 +115,7 @@ def again(limit: Quota, at: float, retry_after: float | None = None) -> Cooldown
     return pause
 
 
-def test_two_percent_of_refusals_at_random_never_pause_all() -> None:
+def test_two_percent_of_refusals_at_random_never_pause_all():
     """In 5,000 calls, 64 at once, there is not one cooldown, and all slots are used."""
     limit, rng = quota(), random.Random(1)
     calls, cooldowns, in_flight, now = deque[Reservation](), 0, 0, 0.0
@@ -137,7 +133,7 @@ def test_two_percent_of_refusals_at_random_never_pause_all() -> None:
     assert in_flight >= 0.8 * 64 * 5_000
 
 
-def test_pauses_in_a_row_grow_whatever_time_the_server_names() -> None:
+def test_pauses_in_a_row_grow_whatever_time_the_server_names():
     """If the server asks for no wait, all calls wait 0.2 s, then 1 s, 2 s, 4 s."""
     limit = quota()
     assert prove(limit, 1.0, 0.0).seconds == pytest.approx(0.2)
@@ -148,7 +144,7 @@ def test_pauses_in_a_row_grow_whatever_time_the_server_names() -> None:
     assert seconds == pytest.approx([1.0, 2.0, 4.0])
 
 
-def test_old_refusals_do_not_lengthen_the_pause_and_new_ones_do() -> None:
+def test_old_refusals_do_not_lengthen_the_pause_and_new_ones_do():
     """64 calls refused together are one event: 1 s. Refusals after the pause: 2 s, 4 s, … 60 s."""
     limit = quota()
     together = [limit.take(0.0, 0) for _ in range(64)]
@@ -162,7 +158,7 @@ def test_old_refusals_do_not_lengthen_the_pause_and_new_ones_do() -> None:
     assert seconds == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 
-def test_the_burst_of_a_configured_limit_is_tried_again() -> None:
+def test_the_burst_of_a_configured_limit_is_tried_again():
     limit, now = quota(max_rpm=600), 0.0
     for call in [limit.take(0.0, 0) for _ in range(4)]:
         limit.refused(call, 0.0, None, Top())
@@ -173,7 +169,7 @@ def test_the_burst_of_a_configured_limit_is_tried_again() -> None:
     assert now > 590
 
 
-def test_a_reservation_ends_once() -> None:
+def test_a_reservation_ends_once():
     limit = quota()
     call = limit.take(0.0, 0)
     limit.succeeded(call, 0.0, None)

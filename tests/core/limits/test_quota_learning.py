@@ -41,7 +41,7 @@ def requests(limit: int | None, remaining: int | None, reset: float | None = Non
     return LimitReport(requests_limit=limit, requests_remaining=remaining, requests_reset=reset)
 
 
-def test_a_reported_limit_is_adopted_with_its_remainder() -> None:
+def test_a_reported_limit_is_adopted_with_its_remainder():
     """600 per minute, 100 left: 100 may be sent at once, then ten per second."""
     quota = reported(requests(600, 100))
     assert quota.reported_limits == {"requests": 600}
@@ -49,20 +49,20 @@ def test_a_reported_limit_is_adopted_with_its_remainder() -> None:
     assert may_go(quota, 10.0) == 99  # half a per cent is left to the server's clock
 
 
-def test_calls_that_left_after_the_reported_one_are_taken_off() -> None:
+def test_calls_that_left_after_the_reported_one_are_taken_off():
     quota = Quota()
     calls = [quota.take(0.0, 0.0) for _ in range(10)]
     answered(quota, calls[0], 0.5, requests(60, 59))
     assert may_go(quota, 0.5) == 50
 
 
-def test_more_than_the_server_says_is_never_assumed() -> None:
+def test_more_than_the_server_says_is_never_assumed():
     quota = reported(requests(600, 0))
     answered(quota, quota.take(0.1, 0.0), 0.1, requests(600, 300))
     assert may_go(quota, 0.1) == pytest.approx(299, abs=1)
 
 
-def test_older_news_does_not_overrule_newer() -> None:
+def test_older_news_does_not_overrule_newer():
     quota = Quota()
     first, second = quota.take(0.0, 0.0), quota.take(1.0, 0.0)
     answered(quota, second, 1.1, requests(60, 5))
@@ -71,7 +71,7 @@ def test_older_news_does_not_overrule_newer() -> None:
     assert may_go(quota, 9.0) < 15
 
 
-def test_answers_with_clock_readings_out_of_order_stop_nothing() -> None:
+def test_answers_with_clock_readings_out_of_order_stop_nothing():
     quota = Quota()
     first, second = quota.take(0.0, 0.0), quota.take(0.0, 0.0)
     answered(quota, first, 0.1001, requests(6000, 149, 0.01))
@@ -79,7 +79,7 @@ def test_answers_with_clock_readings_out_of_order_stop_nothing() -> None:
     assert quota.look(0.2, 0.0) == 0.2
 
 
-def test_an_unenforced_limit_delays_nothing_and_is_not_shared() -> None:
+def test_an_unenforced_limit_delays_nothing_and_is_not_shared():
     """Twice the limit of 60 was answered within a minute."""
     quota = Quota()
     report = LimitReport(requests_limit=60, requests_remaining=9, tokens_limit=6000, tokens_remaining=3000)
@@ -92,7 +92,7 @@ def test_an_unenforced_limit_delays_nothing_and_is_not_shared() -> None:
     assert quota.take(41.0, 100.0).leased[0] == 0.0
 
 
-def test_a_configured_limit_remains_an_upper_bound() -> None:
+def test_a_configured_limit_remains_an_upper_bound():
     for configured, reported in ((60, 600), (600, 60)):
         quota = Quota()
         quota.configure(configured, None, 0.0)
@@ -100,7 +100,7 @@ def test_a_configured_limit_remains_an_upper_bound() -> None:
         assert may_go(quota, 0.0) == pytest.approx(59, abs=1)
 
 
-def test_a_burst_that_is_announced_needs_no_slow_start() -> None:
+def test_a_burst_that_is_announced_needs_no_slow_start():
     """With 600 per minute configured, four may be in flight until the server reports 599 left."""
     quota = Quota()
     quota.configure(600, None, 0.0)
@@ -110,7 +110,7 @@ def test_a_burst_that_is_announced_needs_no_slow_start() -> None:
     assert may_go(quota, 0.1) > 500
 
 
-def test_input_and_output_are_limited_apart() -> None:
+def test_input_and_output_are_limited_apart():
     quota = Quota()
     report = LimitReport(input_limit=100_000, input_remaining=99_990, output_limit=1000, output_remaining=500)
     answered(quota, quota.take(0.0, 0.0), 0.0, report)
@@ -118,7 +118,7 @@ def test_input_and_output_are_limited_apart() -> None:
     assert quota.look(0.0, 1000, 900) > 0.0
 
 
-def test_figures_rounded_to_thousands_are_believed_to_five_hundred() -> None:
+def test_figures_rounded_to_thousands_are_believed_to_five_hundred():
     """0 left may mean 499; that neither lowers nor raises the level."""
     quota = Quota()
     for now, left in ((0.0, 40_000), (0.1, 40_000), (0.2, 40_000)):
@@ -128,7 +128,7 @@ def test_figures_rounded_to_thousands_are_believed_to_five_hundred() -> None:
     assert quota.look(0.2, 39_900, 39_900) > 0.2
 
 
-def test_a_refusal_that_names_a_limit_empties_it_once() -> None:
+def test_a_refusal_that_names_a_limit_empties_it_once():
     """64 calls are refused together: ten per second from then on. Further refusals say nothing new."""
     quota, rng = Quota(), random.Random(1)
     calls = [quota.take(0.0, 0.0) for _ in range(64)]
@@ -140,7 +140,7 @@ def test_a_refusal_that_names_a_limit_empties_it_once() -> None:
     assert quota.spaced_rate is None
 
 
-def test_a_limit_that_refuses_again_is_spaced() -> None:
+def test_a_limit_that_refuses_again_is_spaced():
     quota, rng = Quota(), random.Random(1)
     quota.refused(quota.take(0.0, 0.0), 0.0, 1.0, rng, requests(600, None))
     at = quota.look(0.0, 0.0)
@@ -149,7 +149,7 @@ def test_a_limit_that_refuses_again_is_spaced() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 300])
-def test_a_refusal_that_a_reported_limit_explains_proves_no_other(left: int) -> None:
+def test_a_refusal_that_a_reported_limit_explains_proves_no_other(left):
     quota, rng = reported(requests(600, 599)), random.Random(1)
     for call in [quota.take(0.0, 0.0) for _ in range(64)]:
         quota.refused(call, 0.1, 0.1, rng, requests(600, left))
@@ -157,7 +157,7 @@ def test_a_refusal_that_a_reported_limit_explains_proves_no_other(left: int) -> 
     assert (may_go(quota, 10.0) > 60) is (left == 0)
 
 
-def test_a_debt_is_never_longer_than_two_minutes() -> None:
+def test_a_debt_is_never_longer_than_two_minutes():
     quota = Quota()
     first = quota.take(0.0, 8000, 8000)
     for _ in range(63):
@@ -166,7 +166,7 @@ def test_a_debt_is_never_longer_than_two_minutes() -> None:
     assert quota.look(0.0, 1000, 0.0) <= 121.0
 
 
-def test_what_the_server_charges_beyond_the_estimate_is_learned() -> None:
+def test_what_the_server_charges_beyond_the_estimate_is_learned():
     """1,000 tokens are charged where 100 are expected: of 5,000, five calls are sent, not fifty."""
     quota, left, now = Quota(), 100_000, 0.0
     while left > 6000:
@@ -177,7 +177,7 @@ def test_what_the_server_charges_beyond_the_estimate_is_learned() -> None:
     assert may_go(quota, now, 100.0, 90.0) in (5, 6)
 
 
-def test_a_call_that_was_not_sent_is_given_back_to_the_reported_limits() -> None:
+def test_a_call_that_was_not_sent_is_given_back_to_the_reported_limits():
     quota = reported(requests(600, 1))
     call = quota.take(0.0, 0.0)
     assert quota.look(0.0, 0.0) > 0.0
@@ -211,9 +211,7 @@ reports = st.builds(
     st.sampled_from([(None, None), (60, None), (None, 600), (60, 600)]),
     st.integers(),
 )
-def test_in_any_order_of_events_and_reports_nothing_is_stuck(
-    steps: list[tuple[str, float, LimitReport]], configured: tuple[float | None, float | None], seed: int
-) -> None:
+def test_in_any_order_of_events_and_reports_nothing_is_stuck(steps, configured, seed):
     quota, rng, now = Quota(), random.Random(seed), 0.0
     quota.configure(*configured, now)
     flying, starts = list[Reservation](), list[float]()
@@ -259,9 +257,7 @@ def test_in_any_order_of_events_and_reports_nothing_is_stuck(
         (0, 30.0, {}),
     ],
 )
-def test_a_reset_implies_a_limit_up_to_fifty_seconds(
-    left: int, reset: float, limits: dict[str, float]
-) -> None:
+def test_a_reset_implies_a_limit_up_to_fifty_seconds(left, reset, limits):
     quota = reported(requests(None, left, reset))
     assert quota.reported_limits == pytest.approx(limits)
 
@@ -280,9 +276,7 @@ def test_a_reset_implies_a_limit_up_to_fifty_seconds(
         (0, 0.01, 1.0, 10.0),
     ],
 )
-def test_a_reset_reveals_a_slower_refill_or_a_smaller_bucket(
-    left: int, reset: float, capacity: float, rate: float
-) -> None:
+def test_a_reset_reveals_a_slower_refill_or_a_smaller_bucket(left, reset, capacity, rate):
     bucket = ReportedBucket(600.0, 0.0)
     sent = SentAround(0.0, 1, 1.0, 0.0, 0.0, 0.0, 0, 0, blurred=False)
     bucket.learn(LimitReading(600.0, left, reset), sent, 0.0)
@@ -293,7 +287,7 @@ def test_a_reset_reveals_a_slower_refill_or_a_smaller_bucket(
 @pytest.mark.parametrize(
     ("answers", "goes"), [(63, False), (64, True), (120, True), (121, True)], ids=lambda value: str(value)
 )
-def test_answers_beyond_a_limit_make_it_suspect_then_disprove_it(answers: int, goes: bool) -> None:
+def test_answers_beyond_a_limit_make_it_suspect_then_disprove_it(answers, goes):
     limits, traffic = ReportedLimits(), Traffic()
     call = Reservation(0.0, 0.0, 0.0)
     traffic.start(call)

@@ -54,7 +54,7 @@ def untold(admit: Admit, latency: Latency, **how: object) -> Run:
 
 @pytest.mark.parametrize("latency", LATENCIES)
 @pytest.mark.parametrize("seed", sampled(range(5)))
-def test_a_configured_limit_is_used_to_98_percent(latency: str, seed: int) -> None:
+def test_a_configured_limit_is_used_to_98_percent(latency, seed):
     """600 per minute with a full bucket: of 1,800 calls, those after the first 600 are sent at 9.8 per
     second or more, and none is refused. The burst is left out, because it would hide a tenth of the
     rate."""
@@ -69,9 +69,7 @@ def test_a_configured_limit_is_used_to_98_percent(latency: str, seed: int) -> No
 @pytest.mark.parametrize("latency", sampled(LATENCIES, first=1))
 @pytest.mark.parametrize("retry_after", sampled([None, 1.0]))
 @pytest.mark.parametrize("quick", sampled([True, False]))
-def test_a_limit_enforced_second_by_second_is_found_out_without_a_storm(
-    server: str, latency: str, retry_after: float | None, quick: bool
-) -> None:
+def test_a_limit_enforced_second_by_second_is_found_out_without_a_storm(server, latency, retry_after, quick):
     """The same 600 per minute without bursts: at least 95 % is used, and at most 2 % of calls are refused;
     4 % if a refusal takes as long as an answer, because calls continue meanwhile."""
     # a refusal that takes a second to come and then asks for another second costs 1 % by itself
@@ -92,7 +90,7 @@ def test_a_limit_enforced_second_by_second_is_found_out_without_a_storm(
 
 @pytest.mark.parametrize("latency", sampled(LATENCIES, first=1))
 @pytest.mark.parametrize("server", PER_SECOND)
-def test_an_unknown_limit_is_discovered_and_kept(server: str, latency: str) -> None:
+def test_an_unknown_limit_is_discovered_and_kept(server, latency):
     """The first 64 calls are in flight before the limit shows; of the rest at most 4 % are refused."""
     for seed in range(3):
         outcome = untold(PER_SECOND[server](seed), LATENCIES[latency], seed=seed, quick_refusals=True)
@@ -103,7 +101,7 @@ def test_an_unknown_limit_is_discovered_and_kept(server: str, latency: str) -> N
 
 @pytest.mark.parametrize("latency", sampled(LATENCIES, keep=2))
 @pytest.mark.parametrize(("quick", "most"), [(True, 64 + 18), (False, 64 + 96)])
-def test_an_unknown_limit_with_a_burst_is_used_fully(latency: str, quick: bool, most: int) -> None:
+def test_an_unknown_limit_with_a_burst_is_used_fully(latency, quick, most):
     """600 at once and then 10 per second: within 12 % of the ideal 30 s, with one refusal per worker on
     average."""
     outcomes = [
@@ -113,7 +111,7 @@ def test_an_unknown_limit_with_a_burst_is_used_fully(latency: str, quick: bool, 
     assert fmean(outcome.refused for outcome in outcomes) <= most
 
 
-def test_a_configured_limit_ten_times_too_high_is_corrected() -> None:
+def test_a_configured_limit_ten_times_too_high_is_corrected():
     """6,000 per minute configured, 600 enforced."""
     for seed in range(5):
         quota = Quota()
@@ -125,7 +123,7 @@ def test_a_configured_limit_ten_times_too_high_is_corrected() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("told", sampled([None, 60_000]))
-def test_a_rate_that_was_learned_from_a_bad_moment_is_left(told: int | None) -> None:
+def test_a_rate_that_was_learned_from_a_bad_moment_is_left(told):
     """Half of all calls are refused for three seconds, then 2 %: in the median of nine draws, 6,400 calls
     take at most 75 s, six of which are needed."""
     took = []
@@ -169,7 +167,7 @@ def used(server: Server, begin: float = 60.0, end: float = 300.0) -> float:
 @pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(REPORTED_LATENCIES))
 @pytest.mark.parametrize("limits", sampled(LIMITS, keep=3))
-def test_reported_limits_are_used_fully_and_kept(limits: str, latency: str) -> None:
+def test_reported_limits_are_used_fully_and_kept(limits, latency):
     """99 % of the tighter one is used after the first minute; at most 1 % is refused, with headers 0.1 %."""
     style, minute = LIMITS[limits]
     server = Server(style, minute)
@@ -182,7 +180,7 @@ def test_reported_limits_are_used_fully_and_kept(limits: str, latency: str) -> N
 @pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 @pytest.mark.parametrize("work", sampled([capped_high, capped_low]))
-def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object, latency: str) -> None:
+def test_a_server_that_charges_otherwise_than_expected_is_followed(work, latency):
     """Three times the cost for a high output cap, or only the prompt: 99 % used and 0.1 % refused."""
     server = Server("openai", {"requests": 6000, "tokens": 600_000 if work is capped_high else 250_000})
     client = filled(server, REPORTED_LATENCIES[latency], work=work, jitter=0.005)
@@ -192,7 +190,7 @@ def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object,
 
 @pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(["5 ms", "500 ms"]))
-def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> None:
+def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency):
     """6,000 per minute and at most 100 at once: calls are spaced just below the rate."""
     server = Server("openai", {"requests": 6000}, sizes={"requests": 100})
     client = filled(server, REPORTED_LATENCIES[latency], seconds=120.0, jitter=0.005)
@@ -201,7 +199,7 @@ def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> 
 
 
 @pytest.mark.parametrize("style", ["openai", "anthropic"])
-def test_a_burst_is_used_although_resets_are_whole_seconds(style: str) -> None:
+def test_a_burst_is_used_although_resets_are_whole_seconds(style):
     """6,000 per minute and 150 at once: a reset that stays the same for some calls is not a window."""
     server = Server(style, {"requests": 6000}, sizes={"requests": 150})
     client = filled(server, lognormal(0.02, 0.3), seconds=5.0, jitter=0.002)
@@ -212,7 +210,7 @@ def test_a_burst_is_used_although_resets_are_whole_seconds(style: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(("to", "refusals"), [(2400, 2), (300, 6)])
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
-def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals: int, latency: str) -> None:
+def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to, refusals, latency):
     server = Server("openai", {"requests": 1200, "tokens": 1e6})
     client = filled(server, REPORTED_LATENCIES[latency], change=(120.0, {"requests": to}))
     assert server.meters["requests"].used(150.0, 300.0) >= 0.98
@@ -222,7 +220,7 @@ def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals:
 @pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 @pytest.mark.parametrize("limits", ["openai, requests", "openai, tokens", "anthropic, output"])
-def test_two_processes_with_one_limit_fill_it_together(limits: str, latency: str) -> None:
+def test_two_processes_with_one_limit_fill_it_together(limits, latency):
     style, minute = LIMITS[limits]
     answered, refused = [], []
     for seed in range(5):

@@ -44,26 +44,26 @@ def retries(
         (ErrorKind.CONTEXT_TOO_LONG, 0),
     ],
 )
-def test_each_kind_of_failure_has_its_own_number_of_retries(kind: ErrorKind, number: int) -> None:
+def test_each_kind_of_failure_has_its_own_number_of_retries(kind, number):
     assert len(retries(kind)) == number
 
 
-def test_every_kind_has_a_rule() -> None:
+def test_every_kind_has_a_rule():
     assert all(len(retries(kind)) <= 30 for kind in ErrorKind)
 
 
-def test_without_retries_only_limits_still_wait() -> None:
+def test_without_retries_only_limits_still_wait():
     none = RetryPolicy(retries=0)
     assert not any(retries(kind, none) for kind in (ErrorKind.SERVER_ERROR, ErrorKind.TIMEOUT))
     assert retries(ErrorKind.SERVER_ERROR, none, seen=PASSING) == []
     assert len(retries(ErrorKind.RATE_LIMIT, none)) == 30
 
 
-def test_waits_follow_the_formula() -> None:
+def test_waits_follow_the_formula():
     assert retries(ErrorKind.SERVER_ERROR) == [Retry(1.0, True), Retry(2.0, True), Retry(4.0, True)]
 
 
-def test_a_crowd_that_failed_together_does_not_return_together() -> None:
+def test_a_crowd_that_failed_together_does_not_return_together():
     """Of 1,000 requests that back off at the same moment, at most a third return within the same 100 ms."""
     rng = random.Random(7)
     at = [RetryPolicy().delay(0, rng) for _ in range(1000)]
@@ -71,7 +71,7 @@ def test_a_crowd_that_failed_together_does_not_return_together() -> None:
 
 
 @given(st.floats(0.5, 600.0), st.integers(), st.sampled_from([ErrorKind.SERVER_ERROR, ErrorKind.RATE_LIMIT]))
-def test_retry_after_is_a_minimum(asked: float, seed: int, kind: ErrorKind) -> None:
+def test_retry_after_is_a_minimum(asked, seed, kind):
     for seen in (ALONE, PASSING):
         retry = decide(RetryPolicy(), kind, RetryCount(), asked, random.Random(seed), seen)
         assert retry is not None
@@ -79,7 +79,7 @@ def test_retry_after_is_a_minimum(asked: float, seed: int, kind: ErrorKind) -> N
 
 
 @pytest.mark.parametrize("asked", [0.0, 0.5])
-def test_a_server_that_names_too_short_a_time_again_meets_the_backoff(asked: float) -> None:
+def test_a_server_that_names_too_short_a_time_again_meets_the_backoff(asked):
     """From the second refusal on the waits double, up to a minute; the tries of a request last 20 minutes."""
     delays = [retry.delay for retry in retries(ErrorKind.RATE_LIMIT, asked=asked)]
     assert all(2.0**n / 2.0 <= delay <= 2.0**n for n, delay in enumerate(delays[1:7]))
@@ -87,7 +87,7 @@ def test_a_server_that_names_too_short_a_time_again_meets_the_backoff(asked: flo
     assert len(delays) == 30
 
 
-def test_a_fault_that_names_no_wait_uses_up_no_try_at_once() -> None:
+def test_a_fault_that_names_no_wait_uses_up_no_try_at_once():
     """503 with Retry-After: 0, again and again: a moment, then the policy's backoff."""
     first, *others = retries(ErrorKind.SERVER_ERROR, asked=0.0)
     assert 0.1 <= first.delay <= 0.2
@@ -95,7 +95,7 @@ def test_a_fault_that_names_no_wait_uses_up_no_try_at_once() -> None:
 
 
 @pytest.mark.parametrize(("asked", "least", "most"), [(5.0, 5.0, 5.5), (None, 0.5, 1.0)])
-def test_a_refusal_for_the_limit_costs_no_try(asked: float | None, least: float, most: float) -> None:
+def test_a_refusal_for_the_limit_costs_no_try(asked, least, most):
     count = RetryCount()
     retry = decide(SURE, ErrorKind.RATE_LIMIT, count, asked, RNG)
     assert retry is not None
@@ -103,7 +103,7 @@ def test_a_refusal_for_the_limit_costs_no_try(asked: float | None, least: float,
     assert (retry.counted, count.whole, count.partial) == (False, 0, 0)
 
 
-def test_an_outage_costs_neither_a_try_nor_a_wait() -> None:
+def test_an_outage_costs_neither_a_try_nor_a_wait():
     """While the breaker is not closed, it delays the request."""
     assert retries(ErrorKind.SERVER_ERROR, seen=DOWN) == [Retry(0.0, False)] * 1000
     assert retries(ErrorKind.AUTH_ERROR, seen=DOWN) == []
@@ -112,25 +112,25 @@ def test_an_outage_costs_neither_a_try_nor_a_wait() -> None:
 @pytest.mark.parametrize(
     "bad", [{"retries": -1}, {"multiplier": 0.5}, {"initial": -1.0}, {"max_delay": -1.0}]
 )
-def test_a_policy_out_of_range_is_refused(bad: dict[str, float]) -> None:
+def test_a_policy_out_of_range_is_refused(bad):
     with pytest.raises(ValueError):
         RetryPolicy(**bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("share", "failures"), [(0.0, 4), (0.1, 7), (0.3, 14), (0.5, 24), (0.9, 152)])
-def test_failures_cost_less_than_a_try_if_many_calls_fail(share: float, failures: int) -> None:
+def test_failures_cost_less_than_a_try_if_many_calls_fail(share, failures):
     assert len(retries(ErrorKind.SERVER_ERROR, seen=evolve(PASSING, failure_share=share))) == failures - 1
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.SERVER_ERROR, ErrorKind.NETWORK_ERROR])
 @pytest.mark.parametrize("outage", [False, True])
-def test_a_failure_that_may_have_been_billed_is_a_whole_try(kind: ErrorKind, outage: bool) -> None:
+def test_a_failure_that_may_have_been_billed_is_a_whole_try(kind, outage):
     """A reset after sending, a 504, a web page: four calls, even if others fail as well, or in an outage."""
     made = retries(kind, seen=evolve(PASSING, maybe_billed=True, outage=outage, failure_share=0.9))
     assert [retry.counted for retry in made] == [True] * 3
 
 
-def test_a_share_of_failures_that_rises_counts_for_the_failures_before_it() -> None:
+def test_a_share_of_failures_that_rises_counts_for_the_failures_before_it():
     """Three failures while 2 % are known to fail, and more while half do: 21 in total, not 4."""
     count, number, seen = RetryCount(), 1, evolve(PASSING, failure_share=0.02)
     while decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, seen) is not None:
@@ -140,7 +140,7 @@ def test_a_share_of_failures_that_rises_counts_for_the_failures_before_it() -> N
 
 
 @pytest.mark.parametrize(("latency", "first"), [(0.05, 0.05), (30.0, 1.0)])
-def test_while_others_pass_the_delays_follow_the_latency(latency: float, first: float) -> None:
+def test_while_others_pass_the_delays_follow_the_latency(latency, first):
     """At most twice the latency, or twice the policy's first delay if answers take longer."""
     made = retries(ErrorKind.SERVER_ERROR, seen=evolve(PASSING, latency=latency))
     assert 0.5 <= made[0].delay / first <= 1.0

@@ -127,7 +127,7 @@ class Run:
     ("count", "latency"),
     sampled([(1, "50 ms"), (4, "50 ms"), (1, "400 ms"), (4, "400 ms"), (4, "around 2 s")], first=1),
 )
-def test_processes_use_a_configured_limit_together(count: int, latency: str) -> None:
+def test_processes_use_a_configured_limit_together(count, latency):
     """600 per minute, of a server that reports nothing: 99 % is used, and nothing is refused."""
     run = Run(Server("gemini", {"requests": 600}), count, told=600, latency=latency).fill(90.0)
     assert run.used(40.0, 90.0) >= 0.99
@@ -139,7 +139,7 @@ def test_processes_use_a_configured_limit_together(count: int, latency: str) -> 
 @pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(LATENCIES, first=1))
 @pytest.mark.parametrize("limits", sampled(LIMITS, first=2))
-def test_processes_fill_a_limit_they_learn_together(limits: str, latency: str) -> None:
+def test_processes_fill_a_limit_they_learn_together(limits, latency):
     """98 % is used, and at most 0.5 % refused. Output is charged when it is generated, so less is left
     than answers say, by what is in flight in all processes."""
     style, minute = LIMITS[limits]
@@ -149,7 +149,7 @@ def test_processes_fill_a_limit_they_learn_together(limits: str, latency: str) -
 
 
 @pytest.mark.full
-def test_exchanges_are_few() -> None:
+def test_exchanges_are_few():
     held = Run(Server("gemini", {"requests": 600}), 4, told=600).fill(30.0)
     free = Run(Server("gemini", {"requests": 600_000}), 4, told=600_000).fill(30.0)
     assert max(process.exchanges for process in held.processes) <= 10 * 30
@@ -157,7 +157,7 @@ def test_exchanges_are_few() -> None:
 
 
 @pytest.mark.full
-def test_a_process_with_little_to_do_holds_nothing_that_others_need() -> None:
+def test_a_process_with_little_to_do_holds_nothing_that_others_need():
     run = Run(Server("gemini", {"requests": 600}), 4, told=600)
     run.clients[0].workers = 1
     run.clients[0].latency = constant(1.0)
@@ -168,7 +168,7 @@ def test_a_process_with_little_to_do_holds_nothing_that_others_need() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("event", ["killed", "frozen"])
-def test_the_lease_of_a_dead_process_is_returned(event: str) -> None:
+def test_the_lease_of_a_dead_process_is_returned(event):
     """One of four is killed, or frozen for 20 s, at full speed: the others use the whole limit."""
     run = Run(Server("gemini", {"requests": 600}), 4, told=600)
     until = 90.0 if event == "frozen" else math.inf
@@ -180,7 +180,7 @@ def test_the_lease_of_a_dead_process_is_returned(event: str) -> None:
     assert run.refused == 0.0
 
 
-def test_a_cooldown_of_one_process_is_a_cooldown_of_all() -> None:
+def test_a_cooldown_of_one_process_is_a_cooldown_of_all():
     run = Run(Server("gemini", {"requests": 600_000}), 2)
     for hundredth in range(401):
         run.sharing(hundredth / 100)
@@ -196,7 +196,7 @@ def test_a_cooldown_of_one_process_is_a_cooldown_of_all() -> None:
 
 
 @pytest.mark.full
-def test_a_rate_that_one_process_proves_is_spaced_by_all() -> None:
+def test_a_rate_that_one_process_proves_is_spaced_by_all():
     """600 per minute, configured, of which only ten are honoured at once: 95 % used, 3 % refused."""
     server = Server("gemini", {"requests": 600}, sizes={"requests": 10})
     run = Run(server, 4, told=600).fill(120.0)
@@ -213,7 +213,7 @@ class Silent(Server):
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", sampled(range(6)))
-def test_a_rate_that_was_measured_far_too_low_grows_for_all(seed: int) -> None:
+def test_a_rate_that_was_measured_far_too_low_grows_for_all(seed):
     """At most 5 % of the first minute are refused beyond the 64 of first contact; at most 3 % after 5 s."""
     run = Run(Silent("gemini", {"requests": 600}), 4)
     for client in run.clients:
@@ -226,7 +226,7 @@ def test_a_rate_that_was_measured_far_too_low_grows_for_all(seed: int) -> None:
     assert sum(at > 5.0 for at in refusals) <= 0.03 * calls
 
 
-def test_processes_share_the_slow_start() -> None:
+def test_processes_share_the_slow_start():
     run = Run(Silent("gemini", {"requests": 600}), 16, latency="400 ms").fill(0.002)
     sent = [client.counts.calls for client in run.clients]
     assert sent == [10, 5, 3, 2, 2] + [1] * 11
@@ -236,7 +236,7 @@ def test_processes_share_the_slow_start() -> None:
 @pytest.mark.parametrize(
     ("idle", "seed"), sampled([(idle, seed) for seed in range(8) for idle in (0.0, 30.0)], keep=2)
 )
-def test_new_processes_keep_a_rate_that_others_found(idle: float, seed: int) -> None:
+def test_new_processes_keep_a_rate_that_others_found(idle, seed):
     """Processes that take over follow the discovered rate, and at most 4 % is refused. After a pause they
     discover it again, as it may be gone: a tenth is refused."""
     run, begin = Run(Silent("gemini", {"requests": 600}), 8), 45.0 + idle
@@ -253,7 +253,7 @@ def test_new_processes_keep_a_rate_that_others_found(idle: float, seed: int) -> 
 
 @pytest.mark.full
 @pytest.mark.parametrize("style", sampled(["openai", "gemini"]))
-def test_a_limit_that_is_counted_each_second_is_spaced_by_all(style: str) -> None:
+def test_a_limit_that_is_counted_each_second_is_spaced_by_all(style):
     """Ten per second: 98 % is used, and only the very first calls are refused."""
     server = Server(style, {"requests": 600})
     server.meters = {"requests": SecondMeter(600)}
@@ -266,7 +266,7 @@ def test_a_limit_that_is_counted_each_second_is_spaced_by_all(style: str) -> Non
 
 
 @pytest.mark.parametrize(("size", "latency"), sampled([(2, "50 ms"), (20, "50 ms"), (1200, "400 ms")]))
-def test_one_process_fills_a_limit_that_only_refusals_name(size: int, latency: str) -> None:
+def test_one_process_fills_a_limit_that_only_refusals_name(size, latency):
     for seed in range(2):
         server = Server("gemini", {"requests": 1200}, sizes={"requests": size})
         run = Run(server, 1, latency=latency)
@@ -277,7 +277,7 @@ def test_one_process_fills_a_limit_that_only_refusals_name(size: int, latency: s
 
 @pytest.mark.full
 @pytest.mark.parametrize("on_lost", sampled(["share", "stop", "local"], keep=1))
-def test_a_back_end_that_is_unavailable_leaves_each_process_its_share(on_lost: str) -> None:
+def test_a_back_end_that_is_unavailable_leaves_each_process_its_share(on_lost):
     """For 40 s: at most the whole limit, nothing, or as if it were not shared; then as before."""
     run = Run(Server("gemini", {"requests": 600}), 4, told=600)
     for process in run.processes:
@@ -295,7 +295,7 @@ def test_a_back_end_that_is_unavailable_leaves_each_process_its_share(on_lost: s
         assert run.used(115.0, 150.0) >= 0.98
 
 
-def test_an_urgent_call_of_one_process_goes_before_what_others_want() -> None:
+def test_an_urgent_call_of_one_process_goes_before_what_others_want():
     record = SharedRecord()
     costs = (1.0, 0.0, 0.0, 0.0)
     limit, rate, nothing = (10.0, 0.0, 0.0, 0.0), (1.0 / 6.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0)
@@ -322,7 +322,7 @@ def test_an_urgent_call_of_one_process_goes_before_what_others_want() -> None:
     assert got == [False, False, True]
 
 
-def test_calls_waiting_for_the_first_exchange_all_leave_with_it() -> None:
+def test_calls_waiting_for_the_first_exchange_all_leave_with_it():
     quota, costs = Quota(), (1.0, 0.0, 0.0, 0.0)
     quota.configure(6_000.0, None, 0.0)
     sharing = Sharing([Process(quota, "new")])
@@ -362,7 +362,7 @@ def enqueued(
     return exchange(record, asked, EPOCH + at)
 
 
-def test_what_is_not_held_is_left_of_a_quota_without_refill() -> None:
+def test_what_is_not_held_is_left_of_a_quota_without_refill():
     record = SharedRecord()
     assert enqueued(record, "one", 4.0, 0.0).left == first(6.0)
     assert enqueued(record, "other", 3.0, 1.0).left == first(3.0)
@@ -371,7 +371,7 @@ def test_what_is_not_held_is_left_of_a_quota_without_refill() -> None:
     assert enqueued(record, "one", 1.0, 4.0, limit=5.0).left == first(1.0)
 
 
-def test_enqueued_tokens_are_granted_once_others_return_them() -> None:
+def test_enqueued_tokens_are_granted_once_others_return_them():
     record = SharedRecord()
     enqueued(record, "one", 9.0, 0.0)
     refused = enqueued(record, "other", 0.0, 1.0, wants=2.0)
@@ -382,7 +382,7 @@ def test_enqueued_tokens_are_granted_once_others_return_them() -> None:
 
 
 @pytest.mark.parametrize(("silent", "left"), [(3600.0, 6.0), (3601.0, 9.0)])
-def test_what_a_silent_process_has_enqueued_counts_for_an_hour(silent: float, left: float) -> None:
+def test_what_a_silent_process_has_enqueued_counts_for_an_hour(silent, left):
     record = SharedRecord()
     enqueued(record, "other", 3.0, 0.0)
     assert enqueued(record, "one", 1.0, silent).left == first(left)
@@ -392,7 +392,7 @@ def test_what_a_silent_process_has_enqueued_counts_for_an_hour(silent: float, le
     ("held", "silent", "known"),
     [(2.0, 7 * DAY, True), (2.0, 7 * DAY + 1.0, False), (0.0, 60.0, True), (0.0, 61.0, False)],
 )
-def test_accounts_of_silent_clients_expire(held: float, silent: float, known: bool) -> None:
+def test_accounts_of_silent_clients_expire(held, silent, known):
     record = SharedRecord()
     for member, at, kept in (("other", 0.0, held), ("one", silent, 0.0)):
         asked = LeaseAsk(

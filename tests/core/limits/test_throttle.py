@@ -35,13 +35,13 @@ def run(calls: int, failing: Callable[[float, int, random.Random], bool]) -> tup
 
 
 @pytest.mark.parametrize("share", sampled([0.1, 0.3, 0.5], first=1))
-def test_failures_at_random_do_not_lower_the_rate_for_long(share: float) -> None:
+def test_failures_at_random_do_not_lower_the_rate_for_long(share):
     """10,000 calls, 64 wide, 50 ms: at most a quarter longer than without a throttle."""
     _, seconds = run(10_000, lambda _, __, rng: rng.random() < share)
     assert seconds <= 1.25 * 10_000 * ((1.0 - share) * LATENCY + share * 0.002) / WIDE
 
 
-def test_an_overloaded_provider_gets_fewer_calls() -> None:
+def test_an_overloaded_provider_gets_fewer_calls():
     failures: list[float] = []
 
     def failing(now: float, under_way: int, _: random.Random) -> bool:
@@ -53,12 +53,12 @@ def test_an_overloaded_provider_gets_fewer_calls() -> None:
     assert sum(at > 1.0 for at in failures) <= 10_000
 
 
-def test_failures_that_end_during_a_trial_leave_no_low_rate() -> None:
+def test_failures_that_end_during_a_trial_leave_no_low_rate():
     throttle, _ = run(8_000, lambda now, _, rng: now < 0.3 and rng.random() < 0.3)
     assert throttle.rate is None
 
 
-def test_a_trial_may_begin_with_a_call_that_says_nothing() -> None:
+def test_a_trial_may_begin_with_a_call_that_says_nothing():
     throttle = AdaptiveThrottle()
     for number in range(60):
         throttle.take(0.001 * number)

@@ -74,7 +74,7 @@ def made_by(schema: Mapping[str, Any], rng: random.Random) -> Any:
 
 
 @given(schemas(), st.integers(0, 2**32))
-def test_the_range_covers_ninety_of_a_hundred_answers(schema: dict[str, Any], seed: int) -> None:
+def test_the_range_covers_ninety_of_a_hundred_answers(schema, seed):
     rng, found = random.Random(seed), length_of(schema)
     sizes = []
     for _ in range(100):
@@ -84,7 +84,7 @@ def test_the_range_covers_ninety_of_a_hundred_answers(schema: dict[str, Any], se
 
 
 @given(schemas(), schemas())
-def test_what_holds_more_is_longer(first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_what_holds_more_is_longer(first, second):
     one, both = length_of(an_object(a=first)), length_of(an_object(a=first, b=second))
     assert one.low <= one.expected <= one.high
     assert one.expected < both.expected
@@ -93,14 +93,14 @@ def test_what_holds_more_is_longer(first: dict[str, Any], second: dict[str, Any]
     assert length_of(shorter).expected < length_of(longer).expected
 
 
-def test_references_are_followed_and_end() -> None:
+def test_references_are_followed_and_end():
     tree = an_object(value={"type": "integer"}, next={"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]})
     found = length_of({"$ref": "#/$defs/tree", "$defs": {"tree": tree}})
     assert 5 < found.expected < 60
 
 
 @pytest.mark.parametrize("odd", [{}, {"type": "enum"}, {"$ref": "#/nowhere"}, {"enum": []}, {"anyOf": []}])
-def test_an_odd_schema_is_a_value_of_any_kind(odd: dict[str, Any]) -> None:
+def test_an_odd_schema_is_a_value_of_any_kind(odd):
     found = length_of(odd)
     assert 0 < found.low < found.expected < found.high
 
@@ -122,7 +122,7 @@ def quoted(learned: Calibration, params: Generation, requests: int = 100) -> Len
     return Length(cost.low / requests, cost.expected / requests, cost.high / requests)
 
 
-def test_the_first_quote_follows_the_schema_and_max_tokens() -> None:
+def test_the_first_quote_follows_the_schema_and_max_tokens():
     label = quoted(Calibration(), Generation(schema=an_object(label=LABELS)))
     assert label.low < 7 < label.high
     assert label.expected < 15
@@ -131,7 +131,7 @@ def test_the_first_quote_follows_the_schema_and_max_tokens() -> None:
     assert quoted(Calibration(), Generation(max_tokens=20)).high == 20
 
 
-def test_what_answers_to_one_schema_taught_is_not_taken_for_others() -> None:
+def test_what_answers_to_one_schema_taught_is_not_taken_for_others():
     learned, labelled = Calibration(), Generation(schema=an_object(label=LABELS))
     for _ in range(50):
         learned.observe(100, Usage(100, 7), SHAPES.of(labelled).key)

@@ -72,7 +72,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", sampled(ANSWERS, keep=8))
-def test_json_is_looked_for_in_time_that_grows_with_the_answer(name: str) -> None:
+def test_json_is_looked_for_in_time_that_grows_with_the_answer(name):
     def recover(size: int) -> None:
         with suppress(JsonNotFound):
             recover_json(ANSWERS[name](size))
@@ -84,7 +84,7 @@ def found(schema: dict[str, Any], value: Any) -> bool:
     return isinstance(check_answer(*schema_of(schema), json.dumps(value), "stop"), Parsed)
 
 
-def test_in_a_very_long_text_nothing_is_looked_for() -> None:
+def test_in_a_very_long_text_nothing_is_looked_for():
     value = '{"a": 1}'
     assert recover_json(value + " " * MAX_SEARCHED_CHARACTERS) == {"a": 1}
     assert recover_json("x" * (MAX_SEARCHED_CHARACTERS - len(value)) + value) == {"a": 1}
@@ -99,19 +99,19 @@ def test_in_a_very_long_text_nothing_is_looked_for() -> None:
         {"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": {"type": "integer"}},
     ],
 )
-def test_properties_that_nothing_else_checks_are_looked_at_up_to_a_number(schema: dict[str, Any]) -> None:
+def test_properties_that_nothing_else_checks_are_looked_at_up_to_a_number(schema):
     assert found(schema, {"a": "text", "b": 1})
     assert not found(schema, {"a": "text", "b": "text"})
     assert found(schema, {str(n): n for n in range(MAX_COMPARED_PARTS)})
     assert not found(schema, {str(n): n for n in range(MAX_COMPARED_PARTS + 1)})
 
 
-def test_pattern_properties_with_unevaluated_properties_are_rejected() -> None:
+def test_pattern_properties_with_unevaluated_properties_are_rejected():
     with pytest.raises(ValueError, match="unevaluatedProperties"):
         check_schema({"patternProperties": {"^a": {}}, "unevaluatedProperties": False})
 
 
-def test_additional_properties_respect_their_schema_and_the_patterns() -> None:
+def test_additional_properties_respect_their_schema_and_the_patterns():
     schema = {"properties": {"a": {}}, "patternProperties": {"^n": {"type": "integer"}}}
     typed, closed = ({**schema, "additionalProperties": rest} for rest in ({"type": "string"}, False))
     assert found(typed, {"a": [], "n1": 1, "other": "text"})
@@ -132,7 +132,7 @@ PATTERNS = {
 
 @pytest.mark.parametrize("pattern", sampled(PATTERNS))
 @pytest.mark.parametrize("where", ["pattern", "patternProperties"])
-def test_a_pattern_takes_time_that_grows_with_the_text(where: str, pattern: str) -> None:
+def test_a_pattern_takes_time_that_grows_with_the_text(where, pattern):
     by_value = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
     by_key = {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False}
     schema = by_value if where == "pattern" else by_key
@@ -158,7 +158,7 @@ FREEZING = {
 
 
 @pytest.mark.parametrize("pattern", sampled(FREEZING, keep=3))
-def test_no_pattern_keeps_the_other_threads_waiting(pattern: str) -> None:
+def test_no_pattern_keeps_the_other_threads_waiting(pattern):
 
     def longest_wait() -> float:
         waits, ended = [0.0], threading.Event()
@@ -182,7 +182,7 @@ def test_no_pattern_keeps_the_other_threads_waiting(pattern: str) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def asked(monkeypatch):
     found: list[str] = []
 
     def noted(pattern: str) -> Callable[[str], bool]:
@@ -209,15 +209,13 @@ LIST = {"properties": {"word": WORDS, "next": {"anyOf": [{"$ref": "#"}, {"type":
         keep=2,
     ),
 )
-def test_a_schema_with_a_dialect_has_bounded_patterns_everywhere(
-    schema: dict[str, Any], value: Any, asked: list[str]
-) -> None:
+def test_a_schema_with_a_dialect_has_bounded_patterns_everywhere(schema, value, asked):
     assert isinstance(check_answer(*schema_of(schema), json.dumps(value), "stop"), Problem)
     assert asked == ["^(a+)+$"] * json.dumps(value).count(': "')
 
 
 @pytest.mark.parametrize("leaf", ["b", "a"])
-def test_each_part_of_a_tree_of_unions_is_checked_once_by_each_reference(leaf: str, asked: list[str]) -> None:
+def test_each_part_of_a_tree_of_unions_is_checked_once_by_each_reference(leaf, asked):
     branches = [{"type": "array", "items": {"$ref": "#/$defs/node"}, "minItems": least} for least in (1, 0)]
     schema = {"$ref": "#/$defs/node", "$defs": {"node": {"anyOf": [*branches, WORDS]}}}
     value: Any = leaf
@@ -230,7 +228,7 @@ def test_each_part_of_a_tree_of_unions_is_checked_once_by_each_reference(leaf: s
         assert found.message == "the answer breaks the schema at anyOf"
 
 
-def test_equal_elements_are_found_in_time_that_grows_with_their_number() -> None:
+def test_equal_elements_are_found_in_time_that_grows_with_their_number():
     schema = {"type": "array", "uniqueItems": True}
 
     def check(size: int) -> None:
@@ -252,7 +250,7 @@ def test_equal_elements_are_found_in_time_that_grows_with_their_number() -> None
         r"(?m)^a$",
     ],
 )
-def test_patterns_mean_what_they_meant(pattern: str) -> None:
+def test_patterns_mean_what_they_meant(pattern):
     texts = [
         "",
         "123-4567",
@@ -274,7 +272,7 @@ def test_patterns_mean_what_they_meant(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", r"(", r"((a{500}){500}){500}", r"^(?!x)"])
-def test_an_unsupported_pattern_is_rejected_before_sending(pattern: str) -> None:
+def test_an_unsupported_pattern_is_rejected_before_sending(pattern):
     with pytest.raises(PatternError):
         compiled(pattern)
     provider = MockProvider()
@@ -327,7 +325,7 @@ def matched(pattern: re.Pattern[Any], text: str, *, anywhere: bool) -> None:
 
 
 @pytest.mark.full
-def test_every_regular_expression_takes_linear_time() -> None:
+def test_every_regular_expression_takes_linear_time():
     known = {id(pattern): (name, pattern, anywhere) for name, pattern, anywhere in expressions()}
     assert len(known) > 40
     slow = []

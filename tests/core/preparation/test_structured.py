@@ -100,10 +100,10 @@ class TestRecovering:
             'Here: {"a": 1, // one\n "b": [true, null]}',
         ],
     )
-    def test_json_is_found_in_what_models_wrap_around_it(self, text: str) -> None:
+    def test_json_is_found_in_what_models_wrap_around_it(self, text):
         assert recover_json(text) == VALUE
 
-    def test_fences_within_the_texts_of_json_are_its_own(self) -> None:
+    def test_fences_within_the_texts_of_json_are_its_own(self):
         value = {"md": "Use:\n```python\nprint(1)\n```", "a": "``` ```"}
         assert recover_json(f"Here:\n```json\n{json.dumps(value)}\n```\nDone.") == value
 
@@ -137,7 +137,7 @@ class TestRecovering:
             "9" * 5000,
         ],
     )
-    def test_what_is_missing_cut_or_ambiguous_is_not_made_up(self, text: str) -> None:
+    def test_what_is_missing_cut_or_ambiguous_is_not_made_up(self, text):
         with pytest.raises(JsonNotFound):
             recover_json(text)
 
@@ -151,7 +151,7 @@ class TestRecovering:
         ],
         ids=["brackets before it", "broken", "long", "nested"],
     )
-    def test_json_is_looked_for_up_to_a_size(self, most: str, beyond: str) -> None:
+    def test_json_is_looked_for_up_to_a_size(self, most, beyond):
         assert recover_json(most)
         with pytest.raises(JsonNotFound):
             recover_json(beyond)
@@ -169,19 +169,19 @@ class TestRecovering:
             f"```json\n{OBJECT}\n```\nOnce more:\n```\n{OBJECT}\n```",
         ],
     )
-    def test_thoughts_in_front_and_equal_values_do_not_count(self, text: str) -> None:
+    def test_thoughts_in_front_and_equal_values_do_not_count(self, text):
         assert recover_json(text) == VALUE
 
     @pytest.mark.parametrize(
         "text", ['{"a": "</think>"}', 'Here: {"a": "</think>"}', '<think>{"b": 1}</think>{"a": "</think>"}']
     )
-    def test_a_mark_within_the_answer_is_a_part_of_it(self, text: str) -> None:
+    def test_a_mark_within_the_answer_is_a_part_of_it(self, text):
         assert recover_json(text) == {"a": "</think>"}
 
     @pytest.mark.parametrize(
         "text", ['<think>{"a": 1}</think> I cannot.', '{"a": 1}</think>{"a": 1}{"a": 2}']
     )
-    def test_no_draft_is_taken_for_the_answer(self, text: str) -> None:
+    def test_no_draft_is_taken_for_the_answer(self, text):
         with pytest.raises(JsonNotFound):
             recover_json(text)
 
@@ -196,7 +196,7 @@ class TestRecovering:
             '<think></think>{"a": 1e999}',
         ],
     )
-    def test_a_number_that_no_float_holds_is_named(self, text: str) -> None:
+    def test_a_number_that_no_float_holds_is_named(self, text):
         with pytest.raises(JsonNotFound, match="beyond the range of floating-point numbers, such as 1e999"):
             recover_json(text)
         assert recover_json('"1e999"') == "1e999"
@@ -208,7 +208,7 @@ class TestRecovering:
                 recover_json(text)
         assert recover_json(f'{{"a": "{name}"}}') == {"a": name}
 
-    def test_the_reason_repeats_nothing_of_the_answer(self) -> None:
+    def test_the_reason_repeats_nothing_of_the_answer(self):
         with pytest.raises(JsonNotFound) as caught:
             recover_json("secret word {")
         assert "secret" not in str(caught.value)
@@ -250,7 +250,7 @@ PRICED = {"price": 1.5, "day": "2026-11-27", "size": [1, "x"]}
 
 
 class TestClasses:
-    def test_a_class_becomes_a_schema_and_an_answer_becomes_its_object(self) -> None:
+    def test_a_class_becomes_a_schema_and_an_answer_becomes_its_object(self):
         schema, build = schema_of(Review)
         check_schema(schema)
         assert schema["required"] == list(REVIEW)[:-1]
@@ -263,7 +263,7 @@ class TestClasses:
         assert verdict(Review, REVIEW) == Parsed(expected)
         assert build(REVIEW) == expected
 
-    def test_the_root_of_a_schema_is_no_reference(self) -> None:
+    def test_the_root_of_a_schema_is_no_reference(self):
         schema, _ = schema_of(Author)
         assert (schema["type"], schema["required"]) == ("object", ["name"])
         found = verdict(Author, {"name": "Ann", "friend": {"name": "Bob", "friend": None}})
@@ -292,7 +292,7 @@ class TestClasses:
             (Annotated[int, pydantic.Field(ge=1, examples=[1])], 1, 1),
         ],
     )
-    def test_any_type_has_a_schema_and_makes_objects(self, kind: Any, answer: Any, expected: Any) -> None:
+    def test_any_type_has_a_schema_and_makes_objects(self, kind, answer, expected):
         schema, _ = schema_of(kind)
         check_schema(schema)
         assert verdict(kind, answer) == Parsed(expected)
@@ -308,13 +308,13 @@ class TestClasses:
             ("author", {}, "author/name (missing)"),
         ],
     )
-    def test_a_wrong_value_is_a_problem_that_names_the_place(self, name: str, wrong: Any, told: str) -> None:
+    def test_a_wrong_value_is_a_problem_that_names_the_place(self, name, wrong, told):
         found = verdict(Review, {**REVIEW, name: wrong})
         assert isinstance(found, Problem)
         assert not found.final
         assert found.message == f"the answer breaks the schema at {told}"
 
-    def test_what_the_class_accepts_is_accepted(self) -> None:
+    def test_what_the_class_accepts_is_accepted(self):
         answer = {**PRICED, "price": "1.5", "stars": "4", "canary": 1}
         found = verdict(Priced, answer)
         assert isinstance(found, Parsed)
@@ -326,7 +326,7 @@ class TestClasses:
         assert isinstance(verdict(Author, {"name": "Ann", "canary": 1}), Parsed)
 
     @pytest.mark.parametrize("kind", [Priced, schema_of(Priced)[0]])
-    def test_a_null_that_stands_for_a_property_left_out_is_dropped(self, kind: Any) -> None:
+    def test_a_null_that_stands_for_a_property_left_out_is_dropped(self, kind):
         found = verdict(kind, {**PRICED, "stars": None, "tags": None, "more": None})
         assert isinstance(found, Parsed)
         left = found.value if isinstance(found.value, dict) else found.value.model_dump()
@@ -335,27 +335,27 @@ class TestClasses:
         refused = verdict(kind, {**PRICED, "day": None})
         assert isinstance(refused, Problem)
 
-    def test_a_type_of_this_process_judges_for_its_stored_schema(self) -> None:
+    def test_a_type_of_this_process_judges_for_its_stored_schema(self):
         loose = pydantic.create_model("Loose", size=(int, ...), word=(str, "none"))
         stored = json.loads(json.dumps(schema_of(loose)[0]))
         assert verdict(stored, {"size": "5"}) == Parsed({"size": "5"})
         assert isinstance(verdict(stored, {"size": "five"}), Problem)
         assert isinstance(verdict({**stored, "title": "Other"}, {"size": "5"}), Problem)
 
-    def test_nulls_are_dropped_in_the_branch_that_an_answer_takes(self) -> None:
+    def test_nulls_are_dropped_in_the_branch_that_an_answer_takes(self):
         one = pydantic.create_model("One", kind=(Literal["one"], ...), size=(int, 1))
         two = pydantic.create_model("Two", kind=(Literal["two"], ...), size=(int | None, ...))
         found = verdict(list[one | two], [{"kind": "one", "size": None}, {"kind": "two", "size": None}])
         assert found == Parsed([one(kind="one", size=1), two(kind="two", size=None)])
 
-    def test_an_answer_is_taken_out_of_its_wrapping(self) -> None:
+    def test_an_answer_is_taken_out_of_its_wrapping(self):
         assert verdict(list[int], {WRAPPER_PROPERTY: [1]}) == verdict(list[int], [1]) == Parsed([1])
         own = pydantic.create_model("Own", answer=(int, 0))
         assert verdict(own, {WRAPPER_PROPERTY: 1}) == Parsed(own(answer=1))
         loose = pydantic.create_model("Loose", a=(int, 0))
         assert verdict(loose | None, {WRAPPER_PROPERTY: {"a": 5}}) == Parsed(loose(a=5))
 
-    def test_a_validator_of_the_class_has_the_last_word(self) -> None:
+    def test_a_validator_of_the_class_has_the_last_word(self):
 
         @define
         class Even:
@@ -367,7 +367,7 @@ class TestClasses:
         assert "31337" not in found.message
         assert "31337" in found.advice
 
-    def test_an_error_of_the_class_is_told_in_short(self) -> None:
+    def test_an_error_of_the_class_is_told_in_short(self):
         def refuse(value: Any) -> NoReturn:
             raise KeyError("x" * 2_000)
 
@@ -376,7 +376,7 @@ class TestClasses:
         assert found.message == ("the answer follows the schema, but no object could be made of it: KeyError")
         assert found.advice == "KeyError: '" + "x" * 989
 
-    def test_a_pattern_that_needs_backtracking_is_the_classes_own(self) -> None:
+    def test_a_pattern_that_needs_backtracking_is_the_classes_own(self):
         config = pydantic.ConfigDict(regex_engine="python-re")
         ahead = pydantic.create_model(
             "Ahead", __config__=config, a=(Annotated[str, pydantic.Field(pattern="^(?!x)")], ...)
@@ -385,11 +385,11 @@ class TestClasses:
         assert isinstance(verdict(ahead, {"a": "x"}), Problem)
         assert isinstance(verdict({**schema_of(ahead)[0], "title": "Stored"}, {"a": "x"}), Parsed)
 
-    def test_the_same_class_has_the_same_builder(self) -> None:
+    def test_the_same_class_has_the_same_builder(self):
         assert schema_of(Review)[1] is schema_of(Review)[1]
         assert schema_of({"type": "object"})[1] is schema_of({"type": "object"})[1]
 
-    def test_threads_that_bring_a_new_class_get_the_same_builder(self, monkeypatch: Any) -> None:
+    def test_threads_that_bring_a_new_class_get_the_same_builder(self, monkeypatch):
         monkeypatch.setattr(class_schemas, "_types", {})
         kind = make_class("Fresh", {"a": field(type=Author)})
         together, found = threading.Barrier(16), []
@@ -410,38 +410,38 @@ class TestClasses:
         assert schema_of(kind)[1] is not found[0]
 
     @pytest.mark.parametrize("kind", [Review, Priced, {"type": "object"}])
-    def test_a_builder_can_be_sent_to_another_process(self, kind: Any) -> None:
+    def test_a_builder_can_be_sent_to_another_process(self, kind):
         schema, build = schema_of(kind)
         copied = pickle.loads(pickle.dumps(BuiltSchema(schema, build)))
         answer = PRICED if kind is Priced else REVIEW
         assert (copied, copied.build(answer)) == (schema, build(answer))
 
     @pytest.mark.parametrize("annotation", [NoReturn, Callable[[], int], Author | Callable[[], int]])
-    def test_a_type_that_json_has_not_is_refused_by_name(self, annotation: Any) -> None:
+    def test_a_type_that_json_has_not_is_refused_by_name(self, annotation):
         kind = make_class("Odd", {"fine": field(type=int), "strange": field(type=annotation)})
         with pytest.raises(InvalidRequest, match=r"schema cannot (include|be made from) Odd"):
             schema_of(kind)
 
-    def test_a_name_that_the_module_does_not_know_is_refused(self) -> None:
+    def test_a_name_that_the_module_does_not_know_is_refused(self):
         with pytest.raises(InvalidRequest, match="'Nowhere' is not defined; use annotations"):
             schema_of(make_class("Odd", {"strange": field(type="Nowhere")}))
         with pytest.raises(InvalidRequest, match=r"cannot be made from Odd: .*not fully defined"):
             schema_of(dataclasses.make_dataclass("Odd", [("strange", "Nowhere")]))
 
-    def test_a_field_that_is_not_given_to_the_class_is_not_asked_for(self) -> None:
+    def test_a_field_that_is_not_given_to_the_class_is_not_asked_for(self):
         kind = make_class("Kind", {"given": field(type=int), "own": field(type=int, default=1, init=False)})
         assert list(schema_of(kind)[0]["properties"]) == ["given"]
 
-    def test_a_field_without_an_annotation_is_refused_by_name(self) -> None:
+    def test_a_field_without_an_annotation_is_refused_by_name(self):
         with pytest.raises(InvalidRequest, match=r"Odd\.strange: it has no annotation"):
             schema_of(make_class("Odd", ["strange"]))
 
-    def test_a_plain_schema_builds_what_came(self) -> None:
+    def test_a_plain_schema_builds_what_came(self):
         assert verdict({"type": "object"}, VALUE) == Parsed(VALUE)
         assert verdict(BUILT, VALUE) == Parsed(["a", "b"])
 
     @pytest.mark.full
-    def test_no_heavy_import_before_it_is_needed(self) -> None:
+    def test_no_heavy_import_before_it_is_needed(self):
         code = (
             "import sys, smartbatch.core.preparation.class_schemas, smartbatch.core.preparation.structured\n"
             "print({'pydantic', 'jsonschema', 'cattrs', 'json_repair'} & set(sys.modules))"
@@ -452,16 +452,16 @@ class TestClasses:
 
 class TestVerdicts:
     @pytest.mark.parametrize("reason", ["length", "refusal", "content_filter"])
-    def test_a_cut_or_refused_answer_is_final(self, reason: str) -> None:
+    def test_a_cut_or_refused_answer_is_final(self, reason):
         found = verdict({"type": "object"}, {}, reason)
         assert isinstance(found, Problem)
         assert found.final
 
     @pytest.mark.parametrize("text", [None, "", "no", "{", "\ud800"])
-    def test_no_text_raises(self, text: str | None) -> None:
+    def test_no_text_raises(self, text):
         assert isinstance(check_answer(*schema_of({"type": "object"}), text, "stop"), Problem)
 
-    def test_two_classes_of_one_name_are_two(self) -> None:
+    def test_two_classes_of_one_name_are_two(self):
         other = make_class("Author", {"born": field(type=int)})
         both = make_class("Both", {"one": field(type=Author), "two": field(type=other)})
         schema, _ = schema_of(both)
@@ -469,7 +469,7 @@ class TestVerdicts:
         assert "name" in schema["$defs"][names[0]]["properties"]
         assert list(schema["$defs"][names[1]]["properties"]) == ["born"]
 
-    def test_an_error_of_ours_is_no_verdict_on_the_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_error_of_ours_is_no_verdict_on_the_answer(self, monkeypatch):
         failures = [ImportError("half made")] * 2
 
         def broken_at_first(value: Any) -> Any:
@@ -500,7 +500,7 @@ class TestVerdicts:
             {"properties": {"enum": {"pattern": r"(a)\1"}}},
         ],
     )
-    def test_a_broken_or_foreign_schema_is_refused(self, schema: dict[str, Any]) -> None:
+    def test_a_broken_or_foreign_schema_is_refused(self, schema):
         with pytest.raises(ValueError, match=r"schema|refers|checked"):
             check_schema(schema)
 
@@ -513,9 +513,7 @@ class TestVerdicts:
             {"enum": [{"$ref": "#/nowhere"}]},
         ],
     )
-    def test_references_within_a_schema_and_names_like_keywords_are_fine(
-        self, schema: dict[str, Any]
-    ) -> None:
+    def test_references_within_a_schema_and_names_like_keywords_are_fine(self, schema):
         check_schema(schema)
 
     @pytest.mark.parametrize(
@@ -526,9 +524,7 @@ class TestVerdicts:
             (5, ["10", "10.0", "-5", "1e30"], ["7", "2.5"]),
         ],
     )
-    def test_multiples_are_those_of_the_numbers_as_they_are_written(
-        self, step: float, fits: list[str], breaks: list[str]
-    ) -> None:
+    def test_multiples_are_those_of_the_numbers_as_they_are_written(self, step, fits, breaks):
         for text in fits:
             assert isinstance(verdict({"multipleOf": step}, text), Parsed), text
         for text in breaks:
@@ -536,7 +532,7 @@ class TestVerdicts:
             assert isinstance(found, Problem), text
             assert found.advice.endswith(f" is not a multiple of {step}.")
 
-    def test_the_model_is_told_three_flaws_at_most_each_in_short(self) -> None:
+    def test_the_model_is_told_three_flaws_at_most_each_in_short(self):
         found = verdict({"additionalProperties": {"type": "integer"}}, dict.fromkeys("abcd", "x" * 600))
         assert isinstance(found, Problem)
         shown = repr("x" * 600)[:500]
@@ -560,9 +556,7 @@ class TestVerdicts:
             ),
         ],
     )
-    def test_a_flaw_is_told_in_the_words_of_its_keyword(
-        self, schema: dict[str, Any], value: Any, told: str
-    ) -> None:
+    def test_a_flaw_is_told_in_the_words_of_its_keyword(self, schema, value, told):
         found = verdict(schema, json.dumps(value))
         assert isinstance(found, Problem)
         assert found.advice == f"at $: {told}."
@@ -586,34 +580,32 @@ class TestWithoutASchema:
             ({"type": "json_object"}, None, None),
         ],
     )
-    def test_the_providers_own_form_gives_what_json_there_is(
-        self, form: dict[str, Any] | None, text: str | None, value: Any
-    ) -> None:
+    def test_the_providers_own_form_gives_what_json_there_is(self, form, text, value):
         assert read_answer(Generation(response_format=form), text, "length") == Parsed(value)
 
 
 class TestObjectsOfTheirOwn:
-    def test_an_object_is_copied_for_each_caller(self) -> None:
+    def test_an_object_is_copied_for_each_caller(self):
         answer = Answer(OBJECT)
         found = own_object(Generation(response_format={}), answer, VALUE)
         assert found == VALUE
         assert found is not VALUE
         assert found["b"] is not VALUE["b"]
 
-    def test_one_that_cannot_be_copied_is_made_again_of_the_text(self) -> None:
+    def test_one_that_cannot_be_copied_is_made_again_of_the_text(self):
         params, first = Generation(schema=BuiltSchema({}, _Single)), _Single(1)
         found = own_object(params, Answer("[1]"), first)
         assert found is not first
         assert found.made_of == [1]
 
     @pytest.mark.parametrize(("text", "end"), [("[1]", "length"), ("none", "stop")])
-    def test_one_that_cannot_be_made_again_is_shared(self, text: str, end: Any) -> None:
+    def test_one_that_cannot_be_made_again_is_shared(self, text, end):
         params, first = Generation(schema=BuiltSchema({}, _Single)), _Single(1)
         assert own_object(params, Answer(text, finish_reason=end), first) is first
 
 
 class TestAskingAgain:
-    def test_the_conversation_goes_on_with_the_answer_and_its_error(self) -> None:
+    def test_the_conversation_goes_on_with_the_answer_and_its_error(self):
         request = Request("question", Generation(system="s"))
         asked = repair_request(request, "bad", Problem("m", "at $.a: wrong."), 0)
         assert isinstance(asked.prompt, tuple)
@@ -623,16 +615,16 @@ class TestAskingAgain:
         assert asked.params == request.params
 
     @pytest.mark.parametrize("answer", ["x", "x" * 20_000])
-    def test_an_answer_of_up_to_20000_characters_is_repeated(self, answer: str) -> None:
+    def test_an_answer_of_up_to_20000_characters_is_repeated(self, answer):
         asked = repair_request(Request("q"), answer, Problem("m", "a"), 0)
         assert asked.prompt[1] == Message("assistant", answer)
 
     @pytest.mark.parametrize("answer", ["", "   ", "x" * 20_001])
-    def test_an_empty_or_endless_answer_is_not_repeated(self, answer: str) -> None:
+    def test_an_empty_or_endless_answer_is_not_repeated(self, answer):
         asked = repair_request(Request("q"), answer, Problem("m", "a"), 0)
         assert [message.role for message in asked.prompt] == ["user", "user"]  # type: ignore[union-attr]
 
-    def test_temperatures_rise_where_the_provider_takes_them(self) -> None:
+    def test_temperatures_rise_where_the_provider_takes_them(self):
         problem = Problem("m", "a")
         found = [
             repair_request(Request("q"), "bad", problem, n, takes_temperature=True).params.temperature

@@ -33,26 +33,26 @@ TEXTS = st.one_of(
 RUSSIAN = "Все люди рождаются свободными и равными в своем достоинстве и правах. " * 5
 
 
-def test_the_same_sentence_takes_a_similar_number_of_tokens_in_any_script() -> None:
+def test_the_same_sentence_takes_a_similar_number_of_tokens_in_any_script():
     sizes = [estimate(text) for text in (ENGLISH, CHINESE, RUSSIAN)]
     assert max(sizes) < 2 * min(sizes)
 
 
-def test_each_class_of_scripts_is_counted_by_its_own_weight() -> None:
+def test_each_class_of_scripts_is_counted_by_its_own_weight():
     assert estimate("a" * 40 + "я" * 25 + "語" * 7 + "😀" * 3) == 10 + 10 + 7 + 6
 
 
-def test_nothing_is_zero_and_anything_is_at_least_one() -> None:
+def test_nothing_is_zero_and_anything_is_at_least_one():
     assert estimate("") == 0
     assert [estimate(text) for text in ("a", "é", "中", "😀", "\ud800")] == [1, 1, 1, 2, 1]
 
 
 @given(st.text(), st.text())
-def test_a_longer_text_never_takes_fewer_tokens(one: str, two: str) -> None:
+def test_a_longer_text_never_takes_fewer_tokens(one, two):
     assert max(estimate(one), estimate(two)) <= estimate(one + two) <= estimate(one) + estimate(two) + 1
 
 
-def test_messages_and_system_text_and_schema_count() -> None:
+def test_messages_and_system_text_and_schema_count():
     plain = estimate_request(Request(ENGLISH))
     assert estimate_request(Request((Message("user", ENGLISH),))) == plain
     assert estimate_request(Request((Message("user", ENGLISH), Message("user", ENGLISH)))) > 1.9 * plain
@@ -60,7 +60,7 @@ def test_messages_and_system_text_and_schema_count() -> None:
     assert estimate_request(Request(ENGLISH, Generation(schema={"a": ENGLISH}))) > 1.9 * plain
 
 
-def test_a_budget_counts_each_digit_sign_and_byte_and_every_second_letter() -> None:
+def test_a_budget_counts_each_digit_sign_and_byte_and_every_second_letter():
     assert most_tokens("the cat sat") == 2 + 2 + 2
     assert most_tokens("HTTP 2.0") == 4 + 3
     assert most_tokens("0f3a-9c") == 7
@@ -74,17 +74,13 @@ def test_a_budget_counts_each_digit_sign_and_byte_and_every_second_letter() -> N
     st.none() | TEXTS,
     st.none() | st.dictionaries(st.sampled_from(["type", "enum"]), TEXTS, min_size=1),
 )
-def test_the_most_of_a_request_is_never_below_its_estimate(
-    prompt: str, system: str | None, schema: dict[str, str] | None
-) -> None:
+def test_the_most_of_a_request_is_never_below_its_estimate(prompt, system, schema):
     request = Request(prompt, Generation(system=system, schema=schema))
     assert most_of_request(request) >= estimate_request(request)
 
 
 @given(st.lists(st.tuples(TEXTS, st.integers(1, 20_000)), min_size=1, max_size=10), st.booleans())
-def test_the_most_is_never_below_what_was_billed_for_an_equal_request(
-    answers: list[tuple[str, int]], stored: bool
-) -> None:
+def test_the_most_is_never_below_what_was_billed_for_an_equal_request(answers, stored):
     learned = Calibration()
     for text, billed in answers:
         learned.observe(estimate_request(Request(text)), Usage(billed, 1))
@@ -95,7 +91,7 @@ def test_the_most_is_never_below_what_was_billed_for_an_equal_request(
         assert learned.most_input(Request(text)) >= billed
 
 
-def test_cheap_short_prompts_do_not_lower_the_maximum_of_a_long_one() -> None:
+def test_cheap_short_prompts_do_not_lower_the_maximum_of_a_long_one():
     learned = Calibration()
     for _ in range(50):
         learned.observe(10, Usage(2, 4))
@@ -104,7 +100,7 @@ def test_cheap_short_prompts_do_not_lower_the_maximum_of_a_long_one() -> None:
     assert learned.most_input(long) == most_of_request(long) > 100
 
 
-def test_server_overhead_is_added_to_the_maximum_of_a_long_prompt() -> None:
+def test_server_overhead_is_added_to_the_maximum_of_a_long_prompt():
     learned = Calibration()
     learned.observe(10, Usage(1010, 4))
     long = Request("A" * 4_000)
@@ -113,14 +109,14 @@ def test_server_overhead_is_added_to_the_maximum_of_a_long_prompt() -> None:
     assert learned.most_input(words) == max(most_of_request(words), estimate_request(words) + 1000)
 
 
-def test_a_picture_counts_as_a_picture_whatever_the_length_of_its_data() -> None:
+def test_a_picture_counts_as_a_picture_whatever_the_length_of_its_data():
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
     words = {"type": "text", "text": ENGLISH}
     size = estimate_request(Request((Message("user", (words, picture)),)))
     assert size == estimate_request(Request(ENGLISH)) + MEDIA_TOKENS
 
 
-def test_without_history_the_estimate_stands_and_the_cap_is_reserved() -> None:
+def test_without_history_the_estimate_stands_and_the_cap_is_reserved():
     fresh = Calibration()
     assert fresh.input(123) == 123
     assert fresh.output(40) == 40
@@ -128,7 +124,7 @@ def test_without_history_the_estimate_stands_and_the_cap_is_reserved() -> None:
     assert fresh.output(None) == OUTPUT_TOKENS
 
 
-def test_the_ratio_of_a_models_tokenizer_is_learned() -> None:
+def test_the_ratio_of_a_models_tokenizer_is_learned():
     rng, learned = random.Random(7), Calibration()
     for _ in range(200):
         size = rng.randrange(50, 500)
@@ -136,7 +132,7 @@ def test_the_ratio_of_a_models_tokenizer_is_learned() -> None:
     assert learned.input(1000) == pytest.approx(1300, rel=0.03)
 
 
-def test_a_ratio_that_changes_is_learned_anew() -> None:
+def test_a_ratio_that_changes_is_learned_anew():
     learned = Calibration()
     for ratio in (1, 2):
         for _ in range(100):
@@ -144,7 +140,7 @@ def test_a_ratio_that_changes_is_learned_anew() -> None:
     assert learned.ratio == pytest.approx(2, rel=0.02)
 
 
-def test_short_answers_lower_the_reservation_below_the_cap() -> None:
+def test_short_answers_lower_the_reservation_below_the_cap():
     rng, learned = random.Random(7), Calibration()
     for _ in range(300):
         learned.observe(100, Usage(100, rng.randrange(1, 101)))
@@ -153,7 +149,7 @@ def test_short_answers_lower_the_reservation_below_the_cap() -> None:
     assert learned.answers("")[1] == pytest.approx(50, rel=0.4)
 
 
-def test_a_budget_reserves_the_cap_or_twice_the_usual_answer() -> None:
+def test_a_budget_reserves_the_cap_or_twice_the_usual_answer():
     learned = Calibration()
     assert learned.most_output(40) == 40
     assert learned.most_output(None) == 2 * OUTPUT_TOKENS
@@ -163,7 +159,7 @@ def test_a_budget_reserves_the_cap_or_twice_the_usual_answer() -> None:
     assert learned.most_output(4000) == 4000  # short answers so far do not limit the next one
 
 
-def test_answers_seen_long_ago_are_forgotten() -> None:
+def test_answers_seen_long_ago_are_forgotten():
     learned = Calibration()
     for tokens in [900] * 300 + [30] * 300:
         learned.observe(100, Usage(100, tokens))
@@ -172,16 +168,14 @@ def test_answers_seen_long_ago_are_forgotten() -> None:
 
 @pytest.mark.parametrize(("before", "now"), [(1500, 20), (20, 1500), (300, 120), (120, 300)])
 @pytest.mark.parametrize("count", sampled([1, 5, 15, 300]))
-def test_ten_answers_of_another_list_bring_the_mean_within_a_factor_of_2(
-    before: int, now: int, count: int
-) -> None:
+def test_ten_answers_of_another_list_bring_the_mean_within_a_factor_of_2(before, now, count):
     learned = Calibration()
     for tokens in [before] * count + [now] * 10:
         learned.observe(100, Usage(100, tokens))
     assert now / 2 < learned.answers("")[1] < 2 * now
 
 
-def test_chance_does_not_make_answers_forgotten() -> None:
+def test_chance_does_not_make_answers_forgotten():
     rng, learned = random.Random(7), Calibration()
     for _ in range(300):
         learned.observe(100, Usage(100, round(rng.expovariate(1 / 200))))
@@ -199,7 +193,7 @@ class _Interrupted(int):
 
 
 @pytest.mark.full
-def test_concurrent_observations_leave_consistent_figures() -> None:
+def test_concurrent_observations_leave_consistent_figures():
     rng, learned = random.Random(7), Calibration()
 
     def others() -> None:
@@ -217,7 +211,7 @@ def test_concurrent_observations_leave_consistent_figures() -> None:
     assert len(remembered) == Calibration.REMEMBERED
 
 
-def test_an_answer_without_counts_teaches_nothing() -> None:
+def test_an_answer_without_counts_teaches_nothing():
     learned = Calibration()
     learned.observe(100, Usage())
     learned.observe(0, Usage(5, 5))
@@ -227,7 +221,7 @@ def test_an_answer_without_counts_teaches_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**5)), max_size=400))
-def test_no_history_makes_the_figures_absurd(answers: list[tuple[int, int, int]]) -> None:
+def test_no_history_makes_the_figures_absurd(answers):
     learned = Calibration()
     for size, billed, output in answers:
         learned.observe(size, Usage(billed, output))

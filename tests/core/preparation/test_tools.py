@@ -65,7 +65,7 @@ def result(identity: str, content: Any = "5") -> dict[str, Any]:
         {"name": "weather", "description": WEATHER.description, "parameters": PARAMETERS},
     ],
 )  # fmt: skip
-def test_a_tool_is_taken_in_every_form(given: Any):
+def test_a_tool_is_taken_in_every_form(given):
     assert normalise("Hi", tools=[given], tool_choice="weather").params.tools == (WEATHER,)
 
 
@@ -105,7 +105,7 @@ def by_place(city: str, /): ...
         ([lambda: 1], "tools[0].name", "1 to 64 letters"),
     ],
 )
-def test_a_tool_that_no_provider_takes_is_refused_by_its_place(tools: Any, field: str, says: str):
+def test_a_tool_that_no_provider_takes_is_refused_by_its_place(tools, field, says):
     error = refused(tools=tools)
     assert error.field == field
     assert says in error.message
@@ -121,7 +121,7 @@ def test_a_tool_that_no_provider_takes_is_refused_by_its_place(tools: Any, field
         ({"type": "auto"}, "auto"),
     ],
 )
-def test_a_choice_is_taken_in_every_form(given: Any, expected: str):
+def test_a_choice_is_taken_in_every_form(given, expected):
     assert normalise("Hi", tools=[WEATHER], tool_choice=given).params.tool_choice == expected
 
 
@@ -142,7 +142,7 @@ def test_the_tools_of_a_request_replace_those_of_the_client():
 
 
 @pytest.mark.parametrize(("given", "kept"), [(True, True), (0, True), (5, 5), (False, False)])
-def test_logprobs_are_true_or_a_number_of_alternatives(given: Any, kept: Any):
+def test_logprobs_are_true_or_a_number_of_alternatives(given, kept):
     assert normalise("Hi", logprobs=given).params.logprobs is kept
     assert refused(logprobs=21).field == "logprobs"
 
@@ -170,7 +170,7 @@ def test_logprobs_are_true_or_a_number_of_alternatives(given: Any, kept: Any):
         ],
     ],
 )
-def test_chats_with_calls_and_their_results_are_taken(chat: list[Any]):
+def test_chats_with_calls_and_their_results_are_taken(chat):
     request = normalise(chat)
     assert normalise(request.prompt).prompt == request.prompt
 
@@ -217,7 +217,7 @@ def test_calls_are_kept_in_one_form():
         ),
     ],
 )
-def test_a_chat_that_every_provider_refuses_is_refused_before_it_is_sent(chat: Any, field: str, says: str):
+def test_a_chat_that_every_provider_refuses_is_refused_before_it_is_sent(chat, field, says):
     error = refused(chat)
     assert error.field == field
     assert says in error.message

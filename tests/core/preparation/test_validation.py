@@ -52,20 +52,20 @@ def nested(levels: int) -> Any:
 
 
 class TestPrompts:
-    def test_a_text_becomes_a_request_with_the_clients_parameters(self) -> None:
+    def test_a_text_becomes_a_request_with_the_clients_parameters(self):
         request = normalise("hello", Generation(system="be brief"))
         assert (request.prompt, request.params) == ("hello", Generation(system="be brief"))
 
-    def test_messages_may_be_mappings_or_messages(self) -> None:
+    def test_messages_may_be_mappings_or_messages(self):
         request = normalise([{"role": "system", "content": "a"}, Message("user", "b")])
         assert request.prompt == (Message("system", "a"), Message("user", "b"))
 
-    def test_content_may_be_a_list_of_parts(self) -> None:
+    def test_content_may_be_a_list_of_parts(self):
         parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
         request = normalise([{"role": "user", "content": parts}])
         assert request.prompt == (Message("user", tuple(parts)),)
 
-    def test_a_request_keeps_what_it_carries(self) -> None:
+    def test_a_request_keeps_what_it_carries(self):
         context = object()
         own = Request("q", priority="high", max_wait=1, timeout=9, id="a", context=context, purpose="p")  # type: ignore[arg-type]
         taken = normalise(evolve(own, isolation_key="k", deduplicate=False), Generation(seed=1))
@@ -75,16 +75,16 @@ class TestPrompts:
         assert taken.params == Generation(seed=1)
 
     @pytest.mark.parametrize("prompt", ["", " ", "\n\t", "\u3000", [], ()])
-    def test_an_empty_or_blank_prompt_is_refused(self, prompt: Any) -> None:
+    def test_an_empty_or_blank_prompt_is_refused(self, prompt):
         assert refused(prompt).field == "prompt"
 
     @pytest.mark.parametrize(
         "prompt", [None, 7, b"bytes", {"role": "user", "content": "a"}, Message("user", "a"), {"a"}]
     )
-    def test_what_is_no_prompt_at_all_is_refused(self, prompt: Any) -> None:
+    def test_what_is_no_prompt_at_all_is_refused(self, prompt):
         assert refused(prompt).field == "prompt"
 
-    def test_the_row_of_a_table_is_no_prompt_and_the_error_says_what_to_give(self) -> None:
+    def test_the_row_of_a_table_is_no_prompt_and_the_error_says_what_to_give(self):
         text = str(refused({"text": "a", "label": 1}))
         assert re.search(r"pass a string such as row\['text'\]; .* list .*column='text'.*template=", text)
         for message in ({"role": "user"}, {"content": "a"}):
@@ -113,60 +113,60 @@ class TestPrompts:
             (SECRET, "prompt[1]"),
         ],
     )
-    def test_a_message_that_no_api_takes_is_refused_by_its_place(self, message: Any, field: str) -> None:
+    def test_a_message_that_no_api_takes_is_refused_by_its_place(self, message, field):
         assert refused([Message("user", SECRET), message]).field == field
 
     @pytest.mark.parametrize(
         ("role", "shown"),
         [("a" * 12, True), ("a" * 13, False), ("a b", False), (["user"], False), ("", False)],
     )
-    def test_a_wrong_role_is_shown_where_it_looks_like_one(self, role: Any, shown: bool) -> None:
+    def test_a_wrong_role_is_shown_where_it_looks_like_one(self, role, shown):
         assert (f", not {role!r}" in str(refused([{"role": role, "content": "a"}]))) is shown
 
-    def test_texts_in_a_list_are_prompts_not_messages_and_the_error_says_so(self) -> None:
+    def test_texts_in_a_list_are_prompts_not_messages_and_the_error_says_so(self):
         assert "map()" in str(refused(["a", "b"]))
 
-    def test_the_row_of_a_list_is_named(self) -> None:
+    def test_the_row_of_a_list_is_named(self):
         with pytest.raises(InvalidRequest) as caught:
             prepared(["a", "a", "a", " "])
         error = caught.value
         assert (error.row, error.field) == (3, "prompt")
         assert "row 3 (counted from 0): prompt" in str(error)
 
-    def test_control_characters_and_odd_line_ends_pass(self) -> None:
+    def test_control_characters_and_odd_line_ends_pass(self):
         text = "a\x00b\u2028c\x1cd\re"
         assert normalise(text).prompt == text
 
-    def test_an_own_callable_needs_no_prompt(self) -> None:
+    def test_an_own_callable_needs_no_prompt(self):
         request = normalise(Request(call=lambda request, attempt: "x"))
         assert request.prompt == ""
         assert request.call is not None
         assert refused(Request(prompt=" ", call=print)).field == "prompt"
 
-    def test_a_request_has_one_kind_of_work(self) -> None:
+    def test_a_request_has_one_kind_of_work(self):
         error = refused(Request("text", embedding=Embedding(), call=print))
         assert str(error).startswith("embedding and call cannot be used together")
 
 
 class TestVectors:
-    def test_vectors_reject_text_parameters_but_ignore_the_clients(self) -> None:
+    def test_vectors_reject_text_parameters_but_ignore_the_clients(self):
         client = Generation(max_tokens=9)
         assert normalise("a", client, embedding=Embedding("query")).params == Generation()
         for prompt, more in (("a", {"seed": 1}), (Request("a", Generation(seed=1)), {})):
             assert refused(prompt, client, embedding=Embedding(), **more).field == "seed"
 
-    def test_only_a_text_has_one(self) -> None:
+    def test_only_a_text_has_one(self):
         chat = [Message("user", "a")]
         assert "must be a string if an embedding is requested" in str(refused(chat, embedding=Embedding()))
         assert refused("a", embedding="query").field == "embedding"
 
-    def test_its_task_and_dimensions_are_checked(self) -> None:
+    def test_its_task_and_dimensions_are_checked(self):
         assert normalise("a", embedding=Embedding("query", 65_536)).embedding == Embedding("query", 65_536)
         for asked in (Embedding(" "), Embedding("query", 0), Embedding("query", 65_537)):
             refused("a", embedding=asked)
 
     @pytest.mark.parametrize("embedding", [None, Embedding()])
-    def test_a_prompt_is_refused_that_a_request_would_be_refused_for(self, embedding: Any) -> None:
+    def test_a_prompt_is_refused_that_a_request_would_be_refused_for(self, embedding):
         for good in ("a", "é \n"):
             check_prompt(good, embedding)
         for bad in ("", " ", "\u3000", "\ud800", [], 7):
@@ -189,7 +189,7 @@ class TestSurrogates:
     }
 
     @pytest.mark.parametrize("field", PLACES)
-    def test_a_lone_surrogate_is_refused_in_every_text(self, field: str) -> None:
+    def test_a_lone_surrogate_is_refused_in_every_text(self, field):
         place = self.PLACES[field]
         error = refused(place) if isinstance(place, str) else refused("a", **place)
         assert error.field == field
@@ -197,7 +197,7 @@ class TestSurrogates:
 
     @pytest.mark.full
     @given(st.text(st.characters(), min_size=1))
-    def test_any_text_that_passes_can_be_sent(self, text: str) -> None:
+    def test_any_text_that_passes_can_be_sent(self, text):
         try:
             prompt = normalise(text).prompt
         except InvalidRequest:
@@ -229,7 +229,7 @@ class TestParameters:
         ],
         ids=lambda value: value if isinstance(value, str) else type(value).__name__,
     )
-    def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_name(self, field: str, bad: Any) -> None:
+    def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_name(self, field, bad):
         assert refused("a", **{field.partition("[")[0]: bad}).field == field
 
     @pytest.mark.parametrize(
@@ -247,11 +247,11 @@ class TestParameters:
             ("extra", {}, {}),
         ],
     )
-    def test_a_value_at_the_edge_passes_in_its_one_form(self, field: str, given: Any, taken: Any) -> None:
+    def test_a_value_at_the_edge_passes_in_its_one_form(self, field, given, taken):
         value = getattr(normalise("a", **{field: given}).params, field)
         assert (value, type(value), str(value)) == (taken, type(taken), str(taken))
 
-    def test_the_error_names_row_field_range_and_value(self) -> None:
+    def test_the_error_names_row_field_range_and_value(self):
         with pytest.raises(InvalidRequest) as caught:
             prepared([*"abcd", Request("e", Generation(temperature=3))])
         assert str(caught.value) == (
@@ -270,49 +270,49 @@ class TestParameters:
             ([1], "of type list"),
         ],
     )
-    def test_a_wrong_number_is_shown_up_to_64_bits(self, value: Any, shown: str) -> None:
+    def test_a_wrong_number_is_shown_up_to_64_bits(self, value, shown):
         assert str(refused("a", max_tokens=value)).endswith(f", not {shown}")
 
-    def test_a_text_in_the_place_of_a_number_is_not_repeated(self) -> None:
+    def test_a_text_in_the_place_of_a_number_is_not_repeated(self):
         assert "of type str" in str(refused("a", temperature=SECRET))
 
-    def test_an_unknown_parameter_is_refused_with_the_nearest_name(self) -> None:
+    def test_an_unknown_parameter_is_refused_with_the_nearest_name(self):
         assert "did you mean temperature?" in str(refused("a", temprature=1))
         assert "did you mean max_tokens?" in str(refused("a", max_completion_tokens=1))
         assert "extra" in str(refused("a", zzz=1))
 
-    def test_none_means_not_given(self) -> None:
+    def test_none_means_not_given(self):
         assert normalise("a", Generation(seed=5), seed=None, priority=None).params.seed == 5
 
-    def test_the_nearest_wins_call_over_request_over_client(self) -> None:
+    def test_the_nearest_wins_call_over_request_over_client(self):
         request = Request("a", Generation(temperature=0.1, seed=1))
         params = normalise(request, Generation(temperature=0.2, seed=2, max_tokens=9), seed=3).params
         assert (params.temperature, params.seed, params.max_tokens) == (0.1, 3, 9)
 
     @pytest.mark.parametrize("schema", [type, 7, {"a": ["\ud800"]}, {"type": "strin"}])
-    def test_a_schema_that_is_refused_is_named_once(self, schema: Any) -> None:
+    def test_a_schema_that_is_refused_is_named_once(self, schema):
         assert "schema schema" not in str(refused("a", schema=schema))
 
     @pytest.mark.parametrize("kind", [len, lambda: 1, "text", 7])
-    def test_what_is_no_schema_is_refused_in_one_sentence(self, kind: Any) -> None:
+    def test_what_is_no_schema_is_refused_in_one_sentence(self, kind):
         assert str(refused("a", schema=kind)) == (
             "schema must be a JSON schema (a dict) or a type, such as a class, list[int] or a Literal"
         )
 
-    def test_the_checked_schema_of_a_client_is_taken_as_it_is(self) -> None:
+    def test_the_checked_schema_of_a_client_is_taken_as_it_is(self):
         first = normalise("a", schema=SCHEMA).params.schema
         assert normalise("a", schema=first).params.schema is first
 
-    def test_a_flaw_within_a_schema_is_told_with_its_place(self) -> None:
+    def test_a_flaw_within_a_schema_is_told_with_its_place(self):
         assert str(refused("a", schema={"a": {"b": {1}}})).startswith("schema at ")
 
-    def test_schema_and_response_format_exclude_each_other_and_both_are_named(self) -> None:
+    def test_schema_and_response_format_exclude_each_other_and_both_are_named(self):
         text = str(refused("a", schema=SCHEMA, response_format={"type": "json_object"}))
         assert "schema" in text
         assert "response_format" in text
         refused(Request("a", Generation(schema=SCHEMA, response_format={})))
 
-    def test_a_nearer_output_form_replaces_the_clients(self) -> None:
+    def test_a_nearer_output_form_replaces_the_clients(self):
         client = Generation(response_format={"type": "json_object"})
         params = normalise("a", client, schema=SCHEMA).params
         assert (params.schema, params.response_format) == (SCHEMA, None)
@@ -338,19 +338,19 @@ class TestJson:
         ],
         ids=lambda value: type(value).__name__,
     )
-    def test_what_has_no_json_form_is_refused_with_its_place(self, bad: Any) -> None:
+    def test_what_has_no_json_form_is_refused_with_its_place(self, bad):
         error = refused("a", extra={"x": [0, bad]})
         assert error.field == "extra"
         assert 'at ["x"][1]' in str(error)
 
-    def test_a_deep_or_recursive_value_is_rejected_without_recursion_error(self) -> None:
+    def test_a_deep_or_recursive_value_is_rejected_without_recursion_error(self):
         loop: dict[str, Any] = {}
         loop["self"] = loop
         for value in (nested(100_000), loop):
             assert "deeper than 200" in str(refused("a", extra=value))
         assert normalise("a", extra=nested(MAX_DEPTH - 1)).params.extra is not None
 
-    def test_what_the_caller_changes_after_submit_does_not_change_the_request(self) -> None:
+    def test_what_the_caller_changes_after_submit_does_not_change_the_request(self):
         schema, part = copy.deepcopy(SCHEMA), {"type": "text", "text": "a"}
         messages = [{"role": "user", "content": [part]}]
         request = normalise(messages, admit_defaults(Generation(extra=schema)), schema=schema)
@@ -360,14 +360,14 @@ class TestJson:
         messages.append({"role": "user", "content": "c"})  # type: ignore[dict-item]
         assert (fingerprint(request, "m", "s"), asdict(request.params)) == before
 
-    def test_integers_are_carried_up_to_14000_bits(self) -> None:
+    def test_integers_are_carried_up_to_14000_bits(self):
         largest = (1 << 14_000) - 1
         assert snapshot([largest, -largest]) == [largest, -largest]
         for beyond in (largest + 1, -largest - 1):
             with pytest.raises(NotJson, match="more than 4,000 digits"):
                 snapshot(beyond)
 
-    def test_any_mapping_and_tuple_will_do(self) -> None:
+    def test_any_mapping_and_tuple_will_do(self):
         assert snapshot(MappingProxyType({"a": (1, None)})) == {"a": [1, None]}
 
     json_values = st.recursive(
@@ -377,7 +377,7 @@ class TestJson:
 
     @pytest.mark.full
     @given(json_values)
-    def test_a_copy_accepts_exactly_what_strict_json_accepts(self, value: Any) -> None:
+    def test_a_copy_accepts_exactly_what_strict_json_accepts(self, value):
         try:
             json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
         except ValueError:
@@ -388,7 +388,7 @@ class TestJson:
 
 
 class TestDefaults:
-    def test_checked_defaults_are_shared_by_all_requests(self) -> None:
+    def test_checked_defaults_are_shared_by_all_requests(self):
         schema = copy.deepcopy(SCHEMA)
         defaults = admit_defaults(Generation(schema=schema))
         schema.clear()
@@ -396,7 +396,7 @@ class TestDefaults:
         assert one.params is two.params is defaults
         assert defaults.schema == SCHEMA
 
-    def test_defaults_that_are_gone_leave_nothing_behind(self) -> None:
+    def test_defaults_that_are_gone_leave_nothing_behind(self):
         gone = []
         for seed in range(50):
             defaults = admit_defaults(Generation(seed=seed))
@@ -410,7 +410,7 @@ class TestFingerprint:
     def key(self, prompt: Any = "a", model: str = "m", scope: str = "s", **overrides: Any) -> bytes:
         return fingerprint(normalise(prompt, Generation(), **overrides), model, scope)
 
-    def test_identical_requests_have_one_key_however_they_were_written(self) -> None:
+    def test_identical_requests_have_one_key_however_they_were_written(self):
         shared = Generation(temperature=0.5, extra={"a": 1, "b": 2})
         written = [
             normalise("q", shared),
@@ -420,7 +420,7 @@ class TestFingerprint:
         ]
         assert len({fingerprint(request, "m", "s") for request in written}) == 1
 
-    def test_whatever_reaches_the_wire_or_must_not_mix_makes_another_key(self) -> None:
+    def test_whatever_reaches_the_wire_or_must_not_mix_makes_another_key(self):
         message = {"role": "user", "content": "a"}
         different = [
             self.key(),
@@ -455,7 +455,7 @@ class TestFingerprint:
         ]
         assert len(set(different)) == len(different)
 
-    def test_a_class_and_its_schema_are_the_same_to_the_provider(self) -> None:
+    def test_a_class_and_its_schema_are_the_same_to_the_provider(self):
         @frozen
         class City:
             city: str
@@ -463,7 +463,7 @@ class TestFingerprint:
         schema, _ = schema_of(City)
         assert self.key(schema=City) == self.key(schema=schema)
 
-    def test_own_callables_are_never_the_same(self) -> None:
+    def test_own_callables_are_never_the_same(self):
         one, two = (normalise(Request("a", call=print)) for _ in range(2))
         assert fingerprint(one, "m", "s") != fingerprint(two, "m", "s")
         imitation = normalise(f"call:{id(one)}:text:a")
@@ -478,8 +478,6 @@ class TestFingerprint:
             unique=True,
         )
     )
-    def test_parts_that_differ_never_run_into_each_other(
-        self, rows: list[tuple[str, str, str, str | None]]
-    ) -> None:
+    def test_parts_that_differ_never_run_into_each_other(self, rows):
         made = {fingerprint(Request(p, isolation_key=k), m, s) for p, m, s, k in rows}
         assert len(made) == len(rows)

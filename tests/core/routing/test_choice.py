@@ -63,7 +63,7 @@ def chosen(
 
 
 @pytest.mark.parametrize("requests", [1, 3, 9, 10, 5000])
-def test_short_lists_never_wait_for_a_batch(requests: int) -> None:
+def test_short_lists_never_wait_for_a_batch(requests):
     for constraints in (Constraints(deadline=86_400.0), Constraints(prefer="speed"), Constraints()):
         decision = chosen(requests, constraints, batch=steady(1.0))
         waiting = {Route.HYBRID, Route.BATCH} if requests >= 10 else set()
@@ -71,7 +71,7 @@ def test_short_lists_never_wait_for_a_batch(requests: int) -> None:
 
 
 @pytest.mark.parametrize("requests", [1, 9, 10, 11, 5000])
-def test_the_plain_threshold_goes_by_number_alone(requests: int) -> None:
+def test_the_plain_threshold_goes_by_number_alone(requests):
     decision = chosen(requests, Constraints(strategy=Strategy.THRESHOLD))
     assert decision.chosen.route is (Route.BATCH if requests >= 10 else Route.INDIVIDUAL)
     assert decision.reason == f"the list has {plural(requests, 'request')}, and the threshold is 10"
@@ -82,7 +82,7 @@ def test_the_plain_threshold_goes_by_number_alone(requests: int) -> None:
 
 @pytest.mark.parametrize("strategy", [Strategy.INDIVIDUAL, Strategy.BATCH, Strategy.HYBRID])
 @pytest.mark.parametrize("requests", sampled([4, 9, 100, 20_000], keep=2))
-def test_a_forced_strategy_leaves_one_route(strategy: Strategy, requests: int) -> None:
+def test_a_forced_strategy_leaves_one_route(strategy, requests):
     decision = chosen(requests, Constraints(strategy=strategy))
     assert len(decision.options) == 1
     assert decision.chosen.route.value == strategy.value
@@ -90,13 +90,13 @@ def test_a_forced_strategy_leaves_one_route(strategy: Strategy, requests: int) -
 
 
 @pytest.mark.parametrize("requests", [1, 2, 3])
-def test_a_forced_hybrid_of_up_to_three_goes_in_real_time(requests: int) -> None:
+def test_a_forced_hybrid_of_up_to_three_goes_in_real_time(requests):
     decision = chosen(requests, Constraints(strategy=Strategy.HYBRID))
     assert [option.route for option in decision.options] == [Route.INDIVIDUAL]
     assert "lists of up to 3 requests are sent entirely in real time" in decision.reason
 
 
-def test_a_batch_that_is_not_to_be_had_is_not_forced() -> None:
+def test_a_batch_that_is_not_to_be_had_is_not_forced():
     decision = choose(Load(20), [individually(20)], None, Constraints(strategy=Strategy.BATCH))
     assert decision.chosen.route is Route.INDIVIDUAL
     assert "not available here" in decision.reason
@@ -106,14 +106,14 @@ def test_a_batch_that_is_not_to_be_had_is_not_forced() -> None:
 # -- deadlines -----------------------------------------------------------------------------------------------
 
 
-def test_with_time_to_spare_a_list_goes_by_batch() -> None:
+def test_with_time_to_spare_a_list_goes_by_batch():
     option = chosen(200, Constraints(deadline=4 * 3600.0)).chosen
     assert option.route is Route.BATCH
     assert option.cost is not None
     assert option.cost.expected == pytest.approx(200 * EACH / 2, rel=0.01)
 
 
-def test_a_rescue_leaves_time_for_its_cancel_and_for_all_in_real_time() -> None:
+def test_a_rescue_leaves_time_for_its_cancel_and_for_all_in_real_time():
     option = chosen(1000, Constraints(deadline=3600.0), batch=steady(2400.0, 2.0)).chosen
     assert option.rescue_at is not None
     assert option.rescue_at + option.rescue_needs == pytest.approx(3600.0)
@@ -122,7 +122,7 @@ def test_a_rescue_leaves_time_for_its_cancel_and_for_all_in_real_time() -> None:
     assert option.p95 <= 3600.0
 
 
-def test_rescued_batches_meet_their_deadlines_as_promised() -> None:
+def test_rescued_batches_meet_their_deadlines_as_promised():
     def rescued(turnaround: float) -> Option:
         there = evolve(by_batch(1000, steady(turnaround, 2.0)), cancelling=cold(CANCEL_PRIOR))
         constraints = Constraints(deadline=3600.0, strategy=Strategy.BATCH)
@@ -134,7 +134,7 @@ def test_rescued_batches_meet_their_deadlines_as_promised() -> None:
 
 
 @pytest.mark.parametrize(("deadline", "percent"), [(1060.0, 2), (990.0, 20), (780.0, 60), (600.0, 90)])
-def test_the_less_time_there_is_the_more_goes_in_real_time_at_once(deadline: float, percent: int) -> None:
+def test_the_less_time_there_is_the_more_goes_in_real_time_at_once(deadline, percent):
     """A list that takes 500 s in real time, with batches of 30 minutes to two hours."""
     offers, there = [individually(1000)], by_batch(1000, steady(1800.0, 4.0))
     routes = open_routes(Load(1000), offers, there, Constraints(deadline=deadline))
@@ -143,7 +143,7 @@ def test_the_less_time_there_is_the_more_goes_in_real_time_at_once(deadline: flo
     assert hybrid.p95 == deadline
 
 
-def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
+def test_no_deadline_is_risked_for_less_than_a_miss_counts():
     """The same forecasts for a list that costs a fifth of a cent and for one that costs ten dollars."""
 
     def judged(usd: float) -> Decision:
@@ -167,7 +167,7 @@ def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
 
 
 @pytest.mark.parametrize("hours", sampled([1, 6, 24], first=1))
-def test_a_rescue_is_said_to_begin_when_a_job_will_begin_it(hours: int) -> None:
+def test_a_rescue_is_said_to_begin_when_a_job_will_begin_it(hours):
     deadline = 3600.0 * hours
     times, cancels = steady(900.0, 2.0), cold(CANCEL_PRIOR)
     # so cheap that the late penalty is several times the price of the list
@@ -188,7 +188,7 @@ def test_a_rescue_is_said_to_begin_when_a_job_will_begin_it(hours: int) -> None:
     assert f"begins is {share(there.chance(option.rescue_at, 400))}" in decision.reason
 
 
-def test_a_rescue_that_no_moment_is_right_for_is_not_announced() -> None:
+def test_a_rescue_that_no_moment_is_right_for_is_not_announced():
     decision = chosen(14_915, Constraints(deadline=7774.0), batch=cold(Prior.of(472.0, 2279.0)))
     option = decision.chosen
     assert option.route is Route.BATCH
@@ -198,9 +198,7 @@ def test_a_rescue_that_no_moment_is_right_for_is_not_announced() -> None:
 
 
 @pytest.mark.parametrize("requests", sampled([1000, 6000, 7000], first=1))
-def test_a_nearly_certain_batch_costs_half_however_slow_real_time_is(
-    requests: int,
-) -> None:
+def test_a_nearly_certain_batch_costs_half_however_slow_real_time_is(requests):
     decision = chosen(requests, Constraints(deadline=3600.0), batch=steady(1500.0, 1.2))
     option = decision.chosen
     assert option.route is Route.BATCH
@@ -210,7 +208,7 @@ def test_a_nearly_certain_batch_costs_half_however_slow_real_time_is(
     assert option.rescue_at is None or option.rescue_at > 1500.0
 
 
-def test_routes_over_budget_are_ruled_out_if_another_fits() -> None:
+def test_routes_over_budget_are_ruled_out_if_another_fits():
     range_of = Cost(0.01, 0.1, 0.3)
     offer = Offer(Route.INDIVIDUAL, Throughput(steady(2.0), 4), range_of)
     there = BatchOffer(steady(900.0, 2.0), range_of.of(0.5))
@@ -229,13 +227,13 @@ def test_routes_over_budget_are_ruled_out_if_another_fits() -> None:
 @pytest.mark.parametrize(
     ("requests", "why"), [(3, "lists of up to 3 requests"), (5, "the threshold of 10"), (10, None)]
 )
-def test_a_route_that_is_not_open_is_named_with_the_reason(requests: int, why: str | None) -> None:
+def test_a_route_that_is_not_open_is_named_with_the_reason(requests, why):
     closed = dict(chosen(requests, Constraints()).closed)
     assert why is None if not closed else why is not None and why in closed[Route.BATCH]
     assert Route.BATCH in dict(choose(Load(20), [individually(20)], None, Constraints()).closed)
 
 
-def test_a_batch_is_cut_where_its_pieces_can_be_taken_back_one_by_one() -> None:
+def test_a_batch_is_cut_where_its_pieces_can_be_taken_back_one_by_one():
     decision = chosen(
         8000, Constraints(deadline=3 * 3600.0, strategy=Strategy.BATCH), batch=steady(6000.0, 2.0)
     )
@@ -245,14 +243,14 @@ def test_a_batch_is_cut_where_its_pieces_can_be_taken_back_one_by_one() -> None:
     assert whole.piece is None
 
 
-def test_what_saves_next_to_nothing_is_not_worth_the_wait() -> None:
+def test_what_saves_next_to_nothing_is_not_worth_the_wait():
     flex = Offer(Route.FLEX, Throughput(steady(6.0), 4), price(100, 0.501))
     assert chosen(100, Constraints(deadline=86_400.0), flex).chosen.route is Route.FLEX
     dear = evolve(flex, cost=price(100, 0.51))
     assert chosen(100, Constraints(deadline=86_400.0), dear).chosen.route is Route.BATCH
 
 
-def test_what_is_more_likely_in_time_than_not_is_tried_and_said() -> None:
+def test_what_is_more_likely_in_time_than_not_is_tried_and_said():
     needs = chosen(1000, Constraints()).alone
     decision = chosen(1000, Constraints(deadline=(needs.p50 + needs.p95) / 2, strategy=Strategy.INDIVIDUAL))
     assert not decision.chosen.feasible
@@ -265,7 +263,7 @@ def deadlines_named(error: Infeasible) -> list[float]:
     return [seconds_of("deadline", one or other) for one, other in named]
 
 
-def test_a_probably_missed_deadline_is_refused_with_the_nearest_possible() -> None:
+def test_a_probably_missed_deadline_is_refused_with_the_nearest_possible():
     with pytest.raises(
         Infeasible, match=r"no route meets a deadline of 100 s .* a deadline of [\d.]+ min"
     ) as raised:
@@ -275,7 +273,7 @@ def test_a_probably_missed_deadline_is_refused_with_the_nearest_possible() -> No
 
 
 @pytest.mark.parametrize("strategy", sampled([Strategy.BATCH, Strategy.HYBRID, Strategy.THRESHOLD]))
-def test_a_late_forced_batch_is_refused_with_the_time_of_real_time(strategy: Strategy) -> None:
+def test_a_late_forced_batch_is_refused_with_the_time_of_real_time(strategy):
     forced = Constraints(strategy=strategy, deadline=0.5)
     with pytest.raises(Infeasible, match=r"in real time \(individual, .* strategy='individual'") as raised:
         chosen(20, forced)
@@ -287,7 +285,7 @@ def test_a_late_forced_batch_is_refused_with_the_time_of_real_time(strategy: Str
         chosen(20, evolve(forced, deadline=50.0))
 
 
-def test_a_forced_batch_that_may_be_late_names_real_time_that_is_not() -> None:
+def test_a_forced_batch_that_may_be_late_names_real_time_that_is_not():
     forced = Constraints(strategy=Strategy.BATCH, deadline=65.0)
     decision = chosen(20, forced, batch=steady(60.0, 2.0))
     assert decision.chosen.route is Route.BATCH
@@ -295,13 +293,13 @@ def test_a_forced_batch_that_may_be_late_names_real_time_that_is_not() -> None:
     assert "real time meets it (individual, " in decision.reason
 
 
-def test_a_budget_that_will_not_do_is_refused_with_the_one_that_would() -> None:
+def test_a_budget_that_will_not_do_is_refused_with_the_one_that_would():
     with pytest.raises(Infeasible, match=r"a budget of \$0\.05"):
         chosen(100, Constraints(budget=0.039))
     assert chosen(100, Constraints(budget=0.05)).chosen.route is Route.BATCH
 
 
-def test_incompatible_deadline_and_budget_are_both_named() -> None:
+def test_incompatible_deadline_and_budget_are_both_named():
     with pytest.raises(Infeasible) as raised:
         chosen(1000, Constraints(deadline=600.0, budget=0.6))
     text = str(raised.value)
@@ -312,7 +310,7 @@ def test_incompatible_deadline_and_budget_are_both_named() -> None:
 # -- without a deadline --------------------------------------------------------------------------------------
 
 
-def test_without_a_deadline_money_is_weighed_against_the_wait() -> None:
+def test_without_a_deadline_money_is_weighed_against_the_wait():
     decision = chosen(1000, Constraints(time_value=0.1))
     for option in decision.options:
         assert option.cost is not None
@@ -325,7 +323,7 @@ def cold_choice(n: int, *, seen: bool) -> Decision:
     return choose(Load(n), [individually(n)], there, Constraints(time_value=100.0))
 
 
-def test_a_batch_is_tried_until_one_was_observed() -> None:
+def test_a_batch_is_tried_until_one_was_observed():
     decision = cold_choice(4000, seen=False)
     assert decision.chosen.route is Route.BATCH
     assert decision.chosen.p50 < decision.alone.p50
@@ -335,18 +333,18 @@ def test_a_batch_is_tried_until_one_was_observed() -> None:
     assert cold_choice(2000, seen=False).chosen.route is Route.INDIVIDUAL  # 17 minutes in real time
 
 
-def test_preferences_leave_out_the_wait_or_the_money() -> None:
+def test_preferences_leave_out_the_wait_or_the_money():
     assert chosen(1000, Constraints(prefer="cost", time_value=100.0)).chosen.route is Route.BATCH
     assert chosen(1000, Constraints(prefer="speed", time_value=0.0)).chosen.route is Route.INDIVIDUAL
 
 
-def test_where_prices_are_unknown_their_usual_shares_are_compared() -> None:
+def test_where_prices_are_unknown_their_usual_shares_are_compared():
     decision = chosen(200, Constraints(deadline=4 * 3600.0), priced=False)
     assert decision.chosen.route is Route.BATCH
     assert decision.chosen.cost is None
 
 
-def test_nothing_to_ask_takes_no_time_and_costs_nothing() -> None:
+def test_nothing_to_ask_takes_no_time_and_costs_nothing():
     option = chosen(0, Constraints(deadline=1.0)).chosen
     assert (option.p95, option.calls) == (0, 0)
 
@@ -373,9 +371,7 @@ def tried(n: int, constraints: Constraints, turnaround: float, spread: float) ->
     spread=st.floats(1.2, 8),
 )
 @example(n=78, minutes=1.5, factor=2.0, turnaround=65.0, spread=1.25)
-def test_a_longer_deadline_costs_no_more(
-    n: int, minutes: float, factor: float, turnaround: float, spread: float
-) -> None:
+def test_a_longer_deadline_costs_no_more(n, minutes, factor, turnaround, spread):
     short = tried(n, Constraints(deadline=60 * minutes), turnaround, spread)
     long = tried(n, Constraints(deadline=60 * minutes * factor), turnaround, spread)
     if short is None or not short.feasible:
@@ -388,9 +384,7 @@ def test_a_longer_deadline_costs_no_more(
 
 @pytest.mark.full
 @given(n=SIZES, value=st.floats(0.0, 50.0), more=st.floats(0.0, 50.0), turnaround=st.floats(60, 20_000))
-def test_who_values_time_more_never_waits_longer(
-    n: int, value: float, more: float, turnaround: float
-) -> None:
+def test_who_values_time_more_never_waits_longer(n, value, more, turnaround):
     may_wait = tried(n, Constraints(time_value=value), turnaround, 3.0)
     urgent = tried(n, Constraints(time_value=value + more), turnaround, 3.0)
     assert may_wait is not None
@@ -401,9 +395,7 @@ def test_who_values_time_more_never_waits_longer(
 @pytest.mark.full
 @given(n=SIZES, minutes=MINUTES, turnaround=st.floats(60, 20_000), spread=st.floats(1.2, 8))
 @example(n=6963, minutes=60.0, turnaround=60.0, spread=1.2)
-def test_a_choice_is_sound_and_can_be_explained(
-    n: int, minutes: float, turnaround: float, spread: float
-) -> None:
+def test_a_choice_is_sound_and_can_be_explained(n, minutes, turnaround, spread):
     constraints = Constraints(deadline=60 * minutes)
     times = cold(Prior.of(turnaround, spread * turnaround))
     try:
@@ -425,7 +417,7 @@ def test_a_choice_is_sound_and_can_be_explained(
     assert decision.reason in explain(decision, details=True)
 
 
-def test_a_forced_hybrid_sends_at_once_what_fits_a_tenth_of_the_batch() -> None:
+def test_a_forced_hybrid_sends_at_once_what_fits_a_tenth_of_the_batch():
     calls = Throughput(Forecaster(Prior.of(1.0, 1.01)).at(0.0), parallelism=1)
     there = BatchOffer(Forecaster(Prior.of(55.0, 55.1)).at(0.0), None)
     forced = Constraints(strategy=Strategy.HYBRID)
@@ -441,9 +433,7 @@ def test_a_forced_hybrid_sends_at_once_what_fits_a_tenth_of_the_batch() -> None:
     ),
     st.integers(1, 2_000),
 )
-def test_for_speed_no_route_is_chosen_that_is_worse_in_mean_and_tail(
-    calls: list[tuple[float, float, float]], n: int
-) -> None:
+def test_for_speed_no_route_is_chosen_that_is_worse_in_mean_and_tail(calls, n):
     offers = [
         Offer(route, Throughput(cold(Prior.of(median, median * spread)), 4), price(n))
         for route, (median, _, spread) in zip(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.routing.options import Deadline, seconds_until
+from smartbatch.core.routing.options import seconds_until
 from smartbatch.errors import ConfigError
 
 NOW = 1_800_000_000.0
@@ -33,15 +33,15 @@ NOW = 1_800_000_000.0
         (timedelta(minutes=5), 300),
     ],
 )
-def test_a_deadline_may_be_written_in_many_ways(written: Deadline, seconds: float) -> None:
+def test_a_deadline_may_be_written_in_many_ways(written, seconds):
     assert seconds_until(written, NOW) == pytest.approx(seconds)
 
 
-def test_no_deadline_is_none() -> None:
+def test_no_deadline_is_none():
     assert seconds_until(None, NOW) is None
 
 
-def test_a_moment_counts_from_now_in_whatever_time_zone_it_is() -> None:
+def test_a_moment_counts_from_now_in_whatever_time_zone_it_is():
     moment = datetime.fromtimestamp(NOW + 600, UTC)
     assert seconds_until(moment, NOW) == pytest.approx(600)
     assert seconds_until(moment.astimezone(timezone(timedelta(hours=9))), NOW) == pytest.approx(600)
@@ -67,7 +67,7 @@ def test_a_moment_counts_from_now_in_whatever_time_zone_it_is() -> None:
         ([], "not a positive duration"),
     ],
 )
-def test_what_is_no_time_from_now_is_refused_with_what_to_write(written: Deadline, said: str) -> None:
+def test_what_is_no_time_from_now_is_refused_with_what_to_write(written, said):
     with pytest.raises(ConfigError, match=said):
         seconds_until(written, NOW)
 
@@ -75,14 +75,14 @@ def test_what_is_no_time_from_now_is_refused_with_what_to_write(written: Deadlin
 @given(
     days=st.integers(0, 30), hours=st.integers(0, 23), minutes=st.integers(0, 59), seconds=st.integers(1, 59)
 )
-def test_parts_of_a_text_add_up(days: int, hours: int, minutes: int, seconds: int) -> None:
+def test_parts_of_a_text_add_up(days, hours, minutes, seconds):
     span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     assert seconds_until(f"{days}d {hours}h {minutes}min {seconds}s", NOW) == span.total_seconds()
     assert seconds_until(span, NOW) == span.total_seconds()
 
 
 @given(text=st.text(max_size=12))
-def test_any_text_is_a_time_or_refused_by_name(text: str) -> None:
+def test_any_text_is_a_time_or_refused_by_name(text):
     try:
         found = seconds_until(text, NOW)
     except ConfigError as error:

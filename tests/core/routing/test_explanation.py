@@ -44,13 +44,13 @@ def lines(
     return list(plan_lines(decision, voice=ON_COMMAND_LINE, now=NOON))
 
 
-def test_real_time_is_compared_with_a_batch() -> None:
+def test_real_time_is_compared_with_a_batch():
     assert lines(REALTIME) == [
         "Sending in real time: about 15 s, $0.04. A batch would save $0.02 but take 24 min or more."
     ]
 
 
-def test_a_batch_is_compared_with_real_time() -> None:
+def test_a_batch_is_compared_with_real_time():
     assert lines(BATCH) == [
         "Sending as a batch: usually done in 24 min, almost certainly within 2 h. This costs $0.02; real "
         "time would take about 15 s but cost $0.04.",
@@ -58,7 +58,7 @@ def test_a_batch_is_compared_with_real_time() -> None:
     ]
 
 
-def test_a_batch_with_a_deadline_says_when_the_rest_is_sent_in_real_time() -> None:
+def test_a_batch_with_a_deadline_says_when_the_rest_is_sent_in_real_time():
     rescued = evolve(BATCH, rescue_at=20_580.0, rescue_needs=1020.0)
     (first, _) = lines(rescued, deadline=21_600.0)
     assert first.startswith(
@@ -69,14 +69,14 @@ def test_a_batch_with_a_deadline_says_when_the_rest_is_sent_in_real_time() -> No
     assert "Anything unfinished at 13:00 on 29 Nov is sent in real time." in first
 
 
-def test_a_rescue_before_half_of_the_batches_are_done_is_not_called_usual() -> None:
+def test_a_rescue_before_half_of_the_batches_are_done_is_not_called_usual():
     (first, _) = lines(evolve(BATCH, p95=1800.0, rescue_at=600.0), deadline=1800.0)
     assert first.startswith(
         "Sending as a batch: almost certainly done within 30 min. Anything unfinished at 12:10"
     )
 
 
-def test_a_hybrid_names_both_parts() -> None:
+def test_a_hybrid_names_both_parts():
     hybrid = evolve(BATCH, route=Route.HYBRID, first=12, calls=12)
     assert lines(hybrid, strategy=Strategy.HYBRID) == [
         "Sending 12 in real time and 88 as a batch: usually done in 24 min, almost certainly within 2 h. "
@@ -85,7 +85,7 @@ def test_a_hybrid_names_both_parts() -> None:
     ]
 
 
-def test_without_an_observed_batch_its_times_are_called_assumptions() -> None:
+def test_without_an_observed_batch_its_times_are_called_assumptions():
     assert (
         "No batch has been observed yet, so these times are assumptions."
         in lines(evolve(BATCH, untried=True))[0]
@@ -109,7 +109,7 @@ def test_without_an_observed_batch_its_times_are_called_assumptions() -> None:
         (AnswerLengths(0, 31.4, by_schema=True), 8, "Answer length estimated from the schema: 31 tokens."),
     ],
 )
-def test_an_unknown_answer_length_is_stated(answers: AnswerLengths, requests: int, line: str) -> None:
+def test_an_unknown_answer_length_is_stated(answers, requests, line):
     assert lines(REALTIME, answers=answers, requests=requests)[1] == line
 
 
@@ -143,7 +143,7 @@ def test_an_unknown_answer_length_is_stated(answers: AnswerLengths, requests: in
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_real_time_says_why_the_list_is_not_a_batch(more: dict[str, object], sentence: str) -> None:
+def test_real_time_says_why_the_list_is_not_a_batch(more, sentence):
     first = lines(REALTIME, **more)[0]  # type: ignore[arg-type]
     assert first.startswith(f"Sending in real time: about 15 s, $0.04. {sentence}")
 
@@ -165,9 +165,7 @@ def test_real_time_says_why_the_list_is_not_a_batch(more: dict[str, object], sen
         ),
     ],
 )
-def test_a_batch_says_why_real_time_was_not_chosen(
-    alone: Option, more: dict[str, object], sentence: str
-) -> None:
+def test_a_batch_says_why_real_time_was_not_chosen(alone, more, sentence):
     assert sentence in lines(BATCH, alone=alone, **more)[0]  # type: ignore[arg-type]
 
 
@@ -188,11 +186,11 @@ def test_a_batch_says_why_real_time_was_not_chosen(
         (BATCH, {"budget": 0.03}, "For a faster run, raise the budget."),
     ],
 )
-def test_a_plan_says_what_would_be_faster(chosen: Option, more: dict[str, object], line: str) -> None:
+def test_a_plan_says_what_would_be_faster(chosen, more, line):
     assert lines(chosen, **more)[-1] == line  # type: ignore[arg-type]
 
 
-def test_a_likely_miss_and_a_tight_budget_are_announced() -> None:
+def test_a_likely_miss_and_a_tight_budget_are_announced():
     (first, *_) = lines(evolve(REALTIME, odds=0.8), deadline=20.0)
     assert first.endswith(" The deadline may be missed: the chance of meeting it is 80 %.")
     (first, *_) = lines(REALTIME, budget=0.05)
@@ -201,16 +199,16 @@ def test_a_likely_miss_and_a_tight_budget_are_announced() -> None:
     )
 
 
-def test_a_list_with_nothing_to_send_says_so() -> None:
+def test_a_list_with_nothing_to_send_says_so():
     assert lines(REALTIME, requests=0) == ["Nothing to send: every row is already answered."]
 
 
-def test_settings_are_named_as_the_reader_sets_them() -> None:
+def test_settings_are_named_as_the_reader_sets_them():
     decision = Decision(Load(100), Constraints(), (BATCH, REALTIME), BATCH, "so it is", REALTIME, BATCH)
     assert list(plan_lines(decision, voice=IN_PYTHON))[-1] == 'For a faster run, use prefer="speed".'
 
 
-def test_the_load_counts_what_need_not_be_sent() -> None:
+def test_the_load_counts_what_need_not_be_sent():
     load = Load(40, 7100.0, 80_000.0, cached=3, answers=SEEN, duplicates=80, repeats=2)
     decision = Decision(load, Constraints(), (REALTIME,), REALTIME, "so it is", REALTIME, None)
     assert explain(decision).splitlines()[0] == (
@@ -219,7 +217,7 @@ def test_the_load_counts_what_need_not_be_sent() -> None:
     )
 
 
-def test_details_add_every_route_and_the_figures_that_decided() -> None:
+def test_details_add_every_route_and_the_figures_that_decided():
     rescued = evolve(BATCH, rescue_at=20_000.0, rescue_needs=1600.0, odds=0.997, late_cost=0.0003, quota=0.25)
     decision = Decision(
         Load(100, 5000.0, 12000.0, answers=SEEN),
@@ -249,6 +247,6 @@ def test_details_add_every_route_and_the_figures_that_decided() -> None:
     ]
 
 
-def test_endless_forecasts_can_be_explained() -> None:
+def test_endless_forecasts_can_be_explained():
     endless = evolve(REALTIME, p50=math.inf, p95=math.inf, expected=math.inf)
     assert lines(endless)[0].startswith("Sending in real time: about forever, $0.04.")

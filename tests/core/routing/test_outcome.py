@@ -39,7 +39,7 @@ def decision(requests: int = 400, **constraints: object) -> Decision:
     ],
     ids=repr,
 )
-def test_a_decision_comes_back_with_its_table_and_its_reason(asked: dict[str, object]) -> None:
+def test_a_decision_comes_back_with_its_table_and_its_reason(asked):
     made = decision(**asked)  # type: ignore[arg-type]
     text = decision_text(made)
     again = decision_of(text)
@@ -51,7 +51,7 @@ def test_a_decision_comes_back_with_its_table_and_its_reason(asked: dict[str, ob
     assert len(text) < 4_000
 
 
-def test_what_takes_for_ever_comes_back_too() -> None:
+def test_what_takes_for_ever_comes_back_too():
     made = decision()
     endless = type(made.alone)(Route.INDIVIDUAL, math.inf, math.inf, math.inf, None, 3, 1.0)
     changed = Decision(made.load, made.constraints, made.options, made.chosen, "é ☃ <b>", endless, None)
@@ -62,11 +62,11 @@ def test_what_takes_for_ever_comes_back_too() -> None:
     "damage",
     ["", "[]", "null", "{", '{"version": 1}', '{"version": 2, "load": {}}', '{"version": 1, "load": 3}'],
 )
-def test_a_newer_or_damaged_text_is_no_decision(damage: str) -> None:
+def test_a_newer_or_damaged_text_is_no_decision(damage):
     assert decision_of(damage) is None
 
 
-def test_a_field_that_is_not_known_here_is_not_guessed() -> None:
+def test_a_field_that_is_not_known_here_is_not_guessed():
     form = json.loads(decision_text(decision()))
     form["load"]["colour"] = "red"
     assert decision_of(json.dumps(form)) is None

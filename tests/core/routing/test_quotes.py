@@ -106,7 +106,7 @@ def requests_of(rng: random.Random, params: Generation) -> list[Request]:
 
 
 @pytest.mark.parametrize("seed", sampled(range(10)))
-def test_what_is_paid_is_in_90_of_100_first_quotes(seed: int) -> None:
+def test_what_is_paid_is_in_90_of_100_first_quotes(seed):
     rng = random.Random(seed)
     missed = []
     for _ in range(100):
@@ -124,9 +124,7 @@ def test_what_is_paid_is_in_90_of_100_first_quotes(seed: int) -> None:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_a_first_quote_has_the_price_of_one_word_answers(
-    provider: Provider, prompt: Callable[[random.Random], str]
-) -> None:
+def test_a_first_quote_has_the_price_of_one_word_answers(provider, prompt):
     rng = random.Random(7)
     requests = [Request(prompt(rng)) for _ in range(200)]
     cost = quote(Calibration(), provider, requests)
@@ -135,9 +133,7 @@ def test_a_first_quote_has_the_price_of_one_word_answers(
 
 @pytest.mark.full
 @pytest.mark.parametrize(("kinds_differ", "most_missed"), [(True, 8), (False, 16)])
-def test_what_is_paid_is_in_the_quotes_of_lists_whose_answers_differ(
-    kinds_differ: bool, most_missed: int
-) -> None:
+def test_what_is_paid_is_in_the_quotes_of_lists_whose_answers_differ(kinds_differ, most_missed):
     missed = []
     for seed in range(2):
         rng, learned, provider = random.Random(seed), Calibration(), PROVIDERS[0]
@@ -155,7 +151,7 @@ def test_what_is_paid_is_in_the_quotes_of_lists_whose_answers_differ(
 
 
 @pytest.mark.full
-def test_the_range_narrows_again_once_all_lists_are_alike() -> None:
+def test_the_range_narrows_again_once_all_lists_are_alike():
     rng, learned, provider = random.Random(7), Calibration(), PROVIDERS[0]
     requests = [Request(_prose(rng, 12)) for _ in range(600)]
     widths = []

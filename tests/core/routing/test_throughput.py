@@ -55,7 +55,7 @@ def played(times: Lognormal, requests: int, workers: int, gap: float = 0.0) -> l
 @pytest.mark.parametrize(
     ("requests", "workers"), sampled([(1, 4), (4, 4), (8, 4), (15, 4), (60, 4), (40, 32), (150, 16)], keep=4)
 )
-def test_a_list_takes_as_long_as_forecast(sigma: float, requests: int, workers: int) -> None:
+def test_a_list_takes_as_long_as_forecast(sigma, requests, workers):
     times = Lognormal(2.0, sigma)
     ends, throughput = played(times, requests, workers), Throughput(times, workers)
     assert throughput.finish(requests, 0.5) == pytest.approx(ends[RUNS // 2], rel=0.04)
@@ -63,39 +63,39 @@ def test_a_list_takes_as_long_as_forecast(sigma: float, requests: int, workers: 
     assert throughput.expected(requests) == pytest.approx(mean(ends), rel=0.04)
 
 
-def test_a_limit_that_binds_is_what_a_list_waits_for() -> None:
+def test_a_limit_that_binds_is_what_a_list_waits_for():
     times = Lognormal(1.0, 0.5)
     ends, throughput = played(times, 100, 8, gap=1.0), Throughput(times, 8, rpm=60)
     assert throughput.finish(100, 0.5) == pytest.approx(ends[RUNS // 2], rel=0.02)
     assert throughput.finish(100, 0.95) == pytest.approx(ends[int(0.95 * RUNS)], rel=0.02)
 
 
-def test_tokens_bind_as_calls_do() -> None:
+def test_tokens_bind_as_calls_do():
     throughput = Throughput(Lognormal(1.0, 0.1), 1000, tokens=500, tpm=30_000)
     assert throughput.finish(61, 0.5) == pytest.approx(61, abs=2)
     assert throughput.quota(600) == pytest.approx(1.0, abs=0.02)
     assert throughput.quota(6) == pytest.approx(0.1)  # six requests of 500 tokens per 30,000 tokens
 
 
-def test_what_waits_already_goes_first() -> None:
+def test_what_waits_already_goes_first():
     empty, busy = Throughput(Lognormal(2.0, 0.3), 4), Throughput(Lognormal(2.0, 0.3), 4, ahead=100)
     assert busy.finish(20, 0.5) == empty.finish(120, 0.5)
     assert busy.finish(0, 0.5) == 0
 
 
-def test_calls_that_carry_several_requests_are_fewer_and_longer() -> None:
+def test_calls_that_carry_several_requests_are_fewer_and_longer():
     throughput = Throughput(Lognormal(2.0, 0.3, growth=0.3), 4, per_call=8)
     assert throughput.calls(80) == 10
     assert throughput.finish(4, 0.5) == Lognormal(2.0, 0.3, growth=0.3).quantile(0.5, 4)
 
 
-def test_before_anything_is_known_a_long_list_may_be_as_slow_as_one_call() -> None:
+def test_before_anything_is_known_a_long_list_may_be_as_slow_as_one_call():
     throughput = Throughput(Forecaster(Prior.of(2.0, 10.0)).at(0.0), 4)
     assert throughput.finish(50_000, 0.5) == pytest.approx(25_000, rel=0.05)
     assert throughput.finish(50_000, 0.95) == pytest.approx(125_000, rel=0.05)
 
 
-def test_forecasts_of_long_lists_narrow_as_calls_are_seen() -> None:
+def test_forecasts_of_long_lists_narrow_as_calls_are_seen():
     forecaster, rng = Forecaster(Prior.of(2.0, 10.0)), Random(3)
     widths = []
     for count in (0, 1, 5, 20, 100):
@@ -109,7 +109,7 @@ def test_forecasts_of_long_lists_narrow_as_calls_are_seen() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("seen", sampled([3, 10, 40], keep=1))
-def test_long_lists_of_models_hardly_seen_stay_within_their_forecasts(seen: int) -> None:
+def test_long_lists_of_models_hardly_seen_stay_within_their_forecasts(seen):
     rng, within, runs = Random(seen), 0, 200
     for _ in range(runs):
         median = 2.0 * math.exp(rng.gauss(0, 0.8))
@@ -131,8 +131,8 @@ def test_long_lists_of_models_hardly_seen_stay_within_their_forecasts(seen: int)
     requests=st.integers(1, 100_000),
 )
 def test_more_requests_and_more_certainty_take_longer(
-    median: float, sigma: float, unknown: float, workers: int, per_call: int, rpm: float, requests: int
-) -> None:
+    median, sigma, unknown, workers, per_call, rpm, requests
+):
     throughput = Throughput(Lognormal(median, sigma, 0.3, unknown), workers, per_call, rpm=rpm)
     at = [throughput.finish(requests, q) for q in (0.05, 0.5, 0.95, 0.99)]
     assert at == sorted(at)

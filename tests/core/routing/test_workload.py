@@ -40,13 +40,13 @@ ONE = expected(listed(None))
 MANY = [b"%06d" % number for number in range(NEAR_KEYS + 1)]
 
 
-def test_an_equal_request_that_is_near_shares_the_answer_by_every_route() -> None:
+def test_an_equal_request_that_is_near_shares_the_answer_by_every_route():
     workload = listed(b"a-----", b"b-----", b"a-----", None, None)
     assert (workload.load.requests, workload.load.duplicates, workload.load.repeats) == (4, 1, 0)
     assert expected(workload) == expected(workload, by_job=True) == pytest.approx(4 * ONE)
 
 
-def test_distant_equal_requests_cost_twice_in_real_time_once_in_a_job() -> None:
+def test_distant_equal_requests_cost_twice_in_real_time_once_in_a_job():
     workload = listed(*MANY, MANY[0])
     load = workload.load
     assert (load.requests, load.duplicates, load.repeats, load.by_job) == (NEAR_KEYS + 2, 0, 1, NEAR_KEYS + 1)
@@ -54,7 +54,7 @@ def test_distant_equal_requests_cost_twice_in_real_time_once_in_a_job() -> None:
     assert expected(workload, by_job=True) == pytest.approx((NEAR_KEYS + 1) * ONE)
 
 
-def test_stored_answers_are_shared_by_equal_requests_at_any_distance() -> None:
+def test_stored_answers_are_shared_by_equal_requests_at_any_distance():
     workload = listed(*MANY, MANY[0], kept=True)
     assert (workload.load.requests, workload.load.duplicates, workload.load.repeats) == (NEAR_KEYS + 1, 1, 0)
     assert expected(workload) == expected(workload, by_job=True) == pytest.approx((NEAR_KEYS + 1) * ONE)
@@ -65,14 +65,14 @@ def key(number: int) -> bytes:
 
 
 @given(st.lists(st.integers(0, 40)))
-def test_a_key_is_seen_from_its_second_time_on(numbers: list[int]) -> None:
+def test_a_key_is_seen_from_its_second_time_on(numbers):
     keys, before = DistinctKeys(), set[int]()
     for number in numbers:
         assert keys.seen(key(number)) is (number in before)
         before.add(number)
 
 
-def test_keys_are_near_as_long_as_few_distinct_ones_came_since() -> None:
+def test_keys_are_near_as_long_as_few_distinct_ones_came_since():
     keys = DistinctKeys()
     assert not any(keys.is_near(key(number)) for number in range(NEAR_KEYS))
     assert all(keys.is_near(key(number)) for number in range(NEAR_KEYS))
@@ -82,7 +82,7 @@ def test_keys_are_near_as_long_as_few_distinct_ones_came_since() -> None:
 
 
 @pytest.mark.full
-def test_150_000_keys_take_less_than_a_megabyte_and_a_half() -> None:
+def test_150_000_keys_take_less_than_a_megabyte_and_a_half():
     tracemalloc.start()
     keys = DistinctKeys()
     assert not any(keys.seen(key(number)) for number in range(150_000))
@@ -92,7 +92,7 @@ def test_150_000_keys_take_less_than_a_megabyte_and_a_half() -> None:
     assert all(keys.seen(key(number)) for number in range(0, 150_000, 100))
 
 
-def test_there_is_an_end_to_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_an_end_to_what_is_remembered(monkeypatch):
     monkeypatch.setattr(workload, "MAX_KEYS", 5)
     keys = DistinctKeys()
     assert [keys.seen(key(number)) for number in range(9)] == [False] * 9

@@ -20,15 +20,15 @@ def differences(name: str, seeds: range) -> list[str]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", WALKS)
-def test_the_first_walks_decide_as_recorded(name: str) -> None:
+def test_the_first_walks_decide_as_recorded(name):
     assert differences(name, blocks(name)[0]) == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "seeds"), FURTHER, ids=[group_of(*each) for each in FURTHER])
-def test_further_walks_decide_as_recorded(name: str, seeds: range) -> None:
+def test_further_walks_decide_as_recorded(name, seeds):
     assert differences(name, seeds) == []
 
 
-def test_each_recorded_group_is_walked() -> None:
+def test_each_recorded_group_is_walked():
     assert set(figures.read(RECORDED)) == {group_of(name, seeds) for name in WALKS for seeds in blocks(name)}

@@ -24,7 +24,7 @@ JOBS = 4  # least jobs for each provider: about eight batches
 
 
 @pytest.mark.full
-def test_workers_killed_fifty_times_lose_nothing_and_pay_nothing_twice(tmp_path: Path) -> None:
+def test_workers_killed_fifty_times_lose_nothing_and_pay_nothing_twice(tmp_path):
     with faulty_emulator(seed=1) as url, ForkServer(tmp_path / "workers.log") as fork_server:
         loops = [
             KillLoop(
@@ -75,14 +75,14 @@ def check_mix(mix: str, provider: str, cycles: int, folder: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("mix", MIXES)
-def test_kills_and_another_fault_lose_nothing_and_pay_nothing_twice(mix: str, tmp_path: Path) -> None:
+def test_kills_and_another_fault_lose_nothing_and_pay_nothing_twice(mix, tmp_path):
     check_mix(mix, PROVIDER_OF[mix], SOME, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("provider", MODELS)
 @pytest.mark.parametrize("mix", MIXES)
-def test_a_thousand_kills_and_another_fault(mix: str, provider: str, tmp_path: Path) -> None:
+def test_a_thousand_kills_and_another_fault(mix, provider, tmp_path):
     check_mix(mix, provider, MANY, tmp_path)
 
 
@@ -92,9 +92,7 @@ SEED = 3
 
 
 @pytest.mark.full
-def test_four_processes_share_jobs_though_one_dies_and_one_freezes(
-    postgres_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_four_processes_share_jobs_though_one_dies_and_one_freezes(postgres_address, tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -148,11 +146,11 @@ def check(lists: list[KilledRows], *, most: int | None) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("capped", [False, True])
-def test_no_more_calls_in_flight_are_paid_again_than_there_may_be(capped: bool, tmp_path: Path) -> None:
+def test_no_more_calls_in_flight_are_paid_again_than_there_may_be(capped, tmp_path):
     check(killed(tmp_path, range(2), capped=capped), most=PARALLELISM if capped else None)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("capped", [False, True])
-def test_hundreds_of_kills(capped: bool, tmp_path: Path) -> None:
+def test_hundreds_of_kills(capped, tmp_path):
     check(killed(tmp_path, range(100, 140), capped=capped), most=PARALLELISM if capped else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -24,13 +23,13 @@ text, and a margin. All of them at once cost 93."""
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server():
     with serving(turnaround=0.2) as url:
         yield url
 
 
 @pytest.fixture
-def url(server: str) -> str:
+def url(server):
     empty(server)
     return server
 
@@ -45,7 +44,7 @@ def orders(folder: Path, url: str, requests: int) -> Orders:
 
 
 @pytest.mark.full
-def test_a_request_more_costs_the_client_next_to_nothing(url: str, tmp_path: Path) -> None:
+def test_a_request_more_costs_the_client_next_to_nothing(url, tmp_path):
     # The first process of a user imports the table of prices, 14 MB, and keeps what it says for the others.
     undisturbed(orders(tmp_path, url, 20))
     empty(url)
@@ -63,7 +62,7 @@ def test_a_request_more_costs_the_client_next_to_nothing(url: str, tmp_path: Pat
 
 
 @pytest.mark.full
-def test_long_prompts_are_in_memory_by_a_few_only(url: str, tmp_path: Path) -> None:
+def test_long_prompts_are_in_memory_by_a_few_only(url, tmp_path):
     long = undisturbed(evolve(orders(tmp_path, url, 300), letters=LONG))
     ended = long.client.told[-1]
     assert (ended["wrong"], ended["completed"]) == (0, 300)

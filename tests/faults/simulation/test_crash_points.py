@@ -22,7 +22,7 @@ OF_LABELS = {"K15"}  # A second batch of a shard that may be foreign is not canc
 
 @pytest.mark.full
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))
-def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None:
+def test_a_crash_at_any_point_alone_does_no_harm(run, flavour):
     bases = list(run(base_plans([0], [flavour])))
     known: set[str] = set()
     total = Totals.of(
@@ -35,7 +35,7 @@ def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None
 
 
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))
-def test_no_crash_makes_a_job_exceed_its_budget(flavour: str) -> None:
+def test_no_crash_makes_a_job_exceed_its_budget(flavour):
     base = simulate(Plan(seed=0, flavour=flavour, quiet=True, items=3, policy=(("budget", 1e-6),)))
     outcomes = [base, *map(simulate, crashed_once(base))]
     total = Totals.of(outcomes)
@@ -45,7 +45,7 @@ def test_no_crash_makes_a_job_exceed_its_budget(flavour: str) -> None:
 
 
 @pytest.mark.full
-def test_two_crashes_do_no_more_harm_than_one(run: Run) -> None:
+def test_two_crashes_do_no_more_harm_than_one(run):
     bases = list(run(base_plans([1])))
     pairs = [plan for base in bases for plan in crashed_twice(base)]
     total = Totals.of(run(pairs[:: len(pairs) // 100]))
@@ -55,7 +55,7 @@ def test_two_crashes_do_no_more_harm_than_one(run: Run) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_every_point_and_every_pair(run: Run, flavour: str) -> None:
+def test_every_point_and_every_pair(run, flavour):
     bases = list(run(base_plans(range(20), [flavour])))
     alone = Totals.of(run(plan for base in bases for plan in crashed_once(base)))
     pairs = Totals.of(run(plan for base in bases if base.plan.seed < 2 for plan in crashed_twice(base)))

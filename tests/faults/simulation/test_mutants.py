@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
-
 import pytest
 
-from tests.faults.simulation.mutants import MUTANTS, Mutant, first_caught, mutated, start
+from tests.faults.simulation.mutants import MUTANTS, first_caught, mutated, start
 from tests.faults.simulation.simulated_world import simulate
 
 pytestmark = pytest.mark.full
@@ -21,7 +18,7 @@ SEEN_BY_TESTS = [mutant for mutant in MUTANTS if mutant.test is not None]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def running() -> Iterator[dict[Mutant, subprocess.Popen[str]]]:
+def running():
     started = {mutant: start(mutant) for mutant in SEEN_BY_TESTS}
     yield started
     for process in started.values():
@@ -30,7 +27,7 @@ def running() -> Iterator[dict[Mutant, subprocess.Popen[str]]]:
 
 
 @pytest.mark.parametrize("mutant", SEEN_BY_SIMULATION, ids=str)
-def test_the_simulation_sees_that(mutant: Mutant) -> None:
+def test_the_simulation_sees_that(mutant):
     with mutated(mutant):
         outcome = first_caught(mutant, within=WITHIN)
     assert outcome is not None
@@ -38,11 +35,11 @@ def test_the_simulation_sees_that(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", SEEN_BY_TESTS, ids=str)
-def test_a_test_of_the_suite_sees_that(mutant: Mutant, running: dict[Mutant, subprocess.Popen[str]]) -> None:
+def test_a_test_of_the_suite_sees_that(mutant, running):
     said, _ = running[mutant].communicate(timeout=100)
     assert running[mutant].returncode == pytest.ExitCode.TESTS_FAILED, said
     assert any(f"{outcome} {mutant.test}" in said for outcome in ("FAILED", "ERROR"))  # at its end
 
 
-def test_the_list_is_whole() -> None:
+def test_the_list_is_whole():
     assert [mutant.number for mutant in MUTANTS] == list(range(1, 18))

@@ -29,19 +29,19 @@ REPLAYED = 20
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_of_8_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(flavour: str) -> None:
+def test_of_8_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(flavour):
     outcomes = [simulate(plan) for plan in seeded(SEEDS, flavour)]
     assert Totals.of(outcomes).problems == []
     assert differences(f"seeds of {flavour}", outcomes) == []
 
 
-def test_each_recorded_group_of_jobs_is_run() -> None:
+def test_each_recorded_group_of_jobs_is_run():
     assert set(figures.read(RECORDED)) == set(all_plans())
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", sampled(CASES, keep=4))
-def test_jobs_in_each_case_go_as_they_went(case: str) -> None:
+def test_jobs_in_each_case_go_as_they_went(case):
     outcomes = [simulate(plan_of(case, flavour, 0)) for flavour in FLAVOURS]
     assert Totals.of(outcomes).problems == []
     assert differences(f"case {case}", outcomes) == []
@@ -49,7 +49,7 @@ def test_jobs_in_each_case_go_as_they_went(case: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("policy", sampled(POLICIES, first=2))
-def test_jobs_that_ask_for_more_go_as_they_went(policy: str) -> None:
+def test_jobs_that_ask_for_more_go_as_they_went(policy):
     """So do those of the tests above. A change that is meant is recorded anew with
     ``PYTHONPATH=tests:. python -m tests.faults.simulation.recorded``."""
     outcomes = [simulate(plan) for plan in with_policy(policy)]
@@ -59,13 +59,13 @@ def test_jobs_that_ask_for_more_go_as_they_went(policy: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ODD)
-def test_jobs_at_an_odd_provider_go_as_they_went(name: str) -> None:
+def test_jobs_at_an_odd_provider_go_as_they_went(name):
     assert differences(f"odd {name}", map(simulate, odd(name))) == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_of_400_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(run: Run, flavour: str) -> None:
+def test_of_400_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(run, flavour):
     outcomes = list(run(seeded(range(MANY), flavour)))
     total = Totals.of(outcomes)
     assert total.problems == []
@@ -97,7 +97,7 @@ def test_of_400_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(run: Run, 
         keep=2,
     ),
 )
-def test_a_seed_that_once_failed_is_clean(seed: int, flavour: str, rate: float) -> None:
+def test_a_seed_that_once_failed_is_clean(seed, flavour, rate):
     outcome = simulate(Plan(seed=seed, flavour=flavour, crash_rate=rate))
     assert outcome.problem is None
     assert outcome.incidents["double_submission"] == 0
@@ -108,7 +108,7 @@ def test_a_seed_that_once_failed_is_clean(seed: int, flavour: str, rate: float) 
 
 @pytest.mark.full
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))
-def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> None:
+def test_a_repeated_create_is_told_with_what_it_cost(run, flavour):
     outcomes = list(run(plan_of("repeated", flavour, seed) for seed in range(12)))
     assert [outcome.problem for outcome in outcomes if outcome.problem] == []
     assert min(outcome.incidents["double_submission"] for outcome in outcomes) >= 1
@@ -118,7 +118,7 @@ def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> 
 
 
 @pytest.mark.full
-def test_whatever_else_goes_wrong_second_payments_are_named(run: Run) -> None:
+def test_whatever_else_goes_wrong_second_payments_are_named(run):
     total = Totals.of(run(evolve(plan, repeats=2) for plan in seeded(range(10_000, 10_120))))
     assert total.problems == []
     assert total.double > 30
