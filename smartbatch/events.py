@@ -311,7 +311,7 @@ class BatchEnded(Event):
     seconds: float
     """Seconds from its creation to that time."""
     cancelling: float | None
-    """Seconds from the request to cancel the batch to its end; ``None`` if there was no such request."""
+    """Seconds from the request to cancel the batch until it finished; ``None`` without such a request."""
     traceparent: str | None = None
     """The span of the job's submitter in the W3C Trace Context format; ``None`` if there is none."""
 

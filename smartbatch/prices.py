@@ -99,8 +99,8 @@ class Price:
             price of ``cache_write``.
         batch_discount: share of the price saved in a batch; half by default, as with OpenAI, Anthropic and
             Gemini. Cached tokens cost the same as in real time, but no more than other input.
-        batch_input: prompt tokens in a batch, if it is not the discounted ``input``.
-        batch_output: answer tokens in a batch, if it is not the discounted ``output``.
+        batch_input: prompt tokens in a batch; ``None`` for the discounted price of ``input``.
+        batch_output: answer tokens in a batch; ``None`` for the discounted price of ``output``.
         flex_input: prompt tokens in the provider's slower tier; ``None`` if the model is not available there.
             Cached tokens cost the same as in the standard tier, but no more than this.
         flex_output: answer tokens in the slower tier; required with ``flex_input``.
@@ -175,8 +175,8 @@ class RateCard:
     def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
         """Return the tokens to price for a request that has not been sent.
 
-        A model that caches automatically is assumed to write every long enough prompt to the cache, because
-        the end of each prompt is new.
+        A model that caches automatically is assumed to write every sufficiently long prompt to the cache,
+        because the end of each prompt is new.
         """
         written = input_tokens if self.writes_by_itself and input_tokens >= MIN_CACHED_TOKENS else 0
         return Usage(input_tokens, output_tokens, cache_write_tokens=written)
@@ -256,7 +256,7 @@ class PriceBook:
         """Check that a budget can be enforced.
 
         Args:
-            asked: models, as ``provider:model``, with how their requests are processed.
+            asked: pairs of a model, as ``provider:model``, and how its requests are processed.
             wall: the current Unix time, because prices change.
 
         Raises:

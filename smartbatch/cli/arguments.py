@@ -292,7 +292,7 @@ examples:
     add_options(parser.add_argument, _STORE_OPTION + _CONFIG_OPTION)
     parser = add(
         "resume",
-        help="end the pause of a model",
+        help="resume sending requests to a paused model",
         description="""\
 End the pause of a model, or of a provider that was paused as a whole.
 

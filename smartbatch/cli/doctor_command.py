@@ -88,7 +88,7 @@ def _imported() -> Iterator[Finding]:
     # 1. Another project with the same name is installed, over these files or next to them.
     other = _version("smartbatch")
     if other is not None:
-        text = f"another project, smartbatch {other}, is installed and has files of the same names: {advice}"
+        text = f"another project, smartbatch {other}, is installed, with files of the same names: {advice}"
         yield Finding("import", text, wrong=True)
     # 2. The imported module is not this one.
     module = sys.modules["smartbatch"]
@@ -96,7 +96,7 @@ def _imported() -> Iterator[Finding]:
     if os.path.dirname(os.path.realpath(file)) != _own_folder() or not hasattr(module, "BatchingClient"):
         text = f"import smartbatch finds another project's module, {file or 'without a file'}: {advice}"
         yield Finding("import", text, wrong=True)
-    # 3. The working folder has a file of that name, which scripts and ``python -m`` find first.
+    # 3. The working folder has a file with that name, which scripts and ``python -m`` find first.
     here = PathFinder.find_spec("smartbatch", [os.getcwd()])
     if here is not None and here.origin and os.path.dirname(os.path.realpath(here.origin)) != _own_folder():
         text = f"scripts in this folder import {here.origin} instead of the library: rename it"

@@ -80,7 +80,7 @@ further:
 --batch-results-outage S  fail downloads for up to this many seconds after the end (default: 1)
 --batch-enqueued-tokens N  limit the total tokens of a model's unfinished batches
 --batch-enqueued-refusal late|early  above that limit, fail OpenAI's batches later (default), or answer the
-                       create with 429
+                       create call with 429
 --batch-max-lines N    limit the lines per batch (default: the provider's limit)
 --batch-max-bytes SIZE  limit the file size, such as 200MB (default: the provider's limit)
 --batch-no-metadata    leave out the metadata of OpenAI's batches

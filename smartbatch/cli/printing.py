@@ -101,7 +101,7 @@ class StandardOutputLost(SmartbatchError):
 
 @contextmanager
 def standard_output(advice: str = "") -> Iterator[None]:
-    """Write to standard output in the block; after a failure, replace it by the null device.
+    """Write to standard output in the block; after a failure, replace it with the null device.
 
     Args:
         advice: ends the error message.

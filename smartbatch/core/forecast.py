@@ -22,8 +22,7 @@ LOG_TOLERANCE = 1e-12  # logarithms closer than this are equal
 
 
 class Distribution:
-    """A distribution of log seconds through weighted points. There is at least one, and each weight is above
-    0."""
+    """A distribution of log seconds, interpolated between one or more points with weights above 0."""
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
         ordered = sorted(points)
@@ -75,8 +74,8 @@ class Distribution:
         return self._mean
 
     def _tail(self, beyond: float, *, upper: bool) -> float:
-        """Return the growth of log seconds beyond the last point for each factor e by which the remaining
-        share falls."""
+        """Return how much log seconds change, beyond the last point, when the remaining share falls by a
+        factor of e."""
         inside = min(0.5, 10 * beyond)
         if inside <= beyond:
             return 0.0
@@ -171,7 +170,7 @@ class Prior:
     growth: float = 0.0  # seconds grow as ``size ** growth``, 0..1
     # seconds after which an observation counts half; providers' load changes within a day
     fade: float = field(default=43_200.0, validator=_positive)
-    # Observations that began within this share of their own seconds of each other belong to one moment and
+    # Observations whose starts differ by at most this share of their duration belong to one moment and
     # together count as one. The batches of one list, for example, take about the same time.
     together: float = 0.0
     only_when_sure: bool = True  # report a gradual change only if it exceeds chance
@@ -195,7 +194,7 @@ class Observation:
     at: float  # Unix seconds at which it finished
     # Without cancelled batches, which are censored observations, the forecast would never learn that batches
     # are late.
-    ended: bool = True  # False if it was cancelled after these seconds
+    ended: bool = True  # False if it was cancelled after ``seconds``
 
 
 @frozen
@@ -221,7 +220,7 @@ class ChangeDetector:
         self._sums, self._counts = [0.0, 0.0], [0, 0]
 
     def observe(self, level: float) -> int:
-        """Add a time; return the number of latest times that belong to a new regime, or 0 without a change.
+        """Add a time; return how many of the latest times belong to a new regime, or 0 without a change.
 
         A change is reported again with each further time that supports it.
         """
@@ -266,12 +265,12 @@ class _Fit:
 class Forecaster:
     """Learns how long one kind of call or batch takes. Not thread-safe.
 
-    Forecasts depend only on the prior, the observations and their order. They are refitted after each
-    observation at first, later after each eighth more, so that observing every call costs little.
+    Forecasts depend only on the prior, the observations and their order. At first they are refitted
+    after each observation, later when there are an eighth more, so that observing every call costs little.
 
     Args:
         prior: the forecast before anything is observed.
-        remember: number of latest observations to keep.
+        remember: how many of the latest observations to keep.
     """
 
     def __init__(self, prior: Prior, *, remember: int = MAX_OBSERVATIONS) -> None:
@@ -482,7 +481,7 @@ DOCUMENTED_TIMES = (
 )
 """Seconds and weights that represent the documentation: most Anthropic batches finish within an hour, OpenAI
 and Gemini batches often long before 24 h. Together they weigh half an observation."""
-_MIN_LEFT_SECONDS = 1.0  # minimum while anything is left, such as collecting the results
+_MIN_LEFT_SECONDS = 1.0  # minimum while there is work left, such as collecting the results
 _MAX_LEVEL = 1 - 1e-9
 
 
@@ -499,7 +498,8 @@ def remaining(running: Sequence[RunningBatch], times: Times, *, unsent: Sequence
     Args:
         running: the job's unfinished batches; they run in parallel.
         times: how long batches of the same model take.
-        unsent: sizes of batches still to be sent: as many at a time as run now, or all together if none runs.
+        unsent: sizes of batches still to be sent. As many as run now are assumed to run at a time, or all
+            of them if none runs.
 
     Returns:
         0.0 only if nothing is left; ``None`` if a batch has run for :data:`EXPIRY_SECONDS`.

@@ -25,9 +25,10 @@ class ShardState(enum.Enum):
     PLANNED = "planned"
     UPLOADING = "uploading"
     READY = "ready"
-    SUBMITTING = "submitting"  # the only create may have been sent; after a crash its outcome is unknown
+    SUBMITTING = "submitting"  # the one create call may have been sent; after a crash, its outcome is unknown
     UNCERTAIN = "uncertain"  # the outcome is unknown: nothing is sent while the batch is searched for
-    PROVISIONAL = "provisional"  # a batch may be the shard's; its results will show (Anthropic)
+    # a batch may belong to the shard; its results will show whether it does (Anthropic)
+    PROVISIONAL = "provisional"
     FENCED = "fenced"  # not found; the input file was deleted so that a late create call fails
     SUBMITTED = "submitted"
     ENDED = "ended"
@@ -138,8 +139,8 @@ class ShardRow:
     submitted_at: float | None  # time of the create call
     uncertain_since: float | None  # time at which its outcome became unknown
     fenced_at: float | None  # time at which its input file was deleted
-    candidate: str | None  # id of a batch that may be the shard's
-    foreign_batches: tuple[str, ...]  # ids of batches that are certainly not the shard's
+    candidate: str | None  # id of a batch that may belong to the shard
+    foreign_batches: tuple[str, ...]  # ids of batches that certainly do not belong to the shard
     remote: RemoteProgress
     cancelled: bool  # the provider was asked to cancel it
     ended_at: float | None

@@ -35,7 +35,7 @@ class Capabilities:
     Attributes:
         max_shared: maximum requests per call; 1 if calls cannot be shared.
         max_texts: maximum texts per embeddings call; 0 without embeddings.
-        max_text_tokens: maximum tokens of all texts of an embeddings call, as estimated by the client.
+        max_text_tokens: maximum total tokens of the texts in an embeddings call, as estimated by the client.
         streams: whether answers can be streamed.
         schemas: whether the provider itself enforces JSON schemas.
         output_limit: maximum tokens of an answer to a request without ``max_tokens``; ``None`` if unknown.
@@ -79,10 +79,10 @@ class AnswerStream(ABC):
 class FlexTier:
     """The cheaper, slower tier of one API.
 
-    OpenAI selects it with ``service_tier``. Without capacity it answers "429 Resource Unavailable",
-    which is not billed; tokens cost the same as in batches. Google selects it with ``serviceTier``.
-    Without capacity it answers 503 or 429, and it never upgrades a request. In both APIs, the tier
-    shares the limits of the model, and a model without the tier answers 400.
+    OpenAI selects it with ``service_tier``. If it has no capacity, it answers "429 Resource Unavailable",
+    which is not billed; tokens cost the same as in batches. Google selects it with ``serviceTier``. If it
+    has no capacity, it answers 503 or 429; it never moves a request to the standard tier. In both APIs,
+    the tier shares the limits of the model, and a model without the tier answers 400.
 
     Args:
         field: the parameter that names a tier.

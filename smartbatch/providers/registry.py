@@ -224,7 +224,7 @@ class OpenedModel:
         shown = scrub(model, limit=80)
         if given != own or (self.provider.own_code and colon and name != self.name):
             raise InvalidRequest(
-                f"model {shown!r} belongs to another provider than this client's, {own}: create a second "
+                f"model {shown!r} belongs to a provider other than this client's, {own}: create a second "
                 f"client for it, as in BatchingClient({shown!r})",
                 field="model",
             )

@@ -42,7 +42,7 @@ Outcome: TypeAlias = "Answer | ProviderError | None"
 
 @frozen
 class CallSpec:
-    batch: Batch[Any, Outcome]  # middleware may replace the requests by other objects
+    batch: Batch[Any, Outcome]  # middleware may replace the requests with other objects
     requests: tuple[Request, ...]
     model: str  # provider:model
     attempt: int
@@ -258,9 +258,9 @@ def answer_flaw(answer: Answer) -> str | None:
     if text is not None and not isinstance(text, str):
         return f"text of type {type(text).__name__}"
     if answer.usage is not None and not _is_usage(answer.usage):
-        return "an invalid usage: a Usage of whole numbers of 0 or more is needed"
+        return "an invalid usage: it must be a Usage of whole numbers, 0 or more"
     if answer.cost is not None and not _is_number(answer.cost, MAX_CALL_USD):
-        return "an invalid cost: a number of 0 or more is needed"
+        return "an invalid cost: it must be a number, 0 or more"
     return None
 
 

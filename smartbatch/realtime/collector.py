@@ -191,7 +191,7 @@ class Collector:
                 effects.tell(FlexChanged(at=now, model=lane.label, enabled=True, reason=reason))
 
     def _fill_locked(self, lane_queue: LaneQueue, head: Ticket, now: float) -> list[Ticket]:
-        """Remove the lane's first request and those that share its call, in the order of service.
+        """Remove the lane's first request and those that share its call, in service order.
 
         Requests with another batch key or budget, or with a callable of their own, stay. The call is full
         when the next request would exceed its size, its tokens or the budget.
@@ -247,13 +247,13 @@ class Collector:
                 why = "The shared store cannot be used"
                 why += f": {short.lease.incompatible}" if short.lease.incompatible else ""
             error = BudgetExceeded(
-                f"the request could cost up to {money(head.reserve)}, and {left} are left "
+                f"the request could cost up to {money(head.reserve)}, and {left} is left "
                 f"of {whose}{held}; nothing was sent. {why}",
             )
             self._router.fail_locked(head, error, effects)
             return True
-        # 3. It stays if the breaker is closed, if all gates accept it as a probe, or if it is sent although
-        # the provider refuses the account.
+        # 3. It stays if the breaker is closed, if all gates accept it as a probe, or if the provider refuses
+        # the key, the account or the model and the request is to be sent anyway.
         since = lane.provider_health.open_since
         at = now if since is None else self._gates.next_try(lane, _demand(lane, [head]), now)
         if since is None or at <= now or (head.keeps_going and is_refused(lane)):
@@ -309,7 +309,7 @@ class Collector:
     def _held_back_locked(
         self, lane_queue: LaneQueue, head: Ticket, at: float, effects: DeferredEffects
     ) -> float:
-        """Return the time of the next check after a gate was closed until ``at``.
+        """Return the time of the next check if a gate is closed until ``at``.
 
         Returns ``now`` if the first request was failed because waiting would not help.
         """

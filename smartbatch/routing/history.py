@@ -53,10 +53,12 @@ FLEX_PRIOR = Prior.of(6.0, 30.0)
 assumed.
 """
 BATCH_PRIOR = Prior(DOCUMENTED_TIMES, fade=86_400.0, together=0.03, only_when_sure=False)
-"""The time from the creation of a batch to its end. Batches are rare, so each one changes the forecast."""
+"""The time from the creation of a batch until it finishes. Batches are rare, so each one changes the
+forecast.
+"""
 CANCEL_PRIOR = Prior.of(60.0, 300.0, fade=7 * 86_400.0)
-"""The time from the cancellation of a batch to its end. OpenAI documents at most ten minutes, which 99 of 100
-batches meet with this prior. Other providers document nothing.
+"""The time from the cancellation of a batch until it finishes. OpenAI documents at most ten minutes,
+which 99 of 100 batches meet with this prior. Other providers document nothing.
 """
 
 REFRESH_SECONDS = 60.0
@@ -307,11 +309,11 @@ class ForecastHistory:
         return self._view(topic)
 
     def turnaround(self, model: str) -> ForecastAt:
-        """Return the forecast for the time from the creation of a batch to its end."""
+        """Return the forecast for the time from the creation of a batch until it finishes."""
         return self._view(self._batches(model))
 
     def cancelling(self, provider: str) -> ForecastAt:
-        """Return the forecast for the time from the cancellation of a batch to its end."""
+        """Return the forecast for the time from the cancellation of a batch until it finishes."""
         return self._view(self._cancels(provider))
 
     def calibration(self, model: str, kind: Kind) -> Calibration:

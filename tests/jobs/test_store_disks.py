@@ -59,7 +59,7 @@ for n in range(1, 30):
         store.jobs.accept(new(n), items(20))
     except StoreError as error:
         told.append(n)
-        assert "a limit of file sizes" in str(error) or "full" in str(error), error
+        assert "a file size limit" in str(error) or "full" in str(error), error
 kept = {job.id for job in store.jobs.latest()}
 assert told and kept == {f"job-{n}" for n in range(30) if n not in told}, (told, kept)
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
@@ -168,7 +168,7 @@ def test_an_unwritable_file_is_reported_before_anything_is_accepted(shown):
     shown.chmod(0o777)
     opened, told = as_nobody(shown / "jobs.db")
     assert opened == "opened 1"
-    assert "is read-only: make file and folder writable" in told
+    assert "is read-only: make the file and its folder writable" in told
     shown.chmod(0o555)
     *_, told = as_nobody(shown / "jobs.db")
     assert told.startswith("refused: the store")

@@ -241,7 +241,7 @@ def prompt_list(
         template: text with ``{column}`` placeholders, filled from each row.
         column: the column that contains the prompts.
         on_missing: what to do with a row in which a field that the prompt needs is absent, null or
-            blank: ``"error"`` (the default) rejects the row, ``"skip"`` replaces it by a
+            blank: ``"error"`` (the default) rejects the row, ``"skip"`` replaces it with a
             :class:`SkippedRow`, ``"empty"`` leaves the field empty.
 
     Raises:

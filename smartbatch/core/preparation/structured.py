@@ -1,4 +1,4 @@
-"""Builds the object in a structured answer, or finds the reason why there is none, and requests repairs."""
+"""Builds the object from a structured answer or finds out why there is none, and creates repair requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Cleaning:
         self._root = root
 
     def cleaned(self, schemas: Iterable[Any], value: Any) -> Any:
-        """Clean a part of an answer that follows one of ``schemas``."""
+        """Return the part ``value`` of an answer, which follows one of ``schemas``, without those nulls."""
         leaves = list(self._leaves(schemas, set()))
         if isinstance(value, list):
             return [
@@ -78,7 +78,7 @@ class _Cleaning:
         return found
 
     def _may_be(self, schema: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-        """Compare properties that have fixed values, which distinguish the branches of a union."""
+        """Whether ``value`` agrees with the fixed values that tell the branches of a union apart."""
         for name, part in schema["properties"].items():
             if name in value:
                 fixed = [values for leaf in self._leaves([part], set()) if (values := _fixed(leaf))]
@@ -113,8 +113,8 @@ def _items(schema: Mapping[str, Any], position: int) -> Iterator[Any]:
 
 
 REPAIR_TEMPERATURES = (0.0, 0.25, 0.5)
-"""Temperatures of successive repairs, whatever the request's own: first for the most likely answer, then for
-some variety. Further repairs use the last one.
+"""Temperatures of successive repairs, which replace the request's own: the first favors the most likely
+answer, the others some variety. Further repairs use the last one.
 """
 MAX_READINGS = 3  # attempts to read an answer if smartbatch itself fails
 MAX_QUOTED_CHARACTERS = 20_000  # maximum length of a bad answer that is sent back to the model
@@ -122,13 +122,13 @@ MAX_QUOTED_CHARACTERS = 20_000  # maximum length of a bad answer that is sent ba
 
 @frozen
 class Problem:
-    message: str  # for errors; names the place in the schema but repeats nothing of the answer
+    message: str  # for errors; names the place in the schema but quotes nothing from the answer
     advice: str  # for the model that wrote the answer; may quote it
     final: bool = False  # a repair will not help
     ours: bool = False  # an error of smartbatch itself
 
     def error(self, times: str = "", **details: Any) -> UnusableAnswer:
-        """Create the error of a result; ``details`` become its attributes."""
+        """Create the error for a result; ``details`` become its attributes."""
         kind = AnswerUnread if self.ours else ValidationFailed
         return kind(f"{self.message}{times}", **details)
 
@@ -168,7 +168,7 @@ def _read(params: Generation, text: str | None, finish_reason: str) -> Parsed | 
     # 3. Neither a schema nor a response format: no object.
     if params.response_format is None:
         return Parsed(None)
-    # 4. The provider's own ``response_format``: the JSON value, if any, without a check.
+    # 4. The provider's own ``response_format``: the JSON value, if any, unchecked.
     try:
         return Parsed(recover_json(text or ""))
     except JsonNotFound:
@@ -243,7 +243,7 @@ def repair_request(
     *,
     takes_temperature: bool = False,
 ) -> Request:
-    """Create the request for a repair, with the bad answer and its problem.
+    """Create a repair request with the bad answer and its problem.
 
     ``takes_temperature`` means that the provider accepts a temperature with this model.
     """

@@ -128,7 +128,7 @@ def timeline(
 
     Args:
         created: monotonic seconds of its creation.
-        turnaround: seconds from its creation to its end.
+        turnaround: seconds from its creation until it finishes.
         total: number of lines.
         failing: its validation fails.
     """

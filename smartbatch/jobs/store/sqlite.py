@@ -82,7 +82,7 @@ class SqliteDatabase(Database):
 
     Args:
         path: the file, created with its folder if it is missing.
-        wall: Unix seconds.
+        wall: returns Unix seconds.
         busy_timeout: maximum seconds that a write waits for other writers.
     """
 
@@ -398,10 +398,10 @@ def explained(error: Exception, path: str, waited: float) -> StoreError:
         sqlite3.SQLITE_BUSY: f"is locked: another process has been writing for more than {duration(waited)};"
         " find the process that hangs (`fuser` lists it), or try again",
         sqlite3.SQLITE_FULL: "cannot grow: the disk is full; free some space. Reading still works",
-        sqlite3.SQLITE_READONLY: "is read-only: make file and folder writable, or use another store",
-        sqlite3.SQLITE_CANTOPEN: "cannot be opened: check that folder and file exist and are writable",
-        sqlite3.SQLITE_PERM: "cannot be opened: make file and folder writable, or use another store",
-        sqlite3.SQLITE_IOERR: "cannot be written: the disk is full or failing, or a limit of file sizes was"
+        sqlite3.SQLITE_READONLY: "is read-only: make the file and its folder writable, or use another store",
+        sqlite3.SQLITE_CANTOPEN: "cannot be opened: make sure the file and its folder exist and are writable",
+        sqlite3.SQLITE_PERM: "cannot be opened: make the file and its folder writable, or use another store",
+        sqlite3.SQLITE_IOERR: "cannot be written: the disk is full or failing, or a file size limit was"
         " reached; nothing was written",
     }.get(code, "rejected a statement")
     return StoreError(f"the store {path} {what} ({reason})")

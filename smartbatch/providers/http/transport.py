@@ -190,12 +190,12 @@ class Transport:
         """Build the head of a library's request, without the headers that the transport sets.
 
         Raises:
-            ProviderError: the request would go to another server than the base URL's, or a header has a line
+            ProviderError: the request would go to a server other than the base URL's, or a header has a line
                 break.
         """
         if not self.leads_to(url.scheme or "", url.host or "", url.port):
             raise ProviderError(
-                "the request would go to another server than the base URL", kind=ErrorKind.CLIENT_ERROR
+                "the request would go to a server other than the base URL's", kind=ErrorKind.CLIENT_ERROR
             )
         fields = [(name, value) for name, value in headers if name.lower() not in _OURS]
         lines = b"".join(b"%b: %b\r\n" % field for field in fields)

@@ -152,7 +152,7 @@ class OpenAIBatches(BatchApi):
         1. The input cannot be read (code ``source``).
         2. The server refuses, or no answer arrives.
         3. The answer has no file id, or the file could not be processed.
-        4. The provider reports another size than was sent, so the file is not used.
+        4. The provider reports a size other than the one sent, so the file is not used.
         """
         body, content_type = upload_form({"purpose": self._purpose}, source, name + _INPUT_SUFFIX)
         reply = self._session().ask(

@@ -74,7 +74,7 @@ class OpenAIProvider(Provider):
         project: ``OPENAI_PROJECT_ID`` by default.
         api: ``chat`` for ``/chat/completions``, ``responses`` for ``/responses``.
         headers: further headers, such as ``{"api-key": …}``, treated as secrets.
-        connect_timeout: maximum time until an address accepts the connection.
+        connect_timeout: maximum seconds until an address accepts the connection.
         max_body: maximum bytes of a decoded answer.
         max_tokens_field: the name of ``max_tokens`` in a chat body; by default ``max_completion_tokens`` at
             OpenAI and Azure, ``max_tokens`` elsewhere, and the other one as soon as the server rejects it.
@@ -85,7 +85,7 @@ class OpenAIProvider(Provider):
         encoding_format: format of embeddings: ``base64``, ``float``, or ``omit`` to leave the choice to the
             server. ``None`` sends ``base64`` until the server rejects it.
         send_seed: whether to send a request's ``seed``. ``None`` sends it until the server rejects it;
-            results show that a seed was not sent.
+            results then show that it was not sent.
         flex: whether the server supports ``service_tier: flex``; by default only OpenAI's own does. The tier
             is used only for models that have a price for it.
         allow_http: whether the key may be sent over plain ``http`` to another machine.
