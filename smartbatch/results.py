@@ -407,7 +407,7 @@ def as_interrupted(error: KeyboardInterrupt, results: ResultList | None = None) 
     that of a first Ctrl-C, that one is returned.
 
     Args:
-        results: of the whole list, if all arrived.
+        results: results of the whole list, if all arrived.
     """
     found: BaseException | None = error
     while found is not None and not isinstance(found, Interrupted):

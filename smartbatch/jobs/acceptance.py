@@ -158,7 +158,7 @@ def _with_further_rows(
     Another thread or process may have stored the key after the rows were read; they must then be equal.
 
     Args:
-        deadline: of the call that adds rows, in Unix seconds.
+        deadline: deadline of the call that adds rows, in Unix seconds.
 
     Raises:
         JobConflict: the rows, the model or the parameters differ, or the job was cancelled.

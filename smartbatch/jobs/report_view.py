@@ -195,7 +195,7 @@ def report_view(
     """Return the view of a report.
 
     Args:
-        status: of the job; for a list or a file, the totals.
+        status: status of the job; for a list or a file, the totals.
         seen: the summary of the results.
         runs: the job, or the jobs with the answers in a file, oldest first.
     """

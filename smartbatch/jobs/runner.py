@@ -246,7 +246,7 @@ class RealtimeRunner:
                 self._started.add(name)
 
     def _idles_locked(self, name: str, monitor: Monitor) -> bool:
-        """Wait for work. Return true if the thread has been idle for so long that it should end."""
+        """Wait for work. Return true if the thread has been idle long enough to end."""
         idle = not self._jobs and not self._turns.under_way.total()
         if monitor.wait(IDLE_SECONDS if idle else None, idle=idle) or self._jobs or self._verdicts:
             return False

@@ -72,7 +72,7 @@ class RemoteProgress:
 
     # None before the first poll
     state: RemoteState | None = field(default=None, converter=optional(RemoteState))
-    status: str | None = None  # the provider's own name of the state
+    status: str | None = None  # the provider's own name for the state
     completed: int | None = None  # succeeded requests, if reported
     failed: int | None = None  # failed requests, if reported
     # locations of the results, for the adapter

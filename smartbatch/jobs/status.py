@@ -53,7 +53,7 @@ class ShardStatus:
         size: number of requests.
         done: number of requests that the provider reports as completed; ``None`` if not reported.
         age: seconds since the batch was sent; ``None`` before.
-        word: the provider's own name of the state.
+        word: the provider's own name for the state.
         cost: USD, if prices are known; for the last batch, set shortly after the job is done.
         note: what the batch is waiting for.
     """

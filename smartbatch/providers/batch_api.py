@@ -107,7 +107,7 @@ class Creation:
 class LineOutcome(enum.Enum):
     OK = "ok"
     FAILED = "failed"  # an error that would recur
-    RETRY = "retry"  # an error that may not recur: server errors, overload, time-outs, status 0
+    RETRY = "retry"  # an error that may not recur: server errors, overload, timeouts, status 0
     UNRUN = "unrun"  # never run and not billed: expired or cancelled
 
 

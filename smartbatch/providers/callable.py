@@ -29,7 +29,7 @@ class CallableProvider(Provider):
     other object, which becomes ``Result.parsed``. It may also return ``(value, usage)``, where usage is a
     :class:`~smartbatch.types.Usage`, or a provider's own mapping or object with the numbers of input and
     output tokens. An exception may have the attribute ``usage``, to which the usage of the exceptions that it
-    was raised ``from`` is added. The function must respect the call's time-out itself, because a running
+    was raised ``from`` is added. The function must respect the call's timeout itself, because a running
     Python function cannot be stopped from outside.
 
     Args:

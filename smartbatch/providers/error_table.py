@@ -48,7 +48,7 @@ _STATUSES = {
     402: ErrorKind.NO_MONEY,
     403: ErrorKind.AUTH_ERROR,
     407: ErrorKind.AUTH_ERROR,
-    408: ErrorKind.SERVER_ERROR,  # the server's own time-out; retried
+    408: ErrorKind.SERVER_ERROR,  # the server's own timeout; retried
     409: ErrorKind.SERVER_ERROR,  # a lock conflict; retried
     424: ErrorKind.SERVER_ERROR,  # TGI: the generation failed
     425: ErrorKind.SERVER_ERROR,

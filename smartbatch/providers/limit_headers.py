@@ -30,7 +30,8 @@ def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
     HTTP date (RFC 9110, 10.2.3), or a duration such as ``30s``, which some servers send.
 
     Args:
-        headers: of the answer, with lower-case names. A date is compared with the answer's own ``date``.
+        headers: headers of the answer, with lower-case names. A date is compared with the answer's own
+            ``date``.
         wall: Unix seconds now, for answers without a date.
     """
     answered = http_date(headers.get("date"))
@@ -78,8 +79,8 @@ def read_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
     unlimited.
 
     Args:
-        headers: of the answer, with lower-case names. Resets are durations; some servers send Unix times
-            in seconds, milliseconds, microseconds or nanoseconds.
+        headers: headers of the answer, with lower-case names. Resets are durations; some servers send Unix
+            times in seconds, milliseconds, microseconds or nanoseconds.
         wall: Unix seconds now, for answers without a date.
     """
     now = _server_time(headers, wall)
@@ -155,7 +156,7 @@ def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitRepor
     """Read Anthropic's ``anthropic-ratelimit-*`` headers; ``None`` without any.
 
     Args:
-        headers: of the answer, with lower-case names. Resets are RFC 3339 times, so the server's own
+        headers: headers of the answer, with lower-case names. Resets are RFC 3339 times, so the server's own
             ``date`` is used if its clock differs from ``wall`` by more than its precision.
         wall: Unix seconds now.
     """

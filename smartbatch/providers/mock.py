@@ -27,7 +27,7 @@ class MockCall:
 
     Attributes:
         number: 1 for the first call.
-        requests: of the call; more than one for a shared call.
+        requests: the requests of the call; more than one for a shared call.
         model: without the provider's prefix.
         attempt: 0 for a request's first call.
         timeout: seconds allowed for the call.

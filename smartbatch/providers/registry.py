@@ -29,7 +29,7 @@ def create(model: str, *, clock: Clock, options: Mapping[str, Any] | None = None
         options: keyword arguments of the provider's class, such as ``base_url``.
 
     Raises:
-        ConfigError: the prefix is unknown (the text lists the known ones), or an option is.
+        ConfigError: the prefix (the message lists the known ones) or an option is unknown.
     """
     prefix, name = parse_model(model)
     options = {} if options is None else options
@@ -155,12 +155,12 @@ _factories: dict[str, Factory] = {
 
 @frozen
 class Variables:
-    keys: tuple[str, ...]  # of the key; any one suffices
-    address: str  # of the base URL
+    keys: tuple[str, ...]  # variables with the key; any one suffices
+    address: str  # variable with the base URL
     usual: str  # default base URL
 
 
-# by prefix; other providers have no variables
+# by prefix; other providers read no variables
 VARIABLES: Mapping[str, Variables] = {
     "anthropic": Variables(
         ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"), "ANTHROPIC_BASE_URL", "https://api.anthropic.com"

@@ -291,7 +291,7 @@ class BoundedMap(Iterator[Result]):
                 self._receive(*arrival)
 
     def _results_per_wake(self, *, is_watched: bool) -> float:
-        """Return how many results wake the reader even though the one it needs next has not arrived."""
+        """Return the number of results that wake the reader even if the next one it needs has not arrived."""
         under_way = len(self._under_way)
         # 1. Progress is shown, or results are read as they arrive: wake the reader for each result.
         if is_watched or not (self._ordered or self._whole):

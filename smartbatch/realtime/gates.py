@@ -85,12 +85,12 @@ class Gates:
         self._rng = rng
 
     def next_try(self, lane: Lane, demand: Demand, now: float) -> float:
-        """Return ``now`` if a permit is available, otherwise the earliest time to ask again."""
+        """Return ``now`` if a permit is available, otherwise the earliest time to try again."""
         with lane.quota.lock:
             return self._look_locked(lane, demand, now)
 
     def admit(self, lane: Lane, demand: Demand, now: float) -> Permit | float:
-        """Return a permit, or the earliest time to ask again."""
+        """Return a permit, or the earliest time to try again."""
         with lane.quota.lock:
             at = self._look_locked(lane, demand, now)
             if at > now:

@@ -75,7 +75,7 @@ class ChunkBox:
         return self.begun or self.over
 
     def attach(self, close: Callable[[], None]) -> None:
-        """Call ``close`` when the request is cancelled or times out. Raises an error if it already has."""
+        """Call ``close`` when the request is cancelled or times out; raise an error if it already has."""
         with self._filled:
             if self.over:
                 raise _cancelled()

@@ -174,7 +174,7 @@ def participants(shared: str | None = None) -> Participants:
 
     Raises:
         ConfigError: nothing is shared (``"off"``), the address is invalid, or a package is missing.
-        SmartbatchError: the back end is unavailable, or is used in another version.
+        SmartbatchError: the back end is unavailable, or is used by another version.
     """
     address = BatchingConfig.load().shared if shared is None else shared
     if address == "off":

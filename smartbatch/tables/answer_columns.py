@@ -127,8 +127,8 @@ def row_count(table: Any) -> int:
 def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
     """Return a table or a list of rows, of the same type, with the answers as additional columns.
 
-    An answer with the name of an existing column is called ``result_…``. With several answers per prompt, the
-    prompt's row is repeated for each.
+    An answer column with the name of an existing column is called ``result_…``. With several answers per
+    prompt, the prompt's row is repeated for each.
 
     Raises:
         ValueError: the table does not have one row per prompt, or its type is unknown.

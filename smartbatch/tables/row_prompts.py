@@ -16,7 +16,7 @@ from smartbatch.types import OnMissing
 
 _MAX_LISTED_NAMES = 12  # field names in one error
 _TEMPLATE_HINT = "write {field} or {field:.2f} for a field, {{ and }} for braces"
-_MAX_WIDTH: Final = 1000  # of a format: width, and number of digits
+_MAX_WIDTH: Final = 1000  # maximum width and number of digits in a format
 _SPEC: Final = re.compile(
     r"(?:(?P<fill>.)?(?P<align>[<>=^]))?(?P<sign>[-+ ])?(?P<flags>z?#?0?)(?P<width>\d+)?(?P<group>[_,])?"
     r"(?:\.(?P<digits>\d+))?(?P<type>[bcdeEfFgGnosxX%])?"

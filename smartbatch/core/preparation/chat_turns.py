@@ -1,8 +1,8 @@
-"""Checks chat messages and tools from callers and converts them to one form.
+"""Checks chat messages and tools from callers and converts them to a common form.
 
 Tool calls and their results are accepted in OpenAI's form (``tool_calls``, the role ``tool``), in
 Anthropic's (parts ``tool_use`` and ``tool_result``), and as :class:`~smartbatch.types.Message`.
-Parts are left unchanged, so a chat returns to its own provider as it was; adapters translate parts
+Parts are left unchanged, so a chat goes back to its own provider unchanged; adapters translate parts
 for other providers. Errors name the message or tool.
 """
 
@@ -271,7 +271,7 @@ _TOOL_KEYS = ("name", "description", "parameters", "input_schema", "strict")
 
 
 def checked_tools(value: Any, field: str) -> tuple[Tool, ...]:
-    """Convert tools to one form. Their names must differ."""
+    """Convert tools to a common form. Their names must differ."""
     if isinstance(value, (str, bytes, Mapping, Tool)) or not isinstance(value, Sequence):
         refuse(field, f"must be a list of tools, not {type(value).__name__}")
     if len(value) > MAX_TOOLS:

@@ -89,15 +89,16 @@ def _key(key: Any, path: str) -> str:
 # maximum characters in which JSON is searched for; a longer answer must be JSON as a whole
 MAX_SEARCHED_CHARACTERS = 2_000_000
 MAX_REPAIRED_CHARACTERS = 5_000
-"""Maximum characters of a broken answer that is repaired. The time of json-repair grows with the square of
-stray quotes and brackets: a third of a second at this size, minutes for 200,000 characters.
+"""Maximum characters of a broken answer that is repaired. The time taken by json-repair grows with the
+square of the number of stray quotes and brackets: a third of a second at this size, minutes for 200,000
+characters.
 """
 
 
 class JsonNotFound(ValueError):
     """The text contains no JSON value, or several.
 
-    The message repeats nothing of the text. A repair sends it to the model, so rewording it changes
+    The message does not quote the text. A repair sends it to the model, so rewording it changes
     requests.
     """
 

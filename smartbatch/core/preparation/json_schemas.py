@@ -195,7 +195,7 @@ def _plain(value: Any) -> Any:
 class Misfit(Exception):
     def __init__(self, message: str, advice: str, place: Sequence[str] = (), reason: str = "") -> None:
         super().__init__(message, advice, place, reason)
-        self.message = message  # for errors; names the place and repeats nothing of the value
+        self.message = message  # for errors; names the place but does not quote the value
         self.advice = advice  # for the model that wrote it; may quote the value
         self.place = place  # property names that lead to the flaw
         self.reason = reason  # the flaw in one word

@@ -73,7 +73,7 @@ def _weigh(text: str) -> float:
 
 
 def most_tokens(text: str) -> int:
-    """Return the maximum tokens that a tokenizer makes of ``text``: about twice the estimate for English.
+    """Return the maximum tokens into which a tokenizer splits ``text``: about twice the estimate for English.
 
     A token has at least two letters of a word, and includes the space before the word. Every other byte,
     such as a digit, a punctuation mark, another space or part of another script, may be a token of its
@@ -319,7 +319,7 @@ class Calibration:
         """Add the answers in another process's :meth:`state`; False if the state was not used.
 
         A state is used if it includes answers that this process has not seen. Answers observed since the
-        last exchange are kept. A state of another form is ignored.
+        last exchange are kept. A state in another format is ignored.
         """
         found = _read(state, self.REMEMBERED)
         if found is None or found.seen <= self._base:
@@ -340,7 +340,7 @@ class Calibration:
 
 
 def _read_shapes(state: Any) -> dict[str, _LatestLengths]:
-    """Anything of another form is ignored."""
+    """Anything in another format is ignored."""
     found = {}
     for shape, figures in state.items() if isinstance(state, dict) else ():
         sound = isinstance(figures, list) and len(figures) > 3
@@ -354,7 +354,7 @@ def _read_shapes(state: Any) -> dict[str, _LatestLengths]:
 
 
 def _read(state: Any, most: int) -> _KnownTokens | None:
-    """``None`` for anything of another form."""
+    """``None`` for anything in another format."""
     if not isinstance(state, dict):
         return None
     seen, outputs = state.get("seen"), state.get("outputs")

@@ -177,8 +177,8 @@ class JobTable:
         A new item that is identical to an item with a result gets that result.
 
         Args:
-            job: the job as it was read; its digest must not have changed since.
-            digest: of the job with the new items.
+            job: the job as previously read; its digest must not have changed since.
+            digest: digest of the job with the new items.
 
         Returns:
             The changed job; ``None``, with nothing written, if it has been changed or cancelled since.

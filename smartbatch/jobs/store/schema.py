@@ -261,7 +261,7 @@ def create_tables(database: Database, types: Mapping[str, str]) -> None:
         types: the dialect's spelling of the words in braces.
 
     Raises:
-        StoreError: the tables exist in another version; they are not changed.
+        StoreError: the tables have another version; they are not changed.
     """
 
     def work(tx: Transaction) -> None:

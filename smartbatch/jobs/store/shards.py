@@ -175,7 +175,7 @@ class ShardTable:
         have been spent already.
 
         Args:
-            shard: as it was read; its state guards the change.
+            shard: the shard as previously read; nothing is written if its state is different now.
             to: the same state, or one that may follow it.
             changes: columns of :class:`ShardRow` by name.
 

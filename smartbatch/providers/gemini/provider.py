@@ -1,8 +1,8 @@
 """Google's Gemini API through the ``google-genai`` SDK, over this library's connection pool.
 
 The SDK signs requests and provides their addresses. Its network is replaced (see
-:mod:`smartbatch.providers.http.sdk_bridge`), because it has no time-out by default, keeps twenty
-connections for five seconds, and applies time-outs to each read. Its typed models are not used:
+:mod:`smartbatch.providers.http.sdk_bridge`), because it has no timeout by default, keeps twenty
+connections for five seconds, and applies timeouts to each read. Its typed models are not used:
 they take more CPU than the call itself, drop unknown fields, make further calls to continue an
 answer, and merge a list of strings into one vector. The adapter builds bodies and reads answers
 itself, so every call is exactly one request.

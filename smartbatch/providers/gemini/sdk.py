@@ -24,7 +24,7 @@ from smartbatch.providers.http.transport import Transport
 # private names of the SDK; an SDK without them is rejected
 _CLIENT, _BUILD, _ONCE = "_api_client", "_build_request", "_request_once"
 
-_MAX_SECONDS = 3600.0  # the SDK's own time-out; every call sets another
+_MAX_SECONDS = 3600.0  # the SDK's own timeout; every call sets another
 
 
 class GeminiSdk(SdkCalls):

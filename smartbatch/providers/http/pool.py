@@ -95,8 +95,8 @@ which only a failed call would reveal.
 
 _TIMEOUT_TOLERANCE_SECONDS = 0.01
 _TIMEOUT_TOLERANCE_SHARE = 1 / 500
-"""A time-out may be wrong by this many seconds or this fraction of the remaining time, whichever is more (1.2
-s of ten minutes). A new time-out includes half of this tolerance, so that the next call can keep it.
+"""A timeout may be wrong by this many seconds or this fraction of the remaining time, whichever is more (1.2
+s of ten minutes). A new timeout includes half of this tolerance, so that the next call can keep it.
 """
 
 _PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
@@ -164,14 +164,14 @@ class _TlsSocket(_Tls):
         return super().send(data, flags, **more)
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        _arm(self)  # green threads read the time-out once, at the start
+        _arm(self)  # green threads read the timeout once, at the start
         return super().sendall(data, flags)
 
 
 def _arm(sock: Any) -> None:
-    """Set the time-out of a socket's next read or write to its deadline, or slightly later.
+    """Set the timeout of a socket's next read or write to its deadline, or slightly later.
 
-    A time-out that is nearly right is kept, because setting one is a system call that releases the
+    A timeout that is nearly right is kept, because setting one is a system call that releases the
     interpreter lock.
     """
     left = seconds_left(sock.deadline)

@@ -37,7 +37,7 @@ class IncomingResponse:
         reusable: the connection can serve another call once the body is read.
 
     Args:
-        sock: of the connection; the request has been written.
+        sock: the socket of the connection, after the request has been written.
 
     Raises:
         RemoteDisconnected: nothing arrived.

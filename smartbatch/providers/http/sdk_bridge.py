@@ -1,6 +1,6 @@
 """The network under the vendors' SDKs: their ``httpx2`` client uses this library's transport.
 
-An SDK builds and signs requests. Its own network has time-outs per read, follows redirects, and has
+An SDK builds and signs requests. Its own network has timeouts per read, follows redirects, and has
 no maximum size of bodies and no protection against forks. The SDK receives only the status of an
 answer. Importing this module imports ``httpx2``; adapters import it when their SDK is first needed.
 """
@@ -46,7 +46,7 @@ _current: ContextVar[_SdkCall | None] = ContextVar("smartbatch_sdk_call", defaul
 def http_client(transport: Transport) -> httpx2.Client:
     """Create a client for an SDK that sends all requests through ``transport``.
 
-    The *read* time-out of a call is used as its total seconds.
+    The *read* timeout of a call is used as its total seconds.
     """
     return httpx2.Client(transport=_Bridge(transport), follow_redirects=False, trust_env=False)
 
@@ -71,7 +71,7 @@ class SdkCalls(ABC):
     def post(self, path: str, body: bytes, timeout: float) -> Reply:
         """Post encoded JSON in real time.
 
-        The SDK builds the head of a path once per whole second of a time-out, which is one of the headers.
+        The SDK builds the head of a path once per whole second of a timeout, which is one of the headers.
         Building a head takes several times the CPU of a call.
         """
         key = path, math.ceil(timeout)
@@ -157,7 +157,7 @@ class _Bridge(httpx2.BaseTransport):
     def _answer(self, request: httpx2.Request, call: _SdkCall) -> Reply | LiveReply:
         timeout = cast("dict[str, Any]", request.extensions.get("timeout") or {}).get("read")
         if timeout is None:
-            raise TypeError("a request without a time-out")
+            raise TypeError("a request without a timeout")
         url = request.url
         # The transport checks the address, so the SDK cannot choose another server.
         address = Url(url.scheme, None, url.host, url.port, url.raw_path.decode("ascii"))

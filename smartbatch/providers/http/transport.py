@@ -3,7 +3,7 @@ decoded body.
 
 ``urllib3`` owns the pool, connecting, TLS and proxies. The request is written in one piece and
 :mod:`smartbatch.providers.http.response` reads the answer, because ``urlopen`` takes twice the CPU
-for retries, redirects and wrapped bodies that are not needed. A read time-out restarts with every
+for retries, redirects and wrapped bodies that are not needed. A read timeout restarts with every
 byte, so a server that sends a byte now and then could keep a call open forever; the sockets used
 here apply the deadline of the whole call.
 """
@@ -130,7 +130,7 @@ class Transport:
 
         Args:
             head: request line and headers, up to ``Content-Length: ``; see :meth:`head_of`.
-            body: of the request.
+            body: the request body.
             timeout: total seconds.
             cutoff: lets another thread end the wait.
         """

@@ -351,8 +351,8 @@ def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
     """Parse a line of a batch's output or error file (OpenAI's Batch guide, November 2026).
 
     Args:
-        line: of the file.
-        kind: of the request.
+        line: a line of the file.
+        kind: the kind of the request.
         api: ``chat`` or ``responses``.
         errors: creates the errors.
 

@@ -93,7 +93,7 @@ class OpenAIBatches(BatchApi):
         body: builds the body of a call, as in real time.
         parameters: the parameters that the server accepts.
         window: OpenAI accepts only ``24h``, other servers also ``1h`` or ``7d``.
-        purpose: of an uploaded input file; Together requires ``batch-api``.
+        purpose: purpose of an uploaded input file; Together requires ``batch-api``.
     """
 
     name = "openai"

@@ -123,7 +123,7 @@ class ServerParameters:
     """The parameters that one server accepts. Thread-safe.
 
     Args:
-        encoding_format: of embeddings; ``omit`` never sends one; ``None`` sends ``base64`` until it is
+        encoding_format: format of embeddings; ``omit`` never sends one; ``None`` sends ``base64`` until it is
             rejected.
         stream_usage: whether to request the usage of streamed chats; ``None``: until it is rejected.
         send_seed: whether to send a request's seed; ``None``: until it is rejected.
@@ -195,9 +195,9 @@ class ServerParameters:
         unchanged. The same applies if the server rejects both names of the output limit.
 
         Args:
-            error: of a call.
-            body: of the call; ``None`` for a batch line, whose body is no longer available.
-            requests: of the call; the first one's ``extra`` is in the body.
+            error: the error of a call.
+            body: the body of the call; ``None`` for a batch line, whose body is no longer available.
+            requests: the requests of the call; the first one's ``extra`` is in the body.
 
         Returns:
             a :class:`.ParameterRejected` if the next call omits the rejected parameter, otherwise ``error``.

@@ -50,7 +50,7 @@ class SimBatches(BatchApi):
 
     Args:
         scope: as in :class:`~smartbatch.providers.batch_api.BatchApi`.
-        settings: of the emulator, with the times of batches.
+        settings: settings of the emulator, with the times of batches.
         answer_to: returns the answer to ``(request, model, wire_id)``, or the name of a fault.
         error_of: creates the error for a fault.
         wall: Unix seconds.
