@@ -35,7 +35,7 @@ class Smartbatch:
 
     ``app.config`` may contain ``SMARTBATCH_MODEL``, any setting of :class:`~smartbatch.BatchingConfig`, any
     generation parameter, ``SMARTBATCH_PROVIDER_OPTIONS`` and ``SMARTBATCH_WEB_TIMEOUT``, in capital letters.
-    :meth:`init_app` reads them and creates no thread, file or connection. Each worker process makes its
+    :meth:`init_app` reads them and creates no thread, file or connection. Each worker process creates its
     client at the first use of :data:`current_smartbatch`, and stops it at exit.
 
     Args:

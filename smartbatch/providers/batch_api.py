@@ -3,7 +3,7 @@
 An adapter imports only types and errors. Each method makes one remote call within a total
 deadline; it never retries, waits, logs or decides. :meth:`BatchApi.classify` converts every
 exception to a :class:`~smartbatch.errors.ProviderError`, whose ``maybe_billed`` is True if a
-create may have succeeded although no answer arrived.
+create call may have succeeded although no answer arrived.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Creation:
     model: str  # without the provider's prefix
     kind: Kind
     size: int  # number of requests
-    file_id: str | None = None  # uploaded input; None for an inline create
-    lines: Path | None = None  # file with lines from BatchApi.encode, for an inline create
+    file_id: str | None = None  # uploaded input; None if the lines are sent inline
+    lines: Path | None = None  # file with lines from BatchApi.encode, if they are sent inline
 
 
 class LineOutcome(enum.Enum):

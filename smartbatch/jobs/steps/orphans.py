@@ -162,7 +162,7 @@ def watch_dead_shard(step: Step, shard: ShardRow) -> ShardRow:
             if fresh.candidate is not None:
                 return fresh
             return step.reschedule(fresh, step.limits.longest_pause, tries=0)
-        # 4. no orphan can appear anymore: delete the input file (unless the fence deleted it) and the local
+        # 4. an orphan can no longer appear: delete the input file (unless the fence deleted it) and the local
         # files
         if shard.file_id is not None and shard.fenced_at is None:
             step.api.delete_file(shard.file_id, step.limits.call_timeout)
