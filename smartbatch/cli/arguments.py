@@ -312,7 +312,7 @@ def _add_top(add: _AddParser) -> None:
         description="""\
 Show the dashboard's page Now in the terminal, updated twice a second: required actions, running jobs, limits,
 waiting requests, spending, failures and processes. Press q or Ctrl-C to quit. If the output is a pipe or a
-file, print it once. Set NO_COLOR to turn colours off.
+file, print it once. Set NO_COLOR to turn off color.
 
 examples:
   smartbatch top

@@ -341,13 +341,13 @@ class _Run:
             return
         parts = [f"{before.answered:,} rows answered already"]
         if before.failed:
-            parts.append(f"{before.failed:,} failed ones tried again")
+            parts.append(f"{before.failed:,} failed rows sent again")
         if before.resent:
             parts.append(f"{before.resent:,} answers to be replaced")
         if before.skipped:
             parts.append(f"{before.skipped:,} skipped before")
         if before.cut:
-            parts.append(f"a torn last line of {before.cut:,} bytes cut off")
+            parts.append(f"an incomplete last line of {before.cut:,} bytes removed")
         say(f"{escape(path)}: " + ", ".join(parts))
 
     def _print_summary(

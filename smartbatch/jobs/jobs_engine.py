@@ -486,7 +486,7 @@ class JobsEngine:
         if not run_within(close, max(CLOSE_SECONDS, left(0.0)), self.clock, "smartbatch-close"):
             if store is not None:
                 store.give_up()  # otherwise the store's threads would keep the interpreter alive
-            text = "the store did not answer at the stop: its jobs are released when their leases expire"
+            text = "the store did not answer during the stop: its jobs are released when their leases expire"
             self.wiring.report(None, StoreError(text))
         if supervisor is not None:
             something_ended()  # last: the thread that closes the store may be the only one left

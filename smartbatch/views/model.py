@@ -27,7 +27,7 @@ def _inside(_: object, attribute: Attribute[str], value: str) -> None:
 
 @frozen
 class State:
-    """A state in a word or two, shown with a colour and a sign."""
+    """A state in a word or two, shown with a color and a sign."""
 
     text: str
     tone: Tone = ""

@@ -49,7 +49,7 @@ _PREFIXES = {"bad": "! ", "warn": "! "}
 @frozen
 class TextLine:
     text: str
-    style: Style = ""  # for terminals with colours
+    style: Style = ""  # for terminals with colors
 
 
 def text_of(view: View) -> str:

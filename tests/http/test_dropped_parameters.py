@@ -68,7 +68,7 @@ def test_a_job_that_another_process_collected_says_it_as_well(claude, caplog):
         assert client.metrics.snapshot().parameters_dropped == 0
     assert len(caplog.messages) == 1
     list(smartbatch.job("collected").results())
-    assert caplog.messages == ["parameter seed is left out: Anthropic's API knows no seed"] * 2
+    assert caplog.messages == ["parameter seed is left out: Anthropic's API has no seed"] * 2
 
 
 @pytest.mark.full
@@ -78,7 +78,7 @@ def test_a_run_says_it_once_and_in_each_row(strategy, claude, capfd):
     line = ["run", "in.txt", "--model", MODEL, "--seed", "7", "--strategy", strategy]
     assert main([*line, "-o", "out.jsonl"]) == 0
     rows = [json.loads(row) for row in Path("out.jsonl").read_text().splitlines()]
-    assert [row["dropped"] for row in rows] == [{"seed": "Anthropic's API knows no seed"}] * len(PROMPTS)
+    assert [row["dropped"] for row in rows] == [{"seed": "Anthropic's API has no seed"}] * len(PROMPTS)
     printed = capfd.readouterr().err
-    assert printed.count("smartbatch: parameter seed is left out: Anthropic's API knows no seed") == 1
+    assert printed.count("smartbatch: parameter seed is left out: Anthropic's API has no seed") == 1
     assert printed.count("seed") == 2, printed

@@ -8,7 +8,7 @@ The rules, in order:
 2. Lists of fewer requests than ``threshold`` (10), or of at most ``at_once`` (3), are sent in real time, even
    if earlier batches were fast. For longer lists every route is considered.
 3. With a deadline, the cheapest route with a probability of at least 95 % of meeting it is chosen; among
-   routes of about the same cost, the soonest. A batch must cost less than real time even with its
+   routes of about the same cost, the fastest. A batch must cost less than real time even with its
    ``late_cost``, the cost assigned to the risk of being late. A batch is considered to meet any deadline that
    leaves enough time to cancel it and answer all of its requests in real time; the expected cost of doing so
    is part of its cost. If there is too little time for all of them, some are sent in real time immediately
@@ -275,13 +275,13 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
         return min(feasible, key=price), (
             f"the cheapest of {_counted(feasible)}, none of which is expected to stay within the budget"
         )
-    # 3. prefer="speed": choose the soonest or, among equally fast ones, the cheapest; never an option that
+    # 3. prefer="speed": choose the fastest or, among equally fast ones, the cheapest; never an option that
     # another one beats in both mean and 95 % quantile.
     if constraints.prefer == "speed":
         chosen = min(_soonest_ones(feasible), key=lambda option: (option.p50, *price(option)))
-        reason = f"the soonest of {_counted(feasible)}, as prefer='speed' requires"
+        reason = f"the fastest of {_counted(feasible)}, as prefer='speed' requires"
     elif constraints.deadline is not None:
-        # 4. A deadline: choose the cheapest or, among options of about the same cost, the soonest.
+        # 4. A deadline: choose the cheapest or, among options of about the same cost, the fastest.
         cheapest = min(feasible, key=price)
         most = (1 + CLOSE_PRICE_SHARE) * price(cheapest)[0]
         chosen = min((each for each in feasible if price(each)[0] <= most), key=lambda each: each.p95)
@@ -289,7 +289,7 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
         reason = f"the cheapest of {_counted(feasible)} that {meet} the deadline"
         if chosen is not cheapest:
             reason = (
-                f"the soonest of {_counted(feasible)} that meet the deadline and cost at most "
+                f"the fastest of {_counted(feasible)} that meet the deadline and cost at most "
                 f"{share(CLOSE_PRICE_SHARE)} more than the cheapest"
             )
     elif constraints.prefer == "cost":
@@ -370,7 +370,7 @@ def _counted(options: Sequence[Option]) -> str:
 
 
 def _in_real_time(constraints: Constraints, judged: _Judge) -> Option | None:
-    """Return the soonest real-time route that meets the constraints, if a batch was forced."""
+    """Return the fastest real-time route that meets the constraints, if a batch was forced."""
     if constraints.strategy not in (Strategy.BATCH, Strategy.HYBRID, Strategy.THRESHOLD):
         return None
     options = judged(evolve(constraints, strategy=Strategy.AUTO))

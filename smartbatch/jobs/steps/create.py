@@ -51,7 +51,7 @@ _TRANSIENT_KINDS = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
 )
 _PENDING_CREATES = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)
-_TURN_NOTE = "waits until the outcome of another create of this account is known"
+_TURN_NOTE = "waits until the outcome of another create call of this account is known"
 FILE_POLL_SECONDS = 2.0  # pause between polls of an input file that the provider is processing
 MAX_FILE_TRIES = 6  # consecutive refusals (about a minute) while waiting for an input file to become usable
 _FILE_NOT_YET = re.compile(
@@ -301,7 +301,7 @@ def send_create(step: Step, shard: ShardRow) -> ShardRow:
     # 3. the input file is missing: upload first
     if step.api.abilities.files and shard.file_id is None:
         return step.advance(shard, ShardState.UPLOADING)
-    # 4. batches have no labels, and the outcome of another create of the account is unknown: wait
+    # 4. batches have no labels, and the outcome of another create call of the account is unknown: wait
     if (wait := _seconds_until_turn(step, shard)) > 0:
         return step.reschedule(shard, wait, note=_TURN_NOTE)
     source = None if step.api.abilities.files else _input_file(step, shard)

@@ -106,7 +106,7 @@ def verify(step: Step, shard: ShardRow) -> ShardRow:
             return step.advance(
                 shard,
                 ShardState.UNCERTAIN,
-                "the batch that may be its own cannot be found",
+                "the candidate batch cannot be found",
                 candidate=None,
                 due_at=step.wall + _search_pause(step, shard),
             )
@@ -130,7 +130,7 @@ def verify(step: Step, shard: ShardRow) -> ShardRow:
     return step.advance(
         shard,
         ShardState.UNCERTAIN,
-        "the batch that seemed to be its own belongs to something else",
+        "the candidate batch does not belong to this shard",
         candidate=None,
         foreign_batches=(*shard.foreign_batches, shard.candidate),
     )

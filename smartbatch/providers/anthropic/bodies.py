@@ -138,7 +138,7 @@ def _add_sampling(body: dict[str, Any], params: Generation, version: str) -> tup
         else:
             body[name] = value
     if params.seed is not None:
-        dropped.append(("seed", "Anthropic's API knows no seed"))
+        dropped.append(("seed", "Anthropic's API has no seed"))
     return tuple(dropped)
 
 
