@@ -50,7 +50,7 @@ WAIT_REASONS = {
     "breaker": "the breaker: the provider is down",
     "cooldown": "the end of a cooldown",
     "budget": "the budget",
-    "limit": "the limit of requests or tokens",
+    "limit": "the limit on requests or tokens",
     "slot": "a free slot",
     "retry": "the next retry",
 }

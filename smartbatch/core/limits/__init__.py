@@ -5,7 +5,7 @@
   (unreported limits) and ``cooldown``.
 - ``lease`` and ``shared_limit``: a limit shared by several processes.
 - ``budget`` and ``budget_reservations``: money.
-- ``circuit_breaker`` and ``throttle``: reactions to a provider that is down or fails part of the calls.
+- ``circuit_breaker`` and ``throttle``: reactions to a provider that is down or fails some of the calls.
 - ``retry`` and ``failures``: the meaning of an error, and whether the call is repeated.
 - ``model_controls``: pauses and limits that users set while work is running.
 

@@ -238,7 +238,7 @@ class LimitLease:
             if self._few_slots or any(self._held[d] < _LOW_SECONDS * self._demand[d] for d in self._limited):
                 return max(now, soonest, self._more_at)
             if self.members > 1 and not self._limited:
-                return self._asked_at + _REPLENISH_SECONDS  # a limit found by another process concerns all
+                return self._asked_at + _REPLENISH_SECONDS  # a limit found by another process applies to all
             return self._asked_at + _RENEW_SECONDS
         if self.holds:  # 4. An unused lease is returned soon.
             return max(now, self._asked_at + _IDLE_SECONDS)

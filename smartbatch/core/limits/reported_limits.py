@@ -172,8 +172,8 @@ class ReportedLimits:
         self._buckets: dict[int, ReportedBucket] = {}
         self._explained_at = float("-inf")
         self.repeats = 0  # explained refusals that soon followed another one
-        self.spaced = False  # calls are spaced at the limit of requests, so its level delays none
-        self._check: EnforcementCheck | None = None  # for the limit of requests
+        self.spaced = False  # calls are spaced at the limit on requests, so its level delays none
+        self._check: EnforcementCheck | None = None  # for the limit on requests
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
@@ -190,7 +190,7 @@ class ReportedLimits:
 
     @property
     def is_window(self) -> bool:
-        """Whether the limit of requests does not refill before its window ends."""
+        """Whether the limit on requests does not refill before its window ends."""
         known = self._buckets.get(_REQUESTS)
         return known is not None and known.is_window
 
@@ -207,7 +207,7 @@ class ReportedLimits:
     def costs(self, tokens: float, output: float, now: float) -> Amounts:
         """Return the expected charge of a call by dimension.
 
-        No request is charged if the call is sent despite the limit of requests.
+        No request is charged if the call is sent despite the limit on requests.
         """
         costs = costs_of(tokens, output)
         if not self._buckets:

@@ -199,7 +199,7 @@ def _lengths(decision: Decision, answers: AnswerLengths, voice: Voice) -> str:
 def _faster(decision: Decision, voice: Voice) -> str:
     """Return what would make the list faster.
 
-    1. It waits for a batch: real time, if that is sooner and within the budget.
+    1. It waits for a batch: real time, if that is faster and within the budget.
     2. It is sent on the slower tier: the standard tier.
     3. Its calls use up the known limits: higher limits.
     4. It has more calls than may run in parallel: more parallel calls.

@@ -46,7 +46,7 @@ class Constraints:
     """The requirements of a list."""
 
     strategy: Strategy = Strategy.AUTO  # forces a route, or leaves the choice open
-    # "balanced" weighs money against time, "speed" chooses the soonest route, "cost" the cheapest
+    # "balanced" weighs money against time, "speed" chooses the fastest route, "cost" the cheapest
     prefer: Prefer = "balanced"
     deadline: float | None = None  # seconds from now
     budget: float | None = None  # USD
