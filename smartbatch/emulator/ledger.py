@@ -172,7 +172,7 @@ class Ledger:
         self._limits = limits
 
     def reset(self) -> None:
-        """Delete all calls and batches, also from the file."""
+        """Delete all calls and batches, including those in the file."""
         self._calls = []
         self._batch_ledger = BatchLedger()
         if self._file is not None:

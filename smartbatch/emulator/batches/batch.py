@@ -58,7 +58,7 @@ class BatchRecord:
 
 
 class BatchLedger:
-    """All creates since the start or the last reset.
+    """All create calls since the start or the last reset.
 
     It consists of events that can be encoded as JSON, so it can be restored from a file of them.
     """

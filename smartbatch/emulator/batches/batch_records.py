@@ -43,7 +43,7 @@ class BatchBackendError(Exception):
 
 
 class AnswerLost(Exception):
-    """A create whose answer does not reach the client.
+    """A create call whose answer does not reach the client.
 
     Args:
         damage: ``reset`` if the batch exists or will exist; ``reset_before`` if nothing was created.

@@ -96,7 +96,7 @@ class BatchSettings:
     Args:
         batch_validating: from the create call until the batch is queued or its validation fails.
         batch_queueing: from the validation until the first line runs.
-        batch_turnaround: median from create to end, including validation and queue.
+        batch_turnaround: median from creation to end, including validation and queue.
         batch_turnaround_sigma: sigma of the lognormal distribution around it; 0 makes all equal.
         batch_window: from the create call until the lines that have not run expire.
         batch_cancel_seconds: from a cancel until the batch has ended.

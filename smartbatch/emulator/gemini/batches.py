@@ -199,7 +199,7 @@ ParseRequest = Callable[[Mapping[str, Any]], ModelCall]
 
 @frozen
 class ParsedCreate:
-    """A parsed create, with either a file or inline requests."""
+    """A parsed create call, with either a file or inline requests."""
 
     display_name: str  # may be empty
     file: str | None

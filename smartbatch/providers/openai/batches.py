@@ -1,7 +1,7 @@
-"""Batch API of OpenAI and compatible servers: an uploaded file, one create, a list and result files.
+"""Batch API of OpenAI and compatible servers: an uploaded file, one create call, a list and result files.
 
 Source: OpenAI's OpenAPI document 2.3.0 and Batch guide (November 2026): 50,000 requests and 200 MB
-per batch, results for 30 days, no idempotent create, no filter in the list.
+per batch, results for 30 days, no idempotent create call, no filter in the list.
 """
 
 from __future__ import annotations
