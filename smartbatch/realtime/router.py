@@ -498,7 +498,7 @@ def _judge_flex(lane: Lane, error: ProviderError | None, effects: DeferredEffect
 
 
 def _resize(ticket: Ticket, request: Request) -> None:
-    """Replace the ticket's request by one that needs more tokens and money."""
+    """Replace the ticket's request with one that needs more tokens and money."""
     before = ticket.input_tokens
     ticket.request = request
     ticket.input_tokens = estimate_request(request)

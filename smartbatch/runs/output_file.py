@@ -250,7 +250,7 @@ class OutputFile:
         return found.partition(b"\n")[0]
 
     def put_in_order(self) -> None:
-        """Replace the file by one with one line per row, in input order. Nothing can be written afterwards.
+        """Rewrite the file with one line per row, in input order. Nothing can be written afterwards.
 
         Raises:
             OutputChanged: another program changed the file, which stays unchanged.
@@ -279,7 +279,7 @@ class OutputFile:
                 yield source.readline()
 
     def rewrite(self, lines: Iterable[bytes], purpose: str) -> None:
-        """Replace the file by one with other lines; raises the errors of :meth:`put_in_order`.
+        """Replace the file with one that has other lines; raises the errors of :meth:`put_in_order`.
 
         Args:
             purpose: suffix of the temporary file's name.

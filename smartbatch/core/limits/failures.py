@@ -170,7 +170,7 @@ def pattern_of(message: str) -> str:
 STOPPING_FAILURES: Final = 20
 """Number of completed requests that must all fail in the same way for a list to stop."""
 _REPEATING_KINDS: Final = _PERMANENT_KINDS | {ErrorKind.CLIENT_ERROR}
-"""Kinds of errors that the other requests of a list will meet too if the first ones all did."""
+"""Kinds of errors that every request of a list will get if the first ones all did."""
 _REASONS: Final = {
     401: "the API key was rejected (401)",
     402: "the account has no credit (402)",

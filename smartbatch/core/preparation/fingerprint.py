@@ -67,7 +67,7 @@ def shares_answer(request: Request, default: bool | None) -> bool:
 
 
 def _temperature(params: Generation) -> Any:
-    """``extra`` counts too. Gemini nests the temperature one level down."""
+    """Also look in ``extra``, in which Gemini's temperature is one level down."""
     if params.temperature is not None or params.extra is None:
         return params.temperature
     levels = (params.extra, *(value for value in params.extra.values() if isinstance(value, Mapping)))

@@ -50,7 +50,7 @@ class Constraints:
     prefer: Prefer = "balanced"
     deadline: float | None = None  # seconds from now
     budget: float | None = None  # USD
-    # USD per hour of waiting; compared with the cost without a deadline, otherwise part of the late penalty
+    # USD per hour of waiting: without a deadline, added to the cost; otherwise part of the late penalty
     time_value: float = 5.0
     threshold: int = 10  # minimum requests of a pure batch
     at_once: int = 3  # lists of at most this many requests are always sent in real time
