@@ -30,7 +30,7 @@ CALLS: dict[str, Callable[[BatchingClient], object]] = {
 @pytest.mark.parametrize("ask", CALLS.values(), ids=CALLS)
 def test_they_are_refused_by_name(ask):
     with BatchingClient(MODEL) as client:
-        with pytest.raises(InvalidRequest, match="temperature has no effect on vectors") as caught:
+        with pytest.raises(InvalidRequest, match="temperature has no effect on embeddings") as caught:
             ask(client)
         assert caught.value.field == "temperature"
         assert client.jobs() == []

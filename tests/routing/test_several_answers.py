@@ -213,7 +213,7 @@ def test_what_has_one_answer_refuses_several(client_of):
     client = client_of(counting())
     with pytest.raises(InvalidRequest, match="a stream has one answer"):
         client.stream("a", n=2)
-    with pytest.raises(InvalidRequest, match="n has no effect on vectors"):
+    with pytest.raises(InvalidRequest, match="n has no effect on embeddings"):
         client.embed(["a"], n=2)
     hooked = client_of(counting(), preprocess=[lambda _: Request("x", Generation(n=2))])
     with pytest.raises(InvalidRequest, match="n cannot be set by a preprocess hook"):
