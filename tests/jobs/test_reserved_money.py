@@ -39,7 +39,7 @@ def test_a_shard_is_planned_only_where_its_most_fits(store, bench):
     job, lease = bounded(store, bench, 10.0)
     shard = store.shards.plan(lease, bench.shard(0, 1, reserved=6.0))
     assert shard.reserved == 6.0
-    with pytest.raises(OverJobBudget, match=r"\$4.00 is left of the job's budget of 10 USD"):
+    with pytest.raises(OverJobBudget, match=r"\$4.00 is left of the job's budget of \$10.00"):
         store.shards.plan(lease, bench.shard(2, reserved=4.1))
     assert [item.ix for item in store.items.in_state(job.id)] == [2, 3]
     assert len(store.shards.of_job(job.id)) == 1

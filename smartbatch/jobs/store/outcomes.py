@@ -74,7 +74,7 @@ def reserve(tx: Transaction, job: int, usd: float) -> None:
     if usd > 0 and budget is not None and cost + reserved + usd > budget + _TINY_USD:
         raise OverJobBudget(
             f"{money(usd)} more could be spent, and {money(max(0.0, budget - cost - reserved))} is "
-            f"left of the job's budget of {budget:g} USD; nothing was written"
+            f"left of the job's budget of {money(budget)}; nothing was written"
         )
     reserve_anyway(tx, job, usd)
 
