@@ -122,9 +122,9 @@ class SqliteConnections:
         self._forking: int | None = None
 
     def reading(self) -> threading.Lock:
-        """Return the lock under which one thread at a time reads.
+        """Return the lock that a thread must hold to read.
 
-        A context manager around it could leave it locked after Ctrl-C between the lock and the block.
+        The lock itself is returned, because Ctrl-C inside a context manager of our own could leave it locked.
         """
         self._check_process()
         return self._read_lock

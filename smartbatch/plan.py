@@ -40,9 +40,9 @@ class Plan(Generic[T]):
         decision: the decision with everything it is based on.
         route: the chosen route.
         reason: why it was chosen, with the figures.
-        p50, p95: seconds until the last answer, for half of such lists and for 95 of 100.
+        p50, p95: seconds until the last answer, for half of such lists and for 95 %.
         cost: expected USD; ``None`` if the price is unknown.
-        cost_low, cost_high: range in USD that contains the cost of 90 of 100 such lists; ``None`` if the
+        cost_low, cost_high: range in USD that contains the cost of 90 % of such lists; ``None`` if the
             price is unknown.
         answers: the basis of the expected answer lengths and cost: the number of observed answers and their
             mean length; see :class:`~smartbatch.core.routing.workload.AnswerLengths`. ``None`` if nothing is
@@ -92,7 +92,7 @@ class Plan(Generic[T]):
 
         Args:
             details: adds the forecast of each route (``p50``: half of such lists are done by then, ``p95``:
-                95 of 100 are), the constraints, and the figures behind the decision.
+                95 % are), the constraints, and the figures behind the decision.
         """
         return explain(self.decision, details=details)
 

@@ -188,7 +188,9 @@ def _limits(config: BatchingConfig) -> Iterator[Finding]:
     except SmartbatchError as error:
         yield Finding("limits", error.message, wrong=True)
         return
-    yield Finding("limits", f"shared at {found.place}; {plural(len(found.living), 'process', 'processes')}")
+    yield Finding(
+        "limits", f"shared through {found.place}; {plural(len(found.living), 'process', 'processes')}"
+    )
     seen: set[str] = set()
     for lane in (lane for one in found.processes for lane in one.realtime.lanes):
         figures = {

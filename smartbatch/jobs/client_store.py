@@ -81,7 +81,7 @@ class ClientStore:
         """Call ``read`` with the store.
 
         Raises:
-            SmartbatchError: built by ``error`` from a message if the read takes longer than ``seconds``.
+            SmartbatchError: the read takes longer than ``seconds``; ``error`` makes the exception.
         """
         if seconds is None:
             return read()
@@ -95,18 +95,17 @@ class ClientStore:
 
 
 MAX_UNFOLDED_REQUESTS = 2_000
-"""Finished requests kept before they are summed up."""
+"""Finished requests kept at most before they are added to the totals."""
 MAX_ERROR_GROUPS = 100
-"""Groups of errors between two saves. Beyond that, errors are counted by kind only."""
+"""Maximum number of error groups per save; errors beyond them are counted by kind only."""
 MAX_DECISIONS = 100
-"""Latest decisions kept between two saves."""
+"""Maximum number of decisions per save; the latest are kept."""
 SAVE_SECONDS = 15.0
-"""When a list ends this long after the last save and no supervisor runs, it triggers a save."""
+"""A list that finishes more than this after the last save starts a save itself."""
 
 
 _Ended: TypeAlias = "tuple[str, Route | None, float | None, Usage, str | None, str | None, str]"
-"""Model, route, USD, usage, error kind, error message and id. A tuple, because every request makes one.
-"""
+"""Model, route, USD, usage, error kind, error message and id. A tuple, because one is made per request."""
 
 
 class SummaryLog:
@@ -137,7 +136,7 @@ class SummaryLog:
         return self._store() is not None
 
     def __call__(self, event: RequestFinished) -> None:
-        """Note a finished request without taking a lock."""
+        """Record a finished request without waiting for a lock."""
         if event.of_job or not self.is_stored:
             return
         error = None if event.ok or event.cancelled else event.error
@@ -151,7 +150,7 @@ class SummaryLog:
                 self._lock.release()
 
     def decided(self, one: ListDecision) -> None:
-        """Note the decision on a list that has no job. Called a second time with the outcome."""
+        """Record the decision on a list that has no job. Called again with the outcome."""
         if not self.is_stored:
             return
         self._decided.append(one)
@@ -164,7 +163,7 @@ class SummaryLog:
                 return
 
     def save(self, store: SqlStore) -> None:
-        """Save all notes. Never raises: notes that cannot be saved are kept for the next call."""
+        """Save everything recorded. Never raises: what cannot be saved is kept for the next call."""
         self._saved_at = self._clock.now()
         with self._lock:
             self._fold_locked()

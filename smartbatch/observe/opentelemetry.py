@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 Telemetry: TypeAlias = Literal["auto", "outer", "full"]
-"""Which calls are reported as calls of a model, with their tokens: all (``full``), none (``outer``), or all
-but those of the user's functions and providers, which may report themselves (``auto``)."""
+"""Which calls are reported as model calls, with their tokens: all (``full``), none (``outer``), or all but
+those of the user's functions and providers, which may report their own (``auto``)."""
 
 _SCOPE: Final = "smartbatch"
 _PROVIDERS: Final = {"gemini": "gcp.gemini"}
@@ -91,7 +91,7 @@ class OpenTelemetryObserver:
     The setting ``telemetry`` adds one to a client, unless the client's ``observers`` already contain one.
 
     Args:
-        telemetry: which calls are reported as calls of a model, so that none is counted twice.
+        telemetry: which calls are reported as model calls; some may already be reported elsewhere.
         tracer_provider, meter_provider: providers to report to; ``None`` for those of the application, once
             it has set them up.
 
@@ -346,7 +346,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the parts of a message; of parts other than text, such as images, only the type."""
+    """Return the parts of a message; for parts other than text, such as images, only their type."""
     if isinstance(content, str):
         return [_text(content)]
     return [_text(part["text"]) if "text" in part else {"type": part.get("type")} for part in content]

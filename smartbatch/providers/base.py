@@ -82,7 +82,7 @@ class FlexTier:
     OpenAI selects it with ``service_tier``. If it has no capacity, it answers "429 Resource Unavailable",
     which is not billed; tokens cost the same as in batches. Google selects it with ``serviceTier``. If it
     has no capacity, it answers 503 or 429; it never moves a request to the standard tier. In both APIs,
-    the tier shares the limits of the model, and a model without the tier answers 400.
+    the tier shares the limits of the model, and requests to a model without the tier get a 400.
 
     Args:
         field: the parameter that names a tier.
@@ -125,8 +125,8 @@ class Provider(ABC):
             contains the key.
         capabilities: see :class:`Capabilities`.
         own_code: True if calls run user code, whose exceptions are kept as the cause of errors.
-        network: opened and closed with the provider, and the first to classify an exception. ``None``
-            for a provider without a network, or one that manages its own.
+        network: opened and closed together with the provider; classifies exceptions before the provider
+            does. ``None`` for a provider that uses no network or manages its own.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Provider(ABC):
             one entry per request, in order; ``None`` if the answer is missing, an exception if only that
             request failed.
         """
-        raise NotImplementedError(f"{self.name} cannot share a call")
+        raise NotImplementedError(f"{self.name} cannot send several requests in one call")
 
     def embed(
         self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float

@@ -28,9 +28,9 @@ class CallableProvider(Provider):
     The function returns a string, an :class:`~smartbatch.types.Answer` (which can have usage and cost) or any
     other object, which becomes ``Result.parsed``. It may also return ``(value, usage)``, where usage is a
     :class:`~smartbatch.types.Usage`, or a provider's own mapping or object with the numbers of input and
-    output tokens. An exception may have the attribute ``usage``, to which the usage of the exceptions that it
-    was raised ``from`` is added. The function must respect the call's timeout itself, because a running
-    Python function cannot be stopped from outside.
+    output tokens. An exception may have the attribute ``usage``; if it was raised ``from`` others, their
+    usage is added. The function must respect the call's timeout itself, because a running Python function
+    cannot be stopped from outside.
 
     Args:
         fn: makes one call; ``attempt`` is 0 for the first, ``attempt.timeout`` is the time allowed in

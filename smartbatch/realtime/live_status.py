@@ -17,7 +17,7 @@ from smartbatch.realtime.ticket import Ticket, TicketState
 from smartbatch.types import Priority
 
 _MAX_SEARCHED = 10_000
-"""Number of oldest requests searched for the longest waits, which takes about a millisecond."""
+"""How many of the oldest requests are searched for the longest waits; this takes about a millisecond."""
 
 _MINUTE_SECONDS = 60.0
 

@@ -58,7 +58,7 @@ forecast.
 """
 CANCEL_PRIOR = Prior.of(60.0, 300.0, fade=7 * 86_400.0)
 """The time from the cancellation of a batch until it finishes. OpenAI documents at most ten minutes,
-which 99 of 100 batches meet with this prior. Other providers document nothing.
+which 99 % of batches meet with this prior. Other providers document nothing.
 """
 
 REFRESH_SECONDS = 60.0

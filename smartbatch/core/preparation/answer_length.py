@@ -1,7 +1,7 @@
-"""The expected length of an answer before any has been observed, for free text or a JSON schema.
+"""Estimates the length of answers before any have been observed, for free text and for JSON schemas.
 
-A length is a range of output tokens that covers 90 of 100 answers, and their mean. JSON is assumed
-to be formatted between compact and indented.
+A length is a mean and the range of output tokens that covers 90 % of the answers. Models format JSON
+differently, so the estimate for JSON covers both compact and indented text.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from smartbatch.core.preparation.tokens import OUTPUT_TOKENS
 from smartbatch.types import Generation
 
 CHARS_PER_TOKEN = 3.5  # for JSON, whose punctuation takes more tokens than prose
-INDENTATION_FACTOR = 1.8  # growth of JSON with one indented line per value
+INDENTATION_FACTOR = 1.8  # how much longer JSON is with one indented line per value
 MAX_DEPTH = 4  # levels of a recursive schema that are followed
-MAX_KNOWN_SCHEMAS = 256  # schemas remembered by identity; the requests of a list share one object
+MAX_KNOWN_SCHEMAS = 256  # schemas remembered by object identity: requests of a list share one
 
 
 @frozen
 class Length:
-    """Output tokens. 90 of 100 answers are between ``low`` and ``high``."""
+    """Output tokens; 90 % of the answers have between ``low`` and ``high``."""
 
     low: float
     expected: float
@@ -160,8 +160,8 @@ def _any(options: Sequence[Length]) -> Length:
 
 
 def _sum(parts: Iterable[Length]) -> Length:
-    """The total length of independent parts. Deviations above the expected length add up as squares. In the
-    shortest answer, every part may be missing or empty.
+    """The total length of independent parts. The distances from ``expected`` to ``high`` are combined like
+    standard deviations. The shortest answer has the shortest form of every part.
     """
     low = expected = above = 0.0
     for part in parts:

@@ -35,7 +35,7 @@ in Chinese) to 1.57 (JSON) tokens per estimated one, and 1.9 for tables of numbe
 _INPUT_DEVIATION = 0.12  # standard deviation of billed tokens per estimated token, within one kind of prompt
 _SAMPLED_REQUESTS = 64  # requests from which the maximum tokens of all requests are extrapolated
 _MAX_KNOWN_COSTS = 4_096  # request lengths whose costs are remembered
-_SURE_DEVIATIONS = 1.645  # standard deviations around the mean that cover 90 of 100 sums
+_SURE_DEVIATIONS = 1.645  # standard deviations around the mean that cover 90 % of sums
 NEAR_KEYS = 1_000  # preceding distinct keys within which an identical request is near
 MAX_KEYS = 1_500_000
 """Maximum number of remembered distinct keys, which take about 7 MB. Later keys are only compared with these.
@@ -46,7 +46,7 @@ _PARSE = Struct("<HI")
 
 @frozen
 class Cost:
-    """USD of a whole list: 5 of 100 such lists cost less than ``low``, and 5 cost more than ``high``."""
+    """USD of a whole list: 5 % of such lists cost less than ``low``, and 5 % cost more than ``high``."""
 
     low: float
     expected: float
@@ -101,11 +101,11 @@ class _PartialCosts:
     """USD of requests that are processed the same way."""
 
     given: float = 0.0  # input
-    least: float = 0.0  # input; 5 of 100 lists cost less
-    largest: float = 0.0  # input; 5 of 100 lists cost more
+    least: float = 0.0  # input; 5 % of lists cost less
+    largest: float = 0.0  # input; 5 % of lists cost more
     made: float = 0.0  # answers of expected length
-    low: float = 0.0  # answers; 5 of 100 lists cost less
-    high: float = 0.0  # answers; 5 of 100 lists cost more
+    low: float = 0.0  # answers; 5 % of lists cost less
+    high: float = 0.0  # answers; 5 % of lists cost more
     most: float = 0.0  # answers of maximum length
 
     def add_costs(self, n: int, each: _PartialCosts) -> None:
@@ -341,7 +341,7 @@ class Workload:
 
 
 def _input_range(estimated: int, texts: int, learned: Calibration) -> tuple[int, int]:
-    """Return the range of a request's mean input tokens that covers 90 of 100 lists."""
+    """Return the range of a request's mean input tokens that covers 90 % of lists."""
     fewest, most = _FIRST_INPUT_RATIOS
     if not learned.observed:
         return math.floor(texts * fewest), math.ceil(estimated * most)

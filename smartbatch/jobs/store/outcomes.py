@@ -73,8 +73,8 @@ def reserve(tx: Transaction, job: int, usd: float) -> None:
     budget = record_of(JobPolicy, policy).budget
     if usd > 0 and budget is not None and cost + reserved + usd > budget + _TINY_USD:
         raise OverJobBudget(
-            f"{money(usd)} more could be spent, and {money(max(0.0, budget - cost - reserved))} is "
-            f"left of the job's budget of {money(budget)}; nothing was written"
+            f"up to {money(usd)} more could be spent, but only {money(max(0.0, budget - cost - reserved))} "
+            f"is left of the job's budget of {money(budget)}; nothing was written"
         )
     reserve_anyway(tx, job, usd)
 
@@ -113,7 +113,7 @@ def charge(tx: Transaction, job: int, results: Sequence[NewResult], at: float) -
 
 
 def remember(tx: Transaction, billed: Mapping[int, NewResult]) -> None:
-    """Add results that do not end their items to the items' earlier tries."""
+    """Record results that do not end their items as earlier tries of those items."""
     if not billed:
         return
     rows = tx.rows("SELECT no, cost, usage, body FROM earlier_tries WHERE no IN {numbers}", list(billed))
@@ -187,7 +187,7 @@ def store_results(
     """Store final results of items without a result; results that are not final are ignored.
 
     Returns:
-        The items that got their result, and those that have a different one, which is not replaced.
+        The items whose result was stored, and the items that already have a different one, which is kept.
     """
     ended = [number(job, ix) for ix, (state, _) in items.items() if state == ItemState.FINAL.value]
     finals = [result for result in results if result.final]
@@ -243,7 +243,7 @@ def _first_results(
 
 
 def end_alike(tx: Transaction, job: int, items: list[int], result: NewResult, at: float) -> None:
-    """End items, given by number, and their followers with the same result; its ``ix`` is ignored."""
+    """End items and their followers with one result, whose ``ix`` is ignored. ``items`` are item numbers."""
     if items:
         _end_alike(tx, job, items, result, at)
         _end_followers(tx, job, dict.fromkeys(items, result), at)
@@ -276,7 +276,7 @@ def _end_followers(tx: Transaction, job: int, ended: Mapping[int, NewResult], at
 
 
 def end_late_followers(tx: Transaction, job: int, followers: Mapping[int, list[int]], at: float) -> None:
-    """End new followers, by their leader's number, if the leader already has its result."""
+    """End new followers whose leader already has a result. ``followers`` are by their leader's number."""
     ended = tx.rows("SELECT no, outcome FROM result WHERE no IN {numbers}", list(followers))
     for leader, outcome in ended:
         copy = NewResult(-1, outcome, b"", cost=0.0, realtime_cost=0.0)
@@ -284,7 +284,7 @@ def end_late_followers(tx: Transaction, job: int, followers: Mapping[int, list[i
 
 
 def send_again(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
-    """Return items in flight to real time, with one more try unless the call was never executed."""
+    """Let items in flight be sent again in real time; count a try unless the call was never executed."""
     for outcome, tried in (("again", 1), ("unrun", 0)):
         back = [number(job, result.ix) for result in results if result.outcome == outcome]
         if back:
@@ -328,8 +328,8 @@ def record_paid_twice(tx: Transaction, job: int, doubled: Iterable[NewResult], a
         return
     [(job_id,)] = tx.rows("SELECT id FROM job WHERE no = ?", job)
     detail = (
-        f"{len(paid)} requests had another answer already, which is used, when they were answered in real"
-        f" time: rows {_named([result.ix for result in paid])}"
+        f"{len(paid)} requests were answered in real time although they already had another answer, which"
+        f" is used: rows {_named([result.ix for result in paid])}"
     )
     known = [result.cost for result in paid if result.cost is not None]
     money = sum(known) if len(known) == len(paid) else None
@@ -373,7 +373,7 @@ def items_by_number(reader: Reader, numbers: Iterable[int]) -> dict[int, StoredI
 
 
 def delete_items(db: Database, job: int, owner: str) -> None:
-    """Delete items that belong to no job, in several transactions that let other writers in between.
+    """Delete items that belong to no job, in several transactions, so that other writers need not wait long.
 
     The number is taken from its owner first, so that nothing more is stored under it. If it has another
     owner, nothing is deleted: a job was created, or another process is deleting the items.

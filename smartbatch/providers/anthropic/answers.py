@@ -77,7 +77,8 @@ def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str
     extra = unmodelled(data, _KNOWN)
     if used := unmodelled_usage(data.get("usage"), _KNOWN_IN_USAGE):
         extra["usage"] = used
-    if others:  # returned unchanged in later turns: thinking is signed, and citations belong to their texts
+    # later turns send these blocks back unchanged: thinking is signed, and citations belong to their text
+    if others:
         extra[MESSAGE_BLOCKS] = [block for block in content if fields(block).get("type") != "tool_use"]
     return Answer(
         text=well_formed("".join(texts)),

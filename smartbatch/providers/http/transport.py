@@ -1,11 +1,11 @@
 """One request over a pooled ``urllib3`` connection, within a total deadline and a maximum size of the
 decoded body.
 
-``urllib3`` owns the pool, connecting, TLS and proxies. The request is written in one piece and
-:mod:`smartbatch.providers.http.response` reads the answer, because ``urlopen`` takes twice the CPU
-for retries, redirects and wrapped bodies that are not needed. A read timeout restarts with every
-byte, so a server that sends a byte now and then could keep a call open forever; the sockets used
-here apply the deadline of the whole call.
+``urllib3`` manages the pool, connections, TLS and proxies. The request is written in one piece and
+:mod:`smartbatch.providers.http.response` reads the answer, because ``urlopen`` needs twice the CPU
+time: it supports retries, redirects and wrapped bodies, which are not used here. A read timeout
+restarts with every byte, so a server that sends a byte now and then could keep a call open forever;
+the sockets used here apply the deadline of the whole call.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Transport:
         connect_timeout: maximum seconds until an address answers.
         max_body: maximum bytes of a decoded answer.
         reuse: False for files and batches, where each connection serves one call. A kept connection may
-            be dead, and a create call must not be the call that discovers it. Once a byte of a request is
-            written, its outcome counts as unknown, so ``maybe_billed`` of its error is True.
+            be dead, and the call that discovers it must not be one that creates a batch. Once a byte of a
+            request is written, its outcome is unknown, so an error has ``maybe_billed=True``.
         now: returns monotonic seconds, for the age of idle connections.
     """
 
@@ -125,12 +125,12 @@ class Transport:
            gives a reason.
         4. Read the head of the answer; then :class:`LiveReply` holds the connection.
 
-        After an error the connection is returned. The error's meaning depends on the progress of the call,
-        which may have been executed only from the third step on.
+        After an error the connection is returned to the pool. What the error means depends on the step: the
+        server can only have executed the call from step 3 on.
 
         Args:
             head: request line and headers, up to ``Content-Length: ``; see :meth:`head_of`.
-            body: the request body.
+            body: the request's body.
             timeout: total seconds.
             cutoff: lets another thread end the wait.
         """
@@ -187,20 +187,19 @@ class Transport:
         return b"%b%b%bContent-Length: " % (first.encode("latin-1"), lines, proxied)
 
     def head_for(self, method: str, url: Url, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """Build the head of a library's request, without the headers that the transport sets.
+        """Build the head of a request made by an SDK or ``requests``; the transport sets some headers itself.
 
         Raises:
-            ProviderError: the request would go to a server other than the base URL's, or a header has a line
-                break.
+            ProviderError: the base URL is on a different server, or a header contains a line break.
         """
         if not self.leads_to(url.scheme or "", url.host or "", url.port):
             raise ProviderError(
-                "the request would go to a server other than the base URL's", kind=ErrorKind.CLIENT_ERROR
+                "the request would go to a different server than the base URL's", kind=ErrorKind.CLIENT_ERROR
             )
         fields = [(name, value) for name, value in headers if name.lower() not in _OURS]
         lines = b"".join(b"%b: %b\r\n" % field for field in fields)
         if lines.count(b"\n") != len(fields) or lines.count(b"\r") != len(fields) or b"\0" in lines:
-            raise ProviderError("a header has a line break in it", kind=ErrorKind.CLIENT_ERROR)
+            raise ProviderError("a header contains a line break", kind=ErrorKind.CLIENT_ERROR)
         return self.head_of(method, url.request_uri, lines)
 
     def leads_to(self, scheme: str, host: str, port: int | None) -> bool:
