@@ -91,7 +91,7 @@ _REQUESTS = {
 further:
 --temperature X        set the temperature, 0 to 2
 --seed N               request repeatable sampling
---n N                  request N answers per row; each is a line of its own, numbered by sample
+--n N                  request N answers per row; each on a separate line, numbered by sample
 --dimensions N         with --embed: set the length of the vectors
 --task-type T          with --embed: state the purpose of the vectors, such as RETRIEVAL_DOCUMENT
 """,

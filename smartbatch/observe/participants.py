@@ -142,7 +142,7 @@ class LaneStatus:
         model: as ``provider:model``.
         quota: the salted hash that identifies the shared limit; the same in all processes that share it.
         waiting, in_flight: number of real-time requests in each state.
-        waits_for: why the next request is waiting: ``pause`` (by a person), ``window``, ``breaker``,
+        waits_for: why the next request is waiting: ``pause`` (by a user), ``window``, ``breaker``,
             ``cooldown``, ``budget``, ``limit``, ``slot``, ``retry``; empty if none is waiting.
         breaker: state of the circuit breaker.
         requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute: the limits,
@@ -351,7 +351,7 @@ def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
 
 
 def _together(one: LaneStatus, other: LaneStatus) -> LaneStatus:
-    """Merge two lanes with the same limit: add their requests, and keep a reason to wait of either."""
+    """Merge two lanes with the same limit: add their requests, and keep the reason why one of them waits."""
     shown = one if one.waiting >= other.waiting else other
     return evolve(
         shown,

@@ -2,7 +2,7 @@
 
 No prompt may get another prompt's answer. The prompts are JSON strings in a JSON array, so none can close a
 delimiter. Ids and check words are drawn for each call. An answer counts only if its id occurs once in the
-whole reply and its text stands between two copies of its check word, which detects swapped ids, swapped
+whole reply and its text is enclosed in two copies of its check word, which detects swapped ids, swapped
 answers and joined halves of answers. A request without a clear answer is sent again alone.
 
 A model that deliberately answers one prompt under another's id and check word is not detected. Therefore

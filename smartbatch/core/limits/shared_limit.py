@@ -288,7 +288,7 @@ def _set_back(record: SharedRecord, seconds: float) -> None:
 def _forget_gone(record: SharedRecord, ask: LeaseAsk, now: float, *, known: bool) -> list[float]:
     """Remove processes and clients that are gone; return the units that the processes held.
 
-    ``known`` means that the asking process was in the record before.
+    ``known`` means that the requesting process was in the record before.
     """
     back, after = nothing(), ENQUEUED_GONE_SECONDS if ask.kind is QuotaKind.ENQUEUED else GONE_SECONDS
     for name, member in list(record.members.items()):

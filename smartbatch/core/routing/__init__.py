@@ -1,4 +1,4 @@
-"""Chooses the route of a list of requests, and decides when a batch has to be cancelled.
+"""Chooses the route of a list of requests, and decides when a batch must be cancelled.
 
 - ``workload``: the requests, tokens and money of a list.
 - ``offers``: speed and price of the available routes.

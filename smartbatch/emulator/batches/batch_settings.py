@@ -25,7 +25,7 @@ BATCH_FAULTS = {
     "late_create": "the answer is lost, and the batch is created up to batch_late_seconds later",
     "fail_validation": "the batch fails its validation; no line runs",
     "stuck": "the batch never ends, unless it is cancelled",
-    "cancelled_elsewhere": "somebody cancels the batch in the console when half of its lines have run",
+    "cancelled_elsewhere": "someone cancels the batch in the console when half of its lines have run",
     "expire_part": "the batch expires when half of its lines have run",
     "expire_all": "the batch expires before any line has run",
     "no_money_lines": "every line fails because the credit is used up",

@@ -251,7 +251,7 @@ def _required_absence(step: Step, shard: ShardRow) -> float:
 
 
 def _waits_for_person(step: Step, shard: ShardRow) -> bool:
-    """Whether the job's policy is to wait for a person, and nobody has resumed it since."""
+    """Whether the job's policy is to wait for a user, and no user has resumed it since."""
     if step.policy.on_unknown != "hold" or shard.state is ShardState.FENCED:
         return False
     return not (shard.remote.held_job and step.job.state is JobState.ACTIVE)
