@@ -3,7 +3,7 @@
     python manage.py migrate
     python manage.py runserver
 
-The model is the embedded provider, which needs no key; the variable ``MODEL`` names another one.
+The model is the embedded provider, which needs no key; the variable ``MODEL`` selects another one.
 """
 
 import os

@@ -2,8 +2,8 @@
 
     flask --app app run
 
-The model is the embedded provider, which needs no key; ``FLASK_SMARTBATCH_MODEL`` names another one. With the
-variable ``DASHBOARD_PASSWORD`` there is a dashboard at ``/smartbatch/dashboard/``.
+The model is the embedded provider, which needs no key; ``FLASK_SMARTBATCH_MODEL`` selects another one. If the
+variable ``DASHBOARD_PASSWORD`` is set, there is a dashboard at ``/smartbatch/dashboard/``.
 """
 
 import os
@@ -21,7 +21,7 @@ Smartbatch(app)
 
 
 def access(environ):
-    """Let in whoever knows the password that the variable says; without one there is no dashboard."""
+    """Admit users with the password in ``DASHBOARD_PASSWORD``; if it is not set, there is no dashboard."""
     given, password = request.authorization, os.environ.get("DASHBOARD_PASSWORD")
     if not password:
         return None
@@ -42,7 +42,7 @@ def form():
 
 @app.post("/jobs")
 def start():
-    """Store all lines as a job, which outlives this process; few of them go in real time."""
+    """Store all lines as a job, which outlives this process; a few lines are sent in real time."""
     texts = [line.strip() for line in request.form["texts"].splitlines() if line.strip()]
     if not texts:
         return render_template("form.html", error="Write at least one line."), 400
@@ -60,14 +60,14 @@ def show(job_id):
 
 @app.get("/jobs/<job_id>/progress")
 def progress(job_id):
-    """What the page of a job asks for once a second."""
+    """Return the progress, which the page of a job requests once a second."""
     status = stored(job_id).status()
     return {"finished": status.finished, "total": status.total, "done": status.done}
 
 
 @app.post("/ask")
 def ask():
-    """One question that the user waits for, within the time of the web request."""
+    """Answer one question while the user waits, within the time limit of the web request."""
     return current_smartbatch.submit_urgent(request.get_data(as_text=True)).result().text
 
 

@@ -19,7 +19,7 @@ from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import Answer, Request, Result, Route, answer_fields, evolve
 
-NO_TEMPERATURE = ("temperature", "the model takes no temperature, so the answer was repaired without one")
+NO_TEMPERATURE = ("temperature", "the model accepts no temperature, so the answer was repaired without one")
 
 
 @frozen

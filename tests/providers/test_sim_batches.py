@@ -206,7 +206,7 @@ def test_the_folder_is_the_owners_alone(tmp_path, folder, monkeypatch):
     real = os.lstat(folder).st_uid
     monkeypatch.setattr(os, "getuid", lambda: real + 1)
     _, strange, _ = sim()
-    with pytest.raises(ConfigError, match="another user's; set SMARTBATCH_SIM_DIR"):
+    with pytest.raises(ConfigError, match="belongs to another user; set SMARTBATCH_SIM_DIR"):
         strange.page(None, 1)
 
 

@@ -16,7 +16,7 @@ def form(request):
 
 @require_POST
 def start(request):
-    """Store all lines as a job, which outlives this process; few of them go in real time."""
+    """Store all lines as a job, which outlives this process; a few lines are sent in real time."""
     texts = [line.strip() for line in request.POST["texts"].splitlines() if line.strip()]
     if not texts:
         return render(request, "summaries/form.html", {"error": "Write at least one line."}, status=400)
@@ -34,7 +34,7 @@ def show(request, job_id):
 
 @require_GET
 def progress(_request, job_id):
-    """What the page of a job asks for once a second."""
+    """Return the progress, which the page of a job requests once a second."""
     status = stored(job_id).status()
     return JsonResponse({"finished": status.finished, "total": status.total, "done": status.done})
 
@@ -42,12 +42,12 @@ def progress(_request, job_id):
 @csrf_exempt
 @require_POST
 def ask(request):
-    """One question that the user waits for, within the time of the web request."""
+    """Answer one question while the user waits, within the time limit of the web request."""
     return HttpResponse(get_client().submit_urgent(request.body.decode()).result().text)
 
 
 def may_see_jobs(request):
-    """Say who may see the dashboard, and who may act there."""
+    """Decide who may view the dashboard, and who may act there."""
     if request.user.is_superuser:
         return "all"
     return "read" if request.user.has_perm("smartbatch.view_storedjob") else None

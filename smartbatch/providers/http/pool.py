@@ -74,7 +74,7 @@ def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, 
     if isinstance(error, ConnectionRefusedError):
         return network, "refused", f"{place} refused the connection; check base URL and port"
     if isinstance(error, http.client.IncompleteRead):
-        return network, "truncated", f"the answer of {place} is incomplete"
+        return network, "truncated", f"the answer from {place} is incomplete"
     if isinstance(error, http.client.RemoteDisconnected):
         return network, "cut", f"{place} closed the connection without an answer"
     if isinstance(error, OSError) and str(error).startswith("Tunnel connection failed"):

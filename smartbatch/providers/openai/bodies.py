@@ -136,7 +136,7 @@ def embeddings_body(
 def dropped_of(embedding: Embedding | None) -> tuple[tuple[str, str], ...]:
     if embedding is None or embedding.task_type is None:
         return ()
-    return (("task_type", "OpenAI's embeddings know no task types"),)
+    return (("task_type", "OpenAI's embeddings have no task types"),)
 
 
 def check_params(params: Generation, api: str) -> None:

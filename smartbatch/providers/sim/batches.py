@@ -196,7 +196,7 @@ def sim_folder() -> Path:
             f"the simulation's folder {folder} cannot be made ({error.strerror}); set SMARTBATCH_SIM_DIR"
         ) from None
     if not owned:
-        raise ConfigError(f"the simulation's folder {folder} is another user's; set SMARTBATCH_SIM_DIR")
+        raise ConfigError(f"the simulation's folder {folder} belongs to another user; set SMARTBATCH_SIM_DIR")
     return folder
 
 
