@@ -291,7 +291,7 @@ class Job:
     # -- actions ---------------------------------------------------------------------------------------------
 
     def cancel(self, *, by: str | None = None) -> None:
-        """Request cancellation of the job and return immediately; call :meth:`wait` to wait for its end.
+        """Request cancellation of the job and return immediately; :meth:`wait` waits until it finishes.
 
         Nothing more is sent, and running batches are cancelled at the provider. Requests that those batches
         have already completed are paid for, and their results are kept.

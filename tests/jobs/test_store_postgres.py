@@ -191,7 +191,7 @@ def test_a_job_committed_by_an_owner_that_seems_dead_keeps_its_items(relay, benc
 def test_a_server_that_is_unavailable_is_an_error_that_names_it(bench, tmp_path):
     with pytest.raises(StoreError, match="cannot be reached") as told:
         open_store(f"postgresql://me:{PASSWORD}@/jobs?host={tmp_path}&connect_timeout=2")
-    assert "check that the server runs" in str(told.value)
+    assert "check that the server is running" in str(told.value)
     assert "No such file or directory" in str(told.value)  # in the words of the driver
     assert "hunter2" not in str(told.value)
 

@@ -151,7 +151,7 @@ class PostgresDatabase(Database):
         except psycopg.Error as error:
             raise StoreError(
                 f"the store {self.place} cannot be reached ({self._message_of(error)}): check that the server"
-                " runs, and its address, user and password"
+                " is running, and check its address, user and password"
             ) from None
         try:
             patience = int(self._patience * 1000)

@@ -375,7 +375,7 @@ def is_damage(error: Exception) -> bool:
 def _damaged(path: str, reason: str) -> str:
     return (
         f"the store's file {path} is damaged ({reason}) and was not changed; make a copy of it with its -wal"
-        " file, restore a backup or try `sqlite3 FILE .recover`, and use another store meanwhile"
+        " file, restore a backup or try `sqlite3 FILE .recover`, and use another store until then"
     )
 
 
