@@ -29,7 +29,7 @@ class BatchAbilities:
     max_bytes: int  # per batch input
     kinds: frozenset[Kind] = frozenset({Kind.GENERATE})
     files: bool = True  # True if the input is uploaded before the create call, False if that call contains it
-    labels: bool = True  # batches, also those in the list, show the mark with which they were created
+    labels: bool = True  # batches, including listed ones, show the mark they were created with
     fence: bool = True  # a create call that names a deleted input file is refused
     counts: bool = True  # a running batch reports how many requests are done
     retention: float = 29 * 86_400.0  # seconds from the create call until results expire

@@ -114,7 +114,7 @@ class PackRoom:
     output: int = MAX_PACK_OUTPUT_TOKENS
 
     def take(self, prompt: int, output: int) -> bool:
-        """Take room for a request; return False and take nothing if it does not fit.
+        """Reserve room for a request; return False and reserve nothing if it does not fit.
 
         Args:
             prompt: its input tokens.

@@ -144,8 +144,7 @@ class Waiting:
     must_start: float  # when the first request reaches its maximum wait
     urgent: bool  # one of them skips the window
     flushed: bool  # the client is stopping or was asked to flush
-    # requests of the last finished call plus those waiting when it finished, the number that may soon wait
-    # together
+    # requests of the last finished call plus those waiting when it finished: as many may soon wait together
     expected: int
     newest: float  # submission of the newest, or end of the last call, whichever is later
     last_finished: float  # end of the last call

@@ -61,8 +61,8 @@ def shares_answer(request: Request, default: bool | None) -> bool:
     chosen = default if request.deduplicate is None else request.deduplicate
     if chosen is not None:
         return chosen
-    # 3. One of several answers to a prompt does not share, and neither does a request for variety: a
-    # temperature above 0.
+    # 3. One of several answers to a prompt does not share, nor does a request for varied answers (with a
+    # temperature above 0).
     return request.sample is None and not _temperature(request.params)
 
 

@@ -177,8 +177,8 @@ def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bo
 
 @define
 class _Outcomes:
-    opened: list[int] = field(factory=list)  # go into a new shard, with one more try
-    untried: list[int] = field(factory=list)  # go into a new shard, with the same number of tries
+    opened: list[int] = field(factory=list)  # go into a new shard; a try is counted
+    untried: list[int] = field(factory=list)  # go into a new shard; no try is counted
     realtime: list[int] = field(factory=list)  # are sent in real time
     finals: list[NewResult] = field(factory=list)  # end without an answer
     no_money: ProviderError | None = None  # the account has no credit

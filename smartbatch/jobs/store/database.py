@@ -29,8 +29,8 @@ from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 STATES = {
     state.name.lower(): repr(state.value) for states in (ItemState, JobState, ShardState) for state in states
 } | {"waiting": f"state < {ItemState.SHARDED.value}"}
-"""SQL for each state. ``{waiting}`` selects unfinished items in the same words as the index ``item_waiting``,
-so that the index is used.
+"""SQL for each state. ``{waiting}`` selects unfinished items by the same condition as the index
+``item_waiting``, so that the index is used.
 """
 
 Row = tuple[Any, ...]

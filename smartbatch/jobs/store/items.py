@@ -106,8 +106,8 @@ class ItemTable:
     ) -> StoredResults:
         """Store the outcomes of ``IN_FLIGHT`` items.
 
-        ``again`` makes them ``REALTIME`` with one more try, ``unrun`` with the same number of tries; their
-        costs are charged in both cases. The cost of answers that are not used stays reserved, and an
+        ``again`` and ``unrun`` make them ``REALTIME``, but only ``again`` counts a try; costs are charged in
+        both cases. The cost of answers that are not used stays reserved, and an
         incident reports it. The caller then calls :meth:`.LeaseTable.report_counts` without holding a lock.
 
         Args:

@@ -59,7 +59,7 @@ _COPY_RESULTS = """INSERT INTO earlier_result (no, seq, outcome, digest, cost, b
 _RESUME_JOBS = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END, finished_at
 = NULL,
     failed = failed - ?, cancel_requested = 0, policy = ? WHERE no = ?"""
-TRIM_INTERVAL = 50  # new actions after which old ones are deleted
+TRIM_INTERVAL = 50  # old actions are deleted once per this many new ones
 _SELECT_ACTIONS = "SELECT no, at, who, name, target, job_id, count, left_out, detail FROM act "
 
 
@@ -177,7 +177,7 @@ class JobActions:
         by: str,
         change: Callable[[JobPolicy], JobPolicy] = lambda policy: policy,
     ) -> tuple[int, int]:
-        """Run failed rows, and rows that share their results, again.
+        """Run failed rows again, along with the rows that share their results.
 
         Their results are kept, their cost still counts, and their tries start from zero. They run in a
         batch if they were in one, otherwise in real time. A deadline that has passed is removed. Incidents
@@ -383,7 +383,7 @@ class ControlTable:
         ]
 
     def latest(self, *, before: int | None = None, job_id: str | None = None, limit: int) -> list[Action]:
-        """Return actions, newest first; ``before`` a number or on one job, if given."""
+        """Return actions, newest first; optionally only those before a number or on one job."""
         conditions = {"no < ?": before, "job_id = ?": job_id}
         those = [condition for condition, value in conditions.items() if value is not None]
         where = f"WHERE {' AND '.join(those)} " if those else ""

@@ -1,7 +1,7 @@
 """Ownership of jobs: owners and their locks, leases, and writes under a lease.
 
 Each store object that runs jobs is an owner: it has a row, and holds a lock that is released when its process
-dies. On one machine the lock is a ``flock`` on a file: the kernel releases it on any death, and neither
+dies. On one machine the lock is a ``flock`` on a file: the kernel releases it however the process dies, and neither
 clocks nor suspends matter. The descriptor is closed on exec and in a forked child, since a copy there would
 keep the lock after the parent's death.
 """
@@ -80,7 +80,7 @@ class LeaseTable:
 
         Args:
             unknown: body of the failed result for items found ``IN_FLIGHT``, if the job must not repeat
-                requests with an unknown outcome. Otherwise these items become ``REALTIME`` with one more try.
+                requests with an unknown outcome. Otherwise a try is counted and they become ``REALTIME``.
                 An incident reports them in both cases.
         """
         me = self._owner.enter()

@@ -313,9 +313,9 @@ class ShardTable:
         """End a shard as ``SETTLED``.
 
         Args:
-            opened: items that go into a new shard, with one more try.
-            untried: items that go into a new shard, with the same number of tries.
-            realtime: items that are sent in real time, with one more try.
+            opened: items that go into a new shard; a try is counted.
+            untried: items that go into a new shard; no try is counted.
+            realtime: items that are sent in real time; a try is counted.
             finals: final results of items.
             changes: as in :meth:`advance`; ``reserved`` becomes 0 by default, since results contain the cost.
 

@@ -233,7 +233,7 @@ def default_place() -> str:
 # -- small tables ------------------------------------------------------------------------------------------
 
 MAX_TURNAROUNDS = 500  # stored batches per model; a forecast uses 100
-TRIM_INTERVAL = 50  # new batches after which old ones are deleted
+TRIM_INTERVAL = 50  # old batches are deleted once per this many new ones
 
 
 @frozen

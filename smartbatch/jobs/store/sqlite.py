@@ -57,7 +57,7 @@ NETWORK_FILE_SYSTEMS = re.compile(
     r"9p|afs|beegfs|ceph|cifs|gfs2|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|panfs|smb3|smbfs|vboxsf"
     r"|fuse\.(ceph|cephfs|gcsfuse|glusterfs|juicefs|mount\.glusterfs|rclone|s3fs|sshfs)"
 )
-"""File systems without locks and shared memory across machines, which the log of SQLite needs
+"""File systems without locks and shared memory across machines, which SQLite's write-ahead log needs
 (sqlite.org/wal.html: "all processes using a database must be on the same host computer")."""
 FILE_REPLACED_ERROR = (
     "the store's file {path} was deleted or replaced while it was in use: nothing was written, and nothing is"

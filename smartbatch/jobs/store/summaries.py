@@ -32,7 +32,7 @@ from smartbatch.types import Route
 MAX_DECISIONS = 2_000  # stored decisions on real-time lists; a job's decision is stored as long as the job
 MAX_GROUPS = 500  # stored groups of errors; older ones are deleted
 MAX_GROUPS_PER_WRITE = 20  # further errors of one transaction are counted as one group per kind
-TRIM_INTERVAL = 20  # jobs between two deletions of old rows
+TRIM_INTERVAL = 20  # old rows are deleted once per this many jobs
 MAX_TRIMMED_GROUPS = 1_000  # groups deleted per transaction
 HOUR_SECONDS = 3600.0
 MAX_SPENDING_HOURS = 14 * 24  # period for which spending is stored

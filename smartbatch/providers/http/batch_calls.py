@@ -76,7 +76,7 @@ class BatchCalls:
         return None if self.gone(reply) else self.read(self.errors.decode(reply))
 
     def listed(self, reply: Reply, field: str, *, may_lack: bool = False) -> tuple[dict[str, Any], list[Any]]:
-        """Return the answer to a list and its entries. With ``may_lack``, a missing list is empty."""
+        """Return a decoded answer and the list in it. With ``may_lack``, a missing list is empty."""
         data = self.decoded(reply)
         found = data.get(field, [] if may_lack else None)
         if not isinstance(found, list):

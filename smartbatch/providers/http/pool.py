@@ -267,7 +267,7 @@ class _TlsConnection(Connection, HTTPSConnection):
 
 
 class ConnectionPool(HTTPConnectionPool):
-    """A limited number of connections to one server. ``urllib3`` owns the queue, TLS and proxies.
+    """A limited number of connections to one server. ``urllib3`` manages the queue, TLS and proxies.
 
     ``close`` closes idle connections only; those in use are closed when they are returned.
     """

@@ -1,6 +1,6 @@
 """``requests`` for files and batches, over this library's transport.
 
-``requests`` prepares requests. Its own network has a timeout per read, no maximum size of bodies
+``requests`` prepares requests. Its own network code has a timeout per read, no maximum body size
 and no protection against forks. The session's adapter therefore sends prepared requests through
 :class:`~smartbatch.providers.http.transport.Transport`. Importing this module imports ``requests``;
 adapters import it when their Batch API is first used.

@@ -1,7 +1,7 @@
 """The answer to one request: its head, parsed as far as needed, and its body as it arrives.
 
 ``http.client`` passes each head to the e-mail parser, which takes more CPU than the rest of a call.
-Its exceptions are still used, because it makes the tunnels of proxies and all errors share one
+Its exceptions are still used, because it sets up proxy tunnels and all errors are looked up in one
 table.
 """
 

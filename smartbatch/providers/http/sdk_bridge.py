@@ -1,7 +1,7 @@
 """The network under the vendors' SDKs: their ``httpx2`` client uses this library's transport.
 
-An SDK builds and signs requests. Its own network has timeouts per read, follows redirects, and has
-no maximum size of bodies and no protection against forks. The SDK receives only the status of an
+An SDK builds and signs requests. Its own network code has timeouts per read, follows redirects, and
+has no maximum body size and no protection against forks. The SDK receives only the status of an
 answer. Importing this module imports ``httpx2``; adapters import it when their SDK is first needed.
 """
 
@@ -129,8 +129,8 @@ def _through(send: Callable[[], object], call: _SdkCall) -> Reply | LiveReply:
 def meaning_of(error: Exception) -> ProviderError | None:
     """Convert an exception of ``httpx2``; ``None`` for any other.
 
-    None is expected, because the transport does not raise them. They do not show the progress of the
-    call.
+    No such exception is expected, because the transport does not raise any. It would not show how far the
+    call got.
     """
     if isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.UnsupportedProtocol):
         late = isinstance(error, httpx2.TimeoutException)
