@@ -26,7 +26,7 @@ differences, is counted over a longer period, such as the requests per day of so
 the reset."""
 
 _HOUR_SECONDS, _DAY_SECONDS = 3600.0, 25 * 3600.0
-"""Seconds that a call waits at most: an hour, or 25 hours for a limit per day. A longer reset is a mistake.
+"""Maximum seconds that a call waits: an hour, or 25 hours for a limit per day. A longer reset is a mistake.
 """
 
 _MAX_UNITS = 1e15

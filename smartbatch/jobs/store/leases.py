@@ -1,9 +1,9 @@
 """Ownership of jobs: owners and their locks, leases, and writes under a lease.
 
 Each store object that runs jobs is an owner: it has a row, and holds a lock that is released when its process
-dies. On one machine the lock is a ``flock`` on a file: the kernel releases it however the process dies, and neither
-clocks nor suspends matter. The descriptor is closed on exec and in a forked child, since a copy there would
-keep the lock after the parent's death.
+dies. On one machine the lock is a ``flock`` on a file: the kernel releases it however the process dies, and
+clock changes and suspends have no effect. The descriptor is closed on exec and in a forked child, since a
+copy there would keep the lock after the parent's death.
 """
 
 from __future__ import annotations
