@@ -17,7 +17,7 @@ from smartbatch.types import Usage
 
 
 def families_of(s: MetricsSnapshot) -> Iterator[tuple[Family, Values]]:
-    """Yield all families except those of times, with their current values."""
+    """Yield all families except those of durations, with their current values."""
     found: dict[Family, dict[str, float]] = {}
     for metric in METRICS:
         family = metric.family

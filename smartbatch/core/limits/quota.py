@@ -88,8 +88,8 @@ class Quota:
     def look(self, now: float, tokens: float, output: float = 0.0) -> float:
         """Return the earliest time a call that needs ``tokens`` may be sent.
 
-        Infinity means after a call in flight ends. Ask again after each such end, which may make the time
-        earlier.
+        Infinity means after a call in flight ends. Call this again after each such end: the time may be
+        earlier then.
 
         Args:
             tokens: expected input and output.
