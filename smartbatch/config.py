@@ -473,7 +473,7 @@ def _spec(key: str, label: str) -> Any:
 
 
 def _nearest(name: str, known: Collection[str], prefix: str = "") -> str:
-    return did_you_mean(name, known, prefix) or f"; known are {', '.join(known)}"
+    return did_you_mean(name, known, prefix) or f"; use one of {', '.join(known)}"
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

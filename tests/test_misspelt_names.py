@@ -65,7 +65,7 @@ def test_a_misspelt_word_is_refused_at_once_with_the_nearest(call, given, meant,
 def test_a_request_and_a_model_are_told_the_nearest_name():
     with pytest.raises(ValueError, match=r"did you mean urgent\?$"):
         Request("a", priority="urgnt")
-    with pytest.raises(ConfigError, match=r"unknown provider; known are .*did you mean openai\?$"):
+    with pytest.raises(ConfigError, match=r"unknown provider; use one of .*did you mean openai\?$"):
         BatchingClient("opnai:gpt-5-mini")
 
 

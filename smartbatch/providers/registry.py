@@ -62,7 +62,7 @@ def parse_model(model: str) -> tuple[str, str]:
             f"the model {shown!r} does not name its provider; write provider:model with {known}"
         )
     near = did_you_mean(prefix, prefixes())
-    raise ConfigError(f"the model {shown!r} has an unknown provider; known are {known}{near}")
+    raise ConfigError(f"the model {shown!r} has an unknown provider; use one of {known}{near}")
 
 
 def prefixes() -> tuple[str, ...]:

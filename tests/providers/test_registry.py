@@ -41,7 +41,7 @@ def test_a_model_splits_at_its_first_colon():
         ("", "does not name its provider"),
         ("openai", "does not name its provider"),
         ("openai:", "has no name"),
-        ("mistral:x", "unknown provider; known are anthropic:, call:, gemini:, openai:, sim:"),
+        ("mistral:x", "unknown provider; use one of anthropic:, call:, gemini:, openai:, sim:"),
     ],
 )
 def test_models_that_are_refused(model, part):
