@@ -258,7 +258,7 @@ def test_the_sdk_cannot_send_the_key_elsewhere(serve):
         client = provider._sdk.get().client
         with pytest.raises(Exception) as caught:
             client.post(f"{url_of(other)}/v1/messages", cast_to=httpx2.Response, options={"timeout": 5})
-        assert "other than the base URL" in str(caught.value.__cause__)
+        assert "than the base URL" in str(caught.value.__cause__)
         options = {"timeout": 5, "headers": {"x-odd": "a\r\nx-more: b"}}
         with pytest.raises(Exception) as caught:
             client.post("/v1/messages", cast_to=httpx2.Response, options=options)
