@@ -22,7 +22,7 @@ from smartbatch.runs.row_keys import KeyedRow
 from smartbatch.types import Result, Route
 
 _MIN_SPEEDUP: Final = 1.05  # smaller factors are not worth mentioning
-_MAX_SHOWN_GROUPS: Final = 5  # groups of equal errors listed at the end
+_MAX_SHOWN_GROUPS: Final = 5  # groups of identical errors listed at the end
 _REJECTIONS: Final = frozenset(
     {ErrorKind.CLIENT_ERROR, ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY, ErrorKind.CONTEXT_TOO_LONG}
 )
@@ -102,7 +102,7 @@ class RunSummary:
     amounts: Amounts = Factory(Amounts)  # tokens and cost of this run, including all attempts
     sequential: float = 0.0  # total seconds of the calls that answered
     together: int = 0  # rows answered in batches or shared calls, which ``sequential`` does not cover
-    failures: dict[tuple[str, str], EqualErrors] = Factory(dict)  # first few groups of equal errors
+    failures: dict[tuple[str, str], EqualErrors] = Factory(dict)  # first few groups of identical errors
     skipped: Counter[str] = Factory(Counter)  # rows without a request, by reason
 
     def count_row(self, row: KeyedRow, result: Result) -> None:

@@ -1,4 +1,4 @@
-"""Answers stored in an SQLite file, which saves later runs the calls for equal requests.
+"""Answers stored in an SQLite file, so that later runs need no calls for identical requests.
 
 The file contains answers in plain text, so only its owner may read it; prompts are stored as fingerprints.
 A damaged entry counts as a miss. An intact entry that an internal error makes unreadable does not, because

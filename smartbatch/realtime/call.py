@@ -378,9 +378,9 @@ def _estimated(request: Request, feed: ChunkBox) -> Usage:
 class AnswerSharing:
     """Checks the cache immediately before a call, and shares answers below the middleware.
 
-    An equal request may have been answered since the cache was checked at submission. From then on, equal
-    requests join this one, so that only one is paid for. Below middleware, this layer also records the
-    provider's answers and caches them; the middleware then runs once for each equal request, with the
+    An identical request may have been answered since the cache was checked at submission. From then on,
+    identical requests join this one, so that only one is paid for. Below middleware, this layer also records
+    the provider's answers and caches them; the middleware then runs once for each identical request, with the
     recorded answer.
     """
 
@@ -415,8 +415,8 @@ class AnswerSharing:
         if isinstance(noted, Answer):
             return evolve(noted, **own_parts(noted), usage=None, cost=0.0)
         return ProviderError(
-            "a middleware marked as shareable changed this request differently from an equal one that shares "
-            "its call",
+            "a middleware marked as shareable changed this request differently from an identical one "
+            "that shares its call",
             kind=ErrorKind.UNKNOWN,
         )
 

@@ -53,7 +53,7 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
 
 
 def shares_answer(request: Request, default: bool | None) -> bool:
-    """True if a request shares one answer with equal requests. ``default`` is the setting ``deduplicate``."""
+    """True if a request shares one answer with identical ones. ``default`` is the setting ``deduplicate``."""
     # 1. A request with its own callable never shares.
     if request.call is not None:
         return False
