@@ -45,7 +45,7 @@ further:
 """,
     "limits": """
 --rpm N                limit the requests per minute
---tpm N                limit the tokens per minute (input tokens, except at OpenAI)
+--tpm N                limit the tokens per minute (input tokens only, except for OpenAI)
 further:
 --otpm N               limit the output tokens per minute
 --burst N              allow this many requests at once (default: a minute's worth)

@@ -43,7 +43,7 @@ _MESSAGES_PATH = "/v1/messages"
 
 
 class AnthropicProvider(Provider):
-    """Messages at Anthropic, or at any server that implements its API.
+    """Messages of Anthropic, or of any server that implements its API.
 
     The key never appears in a string, a ``repr`` or a pickle; a provider cannot be pickled.
 
