@@ -68,7 +68,7 @@ def test_the_rest_fails_and_what_was_finished_is_kept(clock, client_of):
     assert all(isinstance(result.error, BudgetExceeded) for result in results[3:])
     assert len(provider.starts) == 3
     assert client.spent == 30.0
-    assert "$5.00 are left" in str(results[3].error)
+    assert "$5.00 is left" in str(results[3].error)
 
 
 def test_a_shared_call_reserves_no_more_than_there_is(clock, client_of):
