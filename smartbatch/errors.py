@@ -18,7 +18,7 @@ class ErrorKind(enum.Enum):
     """The class of a failed call, which decides how it is retried."""
 
     RATE_LIMIT = "rate_limit"
-    """The provider allows fewer requests or tokens: all calls that share the quota wait."""
+    """A limit on requests or tokens was exceeded: all calls that share the quota wait."""
     TIMEOUT = "timeout"
     """The call exceeded its total deadline; it may have been billed."""
     NETWORK_ERROR = "network_error"
@@ -34,7 +34,7 @@ class ErrorKind(enum.Enum):
     UNKNOWN = "unknown"
     """Anything else, such as an exception raised by the user's callable."""
     NO_MONEY = "no_money"
-    """Credit or a spending limit is used up: waiting does not help."""
+    """The credit has run out, or a spending limit is reached: waiting does not help."""
     CONTEXT_TOO_LONG = "context_too_long"
     """Prompt and output together exceed the model's context."""
 
@@ -174,7 +174,7 @@ class ProviderError(SmartbatchError):
         status: HTTP status, if there was a response.
         code: the provider's own error code.
         retry_after: seconds to wait as requested by the provider, up to a maximum.
-        provider_request_id: the provider's ID of the call, for its support.
+        provider_request_id: the provider's ID for the call, to give to its support.
         maybe_billed: whether the call may have been executed although no answer arrived.
         usage: tokens billed for the failed call, if the provider reported them.
         refused_parameters: names of parameters rejected by the server, if its error names them.

@@ -77,9 +77,9 @@ def generate(
     """Send every prompt, wait for every answer, and return the results in order.
 
     Args:
-        prompts: strings, lists of chat messages, or :class:`~smartbatch.Request` objects; or a table of
-            pandas, Polars, Arrow or datasets, or rows as mappings, with ``template="… {column} …"`` or
-            ``column="text"``: then ``to_table()`` of the results returns it with the answers.
+        prompts: strings, lists of chat messages, or :class:`~smartbatch.Request` objects; or a pandas,
+            Polars, Arrow or datasets table, or rows as mappings, with ``template="… {column} …"`` or
+            ``column="text"``. The results' ``to_table()`` then returns the table with the answers.
         model: ``provider:model``, such as ``openai:gpt-5-mini``; ``sim:demo`` needs no key and no network.
         progress: True for a progress display, False for none; by default a bar on a terminal or in a
             notebook.
@@ -114,7 +114,7 @@ def embed(
 
     Args:
         texts: the texts to embed; or a table as in :func:`generate`.
-        model: ``provider:model`` with embeddings.
+        model: the ``provider:model`` of an embedding model.
         task_type, dimensions: see :class:`~smartbatch.Embedding`.
         progress, on_progress: see :func:`generate`.
         params: see :func:`generate`; without generation parameters.
@@ -179,7 +179,7 @@ def pause(
 def resume(
     provider: str, model: str | None = None, *, by: str | None = None, store: str | None = None
 ) -> bool:
-    """End a pause; False if there is none. See :meth:`StoredJobs.resume`.
+    """End a pause; return False if there is none. See :meth:`StoredJobs.resume`.
 
     Args:
         store: as for :func:`job`.

@@ -74,8 +74,8 @@ class Distribution:
         return self._mean
 
     def _tail(self, beyond: float, *, upper: bool) -> float:
-        """Return how much log seconds change, beyond the last point, when the remaining share falls by a
-        factor of e."""
+        """Return the slope beyond the last point: the change of log seconds per fall of the remaining share
+        by a factor of e."""
         inside = min(0.5, 10 * beyond)
         if inside <= beyond:
             return 0.0
@@ -99,8 +99,8 @@ def _mean_between(low: float, high: float) -> float:
 def redistributed(times: Iterable[tuple[float, bool, float]]) -> list[tuple[float, float]]:
     """Return times and weights, with the weight of each censored time spread over all longer times.
 
-    A censored time, such as that of a cancelled batch, is only a lower bound. This is the estimate of
-    Kaplan and Meier ("Nonparametric estimation from incomplete observations", 1958). If the longest time is
+    A censored time, such as that of a cancelled batch, is only a lower bound. This is the Kaplan-Meier
+    estimate ("Nonparametric estimation from incomplete observations", 1958). If the longest time is
     censored, it keeps its own weight.
 
     Args:
@@ -127,15 +127,15 @@ RIDGE_WEIGHT = 10.0  # weight of the prior's growth against the sum of squared l
 VARIANCE_FACTOR = 2.0  # factor on the variance of a mean, which few observations underestimate
 MIN_WATCHED_WEIGHT = 12  # sum of weights from which a change can be detected
 CHANGE_SLACK, CHANGE_LIMIT = 0.65, 1.8
-"""Parameters of :class:`ChangeDetector`: six extreme times in a row are a change, and about one in 2,000
-times raises a false alarm (``benchmarks/forecast.py``)."""
+"""Parameters of :class:`ChangeDetector`: six extreme times in a row count as a change, and about one in
+2,000 times raises a false alarm (``benchmarks/forecast.py``)."""
 OUTDATED_WEIGHT_SHARE = 0.005  # share of its weight that an observation keeps after a sudden change
 MIN_LOG_CHANGE = math.log(1.25)  # smallest change of the log median that is reported
 MIN_STANDARD_ERRORS, MIN_STANDARD_ERRORS_AT_FIRST = 4.0, 2.0
-"""Standard errors that a gradual change of the median must exceed to be reported; more if the previous median
-was observed instead of taken from the prior."""
+"""Standard errors that a gradual change of the median must exceed to be reported: the first number if the
+previous median was observed, the second if it is that of the prior."""
 SHORTEST_SECONDS = 1e-6  # shorter times count as this
-REFITS_PER_DOUBLING = 8  # refit after an eighth as many new observations as the forecast rests on
+REFITS_PER_DOUBLING = 8  # refit once the new observations exceed an eighth of the fitted ones
 STALE_HALF_LIVES = 0.02  # half-lives after which a forecast is refitted without new observations
 TINY_WEIGHT = 1e-300  # keeps every weight above 0
 _HALF = -math.log(2)
@@ -173,7 +173,7 @@ class Prior:
     # Observations whose starts differ by at most this share of their duration belong to one moment and
     # together count as one. The batches of one list, for example, take about the same time.
     together: float = 0.0
-    only_when_sure: bool = True  # report a gradual change only if it exceeds chance
+    only_when_sure: bool = True  # report a gradual change only if chance does not explain it
 
     @classmethod
     def of(cls, median: float, p95: float, *, growth: float = 0.0, fade: float = 43_200.0) -> Prior:
@@ -220,7 +220,7 @@ class ChangeDetector:
         self._sums, self._counts = [0.0, 0.0], [0, 0]
 
     def observe(self, level: float) -> int:
-        """Add a time; return how many of the latest times belong to a new regime, or 0 without a change.
+        """Add a time; return how many of the latest times belong to a new regime, or 0 if there is none.
 
         A change is reported again with each further time that supports it.
         """
@@ -265,8 +265,9 @@ class _Fit:
 class Forecaster:
     """Learns how long one kind of call or batch takes. Not thread-safe.
 
-    Forecasts depend only on the prior, the observations and their order. At first they are refitted
-    after each observation, later when there are an eighth more, so that observing every call costs little.
+    Forecasts depend only on the prior, the observations and their order. At first they are refitted after
+    each observation, later only once the new ones exceed an eighth of the fitted ones, so that observing
+    every call costs little.
 
     Args:
         prior: the forecast before anything is observed.
@@ -300,8 +301,8 @@ class Forecaster:
         """Learn from an observation; return the change of the forecast if it is worth reporting.
 
         A sudden change is always reported, and earlier observations hardly count from then on. A gradual
-        one is reported if the median has moved by more than a quarter since the last report and, if the
-        prior asks for certainty, by more than chance explains.
+        one is reported if the median has moved by more than a quarter since the last report and, if
+        :attr:`Prior.only_when_sure` is set, by more than chance explains.
 
         Raises:
             ValueError: the seconds are negative or not a number.
@@ -479,8 +480,8 @@ DOCUMENTED_TIMES = (
     (21_600.0, 0.05),
     (64_800.0, 0.025),
 )
-"""Seconds and weights that represent the documentation: most Anthropic batches finish within an hour, OpenAI
-and Gemini batches often long before 24 h. Together they weigh half an observation."""
+"""Seconds and weights that reflect the providers' documentation: most Anthropic batches finish within an
+hour, OpenAI and Gemini batches often long before 24 h. Together they count as half an observation."""
 _MIN_LEFT_SECONDS = 1.0  # minimum while there is work left, such as collecting the results
 _MAX_LEVEL = 1 - 1e-9
 
@@ -498,8 +499,8 @@ def remaining(running: Sequence[RunningBatch], times: Times, *, unsent: Sequence
     Args:
         running: the job's unfinished batches; they run in parallel.
         times: how long batches of the same model take.
-        unsent: sizes of batches still to be sent. As many as run now are assumed to run at a time, or all
-            of them if none runs.
+        unsent: sizes of batches still to be sent. As many of them are assumed to run in parallel as
+            batches are running now, or all of them if none is.
 
     Returns:
         0.0 only if nothing is left; ``None`` if a batch has run for :data:`EXPIRY_SECONDS`.

@@ -84,7 +84,7 @@ def json_reply(value: Mapping[str, Any]) -> ServerReply:
 
 @frozen
 class BatchContext:
-    """What the endpoints of files and batches need besides the request."""
+    """What the file and batch endpoints need in addition to the request."""
 
     backend: BatchBackend
     settings: EmulatorSettings

@@ -1,6 +1,6 @@
 """Celery: one client per worker process. A task that is delivered again finds and resumes its job.
 
-Celery itself is imported when a :class:`CeleryTasks` is made, in the module of the tasks.
+Celery itself is imported when a :class:`CeleryTasks` is made, in the module that defines the tasks.
 """
 
 from __future__ import annotations

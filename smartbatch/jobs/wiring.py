@@ -59,7 +59,7 @@ class RealtimeItem:
     sink: Callable[
         [Result], None
     ]  # receives the raw result, success or failure; reading it post-processes it
-    # budget of the job within the client's budget; None if only the client's budget pays
+    # budget of the job within the client's budget; None if only the client's is charged
     own_budget: Budget | None
     alone: bool  # shares its call with no other request
     flex: bool  # uses the provider's slower tier if there is one
@@ -84,7 +84,7 @@ class JobWiring:
     control: Callable[[ModelControls], None]
     speed: Callable[[JobRow], Speed]  # forecasts how fast requests of a job are answered
     calibration: Callable[[JobRow], Calibration]  # learned token counts for a job's model
-    outer_budget: Callable[[JobRow], Budget | None]  # also pays for items of a job with its own budget
+    outer_budget: Callable[[JobRow], Budget | None]  # also charged for items of a job with its own budget
     parallelism: Callable[[], int]  # concurrent calls of the client
     # true if the request may share the answer of an identical one
     shares: Callable[[Request], bool] = lambda _: False

@@ -36,7 +36,7 @@ class DeferredEffects:
         self.events.append((event, None if waiter is None else waiter.variables.copy()))
 
     def answer(self, ticket: Ticket, waiters: list[Waiter], result: Result) -> None:
-        """Complete ``waiters`` with one result. The first one pays; the others cost nothing."""
+        """Complete ``waiters`` with one result. The first one is charged; the others cost nothing."""
         for position, waiter in enumerate(waiters):
             self._settle(ticket, waiter, share_of(waiter, result, pays=position == 0))
 

@@ -220,7 +220,7 @@ class RealtimeEngine:
         self.dispatcher.start()
 
     def admit(self, submission: Submission, future: ResultFuture | None = None) -> ResultFuture:
-        """Queue a validated request and return its future; raises like the queue.
+        """Queue a validated request and return its future; raises what the queue raises.
 
         A caller that passes a ``future`` must call :meth:`cancelled` when it is cancelled.
         """
@@ -269,7 +269,7 @@ class RealtimeEngine:
             self.dispatcher.wake_locked()
 
     def abandon_futures(self, futures: list[ResultFuture]) -> None:
-        """Cancel requests that are no longer read when the collector next runs.
+        """Cancel requests whose results will not be read when the collector next runs.
 
         Finalisers call this at any point, so it runs no user code and waits for no lock. None of the calls
         starts before the collector runs. It is woken on another thread, because a lock acquired in a
@@ -406,7 +406,7 @@ class RealtimeEngine:
         self.callbacks.run_later(lambda: under(self._setup.tell, event))
 
     def abandon(self, error: WrongProcess) -> None:
-        """End the copies of the parent's futures in a forked child, without acquiring an inherited lock."""
+        """Complete a forked child's copies of its parent's futures, without acquiring an inherited lock."""
         for ticket in list(self.queue.live):
             for waiter in list(ticket.waiters):
                 waiter.future.abandon(error)

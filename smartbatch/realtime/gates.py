@@ -45,7 +45,7 @@ class Demand:
     output: float  # output tokens, included in tokens
     urgent: bool  # its share of a limit is leased first
     own_budget: Budget | None  # None for the client's budget
-    keeps_going: bool = False  # sent although the provider refuses the key, account or model
+    keeps_going: bool = False  # sent even if the provider refuses the key, account or model
 
 
 @frozen

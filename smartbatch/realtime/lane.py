@@ -36,7 +36,7 @@ _LATENCY_WEIGHT = 0.2
 
 @define(eq=False)
 class ProviderHealth:
-    """State of a provider and model besides the breaker, shared by their lanes."""
+    """State of a provider and model, apart from the breaker; shared by their lanes."""
 
     answered: bool = False  # the provider has answered at least once, even with an error
     open_since: float | None = None  # when the breaker opened, monotonic seconds
@@ -63,10 +63,10 @@ class Lane:
     rates: RateCard | None
     calibration: Calibration
     call: Call  # the provider's call with its layers
-    replay: Call | None  # runs shareable middleware for further waiters
+    replay: Call | None  # runs shareable middleware for each further waiter
     max_tokens: float  # maximum estimated input tokens per call
     batch_key: Callable[[Request], Hashable]  # equal for requests that may share a call
-    packing_health: PackingHealth | None  # whether packing pays; None unless the lane packs prompts
+    packing_health: PackingHealth | None  # whether packing pays off; None unless the lane packs prompts
     tier: FlexTier | None  # None in a standard lane
     packed: Lane | None = None  # lane for packable requests of the same model
     standard: Lane | None = None  # the standard-price lane of a flex lane
@@ -99,7 +99,7 @@ class Lane:
         return given + made, rates.cost(rates.expected_usage(*self.calibration.most(request)))
 
     def max_lost_cost(self, request: Request) -> float:
-        """Return the maximum cost in USD of a call whose answer is lost; 0 without a known price."""
+        """Return the maximum cost in USD of a call whose answer is lost; 0 if the price is unknown."""
         rates = self.rates if self.standard is None else self.standard.rates
         if rates is None or request.call is not None:
             return 0.0
@@ -111,7 +111,7 @@ class Lane:
         """Return the lane in which ``request`` waits.
 
         A request that the flex tier does not accept, or that names a tier itself, waits in the standard lane;
-        a packable one waits in the packed lane while packing pays.
+        a packable one waits in the packed lane while packing pays off.
         """
         if self.standard is not None and not self._takes(request, now):
             return self.standard.lane_for(request, now)

@@ -1,7 +1,7 @@
 """The real-time part of a client: accepts requests from any number of threads and returns futures.
 
-It lives as long as its client in one process, over any number of starts and stops. Each run has its own
-:class:`~smartbatch.realtime.engine.RealtimeEngine` with threads, queue and gates.
+Within one process, it lives as long as its client, through any number of starts and stops. Each run has its
+own :class:`~smartbatch.realtime.engine.RealtimeEngine` with threads, queue and gates.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Realtime:
     def enqueue(
         self, request: Request, options: CallOptions, future: ResultFuture | None = None
     ) -> ResultFuture:
-        """Queue a validated and preprocessed request. Raises like :meth:`submit_request`.
+        """Queue a validated and preprocessed request; raises what :meth:`submit_request` raises.
 
         Args:
             future: receives the result; ``None`` creates a new future.
@@ -146,7 +146,7 @@ class Realtime:
         if known is not None:
             result = hooks.process(known) if known.ok and not options.raw else known
             return self._settled(request, result, options, future)
-        # 2. It is streamed: queue it in the standard lane; it does not share its answer.
+        # 2. It is streamed: queue it in the standard lane, and do not share its answer.
         # 3. Queue it in the lane for its kind, or in the flex lane if the options request it.
         engine = self._running()  # read once: a lane belongs to one engine, and another may start
         flex = options.flex and not streamed
@@ -248,8 +248,9 @@ class Realtime:
         return future
 
     def _abandon_futures(self, futures: list[ResultFuture]) -> None:
-        """Cancel requests that are no longer read. Finalisers call this, so it runs no user code and takes
-        no lock.
+        """Cancel requests whose results will not be read.
+
+        Finalisers call this, so it runs no user code and takes no lock.
         """
         for engine in self._engines():
             engine.abandon_futures(futures)
@@ -261,9 +262,9 @@ class Realtime:
             self._is_stopped = False
 
     def start(self) -> RealtimeEngine:
-        """Return the engine, starting it if none runs.
+        """Return the engine, starting it if none is running.
 
-        Providers are opened under a separate lock, which requests do not wait for while an engine runs.
+        Providers are opened under a separate lock, which requests do not wait for while an engine is running.
 
         Raises:
             ClientClosed: it was stopped; see :meth:`allow_start`.
@@ -356,14 +357,14 @@ class Realtime:
             self.engine = None  # last, so that lock-free readers always find the engine
             self._is_stopped = True
         self.recheck_budget()
-        # 1. No engine runs: wait up to ``timeout`` seconds for other threads that are stopping one.
+        # 1. No engine is running: wait up to ``timeout`` seconds for other threads that are stopping one.
         if engine is None:
             for each in stopping:
                 left = None if timeout is None else max(0.0, began + timeout - self._clock.now())
                 each.stop(left, reason=reason, release=self.close_providers)
             return sum(each.lost for each in stopping)
-        # 2. An engine runs: stop it. In any case, leave shared limits, report the end, and wait for
-        # callbacks.
+        # 2. An engine is running: stop it. Even if that fails, leave shared limits, report the end, and wait
+        # for callbacks.
         try:
             engine.stop(timeout, reason=reason, release=self.close_providers)
         finally:
@@ -399,7 +400,7 @@ class Realtime:
         self._publish_at(self._leases())
 
     def _leases(self) -> SharedLeases | None:
-        """Return ``None`` if the client shares nothing. Raises like :meth:`publish`."""
+        """Return ``None`` if the client shares nothing; raises what :meth:`publish` raises."""
         has_account = any(provider.capabilities.priced for provider in self._providers.values())
         return leases_of(self._config.shared, self._clock, has_account=has_account)
 
@@ -423,7 +424,7 @@ class Realtime:
                     provider.close()
 
     def abandon(self, error: WrongProcess) -> None:
-        """End the copies of the parent's futures in a forked child, without acquiring an inherited lock."""
+        """Complete a forked child's copies of its parent's futures, without acquiring an inherited lock."""
         for provider in self._providers.values():
             provider.abandon()
         for engine in self._engines():

@@ -27,18 +27,18 @@ from smartbatch.types import NO_USAGE, Priority, Request, Result, Route, T, Usag
 
 @frozen
 class CallOptions:
-    """How one request is sent, besides the request's own fields."""
+    """How to send one request, in addition to its own fields."""
 
     model: OpenedModel
     # receives the result before threads that wait for the future continue
     sink: Callable[[Result], None] | None = None
     stream: ChunkBox | None = None
     raw: bool = False  # skip hooks, which run when the result is read
-    # the paying budget, within the client's; None for the client's
+    # a budget within the client's; None if only the client's is charged
     own_budget: Budget | None = None
     alone: bool = False  # never shares its call
     flex: bool = False  # use the provider's flex tier, if there is one
-    keeps_going: bool = False  # sent although the provider refuses the key, account or model
+    keeps_going: bool = False  # sent even if the provider refuses the key, account or model
 
 
 @frozen
@@ -67,7 +67,7 @@ PATIENCE_SECONDS: dict[Priority, float] = {
 """Seconds after arrival by which a request of each priority should start.
 
 Requests are served in the order of these times, so that none starves: a LOW request is overtaken only by
-NORMAL ones that arrive within two minutes after it. URGENT ones precede all others, except in the turns that
+NORMAL ones that arrive less than two minutes later. URGENT ones precede all others, except in the turns that
 :class:`~smartbatch.realtime.lane_queue.Turns` reserves.
 """
 
@@ -98,7 +98,7 @@ class ResultFuture(Future[Result[T]]):
 
     Attributes:
         outcome: the complete result, even if it failed; ``None`` until the future is complete.
-        withdraw: cancels the request if the future cannot.
+        withdraw: called first by :meth:`cancel`; returns False if the request cannot be cancelled.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ResultFuture(Future[Result[T]]):
             SmartbatchError: the error the request failed with.
             TimeoutError: it has not finished within ``timeout`` seconds.
             CancelledError: it was cancelled.
-            Interrupted: Ctrl-C.
+            Interrupted: Ctrl-C was pressed.
         """
         notice_fork()
         on_interrupt = self._on_interrupt  # the future may finish while it is interrupted
@@ -197,7 +197,7 @@ class ResultFuture(Future[Result[T]]):
         self.withdraw = None
 
     def abandon(self, error: WrongProcess) -> None:
-        """End the copy of the future in a forked child, where no other thread can know it.
+        """Complete the copy of the future in a forked child, where no other thread can use it.
 
         The future is initialised again, because a thread that does not exist in the child may hold its lock.
         Callbacks belong to the parent and are dropped.
@@ -277,15 +277,15 @@ class Ticket:
     """
 
     submission: Submission  # as submitted; the ticket's own fields may change later
-    waiters: list[Waiter]  # the first one pays
-    request: Request  # sent next; changes after an answer that does not fit
+    waiters: list[Waiter]  # the first one is charged
+    request: Request  # the request to send next; replaced after an answer that does not fit
     lane: Lane  # changes if the request moves to the standard tier or the fallback model
     key: float  # latest start, which decides the order of service
     due: float  # earliest time of its next call, monotonic seconds
     must_start: float  # end of its window, monotonic seconds
     urgent: bool
     alone: bool  # never shares its call
-    keeps_going: bool  # sent although the provider refuses key, account or model
+    keeps_going: bool  # sent even if the provider refuses the key, account or model
     batch_key: Hashable  # equal for requests that may share a call
     fingerprint: bytes | None
     stream: ChunkBox | None
@@ -294,7 +294,7 @@ class Ticket:
     tokens: int
     reserve: float
     state: TicketState = TicketState.WAITING
-    entry: int = 0  # its valid entry in the lane's heaps; 0 for none, negative while taken out
+    entry: int = 0  # number of its valid entry in the lane's heaps; 0 for none, negative while removed
     paused: bool = False  # waits for a retry, or until its budget has room
     group: object | None = None  # equal for requests in the same half of a split call
     final: bool = False  # the call in flight is certainly the last
@@ -325,7 +325,7 @@ class Ticket:
             due=arrival,
             must_start=arrival + (lane.accumulator.window.max_wait if window is None else window),
             urgent=request.priority is Priority.URGENT,
-            # user functions and streams have separate calls
+            # user functions and streams never share a call
             alone=options.alone or request.call is not None or options.stream is not None,
             keeps_going=options.keeps_going,
             batch_key=lane.batch_key(request),

@@ -136,7 +136,7 @@ class FollowedJobs:
 
 
 def _between(job: Job, after: int, before: int) -> Iterator[list[Result]]:
-    """Yield the results stored between two sequence numbers, in the order of storage."""
+    """Yield the results stored between two sequence numbers, in the order in which they were stored."""
     while after + 1 < before:
         page = job.stored(after=after, ordered=False, limit=min(PAGE_RESULTS, before - after - 1))
         page = [stored for stored in page if stored.sequence < before]

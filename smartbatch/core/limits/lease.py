@@ -31,10 +31,10 @@ VALID_SECONDS = 5.0
 """Seconds for which a lease may be used without another exchange."""
 
 _AHEAD_SECONDS = 2.0
-"""Seconds of this process's demand that are leased."""
+"""Seconds' worth of this process's demand to lease in advance."""
 
 _LOW_SECONDS = 1.0
-"""Seconds of this process's demand below which more is leased."""
+"""Seconds' worth of this process's demand below which a lease is replenished."""
 
 _MIN_INTERVAL_SECONDS = 0.1
 """Minimum seconds between exchanges: at most ten per second."""
@@ -49,10 +49,10 @@ _HEARTBEAT_SECONDS = 5.0
 exchanges of a process that holds nothing."""
 
 _ASKED_SLOTS = 1000.0
-"""Number of slots requested, which means as many as are available."""
+"""Number of slots to request; in practice, all that are available."""
 
 _REMEMBERED_EXCHANGES = 16
-"""Exchanges remembered until the provider reports a call sent after one of them."""
+"""Number of recent exchanges to remember, because the provider reports on a call sent some exchanges ago."""
 
 _KEPT_DEMAND_SHARE = 0.7
 """Share of an earlier, higher demand that each exchange keeps."""
@@ -67,7 +67,8 @@ _MAX_WAIT_SECONDS = 1.0
 """Maximum seconds after which a waiting process asks again, to keep its place."""
 
 _CATCH_UP_SHARE = 0.01
-"""Share of the spacing, and minimum seconds, by which a late call does not delay the next ones."""
+"""How late a call may be without delaying the next ones: this share of the spacing, but at least this many
+seconds."""
 
 
 @frozen
@@ -135,7 +136,7 @@ class LimitLease:
         self._cool_until = -math.inf
         self._safe: dict[int, Bucket] = {}
         self.others = (0.0, 0.0)  # calls of others answered and refused between the last two exchanges
-        self._recent: list[tuple[float, list[float]]] = []  # time and ``then`` of the last exchanges
+        self._recent: list[tuple[float, list[float]]] = []  # time and ``LeaseGrant.then`` of each
 
     @property
     def members(self) -> int:
@@ -280,7 +281,8 @@ class LimitLease:
         lowered = facts.spaced > 0.0 and (facts.spaced < self._spaced or self._spaced == 0.0)
         self._news, self._asked_at, self._asked_nothing = False, now, not active
         own_outage = self._own_outage
-        if own_outage:  # its end is reported until it is known, because processes may join in between
+        # the end of an outage is reported until a grant confirms it, because processes may join in between
+        if own_outage:
             self._own_outage = None
         then = next((then for at, then in reversed(self._recent) if at <= facts.admitted), None)
         return LeaseAsk(
@@ -317,8 +319,8 @@ class LimitLease:
     def _wanted(self, kept: list[float]) -> tuple[list[float], list[float]]:
         """Return the amounts that the next call needs beyond the kept ones, and the requested amounts.
 
-        The use of a process whose calls wait was limited, so it requests twice its recent use, and at least
-        what all waiting calls need.
+        A process whose calls wait has used less than it could, so it requests twice its recent use, and at
+        least what all waiting calls need.
         """
         lacking = self._lacking
         costs, more = (self._usual, _AHEAD_SECONDS) if lacking is None else (lacking, 2.0 * _AHEAD_SECONDS)

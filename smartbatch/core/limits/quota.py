@@ -88,8 +88,8 @@ class Quota:
     def look(self, now: float, tokens: float, output: float = 0.0) -> float:
         """Return the earliest time a call that needs ``tokens`` may be sent.
 
-        Infinity means after a call in flight ends. Call this again after each such end: the time may be
-        earlier then.
+        Infinity means that it has to wait for a call in flight to end. Call this again whenever one ends,
+        because the time may then be earlier.
 
         Args:
             tokens: expected input and output.

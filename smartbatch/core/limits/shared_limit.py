@@ -91,7 +91,7 @@ class LeaseAsk:
     kept: list[float] = field(factory=nothing)  # units held and kept
     # units returned; negative for debts of calls, 0 for a budget
     returned: list[float] = field(factory=nothing)
-    least: list[float] = field(factory=nothing)  # units that the next waiting call needs besides ``kept``
+    least: list[float] = field(factory=nothing)  # units that the next waiting call needs beyond ``kept``
     wanted: list[float] = field(factory=nothing)  # requested units, including ``least``
     slots: float = 0.0  # requested calls at the spaced rate
     urgent: int = 0  # 1 if the waiting call is urgent
