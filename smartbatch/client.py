@@ -258,7 +258,7 @@ class BatchingClient:
         including rows added at the end.
 
         Args:
-            prompts: strings, chats or requests; or a table of pandas, Polars, Arrow or datasets, or rows as
+            prompts: strings, chats or requests; or a pandas, Polars, Arrow or datasets table, or rows as
                 mappings, with ``template="… {column} …"`` or ``column="text"`` in ``params``.
             on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises the
                 first one; ``None`` for the client's setting.
@@ -275,7 +275,7 @@ class BatchingClient:
             ConfigError: no route meets the constraints; the message names the nearest constraints that can be
                 met.
             JobConflict, StoreError: see :meth:`submit_batch`; only with a ``key``.
-            Interrupted: Ctrl-C while waiting for a result; it has the results not yet yielded.
+            Interrupted: Ctrl-C was pressed while waiting for a result; it has the results not yet yielded.
         """
         options = ReaderOptions(on_error, on_progress, progress)
         return self._running.routing.map_results(prompts, params, self, options)
@@ -310,7 +310,7 @@ class BatchingClient:
 
         Raises:
             AllRequestsFailed: no request was answered; its ``results`` show why each failed.
-            Interrupted: Ctrl-C; its ``results`` are those received so far, in order.
+            Interrupted: Ctrl-C was pressed; its ``results`` are those received so far, in order.
             Exception: see :meth:`map`.
         """
         if progress is None:
@@ -483,7 +483,7 @@ class BatchingClient:
 
         Raises:
             JobTimeout: the timeout has passed; the job continues.
-            Interrupted: Ctrl-C; the job continues.
+            Interrupted: Ctrl-C was pressed; the job continues.
             AllRequestsFailed: no request was answered.
             Exception: see :meth:`submit_batch`.
         """

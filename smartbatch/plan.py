@@ -130,7 +130,7 @@ class Plan(Generic[T]):
         Raises:
             ConfigError: the budget is invalid, or the plan is a forecast whose prompts were not kept.
             AllRequestsFailed: no request was answered.
-            Interrupted: Ctrl-C; the error has the results so far.
+            Interrupted: Ctrl-C was pressed; the error has the results so far.
         """
         if self._run is None:
             raise ConfigError(

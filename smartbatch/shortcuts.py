@@ -94,7 +94,7 @@ def generate(
     Raises:
         InvalidRequest, ConfigError: a request or a setting is invalid; nothing was sent.
         AllRequestsFailed: no request was answered.
-        Interrupted: Ctrl-C; its ``results`` are those received so far, in order.
+        Interrupted: Ctrl-C was pressed; its ``results`` are those received so far, in order.
     """
     check_names(params, ScriptParams.__optional_keys__)
     return _run(prompts, model, progress, params, on_progress=on_progress)

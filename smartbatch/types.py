@@ -402,7 +402,7 @@ class Answer:
         finish_reason: ``stop``, ``length``, ``content_filter``, ``refusal``, ``tool_calls`` or the provider's
             own term.
         model: the model that answered.
-        provider_request_id: the provider's id of the call.
+        provider_request_id: the provider's id for the call.
         value: an object instead of a text, returned by a user's callable.
         cost: USD, if the provider reports it.
         limits: the reported limits.
@@ -460,7 +460,7 @@ class Result(Generic[T_co]):
         route: how it was sent, even if it failed; ``None`` if it was never sent.
         finish_reason: why the output ended; see :class:`Answer`.
         model: the model that answered, or was requested, as ``provider:model``.
-        provider_request_id: the provider's id of the call that answered.
+        provider_request_id: the provider's id for the call that answered.
         error: what went wrong; ``None`` on success.
         context: the request's context, unchanged.
         dropped: parameters omitted because the provider does not accept them, with the reasons.

@@ -1,4 +1,4 @@
-"""``smartbatch top``: the dashboard's page Now in the terminal, updated twice a second."""
+"""``smartbatch top``: the dashboard's Now page in the terminal, updated twice a second."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def frame(source: Source, width: int, height: int | None) -> list[TextLine]:
-    """Return the dashboard's page *Now* as at most ``height`` lines of ``width`` cells."""
+    """Return the dashboard's *Now* page as at most ``height`` lines of ``width`` cells."""
     from attrs import evolve
 
     from smartbatch.dashboard.now_page import page

@@ -434,7 +434,7 @@ _DETAILS: Mapping[str, Any] = {
     **dict.fromkeys(("cost", "retry_after"), int | float),
     "maybe_billed": bool,
 }
-"""Stored attributes of errors besides kind and message. Others, such as causes, are not stored."""
+"""Attributes of errors that are stored in addition to kind and message. Others, such as causes, are not."""
 
 
 def _error_form(error: SmartbatchError) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Parts of an answer besides the text, common to all APIs: tool calls, log-probabilities, vectors and
+"""Parts of an answer other than the text, common to all APIs: tool calls, log-probabilities, vectors and
 unmodelled fields.
 """
 

@@ -79,8 +79,8 @@ class Recovered:
 
 
 class OutputFile:
-    """An output under an exclusive lock. Appending is safe from any thread; everything else is for one
-    thread.
+    """An output under an exclusive lock. Any thread may append; everything else must be called from a
+    single thread.
 
     Args:
         path: created if missing. A symbolic link of the same user is followed.

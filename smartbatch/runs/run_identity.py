@@ -21,8 +21,8 @@ from smartbatch.types import Result
 
 _MAX_NAME_CHARACTERS: Final = 100  # of an output's name in the keys of its jobs
 _PATH_DIGITS: Final = 16  # of the digest of an output's path in the keys of its jobs
-_MAX_JOBS: Final = 1_000_000  # found in one search; in effect all of a store
-_MAX_GAPS: Final = 256  # between the rows of a job in the input; with more, all of its results are read
+_MAX_JOBS: Final = 1_000_000  # returned by one search; in practice, all jobs of a store
+_MAX_GAPS: Final = 256  # gaps between a job's rows in the input; with more, all its results are read
 _RUN_LABEL: Final = "run"
 _ROWS_LABEL: Final = "rows"
 # labels of a run's job: its output, the rows of the input, and the real-time route

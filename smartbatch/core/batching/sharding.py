@@ -24,7 +24,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-_LINE_END_BYTES = 1  # bytes of a line besides its item
+_LINE_END_BYTES = 1  # bytes of a line in addition to its item
 _MAX_DIFFERENT_SHARDS = 4  # maximum number of shards of different sizes at the end of a list
 _MAX_DIVISIONS = 20_000  # divisions of the end that are tried, which takes well under 0.1 s
 

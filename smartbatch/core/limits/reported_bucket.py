@@ -201,7 +201,7 @@ class ReportedBucket:
         self._correct_level(reading.remaining, trace, now)
 
     def _compare_ends(self, remaining: float, ends: float, rounded_to: float) -> None:
-        """Distinguish a window from a bucket, whose full time each call postpones.
+        """Distinguish a window from a bucket; each call postpones the time at which a bucket is full.
 
         Unless many units were used, the delay may be less than the rounding of a reset.
         """

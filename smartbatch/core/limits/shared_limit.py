@@ -252,8 +252,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     if ask.leaving:
         _note_account(record, ask, now, 0.0)
         return _grant(record, now, 1 + len(record.members), nothing())
-    # 4. The process gets the requested amount if enough is left besides the needs of processes with
-    #    precedence.
+    # 4. The process gets the requested amount if enough is left after the needs of processes with
+    #    precedence are met.
     since = mine.since if mine is not None and mine.since > 0.0 else now
     granted, slots, slots_in, wait = nothing(), 0.0, 0.0, 0.0
     if max(*ask.wanted, ask.slots) > 0.0:

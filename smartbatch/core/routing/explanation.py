@@ -16,8 +16,8 @@ from smartbatch.types import Route, Strategy
 from smartbatch.views.model import Cell, DataTable, Note, Part
 
 _SAMPLE_ROWS = 20  # rows that give a good estimate of the answer length
-_BUSY_SHARE = 0.9  # of the known rate limits, from which they determine the time
-_LONG_SECONDS = 5.0  # time in real time from which more parallel calls are suggested
+_BUSY_SHARE = 0.9  # share of the rate limits above which they determine the time
+_LONG_SECONDS = 5.0  # duration of a real-time list above which more parallel calls are suggested
 _CERTAIN_SHARE = 0.945  # probability of meeting the deadline that needs no warning
 
 

@@ -175,8 +175,8 @@ class Transport:
         return head
 
     def head_of(self, method: str, target: str, lines: bytes) -> bytes:
-        """``target`` includes the base URL's path. ``lines`` are checked headers besides host, length and
-        encoding.
+        """``target`` includes the base URL's path. ``lines`` are checked headers other than host, length
+        and encoding.
         """
         proxy, proxy_headers = self._proxy
         proxied = b""
