@@ -266,7 +266,7 @@ def _form_of(environ: WSGIEnvironment) -> dict[str, str]:
 
 
 def _fields_of(text: str, limit: int) -> dict[str, str]:
-    """Return the fields of a query string or a form; the last of each name counts."""
+    """Return the fields of a query string or a form; if a name is repeated, the last value counts."""
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=limit))
     except ValueError:

@@ -1,6 +1,6 @@
 """Celery: one client per worker process. A task that is delivered again finds and resumes its job.
 
-Celery itself is imported when a :class:`CeleryTasks` is made, in the module that defines the tasks.
+Celery itself is imported only when a :class:`CeleryTasks` is created, in the module that defines the tasks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["CeleryTasks"]
 class CeleryTasks:
     """A client for the tasks of a Celery application.
 
-    The client starts in each worker process with its first task, after the fork and without delaying the
-    start of the process. When the process ends, calls in progress have ``grace`` to complete, and jobs are
-    released for other processes to resume.
+    The client starts when a worker process runs its first task: after the fork, and without delaying the
+    start of the process. When the process ends, calls in progress are given ``grace`` to complete, and jobs
+    are released for other processes to resume.
 
     Args:
-        client: for :meth:`generate` and :meth:`submit`, it needs a ``store`` that all workers can reach.
+        client: for :meth:`generate` and :meth:`submit`, set its ``store`` to one that all workers can reach.
         grace: time for calls in progress when a worker process ends, such as ``"5s"``, or seconds.
     """
 
@@ -43,8 +43,8 @@ class CeleryTasks:
         signals.worker_process_shutdown.connect(self._process_ends, weak=False)
 
     def time_left(self) -> float | None:
-        """Return the seconds until one second before the soft time limit of the current task, or else its
-        hard limit; ``None`` without a limit.
+        """Return the seconds left for the current task, up to one second before its soft time limit, or its
+        hard limit if it has no soft one; ``None`` if it has neither.
 
         Raises:
             RequestTimeout: no time is left.
@@ -86,7 +86,7 @@ class CeleryTasks:
         Args:
             prompts, params: as for
                 :meth:`BatchingClient.submit_and_wait <smartbatch.BatchingClient.submit_and_wait>`.
-            key: the job's key; by default derived from the task's id, for one job per task.
+            key: the job's key; by default derived from the task's id, so that each task has one job.
 
         Raises:
             JobTimeout: the time limit is near; the job continues.
@@ -102,7 +102,7 @@ class CeleryTasks:
         Args:
             requests, params: as for
                 :meth:`BatchingClient.submit_batch <smartbatch.BatchingClient.submit_batch>`.
-            key: the job's key; by default derived from the task's id, for one job per task.
+            key: the job's key; by default derived from the task's id, so that each task has one job.
         """
         key = key or _key()
         self.client.submit_batch(requests, key=key, **params)
@@ -111,14 +111,14 @@ class CeleryTasks:
     def results(self, key: str, *, countdown: Duration = 30.0) -> ResultList[Any]:
         """Return the results of a finished job, in order; otherwise retry the task later.
 
-        No worker waits in between. If the process that ran the job was killed, this one resumes it.
+        No worker is blocked in the meantime. If the process that ran the job was killed, this one resumes it.
 
         Args:
             key: the job's key.
             countdown: time until the task is retried, such as ``"1m"``, or seconds.
 
         Raises:
-            celery.exceptions.Retry: the job has not ended; let this exception pass.
+            celery.exceptions.Retry: the job has not ended; do not catch this exception.
             JobNotFound: the store has no such job.
         """
         self.client.start()

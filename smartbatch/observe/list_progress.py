@@ -18,7 +18,7 @@ class ListProgress:
     """Progress of a list.
 
     Attributes:
-        total: expected number of results; ``None`` if the prompts were given without a length.
+        total: expected number of results; ``None`` if the number of prompts is not known.
         finished: results so far, including failed ones.
         failed: failed results.
         cost: USD of the results whose cost is known.

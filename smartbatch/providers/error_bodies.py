@@ -1,9 +1,9 @@
-"""Finds the reason in an error body, in any common format of servers, gateways and proxies.
+"""Finds the reason in an error body, in any format common among servers, gateways and proxies.
 
 The formats are ``error`` as an object or a string; ``errors`` as a list or by field; FastAPI's
 ``detail`` as a string or a list; problem details of RFC 9457; flat objects (``message``, ``msg``,
 ``error_msg`` and others); JSON in a string; XML; plain text; and the title of an HTML page. In
-any other format, the reason is the string that most resembles one, at any level.
+any other format, the reason is the string, at any level, that looks most like one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def reason_of(data: Any) -> str:
 
 
 def named_reason(data: Any) -> str:
-    """Search the usual fields only. The body may not be an error."""
+    """Search the usual fields only. The body need not be an error."""
     return _joined(_reasons(data, _MAX_DEPTH))
 
 

@@ -41,7 +41,7 @@ class Demand:
     tokens: float  # estimated, input and output
     cost: float  # maximum, USD
     first: bool
-    failures: int  # earlier failures of its first request, without rate limits
+    failures: int  # earlier failures of its first request, excluding rate limits
     output: float  # output tokens, included in tokens
     urgent: bool  # its share of a limit is leased first
     own_budget: Budget | None  # None for the client's budget
@@ -52,7 +52,7 @@ class Demand:
 class Used:
     # input and output; None keeps the estimate after a success and returns it after a failure
     tokens: float | None = None
-    output: float | None = None  # output tokens; None for the expected share
+    output: float | None = None  # output tokens; None assumes the expected share
     cost: float = 0.0  # USD
     unconfirmed: float = 0.0  # USD that may have been billed in addition
     retry_after: float | None = None  # seconds
@@ -65,7 +65,7 @@ Change: TypeAlias = "Transition | Cooldown"
 
 @define(eq=False)
 class Permit:
-    """The right to make one call. It has one owner and ends once."""
+    """The right to make one call. It has a single owner, which ends it exactly once."""
 
     lane: Lane
     demand: Demand
@@ -108,7 +108,7 @@ class Gates:
         return "" if lease is None else lease.refusal
 
     def waits_for_lease(self, lane: Lane) -> bool:
-        """Return whether a call waits for a lease of a limit or budget, which has been requested."""
+        """Return whether calls must wait for a lease of a limit or budget that has already been requested."""
         leases = (lane.quota.quota.lease, self.budget.lease)
         return any(lease is not None and lease.is_lacking for lease in leases)
 
@@ -137,17 +137,17 @@ class Gates:
         return self.budget if own_budget is None else own_budget
 
     def end(self, permit: Permit, ending: Ending, now: float, used: Used = NOTHING_USED) -> list[Change]:
-        """End ``permit``. Return what changed for all requests: the breaker or a cooldown.
+        """End ``permit``. Return the changes that affect all requests: to the breaker or a cooldown.
 
         Raises:
-            AssertionError: the permit has ended before.
+            AssertionError: the permit has already ended.
         """
         if permit.ended:
             raise AssertionError("a permit ended twice")
         permit.ended = True
         self.permits_out -= 1
         lane, demand = permit.lane, permit.demand
-        # 1. End the quota's part, unless end_quota did.
+        # 1. End the quota's part, unless end_quota has already done so.
         if not permit.reservation.ended:
             self.end_quota(permit, ending, now, used)
         changes: list[Change] = [] if permit.cooldown is None else [permit.cooldown]
@@ -170,8 +170,9 @@ class Gates:
     def end_quota(self, permit: Permit, ending: Ending, now: float, used: Used) -> None:
         """End the quota's part of ``permit``. Only the quota's own lock is needed.
 
-        A success uses tokens, a refusal starts or extends a cooldown, an unsent call returns everything, and
-        any other failure uses its actual tokens. Limits reported in the answer are learned.
+        A success is charged for its tokens, a refusal starts or extends a cooldown, an unsent call returns
+        everything, and any other failure is charged for the tokens it used. Limits reported in the answer are
+        learned.
         """
         demand, reservation, quota = permit.demand, permit.reservation, permit.lane.quota.quota
         reported = used.limits if ending is not Ending.REFUSED else None

@@ -118,8 +118,8 @@ def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) 
         return Bill(outcome.cost, usage=usage)
     if not lane.provider.capabilities.priced:
         return Bill(usage=usage)
-    # 2. The usage is missing or incomplete, as after an interrupted stream: up to the maximum cost may be
-    # billed, unless the error rules that out.
+    # 2. The usage is missing or incomplete, for example after an interrupted stream: up to the maximum
+    # cost may be billed, unless the error rules that out.
     rates = _rates(lane, outcome)
     if usage is None or usage.estimated:
         is_missing = isinstance(outcome, MissingAnswer)

@@ -1,11 +1,11 @@
-"""Streams: passes an answer chunk by chunk from the worker to the thread that reads it.
+"""Streams: an answer is passed chunk by chunk from the worker to the thread that reads it.
 
 The life of a stream, in order:
 
-1. The box is created, the request is queued, and the stream is returned.
-2. Each try attaches a function that closes its connection, and detaches it at the end. Retries are possible
-   until the first chunk is delivered.
-3. Chunks are put in and taken out. If the box is full, the call waits for the reader until its deadline.
+1. The buffer is created, the request is queued, and the stream is returned.
+2. Each attempt attaches a function that closes its connection, and detaches it at the end. Retries are
+   possible until the first chunk is delivered.
+3. Chunks are put in and taken out. If the buffer is full, the call waits for the reader until its deadline.
 4. The stream ends in one of three ways:
 
    a. the request finishes: the reader takes the remaining chunks, then the result or error;
@@ -13,8 +13,8 @@ The life of a stream, in order:
       the connection closed;
    c. the call has waited for the reader until its deadline: the request fails.
 
-When the client stops, the box accepts any number of chunks, because the stopping thread may be the reader. A
-stream closed by the garbage collector or a signal handler is closed on another thread, because the
+When the client stops, the buffer accepts any number of chunks, because the stopping thread may be the reader.
+A stream closed by the garbage collector or a signal handler is closed on another thread, because the
 interrupted code may hold the lock.
 """
 
@@ -42,7 +42,7 @@ MAX_CHARACTERS = 1 << 20
 
 
 class ChunkBox:
-    """A bounded box of chunks.
+    """A bounded buffer of chunks.
 
     A worker puts chunks in, one thread takes them out, and any thread may cancel.
     """
@@ -86,10 +86,10 @@ class ChunkBox:
             self._close = None
 
     def put(self, piece: str, deadline: float) -> None:
-        """Put a chunk in, waiting while the box is full.
+        """Put a chunk in, waiting while the buffer is full.
 
         Raises:
-            RequestCancelled: no more chunks are accepted, or there was no room until ``deadline``.
+            RequestCancelled: no more chunks are accepted, or no room became free before ``deadline``.
         """
         with self._emptied:
             while not self.over and not self._has_room_locked(piece):
@@ -111,7 +111,7 @@ class ChunkBox:
             self._filled.notify()
 
     def end(self, result: Result) -> None:
-        """Set the result. The chunks in the box can still be read."""
+        """Set the result. The chunks in the buffer can still be read."""
         with self._filled:
             if self.result is not None:
                 return
@@ -140,7 +140,7 @@ class ChunkBox:
             return piece
 
     def cancel(self) -> bool:
-        """Accept no more chunks and close the connection. Return False if everything was read before."""
+        """Accept no more chunks and close the connection; return False if everything has been read."""
         with self._filled:
             if self.result is not None and not self._chunks:
                 return False
@@ -200,7 +200,7 @@ class TextStream(Iterator[str], Generic[T]):
             SmartbatchError: the stream has neither been read to its end nor closed.
         """
         self._check_process()
-        if not (self._box.over or self._left):  # another thread closes it after its loop was left
+        if not (self._box.over or self._left):  # if the loop was left early, another thread closes the stream
             raise SmartbatchError(
                 "the answer is still being generated: read the stream to its end, or close it",
                 request_id=self.request_id,
@@ -290,7 +290,7 @@ class TextStream(Iterator[str], Generic[T]):
             )
 
     def _close_elsewhere(self) -> None:
-        """Close it on another thread, because the garbage collector may run while a lock is held."""
+        """Close the stream on another thread, because the garbage collector may run while a lock is held."""
         self._left = True
         if self._box.over or self._process != os.getpid():
             return

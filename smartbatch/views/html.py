@@ -1,6 +1,6 @@
 """Renders views as HTML: dashboard pages, reports and notebook output.
 
-Templates escape every text. Characters that cannot be shown or would reverse the direction of text are
+Templates escape all text. Characters that cannot be shown or would reverse the direction of text are
 replaced first, so no name, id or error text can add an element, an attribute or an address.
 """
 
@@ -57,7 +57,7 @@ def live_parts(view: View) -> dict[str, str]:
 
 
 def report(view: View) -> str:
-    """Return a self-contained document that loads and runs nothing."""
+    """Return a self-contained document that loads no other files and runs no scripts."""
     return render("report.html", view=view, styles=styles(), source=source_of(styles()))
 
 
@@ -116,7 +116,7 @@ def _shown(value: Any, kind: Kind = "text") -> str:
 
 
 def _sort_key(cell: Cell) -> str:
-    """Return the key by which a browser sorts rows; empty if that is the text of the cell."""
+    """Return the key by which a browser sorts rows; empty if they are sorted by the cell's text."""
     first = cell[0] if isinstance(cell, tuple) and cell else cell
     if isinstance(first, model.ProgressBar):
         return f"{first.share:.6g}"
@@ -152,8 +152,8 @@ _TRIES = (_Bounds(40, 240), _Bounds(12, 160), _Bounds(4, 60))
 class Report:
     """A report on requests: what was sent and returned, when, by which route and why, and at what cost.
 
-    It contains no prompts and no answers, and it loads and runs nothing. Made by ``job.report()``; notebooks
-    display it.
+    It contains no prompts and no answers, loads no other files and runs no scripts. Created by
+    ``job.report()``; notebooks display it.
 
     Attributes:
         view: its title, key figures, and sections of facts, tables and charts.

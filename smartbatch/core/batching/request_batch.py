@@ -1,4 +1,4 @@
-"""The requests that share one call, and the decision when they are sent.
+"""The requests that share one call, and the decision on when to send them.
 
 A :class:`Batch` is filled, sent as one call, and completed. :class:`BatchAccumulator` decides when the
 waiting requests of a lane become a batch.

@@ -8,8 +8,8 @@ Providers and gateways have swapped answers. :class:`Crosscheck` compares the bi
 answer with the estimate for the request that it names. Estimates are off by a ratio and a constant that the
 lines of a shard share, and by a random error per line; a line that is off by far more than the others is
 suspicious. On real prompts that error is 7 to 15 %, so 29 % of random swaps between GSM8K prompts are
-detected, and 92 % if one prompt is 1.7 times as long as the other. A suspicion is only reported, because
-the check cannot show which answers are right.
+detected, and 92 % if one prompt is 1.7 times as long as the other. Suspicious lines are only reported,
+because the check cannot show which answers are right.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from attrs import frozen
 
 _LINE_END_BYTES = 1  # bytes of a line in addition to its item
 _MAX_DIFFERENT_SHARDS = 4  # maximum number of shards of different sizes at the end of a list
-_MAX_DIVISIONS = 20_000  # divisions of the end that are tried, which takes well under 0.1 s
+_MAX_DIVISIONS = 20_000  # divisions tried for the end of a list; they take well under 0.1 s
 
 
 class Sized(Protocol):
@@ -42,9 +42,9 @@ class Sized(Protocol):
 
 @frozen
 class Cut:
-    # positions in the job, shard by shard; together all items that are not too big
+    # positions in the job, shard by shard; includes every item that is not too big
     shards: tuple[tuple[int, ...], ...]
-    too_big: tuple[int, ...]  # items that fit into no batch, not even alone
+    too_big: tuple[int, ...]  # items too big for any batch, even alone
 
 
 def cut(
@@ -68,7 +68,7 @@ def cut(
         distinct: make all sizes different if possible, largest first, at the cost of one or two more shards.
         shared_bytes: like ``max_bytes``, but only for shards of several items: a larger item gets its own
             shard.
-        shared_tokens: like ``max_tokens``, in the same way.
+        shared_tokens: the same for ``max_tokens``.
         taken_sizes: with ``distinct``, sizes of other shards that must not be used again.
 
     Raises:
@@ -101,7 +101,7 @@ class _ItemRow:
         )
 
     def end(self, start: int) -> int:
-        """Return the farthest end of a shard that begins at ``start``; it contains at least one item."""
+        """Return the end of the longest shard that begins at ``start``; it contains at least one item."""
         end = min(start + self._requests, self.length)
         for sums, limit in self._limits:
             if sums[end] - sums[start] > limit:
@@ -121,8 +121,8 @@ class _ItemRow:
 
 def _even(row: _ItemRow) -> list[int]:
     """Return sizes of the fewest shards, each as close as possible to an equal share of the rest."""
-    # Find the earliest beginning of each shard, from the back. The items before it must fit into the earlier
-    # shards.
+    # Working backwards, find the earliest possible beginning of each shard. The items before it must fit into
+    # the earlier shards.
     begins = [row.length]
     while begins[-1]:
         begins.append(row.begin(begins[-1]))
@@ -147,7 +147,7 @@ def _different(row: _ItemRow, taken: frozenset[int]) -> list[int]:
             ending = _ending(row, start, used)
             if ending is not None:
                 return [*sizes, *ending]
-        # 2. The largest unused size between the maximum and its half.
+        # 2. The largest unused size between the maximum and half of it.
         size = next((size for size in range(most, most // 2, -1) if size not in used), None)
         if size is None:
             used = set(taken)
@@ -161,8 +161,8 @@ def _different(row: _ItemRow, taken: frozenset[int]) -> list[int]:
 def _ending(row: _ItemRow, start: int, used: set[int]) -> list[int] | None:
     """Return as few unused, different sizes as possible that add up to the rest from ``start``, or ``None``.
 
-    For each number of sizes, tries the first one from an equal share upwards and divides the rest in turn.
-    Gives up after a fixed number of tries.
+    For each number of sizes, tries values from an equal share upwards for the first one, and divides the rest
+    in the same way. Gives up after a fixed number of tries.
     """
     tries = iter(range(_MAX_DIVISIONS))
 
@@ -190,8 +190,8 @@ def _ending(row: _ItemRow, start: int, used: set[int]) -> list[int] | None:
 # half the width of the band, in standard deviations; the farthest of 2,583 real prompts is at 5.7
 _BAND_DEVIATIONS = 6.0
 _SMALL_SAMPLE_FACTOR = 3.0
-"""The spread of few lines is itself uncertain, so the band is wider by this factor over the square root of
-their number: two thirds for twenty lines."""
+"""The spread of a few lines is itself uncertain, so the band is widened by this factor divided by the square
+root of their number: by two thirds for twenty lines."""
 _MIN_BAND = (
     0.02  # minimum half width of the band: estimates that fit some lines exactly may be off for others
 )
@@ -199,12 +199,12 @@ _ROUNDING_TOKENS = 1.0  # tokens always allowed, because estimate and count are 
 _SIZE_FACTOR = 3.0
 """Estimates count characters. If the bytes of a request deviate from its estimate more than in other
 requests, for example because of another script, the estimate may be off by this multiple of the deviation."""
-_DEVIATION_PER_MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
+# ratio of a normal distribution's standard deviation to its median absolute deviation
+_DEVIATION_PER_MAD = 1.4826
 _MIN_LOG_SPAN = math.log(1.5)
 _MIN_CORRELATION = 0.5
-"""If the middle half of the estimates spans a factor of 1.5, they follow the counts with a rank correlation
-of at least 0.9 on the real sets; for twenty answers assigned at random, it exceeds 0.5 once in eighty
-times."""
+"""If the middle half of the estimates spans a factor of 1.5, their rank correlation with the counts is at
+least 0.9 on the real sets; for twenty answers assigned at random, it exceeds 0.5 once in eighty times."""
 
 
 @frozen
@@ -219,12 +219,12 @@ class _LineFit:
 
 
 class Crosscheck:
-    """Compares the lines of one shard with each other; fewer than 20 lines show nothing.
+    """Compares the lines of one shard with each other, if there are at least 20.
 
     Observe all lines before judging any. It uses 24 bytes per line.
     """
 
-    NEEDED = 20  # lines before any is called suspicious
+    NEEDED = 20  # minimum number of lines before any is reported as suspicious
 
     def __init__(self) -> None:
         self._estimates = array("d")
@@ -252,7 +252,7 @@ class Crosscheck:
         return sum(self.suspicious(*line) for line in lines)
 
     def suspicious(self, estimate: float, billed: float, size: float = 0) -> bool:
-        """Whether ``billed`` does not fit a prompt of ``estimate`` tokens, judged by the other lines."""
+        """Whether the other lines make ``billed`` implausible for a prompt of ``estimate`` tokens."""
         if len(self._estimates) < self.NEEDED or estimate <= 0 or billed <= 0:
             return False
         if self._fit is None:
@@ -279,7 +279,7 @@ class Crosscheck:
 
     @property
     def unrelated(self) -> bool:
-        """Whether the counts do not follow the estimates at all, so that all answers may be swapped.
+        """Whether the counts are unrelated to the estimates, in which case all answers may be swapped.
 
         The spread is then so large that no line stands out. Only prompts of different lengths can show this.
         """
@@ -316,7 +316,7 @@ def _expected(slope: float, constant: float, estimate: float) -> float:
 
 
 def _slope(estimates: Sequence[float], billed: Sequence[float]) -> float | None:
-    """Return the median slope between lines half the list apart in length (a short form of Theil and Sen)."""
+    """Return the median slope between lines half the list apart in length (a simplified Theil-Sen fit)."""
     ordered = sorted(zip(estimates, billed, strict=True))
     half = len(ordered) // 2
     slopes = [
@@ -328,13 +328,13 @@ def _slope(estimates: Sequence[float], billed: Sequence[float]) -> float | None:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the rank of each value; equal values share the middle of their ranks."""
+    """Return the rank of each value; equal values share their mean rank."""
     ordered = sorted(values)
     return [(bisect_left(ordered, value) + bisect_right(ordered, value) - 1) / 2 for value in values]
 
 
 def _correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    middle = (len(one) - 1) / 2  # of ranks, with or without ties
+    middle = (len(one) - 1) / 2  # the mean rank, with or without ties
     product = sum((a - middle) * (b - middle) for a, b in zip(one, other, strict=True))
     size = math.sqrt(sum((a - middle) ** 2 for a in one) * sum((b - middle) ** 2 for b in other))
     return product / size if size else 0.0

@@ -48,7 +48,7 @@ _PASSED_FACTOR = 4.0
 for the answer would take too long."""
 
 _NO_CAP_SECONDS = 60.0
-"""Seconds after a cap proved wrong before another cap is assumed."""
+"""Seconds to wait after a cap has proved wrong before another one is assumed."""
 
 SPACED_SHARE = 0.988
 """Share of a known rate at which calls are spaced, which leaves 1.2 ms per 100 ms for irregular arrivals."""
@@ -72,8 +72,8 @@ _STEP_CALLS, _MIN_STEP_SECONDS, _MAX_STEP_SECONDS = 2.0, 1.0, 3.0
 because a limit may be counted per second. Each step doubles the excess."""
 
 _FEW_CALLS, _ENOUGH_CALLS = 3, 16
-"""Fewer admitted calls than the first number only show that the rate is too high; fewer than the second are
-too few to measure random refusals."""
+"""With fewer admitted calls than the first number, all that is known is that the rate is too high; with fewer
+calls than the second, random refusals cannot be measured."""
 
 _REPORTED_SECONDS = 0.5
 """Seconds until earlier calls of other processes have been reported."""
@@ -82,8 +82,8 @@ _NOISE_WEIGHT, _MAX_NOISE = 0.3, 0.06
 """Weight of the last cruise in the share of random refusals, and the maximum of that share."""
 
 _NOISE_FACTOR, _NOISE_CALLS, _SPARED_CALLS = 2.0, 40.0, 2
-"""While probing, the limit is met when more than twice the random share of the calls, and of 40 more, is
-refused; while cruising, when two more calls than that are refused."""
+"""The limit is met when more calls are refused than twice the number expected at random for the calls so far
+plus 40; while cruising, two further refusals are allowed."""
 
 _MIN_RATE, _UNLIMITED_RATE = 0.5, 2000.0
 """The lowest rate, and a rate too high to matter, in calls per second."""
@@ -199,7 +199,7 @@ class _CallsInFlight:
 
 
 class _PacedCalls:
-    """Calls at a measured rate: cycles of a cruise just below it and a probe until the limit is met."""
+    """Sends calls in cycles: a cruise just below the measured rate, then a probe until the limit is met."""
 
     def __init__(
         self, rate: float, delivery: _Delivery, now: float, *, ceiling: float = math.inf, search: bool = False
@@ -272,8 +272,8 @@ class _PacedCalls:
     def meet(self, order: int, at: float, sent: int, now: float) -> None:
         """Measure the rate when the call sent at ``at`` meets the limit, and start the next cycle.
 
-        The rate is at least the previous one if calls cruised at it, and at least that of the last probe
-        step that passed: if unused capacity is lost, fewer calls may have been admitted.
+        The new rate is not below the previous one, if calls cruised at it, nor below the last probe step that
+        passed: fewer calls than the limit allows are admitted if its unused capacity is lost.
         """
         rate = self.delivery.rate(order, at) / (1.0 - self.noise)
         if self.delivery.admitted(order) < _FEW_CALLS:
@@ -287,7 +287,7 @@ class _PacedCalls:
                 self.noise += _NOISE_WEIGHT * (share - self.noise)
         sending = self.bucket.rate
         self.begin_cycle(rate, _Delivery(at, sent), now)
-        # A limit counted per second admits some calls early. They are missing at the end of the second.
+        # A limit counted per second admits some calls early, so fewer are left for the end of the second.
         self.bucket.level = -max(0.0, self.rate * (1.0 - self.rate / sending))
 
     def _is_probed(self, order: int) -> bool:
@@ -313,7 +313,7 @@ class _PacedCalls:
 
 
 class AdaptiveLimit:
-    """A rate and a maximum of calls in flight, both unlimited at first."""
+    """A rate and a maximum number of calls in flight, both unlimited at first."""
 
     def __init__(self) -> None:
         self._in_flight = _CallsInFlight()
@@ -410,7 +410,7 @@ class AdaptiveLimit:
         return Evidence.ALONE
 
     def _since(self, call: Reservation) -> int:
-        """Return the order of the last call to ignore: only the last 32 calls and those in flight with
+        """Return the number of the last call to ignore: only the last 32 calls and those in flight with
         ``call`` count."""
         return min(call.order - call.held[0], self._sent - _RECENT_CALLS)
 
@@ -450,8 +450,9 @@ class AdaptiveLimit:
         # 2. A rate is known: space calls at it.
         elif ceiling < math.inf:
             self._paced = _PacedCalls(ceiling, met, until, ceiling=ceiling)
-        # 3. Calls were admitted at first contact, perhaps as a burst, so the pause counts towards the time of
-        #    their rate. Calls of other processes have not been reported yet.
+        # 3. Calls were admitted at first contact, perhaps as a burst, so their rate is measured over a time
+        #    that includes the pause. Other processes have not reported their calls yet, so the same number is
+        #    assumed for each.
         elif admitted > 0:
             rate = self._members * admitted / (until - delivery.since)
             self._paced = _PacedCalls(rate, met, until, search=True)

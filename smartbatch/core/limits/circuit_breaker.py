@@ -144,7 +144,7 @@ class CircuitBreaker:
 
     @property
     def run_is_usual(self) -> bool:
-        """Whether the latest consecutive failures are plausible as chance."""
+        """Whether the latest consecutive failures could plausibly be due to chance."""
         return self._run * math.log(self._usual) > _CHANCE_LOG
 
     def look(self, now: float) -> float:

@@ -158,7 +158,7 @@ _STATUS = re.compile(r"[1-5]\d\d[,:.]?")
 
 
 def pattern_of(message: str) -> str:
-    """Return the message with ids and numbers replaced by ``#``, which is equal for errors of the same cause.
+    """Return the message with ids and numbers replaced by ``#``, so that equal causes give equal messages.
 
     A three-digit number stays, because it may be an HTTP status.
     """

@@ -31,8 +31,8 @@ from smartbatch.core.limits.token_bucket import ConfiguredLimits
 from smartbatch.types import LimitReport
 
 _UNEVEN_REFUSALS = 2
-"""Consecutive explained refusals within seconds that prove that bursts are not honoured, if all processes
-stayed within the remainder reported by the provider."""
+"""Consecutive explained refusals within seconds that prove that the provider allows no bursts, if all
+processes stayed within the remainder reported by the provider."""
 
 _NAMING_ANSWERS = 8
 """Answers after which a provider that reports limits would have done so."""
@@ -67,7 +67,7 @@ class Quota:
         self._configured.configure(max_rpm, max_tpm, now)
 
     def approach(self) -> None:
-        """Begin with few calls, unless a limit is known or calls were made before."""
+        """Begin with a few calls, unless a limit is known or calls were made before."""
         if not self._configured.were_set and not self._traffic.calls:
             self._adaptive.begin(is_known=False)
 
@@ -186,7 +186,7 @@ class Quota:
         fresh = reservation.started >= self._cooldown.until
         alone = self._is_alone
         # 1. The reported limits explain the refusal: start a cooldown. Repeated refusals despite leases also
-        #    prove that bursts are not honoured.
+        #    prove that the provider allows no bursts.
         if self._reported.explain(report, reservation, self._traffic, now, alone=alone):
             self._space_even(now)
             if not alone and not self._adaptive.rate and self._reported.repeats >= _UNEVEN_REFUSALS:
@@ -210,8 +210,8 @@ class Quota:
         return cooldown
 
     def _give_back(self, call: Reservation, now: float) -> None:
-        """End a refused call, which used only a request. If the provider charges more, the next report shows
-        it."""
+        """End a refused call, which used a request but no tokens. If the provider charges more, the
+        next report shows it."""
         self._end(call)
         self._configured.return_surplus(now, call.tokens)
         self._reported.drop(now, call)

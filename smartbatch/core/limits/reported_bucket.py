@@ -33,8 +33,8 @@ _MAX_UNITS = 1e15
 """Servers without a limit report larger numbers, whose squares would exceed the range of floats."""
 
 _SMALLER_CAPACITY_SHARE = 0.9
-"""If a reset implies less than this share of the limit, it reveals the server's true capacity; above, it is
-rounding."""
+"""If a reset implies less than this share of the limit, it reveals the server's true capacity; above it, the
+difference is due to rounding."""
 
 _SAME_END_SHARE = 0.25
 """Share of the refill by which two resets may differ and still name the same moment, the end of a window."""

@@ -370,7 +370,7 @@ class ReportedLimits:
         soon = call.started <= bucket.learned_at + _SETTLED_SECONDS  # earlier calls may have used it up
         if is_new or call.started > bucket.learned_at:
             bucket.empty(now, traffic.calls)
-        if not is_new and not soon:  # the calls stayed within the limit, so the server honours no bursts
+        if not is_new and not soon:  # the calls stayed within the limit, so the server allows no bursts
             bucket.space(now)
         return is_new or soon
 

@@ -149,8 +149,8 @@ SLOT_SECONDS = 0.5
 """Seconds' worth of slots of an evenly spaced limit that all processes together lease at a time."""
 
 CLOCK_STEP_SECONDS = 2.0
-"""Seconds by which a clock may be behind the record's last change, as between threads. If it is further
-behind, it was set back or restarted."""
+"""Seconds by which a clock may be behind the record's last change, for example between threads. If it is
+further behind, it was set back or restarted."""
 
 MEASURED_SHARE = 0.8
 """A reported rate below this share of the spaced rate was measured in a separate event."""

@@ -207,5 +207,5 @@ class AdaptiveThrottle:
 
 
 def _wanted(reduction: float, failed: float) -> float:
-    """Return the share of accepted calls which shows that reducing the rate by ``reduction`` helped."""
+    """Return the share of accepted calls from which reducing the rate by ``reduction`` counts as helpful."""
     return (1.0 + (reduction - 1.0) / 2.0) * (1.0 - failed)
