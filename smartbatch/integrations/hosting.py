@@ -1,5 +1,5 @@
-"""Shared by the integrations of web frameworks: a client per process made from the framework's settings, time
-limits, health, and the command line.
+"""Code shared by the web framework integrations: a client per process, created from the framework's settings,
+time limits, health, and the command line.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Health:
 
 
 class HostClient:
-    """The client of an application: made at its first use in each process, and stopped at exit.
+    """The client of an application: created at its first use in each process, and stopped at exit.
 
     Args:
         hooks: further arguments of the client.

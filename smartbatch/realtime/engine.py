@@ -74,7 +74,8 @@ class CallbackThread:
             try:
                 self._thread.start()
             except RuntimeError:
-                # no thread can be started, as at interpreter exit: use an existing one, or the current one
+                # no thread can be started, for example at interpreter exit: use an existing one, or the
+                # current one
                 self._thread = None
                 self._clock.unspawned()
                 if run_after_collection(self._run_all):

@@ -209,7 +209,7 @@ class RequestQueue:
         late: list[tuple[Ticket, Waiter]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, ticket, waiter = heapq.heappop(self._deadlines)
-            # 1. It was completed or removed before.
+            # 1. It has already been completed or removed.
             if ticket.state is TicketState.DONE or waiter not in ticket.waiters:
                 continue
             # 2. It waits: free its place. If its future has been cancelled, it counts as cancelled.

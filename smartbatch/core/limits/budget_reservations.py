@@ -25,7 +25,7 @@ class MoneyGuard(Protocol):
 
 class MoneyWait(Protocol):
     def __call__(self, work: Callable[[], bool], /) -> object:
-        """Run ``work`` under the guard, again whenever more money was leased, until it returns True.
+        """Run ``work`` under the guard, and again whenever more money has been leased, until it returns True.
 
         Raises:
             ClientClosed: ``work`` would have to wait, and the client leases no more money.
@@ -151,7 +151,7 @@ class JobReservations:
         assert reservation.held is not None
         before, assigned = reservation.job_id, _JobReservation(reservation.held, cost, (reservation,))
         self._jobs[job_id] = (
-            assigned  # no function call before the next line, so Ctrl-C cannot come in between
+            assigned  # no function call before the next line, so Ctrl-C cannot interrupt here
         )
         reservation.job_id = job_id
         if before is not None and before != job_id:

@@ -73,7 +73,7 @@ def _weigh(text: str) -> float:
 
 
 def most_tokens(text: str) -> int:
-    """Return the maximum tokens into which a tokenizer splits ``text``: about twice the estimate for English.
+    """Return the maximum number of tokens of ``text`` in any tokenizer: about twice the estimate for English.
 
     A token has at least two letters of a word, and includes the space before the word. Every other byte,
     such as a digit, a punctuation mark, another space or part of another script, may be a token of its

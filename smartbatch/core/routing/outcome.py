@@ -32,7 +32,7 @@ class ActualCost:
     realtime: int = 0  # requests sent in real time
 
     def add_result(self, result: Result, standard: Rates | None = None, batch: Rates | None = None) -> None:
-        """Add a result. A result that took no call, or that shares an answer, adds nothing.
+        """Add a result. A result that needed no call, or that shares an answer, adds nothing.
 
         Args:
             standard: real-time prices of its model; ``None`` if unknown.

@@ -75,7 +75,7 @@ _began: ContextVar[float | None] = ContextVar("smartbatch_web_request", default=
 
 
 def get_client() -> BatchingClient:
-    """Return the project's client in this process, made at first use and stopped at exit.
+    """Return the project's client in this process, created at first use and stopped at exit.
 
     In a web request, calls that wait use the time left of ``web_timeout``.
 
