@@ -281,10 +281,10 @@ def budget(rng: random.Random, record: Record) -> None:
             made = record.tried("reserve", one.reserve, cost, lasting=rng.random() < 0.4)
             held += [] if made is None else [made]
         elif held:
-            act = rng.choice((one.settle, one.spend, one.resize))
+            act = rng.choice((one.reconcile, one.spend, one.resize))
             chosen = rng.choice(held)
             record.tried("act", act, chosen, 0.4 * cost)
-            if act == one.settle:
+            if act == one.reconcile:
                 held.remove(chosen)
         if step % 40 == 0:
             one.widen(0.5)
