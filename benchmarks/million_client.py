@@ -129,7 +129,7 @@ def counted(told: Operations) -> None:
     SqliteDatabase.rows = reading  # type: ignore[method-assign]
 
 
-def tell(what: str, **more: Any) -> None:
+def publish_event(what: str, **more: Any) -> None:
     now, peak = memory()
     figures = {"at": time.time(), "cpu": time.process_time(), "memory": round(now, 1), "peak": round(peak, 1)}
     line = {"what": what, **figures, **more}
@@ -139,9 +139,9 @@ def tell(what: str, **more: Any) -> None:
 
 def observe(event: Event) -> None:
     if isinstance(event, ShardChanged):
-        tell("shard", state=event.after)
+        publish_event("shard", state=event.after)
     elif isinstance(event, JobProgress):
-        tell("stored", count=event.succeeded + event.failed + event.cancelled)
+        publish_event("stored", count=event.succeeded + event.failed + event.cancelled)
 
 
 def provider_of(orders: Orders) -> Provider:
@@ -162,7 +162,7 @@ def right(orders: Orders, model: str, number: int, result: Result) -> bool:
 def rows(orders: Orders) -> Iterator[Request]:
     for number in range(orders.requests):
         if number % GIVE_EVERY == 0:
-            tell("given", count=number)
+            publish_event("given", count=number)
         yield Request(prompt_of(number, orders.letters), id=f"row-{number}")
 
 
@@ -172,7 +172,7 @@ def read(orders: Orders, model: str, job: Job) -> int:
     for number, result in enumerate(job.results()):
         wrong += result.request_id != f"row-{number}" or not right(orders, model, number, result)
         if (number + 1) % READ_EVERY == 0:
-            tell("read", count=number + 1)
+            publish_event("read", count=number + 1)
     return wrong
 
 
@@ -190,16 +190,16 @@ def work(orders: Orders) -> None:
         observers=[observe],
     )
     client.start()
-    tell("started")
+    publish_event("started")
     job = client.submit_batch(rows(orders), key="large", **wanted)
-    tell("accepted", **asdict(operations))
+    publish_event("accepted", **asdict(operations))
     began = time.perf_counter()
     job.status()
-    tell("looked", seconds=time.perf_counter() - began)
+    publish_event("looked", seconds=time.perf_counter() - began)
     wrong = read(orders, model, job)
     status = job.wait()
     client.stop()
-    tell(
+    publish_event(
         "ended",
         wrong=wrong,
         completed=status.completed,

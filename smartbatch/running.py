@@ -183,7 +183,7 @@ class RunningState:
             prices=PriceBook(config.prices),
             history=self.history,
             realtime=realtime,
-            tell=self._bus.tell,
+            publish_event=self._bus.publish_event,
             parallelism=settings.parallelism,
         )
         self._callbacks = callbacks = CallbackThread(clock, callback_raised, hooks.run_callback)
@@ -224,7 +224,7 @@ class RunningState:
             settings.config,
             settings.clock,
             rng,
-            tell=self._bus.tell,
+            publish_event=self._bus.publish_event,
             report=callback_raised,
             hooks=settings.hooks,
             calibration=self.history.calibration,
@@ -289,14 +289,14 @@ class RunningState:
             process=settings.hooks.process,
             new_future=lambda: stored_future(callbacks),
             run_callback=settings.hooks.run_callback,
-            tell=self._bus.tell,
+            publish_event=self._bus.publish_event,
             report=logs.job_error,
             speed=self.advisor.speed,
             calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
             outer_budget=budget.next_to,
             shares=realtime.admission.shares,
             reopen=budget.reopen,
-            tell_dropped=self._warnings.dropped,
+            warn_dropped=self._warnings.dropped,
             exchange_enqueued=_enqueued(settings),
             parallelism=lambda: settings.parallelism.calls,
         )
@@ -463,7 +463,7 @@ class RunningState:
             self._jobs.engine.summaries.decided(decision)
 
     def _forecast_moved(self, event: ForecastMoved) -> None:
-        self._bus.tell(event)
+        self._bus.publish_event(event)
         self.advisor.learned(event)  # may publish further events, which must come later
 
     def _read_controls(self) -> None:

@@ -243,7 +243,7 @@ class _StoreState:
         self._closed = False
         self._bus = EventBus([logs.LogObserver()])
         self._callbacks = CallbackThread(clock, callback_raised)
-        self._history = ForecastHistory(clock, self._bus.tell, store=lambda: self.engine.store)
+        self._history = ForecastHistory(clock, self._bus.publish_event, store=lambda: self.engine.store)
         self.engine = JobsEngine(
             config,
             clock,
@@ -257,12 +257,12 @@ class _StoreState:
                 control=self._control,
                 process=lambda result: result,
                 new_future=lambda: stored_future(self._callbacks),
-                tell=self._bus.tell,
+                publish_event=self._bus.publish_event,
                 report=logs.job_error,
                 speed=self._speed,
                 calibration=lambda row: self._history.calibration(row.model, Kind(row.kind)),
                 outer_budget=self._budget_for,
-                tell_dropped=UserWarnings(self._bus).dropped,
+                warn_dropped=UserWarnings(self._bus).dropped,
             ),
         )
         self._bus.subscribe(self._history, CallFinished)
@@ -335,7 +335,7 @@ class _StoreState:
                 setup = RealtimeSetup(
                     self._config,
                     self._clock,
-                    tell=self._bus.tell,
+                    publish_event=self._bus.publish_event,
                     report=callback_raised,
                     calibration=self._history.calibration,
                 )

@@ -39,14 +39,14 @@ def test_a_wait_ends_when_its_condition_holds_or_it_times_out(make):
     with monitor:
         assert not monitor.wait_for(lambda: seen, 0.001)
 
-    def tell() -> None:
+    def publish_event() -> None:
         for word in ("", "done"):
             with monitor:
                 seen.extend(filter(None, [word]))
                 monitor.notify_all()
 
     with monitor:
-        threading.Thread(target=tell).start()
+        threading.Thread(target=publish_event).start()
         assert monitor.wait_for(lambda: seen) == ["done"]
 
 

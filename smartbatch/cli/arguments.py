@@ -13,7 +13,7 @@ _AddParser = Callable[..., argparse.ArgumentParser]
 
 JOBS_ACTIONS: Final = {
     "list": "list all jobs of the store, newest first; the default action",
-    "show": "show the status of the given jobs; with their batches and incidents",
+    "show": "show the status, batches and incidents of the given jobs",
     "watch": "follow the given jobs, or all unfinished ones, until they finish; run them here if no "
     "other process does",
     "results": "print one job's results so far, in order, as JSON lines",
@@ -23,7 +23,7 @@ JOBS_ACTIONS: Final = {
     "retry-failed": "retry the failed requests of the given jobs; those already billed only with --billed",
     "set-deadline": "set the deadline of the given jobs to --deadline",
     "set-budget": "set the budget of each given job to --budget",
-    "forget": "delete the given jobs with their results; only finished ones",
+    "forget": "delete the given jobs, if finished, and their results",
 }
 
 # -- run, plan and jobs --------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ _PLAN_OUTPUT = """
 --json                 print JSON
 -v --verbose           add the forecast of each route and the figures behind the decision
 further:
---store PLACE          use this store of the run, for what it learned earlier
+--store PLACE          use the run's store, for what it learned in earlier runs
 """
 _JOBS_OPTIONS = """
 --store PLACE          use this file or postgresql://… (default: your own store)
@@ -278,8 +278,8 @@ def _add_pause(add: _AddParser) -> None:
         help="stop sending new requests to a model",
         description="""\
 Stop sending new requests to a model, in all processes that use the store. Submitted batches still finish,
-and waiting requests keep waiting. Running processes follow within two seconds, new ones immediately.
-Without a name: list paused models, with who paused them and why.
+and waiting requests keep waiting. The pause takes effect within two seconds in running processes, and
+immediately in new ones. Without a name, list the paused models, who paused each of them, and why.
 
 examples:
   smartbatch pause openai:gpt-5-mini --reason "this week's budget is spent"
@@ -310,7 +310,7 @@ def _add_top(add: _AddParser) -> None:
         "top",
         help="show running and waiting requests in the terminal",
         description="""\
-Show the dashboard's page Now in the terminal, updated twice a second: required actions, running jobs, limits,
+Show the dashboard's Now page in the terminal, updated twice a second: required actions, running jobs, limits,
 waiting requests, spending, failures and processes. Press q or Ctrl-C to quit. If the output is a pipe or a
 file, print it once. Set NO_COLOR to turn off color.
 
@@ -329,9 +329,9 @@ def _add_report(add: _AddParser) -> None:
         help="write a report on a job or an output file, as a single HTML file",
         description="""\
 Write a report on a job (given by id or key) or on the output of a run (.jsonl, .csv, .parquet): a single HTML
-file of at most 300 kB that loads and runs nothing. It shows what was sent and returned, the route and the
-reason for it, the cost compared with the alternatives, the distribution of latency and cost, and what went
-wrong. It contains no prompts and no answers. Nothing is sent, and no key is needed.
+file of at most 300 kB that loads no other files and runs no scripts. It shows what was sent and returned, the
+route and the reason for it, the cost compared with the alternatives, the distribution of latency and cost,
+and what went wrong. It contains no prompts and no answers. Nothing is sent, and no key is needed.
 
 examples:
   smartbatch report nightly -o nightly.html
@@ -423,7 +423,7 @@ def _add_completion(add: _AddParser) -> None:
         "completion",
         help="print the code for shell completion",
         description="""\
-Print the code with which a shell completes commands, options and their values.
+Print the code that makes a shell complete commands, options and their values.
 
 examples:
   smartbatch completion fish | source      in ~/.config/fish/config.fish

@@ -75,11 +75,8 @@ def main(
     if settings is not None and args.config is None:
         args.config = settings
     # 3. Run the command and return its exit code. Return 130 after Ctrl-C.
-    from smartbatch.cli.printing import (
-        NoteHandler,
-        ReaderLeft,
-        say,
-    )  # imported late, because --help does not need it
+    # imported late, because --help does not need it
+    from smartbatch.cli.printing import NoteHandler, ReaderLeft, say
 
     handler = NoteHandler(quiet=getattr(args, "quiet", False) and not getattr(args, "verbose", False))
     logger = logging.getLogger("smartbatch")
@@ -143,9 +140,8 @@ class _Parser(CommandParser):
         return tuple(self._option_string_actions)
 
     def hint(self, word: str) -> str:
-        from smartbatch.cli.option_hints import (
-            option_hint,
-        )  # imported late, because most commands report no error
+        # imported late, because most commands report no error
+        from smartbatch.cli.option_hints import option_hint
 
         options = {name: parser.options for name, parser in self.commands.items()}
         return option_hint(word, self.prog.split()[-1], options)

@@ -159,9 +159,8 @@ def discard_standard_output() -> None:
 
 
 def _readable(row: KeyedRow, line: Line, width: int) -> str:
-    from smartbatch.runs.output_lines import (
-        defects_of,
-    )  # imported late, because most commands print no result
+    # imported late, because most commands print no result
+    from smartbatch.runs.output_lines import defects_of
 
     error, vector = line["error"], line.get("embedding")
     if error is not None:

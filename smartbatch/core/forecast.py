@@ -120,9 +120,8 @@ def redistributed(times: Iterable[tuple[float, bool, float]]) -> list[tuple[floa
 
 MAX_OBSERVATIONS = 100
 PRIOR_WEIGHT = 2.0  # weight of the prior, in observations
-ANCHOR_WEIGHT = (
-    0.5  # resistance of the prior to change, in observations: a single one moves it two thirds of the way
-)
+# resistance of the prior to change, in observations: a single one moves it two thirds of the way
+ANCHOR_WEIGHT = 0.5
 RIDGE_WEIGHT = 10.0  # weight of the prior's growth against the sum of squared log sizes
 VARIANCE_FACTOR = 2.0  # factor on the variance of a mean, which few observations underestimate
 MIN_WATCHED_WEIGHT = 12  # sum of weights from which a change can be detected

@@ -114,7 +114,8 @@ class Dashboard:
         if not is_known_host(environ, self._hosts):
             raise _Refused(
                 "421 Misdirected Request",
-                "The dashboard does not answer requests for this host. List the hosts it is reached by: "
+                "The dashboard does not answer requests for this host. "
+                "List the host names under which it is reached: "
                 'smartbatch.dashboard.app(…, hosts=["example.org"]).',
             )
         query = self._admitted(environ)
@@ -276,9 +277,8 @@ def _fields_of(text: str, limit: int) -> dict[str, str]:
 def _static(name: str) -> Response:
     if name not in _STATIC:
         raise _Refused("404 Not Found", "There is no such file.")
-    cached = (
-        ("Cache-Control", "private, max-age=31536000, immutable"),
-    )  # the address changes with the version
+    # the address changes with the version
+    cached = (("Cache-Control", "private, max-age=31536000, immutable"),)
     return Response(kind=_STATIC[name], body=static_file(name), headers=cached)
 
 

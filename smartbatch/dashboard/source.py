@@ -137,9 +137,8 @@ def merged_groups(groups: Iterable[ErrorGroup]) -> list[ErrorGroup]:
 class SharedView:
     """The processes that share limits, as far as they could be read."""
 
-    found: Participants = field(
-        factory=lambda: Participants(place="")
-    )  # including the client of this process
+    # including the client of this process
+    found: Participants = field(factory=lambda: Participants(place=""))
     problem: str | None = None  # reason for users if the processes cannot be read
     is_off: bool = False  # sharing is turned off in the settings
 

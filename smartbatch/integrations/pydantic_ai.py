@@ -196,9 +196,8 @@ class _Runs:
         options: dict[str, Any] = {"usage": usage, **self._options, "model_settings": settings}
         if request.params.system:
             more = options.get("instructions") or ()
-            own = (
-                more if isinstance(more, list | tuple) else [more]
-            )  # a single string or function becomes a list
+            # a single string or function becomes a list
+            own = more if isinstance(more, list | tuple) else [more]
             options["instructions"] = [request.params.system, *own]
 
         async def run() -> Any:

@@ -109,7 +109,7 @@ class Items:
         in_real_time = self._api is None or first or request.purpose in self._realtime_for
         if self._api is not None and not in_real_time:
             if request.priority > Priority.NORMAL:
-                self._wiring.tell_dropped("priority", _NO_ORDER)
+                self._wiring.warn_dropped("priority", _NO_ORDER)
             encode, model = self._api.encode, request.model or self._job.model.partition(":")[2]
             size = len(row_named(row, lambda: encode(request, model=model, wire_id=_LONGEST_WIRE_ID)))
         name = self._names[row] if self._names else None

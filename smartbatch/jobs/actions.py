@@ -208,7 +208,7 @@ class LiveControls:
         if after is not before:
             self._wiring.control(after)
             for event in _changes(before, after, self._clock.now()):
-                self._wiring.tell(event)
+                self._wiring.publish_event(event)
 
 
 def _changes(before: ModelControls, after: ModelControls, now: float) -> list[Event]:

@@ -272,7 +272,7 @@ class JobSubmission:
 
     def _start(self, row: JobRow, *, new: bool, carry_on: bool = True) -> None:
         if new:
-            self._engine.publish(
+            self._engine.publish_event(
                 JobAccepted(at=self._clock.now(), job_id=row.id, model=row.model, items=row.total)
             )
         if carry_on and row.state is not JobState.DONE:
@@ -381,8 +381,8 @@ class JobSubmission:
         policy = self._policy(fallback if deadline is None else "individual")
         # 3. if smartbatch chose the batch, they are sent in real time once the batch takes longer than
         # planned
-        ours = fallback is None and constraints.strategy is not Strategy.BATCH
-        if ours and policy.fallback == "batch":
+        route_was_chosen = fallback is None and constraints.strategy is not Strategy.BATCH
+        if route_was_chosen and policy.fallback == "batch":
             policy = evolve(policy, fallback="individual", timeout=max(1.0, decision.chosen.p95))
         policy = evolve(
             policy,

@@ -114,7 +114,7 @@ class JobsEngine:
 
     def _counted(self, job_id: str, counts: StoredCounts) -> None:
         counted = asdict(counts, recurse=False)
-        self.wiring.tell(JobResultsStored(at=self.clock.now(), job_id=job_id, **counted))
+        self.wiring.publish_event(JobResultsStored(at=self.clock.now(), job_id=job_id, **counted))
 
     def new_id(self) -> str:
         return "job-" + "".join(self._rng.choices("0123456789abcdefghijklmnopqrstuvwxyz", k=16))
@@ -229,7 +229,7 @@ class JobsEngine:
             limits=StepLimits.of(self._config),
             provider_of=self.providers.provider_of,
             pause_of=lambda model: self.controls.current.pause_of(model),
-            tell=self.publish,
+            publish_event=self.publish_event,
             wiring=self.wiring,
         )
 
@@ -324,7 +324,7 @@ class JobsEngine:
         """Return a result without ``post_process``, parsing the answer again if that failed before."""
         result = result_as_stored(row, job_id, params=lambda: stored_job(self.store, job_id).params)
         for name, reason in result.dropped:  # another process may have stored it and warned only its own user
-            self.wiring.tell_dropped(name, reason)
+            self.wiring.warn_dropped(name, reason)
         return result
 
     # -- waiting ---------------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ class JobsEngine:
             self.publish_held(row)
         watcher.call(partial(self.status_of, row), ended=ended)
 
-    def publish(self, event: Event) -> None:
+    def publish_event(self, event: Event) -> None:
         """Publish an event. The end of a job is published once, even if several threads report it."""
         if isinstance(event, JobFinished):
             with self.lock:
@@ -381,7 +381,7 @@ class JobsEngine:
                 self._attended.discard(event.job_id)
         if isinstance(event, _NEWS):
             self.changes.notify(event.job_id, progress=isinstance(event, JobProgress))
-        self.wiring.tell(event)
+        self.wiring.publish_event(event)
 
     def publish_held(self, row: JobRow) -> None:
         """Publish once that a job is held, until it continues."""
@@ -390,7 +390,9 @@ class JobsEngine:
                 return
         at, reason = self.clock.now(), row.note or "held until it is resumed"
         remedy = f"smartbatch.job({row.id!r}).resume()"
-        self.wiring.tell(JobHeld(at=at, job_id=row.id, model=row.model, reason=reason, remedy=remedy))
+        self.wiring.publish_event(
+            JobHeld(at=at, job_id=row.id, model=row.model, reason=reason, remedy=remedy)
+        )
 
     # -- stopping --------------------------------------------------------------------------------------------
 
@@ -458,7 +460,7 @@ class JobsEngine:
         if supervisor is not None:
             unstored = supervisor.realtime.finish(left(2 * LAST_NEWS_SECONDS))
             if unstored:
-                unstored.report_loss(self.wiring.tell, self.clock.now())
+                unstored.report_loss(self.wiring.publish_event, self.clock.now())
             leases = supervisor.end(left(2 * LAST_NEWS_SECONDS))
         # 2. end the waits for jobs
         error = _stopped()

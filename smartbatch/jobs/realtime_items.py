@@ -399,17 +399,17 @@ class UnstoredAnswers:
     def __bool__(self) -> bool:
         return bool(self.answers or self.awaited)
 
-    def report_delay(self, tell: Callable[[Event], object], now: float) -> None:
+    def report_delay(self, publish_event: Callable[[Event], object], now: float) -> None:
         """Report that answers are kept in memory, even if logging is off."""
-        tell(StoreUnavailable(at=now, reason=self.reason, unstored=self.answers))
+        publish_event(StoreUnavailable(at=now, reason=self.reason, unstored=self.answers))
         logs.alarm(
             f"{self.reason}. Nothing more is sent until the answers that arrived are stored: "
             f"{self.answers:,} are in memory, and {self.awaited:,} requests were in flight"
         )
 
-    def report_loss(self, tell: Callable[[Event], object], now: float) -> None:
+    def report_loss(self, publish_event: Callable[[Event], object], now: float) -> None:
         """Report that paid answers are lost, even if logging is off."""
-        tell(AnswersLost(at=now, **asdict(self)))
+        publish_event(AnswersLost(at=now, **asdict(self)))
         logs.alarm(
             f"the client ended while answers could not be stored: {self.answers:,} that had arrived "
             f"({money(self.cost)}) are lost, and {self.awaited:,} were still to come. The process that "

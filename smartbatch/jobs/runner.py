@@ -468,7 +468,7 @@ class RealtimeRunner:
         if first:
             self._wiring.report(job.lease.job_id, error)
         if problem is not None and before is None:
-            unstored.report_delay(self._runtime.tell, self._clock.now())
+            unstored.report_delay(self._runtime.publish_event, self._clock.now())
         if problem is not None:
             self._recall_all()
 
@@ -477,7 +477,7 @@ class RealtimeRunner:
             seconds = self._health.recover()
             self._monitor.notify()
         if seconds is not None:
-            self._runtime.tell(StoreAvailable(at=self._clock.now(), seconds=seconds))
+            self._runtime.publish_event(StoreAvailable(at=self._clock.now(), seconds=seconds))
 
     def _store_group(self, job: RealtimeJob, group: Sequence[tuple[int, Verdict]]) -> None:
         """Store results of one job in one transaction, which may also claim further items.
@@ -539,7 +539,7 @@ class RealtimeRunner:
         try:
             self._store.leases.report_counts(job.lease.job_id, stored.counts)
             if any(result.final for result in results):
-                job.row = self._runtime.tell_progress(job.row)
+                job.row = self._runtime.publish_progress(job.row)
             elif job.short and len(job.under_way) == len(results):  # only batches can leave budget unused
                 return not has_batches(self._store, job.lease.job_id)
         except Exception as error:

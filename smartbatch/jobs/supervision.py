@@ -356,7 +356,7 @@ class Supervision:
         """
         ahead = self._runtime.wall.ahead()
         if abs(ahead - self._stepped) > RENEW_SECONDS:
-            self._runtime.tell(ClockStepped(at=self._clock.now(), seconds=ahead - self._stepped))
+            self._runtime.publish_event(ClockStepped(at=self._clock.now(), seconds=ahead - self._stepped))
             self._stepped = ahead
         before, self._wall_offset = self._wall_offset, self._clock.wall() - self._clock.now()
         return self._wall_offset - before > RENEW_SECONDS

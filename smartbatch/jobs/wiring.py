@@ -56,9 +56,8 @@ class RealtimeItem:
     request: Request
     provider: Provider
     model: str  # without the provider prefix
-    sink: Callable[
-        [Result], None
-    ]  # receives the raw result, success or failure; reading it post-processes it
+    # receives the raw result, success or failure; reading it post-processes it
+    sink: Callable[[Result], None]
     # budget of the job within the client's budget; None if only the client's is charged
     own_budget: Budget | None
     alone: bool  # shares its call with no other request
@@ -77,8 +76,8 @@ class JobWiring:
     drop: Callable[[Future[Result]], None]  # cancels a future of ``send`` if its call has not started
     process: Callable[[Result], Result]  # the user's post-processing
     new_future: Callable[[], Any]  # makes a future whose callbacks may block
-    tell: Callable[[Event], None]  # publishes an event; never raises
-    tell_dropped: Callable[[str, str], None]  # warns that a parameter was left out, with the reason
+    publish_event: Callable[[Event], None]  # publishes an event; never raises
+    warn_dropped: Callable[[str, str], None]  # warns that a parameter was left out, with the reason
     report: Callable[[str | None, BaseException], None]  # logs an error of a job, or with None of all jobs
     # called with all pauses and limits after each change in the store
     control: Callable[[ModelControls], None]
@@ -224,10 +223,10 @@ class JobRuntime:
     # None if this process lacks the job's key: only steps that need no provider then run
     provider_of: Callable[[JobRow], Provider | None]
     pause_of: Callable[[str], Pause | None]  # the pause of a provider:model, as far as this process knows
-    tell: Callable[[Event], None]  # publishes an event, but the end of a job only once
+    publish_event: Callable[[Event], None]  # publishes an event, but the end of a job only once
     wiring: JobWiring
 
-    def tell_progress(self, before: JobRow, *, running: int = 0) -> JobRow:
+    def publish_progress(self, before: JobRow, *, running: int = 0) -> JobRow:
         """Publish a job's progress after results were stored, and its end after the last result.
 
         Returns:
@@ -235,7 +234,7 @@ class JobRuntime:
         """
         job = self.store.jobs.get(before.id) or before
         now = self.clock.now()
-        self.tell(
+        self.publish_event(
             JobProgress(
                 at=now,
                 job_id=job.id,
@@ -251,7 +250,7 @@ class JobRuntime:
         )
         # after failed rows were sent again, "before" may describe an earlier end
         if job.state is JobState.DONE and _end_of(job) != _end_of(before):
-            self.tell(
+            self.publish_event(
                 JobFinished(
                     at=now,
                     job_id=job.id,

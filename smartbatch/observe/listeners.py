@@ -44,7 +44,7 @@ class EventBus:
         """Register one of the library's own listeners for every event; it must not raise."""
         self._own.append(listener)
 
-    def tell(self, event: Event) -> None:
+    def publish_event(self, event: Event) -> None:
         """Call all listeners with an event. If an observer raises, its exception is logged, and the others
         are still called.
 

@@ -416,11 +416,9 @@ class MetricsSnapshot:
 
     def _repr_html_(self) -> str:
         from smartbatch.views.html import notebook
-        from smartbatch.views.model import (
-            DataTable,
-            Section,
-            View,
-        )  # imported late, because only a notebook needs it
+
+        # imported late, because only a notebook needs it
+        from smartbatch.views.model import DataTable, Section, View
 
         rows = [(one.name, getattr(self, one.name), one.help) for one in metrics_of(type(self))]
         shown = [(name, _words(value), help) for name, value, help in rows if value]

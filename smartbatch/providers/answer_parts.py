@@ -197,7 +197,7 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
         try:
             values = array("f", raw)
         except OverflowError:
-            raise unusable("a number of the vector does not fit 32 bits") from None
+            raise unusable("a number in the vector does not fit in 32 bits") from None
     else:
         raise unusable("the vector is neither base64 nor a list of numbers")
     if not values or (dimensions is not None and len(values) != dimensions):

@@ -143,9 +143,8 @@ def whole(value: Any) -> int | None:
 
 
 def fields(value: Any) -> Mapping[str, Any]:
-    return (
-        value if type(value) is dict or isinstance(value, Mapping) else {}
-    )  # the exact type is checked first, because that is faster
+    # the exact type is checked first, because that is faster
+    return value if type(value) is dict or isinstance(value, Mapping) else {}
 
 
 def short(value: Any, form: re.Pattern[str]) -> str | None:

@@ -34,7 +34,7 @@ class Admission:
                 max_bytes=config.cache_max_bytes,
                 wall=SteadyWall(clock),
                 now=clock.now,
-                tell=setup.tell,
+                publish_event=setup.publish_event,
             )
         self._prefix = f"req-{uuid.uuid4().hex[:8]}-"
         self._numbers = itertools.count(1)  # an iterator, because Ctrl-C inside a generator would end it
@@ -79,7 +79,7 @@ class Admission:
         verdict = read_answer(request.params, answer.text, answer.finish_reason)
         if isinstance(verdict, Parsed):
             return self.result_without_call(request, evolve(answer, value=verdict.value), Route.CACHED)
-        if not verdict.ours:
+        if not verdict.internal:
             return None
         error = verdict.error(text=answer.text, finish_reason=answer.finish_reason)
         return self._unread(request, answer, error)

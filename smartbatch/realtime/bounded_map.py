@@ -154,9 +154,8 @@ class ListOptions:
     ordered: bool = True  # yield results in the order of the requests
     ahead: int | None = None  # maximum requests in progress; None uses the queue's capacity
     calls: int = 1
-    stop: EqualFailures | None = (
-        None  # stops the list if its first requests all fail alike; None never stops it
-    )
+    # stops the list if its first requests all fail alike; None never stops it
+    stop: EqualFailures | None = None
     whole: bool = False  # wake the reader when all results are available, not for each one
     display: ListDisplay | None = None
 
@@ -352,7 +351,7 @@ class BoundedMap(Iterator[Result]):
                 sample=request.sample,
             )
             self._finished[position] = result
-            self._tell(result)
+            self._show_progress(result)
             return True
         try:
             future = self._submit(request, partial(self._inbox.put, position))
@@ -391,11 +390,10 @@ class BoundedMap(Iterator[Result]):
 
     def _receive(self, position: int, result: Result) -> None:
         if position in self._under_way:
-            self._finished[position] = (
-                result  # stored before it is removed, so that an interrupt cannot lose it
-            )
+            # stored before it is removed, so that an interrupt cannot lose it
+            self._finished[position] = result
             del self._under_way[position]
-            self._tell(result)
+            self._show_progress(result)
 
     def _placed(self, position: int, result: Result) -> Result:
         request = self._places.get(position)
@@ -405,7 +403,7 @@ class BoundedMap(Iterator[Result]):
         for future in list(self._under_way.values()):
             future.cancel()
 
-    def _tell(self, result: Result) -> None:
+    def _show_progress(self, result: Result) -> None:
         if self._display is not None:
             self._display.advance(result)
 

@@ -63,7 +63,7 @@ class ResponseCache:
         max_bytes: maximum total size of the answers. The oldest are deleted first.
         wall: Unix seconds, for the ages of answers.
         now: monotonic seconds.
-        tell: receives an event if the file or an entry cannot be read or written. Never raises.
+        publish_event: receives an event if the file or an entry cannot be read or written. Never raises.
 
     Raises:
         ConfigError: the folder is missing, or the file is damaged or not a cache.
@@ -77,14 +77,14 @@ class ResponseCache:
         max_bytes: int,
         wall: Callable[[], float],
         now: Callable[[], float] = RealClock.now,
-        tell: Callable[[Event], None] = lambda _: None,
+        publish_event: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self._path = Path(path).expanduser()
         self._ttl = ttl
         self._max_bytes = max_bytes
         self._wall = wall
         self._now = now
-        self._tell = tell
+        self._publish_event = publish_event
         self._writes = 0
         self._paused_until = -math.inf
         self._failing = False
@@ -143,7 +143,7 @@ class ResponseCache:
         if not self._damage_reported:
             self._damage_reported = True
             reported = f"an entry cannot be read ({reason}); its request is sent again"
-            self._tell(CacheUnavailable(at=self._now(), path=str(self._path), reason=reported))
+            self._publish_event(CacheUnavailable(at=self._now(), path=str(self._path), reason=reported))
         return None
 
     def put(self, key: bytes, answer: Answer) -> bool:
@@ -170,7 +170,7 @@ class ResponseCache:
                 self._paused_until = self._now() + WRITE_PAUSE_SECONDS
                 reason = f"{type(error).__name__}: {error}"
         if first:  # reported once, until a write succeeds
-            self._tell(CacheUnavailable(at=self._now(), path=str(self._path), reason=reason))
+            self._publish_event(CacheUnavailable(at=self._now(), path=str(self._path), reason=reason))
         return False
 
     def _write(self, connection: sqlite3.Connection, row: tuple[object, ...]) -> None:

@@ -356,9 +356,9 @@ def interrupted_stream(error: ProviderError, request: Request, feed: ChunkBox) -
     It is an estimate because generated tokens are billed even if they never arrive.
     """
     if feed.over and not isinstance(error, RequestCancelled):
-        error = RequestCancelled("the stream was closed before its end", maybe_billed=True)
+        error = RequestCancelled("the stream was closed before it ended", maybe_billed=True)
     elif feed.held_up and error.kind is ErrorKind.TIMEOUT:
-        # not the provider's fault: it cannot send while nobody reads
+        # not the provider's fault: it cannot send while the reader is not reading
         error = RequestCancelled("the stream was read too slowly for its timeout", maybe_billed=True)
     if feed.begun or (error.maybe_billed and isinstance(error, RequestCancelled)):
         error.maybe_billed = True
@@ -446,4 +446,4 @@ class AnswerSharing:
 def _fits(request: Request, answer: Answer) -> bool:
     """Return True if the answer fits the request, or if an internal error prevents the check."""
     verdict = read_answer(request.params, answer.text, answer.finish_reason)
-    return isinstance(verdict, Parsed) or verdict.ours
+    return isinstance(verdict, Parsed) or verdict.internal

@@ -184,11 +184,11 @@ class Collector:
         if lane.packing_health is not None and size > 1:
             reason = lane.packing_health.resume(now)
             if reason is not None:
-                effects.tell(PackingChanged(at=now, model=lane.label, enabled=True, reason=reason))
+                effects.publish_event(PackingChanged(at=now, model=lane.label, enabled=True, reason=reason))
         if lane.standard is not None:
             reason = lane.quota.flex.resume(now)
             if reason is not None:
-                effects.tell(FlexChanged(at=now, model=lane.label, enabled=True, reason=reason))
+                effects.publish_event(FlexChanged(at=now, model=lane.label, enabled=True, reason=reason))
 
     def _fill_locked(self, lane_queue: LaneQueue, head: Ticket, now: float) -> list[Ticket]:
         """Remove the lane's first request and those that share its call, in service order.
@@ -331,7 +331,7 @@ class Collector:
         if not long or lane.provider_health.open_since is not None:
             return
         lane.reported_wait_until = at
-        effects.tell(LongWait(at=now, scope=lane.provider.scope, model=lane.label, seconds=at - now))
+        effects.publish_event(LongWait(at=now, scope=lane.provider.scope, model=lane.label, seconds=at - now))
 
     def _end_of_patience(self, lane: Lane, at: float, now: float) -> float:
         """Return ``at``, or the earlier time at which a request will have waited too long for the end of an

@@ -56,7 +56,7 @@ class BatchDispatcher:
         self, setup: RealtimeSetup, queue: RequestQueue, collector: Collector, router: ResponseRouter
     ) -> None:
         self._clock = setup.clock
-        self.tell = setup.tell
+        self.publish_event = setup.publish_event
         self._parallelism = setup.parallelism
         self._call_timeout = setup.config.call_timeout
         self._queue = queue
@@ -132,7 +132,7 @@ class BatchDispatcher:
                         continue
                 if isinstance(found, InFlightCall):
                     dispatcher.hand_over(found, effects)
-                effects.perform(dispatcher.tell)
+                effects.perform(dispatcher.publish_event)
                 del dispatcher, effects, found
         finally:
             clock.ended()
@@ -251,7 +251,7 @@ class BatchDispatcher:
             while call is not None:
                 effects = DeferredEffects(self._queue, self._clock.now())
                 call = self._make_call(call, effects)
-                effects.perform(self.tell)
+                effects.perform(self.publish_event)
         finally:
             self._clock.ended()
 
@@ -316,7 +316,7 @@ class BatchDispatcher:
         )
         size = len(batch.items)
         call.requests = _called_requests(call)
-        self.tell(
+        self.publish_event(
             CallStarted(
                 at=now,
                 batch_id=batch.id,
@@ -336,7 +336,7 @@ class BatchDispatcher:
         outcomes = lane.call(spec)
         batch.complete_all(outcomes)
         call.bill = bill(lane, batch.items, outcomes)
-        self.tell(self._finished(call, outcomes))
+        self.publish_event(self._finished(call, outcomes))
 
     def _finished(self, call: InFlightCall, outcomes: Sequence[Outcome]) -> CallFinished:
         now, lane, batch = self._clock.now(), call.permit.lane, call.batch

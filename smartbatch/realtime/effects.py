@@ -31,7 +31,7 @@ class DeferredEffects:
     def __bool__(self) -> bool:
         return bool(self.settlements or self.events or self.freed)
 
-    def tell(self, event: Event, waiter: Waiter | None = None) -> None:
+    def publish_event(self, event: Event, waiter: Waiter | None = None) -> None:
         """Queue an event, to be sent in the context of its waiter."""
         self.events.append((event, None if waiter is None else waiter.variables.copy()))
 
@@ -113,9 +113,9 @@ class DeferredEffects:
             queued=self.now - waiter.submitted,
             deduplicated=waiter.joined,
         )
-        self._tell_end(ticket, waiter, result, cancelled=True)
+        self._publish_end(ticket, waiter, result, cancelled=True)
 
-    def perform(self, tell: Callable[[Event], None]) -> None:
+    def perform(self, publish_event: Callable[[Event], None]) -> None:
         """Complete the futures, call the sinks, then send the events. No lock may be held."""
         begun = 0
         try:
@@ -125,9 +125,9 @@ class DeferredEffects:
             for found, variables in self.events:
                 event = found if isinstance(found, Event) else found()
                 if variables is None:
-                    tell(event)
+                    publish_event(event)
                 else:
-                    variables.run(tell, event)
+                    variables.run(publish_event, event)
         except BaseException:
             # Ctrl-C on a user's thread, for example: complete the other futures and repeat the interrupted
             # one, which has no effect if it is complete. No event is sent.
@@ -145,10 +145,12 @@ class DeferredEffects:
         self.settlements.append((waiter, result))
         if result.dropped:
             for dropped in parameters_dropped(waiter.request, result, self.now):
-                self.tell(dropped, waiter)
-        self._tell_end(ticket, waiter, result)
+                self.publish_event(dropped, waiter)
+        self._publish_end(ticket, waiter, result)
 
-    def _tell_end(self, ticket: Ticket, waiter: Waiter, result: Result, *, cancelled: bool = False) -> None:
+    def _publish_end(
+        self, ticket: Ticket, waiter: Waiter, result: Result, *, cancelled: bool = False
+    ) -> None:
         model, submitted = ticket.lane.label, waiter.submitted
         make = partial(
             request_finished, waiter.request, result, model, self.now, submitted, of_job=waiter.raw

@@ -159,7 +159,7 @@ def stored_stream(clock: Clock, future: Future[Result], cancel: Callable[[], Non
 
     def drop() -> None:
         cancel()
-        box.end(Result(box.request_id, error=RequestCancelled("the stream was closed before its end")))
+        box.end(Result(box.request_id, error=RequestCancelled("the stream was closed before it ended")))
 
     box.drop = drop
     future.add_done_callback(ended)
@@ -243,7 +243,9 @@ class RealtimeEngine:
                 if waiter.deadline is not None:
                     self.dispatcher.wake_before_locked(waiter.deadline)
             request, label = submission.request, submission.lane.label
-            self._setup.tell(request_submitted(request, submission.request_id, label, now, joined=joined))
+            self._setup.publish_event(
+                request_submitted(request, submission.request_id, label, now, joined=joined)
+            )
         except BaseException:  # Ctrl-C, or a signal handler that exits, at any point
             if not known:  # the owner of a known future fails it with the reason
                 future.cancel()  # it may be half admitted, and the caller never sees it
@@ -333,7 +335,7 @@ class RealtimeEngine:
             lane.provider.scope,
             lane.model,
             config.shared_lost,
-            partial(_tell_later, weakref.ref(self)),
+            partial(_publish_later, weakref.ref(self)),
         )
 
     def _fallback_lane(self, lane: Lane) -> Lane | None:
@@ -368,7 +370,7 @@ class RealtimeEngine:
         if not idle:
             self._end(reason, release)
         self.dispatcher.stop()
-        self._tell_abandoned()
+        self._publish_abandoned()
         if timeout is not None:
             timeout = max(timeout - (self._clock.now() - began), LAST_CALLBACK_SECONDS)
         self.callbacks.drain(timeout)
@@ -385,26 +387,26 @@ class RealtimeEngine:
                 self.failed += len(ended)
                 if ticket.stream is None:
                     self.lost += sum(not waiter.raw for waiter, _ in ended)
-        effects.perform(self.tell_later)
+        effects.perform(self.publish_later)
         release()
         self.dispatcher.stop()
 
-    def _tell_abandoned(self) -> None:
+    def _publish_abandoned(self) -> None:
         """Cancel requests that finalisers abandoned after the collector's last check."""
         effects = self._effects()
         with self.queue.monitor:
             for ticket, waiter in self.queue.remove_abandoned_locked():
                 effects.cancelled(ticket, waiter)
-        effects.perform(self.tell_later)
+        effects.perform(self.publish_later)
 
-    def tell_later(self, event: Event) -> None:
+    def publish_later(self, event: Event) -> None:
         """Send an event on the callback thread.
 
         A stop waits for that thread only until its own timeout, so an observer that never returns cannot
         block it.
         """
         under = copy_context().run
-        self.callbacks.run_later(lambda: under(self._setup.tell, event))
+        self.callbacks.run_later(lambda: under(self._setup.publish_event, event))
 
     def abandon(self, error: WrongProcess) -> None:
         """Complete a forked child's copies of its parent's futures, without acquiring an inherited lock."""
@@ -431,7 +433,7 @@ class RealtimeEngine:
                     self.queue.refuse_joining_locked(ticket)
                 elif ticket.last_error is not None:
                     self.router.fail_locked(ticket, ticket.last_error, effects)
-        effects.perform(self._setup.tell)
+        effects.perform(self._setup.publish_event)
         return sum(future.cancel() for future in futures)
 
     def cancelled(self, future: ResultFuture) -> None:
@@ -447,7 +449,7 @@ class RealtimeEngine:
             if ticket is not None and first:
                 effects.cancelled(ticket, waiter)
                 self.dispatcher.wake_locked()  # other requests may be waiting for its place
-        effects.perform(self._setup.tell)
+        effects.perform(self._setup.publish_event)
         if first and waiter.sink is not None:
             error = _cancellation(waiter)
             waiter.sink(Result(waiter.request_id, error=error, cost=0.0, context=waiter.request.context))
@@ -466,7 +468,7 @@ class RealtimeEngine:
             if alone and ticket.state is TicketState.WAITING:
                 self.router.fail_locked(ticket, _cancellation(waiter), effects)
                 self.dispatcher.wake_locked()
-        effects.perform(self._setup.tell)
+        effects.perform(self._setup.publish_event)
 
     def _effects(self) -> DeferredEffects:
         return DeferredEffects(self.queue, self._clock.now())
@@ -479,10 +481,10 @@ def _wake(dispatcher: weakref.ref[BatchDispatcher]) -> None:
         found.wake()
 
 
-def _tell_later(engine: weakref.ref[RealtimeEngine], event: Event) -> None:
+def _publish_later(engine: weakref.ref[RealtimeEngine], event: Event) -> None:
     found = engine()
     if found is not None:
-        found.tell_later(event)
+        found.publish_later(event)
 
 
 def _cancellation(waiter: Waiter) -> SmartbatchError:

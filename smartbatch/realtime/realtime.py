@@ -238,13 +238,13 @@ class Realtime:
             future = ResultFuture(engine.callbacks.run_later, lambda _: None)
         if not future.running():
             future.set_running_or_notify_cancel()
-        self._setup.tell(request_submitted(request, result.request_id, label, now, joined=False))
+        self._setup.publish_event(request_submitted(request, result.request_id, label, now, joined=False))
         future.complete(result)
         if options.sink is not None:
             options.sink(result)
         for dropped in parameters_dropped(request, result, now):
-            self._setup.tell(dropped)
-        self._setup.tell(request_finished(request, result, label, now, now, of_job=options.raw))
+            self._setup.publish_event(dropped)
+        self._setup.publish_event(request_finished(request, result, label, now, now, of_job=options.raw))
         return future
 
     def _abandon_futures(self, futures: list[ResultFuture]) -> None:
@@ -293,7 +293,7 @@ class Realtime:
                 raise
             self._publish_at(leases)
         something_started()
-        self._setup.tell(ClientStarted(at=self._clock.now(), workers=self._setup.parallelism.calls))
+        self._setup.publish_event(ClientStarted(at=self._clock.now(), workers=self._setup.parallelism.calls))
         return engine
 
     def _shared_budget(self) -> BudgetShare | None:
@@ -333,8 +333,8 @@ class Realtime:
         for engine in self._engines():
             engine.dispatcher.wake()
 
-    def tell(self, event: Event) -> None:
-        self._setup.tell(event)
+    def publish_event(self, event: Event) -> None:
+        self._setup.publish_event(event)
 
     def serve(self, provider: Provider) -> None:
         if id(provider) in self._providers:
@@ -376,7 +376,7 @@ class Realtime:
                 if self._budget_share is not None and not self._engines():
                     self._budget_share.leases.leave(self._budget_share)
             something_ended()
-            engine.tell_later(ClientStopped(at=self._clock.now(), failed=engine.failed))
+            engine.publish_later(ClientStopped(at=self._clock.now(), failed=engine.failed))
             if timeout is not None:  # subtract the time that the engine took
                 timeout = max(0.0, began + timeout + LAST_CALLBACK_SECONDS - self._clock.now())
             engine.callbacks.drain(timeout)

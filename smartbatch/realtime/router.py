@@ -179,7 +179,9 @@ class ResponseRouter:
             size = len(outcomes)
             reason = health.observe(effects.now, size, size if refused else missing)
             if reason is not None:
-                effects.tell(PackingChanged(at=effects.now, model=lane.label, enabled=False, reason=reason))
+                effects.publish_event(
+                    PackingChanged(at=effects.now, model=lane.label, enabled=False, reason=reason)
+                )
 
     def _bisect(self, batch: Batch[Ticket, Outcome], error: ProviderError, effects: DeferredEffects) -> None:
         """Send the two halves of a shared call again separately, because one request made the call fail.
@@ -204,7 +206,7 @@ class ResponseRouter:
             waiter = next(iter(ticket.waiters), None)
             asked = ticket.submission.request if waiter is None else waiter.request
             for name, reason in error.omitted:
-                effects.tell(
+                effects.publish_event(
                     ParameterDropped(
                         at=effects.now,
                         request_id=ticket.request_id,
@@ -367,7 +369,7 @@ class ResponseRouter:
         self._queue.requeue_locked(ticket, effects.now + delay, effects.now)
         waiter = next(iter(ticket.waiters), None)
         asked = ticket.submission.request if waiter is None else waiter.request
-        effects.tell(
+        effects.publish_event(
             RetryScheduled(
                 at=effects.now,
                 request_id=ticket.request_id,
@@ -442,7 +444,7 @@ class ResponseRouter:
         if isinstance(change, Cooldown):
             if change.fresh and change.seconds > 0:  # otherwise it was reported before
                 lane.reported_wait_until = effects.now + change.seconds
-                effects.tell(
+                effects.publish_event(
                     CooldownStarted(
                         at=effects.now,
                         scope=lane.provider.scope,
@@ -468,7 +470,7 @@ class ResponseRouter:
         elif lane.provider_health.open_since is None:
             lane.provider_health.open_since = effects.now
         pause = lane.breaker.look(effects.now) - effects.now if change.after is BreakerState.OPEN else 0.0
-        effects.tell(
+        effects.publish_event(
             BreakerChanged(
                 at=effects.now,
                 model=lane.label,
@@ -494,7 +496,7 @@ def _judge_flex(lane: Lane, error: ProviderError | None, effects: DeferredEffect
         permanent = refusal is FlexRefusal.DECLINED
         reason = health.refused(effects.now, refusal.value, in_flight=lane.in_flight, permanent=permanent)
     if reason is not None:
-        effects.tell(FlexChanged(at=effects.now, model=lane.label, enabled=False, reason=reason))
+        effects.publish_event(FlexChanged(at=effects.now, model=lane.label, enabled=False, reason=reason))
 
 
 def _resize(ticket: Ticket, request: Request) -> None:

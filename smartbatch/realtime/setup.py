@@ -93,7 +93,7 @@ class RealtimeSetup:
     config: BatchingConfig
     clock: Clock
     rng: random.Random = field(factory=random.Random)
-    tell: Callable[[Event], None] = lambda _: None  # sends an event to all observers; never raises
+    publish_event: Callable[[Event], None] = lambda _: None  # sends an event to all observers; never raises
     report: Callable[[BaseException], None] = lambda _: None  # receives exceptions from user callbacks
     hooks: UserHooks = field(factory=UserHooks)
     # known token counts by model and kind of request; may read a file

@@ -41,7 +41,7 @@ class Sharing:
     scope: str
     model: str
     on_lost: str  # see :class:`~smartbatch.core.limits.lease.LimitLease`
-    tell: Callable[[Event], None]
+    publish_event: Callable[[Event], None]
 
 
 class _QuotaShare:
@@ -49,7 +49,7 @@ class _QuotaShare:
 
     def __init__(self, quota: SharedQuota, sharing: Sharing) -> None:
         self.scope, self.model = sharing.scope, sharing.model
-        self._tell = sharing.tell
+        self._publish_event = sharing.publish_event
         self.leases = sharing.leases
         self._shared = quota
         self._lease = LimitLease(self.leases.member, self.leases.wake, sharing.on_lost)
@@ -86,8 +86,8 @@ class _QuotaShare:
     def wake(self) -> None:
         self._shared.wake_all()
 
-    def tell(self, event: Event) -> None:
-        self._tell(event)
+    def publish_event(self, event: Event) -> None:
+        self._publish_event(event)
 
     def end(self) -> None:
         if self._shared.quota.lease is self._lease:

@@ -299,7 +299,7 @@ class TextStream(Iterator[str], Generic[T]):
 
 
 def _cancelled(request_id: str | None = None) -> RequestCancelled:
-    return RequestCancelled("the stream was closed before its end", request_id=request_id, maybe_billed=True)
+    return RequestCancelled("the stream was closed before it ended", request_id=request_id, maybe_billed=True)
 
 
 def _call_quietly(close: Callable[[], None] | None) -> None:

@@ -74,7 +74,7 @@ class Advisor:
     _prices: PriceBook
     _history: ForecastHistory
     _realtime: Realtime
-    _tell: Callable[[Event], None]
+    _publish_event: Callable[[Event], None]
     _parallelism: Parallelism
     _numbers: Iterator[int] = field(factory=partial(itertools.count, 1), init=False)
     _watching: threading.Lock = field(factory=threading.Lock, init=False)
@@ -82,7 +82,7 @@ class Advisor:
     _root: OpenedModel | None = None
     _of_models: dict[str, Advisor] = field(factory=dict, init=False)
     # forecasts behind the last reported threshold
-    _told: dict[Route, ForecastAt] = field(factory=dict, init=False)
+    _reported: dict[Route, ForecastAt] = field(factory=dict, init=False)
 
     @property
     def label(self) -> str:
@@ -208,7 +208,7 @@ class Advisor:
     def announce(self, decision: Decision, purpose: str | None = None) -> AnnouncedPlan:
         number = f"decision-{next(self._numbers)}"
         return AnnouncedPlan(
-            number, self._model.label, decision, purpose, self._prices_of, self._clock, self._tell
+            number, self._model.label, decision, purpose, self._prices_of, self._clock, self._publish_event
         )
 
     def speed(self, row: JobRow) -> Speed:
@@ -241,21 +241,21 @@ class Advisor:
     def learned(self, event: ForecastMoved) -> None:
         """Report the batch threshold if a changed forecast moved it."""
         with self._watching:
-            watched, told = self._watched, self._told
+            watched, reported = self._watched, self._reported
         if watched is None:
             return
-        now = {route: self._forecast(route) for route in told}
-        before, after = watched.threshold(told), watched.threshold(now)
+        now = {route: self._forecast(route) for route in reported}
+        before, after = watched.threshold(reported), watched.threshold(now)
         with self._watching:
-            another = self._told[Route.BATCH] is not told[Route.BATCH]  # another thread reports it
+            another = self._reported[Route.BATCH] is not reported[Route.BATCH]  # another thread reports it
             if another or not _apart(before, after):
                 return
-            self._told = {**self._told, **now}
+            self._reported = {**self._reported, **now}
         reason = (
             f"the median of {event.route.value} answers is now {duration(event.after)}, previously "
             f"{duration(event.before)}: {event.reason}"
         )
-        self._tell(
+        self._publish_event(
             ThresholdMoved(
                 at=self._clock.now(),
                 model=self._model.label,
@@ -267,10 +267,10 @@ class Advisor:
 
     def _watch(self, watched: _Watched) -> None:
         routes = [Route.BATCH, *(offer.route for offer in watched.offers)]
-        unknown = {route: self._forecast(route) for route in routes if route not in self._told}
+        unknown = {route: self._forecast(route) for route in routes if route not in self._reported}
         with self._watching:
             self._watched = watched
-            self._told = {**unknown, **self._told}
+            self._reported = {**unknown, **self._reported}
 
     def _forecast(self, route: Route) -> ForecastAt:
         if route is Route.BATCH:
@@ -360,9 +360,9 @@ class Advisor:
         with shared.lock:
             known = dict(shared.quota.reported_limits)
             throughput = shared.quota.spaced_rate
-        for name, told in (("requests", self._config.max_rpm), ("tokens", self._config.max_tpm)):
-            if told is not None:
-                known[name] = min(told, known.get(name, math.inf))
+        for name, configured in (("requests", self._config.max_rpm), ("tokens", self._config.max_tpm)):
+            if configured is not None:
+                known[name] = min(configured, known.get(name, math.inf))
         if throughput is not None:
             known["requests"] = min(60 * throughput, known.get("requests", math.inf))
         return known
@@ -396,13 +396,13 @@ class AnnouncedPlan:
     _purpose: str | None
     _prices_of: Callable[[Result], Prices]
     _clock: Clock
-    _tell: Callable[[Event], None]
+    _publish_event: Callable[[Event], None]
     actual: ActualCost = field(factory=ActualCost, init=False)
 
     def __attrs_post_init__(self) -> None:
         decision = self._decision
         chosen = decision.chosen
-        self._tell(
+        self._publish_event(
             RouteChosen(
                 at=self._clock.now(),
                 decision_id=self._id,
@@ -458,7 +458,7 @@ class AnnouncedPlan:
             batch_cost=None if batch is None else actual.by_batch,
             met=None if deadline is None else seconds <= deadline,
         )
-        self._tell(scored)
+        self._publish_event(scored)
         return scored
 
 

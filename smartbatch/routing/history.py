@@ -208,7 +208,7 @@ class ForecastHistory:
 
     Args:
         clock: its wall clock dates observations.
-        tell: called with changed forecasts, without holding a lock.
+        publish_event: called with changed forecasts, without holding a lock.
         store: opens the store or returns the open one; ``None`` for no store.
         memory: observations of other clients in this process.
     """
@@ -216,14 +216,14 @@ class ForecastHistory:
     def __init__(
         self,
         clock: Clock,
-        tell: Callable[[ForecastMoved], None],
+        publish_event: Callable[[ForecastMoved], None],
         *,
         store: Callable[[], SqlStore] | None = None,
         memory: ProcessMemory | None = None,
     ) -> None:
         self._memory = memory or ProcessMemory()
         self._clock = clock
-        self._tell = tell
+        self._publish_event = publish_event
         self._opener = store
         self._lock = threading.Lock()
         self._reads = TimedReads(clock)
@@ -263,7 +263,7 @@ class ForecastHistory:
             finally:
                 self._lock.release()
             for topic, changes in moved:
-                self._told(topic, *changes)
+                self._publish_changes(topic, *changes)
 
     def batch_ended(self, event: BatchEnded) -> None:
         """Learn from a batch of a job that this process runs. The job stores the observation afterwards."""
@@ -275,13 +275,13 @@ class ForecastHistory:
                 topic.own.append(seen)
                 moved = topic.forecaster.observe(seen)
                 self._memory.keep(topic.name, (seen,))
-            self._told(topic, moved)
+            self._publish_changes(topic, moved)
 
-    def _told(self, topic: _Topic, *changes: ForecastChange | None) -> None:
+    def _publish_changes(self, topic: _Topic, *changes: ForecastChange | None) -> None:
         for moved in changes:
             if moved is None or topic.route is None:
                 continue
-            self._tell(
+            self._publish_event(
                 ForecastMoved(
                     at=self._clock.now(),
                     model=topic.model,
@@ -344,8 +344,8 @@ class ForecastHistory:
         prior, name = _TOPICS[route]
         if prior is CALL_PRIOR and "embed" in model:  # the names of all embedding models contain this
             prior = VECTORS_PRIOR
-        told = Route.INDIVIDUAL if route is Route.SHARED else route
-        return self._topic(f"{name} {model}", prior, told, model)
+        reported_route = Route.INDIVIDUAL if route is Route.SHARED else route
+        return self._topic(f"{name} {model}", prior, reported_route, model)
 
     def _topic(self, name: str, prior: Prior, route: Route | None, model: str) -> _Topic:
         topic = self._topics.get(name)
@@ -364,7 +364,7 @@ class ForecastHistory:
             first = topic.loaded == 0
             store = self._store_to_read(topic)
             changes = topic.learn()
-        self._told(topic, *changes)
+        self._publish_changes(topic, *changes)
         if store is not None:
             self._timed(lambda: self._load(store, topic, first=first))
         with self._lock:
@@ -423,7 +423,7 @@ class ForecastHistory:
         2. Later reads: the forecaster learns from the new rows and reports changes.
         """
         rows = [*_rows(store, topic.name, ended=True), *_rows(store, topic.late, ended=False)]
-        told: list[ForecastChange | None] = []
+        changes: list[ForecastChange | None] = []
         with self._lock:
             mine = {*topic.own, *topic.pending}
             new = [seen for seen in rows if seen not in topic.known and seen not in mine]
@@ -434,8 +434,8 @@ class ForecastHistory:
             for seen in sorted(new, key=lambda each: each.at):
                 moved = topic.forecaster.observe(seen)
                 if not first:
-                    told.append(moved)
-        self._told(topic, *told)
+                    changes.append(moved)
+        self._publish_changes(topic, *changes)
 
     def _write(self, store: SqlStore) -> None:
         with self._lock:

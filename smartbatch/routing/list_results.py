@@ -92,7 +92,7 @@ class RouteTaker:
     def take(self, asked: CheckedList, decision: Decision, options: ListOptions) -> Taken:
         """Send a list by the chosen route.
 
-        1. A batch is stored as a job. Its caller may wait for hours and is told so immediately.
+        1. A batch is stored as a job. Its caller may wait for hours, so this is logged immediately.
         2. A list with a key is stored as a job.
         3. Any other list is sent in real time within its budget.
         """
@@ -270,14 +270,14 @@ class ListResults(Iterator[Result]):
 
         of = f" of {len(requests):,}" if requests else ""
         those = "them" if read is not None else "the unread ones"
-        told = Interrupted(
+        shown = Interrupted(
             f"interrupted; {self._results.arrived():,}{of} results had arrived. The attribute .results of "
             f"this exception (sys.last_value, if it was not caught) contains {those}. {self._facts.again}",
             results,
         )
         for note in getattr(error, "__notes__", ()):
-            told.add_note(note)
-        return told
+            shown.add_note(note)
+        return shown
 
 
 def _unanswered(request: Request, *, sent: bool) -> Result:

@@ -213,7 +213,7 @@ class Reading:
             verdict = read_answer(request.params, result.text, reason)
         if isinstance(verdict, Parsed):
             parsed = verdict.value
-        elif verdict is not None and verdict.ours:
+        elif verdict is not None and verdict.internal:
             error = verdict.error(
                 text=result.text, finish_reason=reason, usage=result.usage, request_id=result.request_id
             )

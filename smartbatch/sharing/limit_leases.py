@@ -54,7 +54,7 @@ class Share(Protocol):
     @property
     def model(self) -> str: ...
 
-    def tell(self, event: Event) -> None: ...
+    def publish_event(self, event: Event) -> None: ...
 
     @property
     def is_used(self) -> bool: ...
@@ -326,7 +326,7 @@ class SharedLeases:
         processes = share.lose(now, str(error) if isinstance(error, Incompatible) else "")
         if processes is not None:
             joined.lost_at = now
-            share.tell(
+            share.publish_event(
                 SharedLimitsLost(
                     at=now,
                     place=self.place,
@@ -344,7 +344,7 @@ class SharedLeases:
         if joined.lost_at > -math.inf:
             now, share = self._clock.now(), joined.share
             seconds, joined.lost_at = now - joined.lost_at, -math.inf
-            share.tell(
+            share.publish_event(
                 SharedLimitsRestored(
                     at=now, place=self.place, scope=share.scope, model=share.model, seconds=seconds
                 )
@@ -393,7 +393,7 @@ class BudgetOwner(Protocol):
         """Check again whether waiting requests can be sent."""
         ...
 
-    def tell(self, event: Event) -> None: ...
+    def publish_event(self, event: Event) -> None: ...
 
 
 class BudgetShare:
@@ -441,10 +441,10 @@ class BudgetShare:
         if owner is not None:
             owner.recheck_budget()
 
-    def tell(self, event: Event) -> None:
+    def publish_event(self, event: Event) -> None:
         owner = self._owner()
         if owner is not None:
-            owner.tell(event)
+            owner.publish_event(event)
 
     def end(self) -> None:
         """Keep the lease, because jobs may have reserved part of it."""

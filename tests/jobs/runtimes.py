@@ -41,12 +41,12 @@ def job_wiring(**parts: Any) -> JobWiring:
         "drop": lambda _: None,
         "process": lambda result: result,
         "new_future": _not_wired,
-        "tell": lambda _: None,
+        "publish_event": lambda _: None,
         "report": logs.job_error,
         "speed": _assumed_speed,
         "calibration": lambda _: Calibration(),
         "outer_budget": lambda _: None,
-        "tell_dropped": lambda _name, _reason: None,
+        "warn_dropped": lambda _name, _reason: None,
         "control": lambda _: None,
         "parallelism": lambda: 4,
     }
@@ -62,7 +62,7 @@ def job_runtime(store: SqlStore, clock: object, rng: random.Random, **parts: Any
         "limits": step_limits(),
         "provider_of": lambda _: None,
         "pause_of": lambda _: None,
-        "tell": lambda _: None,
+        "publish_event": lambda _: None,
         "wiring": job_wiring(**parts),
     }
     return JobRuntime(store=store, clock=cast(Clock, clock), rng=rng, **(usual | own))

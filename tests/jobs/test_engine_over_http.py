@@ -71,7 +71,7 @@ class Bench:
             random.Random(1),
             limits=step_limits(poll_interval=0.02, longest_pause=0.1),
             provider_of=lambda _: self.provider,
-            tell=self.events.append,
+            publish_event=self.events.append,
         )
 
     def until(self, state):

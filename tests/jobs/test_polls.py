@@ -48,7 +48,7 @@ class Step:
             get=lambda *_: self.batch, cancel=self._cancel, classify=lambda error: error
         )
         self.runtime = SimpleNamespace(
-            tell_progress=lambda *_, running: self.done.append(("told", running)),
+            publish_progress=lambda *_, running: self.done.append(("told", running)),
             wiring=SimpleNamespace(
                 speed=lambda _: SimpleNamespace(throughput=SimpleNamespace(finish=lambda *_: 0.0))
             ),

@@ -156,11 +156,11 @@ def test_the_input_has_the_tokens_that_a_cache_wrote_under_their_new_name(sdk):
 
 
 def tell_alone(observer: OpenTelemetryObserver, *events: Event) -> None:
-    def tell() -> None:
+    def publish_event() -> None:
         for event in events:
             observer(event)
 
-    copy_context().run(tell)
+    copy_context().run(publish_event)
 
 
 def asked(request_id: str) -> CalledRequest:

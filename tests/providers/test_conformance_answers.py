@@ -124,9 +124,8 @@ def test_a_call_that_is_closed_while_a_refusals_body_is_read_says_so(serve, reac
     sent = threading.Event()
 
     def held_back(exchange) -> None:
-        exchange.send(
-            http(b" " * 2**24, "401 No")[:-5]
-        )  # more than the socket buffers hold, so the head has been read
+        # more than the socket buffers hold, so the head has been read
+        exchange.send(http(b" " * 2**24, "401 No")[:-5])
         sent.set()
         exchange.server.done.wait(30)
 

@@ -229,7 +229,7 @@ def test_the_size_holds_for_children_that_write_a_few_answers_each(tmp_path, mon
 @pytest.mark.parametrize("damage", ["digest", "body", "not JSON", "not an answer"])
 def test_a_damaged_entry_is_a_miss_and_told_once(damage, path):
     events = list[Event]()
-    cache = opened(path, tell=events.append)
+    cache = opened(path, publish_event=events.append)
     for key in (b"key", b"other"):
         cache.put(key, Answer("kept"))
     connection = sqlite3.connect(path)

@@ -74,13 +74,13 @@ def test_progress_is_told_for_each_result_as_it_arrives(clock, client_of):
 def test_progress_counts_failures_and_costs_and_its_errors_end_no_list(clock, client_of, caplog):
     told = []
 
-    def tell(progress):
+    def publish_event(progress):
         told.append(progress)
         raise OSError("disk full")
 
     bad = ProviderError("no", kind=ErrorKind.CLIENT_ERROR)
     client = client_of(mock(clock, answers=["one", bad, "three"]), parallelism=1)
-    results = client.generate(iter(prompts(3)), on_progress=tell)
+    results = client.generate(iter(prompts(3)), on_progress=publish_event)
     assert (told[-1].total, told[-1].succeeded, told[-1].failed) == (None, 2, 1)
     assert told[-1].cost == results.cost
     assert "an on_progress callback" in caplog.text

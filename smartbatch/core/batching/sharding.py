@@ -192,9 +192,8 @@ _BAND_DEVIATIONS = 6.0
 _SMALL_SAMPLE_FACTOR = 3.0
 """The spread of a few lines is itself uncertain, so the band is widened by this factor divided by the square
 root of their number: by two thirds for twenty lines."""
-_MIN_BAND = (
-    0.02  # minimum half width of the band: estimates that fit some lines exactly may be off for others
-)
+# minimum half width of the band: estimates that fit some lines exactly may be off for others
+_MIN_BAND = 0.02
 _ROUNDING_TOKENS = 1.0  # tokens always allowed, because estimate and count are both rounded
 _SIZE_FACTOR = 3.0
 """Estimates count characters. If the bytes of a request deviate from its estimate more than in other

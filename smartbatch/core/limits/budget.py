@@ -1,7 +1,7 @@
 """Spending limits: money is reserved before a call and reconciled afterwards, and never exceeds the limit.
 
 A client of a shared budget may spend only what it has leased. Leases do not expire: the lease of a dead
-process stays taken, because nobody knows how much of it was spent. Times are monotonic seconds. The caller
+process stays taken, because it is unknown how much of it was spent. Times are monotonic seconds. The caller
 holds the budget's lock.
 """
 

@@ -150,9 +150,8 @@ class JobReservations:
         """
         assert reservation.held is not None
         before, assigned = reservation.job_id, _JobReservation(reservation.held, cost, (reservation,))
-        self._jobs[job_id] = (
-            assigned  # no function call before the next line, so Ctrl-C cannot interrupt here
-        )
+        # no function call before the next line, so Ctrl-C cannot interrupt here
+        self._jobs[job_id] = assigned
         reservation.job_id = job_id
         if before is not None and before != job_id:
             del self._jobs[before]

@@ -222,10 +222,6 @@ class LimitLease:
         """Whether a call needs more than has been leased since."""
         return self._lacking is not None
 
-    @property
-    def is_limited(self) -> bool:
-        return bool(self._limited)
-
     def due(self, now: float) -> float:
         soonest = self._asked_at + _MIN_INTERVAL_SECONDS
         if self._news:  # 1. There is something to report.

@@ -125,11 +125,11 @@ class Problem:
     message: str  # for errors; names the place in the schema but quotes nothing from the answer
     advice: str  # for the model that wrote the answer; may quote it
     final: bool = False  # a repair will not help
-    ours: bool = False  # an error of smartbatch itself
+    internal: bool = False  # an error inside smartbatch
 
     def error(self, times: str = "", **details: Any) -> UnusableAnswer:
         """Create the error for a result; ``details`` become its attributes."""
-        kind = AnswerUnread if self.ours else ValidationFailed
+        kind = AnswerUnread if self.internal else ValidationFailed
         return kind(f"{self.message}{times}", **details)
 
 
@@ -155,7 +155,7 @@ def read_answer(params: Generation, text: str | None, finish_reason: str) -> Par
         f"smartbatch itself failed to read the answer ({failure}), which is kept as text; "
         "please report this as a bug in smartbatch"
     )
-    return Problem(problem, problem, final=True, ours=True)
+    return Problem(problem, problem, final=True, internal=True)
 
 
 def _read(params: Generation, text: str | None, finish_reason: str) -> Parsed | Problem:

@@ -242,10 +242,8 @@ def decision_parts(decision: Decision, voice: Voice = IN_REPORTS) -> Iterator[Pa
 
 
 def _detail_lines(decision: Decision) -> Iterator[str]:
-    from smartbatch.views.terminal import (
-        UNLIMITED_WIDTH,
-        table_lines,
-    )  # imported late, because only details need it
+    # imported late, because only details need it
+    from smartbatch.views.terminal import UNLIMITED_WIDTH, table_lines
 
     table = _table(decision)
     marked = [

@@ -300,9 +300,8 @@ def _early(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints)
     batch's time.
     """
     tenth = MAX_EARLY_SHARE * batch.finish(n, 0.5)
-    most = min(
-        max(constraints.at_once, math.floor(MAX_EARLY_SHARE * n)), n - 1
-    )  # leave requests for the batch
+    # leave requests for the batch
+    most = min(max(constraints.at_once, math.floor(MAX_EARLY_SHARE * n)), n - 1)
     if standard.throughput.finish(most, 0.5) <= tenth:
         return most
     low, high = min(constraints.at_once, n - 1), most

@@ -23,9 +23,8 @@ from smartbatch.core.preparation.answer_length import (
 from smartbatch.core.preparation.tokens import Calibration, estimate_request, estimate_texts
 from smartbatch.types import Kind, Request, Usage
 
-_LENGTH_DEVIATION = (
-    0.77  # standard deviation of answer lengths, divided by their mean, in the Azure 2023 conversations
-)
+# standard deviation of answer lengths, divided by their mean, in the Azure 2023 conversations
+_LENGTH_DEVIATION = 0.77
 _PRIOR_ANSWERS = 0.5  # weight of the assumed answer length, in answers
 _FIRST_INPUT_RATIOS = (0.6, 1.6)
 """Range of billed tokens per estimated token before any answer is observed. The minimum applies to the texts

@@ -109,9 +109,8 @@ def closing_connections(fn: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def host() -> HostClient:
     found = _hosts.get(SETTING_NAME)
-    return (
-        _hosts.setdefault(SETTING_NAME, _new_host()) if found is None else found
-    )  # ``setdefault`` is atomic
+    # ``setdefault`` is atomic
+    return _hosts.setdefault(SETTING_NAME, _new_host()) if found is None else found
 
 
 def request_begins(**_: object) -> None:

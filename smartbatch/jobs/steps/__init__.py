@@ -32,7 +32,7 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
     if job.cancel_requested and job.state is not JobState.DONE:
         body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))
         if runtime.store.items.drop_unsent(lease, body, at=runtime.wall()):
-            job = runtime.tell_progress(job)
+            job = runtime.publish_progress(job)
     # 3. it has no batches and needs none, or this process has no access to its Batch API: no batch step
     provider = runtime.provider_of(job)
     api = None if provider is None else provider.batches()

@@ -182,7 +182,7 @@ def _withdraw(step: Step, shard: ShardRow, deadline: float, decision: Rescue) ->
         step.discard(shard, reason, to=ItemState.REALTIME)
     elif not poll.cancel(step, shard, reason).cancelled:
         return
-    step.runtime.tell(
+    step.runtime.publish_event(
         JobRescued(
             at=step.now,
             job_id=step.job.id,

@@ -174,7 +174,7 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
             if item is not None and item.ix in final and answer is not None and answer.usage is not None:
                 calibration.observe(item.tokens, answer.usage, shape.key)
         _report_dropped(step, items.values(), final, reader)
-        before = step.runtime.tell_progress(before)
+        before = step.runtime.publish_progress(before)
     return totals
 
 
@@ -198,7 +198,7 @@ def _report_dropped(
         for parameter in (reader.dropped.get(item.ix, ()) if item.ix in final else ())
     ]
     for item, (name, reason) in [*dropped, *((item, each) for each, item in reader.rejected.items())]:
-        step.runtime.tell(
+        step.runtime.publish_event(
             ParameterDropped(
                 at=step.now,
                 request_id=item_id(step.job.id, item.ix, item.user_id),

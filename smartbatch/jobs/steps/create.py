@@ -208,7 +208,7 @@ def _refuse_too_big(step: Step, ixs: tuple[int, ...]) -> None:
 
 def _fail_open(step: Step, ixs: Collection[int], error: SmartbatchError) -> None:
     step.store.items.fail_open(step.lease, ixs, encode_error(error), at=step.wall)
-    step.runtime.tell_progress(step.job)
+    step.runtime.publish_progress(step.job)
 
 
 # -- upload --------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def poll_batch(step: Step, shard: ShardRow) -> ShardRow:
         pause = min(pause, max(CANCEL_POLL_SECONDS, step.wall - remote.cancel_sent_at))
     moved = step.reschedule(shard, pause, tries=0, note=note, remote=remote)
     if remote != shard.remote:
-        step.runtime.tell_progress(step.job, running=_processed_not_stored(step))
+        step.runtime.publish_progress(step.job, running=_processed_not_stored(step))
     return moved
 
 
@@ -235,7 +235,7 @@ def _record_turnaround(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
         seconds=max(0.0, now - shard.submitted_at),
         cancelling=None if cancelled_at is None else max(0.0, now - cancelled_at),
     )
-    step.runtime.tell(ended)
+    step.runtime.publish_event(ended)
     for name, row in summary_records.durations_of(ended):
         step.store.facts.observe_turnarounds(name, [row])
 

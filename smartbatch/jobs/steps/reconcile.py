@@ -135,7 +135,7 @@ def _settle_with(
     )
     step.report_change(shard, settled)
     step.clear_files(shard)
-    step.runtime.tell_progress(before)
+    step.runtime.publish_progress(before)
     return settled
 
 

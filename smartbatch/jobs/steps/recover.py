@@ -220,21 +220,22 @@ def _search_seconds(step: Step, shard: ShardRow, listed: float | None) -> float:
 def _elapsed(step: Step, since: float | None, recorded: float | None, listed: float | None) -> float:
     """Return the seconds since a moment that another process may have recorded.
 
-    Both clocks may be wrong: ours may have been set since then, and a server may report a wrong date. The
-    result is therefore the shorter of the times that they measure. If our clock was set back to before that
-    moment, only the provider's is used; if the provider reports no time, only ours.
+    Both clocks may be wrong: this machine's may have been set since then, and a server may report a wrong
+    date. The result is therefore the shorter of the times that they measure. If this machine's clock was set
+    back to before that moment, only the provider's is used; if the provider reports no time, only this
+    machine's.
 
     Args:
-        since: the moment by our clock.
+        since: the moment by this machine's clock.
         recorded: the moment by the provider's clock; ``None`` if the provider reported no time then.
         listed: the provider's clock now; it reports whole seconds, so the difference may be one second too
             long.
     """
-    ours = step.wall - (since or step.wall)
+    local = step.wall - (since or step.wall)
     if listed is None:
-        return ours
-    theirs = 0.0 if recorded is None else max(0.0, listed - recorded - 1.0)
-    return theirs if ours < 0 else min(ours, theirs)
+        return local
+    remote = 0.0 if recorded is None else max(0.0, listed - recorded - 1.0)
+    return remote if local < 0 else min(local, remote)
 
 
 def _can_fence(step: Step, shard: ShardRow) -> bool:

@@ -59,7 +59,7 @@ def handle_known_refusal(step: Step, shard: ShardRow, error: ProviderError) -> S
         f"the provider refused {len(lines):,} of its {shard.size:,} requests; the others are sent again",
         ended=_failed(step, shard, lines),
     )
-    step.runtime.tell_progress(step.job)
+    step.runtime.publish_progress(step.job)
     return dead
 
 
@@ -70,7 +70,9 @@ def _without_parameter(step: Step, shard: ShardRow, error: ParameterRejected) ->
     for item in step.store.shards.items_at(shard.id, [0]).values():
         for name, reason in error.omitted:
             request_id = item_id(step.job.id, item.ix, item.user_id)
-            step.runtime.tell(ParameterDropped(at=step.now, request_id=request_id, field=name, reason=reason))
+            step.runtime.publish_event(
+                ParameterDropped(at=step.now, request_id=request_id, field=name, reason=reason)
+            )
     names = ", ".join(name for name, _ in error.omitted)
     return step.discard(shard, f"the server rejects {names}; its requests are sent again without it")
 
@@ -198,12 +200,12 @@ def max_shard_requests(step: Step, otherwise: int) -> int:
 
 def quota_wait(step: Step, shard: ShardRow) -> float:
     """Return the seconds until the quota is checked again; 0 if the shard may be created now."""
-    ours = sum(_other_enqueued(step, shard))
-    if ours and ours + shard.tokens > enqueued_token_limit(step):
+    enqueued = sum(_other_enqueued(step, shard))
+    if enqueued and enqueued + shard.tokens > enqueued_token_limit(step):
         return step.limits.poll_interval
     # if the system clock was set back, minutes must not turn into hours
     pause = min(max(0.0, _quota(step).until - step.wall), step.limits.longest_pause)
-    return pause or (0.0 if _exchange(step, ours, shard.tokens) else step.limits.poll_interval)
+    return pause or (0.0 if _exchange(step, enqueued, shard.tokens) else step.limits.poll_interval)
 
 
 def publish_enqueued(step: Step, shard: ShardRow, *, ended: bool) -> None:
@@ -308,8 +310,8 @@ def redacted(step: Step, shard: ShardRow, failure: Exception) -> ProviderError:
     against all its prompts.
     """
     error = step.api.classify(failure)
-    ours = error.kind in (ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT)
-    if ours or not repeats_a_prompt(step, shard, error.message):
+    unreached = error.kind in (ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT)
+    if unreached or not repeats_a_prompt(step, shard, error.message):
         return error
     quiet = copy.copy(error)
     before = error.message.partition(": ")[0]

@@ -119,7 +119,7 @@ class Step:
         return moved
 
     def report_change(self, before: ShardRow, after: ShardRow, reason: str = "") -> None:
-        self.runtime.tell(
+        self.runtime.publish_event(
             ShardChanged(
                 at=self.now,
                 job_id=self.job.id,
@@ -195,7 +195,7 @@ class Step:
             return self.discard(shard, note, tried=tried, to=ItemState.REALTIME)
         dead = self.store.shards.fail(self.lease, shard, encode_error(error), note=note, at=self.wall)
         self.report_change(shard, dead, note)
-        self.runtime.tell_progress(self.job)
+        self.runtime.publish_progress(self.job)
         return dead
 
     def hold(self, error: ProviderError) -> None:
@@ -212,7 +212,7 @@ class Step:
         row = IncidentRow(kind, self.job.id, shard_id, detail, money, self.wall)
         if self.store.facts.add_incident(self.lease, row):
             at, job_id = self.now, self.job.id
-            self.runtime.tell(
+            self.runtime.publish_event(
                 JobIncident(at=at, job_id=job_id, shard_id=shard_id, kind=kind, detail=detail, money=money)
             )
 

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 MAX_BODY = 64 * 1024 * 1024  # maximum bytes of a decoded answer; stops gzip bombs and endless bodies
 
 _PIECE_BYTES = 65536
-_INFLATED_STEP_BYTES = (
-    4096  # compressed bytes per step; the rest is copied after each gzip member, which may be tiny
-)
+# compressed bytes per step; the rest is copied after each gzip member, which may be tiny
+_INFLATED_STEP_BYTES = 4096
 _GZIP_FIRST_BYTE = b"\x1f"  # first byte of a gzip member; the second may not have arrived yet
 
 

@@ -377,9 +377,8 @@ def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
         request_id = response.get("request_id")
         reply = Reply(status, {"x-request-id": request_id} if isinstance(request_id, str) else {}, b"")
         if not reply.ok:
-            raise errors.read(
-                reply, data=body or data.get("error")
-            )  # vLLM puts the error next to the response
+            # vLLM puts the error next to the response
+            raise errors.read(reply, data=body or data.get("error"))
         if not isinstance(body, dict):
             raise errors.unusable(reply, "shape", "the line's answer is not an object")
         errors.check(body, reply)

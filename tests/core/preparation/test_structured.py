@@ -482,7 +482,7 @@ class TestVerdicts:
         failures += [ImportError("half made")] * 3
         found = read_answer(params, "{}", "stop")
         assert isinstance(found, Problem)
-        assert (found.final, found.ours) == (True, True)
+        assert (found.final, found.internal) == (True, True)
         assert type(found.error(text="{}")) is AnswerUnread
         assert "smartbatch itself failed to read the answer (ImportError)" in found.message
 

@@ -196,7 +196,6 @@ def leases(rng: random.Random, record: Record) -> None:
         record.note(
             "told",
             used=one.is_used,
-            limited=one.is_limited,
             holds=one.holds,
             members=one.members,
             others=one.others,

@@ -45,7 +45,7 @@ class Process:
         points: CrashPoints,
         rng: Random,
         ask: Callable[[str], str | None],
-        tell: Callable[[Event], None],
+        publish_event: Callable[[Event], None],
         name: str,
         key: str,
     ) -> None:
@@ -72,7 +72,7 @@ class Process:
             prices=PRICES,
             limits=LIMITS,
             provider_of=self.providers.provider_of,
-            tell=tell,
+            publish_event=publish_event,
         )
 
     def die(self) -> None:

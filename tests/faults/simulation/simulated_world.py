@@ -278,7 +278,7 @@ class World:
             key = "another key" if wrong else KEY
         process = Process(
             self.disk, self.network, self.clock, self.points, rng,
-            self._ask, self._tell, f"process {self._started}", key,
+            self._ask, self._publish_event, f"process {self._started}", key,
         )  # fmt: skip
         if key != KEY:
             process.leaves_at = self.clock.now() + rng.uniform(1, 60) * MINUTE
@@ -295,7 +295,7 @@ class World:
         self.ledger.close(call, status=200, billed=tokens_of(prompt) + 5, delivered=True)
         return f"{digest[:16]} call-{index}"
 
-    def _tell(self, event: Event) -> None:
+    def _publish_event(self, event: Event) -> None:
         self._events[type(event).__name__] += 1
         if isinstance(event, ShardChanged):
             self.points.record(f"{event.shard_id} {event.before} {event.after} {event.reason}")
