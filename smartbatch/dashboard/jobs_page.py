@@ -167,16 +167,18 @@ def _cost(line: JobRow) -> tuple[Value, ...]:
 def time_of(
     line: JobRow, forecast: AcceptedForecast | None, ends: Outlook | None, now: float
 ) -> tuple[Value, ...]:
+    texts: list[Value] = []
     if line.finished_at is not None:
-        first = f"took {duration(line.finished_at - line.created_at)}"
+        texts.append(f"took {duration(line.finished_at - line.created_at)}")
     elif ends is not None:
-        late = f", up to {duration(ends.late - now)}" if ends.late > ends.median + 1 else ""
-        first = f"about {duration(max(0.0, ends.median - now))} left{late}"
+        texts.append(f"about {duration(max(0.0, ends.median - now))} left")
+        if ends.late > ends.median + 1:
+            texts.append(f"up to {duration(ends.late - now)}")
     else:
-        first = f"{duration(max(0.0, now - line.created_at))} so far"
-    if forecast is None:
-        return (first,)
-    return first, f"expected {duration(forecast.p50)}, up to {duration(forecast.p95)}"
+        texts.append(f"{duration(max(0.0, now - line.created_at))} so far")
+    if forecast is not None:
+        texts.append(f"expected {duration(forecast.p50)}, up to {duration(forecast.p95)}")
+    return tuple(texts)
 
 
 def deadline_of(line: JobRow, risk: float | None, now: float) -> Cell:

@@ -86,7 +86,7 @@ def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], width
     1. Cells with several values keep the first one only, column by column: the highest ``drop`` first.
     2. The first column is cut, down to :data:`_MIN_FIRST_COLUMN` cells.
     3. Whole columns are left out, the highest ``drop`` first.
-    4. The first column is cut further.
+    4. The widest column is cut.
     """
     listed = [tuple(row) for row in rows]
     texts = [_column_texts(column, [row[at] for row in listed]) for at, column in enumerate(columns)]
@@ -104,7 +104,8 @@ def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], width
         spare = widths[shown[0]] - _MIN_FIRST_COLUMN
         last = max(shown, key=lambda at: columns[at].drop)
         if spare >= excess or not columns[last].drop:
-            widths[shown[0]] = max(1, widths[shown[0]] - excess)
+            cut = shown[0] if spare >= excess else max(shown, key=lambda at: widths[at])
+            widths[cut] = max(1, widths[cut] - excess)
             break
         shown.remove(last)
     lines = zip(*(texts[at] for at in shown), strict=True)

@@ -96,6 +96,12 @@ def test_a_narrow_table_loses_columns_before_its_first_one_is_unreadable():
     assert fitted("見出し", 4) == "見…"
 
 
+def test_a_narrow_table_cuts_its_widest_column_rather_than_a_short_name():
+    columns = (Column("job"), Column("time"))
+    rows = [("letters", "about 24 min left, up to 12 h")]
+    assert table_lines(columns, rows, 20) == ["job      time", "letters  about 24 m…"]
+
+
 def test_in_a_pipe_it_is_one_plain_frame(client, capsys, monkeypatch):
     client.submit_batch(["a"], key="letters")
     monkeypatch.setenv("COLUMNS", "60")
