@@ -44,7 +44,7 @@ SEE_MOST: dict[str, str | tuple[str, ...]] = {
 }
 """Tests of whole packages, which run first."""
 _ALONE = ("structure", "waits", "benchmarks", "ci")
-LEFT_OUT = ("docs", "emulator", "hosts", "typing", *(f"test_{name}.py" for name in _ALONE))
+LEFT_OUT = ("docs", "emulator", "frameworks", "typing", *(f"test_{name}.py" for name in _ALONE))
 """Tests left out: those of texts and types, which detect any change of a line, and slow ones of other
 packages.
 """

@@ -14,8 +14,8 @@ from smartbatch.cli import report_command
 from smartbatch.cli.main import main
 from smartbatch.tables.result_files import FIRST_COLUMNS, LAST_COLUMNS, write_table
 from smartbatch.views.html import MAX_BYTES
+from tests.frameworks.browser import browser
 from tests.hostile import HOSTILE
-from tests.hosts.browser import browser
 from tests.levels import sampled
 
 pytestmark = pytest.mark.usefixtures("folder")

@@ -9,7 +9,7 @@ import pytest
 from smartbatch import BatchingClient, ErrorKind, ProviderError, RequestCancelled
 from smartbatch.emulator import answer_for
 from smartbatch.testing import emulator
-from tests.hosts.run_script import run_script
+from tests.frameworks.run_script import run_script
 from tests.levels import sampled
 from tests.together import run_together
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from attrs import frozen
-from hosts.run_script import run_script
+from frameworks.run_script import run_script
 
 pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed")
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 
 import pytest
-from hosts.run_script import run_script
+from frameworks.run_script import run_script
 from jobs.remote import LONG, Remote
 
 import smartbatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from hosts.run_script import run_script
+from frameworks.run_script import run_script
 from inside import inside
 from jobs.remote import Remote
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from attrs import frozen
-from hosts.run_script import run_script
+from frameworks.run_script import run_script
 from jobs.remote import Remote
 from scenes import PATIENCE, InTime, Scripted, blocked, eventually, submit_all
 

@@ -176,7 +176,7 @@ MUTANTS = (
         14,
         "a forked child keeps the queue",
         (_fork._after_fork_in_child, ("one.after_fork()", "pass")),
-        test="tests/hosts/test_fork.py::test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are",
+        test="tests/frameworks/test_fork.py::test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are",
     ),
     mutant(
         15,

@@ -1,4 +1,4 @@
-"""What the tests of hosts share: a store of either database, which a test's own processes open."""
+"""What the tests of frameworks share: a store of either database, which a test's own processes open."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts.incidents import named_in_incidents
+from frameworks.incidents import named_in_incidents
 
 from smartbatch import BatchingClient, ConfigError, InvalidRequest, JobConflict, ListProgress, ResultList
 from smartbatch._clock import RealClock

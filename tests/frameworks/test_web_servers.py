@@ -109,7 +109,7 @@ def test_a_cell(server, situation, quick, tmp_path):
 
 
 def test_the_table_of_the_documentation_has_these_cells():
-    page = (PACKAGE.parent / "docs/reference/hosts.md").read_text()
+    page = (PACKAGE.parent / "docs/reference/web-servers.md").read_text()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"
     ]

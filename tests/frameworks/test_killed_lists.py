@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 
 import pytest
-from hosts.incidents import named_in_incidents
+from frameworks.incidents import named_in_incidents
 
 from smartbatch import BatchingClient
 from smartbatch.testing import Emulator, answer_for, emulator

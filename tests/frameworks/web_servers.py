@@ -22,7 +22,7 @@ import pytest
 from attrs import field, frozen
 
 from smartbatch.testing import answer_for
-from tests.hosts.run_script import GUARD, PACKAGE
+from tests.frameworks.run_script import GUARD, PACKAGE
 
 HERE = Path(__file__).parent
 WORKERS = 2
