@@ -62,7 +62,7 @@ def job_forms(line: JobRow, query: Query) -> tuple[Part, ...]:
 
 
 def job_list_forms(chosen: JobFilter, query: Query) -> tuple[Part, ...]:
-    """Forms for all jobs with a state, or with a state and a model; other lists have none."""
+    """Return the forms for a list of all jobs in a state, of one model or all; other lists have no forms."""
     state = chosen.state
     if query.granted != "all" or state is None or chosen.name is not None:
         return ()

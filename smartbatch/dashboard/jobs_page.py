@@ -35,7 +35,7 @@ from smartbatch.views.model import (
 
 JOBS_PER_PAGE = 40
 REFRESH_SECONDS = 1.75  # changes appear within two seconds, and a full page takes less than 1 % of a core
-MAX_FORECAST_BATCHES = 40  # youngest unfinished batches to forecast, which end last
+MAX_FORECAST_BATCHES = 40  # newest unfinished batches to forecast; these end last
 _STATES = (("", "all"), ("unfinished", "running"), *((state.value, state.value) for state in JobState))
 _EMPTY = "No jobs found. Show all of them, or submit one: client.submit_batch(prompts, key=…)."
 _COLUMNS = "job, model/4, state, requests, route/6, time, cost:money, deadline/5"

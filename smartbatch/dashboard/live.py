@@ -44,7 +44,9 @@ class Rendered:
         return ".".join(map(_digest, self.parts.values()))
 
     def changed(self, seen: str) -> dict[str, str]:
-        """Return the parts that differ from the version ``seen``; all if that belongs to another page."""
+        """Return the parts that differ from the version ``seen``; all parts if it is the version of another
+        page.
+        """
         known = seen.split(".")
         if len(known) != len(self.parts):
             known = [""] * len(self.parts)

@@ -36,14 +36,14 @@ from smartbatch.views.model import (
 )
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
-RATES_SECONDS = 30 * MINUTE  # of calls and tokens shown
+RATES_SECONDS = 30 * MINUTE  # period for which calls and tokens are shown
 SPENDING_HOURS = 24
 MAX_RUNNING_JOBS = 5
 MAX_JOB_BUDGETS = 6
 MAX_NOTICED_JOBS = 5  # jobs listed for one reason
 MIN_COOLDOWN_SECONDS = 60.0  # shorter cooldowns are not listed
-SPENT_SHARE = 0.98  # of a budget that counts as fully spent
-MIN_FREE_BYTES = 256 << 20  # on the disk of the store
+SPENT_SHARE = 0.98  # share from which a budget counts as fully spent
+MIN_FREE_BYTES = 256 << 20  # below which the disk of the store is nearly full
 WAIT_REASONS = {
     "pause": "a user to resume the model",
     "window": "the window that gathers requests for one call",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smartbatch.client import BatchingClient
 
 CLOCK_STEP_SECONDS = 5.0
-SHARED_TTL_SECONDS = 1.0  # for which published figures are reused; processes publish every 5 s
+SHARED_TTL_SECONDS = 1.0  # time for which published figures are reused; processes publish every 5 s
 MAX_ERROR_GROUPS = 200  # further errors are grouped by kind alone
 SPENDING_HOURS = 24 * 7
 _HOUR_SECONDS = 3600.0
@@ -200,7 +200,9 @@ class SharedReader:
 
 
 def _with_client(found: Participants, client: BatchingClient) -> Participants:
-    """Return the processes, with current figures of the client, or of its process if that publishes."""
+    """Return the processes with the client's current figures, or with those of its process if the process
+    publishes any.
+    """
     own = record_with(client.metrics)
     if own is not None and any(one.member == own.member for one in found.processes):
         now = tuple(own if one.member == own.member else one for one in found.processes)

@@ -1,1 +1,1 @@
-"""Listeners to events: metrics, logs, progress, reporters."""
+"""Event listeners: metrics, logs, progress displays and reporters."""

@@ -1,7 +1,7 @@
-"""Families of metrics with their values, used by Prometheus and in shared records.
+"""Metric families and their values, for Prometheus and for the records that processes share.
 
-Labels come from closed sets, so the number of series is bounded. Only the combined figures of all processes
-have models as labels.
+Labels have a fixed set of values, so the number of series is bounded. Only the combined figures of all
+processes have models as labels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from smartbatch.types import Usage
 
 
 def families_of(s: MetricsSnapshot) -> Iterator[tuple[Family, Values]]:
-    """Yield all families except those of durations, with their current values."""
+    """Yield all families with their current values, except those of durations."""
     found: dict[Family, dict[str, float]] = {}
     for metric in METRICS:
         family = metric.family
@@ -46,29 +46,35 @@ def _now(name: str, help_text: str, label: str = "") -> Family:
 
 
 OPERATIONS = Family("shared_operations", "Operations on the store of shared limits.", "operation")
-OPERATION_SECONDS = Family("shared_seconds", "Time taken by operations on that store.", "operation")
+OPERATION_SECONDS = Family(
+    "shared_seconds", "Time taken by operations on the store of shared limits.", "operation"
+)
 OPERATED = (OPERATIONS, OPERATION_SECONDS)
 
 REACHABLE = _now("shared_reachable", "Whether the store of shared limits responds: 1 or 0.")
 
 _LIMITS = {
     "requests_per_minute": _now(
-        "limit_requests_per_minute", "Limit of a model, configured, reported or discovered.", "model"
+        "limit_requests_per_minute", "Request limit of a model, configured, reported or discovered.", "model"
     ),
-    "tokens_per_minute": _now("limit_tokens_per_minute", "The same for all tokens.", "model"),
-    "input_tokens_per_minute": _now("limit_input_tokens_per_minute", "The same for input tokens.", "model"),
+    "tokens_per_minute": _now("limit_tokens_per_minute", "Limit of a model on all tokens.", "model"),
+    "input_tokens_per_minute": _now(
+        "limit_input_tokens_per_minute", "Limit of a model on input tokens.", "model"
+    ),
     "output_tokens_per_minute": _now(
-        "limit_output_tokens_per_minute", "The same for output tokens.", "model"
+        "limit_output_tokens_per_minute", "Limit of a model on output tokens.", "model"
     ),
-    "requests_left": _now("limit_requests_left", "Part of the limit that no process has leased.", "model"),
-    "tokens_left": _now("limit_tokens_left", "The same for all tokens.", "model"),
+    "requests_left": _now(
+        "limit_requests_left", "Part of the request limit that no process has leased.", "model"
+    ),
+    "tokens_left": _now("limit_tokens_left", "Part of the token limit that no process has leased.", "model"),
     "cooldown": _now("cooldown_left_seconds", "Time until the pause after a refusal ends.", "model"),
 }
 _MAX_MODELS = 100  # models used as labels: those with the most requests
 
 
 def live_families(found: Participants) -> Iterator[tuple[Family, Values]]:
-    """Yield sums, or the longest times, over the live processes."""
+    """Yield the current figures of all processes combined."""
     living = [one.realtime for one in found.living]
     ended = sum(one.ended for one in found.processes)
     states = {"living": len(living), "lost": len(found.lost), "ended": ended}
@@ -76,7 +82,7 @@ def live_families(found: Participants) -> Iterator[tuple[Family, Values]]:
     all_of = merged(living)
     yield _OF_ONE_CLIENT["requests_pending"], {"waiting": all_of.waiting, "in_flight": all_of.in_flight}
     yield _OF_ONE_CLIENT["pending_by_priority"], all_of.pending
-    cause = "Waiting requests, by the reason why the first one of their model waits."
+    cause = "Waiting requests, by the reason why the first request of their model is waiting."
     yield _now("requests_waiting", cause, "cause"), all_of.waits
     oldest = _now("oldest_wait_seconds", "Time since the oldest waiting request was submitted.")
     yield oldest, {"": all_of.oldest_wait}
@@ -113,9 +119,10 @@ def times_of(s: MetricsSnapshot) -> Iterator[tuple[Family, TimeStats]]:
 
 
 def sums_of(s: MetricsSnapshot) -> dict[str, float]:
-    """Return the figures that add up and are not 0, as ``family``, or ``family:label``.
+    """Return the figures that add up and are not 0, by ``family`` or ``family:label``.
 
-    A family of times has the number of durations per octave, by its upper end in seconds, and their ``sum``.
+    A family of durations has the number of durations per octave, by the octave's upper end in seconds, and
+    their ``sum``.
     """
     sums = {
         key_of(family, label): float(value)

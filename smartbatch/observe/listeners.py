@@ -1,4 +1,4 @@
-"""The listeners for a client's events: the library's own, the user's observers, and warnings for the user."""
+"""Listeners for a client's events: those of the library, the user's observers, and warnings for the user."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class EventBus:
         self._observers = observers
 
     def subscribe(self, listener: Callable[[_E], object], *classes: type[_E]) -> None:
-        """Register one of the library's own listeners for events of ``classes``; it must not raise."""
+        """Register a listener of the library for events of ``classes``; it must not raise."""
         for each in classes:
             self._of_class.setdefault(each, []).append(listener)
 
     def subscribe_to_all(self, listener: Callable[[Event], object]) -> None:
-        """Register one of the library's own listeners for every event; it must not raise."""
+        """Register a listener of the library for every event; it must not raise."""
         self._own.append(listener)
 
     def publish_event(self, event: Event) -> None:
@@ -49,7 +49,7 @@ class EventBus:
         are still called.
 
         Raises:
-            BaseException: a signal handler raised it on the main thread while an observer was running: the
+            BaseException: raised by a signal handler on the main thread while an observer was running; the
                 user wants to stop.
         """
         for listener in self._own:
@@ -72,7 +72,7 @@ _LOGGER = logging.getLogger("smartbatch")
 
 
 class UserWarnings:
-    """Logs each long wait of a model, and each omitted parameter, once. Safe from any thread.
+    """Logs each long wait for a model and each omitted parameter once. Safe from any thread.
 
     The standard logger ``smartbatch`` prints these warnings on standard error by default, so a program that
     waits for an hour does not seem to hang. The module ``warnings`` is not used, because a filter that turns
@@ -83,7 +83,7 @@ class UserWarnings:
     """
 
     def __init__(self, bus: EventBus) -> None:
-        # by model and whether all its calls wait: end of the last logged wait
+        # end of the last logged wait, by model and whether all its calls wait
         self._waits: dict[tuple[str, bool], float] = {}
         self._dropped: dict[tuple[str, str], object] = {}
         bus.subscribe(lambda event: self.dropped(event.field, event.reason), ParameterDropped)
@@ -145,7 +145,7 @@ def warn_of_batch(model: str, requests: int, first: int, times: tuple[float, flo
         model: as ``provider:model``.
         requests: number of requests in the batch.
         first: number of further requests, which are sent in real time.
-        times: seconds in which 50 % and 95 % of such lists are answered.
+        times: seconds within which 50 % and 95 % of such lists are answered.
         again: code that returns the answers later.
     """
     besides = f" and {first:,} in real time" if first else ""

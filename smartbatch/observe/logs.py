@@ -1,7 +1,7 @@
-"""Two logs: events through structlog, off by default; and errors of the user's code and lost answers through
+"""Two logs: events through structlog, off by default; errors in the user's code and lost answers through
 the standard ``logging``, on by default.
 
-Events are logged only if the user passes a logger or calls :func:`enable`. A line has only the fields of
+Events are logged only if the user passes a logger or calls :func:`enable`. A line contains only the fields of
 :mod:`smartbatch.events`: ids, counts, seconds, tokens and USD. :func:`~smartbatch.errors.scrub` keeps each
 event on a single line and removes anything that looks like a key.
 """
@@ -150,8 +150,9 @@ def warn(name: str, /, **fields: str) -> None:
 
 _USER_LOGGER = logging.getLogger("smartbatch")
 _REPEAT_SECONDS = 1.0
-"""Seconds within which the same error of the user's code is logged only once: a hook may run for every
-request."""
+"""Seconds within which the same error in the user's code is logged only once, because a hook may run for
+every request.
+"""
 _last_logged: dict[tuple[str, str, int], tuple[float, int]] = {}
 """Time of an error's last log entry and number of repetitions since, by hook, file and line. There is no
 lock, which might be held during a fork or in a signal handler, so simultaneous errors may be counted once."""
@@ -210,7 +211,7 @@ def _log(level: int, text: str, *values: object, cause: BaseException | None = N
 
 
 def job_error(job_id: str | None, error: BaseException) -> None:
-    """Log only the class of an error of another library, because its message may contain an answer."""
+    """Log only the class of an error from another library, because its message may contain an answer."""
     message = error.message if isinstance(error, StoreError) else ""
     warn("job_error", job_id=job_id or "", error=type(error).__name__, message=message)
 

@@ -1,7 +1,7 @@
 """Defines metrics, their Prometheus families, histograms of durations, and labels.
 
 A histogram uses constant memory: it counts durations in buckets whose bounds grow by a constant factor.
-Each bucket spans an eighth of an octave, 9 %, so quantiles are accurate to 4.5 % from 61 µs to 36 hours.
+Each bucket spans an eighth of an octave (9 %), so quantiles are accurate to 4.5 % from 61 µs to 36 hours.
 Labels come from closed sets, so that neither memory nor the number of series grows; unknown values become
 ``other``.
 """
@@ -179,7 +179,9 @@ def _recorded(times: Histogram, seconds: Iterable[float]) -> Histogram:
 
 
 def _used(total: Usage, usages: Iterable[Usage]) -> Usage:
-    """Add many usages at once: a :class:`Usage` per sum would take longer than all other metrics together."""
+    """Add many usages in one step, because creating a :class:`Usage` per sum would take longer than all other
+    metrics together.
+    """
     known = [total, *(usage for usage in usages if usage is not NO_USAGE)]
     columns = zip(*map(attrgetter(*_USED), known), strict=True)
     return Usage(
@@ -188,18 +190,18 @@ def _used(total: Usage, usages: Iterable[Usage]) -> Usage:
 
 
 _USED: Final = {each.name: each.default is False for each in fields(Usage)}
-"""Each attribute of a :class:`Usage`, with whether it is a flag."""
+"""Whether an attribute of a :class:`Usage` is a flag, by name."""
 
 
 @frozen
 class Metric:
     help: str
-    counts: tuple[Count, ...] = ()  # none if it is calculated for each snapshot
-    family: Family | None = None  # in Prometheus
+    counts: tuple[Count, ...] = ()  # empty if it is calculated for each snapshot
+    family: Family | None = None  # the family in Prometheus
     value: str = ""  # label value, if several metrics share a family
-    start: Callable[[], Any] = int  # returns the initial value, or that of each label
-    fold: Fold = _added  # adds amounts to its value
-    name: str = ""  # path of its attribute in a snapshot
+    start: Callable[[], Any] = int  # returns the initial value of the metric or of each label
+    fold: Fold = _added  # adds amounts to the value
+    name: str = ""  # path of the attribute in a snapshot
 
     @property
     def is_table(self) -> bool:

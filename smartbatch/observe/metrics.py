@@ -100,7 +100,7 @@ class ClientState:
         if self.calls:
             self.calls -= 1
             self._busy += event.at
-        else:  # the call started before this listener joined
+        else:  # the call started before this listener was registered
             self._busy += event.seconds
         self.requests = max(0, self.requests - event.size)
         if event.usage is not NO_USAGE:
@@ -238,9 +238,9 @@ class BatchMetrics:
     number of those sent in a call of two or more, both counted once per call. A client that never shares
     calls has 0.
 
-    Events of requests are appended to a list without a lock. They are counted in groups, once there are many
-    or when metrics are read, which takes a fraction of the time. The lock is a leaf: no other lock is taken
-    while it is held. A forked child starts with empty metrics.
+    Events of requests are appended to a list without a lock. They are counted in groups, when many are
+    pending or when metrics are read, which is faster than counting them one by one. The lock is a leaf: no
+    other lock is taken while it is held. A forked child starts with empty metrics.
 
     Args:
         max_batch_size: maximum requests per call, for the efficiency score.
@@ -293,7 +293,8 @@ class BatchMetrics:
             with self._lock.get():
                 self._count_pending()
             return
-        # not on the main thread, where an exception of a signal handler would lose the events being counted
+        # not on the main thread, where an exception raised by a signal handler would lose the events being
+        # counted
         if len(pending) >= _MAX_PENDING_EVENTS and threading.current_thread() is not threading.main_thread():
             lock = self._lock.get()
             if lock.acquire(blocking=False):  # otherwise another thread counts them

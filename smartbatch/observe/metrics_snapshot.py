@@ -121,7 +121,7 @@ class DecisionFigures:
     )
     forecasts_moved: int = counter("Forecast changes of more than 25 %.", Events(ForecastMoved)())
     thresholds_moved: int = counter(
-        "Changes of the number of requests from which a batch pays off.", Events(ThresholdMoved)()
+        "Changes in the number of requests from which a batch pays off.", Events(ThresholdMoved)()
     )
     scored: int = metric(
         "Finished lists and jobs, the basis of the figures below.",
@@ -283,10 +283,12 @@ class MetricsSnapshot:
         "Requests that failed because stop() timed out.", Events(ClientStopped)("failed")
     )
     queue_time: TimeStats = times(
-        "From submission to the start of the call that answered.", _called("queued"), named="queue_seconds"
+        "Time from submission to the start of the call that answered.",
+        _called("queued"),
+        named="queue_seconds",
     )
     response_time: TimeStats = times(
-        "From submission to the end, without cancelled requests.",
+        "Time from submission to the end, excluding cancelled requests.",
         _uncancelled("seconds"),
         named="response_seconds",
     )
@@ -300,14 +302,14 @@ class MetricsSnapshot:
     )
     sent: int = counter("Requests in calls, counted once per call.", _started("size"))
     batched: int = counter("Requests in shared calls, counted once per call.", _started_shared("size"))
-    largest_batch: int = metric("Requests of the largest call.", _started("size"), fold=largest)
+    largest_batch: int = metric("Requests in the largest call.", _started("size"), fold=largest)
     mean_batch_size: float = metric("Requests per call.")
     max_batch_size: int = metric("Maximum requests per call.", start=lambda: 1)
     efficiency: float = gauge(
         "Mean batch size divided by its maximum, times the share of requests in shared calls; 0 to 1."
     )
     batch_time: TimeStats = times(
-        "Time of one call, including failed ones.", _call("seconds"), named="call_seconds"
+        "Duration of a call, including failed calls.", _call("seconds"), named="call_seconds"
     )
     call_failures: dict[str, int] = counter(
         "Calls that failed, by kind.",
@@ -377,14 +379,14 @@ class MetricsSnapshot:
     jobs_accepted: int = counter("Jobs stored.", Events(JobAccepted)())
     jobs_finished: int = counter("Jobs finished by this client.", Events(JobFinished)())
     shard_changes: dict[str, int] = counter(
-        "Changes of jobs' batches, by new state.",
+        "State changes of jobs' batches, by new state.",
         Events(ShardChanged, lambda change: change.before != change.after)(
             label=lambda change: shard_state(change.after)
         ),
         label="state",
     )
     job_incidents: int = counter("Incidents of jobs.", Events(JobIncident)())
-    jobs_cost: float = counter("The jobs' part of the cost, USD.", _results("cost"))
+    jobs_cost: float = counter("Part of the cost incurred by jobs, in USD.", _results("cost"))
     jobs_saved: float = balance(
         "USD that jobs saved compared with the same tokens in real time.",
         _results(lambda stored: stored.realtime_cost - stored.cost),

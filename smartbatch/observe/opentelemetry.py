@@ -79,9 +79,9 @@ class _Instruments:
         return cls(
             histogram("gen_ai.client.token.usage", "{token}", "Tokens used by a call", _TOKENS),
             histogram("gen_ai.client.operation.duration", "s", "Duration of a call", _SECONDS),
-            histogram("smartbatch.request.wait", "s", "From submission to the last call", _LONG),
-            histogram("smartbatch.batch.turnaround", "s", "From a batch's creation to its end", _LONG),
-            meter.create_counter("smartbatch.saved", "{USD}", "Saved by batches compared with real time"),
+            histogram("smartbatch.request.wait", "s", "Time from submission to the last call", _LONG),
+            histogram("smartbatch.batch.turnaround", "s", "Time from a batch's creation to its end", _LONG),
+            meter.create_counter("smartbatch.saved", "{USD}", "USD saved by batches compared with real time"),
         )
 
 

@@ -26,7 +26,7 @@ Mode = Literal["auto", "bar", "lines", "quiet"]
 _MODES = ("auto", "bar", "lines", "quiet")
 
 LINE_INTERVAL_SECONDS = 10.0  # seconds between lines if there is no terminal
-BAR_INTERVAL_SECONDS = 0.1  # seconds between redraws of a bar: tqdm's own default
+BAR_INTERVAL_SECONDS = 0.1  # seconds between redraws of a bar: tqdm's default
 DEFAULT_WIDTH = 80  # columns of a terminal that does not report its width
 RATE_WINDOW_SECONDS = 30.0  # seconds over which the rate is measured
 
@@ -75,7 +75,8 @@ class Progress:
             ``auto``: a bar if ``stream`` is a terminal or this is a notebook, otherwise lines.
         stream: where the display is written; ``None`` for standard error.
         now: returns monotonic seconds, from the clock of the events.
-        initial: earlier results, such as those of a resumed run; they count as done, but not for the rate.
+        initial: earlier results, such as those of a resumed run; they count as done, but are left out of the
+            rate.
 
     Raises:
         ConfigError: the mode is unknown.

@@ -40,8 +40,8 @@ class PrometheusReporter:
     registry=reporter.registry)``, or return :meth:`text` from a request handler.
 
     ``PrometheusReporter(smartbatch.participants)`` provides totals over all processes, so any worker of a web
-    server can report them. They are a few seconds old. While the store of shared limits is unavailable, the
-    only figure is ``smartbatch_shared_reachable`` with the value 0.
+    server can report them. The totals are a few seconds old. While the store of shared limits is
+    unavailable, the only figure is ``smartbatch_shared_reachable`` with the value 0.
 
     Args:
         metrics: the figures of a client; or a function that reads those of all processes,
@@ -110,7 +110,7 @@ def _of_client(s: MetricsSnapshot) -> Iterator[Metric]:
 
 
 def _of_participants(found: Participants) -> Iterator[Metric]:
-    """Yield totals as sums over all processes, and current values as those of the live processes."""
+    """Yield totals summed over all processes, and current values of the live processes."""
     yield _metric(REACHABLE, {"": 1.0})
     sums: dict[str, dict[str, float]] = {}
     for key, value in found.sums.items():

@@ -1,4 +1,4 @@
-"""Reporters of a client's figures: as text, and as a log entry."""
+"""Reporters that output a client's figures as text or as a log entry."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class LogReporter:
 
 
 class PeriodicReporter:
-    """Lets a reporter report at intervals, and once more at the end; used in a ``with`` block.
+    """Calls a reporter at intervals, and once more at the end; used in a ``with`` block.
 
     The reporter's exceptions are logged and do not prevent the next report. A forked child makes no reports.
 

@@ -24,7 +24,7 @@ _TICK_SECONDS = (
 )
 """Seconds between the ticks of a time axis."""
 _LOG_TICK_SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
-_SINGLE_MOMENT_SECONDS = 60.0  # before and after a single moment
+_SINGLE_MOMENT_SECONDS = 60.0  # shown before and after a single moment
 
 
 @frozen
@@ -148,7 +148,7 @@ def thinned(values: Sequence[T], limit: int) -> list[T]:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Return the smallest of the sorted ``values`` that is not exceeded by a share ``q`` of them."""
+    """Return the smallest value that is at least as large as a share ``q`` of the sorted ``values``."""
     return values[max(0, math.ceil(q * len(values)) - 1)]
 
 
