@@ -1,4 +1,4 @@
-"""Acceptance of jobs. Requests are checked and become rows in the store; nothing is sent."""
+"""Accepts jobs: checks their requests and stores them as rows, without sending anything."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _NO_ORDER = (
     "submit() for urgent requests"
 )
 MAX_ID_DRAWS = 10
-"""A second draw is needed only with a seeded generator."""
+"""How many other ids are tried if an id is taken, which happens only with a seeded generator."""
 MAX_LABELS, MAX_LABEL_CHARS = 64, 512
 _KEY_CACHE_KB = 8_192
-"""Keys beyond this size are written to a temporary file of about 30 bytes per row."""
+"""Above this size, the keys spill into a temporary file, which takes about 30 bytes per row."""
 _KEY_BYTES = 16
-"""Enough bytes that equal fingerprints mean identical requests."""
+"""Long enough to treat requests with equal fingerprints as identical."""
 
 
 @define(eq=False, slots=False)
@@ -102,7 +102,7 @@ class Items:
             self._models.add(model_label(request, self._job))
         params = request.params
         if params is not self._shared.params and not difference(params, self._shared.params):
-            self._shared = evolve(self._shared, params=params)  # lets the next row find the same object
+            self._shared = evolve(self._shared, params=params)  # lets the next row reuse this object
         payload = encode_request(request, self._shared, row=row)
         size = len(payload)
         first = self._realtime is None or row < self._realtime
@@ -155,7 +155,7 @@ def _with_further_rows(
 ) -> JobRow:
     """Append the rows of ``items`` that the job ``row`` lacks.
 
-    Another thread or process may have stored the key after the rows were read; they must then be equal.
+    If another thread or process stored the key after the rows were read, its rows must be identical.
 
     Args:
         deadline: deadline of the call that adds rows, in Unix seconds.
@@ -183,7 +183,7 @@ def _with_further_rows(
     if extended.digest != digest:
         reason = "was cancelled" if extended.cancel_requested else "was changed by another process"
         raise JobConflict(
-            f"the key {row.key!r:.80} belongs to job {row.id}, which {reason}, so no rows are added to it: "
+            f"the key {row.key!r:.80} belongs to job {row.id}, which {reason}, so no rows can be added: "
             "choose another key"
         )
     return extended
@@ -196,7 +196,7 @@ def model_label(request: Request, job: JobRow) -> str:
 class _IdenticalRows:
     """Finds the first of several identical requests.
 
-    The keys are stored in a private SQLite database. Beyond 8 MB, it is a temporary file.
+    The keys are stored in a private SQLite database. Above 8 MB, it spills into a temporary file.
     """
 
     def __init__(self, job: JobRow, shares: Callable[[Request], bool]) -> None:

@@ -1,4 +1,4 @@
-"""User actions: changes of jobs, and how processes notice each other's actions.
+"""User actions: changes to jobs, and how processes notice each other's actions.
 
 Actions are numbered in commit order. A process reads the actions after the last number it has seen, with one
 indexed query, so the clocks of different machines do not matter.
@@ -35,7 +35,7 @@ from smartbatch.types import Deadline
 
 PAGE_ROWS = 1_000
 
-# -- changes of a job ----------------------------------------------------------------------------------------
+# -- changes to a job ----------------------------------------------------------------------------------------
 
 
 def change_deadline(store: SqlStore, job_id: str, deadline: Deadline | None, by: str) -> None:
@@ -140,7 +140,7 @@ _RESTARTING_ACTIONS = frozenset({"resume", "retry_failed"})
 @frozen
 class NewActions:
     models: bool  # pauses or limits changed
-    jobs: frozenset[str]  # ids of the jobs that actions named
+    jobs: frozenset[str]  # ids of the jobs named by the actions
     any_job: bool  # some jobs were selected by their properties, so any job may be affected
     claims: bool  # jobs may be waiting for an owner
 
@@ -150,10 +150,10 @@ class LiveControls:
 
     Args:
         store: returns the store, opening it if necessary.
-        wiring: its ``control`` receives all pauses and limits after each change, without any lock held.
+        wiring: its ``control`` is called with all pauses and limits after each change, while no lock is held.
 
     Attributes:
-        current: the pauses and limits read last.
+        current: the most recently read pauses and limits.
     """
 
     def __init__(self, store: Callable[[], SqlStore], clock: Clock, wiring: JobWiring) -> None:

@@ -27,7 +27,7 @@ class ClientStore:
 
     Args:
         place: path or address of the store.
-        counted: called with a job's id and the totals stored by one transaction.
+        counted: called with a job's id and the totals stored by a transaction.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ClientStore:
         """Call ``read`` with the store.
 
         Raises:
-            SmartbatchError: the read takes longer than ``seconds``; ``error`` makes the exception.
+            SmartbatchError: the read takes longer than ``seconds``; ``error`` creates the exception.
         """
         if seconds is None:
             return read()
@@ -95,13 +95,13 @@ class ClientStore:
 
 
 MAX_UNFOLDED_REQUESTS = 2_000
-"""Finished requests kept at most before they are added to the totals."""
+"""Maximum number of finished requests kept before they are added to the totals."""
 MAX_ERROR_GROUPS = 100
 """Maximum number of error groups per save; errors beyond them are counted by kind only."""
 MAX_DECISIONS = 100
 """Maximum number of decisions per save; the latest are kept."""
 SAVE_SECONDS = 15.0
-"""A list that finishes more than this after the last save starts a save itself."""
+"""A list that finishes later than this after the last save triggers another save."""
 
 
 _Ended: TypeAlias = "tuple[str, Route | None, float | None, Usage, str | None, str | None, str]"

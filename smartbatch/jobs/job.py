@@ -1,4 +1,4 @@
-"""The user's handle of a stored job: status, waiting, results and actions."""
+"""The user's handle for a stored job: status, waiting, results and actions."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Job:
     process does.
 
     Attributes:
-        id: ``job-`` and 16 characters.
-        key: the user's own name for the job, or ``None``.
+        id: ``job-`` followed by 16 characters.
+        key: the user's name for the job, or ``None``.
         model: ``provider:model``.
         metadata: the user's labels.
         created_at: Unix seconds.
@@ -85,8 +85,8 @@ class Job:
         """Read the current status from the store, without contacting the provider.
 
         Args:
-            forecast: False skips the forecast in ``remaining``, for which waiting rows are counted. Use it
-                for jobs with very many requests.
+            forecast: False skips the forecast in ``remaining``, which requires counting the waiting rows. Use
+                it for jobs with very many requests.
             timeout: maximum time to wait for the store, such as ``"5s"``, or seconds; ``None`` for no limit.
 
         Raises:
@@ -128,7 +128,8 @@ class Job:
             JobNotFound: the job was deleted.
             StoreError: the store cannot be read.
         """
-        from smartbatch.jobs.job_report import job_report  # imported late: most programs make none
+        # imported late, because most programs need no report
+        from smartbatch.jobs.job_report import job_report
 
         engine = self._engine
         return job_report(engine.store, self._row(), engine.wall())

@@ -103,9 +103,9 @@ def remaining_budget(row: JobRow) -> float:
 
 @frozen
 class JobBill:
-    cost: float  # USD known to be spent; after the end, including unusable answers
+    cost: float  # USD known to be spent; once the cost is final, this includes unusable answers
     ended: bool  # the cost can no longer grow
-    # USD that a job with all its results can still cost, or that lost answers may have cost
+    # USD that a job may still cost after its last result, or that lost answers may have cost
     open: float | None
 
 
@@ -138,7 +138,7 @@ def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
 
 
 def has_batches(store: SqlStore, job_id: str) -> bool:
-    """Open batches may cost less than was reserved for them."""
+    """Return true if the job has open batches, which may cost less than was reserved for them."""
     return bool(store.shards.of_job(job_id, states=OPEN_SHARDS))
 
 
@@ -146,7 +146,7 @@ def has_batches(store: SqlStore, job_id: str) -> bool:
 
 
 def is_under_way(store: SqlStore, row: JobRow) -> bool:
-    """Any part that is still running may cost less than was reserved for it."""
+    """Return true if part of the job is unfinished and may cost less than was reserved for it."""
     if has_batches(store, row.id):
         return True
     states = (ItemState.REALTIME, ItemState.IN_FLIGHT)
@@ -161,12 +161,12 @@ def pages(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 class JobBudget:
-    """The budget for the real-time items of a job that this process owns. Each new owner makes its own.
+    """The budget for the real-time items of a job that this process owns. Each new owner creates its own.
 
     The maximum cost of a call is reserved in the store before the call. The transaction that stores the
     answer charges the cost and releases the reservation. :attr:`calls` never holds more than was reserved,
-    which also bounds repeated calls of one item. The rest is released when no item is in flight. After a
-    crash the reservation is kept, because the billed amount is unknown.
+    which also limits the cost of repeated calls for one item. The rest is released when no item is in flight.
+    After a crash the reservation is kept, because the billed amount is unknown.
     """
 
     def __init__(self, runtime: JobRuntime, lease: JobLease, row: JobRow) -> None:
@@ -295,7 +295,7 @@ class ClientBudget:
     def refresh(self, job_id: str | None = None) -> None:
         """Update the cost of one job, or of every job, because it may have ended in another process.
 
-        The possible cost of lost answers stays reserved after the end until the last batch of the job is
+        After the job has ended, the possible cost of lost answers stays reserved until its last batch is
         settled.
         """
         for each in self.reservations.jobs if job_id is None else [job_id]:

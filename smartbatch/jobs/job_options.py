@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # these modules import dependencies that most clients do not 
     from smartbatch.providers.batch_api import BatchApi
 
 STATUS_TIMEOUT = 30.0
-"""Other processes lock the store for at most ten seconds."""
+"""Seconds to wait for the store, which other processes lock for at most ten seconds."""
 MAX_KEY_CHARS = 512
 
 
@@ -37,7 +37,7 @@ class JobOptions:
 class WaitOptions:
     timeout: float | None  # seconds; None for ``batch_timeout``, or until the deadline if that is later
     on_progress: Callable[[JobStatus], object] | None
-    progress: bool | None  # show a bar, or lines without a terminal; None shows one only in notebooks
+    progress: bool | None  # show a bar (lines if there is no terminal); None shows a bar only in notebooks
 
 
 def checked_key(key: str | None) -> str | None:
@@ -48,7 +48,7 @@ def checked_key(key: str | None) -> str | None:
             f"key must be a printable string of 1 to {MAX_KEY_CHARS} characters", field="key"
         )
     if key.startswith("job-"):
-        raise InvalidRequest("key must not begin with job-, like the ids of jobs", field="key")
+        raise InvalidRequest("key must not begin with job-, the prefix of job ids", field="key")
     return key
 
 

@@ -37,10 +37,10 @@ from smartbatch.types import Generation, Kind, Result, Usage
 from smartbatch.views.html import Report
 
 _SAMPLED_PLACES = 80
-"""Positions at which the results of a large job are read."""
+"""Number of positions at which the results of a large job are sampled."""
 _MAX_FAILURES = 5_000
 """If there are more failed requests, evenly spaced ones are read."""
-_FALLBACKS = ("are sent by another batch", "are sent in real time")
+_FALLBACKS = ("are sent in another batch", "are sent in real time")
 _PLAIN_PARAMETERS = ("max_tokens", "temperature", "top_p", "seed")
 
 
@@ -83,7 +83,7 @@ def reported_run(store: SqlStore, row: JobRow, wall: float) -> ReportedRun:
 
 
 def run_of_list(one: StoredDecision | ListDecision, key: str | None = None) -> ReportedRun:
-    """``key`` is given if the list's job was deleted."""
+    """``key`` is the key of a deleted job; ``None`` for a list that had no job."""
     measured = one.measured
     return ReportedRun(
         title=f"Job {key}" if key else f"Requests of {moment(one.at)} UTC",
@@ -152,7 +152,7 @@ def _parameters(row: JobRow) -> tuple[tuple[str, str], ...]:
     try:
         shared = decode_params(row.params)
     except StoreError:
-        return (("parameters", "written by a newer release, which this one cannot read"),)
+        return (("parameters", "written by a newer release; this release cannot read it"),)
     return tuple(_shared(shared))
 
 

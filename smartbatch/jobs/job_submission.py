@@ -45,7 +45,7 @@ class _Draft:
     params: Mapping[str, Any]
     policy: JobPolicy
     options: JobOptions
-    # number of leading requests sent in real time; None for all, as without a Batch API
+    # number of leading requests sent in real time; None for all, for example if there is no Batch API
     realtime: int | None = field(kw_only=True)
     decision: Decision | None = field(default=None, kw_only=True)
     names: Sequence[ItemName | None] = field(default=(), kw_only=True)  # in the order of the requests
@@ -259,7 +259,8 @@ class JobSubmission:
         named: Callable[[str], object] = lambda _: None,
         by_cost: NewReservation | None = None,
     ) -> JobRow:
-        """``named`` gets the id before the job is stored; ``by_cost`` grows to its maximum cost."""
+        """``named`` is called with the id before the job is stored; ``by_cost`` grows to the job's maximum
+        cost."""
         within = None if by_cost is None else partial(self._budget.reservations.enlarge, by_cost)
         job, items = self._rows_of(draft, within, deduplicates=True)
         engine = self._engine
@@ -291,7 +292,7 @@ class JobSubmission:
         *,
         deduplicates: bool,
     ) -> tuple[JobRow, Items]:
-        """The items are made while they are read."""
+        """The items are created as they are read."""
         api, _ = batches_of(self._config, self._model, draft.kind)
         by_batch = api is not None
         if draft.policy.budget is not None:
@@ -404,7 +405,8 @@ class JobSubmission:
     def _rows(
         self, requests: Iterable[Prompt], params: Mapping[str, Any], *, attended: bool = False
     ) -> tuple[Kind, dict[str, Any], Iterator[Request]]:
-        """Take kind and parameters from the first request. Requests are checked when they are read."""
+        """Take the kind and the parameters from the first request. Requests are checked when they are
+        read."""
         rows = self._preparer.rows_for_job(self._preparer.admitted(requests, params), attended=attended)
         first = next(rows, None)
         if first is None:
@@ -413,7 +415,7 @@ class JobSubmission:
         return kind_of(first), common, chain((first,), rows)
 
     def _few(self, requests: Iterable[Prompt], params: Mapping[str, Any]) -> tuple[bool, Iterable[Prompt]]:
-        """Return true if there are too few rows for a batch, and the rows."""
+        """Return whether there are too few rows for a batch, and the rows."""
         least = -(-self._config.batch_threshold // self._preparer.answers_each(params))
         if isinstance(requests, Sized):
             return len(requests) < least, requests

@@ -116,7 +116,7 @@ class JobWait:
         """Yield results, a page at a time; see :meth:`smartbatch.Job.results`.
 
         Args:
-            read: makes the result of a row.
+            read: creates a result from its row.
             waits: wait for missing results; otherwise yield only the stored ones.
             display: creates the status display used while waiting.
         """
@@ -143,7 +143,7 @@ class JobWait:
                 if job.state is JobState.DONE:
                     raise StoreError(
                         f"job {self._job_id} is done, but the store {self._engine.store.place} lacks some of "
-                        "its results: something else changed it; restore it from a copy"
+                        "its results: another program changed it; restore it from a copy"
                     )
                 # 4. there are no new results: wait for a change
                 self._wait_once(look, job, display and display(), reads=True)
@@ -158,7 +158,7 @@ class JobWait:
     def _job_and_page(
         self, ordered: bool, after: int, limit: int, *, waits: bool
     ) -> tuple[JobRow | None, list[ResultRow]]:
-        """The job is read first, and only if the caller waits for its results."""
+        """Read the job, if the caller waits for its results, and then a page."""
         return self.carry_on() if waits else None, self.page(ordered=ordered, after=after, limit=limit)
 
     def _count_retried(self, after: int) -> int:

@@ -44,9 +44,9 @@ OTHERS_JOB_POLL_SECONDS = 1.0
 OWN_JOB_POLL_SECONDS = 30.0
 """Waiters are also notified of each change, so this interval can be long."""
 LAST_NEWS_SECONDS = 0.1
-"""Reserved twice at the end of a stop: for publishing stored results and for closing the store."""
+"""Reserved at the end of a stop for publishing stored results, and once more for closing the store."""
 CLOSE_SECONDS = 0.25
-"""Applies if the time for the stop is used up."""
+"""Minimum time for closing the store, even if the time for the stop is used up."""
 STORE_RETRY_SECONDS = 10.0
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
 
@@ -66,7 +66,7 @@ class JobsEngine:
         rng: random numbers for ids and backoff; no two processes may share a sequence.
 
     Attributes:
-        wall: Unix seconds for deadlines and pauses, unaffected by changes of the machine's clock.
+        wall: Unix seconds for deadlines and pauses, unaffected by changes to the machine's clock.
         lock: guards the engine, its supervision and its watchers. While it is held, the store is not used, no
             callback is called and no event is published.
         client_store: the store, which may not be open.
@@ -151,12 +151,13 @@ class JobsEngine:
             self._closed = False
 
     def carry_on(self, job_id: str | None = None) -> None:
-        """Run the jobs of the store in this process unless it already does or was stopped.
+        """Run the store's jobs in this process, unless they are already running or the client was stopped.
 
         If no thread is available, the next call tries again.
 
         Args:
-            job_id: a job for which a caller in this process waits; attended jobs run only while one does.
+            job_id: a job that a caller in this process waits for; an attended job runs only while there is
+                such a caller.
         """
         from smartbatch.jobs.supervision import Supervision  # imported late because most clients run no jobs
 
@@ -298,7 +299,7 @@ class JobsEngine:
         return read_status(self.store, row, speed=speed, note=self._note, wall=self.wall())
 
     def _note(self, row: JobRow) -> str | None:
-        """Return the reason known to this process why a job does not continue."""
+        """Return the reason why a job does not continue, if this process knows one."""
         supervisor = self._supervisor
         if row.state is JobState.DONE:
             return None
@@ -462,7 +463,7 @@ class JobsEngine:
             if unstored:
                 unstored.report_loss(self.wiring.publish_event, self.clock.now())
             leases = supervisor.end(left(2 * LAST_NEWS_SECONDS))
-        # 2. end the waits for jobs
+        # 2. end every wait for a job
         error = _stopped()
         with self.lock:
             for watcher in watchers:

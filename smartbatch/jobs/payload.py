@@ -40,7 +40,7 @@ MAX_MESSAGE_CHARS = 1000
 _SMALL_INT = 2**63
 _strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _lenient = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-"""Python can read the NaN and infinities that it writes."""
+"""It writes NaN and infinities in a form that Python can read back."""
 _fast: Callable[[Any], bytes] | None
 try:
     from orjson import dumps as _fast
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 @frozen
 class Shared:
-    """Parameters that all requests of a job share. Each request stores only its differences."""
+    """Parameters that all requests of a job share. Each request stores only the parameters that differ."""
 
     params: Generation = _NOTHING
     embedding: Embedding | None = None
@@ -363,8 +363,8 @@ def _write(form: dict[str, Any]) -> bytes:
     """Encode any result; objects that JSON cannot represent are left out.
 
     For values without user data, the fast encoder writes the same bytes except for the exponents of small
-    numbers (``1e-5``). It rejects lone surrogates and writes ``null`` for non-finite numbers; no other value
-    is null.
+    numbers (``1e-5``). It rejects lone surrogates and writes ``null`` for non-finite numbers; it writes no
+    other value as ``null``.
     """
     if _fast is not None and _is_plain(form):
         try:

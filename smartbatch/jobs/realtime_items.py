@@ -57,7 +57,7 @@ BUDGET_RETRY_SECONDS = 60.0
 """Applies if a budget is used up or a price is missing."""
 
 ItemLimit: TypeAlias = Callable[[], int]
-"""Returns the maximum number of items in flight of all jobs that share this function."""
+"""Returns the maximum number of items in flight across all jobs that share this function."""
 
 
 # -- verdicts ------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class RealtimeJob:
     lease: JobLease
     row: JobRow
     shared: Shared
-    limit: ItemLimit  # maximum items in flight of all jobs that share this function
+    limit: ItemLimit  # maximum items in flight across all jobs that share this function
     timeout: float | None  # seconds for items without their own timeout
     capped: bool = field(default=False, kw_only=True)  # ``limit`` is never exceeded
     # claimed items without stored results, by position
@@ -263,7 +263,7 @@ class ClaimTurns:
         """Return the next turn, or the time until which all jobs are paused, which may be infinite.
 
         Args:
-            ended: a job with ``count`` items that leave flight in the transaction that claims new ones.
+            ended: a job with ``count`` results that are stored in the transaction that claims new items.
         """
         first: Turn | None = None
         resumes_at = math.inf
@@ -333,8 +333,8 @@ def item_limits(config: BatchingConfig, runtime: JobRuntime) -> Callable[[JobRow
         # 2. items share calls in the queue: use the size of the queue
         if _gathers_in_queue(row, runtime.provider_of(row), config):
             return queued
-        # 3. otherwise: as many as can be in flight, and the same number to follow. More would only increase
-        # the number of items with an unknown outcome if this process dies
+        # 3. otherwise: twice as many as can be in flight, so that further items are ready. More would only
+        # increase the number of items with an unknown outcome if this process dies
         return called
 
     return limit_of

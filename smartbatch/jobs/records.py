@@ -78,7 +78,7 @@ class JobRow:
     """A stored job. A job to be accepted has only the fields without a default. Times are Unix seconds."""
 
     id: str  # "job-" and 16 random characters
-    key: str | None  # the user's own name for the job, unique in the store
+    key: str | None  # the user's name for the job, unique in the store
     scope: str  # identifies the provider's account without revealing the API key
     model: str  # provider:model
     kind: str  # "generate" or "embed"
@@ -98,7 +98,7 @@ class JobRow:
     unpriced: int = 0  # results with an unknown price
     input_tokens: int = 0
     output_tokens: int = 0
-    truncated: int = 0  # answers
+    truncated: int = 0  # number of truncated answers
     empty: int = 0
     refused: int = 0
     cancel_requested: bool = False
@@ -253,7 +253,7 @@ class StoredCounts:
     cancelled: int = 0
     deduplicated: int = 0  # items among these that share the answer of an identical request
     usage: Usage = field(factory=Usage)  # known tokens, including those of answers that completed no item
-    cost: float = 0.0  # USD, including that of answers that completed no item
+    cost: float = 0.0  # USD, including the cost of answers that completed no item
     realtime_cost: float = 0.0
     unpriced: int = 0
     truncated: int = 0

@@ -60,7 +60,7 @@ class RequestFigures:
     route: str  # empty if not recorded
     latency: float  # seconds of the successful call, or of the batch
     cost: float | None  # USD; None if the price is unknown
-    input_tokens: int  # of all attempts, as are the next two
+    input_tokens: int  # of all attempts, like the next two figures
     output_tokens: int
     attempts: int
 
@@ -353,7 +353,10 @@ def _alternatives(run: ReportedRun) -> Iterator[Part]:
     took = None if run.finished is None else run.finished - run.created
     if run.paid is not None and run.individual_cost is not None:
         saved = run.individual_cost - run.paid
-        yield Note(f"{money(abs(saved))} {'less' if saved >= 0 else 'more'} than always individual.")
+        yield Note(
+            f"{money(abs(saved))} {'less' if saved >= 0 else 'more'} than if all requests had been sent in "
+            "real time."
+        )
     if took is None:
         yield Note("The job is still running, so its total cost is unknown.")
     chosen = alone = batch = None

@@ -49,9 +49,9 @@ from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.types import Result
 
 MAX_STORE_PAUSE_SECONDS = 10.0
-"""The results are paid for and exist only in memory."""
+"""Longest pause between tries to store results, which are paid for and exist only in memory."""
 MAX_LAST_PAUSE_SECONDS = 1.0
-"""Applies while the runner is closing."""
+"""The longest such pause while the runner is closing."""
 IDLE_SECONDS = 30.0
 """The threads end after this long without a job. The next job starts them again."""
 HALT_WAIT_SECONDS = 1.0
@@ -94,7 +94,7 @@ class RealtimeRunner:
     # -- for the supervisor ----------------------------------------------------------------------------------
 
     def offer(self, lease: JobLease) -> None:
-        """Send the real-time items of a job; may be called again while there are any.
+        """Send the real-time items of a job; may be called again while items remain.
 
         Items that are waiting for budget reserved for batches continue when no batch is open.
         """
@@ -204,7 +204,7 @@ class RealtimeRunner:
     def halt(self) -> None:
         """First half of a stop: submit nothing more and recall all calls.
 
-        This waits for a submission in progress, so that its call can be recalled too. After the return, no
+        This waits for a submission in progress, so that its call can be recalled too. After it returns, no
         call of a job starts.
         """
         with self._monitor:
@@ -374,7 +374,9 @@ class RealtimeRunner:
         # 3. the runner was halted, results cannot be stored, or the job was recalled, withdrawn or dropped:
         # the item stays in the store
         if not self._submitting:
-            reason = "no answer can be stored at the moment" if stuck else "its job is not running here now"
+            reason = (
+                "no answer can be stored at the moment" if stuck else "its job is not running in this process"
+            )
             not_sent(ClientClosed(reason, request_id=user_id))
             return
         # 4. submit the item; an error, such as a closed client or a full queue, becomes its verdict
@@ -442,7 +444,8 @@ class RealtimeRunner:
                 self._all_stored()
 
     def _gather(self, tries: int) -> bool:
-        """Collect verdicts that arrived while the last group was stored. Return false at the end."""
+        """Collect verdicts that arrived while the last group was stored. Return false if the thread should
+        end."""
         with self._inbox:
             if tries and not self._closed:
                 longest = MAX_LAST_PAUSE_SECONDS if self._closing else MAX_STORE_PAUSE_SECONDS
@@ -561,7 +564,8 @@ class RealtimeRunner:
             return turn
 
     def _submit_claimed(self, turn: Turn, items: Sequence[StoredItem] | None) -> None:
-        """Submit items claimed with results, or recall them after a halt. ``None``: the claim failed."""
+        """Submit items claimed with results, or recall them after a halt. ``items`` is ``None`` if the claim
+        failed."""
         job = turn.job
         with self._monitor:
             self._turns.complete(turn, items or ())

@@ -72,7 +72,7 @@ class RemoteProgress:
 
     # None before the first poll
     state: RemoteState | None = field(default=None, converter=optional(RemoteState))
-    status: str | None = None  # the provider's own name for the state
+    status: str | None = None  # the provider's name for the state
     completed: int | None = None  # succeeded requests, if reported
     failed: int | None = None  # failed requests, if reported
     # locations of the results, for the adapter
@@ -90,7 +90,8 @@ class RemoteProgress:
     results_cut: int = 0  # downloads repeated because the last line was incomplete
     results_size: int | None = None  # bytes received by the latest of these downloads
     results_gone: bool = False  # the provider deleted the results before they were downloaded
-    # the job was held because the outcome of the create call was unknown; if it is active, a user resumed it
+    # the job was held because the outcome of the create call was unknown; if it is active again, a user
+    # resumed it
     held_job: bool = False
     checked_for_duplicates: bool = False  # the provider's list was searched for a second batch of this shard
     # batch ids still to examine

@@ -52,8 +52,8 @@ class ShardStatus:
         batch_id: the provider's id, or ``None`` if the batch was not created.
         size: number of requests.
         done: number of requests that the provider reports as completed; ``None`` if not reported.
-        age: seconds since the batch was sent; ``None`` before.
-        word: the provider's own name for the state.
+        age: seconds since the batch was sent; ``None`` if it has not been sent.
+        word: the provider's name for the state.
         cost: USD, if prices are known; for the last batch, set shortly after the job is done.
         note: what the batch is waiting for.
     """
@@ -80,7 +80,7 @@ class JobStatus:
         submitted: number of requests that were sent, including those with results.
         completed, failed, cancelled: number of requests with each kind of result.
         running: number of requests that the provider has completed, but whose results are not stored yet.
-        remaining: forecast seconds until the end, from earlier batches and calls; ``None`` if unknown.
+        remaining: forecast seconds until the end, based on earlier batches and calls; ``None`` if unknown.
         elapsed: seconds from acceptance until now, or until the end.
         cost: USD so far, of the results with a known price.
         realtime_cost: USD for the same results in real time.
@@ -220,9 +220,9 @@ def read_status(
     """Return the status of a stored job.
 
     Args:
-        speed: durations of earlier calls and batches; ``None`` skips the forecast, for which rows are
-            counted.
-        note: returns the reason known to this process why the job does not continue.
+        speed: durations of earlier calls and batches; ``None`` skips the forecast, which requires counting
+            rows.
+        note: returns the reason why the job does not continue, if this process knows one.
         wall: Unix seconds.
     """
     # read the row after the shards, so that a shard that ends between the reads is counted twice rather than

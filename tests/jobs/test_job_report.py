@@ -64,7 +64,9 @@ def test_a_report_says_what_was_asked_what_came_and_what_it_cost(client):
     results = section(report, "results")
     assert "answered 2 truncated 2 failed 0 cancelled 0 without a result 0" in results
     assert f"cost {money(status.cost)}" in results
-    assert f"{money(status.cost)} less than always individual." in section(report, "cost"), "half price"
+    assert f"{money(status.cost)} less than if all requests had been sent in real time." in section(
+        report, "cost"
+    ), "half price"
     assert "Answered by route: batch 100 %." in section(report, "route")
     assert "batches 1" in section(report, "time")
     assert "1 settled 2 2" in section(report, "time")
@@ -174,7 +176,7 @@ def test_what_an_incident_cost_is_part_of_what_was_paid(client):
     told = section(report, "incidents")
     assert "1970-01-01 00:01:00 A batch was created twice $0.25 it came twice" in told
     assert "actual unknown $0.25" in section(report, "cost")
-    assert "$0.25 more than always individual." in section(report, "cost")
+    assert "$0.25 more than if all requests had been sent in real time." in section(report, "cost")
 
 
 def test_cancelled_requests_are_no_failures(client):
