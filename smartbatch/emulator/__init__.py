@@ -1,8 +1,8 @@
-"""The providers' APIs, offline: calls, files and batches, with latency, limits, faults and a ledger.
+"""Emulates the providers' APIs offline: calls, files and batches, with latency, limits, faults and a ledger.
 
 The real SDKs work with it: set ``OPENAI_BASE_URL`` to :attr:`Emulator.base_url`, and ``ANTHROPIC_BASE_URL``
-and ``GOOGLE_GEMINI_BASE_URL`` to :attr:`Emulator.url`. Public names load at first use, because ``sim:`` needs
-no server.
+and ``GOOGLE_GEMINI_BASE_URL`` to :attr:`Emulator.url`. Public names are loaded at first use, because
+``sim:`` needs no server.
 """
 
 from __future__ import annotations

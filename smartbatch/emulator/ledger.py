@@ -198,6 +198,6 @@ def _open_empty(path: str | Path) -> int:
         raise ConfigError(f"ledger file {path}: {error.strerror}") from error
     if os.pread(file, 9, 0) not in (b"", b'{"index":', b'{"batch":'):
         os.close(file)
-        raise ConfigError(f"ledger file {path} has other content; name another file")
+        raise ConfigError(f"ledger file {path} contains something other than a ledger; name another file")
     os.ftruncate(file, 0)
     return file

@@ -1,6 +1,6 @@
 """Request and token limits as the services enforce them.
 
-Tests compare the library's own limiter with these limits, so the two share no code. Time is an argument.
+Tests compare the library's limiter with these limits, so the two share no code. Time is an argument.
 """
 
 from __future__ import annotations
@@ -229,8 +229,8 @@ class Limits:
     def allowed_requests(self, now: float) -> float:
         """Return the number of requests that could have been admitted since the first one.
 
-        This is the full bucket plus its refill since then or, with fixed windows, the sum of their limits:
-        infinite without a request limit, 0 before the first request.
+        This is the full bucket plus its refill since then or, with fixed windows, the sum of their limits. It
+        is infinite without a request limit, and 0 before the first request.
         """
         if self._first is None:
             return 0.0

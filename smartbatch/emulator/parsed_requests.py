@@ -19,7 +19,7 @@ class ApiError(Exception):
     Args:
         status: HTTP status.
         message: also the text of the exception.
-        body: the response body in the API's own JSON format.
+        body: the response body in the JSON format of the API.
     """
 
     def __init__(self, status: int, message: str, body: bytes) -> None:
@@ -62,7 +62,7 @@ class ModelCall(ABC):
 
         Args:
             identity: 24 hexadecimal digits that identify the request.
-            refuse: the model refuses, or a filter blocks the prompt, in the API's own way.
+            refuse: the model refuses, or a filter blocks the prompt, depending on the API.
 
         Raises:
             ApiError: an error found only when the output is created, such as an invalid schema.

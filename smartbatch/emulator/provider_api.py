@@ -84,7 +84,7 @@ def json_reply(value: Mapping[str, Any]) -> ServerReply:
 
 @frozen
 class BatchContext:
-    """What the file and batch endpoints need in addition to the request."""
+    """Data that the file and batch endpoints need in addition to the request."""
 
     backend: BatchBackend
     settings: EmulatorSettings
@@ -110,7 +110,7 @@ Parse: TypeAlias = "Callable[[Head, Mapping[str, Any]], ModelCall]"
 
 
 class Api(ABC):
-    """One provider's API. Its errors are ``ApiError`` with bodies in its own format."""
+    """One provider's API. Its errors are ``ApiError``, with bodies in the format of the API."""
 
     @abstractmethod
     def serves(self, head: Head) -> bool:

@@ -42,7 +42,9 @@ _LIMIT_SETTINGS = frozenset({"rpm", "tpm", "otpm", "burst", "enforce", "count_re
 
 @frozen
 class _Policy:
-    """The settings and values derived from them, always replaced as a whole, so any thread may do it."""
+    """The settings and values derived from them. They are always replaced as a whole, so any thread may
+    replace them.
+    """
 
     settings: EmulatorSettings
     faults: FaultPlan

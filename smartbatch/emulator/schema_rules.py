@@ -1,6 +1,6 @@
 """The rules by which the services reject schemas, according to their documentation of November 2026.
 
-Written from the documentation, not from the adapters, so that mistakes in the adapters show.
+Written from the documentation, not from the adapters, so that mistakes in the adapters are detected.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ FAULTS = {
     "429": "immediate rate limit with Retry-After",
     "429_no_header": "immediate rate limit without a time to wait",
     "no_money": "immediate 429: the credit or the daily quota is used up, so waiting does not help",
-    "refusal": "the model refuses, or a filter blocks the prompt, in the API's own way; billed",
+    "refusal": "the model refuses, or a filter blocks the prompt, depending on the API; billed",
     "reset": "the model runs and is billed, then the connection is reset: the answer is lost",
     "reset_before": "the connection is reset before the model runs",
     "hang": "the model runs and is billed, nothing is sent for hang_seconds, then the connection ends",
@@ -90,7 +90,7 @@ class EmulatorSettings(BatchSettings):
         latency: median seconds until an answer (or until a stream's first event).
         latency_sigma: sigma of the lognormal distribution around it; 0 makes all latencies equal.
         per_token: additional seconds per output token.
-        flex: whether the models have the flex tier; without it, a request for it is an error.
+        flex: whether the models have the flex tier; if not, requests for this tier fail.
         flex_slower: factor on the latency of answers in the flex tier.
         rpm: requests per minute; ``None`` for no limit.
         tpm: tokens per minute, charged at admission: for OpenAI the larger of the output limit and the
@@ -102,7 +102,7 @@ class EmulatorSettings(BatchSettings):
         count_refused: True if refused requests also count against the limit.
         retry_after: False omits Retry-After from 429 responses.
         limit_headers: False omits the rate limit headers.
-        faults: probability of a fault, drawn from common ones, or a mapping of :data:`FAULTS` names to
+        faults: probability of a fault, drawn from common faults, or a mapping of :data:`FAULTS` names to
             probabilities.
         fault_retry_after: the ``Retry-After`` of an injected ``429``, in seconds.
         fault_for: names the fault of a request by its index and body; in-process only.
@@ -110,7 +110,8 @@ class EmulatorSettings(BatchSettings):
         outage_between: ``(start, end)`` in seconds since the first request: all requests are answered with
             503.
         hang_seconds: duration of the faults ``hang``, ``stall`` and ``slow_body``.
-        seed: seed of faults, latencies and answers; each depends only on the seed and the request's index.
+        seed: seed of faults, latencies and answers. The random numbers of a request depend only on the seed
+            and the request's index.
         answers: scripted answers by the exact text of the last user message.
         keys: accepted keys; ``None`` accepts any.
         models: existing models; ``None`` accepts any name.
@@ -118,8 +119,8 @@ class EmulatorSettings(BatchSettings):
             ``response_format``, such as ``json_schema``; behaves like a compatible server that lacks them.
         keep_prompts: True keeps prompt texts in the ledger, not only their SHA-256.
         max_connections: maximum number of open connections; others are answered with 503 and closed.
-        max_body: bytes of a request body; larger ones are answered with 413. Uploads and batches may have 256
-            MiB.
+        max_body: maximum bytes of a request body; larger bodies are answered with 413. Uploads and batches
+            may have 256 MiB.
 
     Raises:
         ConfigError: a value is out of range; the message names the setting.
@@ -288,7 +289,7 @@ def _answer_line(line: bytes, path: str | Path, number: int, prompt: str, answer
     return row[prompt], row[answer]
 
 
-# the faults of a single rate, in equal shares
+# the faults drawn, in equal shares, if ``faults`` is a single rate
 MIXED = ("500", "503", "429", "429_no_header", "reset", "hang", "truncated")
 
 _NORMAL = NormalDist()

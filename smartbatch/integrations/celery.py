@@ -126,7 +126,7 @@ class CeleryTasks:
         status = job.status()
         if not status.done:
             later = seconds_of("countdown", countdown)
-            raise _current_task().retry(countdown=later, max_retries=sys.maxsize)  # by default 3
+            raise _current_task().retry(countdown=later, max_retries=sys.maxsize)  # Celery's default is 3
         return ended(ResultList(job.results()), status.elapsed)
 
     def _task_begins(self, task_id: str, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Dask: one list for all workers of a cluster, through a shared store; lists, bags and dataframes.
+"""Dask: sends a list, bag or dataframe from all workers of a cluster, through a shared store.
 
 Bags and dataframes are recognized by the modules of their classes, so nothing is imported that is not loaded.
 """
@@ -27,10 +27,12 @@ from smartbatch.results import ResultList, ended
 from smartbatch.types import ConstraintParams, Prompt, Result
 
 COLUMNS = ("answer", "error", "cost")
-"""Columns added to a dataframe: text, name of the error, and USD; each is empty if there is none."""
+"""Columns added to a dataframe: the answer's text, the name of the error, and the cost in USD. A missing
+value leaves its cell empty.
+"""
 Template: TypeAlias = str | Callable[[Any], Prompt]
 Compute: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
-"""Brings the partitions of a collection to this process."""
+"""Loads the partitions of a collection into this process."""
 
 
 @frozen
@@ -136,19 +138,19 @@ def map(
     collection.
 
     The route is chosen once, in this process. A list sent by batch is one job of this process. In real time,
-    rows are stored in units of 100 that the workers run, each process with one client for the call, and this
-    process reads the results from the store. Repeat the call with the same key to resume: answered prompts
-    are not sent again.
+    rows are stored in units of 100. The worker processes run these units, each with one client per call of
+    this function, and this process reads the results from the store. Repeat the call with the same key to
+    resume: answered prompts are not sent again.
 
     Args:
         prompts: a list or any iterable of strings, chats or requests; a Dask bag; or a Dask or pandas
             dataframe, to which the columns ``answer``, ``error`` and ``cost`` are added.
-        model: ``provider:model``. Workers take its key from their own environment.
+        model: ``provider:model``. Workers read the API key from their own environment.
         scheduler: a client of the cluster or the scheduler's address; Dask's default client if ``None``.
         store: where rows and answers are kept, reachable by all workers: ``postgresql://…``, or a file if
             they are all on one machine; the setting if ``None``.
-        shared: where workers share limits and the budget; the setting if ``None``, and a PostgreSQL store if
-            that is ``"auto"``.
+        shared: where workers share limits and the budget; the setting if ``None``; a PostgreSQL store if the
+            setting is ``"auto"``.
         key: your name for this list; derived from its contents if ``None``.
         template: makes the prompt of a row: a string with ``{field}`` placeholders, or a function.
         provider_options: as for :class:`BatchingClient <smartbatch.BatchingClient>`.
@@ -162,11 +164,12 @@ def map(
 
     Raises:
         ConfigError: a setting is invalid, there is no store, or a worker has no key for the account.
-        InvalidRequest: names the row.
+        InvalidRequest: a request is invalid; the message names the row.
         JobConflict: the key belongs to a list with other prompts, another model or other parameters.
         AllRequestsFailed: no request was answered.
         distributed.KilledWorker: several workers died while running a unit.
-        ConnectionError: the scheduler is lost; repeat the call with another one to resume.
+        ConnectionError: the connection to the scheduler was lost; repeat the call with another scheduler to
+            resume.
     """
     began = RealClock.now()
     call = _ListCall.of(model, settings, store, shared, provider_options)
@@ -204,7 +207,7 @@ class _ListCall:
         progress: bool | None,
         on_progress: OnProgress | None,
     ) -> ResultList[Any]:
-        """Read all results and report progress; raise the first error if the settings say so."""
+        """Read all results and report progress; raise the first error if ``on_error`` is ``"raise"``."""
         counter = None if on_progress is None else ProgressCounter(on_progress, len(rows), RealClock.now)
         read: ResultList[Any] = ResultList()
         for result in self.results(
@@ -265,7 +268,7 @@ class _ListRun:
             raise
 
     def _in_real_time(self, rows: Sequence[Prompt], plan: Plan) -> Iterator[Result[Any]]:
-        """Store units ahead of the one being read, and yield the results of each after it has ended."""
+        """Store some units in advance, and yield the results of each unit after it has ended."""
         begun = (
             self._begin(rows[at : at + UNIT_ROWS], self._key_of_unit(number), plan)
             for number, at in enumerate(range(0, len(rows), UNIT_ROWS))

@@ -23,7 +23,7 @@ __all__ = ["Tasks"]
 
 _T = TypeVar("_T")
 
-_CANCEL_SECONDS = 1.0  # for a coroutine to end after its timeout
+_CANCEL_SECONDS = 1.0  # time for a coroutine to end after its timeout
 
 
 class _Loop(asyncio.SelectorEventLoop):

@@ -74,7 +74,8 @@ def _current() -> BatchingClient:
 
 current_smartbatch = cast("BatchingClient", LocalProxy(_current))
 """The client of the current application in this process. In a web request with a time limit, calls that wait
-use the time that is left."""
+are limited to the time left.
+"""
 
 blueprint = Blueprint(_EXTENSION_NAME, __name__, url_prefix=f"/{_EXTENSION_NAME}")
 """Operations pages: ``/smartbatch/health``. Add them with ``app.register_blueprint(blueprint)``; it takes a

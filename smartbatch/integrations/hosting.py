@@ -74,10 +74,11 @@ class TimeLimit:
 def with_time_left(
     left: float | None, prompt: object, params: Mapping[str, Any], default: float | None
 ) -> dict[str, Any]:
-    """Return the keywords of a call, with a ``timeout`` of at most ``left`` seconds unless that is ``None``.
+    """Return the keywords of a call; unless ``left`` is ``None``, they have a ``timeout`` of at most ``left``
+    seconds.
 
     Args:
-        prompt: a shorter timeout of a request is kept.
+        prompt: if it is a request with a shorter timeout, that timeout is kept.
         default: timeout in seconds of requests without one; ``None`` for no limit.
     """
     if left is None:

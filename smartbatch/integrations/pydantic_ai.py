@@ -38,7 +38,7 @@ __all__ = ["AgentProvider", "agent_call", "agent_factory_call"]
 
 Factory = Callable[[Request, int], "Agent[Any, Any]"]
 
-CLOSE_SECONDS = 1.0  # limit for closing connections; the process end closes the rest
+CLOSE_SECONDS = 1.0  # time limit for closing connections; the rest are closed when the process ends
 DEFAULT_TIMEOUT: float = BatchingConfig().call_timeout
 
 _CATEGORIES: Sequence[tuple[str, ErrorKind]] = (
@@ -151,7 +151,7 @@ class AgentProvider(Provider):
         """Refuse a request that an agent cannot process.
 
         Raises:
-            InvalidRequest: names the field.
+            InvalidRequest: the request cannot be processed; the message names the field.
         """
         _settings(request)
         _conversation(request)

@@ -1,6 +1,7 @@
-"""Sentry: errors of smartbatch with route, kind and attempt as tags, and without prompts.
+"""Sentry: reports errors of smartbatch with route, kind and attempt as tags, and without prompts.
 
-Without this integration, Sentry records the local variables of every frame: prompts, answers, whole requests.
+Without this integration, Sentry records the local variables of every frame: prompts, answers and whole
+requests.
 """
 
 from __future__ import annotations

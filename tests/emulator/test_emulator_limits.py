@@ -217,7 +217,7 @@ def test_a_file_that_is_no_ledger_is_not_overwritten(tmp_path):
             client.ask(chat())
     assert Ledger.read(path).received == 1
     path.write_text("precious\n")
-    with pytest.raises(ConfigError, match="has other content"):
+    with pytest.raises(ConfigError, match="something other than a ledger"):
         emulator(ledger_file=path)
     assert path.read_text() == "precious\n"
     with pytest.raises(ConfigError, match="ledger file"):

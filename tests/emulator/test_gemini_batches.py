@@ -158,13 +158,13 @@ def test_inline_results_can_lack_metadata_or_have_unreadable_errors():
     ("lines", "message"),
     sampled(
         [
-            ([*rows(1), b'{"key": '], "Line 2 of the input file is no JSON object."),
+            ([*rows(1), b'{"key": '], "Line 2 of the input file is not a JSON object."),
             ([*rows(1), {"key": "a"}], "Line 2 of the input file has no request."),
             ([b""], "The input file has no requests."),
-            (rows(6), "The input file has more requests than a batch may have."),
+            (rows(6), "The input file has more requests than allowed in a batch."),
             (
                 [{"key": "a", "request": contents("x" * 2000)}],
-                "The input file is larger than a batch may be.",
+                "The input file is larger than allowed for a batch.",
             ),
         ],
         keep=2,

@@ -190,7 +190,7 @@ def answer(head: Head, body: bytes, context: BatchContext, *, key: str, parse: _
     """Return the reply to a request about batches.
 
     Args:
-        key: the caller's credential, which sees only its own batches.
+        key: the caller's credential, which gives access to its own batches only.
         parse: parses the parameters of one message, or raises ``ApiError``.
 
     Raises:

@@ -43,7 +43,7 @@ class BatchBackend:
     """All files and batches of an emulator. Thread-safe.
 
     Every method takes ``api`` (``openai``, ``anthropic`` or ``gemini``) and ``key``, the credential, which
-    sees only its own files and batches. ``now`` is monotonic seconds and never decreases.
+    gives access to its own files and batches only. ``now`` is monotonic seconds and never decreases.
 
     Args:
         ledger: records what happens to batches. Without one, lines run only while their results are fetched,

@@ -285,7 +285,7 @@ class StoredBatch:
         """Return its result files, except deleted ones.
 
         Args:
-            retention: seconds they are kept after its end.
+            retention: seconds for which the files are kept after the batch has ended.
         """
         if self.api == "gemini" and self.file_id is None:
             return []  # inline results are part of the batch

@@ -173,7 +173,7 @@ class OutputLine:
     error: str | None
     identity: str  # 24 hexadecimal digits that identify the work
     damage: str | None = None  # ``cut`` or ``garbage`` for a malformed line
-    # whether it is whole, has the answer of its own request, and is the first with its ID
+    # whether the line is whole, has the answer of its own request, and is the first with its ID
     correct: bool = True
     metadata: Mapping[str, Any] | None = None  # metadata of the entry with its ID
 

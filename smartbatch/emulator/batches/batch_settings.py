@@ -94,26 +94,29 @@ class BatchSettings:
     """The settings of batches. Times are seconds, or strings such as ``6h30min``.
 
     Args:
-        batch_validating: from the create call until the batch is queued or its validation fails.
-        batch_queueing: from the validation until the first line runs.
-        batch_turnaround: median from creation to end, including validation and queue.
-        batch_turnaround_sigma: sigma of the lognormal distribution around it; 0 makes all equal.
-        batch_window: from the create call until the lines that have not run expire.
-        batch_cancel_seconds: from a cancel until the batch has ended.
-        batch_retention: from the end until the results are deleted; 29 days by default (Anthropic's).
+        batch_validating: time from the create call until the batch is queued or its validation fails.
+        batch_queueing: time from the validation until the first line runs.
+        batch_turnaround: median time from creation to end, including validation and queue.
+        batch_turnaround_sigma: sigma of the lognormal distribution of turnarounds; 0 makes all equal.
+        batch_window: time from the create call until the lines that have not run expire.
+        batch_cancel_seconds: time from a cancel call until the batch has ended.
+        batch_retention: time from the end until the results are deleted; 29 days by default, as with
+            Anthropic.
         batch_enqueued_tokens: maximum prompt tokens in the unfinished batches of a model.
         batch_enqueued_refusal: above this limit, ``"late"`` creates the batch, whose validation then fails
-            (OpenAI; the other APIs always answer early), ``"early"`` answers the create call with 429.
-        batch_max_lines: maximum lines of a batch; ``None`` for the provider's own limit.
-        batch_max_bytes: maximum bytes of a batch's input; ``None`` for the provider's own limit.
+            (OpenAI only; the other APIs always use ``"early"``); ``"early"`` answers the create call with
+            429.
+        batch_max_lines: maximum lines of a batch; ``None`` for the provider's limit.
+        batch_max_bytes: maximum bytes of a batch's input; ``None`` for the provider's limit.
         batch_faults: rates by the names in :data:`BATCH_FAULTS` and :data:`LINE_FAULTS`.
         batch_fault_for: names the faults of a create call by its index and label; in-process only.
         batch_line_fault_for: names the fault of a line by the index of its batch, its position and its
             custom id; in-process only.
-        batch_late_seconds: a late create call takes effect within this time.
-        batch_list_lag: a batch with this fault is in the lists within this time.
-        batch_get_lag: a batch with this fault is found by its id within this time.
-        batch_results_outage: downloads of a batch with this fault fail for this time after its end.
+        batch_late_seconds: time within which a late create call takes effect.
+        batch_list_lag: time within which a batch with the fault ``list_lag`` appears in lists.
+        batch_get_lag: time after which a batch with the fault ``get_lag`` is found by its id, at the latest.
+        batch_results_outage: time after the end of a batch with the fault ``results_unavailable`` during
+            which downloads fail.
         batch_echo_metadata: False omits the metadata of OpenAI's batches, as some compatible servers do.
         batch_echo_input_file: False omits the id of the input file of OpenAI's batches.
         batch_inline_metadata: False omits the metadata of the inline results of Gemini's batches.

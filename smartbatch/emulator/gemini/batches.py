@@ -252,14 +252,14 @@ def entries_in_file(
     """Return the entries of a JSON Lines file, and the problems found by its validation."""
     entries: list[Entry] = []
     if len(data) > (settings.batch_max_bytes or len(data)):
-        return [], [InputProblem("too_large", "The input file is larger than a batch may be.")]
+        return [], [InputProblem("too_large", "The input file is larger than allowed for a batch.")]
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
             row = decode_object(line)
         except MalformedBody:
-            message = f"Line {number} of the input file is no JSON object."
+            message = f"Line {number} of the input file is not a JSON object."
             return [], [InputProblem("invalid_json", message, number)]
         request, key = row.get("request"), row.get("key")
         if not isinstance(request, Mapping):
@@ -270,7 +270,7 @@ def entries_in_file(
     if not entries:
         return [], [InputProblem("empty_file", "The input file has no requests.")]
     if len(entries) > (settings.batch_max_lines or len(entries)):
-        return [], [InputProblem("too_many", "The input file has more requests than a batch may have.")]
+        return [], [InputProblem("too_many", "The input file has more requests than allowed in a batch.")]
     return entries, []
 
 

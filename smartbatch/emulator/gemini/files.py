@@ -63,7 +63,11 @@ def start_or_continue(head: Head, body: bytes, context: BatchContext, *, key: st
     commands = [each.strip() for each in head.headers.get("x-goog-upload-command", "").split(",")]
     if key is not None:
         if head.headers.get("x-goog-upload-protocol") != "resumable" or commands != ["start"]:
-            raise api_error(400, "Uploads are resumable here: X-Goog-Upload-Protocol: resumable, start.")
+            raise api_error(
+                400,
+                "Only resumable uploads are supported: send X-Goog-Upload-Protocol: resumable and "
+                "X-Goog-Upload-Command: start.",
+            )
         return _start(head, body, context, key)
     try:
         return _upload_chunk(head, body, context, commands)
@@ -108,7 +112,10 @@ def _requested_id(name: Any) -> str | None:
         return None
     identity = name.removeprefix("files/") if isinstance(name, str) else ""
     if not _ID.fullmatch(identity):
-        message = "* CreateFileRequest.file.name: files/ and 1 to 40 of a-z, 0-9 and -, no dash at either end"
+        message = (
+            "* CreateFileRequest.file.name: must be files/ and 1 to 40 of a-z, 0-9 and -, without a dash at "
+            "either end"
+        )
         raise api_error(400, message)
     return identity
 
@@ -118,12 +125,12 @@ def _append(
 ) -> ServerReply:
     offset = head.headers.get("x-goog-upload-offset", "0")
     if offset != str(len(upload.data)):
-        raise api_error(400, f"The upload offset is {offset}, but {len(upload.data)} bytes are here.")
+        raise api_error(400, f"The upload offset is {offset}, but {len(upload.data)} bytes were received.")
     upload.data += body
     if not last:
         return _unfinished(upload)
     if upload.size is not None and upload.size != len(upload.data):
-        raise api_error(400, f"{upload.size} bytes were announced, {len(upload.data)} came.")
+        raise api_error(400, f"{upload.size} bytes were announced, but {len(upload.data)} were received.")
     del context.backend.open_uploads[name]
     try:
         file = context.backend.put_file(

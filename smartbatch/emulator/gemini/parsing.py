@@ -115,7 +115,7 @@ def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> Genera
     try:
         prompt, tokens = measure_prompt(model, messages, system)
     except UnicodeEncodeError:
-        raise api_error(400, "Invalid JSON payload: a text holds half of a surrogate pair.") from None
+        raise api_error(400, "Invalid JSON payload: a text contains half of a surrogate pair.") from None
     return GenerationRequest(
         model=model,
         prompt=prompt,
@@ -162,7 +162,7 @@ def embedded_texts(model: str, fields: Mapping[str, Any]) -> tuple[list[str], in
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise api_error(400, f"{where}.content: a text holds half of a surrogate pair.") from None
+            raise api_error(400, f"{where}.content: a text contains half of a surrogate pair.") from None
         texts.append(text)
         dimensions = found(request, "outputDimensionality") or MAX_DIMENSIONS
         if type(dimensions) is not int or not 1 <= dimensions <= MAX_DIMENSIONS:
@@ -203,7 +203,9 @@ def _tier(given: Any) -> str:
 def _stops(given: Any) -> tuple[str, ...]:
     stops = given or []
     if not isinstance(stops, list) or len(stops) > 5 or not all(isinstance(stop, str) for stop in stops):
-        raise api_error(400, "* GenerateContentRequest.generation_config.stop_sequences: up to 5 texts")
+        raise api_error(
+            400, "* GenerateContentRequest.generation_config.stop_sequences: must be at most 5 texts"
+        )
     return tuple(stops)
 
 

@@ -52,7 +52,7 @@ def read_input(data: bytes, endpoint: str, head: Head, settings: EmulatorSetting
     reader = _InputReader(endpoint, head, settings)
     if len(data) > (most := settings.batch_max_bytes or MAX_BYTES):
         reader.add_problem(
-            "file_too_large", f"The file has {len(data)} bytes, at most {most} are taken.", None
+            "file_too_large", f"The file has {len(data)} bytes, but at most {most} are accepted.", None
         )
     else:
         reader.read(data)
@@ -79,7 +79,7 @@ class _InputReader:
         most = self.settings.batch_max_lines or MAX_LINES
         if len(rows) > most:
             self.add_problem(
-                "too_many_tasks", f"The file has {len(rows)} requests, at most {most} are taken.", None
+                "too_many_tasks", f"The file has {len(rows)} requests, but at most {most} are accepted.", None
             )
             return
         if not rows:
@@ -104,12 +104,12 @@ class _InputReader:
             message = f"The custom_id '{custom_id}' is used more than once."
             self.add_problem("duplicate_custom_id", message, number, "custom_id")
         elif line.get("method") != "POST":
-            self.add_problem("invalid_request", "The method of a line is 'POST'.", number, "method")
+            self.add_problem("invalid_request", "The method of a line must be 'POST'.", number, "method")
         elif line.get("url") != self.endpoint:
             message = f"The url of a line must be that of the batch, {self.endpoint}."
             self.add_problem("url_mismatch", message, number, "url")
         elif not isinstance(body, dict):
-            self.add_problem("invalid_request", "A line needs a 'body', an object.", number, "body")
+            self.add_problem("invalid_request", "A line needs a 'body' that is an object.", number, "body")
         elif self._has_same_model(number, body.get("model")):
             self.ids.add(custom_id)
             self.entries.append(self._entry(custom_id, body))
@@ -126,7 +126,10 @@ class _InputReader:
         if self.model is None:
             self.model = model
         if model != self.model:
-            message = f"All lines of a batch have one model: this has '{model}', the first '{self.model}'."
+            message = (
+                f"All lines of a batch must have the same model: this line has '{model}', the first line has "
+                f"'{self.model}'."
+            )
             self.add_problem("model_mismatch", message, number, "body.model")
             return False
         return True
@@ -228,7 +231,10 @@ def _metadata(given: Any) -> dict[str, str]:
         raise api_error(400, "Invalid 'metadata': expected an object of at most 16 pairs.", param="metadata")
     for name, value in given.items():
         if not isinstance(value, str) or len(name) > 64 or len(value) > 512:
-            message = "Invalid 'metadata': keys have at most 64 characters, values are texts of at most 512."
+            message = (
+                "Invalid 'metadata': keys must have at most 64 characters, and values must be strings of at "
+                "most 512."
+            )
             raise api_error(400, message, param="metadata")
     return given
 

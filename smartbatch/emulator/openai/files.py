@@ -40,12 +40,12 @@ def uploaded(head: Head, body: bytes, context: BatchContext, key: str) -> Server
     if name is None or data is None:
         raise api_error(400, "'file' is a required property", param="file")
     if purpose == "batch" and not name.endswith(".jsonl"):
-        raise api_error(400, "Invalid file format. The batch API takes .jsonl files.", param="file")
+        raise api_error(400, "Invalid file format. The Batch API accepts .jsonl files only.", param="file")
     lifetime = _FILE_LIFETIME_SECONDS if purpose == "batch" else math.inf
     if "expires_after[seconds]" in fields:
         seconds = fields["expires_after[seconds]"]
         if not seconds.isdecimal() or not 3600 <= int(seconds) <= 2_592_000:
-            raise api_error(400, "expires_after is from 3600 to 2592000 seconds.", param="expires_after")
+            raise api_error(400, "expires_after must be from 3600 to 2592000 seconds.", param="expires_after")
         lifetime = float(seconds)
     file = context.backend.put_file(
         _API_NAME, key, name, data, context.now, purpose=purpose, lifetime=lifetime
@@ -113,7 +113,7 @@ def page(
     after = query.get("after", [None])[0]
     found = page_after(items, limit, after)
     if found is None:
-        raise api_error(400, f"Invalid 'after': there is no '{after}'.", param="after")
+        raise api_error(400, f"Invalid 'after': '{after}' does not exist.", param="after")
     return found
 
 

@@ -78,7 +78,9 @@ def parse_embeddings(_head: Head, body: Mapping[str, Any]) -> ModelCall:
         raise api_error(400, "'$.input' is invalid. An input may not be an empty string.", param="input")
     counts = [count_tokens(text) for text in texts]
     if max(counts) > MAX_TOKENS:
-        message = f"This model's maximum context length is {MAX_TOKENS} tokens, you asked for {max(counts)}."
+        message = (
+            f"This model's maximum context length is {MAX_TOKENS} tokens, but an input has {max(counts)}."
+        )
         raise api_error(400, message, code="context_length_exceeded", param="input")
     if sum(counts) > MAX_CALL_TOKENS:
         raise api_error(400, f"Requested more than {MAX_CALL_TOKENS} tokens per request.", param="input")

@@ -60,7 +60,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 
 def check_rejected(body: Mapping[str, Any], rejects: Collection[str]) -> None:
-    """Reject a body as a server does that lacks some parameters.
+    """Reject a body like a server that lacks some parameters.
 
     Args:
         rejects: names of parameters, and types of ``response_format``.
@@ -120,7 +120,7 @@ def _generation(
     try:
         prompt, tokens = measure_prompt(model, messages)
     except UnicodeEncodeError:
-        raise api_error(400, "Invalid body: a text holds half of a surrogate pair.") from None
+        raise api_error(400, "Invalid body: a text contains half of a surrogate pair.") from None
     return GenerationRequest(
         model=model,
         prompt=prompt,
@@ -393,7 +393,7 @@ def _tools(body: Mapping[str, Any], answered: bool, *, nested: bool) -> OfferedT
     if isinstance(choice, Mapping):
         choice = (choice.get("function") or {}).get("name") if nested else choice.get("name")
     if choice not in (None, "auto", "none", "required", *parameters):
-        raise api_error(400, f"Invalid value: '{choice}' is no function in 'tools'.", param="tool_choice")
+        raise api_error(400, f"Invalid value: '{choice}' is not a function in 'tools'.", param="tool_choice")
     return OfferedTools(parameters, choice or "auto", answered) if parameters else None
 
 

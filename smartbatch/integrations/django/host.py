@@ -31,8 +31,8 @@ _HERE: Final = ("", "localhost", "127.0.0.1", "::1")
 def store_of(alias: str) -> str | None:
     """Return the store for a database; ``None`` to use the user's own store.
 
-    For PostgreSQL this is the same server, with connections of the library's own; for SQLite, a file next to
-    its file.
+    For PostgreSQL, this is the same server, with separate connections; for SQLite, a file next to the
+    database file.
     """
     try:
         connection = connections[alias]
@@ -69,7 +69,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _hosts: dict[str, HostClient] = {}
-"""At most one, by the name of the setting."""
+"""The project's client, by the name of the setting; at most one."""
 _began: ContextVar[float | None] = ContextVar("smartbatch_web_request", default=None)
 """Start of the current web request, in monotonic seconds."""
 
@@ -77,7 +77,7 @@ _began: ContextVar[float | None] = ContextVar("smartbatch_web_request", default=
 def get_client() -> BatchingClient:
     """Return the project's client in this process, created at first use and stopped at exit.
 
-    In a web request, calls that wait use the time left of ``web_timeout``.
+    In a web request, calls that wait are limited to the remaining part of ``web_timeout``.
 
     Raises:
         ConfigError: ``settings.SMARTBATCH`` is missing or invalid, or there is no key for its model.
@@ -88,8 +88,9 @@ def get_client() -> BatchingClient:
 def closing_connections(fn: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return a function that closes old database connections before and after ``fn``.
 
-    It acts only on the threads of a client, on which Django closes no connections. The client's callbacks and
-    hooks are wrapped already; decorate your own functions that it calls (such as ``Request(call=…)``).
+    It acts only on the threads of a client, on which Django does not close connections. The client's
+    callbacks and hooks are wrapped already; decorate other functions that it calls (such as
+    ``Request(call=…)``).
     """
 
     @wraps(fn)
@@ -122,7 +123,7 @@ def request_ends(**_: object) -> None:
 
 
 def setting_changes(*, setting: str, **_: object) -> None:
-    """Receiver of ``setting_changed``, which tests send: the next use makes a new client."""
+    """Handle ``setting_changed``, which tests send: the next use creates a new client."""
     if setting in (SETTING_NAME, "DATABASES"):
         _hosts.clear()
 

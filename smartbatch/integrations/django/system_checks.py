@@ -94,7 +94,8 @@ def _warnings(found: HostClient) -> Iterator[CheckMessage]:
         yield CheckWarning(
             f"jobs are kept in a file on this machine, but a database is on {hosts[0]}: other machines would "
             "not find them",
-            hint=f"Set 'store' in {PLACE} to a PostgreSQL server, or silence this if there is one machine.",
+            hint=f"Set 'store' in {PLACE} to a PostgreSQL server, or silence this check if there is only "
+            "one machine.",
             id="smartbatch.W001",
         )
     for name, value in checked_table(table, PLACE).items():
