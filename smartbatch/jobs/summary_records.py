@@ -102,12 +102,12 @@ _ROUTES = frozenset(route.value for route in Route)
 
 
 def late_name(model: str) -> str:
-    """Name for the running times of batches that were given up."""
+    """Return the name under which running times of batches that did not complete are stored."""
     return f"late {model}"
 
 
 def cancel_name(provider: str) -> str:
-    """Name for the seconds between the cancellation of a batch and its end."""
+    """Return the name under which the seconds from the cancellation of a batch to its end are stored."""
     return f"cancel {provider}"
 
 

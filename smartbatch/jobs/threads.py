@@ -113,7 +113,7 @@ class TimedReads:
         self._hung = 0
 
     def read(self, read: Callable[[], T], seconds: float, name: str) -> list[T]:
-        """Return the value of ``read`` in a list, which is empty after ``seconds``.
+        """Return the value of ``read`` in a list, which is empty if it does not arrive within ``seconds``.
 
         Raises:
             BaseException: raised by ``read`` in time.

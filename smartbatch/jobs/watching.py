@@ -167,7 +167,7 @@ class Changes:
                 self._waiting.pop(waiter, None)
 
     def is_new_end_locked(self, event: JobFinished) -> bool:
-        """Return true if the end of a job has not been published. A job with retried rows ends again."""
+        """Return true if the end of a job has not been published yet. A job with retried rows ends again."""
         end = evolve(event, at=0.0)
         if self._ends.get(event.job_id) == end:
             return False
@@ -442,7 +442,7 @@ class Watchers:
 def _merged(groups: Iterable[_FutureGroup]) -> list[_FutureGroup]:
     """Merge groups with the same reader, so that each result is read once for all of them.
 
-    Single requests of a job make a group each. Groups that wait for the same item stay separate.
+    Single requests of a job form a group each. Groups that wait for the same item stay separate.
     """
     merged: list[_FutureGroup] = []
     for group in groups:

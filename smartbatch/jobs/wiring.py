@@ -75,10 +75,11 @@ class JobWiring:
     send: Callable[[RealtimeItem], Future[Result]]
     drop: Callable[[Future[Result]], None]  # cancels a future of ``send`` if its call has not started
     process: Callable[[Result], Result]  # the user's post-processing
-    new_future: Callable[[], Any]  # makes a future whose callbacks may block
+    new_future: Callable[[], Any]  # creates a future whose callbacks may block
     publish_event: Callable[[Event], None]  # publishes an event; never raises
     warn_dropped: Callable[[str, str], None]  # warns that a parameter was left out, with the reason
-    report: Callable[[str | None, BaseException], None]  # logs an error of a job, or with None of all jobs
+    # logs an error of one job, or of all jobs if the id is None
+    report: Callable[[str | None, BaseException], None]
     # called with all pauses and limits after each change in the store
     control: Callable[[ModelControls], None]
     speed: Callable[[JobRow], Speed]  # forecasts how fast requests of a job are answered
@@ -106,7 +107,7 @@ class _OpenedProvider:
 
 
 class JobProviders:
-    """Finds a provider with the account with which a job was submitted."""
+    """Finds a provider that uses the account with which a job was submitted."""
 
     def __init__(self, wiring: JobWiring, clock: Clock) -> None:
         self._wiring = wiring
@@ -189,7 +190,7 @@ class StepLimits:
     # A create call is not sent if its intent was stored longer ago than this: the process was frozen, and
     # another one may own the job.
     send_within: float = 5.0
-    max_tries: int = 3  # times an item is sent until its failure is final
+    max_tries: int = 3  # times an item is sent before its failure is final
     # before results with missing lines are read again; each further pause is 4 times as long
     reread_pause: float = 2.0
     reread_time: float = MINUTE  # maximum total of these pauses
@@ -217,7 +218,7 @@ class JobRuntime:
     summaries: SummaryLog  # saved every few seconds and at the end
     clock: Clock
     rng: Random  # for nonces and backoff
-    wall: SteadyWall  # Unix seconds for deadlines and pauses, unaffected by changes of the machine's clock
+    wall: SteadyWall  # Unix seconds for deadlines and pauses, unaffected by changes to the machine's clock
     prices: PriceBook
     limits: StepLimits
     # None if this process lacks the job's key: only steps that need no provider then run

@@ -1,5 +1,5 @@
-"""Collects the prices, limits, waiting requests and observed times from which
-:func:`smartbatch.core.routing.choice.choose` selects a route, and scores the outcome.
+"""Collects what :func:`smartbatch.core.routing.choice.choose` needs to select a route (prices, limits,
+waiting requests and observed times), and scores the outcome.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ class Advisor:
         return Speed(throughput, cancelling, self._history.turnaround(row.model))
 
     def batch_ended(self, event: BatchEnded) -> None:
-        """Choose the batch threshold to report: if no list has been considered yet, it refers to lists like
-        this batch. Runs before the forecasts include the batch.
+        """If no list has been considered yet, report the batch threshold for lists like this batch from now
+        on. Called before the forecasts include the batch.
         """
         api, _ = batches_of(self._config, self._model, event.kind)
         if self._watched is not None or event.model != self._model.label or api is None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import ItemName, NamedPlace
 
 
-UNDELIVERED_SECONDS = 7 * 86_400.0  # seconds
+UNDELIVERED_SECONDS = 7 * 86_400.0  # age at which a stored request is no longer shared
 
 
 @define(eq=False)
@@ -54,7 +54,7 @@ class _Waiters:
     place: NamedPlace
     durable: bool
     waiting: list[StoredRequest] = field(factory=list)
-    paying: int = 1  # number of futures that are charged the cost, from the first
+    paying: int = 1  # number of futures, counted from the first, that are charged the cost
     given: bool = False
 
     def complete(self, result: Result) -> None:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import ItemName, JobRow
 
 _WHOLE_LIST_STRATEGIES = ("batch", "hybrid", "threshold")
-MAX_DECISIONS = 1000  # of unfinished jobs; a job may finish in another process
+MAX_DECISIONS = 1000  # decisions kept for unfinished jobs, which may finish in another process
 
 
 @frozen

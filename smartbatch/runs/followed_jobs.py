@@ -88,7 +88,7 @@ class FollowedJobs:
 
         Args:
             before: number of results that were stored earlier.
-            is_known: whether to skip an earlier result, by its position, without reading it.
+            is_known: returns whether the earlier result at a position is skipped without being read.
         """
         last = count = 0
         for number, (sequence, index) in enumerate(islice(job.sequences(), before), 1):

@@ -153,11 +153,12 @@ class OutputFile:
     def start_resend(self, keys: RowKeys, defect: Defect | None, check: Callable[[bool], object]) -> None:
         """Mark answers with a defect for replacement, and accept all others under the settings of ``keys``.
 
-        An interrupted resend is continued instead of starting a new one.
+        If an earlier resend was interrupted, it is continued, and no new one begins.
 
         Args:
             defect: ``None`` to replace no answer.
-            check: called before a resend begins, with whether the file has a line for every row.
+            check: called before a new resend begins; its argument is true if the file has a line for every
+                row.
 
         Raises:
             OutputLost: the file cannot be rewritten and stays unchanged.
@@ -337,7 +338,7 @@ class OutputFile:
             raise self._changed
 
     def _check_name_and_size(self) -> None:
-        """Raise if the output's path now leads to another file, or if the size of the file is not what was
+        """Raise if the output's path now leads to another file, or if the file's size differs from what was
         written.
 
         A detected change is permanent, because lines are missing from then on.

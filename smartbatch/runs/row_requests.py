@@ -39,7 +39,7 @@ class RunInterrupted(Exception):
 
 
 class PromptMaker:
-    """Makes the prompt and the id of a row.
+    """Creates the prompt and the id of a row.
 
     Args:
         template: text with ``{field}`` placeholders.
@@ -296,7 +296,7 @@ class InputRequests:
             raise self._changed()
 
     def row_lookup(self, skip: Callable[[int], bool], *, ordered: bool) -> Callable[[int], KeyedRow]:
-        """Return a function that returns the row at a place, once per row.
+        """Return a function that returns the row at a place. It must be called at most once per place.
 
         The function reads the input up to that row. If rows are not looked up in order, the rows in between
         stay in memory.

@@ -195,8 +195,8 @@ class RunIdentity:
         return self._place_in(result.context, result.request_id)
 
     def by_position(self, one: RunJob, answered: Callable[[int], bool]) -> Callable[[int], bool]:
-        """Return ``answered`` for positions in a job instead of places in the input. It is always false if
-        the job lacks many scattered rows.
+        """Return ``answered`` for positions in a job instead of places in the input. If the job lacks many
+        scattered rows, the returned function always returns false.
 
         A job has its rows in input order. If two of its rows are equally far apart in the input and in the
         job, the job contains all rows between them. Thus only a few of a million rows have to be read.

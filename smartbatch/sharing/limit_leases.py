@@ -41,8 +41,8 @@ FIRST_WAIT_SECONDS = 10.0
 because it does not know which part of a limit is safe to use."""
 
 _RETRY_SECONDS, _MAX_RETRY_SECONDS, _INCOMPATIBLE_RETRY_SECONDS = 0.5, 5.0, 60.0
-"""Seconds until an unavailable back end is tried again, initially and at most, and until a back end used by
-another version is tried again, because the other processes may have been upgraded."""
+"""Seconds until a failed back end is tried again: after the first failure, at most, and if it is used by
+another version, because the other processes may have been upgraded by then."""
 
 
 class Share(Protocol):

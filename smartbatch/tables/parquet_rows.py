@@ -64,7 +64,7 @@ def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
         )
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # raised for damaged files
         text = str(error).splitlines() or [type(error).__name__]
-        yield BadRow(number + 1, f"not a whole Parquet file: {text[0]}")
+        yield BadRow(number + 1, f"not a complete Parquet file: {text[0]}")
 
 
 def _plan(

@@ -134,7 +134,8 @@ def outcome_fields(result: Result, model: str) -> dict[str, Any]:
 
 
 def _usage_fields(usage: Usage) -> dict[str, Any]:
-    """Return the tokens of a line: ``null`` if none is known, and marked if some were not reported."""
+    """Return the token counts of a line: ``null`` if none is known, and marked if some were estimated or are
+    unknown."""
     tokens: dict[str, Any] = dict(zip(_TOKENS, _tokens_of(usage), strict=True))
     if usage.unknown and not usage.total_tokens:
         tokens = dict.fromkeys(_TOKENS)

@@ -302,7 +302,7 @@ DELIMITERS: Final = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _SAMPLE_LINES: Final = 50
 _SAMPLE_CHARACTERS: Final = 1 << 18  # characters from which the delimiter is detected
 _SEPARATOR_LINE: Final = "sep="
-"""First line of some spreadsheets, which names the delimiter and is not a row."""
+"""Prefix of the first line in which some spreadsheets name the delimiter. That line is not a row."""
 
 
 def csv_rows(file: IO[bytes], *, delimiter: str | None = None, usual: str = ",") -> Iterator[ParsedRow]:

@@ -163,7 +163,7 @@ def is_missing(value: Any) -> bool:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Return the first names, quoted, for an error."""
+    """Return the first few field names, quoted, for an error message."""
     names = list(names)
     more = ", …" if len(names) > _MAX_LISTED_NAMES else ""
     return ", ".join(repr(name) for name in names[:_MAX_LISTED_NAMES]) + more if names else "no fields"

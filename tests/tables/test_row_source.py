@@ -288,7 +288,7 @@ def test_rows_of_parquet_are_as_json_has_them(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"prompt\nhello\n"])
 def test_what_is_no_parquet_is_a_bad_row(tmp_path, data):
-    assert "not a whole Parquet file" in bad(tmp_path / "in.parquet", data)[1]
+    assert "not a complete Parquet file" in bad(tmp_path / "in.parquet", data)[1]
 
 
 @pytest.mark.full

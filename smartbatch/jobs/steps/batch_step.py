@@ -123,7 +123,7 @@ def rescue_late_job(step: Step, deadline: float, shards: Sequence[ShardRow]) -> 
             poll.poll_batch(step.for_model(shard.model), shard)
             return step.wall
     decision = _decision(step, deadline, pending)
-    # 3. a shard with an uncertain create endangers the deadline and cannot be withdrawn: report it
+    # 3. a shard with an uncertain create call endangers the deadline and cannot be withdrawn: report it
     if decision.late:
         _report_risk(step, pending)
     # 4. discard all late shards that were not sent; cancel one late batch per step. While any

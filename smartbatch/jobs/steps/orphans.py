@@ -254,7 +254,7 @@ def _salvage_orphan(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow
 
 
 def search_duplicates_once(step: Step, shard: ShardRow, batch: RemoteBatch) -> RemoteProgress:
-    """Search once for duplicates of a shard's batch, when all must be listed or the batch has ended.
+    """Search once for duplicates of a shard's batch, as soon as all must be listed or the batch has ended.
 
     If the list cannot be read, the search is repeated while the batch runs.
     """
@@ -337,7 +337,7 @@ def _report_cost(step: Step, shard: ShardRow, duplicate: RemoteBatch) -> float:
 
 
 def _results_are_gone(step: Step, shard: ShardRow, batch: RemoteBatch) -> bool:
-    """Any other failure of the provider's adapter is raised."""
+    """Whether the provider has deleted a batch's results; any other failure of its adapter is raised."""
     since = max(shard.submitted_at or 0.0, batch.created_at or 0.0)
     if step.wall < since + step.api.abilities.retention:
         return False

@@ -53,7 +53,7 @@ def resume_if_known(step: Step) -> bool:
 
 
 def mark_uncertain(step: Step, shard: ShardRow) -> ShardRow:
-    """The process ended before it stored the outcome of the create call."""
+    """Mark a shard whose process ended before it stored the outcome of the create call."""
     return step.advance(
         shard,
         ShardState.UNCERTAIN,
@@ -201,7 +201,7 @@ def _dated(shard: ShardRow, listed: float | None) -> RemoteProgress:
 
 
 def _remaining_absence(step: Step, shard: ShardRow, listed: float | None) -> float:
-    """Return the seconds for which a batch must still be absent before its shard is acted on."""
+    """Return the seconds for which a batch must still be absent before its shard advances."""
     waited = _search_seconds(step, shard, listed)
     if shard.state is not ShardState.FENCED:
         return _required_absence(step, shard) - waited

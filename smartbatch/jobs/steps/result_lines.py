@@ -209,7 +209,7 @@ class ResultReader:
         self.rejected: dict[tuple[str, str], StoredItem] = {}
 
     def results_of_page(self, items: Mapping[int, StoredItem], page: Iterable[ResultLine]) -> list[NewResult]:
-        """``items`` are given by position in the shard."""
+        """``items`` are keyed by their position in the shard."""
         self.dropped.clear()
         return [
             self._result(items[line.position], line.line, line.digest)

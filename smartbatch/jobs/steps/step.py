@@ -108,7 +108,7 @@ class Step:
     def settle_time(self) -> float:
         return self.limits.settle if self.policy.settle is None else self.policy.settle
 
-    # -- changes of a shard ----------------------------------------------------------------------------------
+    # -- changes to a shard ----------------------------------------------------------------------------------
 
     def advance(self, shard: ShardRow, to: ShardState, reason: str = "", **changes: Any) -> ShardRow:
         """Commit and report a change of state; the next step is due now unless ``changes`` sets a time."""

@@ -57,7 +57,7 @@ class ItemTable:
         return int(found)
 
     def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
-        """Return the requests at the given positions, of which there should be a few hundred at most."""
+        """Return the requests at the given positions; there should be at most a few hundred."""
         job = job_number(self.db, job_id)
         items = items_by_number(self.db, (number(job, ix) for ix in positions))
         return {item.ix: item.payload for item in items.values()}

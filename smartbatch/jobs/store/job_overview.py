@@ -24,8 +24,8 @@ MAX_SEARCHED = 1_000  # newest jobs that are searched for waiting ones
 
 @frozen
 class AcceptedForecast:
-    p50: float  # seconds within which half of such jobs end
-    p95: float  # seconds within which 95 % of such jobs end
+    p50: float  # forecast seconds within which the job ends with a probability of 50 %
+    p95: float  # forecast seconds within which the job ends with a probability of 95 %
 
 
 @frozen
@@ -45,7 +45,8 @@ class JobFilter:
 
 
 _COLUMN_SOURCES = {"key": "user_key", "params": "substr(digest, 1, 0)"}
-"""Columns with other names. Parameters are left empty, because they may be long."""
+"""SQL for fields that are not read from a column of the same name. Parameters are left empty, because they
+may be long."""
 _COLUMNS = ", ".join(_COLUMN_SOURCES.get(name, name) for name in fields_dict(JobRow))
 _WITH_ACCOUNTS = """WITH RECURSIVE account(scope) AS (
         SELECT min(scope) FROM shard
@@ -96,7 +97,7 @@ class JobOverview:
         return bounded, [*values, which.model]
 
     def waiting(self, *, limit: int) -> list[JobRow]:
-        """Return active jobs without an owner or with a note of what they wait for, among the newest."""
+        """Return active jobs that have no owner or are noted as waiting, among the newest."""
         found = self.db.rows(
             f"""SELECT {_COLUMNS} FROM
             (SELECT * FROM job WHERE state = {{active}} ORDER BY no DESC LIMIT {MAX_SEARCHED}) AS newest

@@ -276,7 +276,7 @@ def _end_followers(tx: Transaction, job: int, ended: Mapping[int, NewResult], at
 
 
 def end_late_followers(tx: Transaction, job: int, followers: Mapping[int, list[int]], at: float) -> None:
-    """End new followers whose leader already has a result. ``followers`` are by their leader's number."""
+    """End new followers, given by their leader's number, whose leader already has a result."""
     ended = tx.rows("SELECT no, outcome FROM result WHERE no IN {numbers}", list(followers))
     for leader, outcome in ended:
         copy = NewResult(-1, outcome, b"", cost=0.0, realtime_cost=0.0)

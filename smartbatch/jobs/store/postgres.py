@@ -294,7 +294,7 @@ class PostgresDatabase(Database):
             what = "lost the connection: nothing was written" if lost else "rejected a statement"
         return StoreError(f"the store {self.place} {what} ({self._message_of(error)})")
 
-    # -- life ------------------------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------------------
 
     def reclaim(self) -> None:
         """Make the space of deleted rows reusable now; the server's own vacuum would run later."""

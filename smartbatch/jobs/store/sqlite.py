@@ -113,7 +113,7 @@ class SqliteDatabase(Database):
             raise self._explained(error) from None
 
     def _opened(self, *, alone: bool) -> bool:
-        """Check the file, and create its tables; return false if it is empty and not ``alone``."""
+        """Check the file, and create its tables; return false if it is empty and ``alone`` is false."""
         with self._connections.reading():
             connection = self._connect()
             try:
@@ -144,7 +144,7 @@ class SqliteDatabase(Database):
     def _examine(
         self, connection: sqlite3.Connection, alone: bool
     ) -> Literal["unmade", "no tables", "whole"]:
-        """Check that the file can be a store. An empty file is made a store only if ``alone``."""
+        """Check that the file can be a store. An empty file becomes a store only if ``alone`` is true."""
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         [(application,)] = connection.execute("PRAGMA application_id")
         [(version,)] = connection.execute("PRAGMA user_version")
@@ -250,13 +250,13 @@ class SqliteDatabase(Database):
             raise self._explained(error) from None
 
     def _explained(self, error: Exception) -> StoreError:
-        """After a sign of damage, nothing more is written."""
+        """Explain an error. If it is a sign of damage, nothing more is written."""
         problem = explained(error, self.place, self._busy_timeout)
         if is_damage(error):
             self._damage = str(problem)
         return problem
 
-    # -- life ------------------------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------------------
 
     def reclaim(self) -> None:
         # if another process reads or writes, this has no effect, and the space is reused later

@@ -171,7 +171,8 @@ def keep_decision(tx: Transaction, job: int) -> None:
 
 
 def measure(tx: Transaction, job: int, at: float) -> None:
-    """Store duration and cost of a job that ends now with its decision, unless they are stored already.
+    """Store the duration and cost of a job that ends now in its route decision, unless they are stored
+    already.
 
     If nothing was answered, the duration is not representative of any route and is not stored.
     """
