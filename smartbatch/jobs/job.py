@@ -456,8 +456,8 @@ def interrupted(job: Job) -> Interrupted:
     """Create the exception for an interrupted wait. It can read the stored results of the job."""
     again = f"smartbatch.job({job.id!r})"
     return Interrupted(
-        f"interrupted; job {job.id} is not lost: it continues in this process, or in the next one on its "
-        f"store. .results of this exception holds the stored results; {again} resumes it, {again}.cancel() "
-        "cancels it",
+        f"interrupted; job {job.id} is not lost: it continues in this process, or in the next one that uses "
+        f"its store. The attribute .results of this exception holds the stored results; {again} resumes the "
+        f"job, {again}.cancel() cancels it",
         lambda: ResultList(job.results(wait=False)),
     )

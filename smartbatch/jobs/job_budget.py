@@ -126,7 +126,7 @@ def bill(store: SqlStore, job_id: str) -> JobBill:
 
 
 def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
-    """Build the error of ``count`` unsent requests. ``least`` is the cheapest one's maximum cost in USD."""
+    """Build the error for ``count`` unsent requests. ``least`` is the cheapest one's maximum cost in USD."""
     several = (
         f"{count:,} requests were not sent: the cheapest" if count > 1 else "the request was not sent: it"
     )

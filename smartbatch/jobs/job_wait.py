@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from smartbatch.jobs.jobs_engine import JobsEngine
 
 LAST_CALLBACKS_SECONDS = 1.0
-"""Time for the last callbacks after the job has ended."""
+"""Maximum time to wait for the last callbacks after the job has ended."""
 STATUS_INTERVAL_SECONDS = 1.0
-"""Applies while progress is shown."""
+"""Seconds between reads of the status while progress is shown."""
 LAST_LOOK_SECONDS = 0.75
 """Time for reading the status after the time limit has passed."""
 
@@ -184,7 +184,7 @@ class JobWait:
             note = self._note(row)
             raise JobTimeout(
                 f"job {self._job_id} has not ended in time: {row.finished:,} of {row.total:,} requests have "
-                f"their results. It continues in the store {self._engine.store.place}, and nothing is lost: "
+                f"their results. It stays in the store {self._engine.store.place}, and nothing is lost: "
                 f"wait again, or resume it in any process with smartbatch.job({self._job_id!r})"
                 + (f". Its note: {note}" if note else ""),
                 job_id=self._job_id,

@@ -54,7 +54,7 @@ ITEMS_PER_TURN = 100
 """A job may claim this many items before the next job has its turn."""
 QUEUE_RETRY_SECONDS = 1.0
 BUDGET_RETRY_SECONDS = 60.0
-"""Applies if a budget is used up or a price is missing."""
+"""Seconds until a job tries again if its budget is used up or a price is missing."""
 
 ItemLimit: TypeAlias = Callable[[], int]
 """Returns the maximum number of items in flight across all jobs that share this function."""

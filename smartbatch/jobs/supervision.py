@@ -352,7 +352,7 @@ class Supervision:
     def _wall_jumped(self) -> bool:
         """Return true if the wall clock has jumped since the last search.
 
-        After a sleep of the machine, leases may have expired although their owners are alive.
+        After the machine was asleep, leases may have expired although their owners are alive.
         """
         ahead = self._runtime.wall.ahead()
         if abs(ahead - self._stepped) > RENEW_SECONDS:

@@ -96,7 +96,7 @@ class StoredLists:
         )
 
     def _parts(self, asked: CheckedList) -> ListParts:
-        """Divide a list into requests to be sent and requests that need no call, after the hooks.
+        """Apply the hooks, and divide a list into requests to be sent and requests that need no call.
 
         A list with a key has the same requests at each call: the cache is not used, and identical requests
         share an answer in the store. If one of several identical requests may not wait for a batch, none of

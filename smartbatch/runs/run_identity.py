@@ -85,7 +85,7 @@ def _beginning_with(beginning: str, jobs: Iterable[Job]) -> list[Job]:
 
 
 class RunIdentity:
-    """Identifies a run by its output, its model and its rows, from which the keys of its jobs are made.
+    """Identifies a run by its output, its model and its rows, from which the keys of its jobs are derived.
 
     Rows may be appended to an input, so an earlier job belongs to this run if its rows are the first rows of
     this run. With several answers per row, each answer counts as a row, by its place (see :class:`RowKeys`).

@@ -31,8 +31,8 @@ from smartbatch.types import Answer, Kind, Result, Route, Usage, answer_fields
 PAGE_LINES = 1000  # per transaction
 PAGE_BYTES = 8 << 20  # lines in memory at a time, together with their requests
 MAX_LINE_BYTES = 64 * 2**20
-"""Maximum length of a line. It is far above any answer (128,000 tokens are about 512 kB, 3,072 floats about
-60 kB), but fits in memory.
+"""Maximum length of a line. It is far longer than any answer (128,000 tokens are about 512 kB, 3,072 floats
+about 60 kB), but fits in memory.
 """
 _TAIL_BYTES = 4096  # bytes at the end of a file that show whether it ends with a newline
 _OUTCOMES = {LineOutcome.FAILED: "failed", LineOutcome.RETRY: "again", LineOutcome.UNRUN: "unrun"}
