@@ -307,7 +307,7 @@ class VirtualClock:
 
 
 class VirtualTime(Protocol):
-    """What a :class:`VirtualMonitor` needs from its clock."""
+    """The part of a clock that a :class:`VirtualMonitor` uses."""
 
     def now(self) -> float: ...
 

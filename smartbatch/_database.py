@@ -20,8 +20,8 @@ from smartbatch._fork import around_fork
 from smartbatch.errors import ConfigError
 
 FORK_WAIT_SECONDS = 5.0
-"""How long a fork waits for reads and writes of other threads. Longer ones may be waiting for the forking
-thread; the fork then proceeds, and the child may find the file locked.
+"""How long a fork waits for reads and writes of other threads. Operations that take longer may be waiting for
+the forking thread; the fork then proceeds, and the child may find the file locked.
 """
 _abandoned: list[sqlite3.Connection] = []
 """Connections of the parent that a forked child keeps open, because closing one could damage the parent's
@@ -124,7 +124,8 @@ class SqliteConnections:
     def reading(self) -> threading.Lock:
         """Return the lock that a thread must hold to read.
 
-        The lock itself is returned, because Ctrl-C inside a context manager of our own could leave it locked.
+        The lock itself is returned, because Ctrl-C inside a context manager written in Python could leave it
+        locked.
         """
         self._check_process()
         return self._read_lock

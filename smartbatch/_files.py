@@ -33,7 +33,7 @@ def require_locks() -> None:
         raise StoreError(
             "this system has no file locks (the Python module fcntl), which stores, shared limits and "
             "output files need: use Linux, macOS or the Windows Subsystem for Linux; requests and lists "
-            "without a key work here, with shared='off'"
+            "without a key work on this system, with shared='off'"
         )
 
 

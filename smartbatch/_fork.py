@@ -179,7 +179,7 @@ class PerProcess(Generic[_T]):
 
 
 class _Collected:
-    """Runs work that finalizers queue, on a thread that exists while anything runs."""
+    """Runs work that finalizers queue, on a thread that exists while anything is running."""
 
     def __init__(self) -> None:
         self.todo: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()

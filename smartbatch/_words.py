@@ -35,7 +35,7 @@ def money(usd: float | None, *, rounded_up: bool = False) -> str:
     """Format an amount: ``$12.30``, ``$0.03``; below a cent, two significant figures.
 
     Args:
-        rounded_up: so that a budget of the displayed amount is sufficient.
+        rounded_up: round up, so that a budget of the displayed amount is sufficient.
     """
     if usd is None:
         return UNKNOWN
@@ -53,7 +53,7 @@ def duration(seconds: float, *, rounded_up: bool = False) -> str:
     """Format seconds in a suitable unit: ``350 ms``, ``4 min``, ``2.5 h``, ``3 d``.
 
     Args:
-        rounded_up: so that a deadline of the displayed time is sufficient.
+        rounded_up: round up, so that a deadline of the displayed time is sufficient.
     """
     if not math.isfinite(seconds):
         return "forever"

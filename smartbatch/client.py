@@ -217,10 +217,10 @@ class BatchingClient:
     def stream(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> TextStream[T]:
         """Queue one request, like :meth:`submit`, and return its answer as text chunks while it is generated.
 
-        It passes through the same queue, limits, breaker and budget as any request. It is retried until its
-        first chunk arrives, but not afterwards. The answer arrives as one chunk if the provider cannot
-        stream, and with ``strategy="batch"``, when its batch has ended. A slow reader slows down the call;
-        chunks not read within ``call_timeout`` are lost.
+        The request passes through the same queue, limits, breaker and budget as any other. It is retried
+        until its first chunk arrives, but not afterwards. The answer arrives as one chunk if the provider
+        cannot stream, and with ``strategy="batch"``, when its batch has ended. A slow reader slows down the
+        call; chunks not read within ``call_timeout`` are lost.
 
         Returns:
             an iterator of strings; afterwards its ``result`` has usage, cost and ``time_to_first_chunk``.

@@ -34,10 +34,10 @@ from smartbatch.types import Request, Result
 
 UNIT_ROWS = 100  # constant, so that repeating a call with the same key finds its units
 MAX_SENDS = 3  # per unit, if its workers close; if one dies, Dask tries three others each time
-GRACE_SECONDS = 5.0  # for calls in progress when a worker closes, and for workers to stop their clients
+GRACE_SECONDS = 5.0  # time for calls in progress when a worker closes, and for workers to stop their clients
 RESUME_ADVICE = "nothing is lost: repeat the same call to resume"
 POLL_SECONDS = 0.5  # between checks for an interrupt
-NO_WORKERS_SECONDS = 5.0  # before a warning that there are no workers
+NO_WORKERS_SECONDS = 5.0  # time before a warning that there are no workers
 _LOGGER = logging.getLogger("smartbatch")
 _LOST = (CommClosedError, distributed.CancelledError)
 """Errors of a task whose worker closed or whose scheduler is unreachable."""
@@ -50,7 +50,7 @@ class Unit:
 
     job: Job  # the stored rows
     future: distributed.Future | None = None  # the worker's task; ``None`` once the unit has finished
-    sent: int = 0  # number of times
+    sent: int = 0  # number of times it was sent
 
 
 # -- in the workers ------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class BatchingConfig:
     )
 
     breaker_threshold: int = setting(
-        5, "int", "Consecutive failures that open the breaker; more if calls fail often anyway.", 1, 1000
+        5, "int", "Consecutive failures that open the breaker; more are needed if calls often fail.", 1, 1000
     )
     breaker_pause: float = seconds(1.0, "Maximum time from opening a breaker to its first probe.", 0.01, 3600)
     breaker_max_pause: float = seconds(
@@ -126,7 +126,8 @@ class BatchingConfig:
     )
     shared_lost: Literal["share", "stop", "local"] = choice(
         "share",
-        "If that place is unreachable: keep this process's share, stop, or use the whole limit.",
+        "What to do if the place set with shared is unreachable: keep this process's share, stop, or use the "
+        "whole limit.",
         "share",
         "stop",
         "local",
@@ -195,7 +196,8 @@ class BatchingConfig:
     )
     batch_on_unknown: Literal["settle", "hold"] = choice(
         "settle",
-        "What to do if that batch is not found: send the requests again, or hold them for 26 hours.",
+        "What to do if a batch whose creation is uncertain is not found: send its requests again, or hold "
+        "them for 26 hours.",
         "settle",
         "hold",
     )

@@ -204,7 +204,9 @@ class MissingAnswer(ProviderError):
     cost: float | None = None
 
     def __init__(
-        self, message: str = "the shared answer does not clearly contain this request's", **details: Any
+        self,
+        message: str = "the shared answer does not clearly contain this request's answer",
+        **details: Any,
     ) -> None:
         super().__init__(message, **details)
 

@@ -86,7 +86,7 @@ class RequestSubmitted(RequestEvent):
     priority: Priority
     model: str
     joined: bool
-    """Whether it joined an identical request in flight, so that no separate call follows."""
+    """Whether the request joined an identical one in flight, so that no separate call follows."""
 
 
 @frozen(kw_only=True)
@@ -341,7 +341,7 @@ class JobResultsStored(Event):
     route: Route | None
     """``None`` for requests that were not sent."""
     in_realtime: bool
-    """Whether they were sent in real time, and so already reported by :class:`RequestFinished`."""
+    """Whether the requests were sent in real time, and so already reported by :class:`RequestFinished`."""
     succeeded: int
     failed: int
     cancelled: int
@@ -382,7 +382,7 @@ class JobHeld(Event):
     model: str
     reason: str
     remedy: str
-    """How to continue it."""
+    """How to continue the job."""
 
 
 @frozen(kw_only=True)
@@ -401,7 +401,7 @@ class ClockStepped(Event):
     """The wall clock was changed while jobs were running; their waits and deadlines are not affected."""
 
     seconds: float
-    """Seconds it was set ahead; negative if it was set back."""
+    """Seconds by which the clock was set ahead; negative if it was set back."""
 
 
 @frozen(kw_only=True)

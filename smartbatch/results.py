@@ -179,8 +179,8 @@ class ResultList(list[Result[T]]):
 
     @property
     def speed_up(self) -> float | None:
-        """How many times faster the list was than its calls one after another: the sum of their latencies
-        divided by the duration of the list.
+        """How many times faster the list was than its calls made one after another: the sum of their
+        latencies divided by the duration of the list.
 
         ``None`` if a request was answered in a batch, whose latency is not comparable with that of a call, or
         if nothing was timed.

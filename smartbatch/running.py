@@ -237,7 +237,7 @@ class RunningState:
 
     @property
     def jobs(self) -> JobSubmission:
-        """Created with the first job or when the store is needed; most clients have none."""
+        """The jobs, created with the first job or when the store is needed; most clients have none."""
         if (jobs := self._jobs) is not None:
             return jobs
         with self._making_jobs:
@@ -457,8 +457,9 @@ class RunningState:
         return self._jobs is not None and self._jobs.engine.is_working
 
     def _note_decision(self, decision: ListDecision) -> None:
-        """Store the decision for a list that is not a job, if a store is in use; again once it is
-        measured."""
+        """Store the decision for a list that is not a job, if a store is in use. Store it again once the
+        outcome has been measured.
+        """
         if self._jobs is not None:
             self._jobs.engine.summaries.decided(decision)
 
@@ -481,8 +482,8 @@ class RunningState:
             self._is_heard = True
 
     def _started(self, _: ClientStarted) -> None:
-        """Run the jobs of a configured store. Each process that uses it does its share and stores what it
-        learns.
+        """Run the jobs of a configured store. Each process that uses the store does a share of the work and
+        stores its measurements.
 
         If the store is unavailable, this happens as soon as it becomes available.
         """

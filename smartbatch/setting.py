@@ -22,10 +22,10 @@ class Spec:
     kind: str  # float, int, bool, choice, text, texts, usd or prices
     low: float = -math.inf  # inclusive
     high: float = math.inf  # inclusive
-    choices: tuple[str, ...] = ()  # of the kind choice
+    choices: tuple[str, ...] = ()  # values of the kind choice
     unit: str = ""
     help: str = ""  # one sentence for the reference
-    optional: bool = False  # allows None
+    optional: bool = False  # whether None is allowed
     note: str = ""  # remark on the range
 
     @property

@@ -165,7 +165,7 @@ class StoredJobs:
         return list(self._state.engine.store.controls.controls().limits.values())
 
     def cancel_jobs(self, chosen: JobSelection, *, by: str | None = None) -> ActionResult:
-        """Request the cancellation of up to 1,000 jobs, which is done by the processes that run them."""
+        """Request the cancellation of up to 1,000 jobs; the processes that run them carry it out."""
         return self._after_action(self._state.engine.store.actions.cancel(chosen, actor(by)))
 
     def resume_jobs(self, chosen: JobSelection, *, by: str | None = None) -> ActionResult:

@@ -149,7 +149,7 @@ class Strategy(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """What a request is for."""
+    """The kind of work a request needs."""
 
     GENERATE = "generate"
     EMBED = "embed"
@@ -394,7 +394,7 @@ class LimitReport:
 
 @frozen
 class Answer:
-    """What a provider returns for one request.
+    """A provider's answer to one request.
 
     Attributes:
         text: the answer's text.

@@ -46,7 +46,9 @@ Reading: TypeAlias = "Result | Shares | Repair | ProviderError"
 
 
 class AnswerReader:
-    """A worker calls it while it owns the tickets of a call, so no lock is needed."""
+    """Creates results from answers. Takes no lock, because a worker uses it only while it owns the tickets of
+    a call.
+    """
 
     def __init__(
         self, setup: RealtimeSetup, queue: RequestQueue, keep: Callable[[bytes, Answer], object] | None
@@ -68,7 +70,8 @@ class AnswerReader:
         verdict = _validated(ticket, answer, self._validation_retries)
         if isinstance(verdict, Repair):
             return verdict
-        is_sound = not isinstance(verdict, ValidationFailed)  # an internal error does not make it unsound
+        # an internal error does not make the answer unsound
+        is_sound = not isinstance(verdict, ValidationFailed)
         if is_sound and self._keep is not None and not answer.kept:
             key = _cache_key(ticket)
             if key is not None:

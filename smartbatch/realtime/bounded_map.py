@@ -58,7 +58,7 @@ class ReadAhead(Iterator[_T], Generic[_T]):
         return bool(self._read) or self._ended
 
     def request_items(self, room: int, wake: Callable[[], None]) -> None:
-        """Request items until ``room`` of them are ready; the thread calls ``wake`` after each."""
+        """Request items until ``room`` items are ready; the thread calls ``wake`` after each."""
         with self._monitor:
             granted = min(room, _MAX_AHEAD) - len(self._read) - self._reading
             self._granted = max(0, granted)
@@ -154,7 +154,7 @@ class ListOptions:
     ordered: bool = True  # yield results in the order of the requests
     ahead: int | None = None  # maximum requests in progress; None uses the queue's capacity
     calls: int = 1
-    # stops the list if its first requests all fail alike; None never stops it
+    # stops the list if its first requests all fail in the same way; None never stops it
     stop: EqualFailures | None = None
     whole: bool = False  # wake the reader when all results are available, not for each one
     display: ListDisplay | None = None

@@ -31,7 +31,8 @@ from smartbatch.types import Answer
 CACHE_VERSION = 1
 """Version of the table. A file with another version is rejected, never overwritten."""
 WRITE_WAIT_SECONDS = 2.0
-"""Maximum time a write waits for another process, and with it the worker that received the answer."""
+"""Maximum time for which a write, and with it the worker that received the answer, waits for another process.
+"""
 WRITE_PAUSE_SECONDS = 30.0
 """Pause after a failed write, so that further writes do not delay the workers."""
 STORED_FINISH_REASONS = ("stop", "tool_calls")
@@ -60,9 +61,9 @@ class ResponseCache:
     Args:
         path: the file, created if missing. Its folder must exist.
         ttl: seconds until an answer expires.
-        max_bytes: maximum total size of the answers. The oldest are deleted first.
-        wall: Unix seconds, for the ages of answers.
-        now: monotonic seconds.
+        max_bytes: maximum total size of the answers. The oldest answers are deleted first.
+        wall: returns Unix seconds, for the ages of answers.
+        now: returns monotonic seconds.
         publish_event: receives an event if the file or an entry cannot be read or written. Never raises.
 
     Raises:
@@ -147,7 +148,8 @@ class ResponseCache:
         return None
 
     def put(self, key: bytes, answer: Answer) -> bool:
-        """Store ``answer``. Return False if it is cut off, refused or an object, or could not be stored.
+        """Store ``answer``. Return False if it is truncated, is a refusal or an object, or could not be
+        stored.
 
         After a failed write, nothing is written for ``WRITE_PAUSE_SECONDS``.
         """
@@ -157,7 +159,7 @@ class ResponseCache:
         body = _written(answer)
         row = (key, self._wall(), len(body), hashlib.sha256(key + body).digest(), body)
         with self._connections.writing():
-            if self._now() < self._paused_until:  # a write of another thread has failed
+            if self._now() < self._paused_until:  # a write by another thread has failed
                 return False
             try:
                 if not self._connections.has_writer:

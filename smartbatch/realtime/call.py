@@ -127,7 +127,7 @@ def _deadlined(
 def _packed(
     generate: Callable[[Request], Answer], packed: Packed, requests: Sequence[Request]
 ) -> Sequence[Outcome]:
-    """Send several requests as one prompt, and return each one's part of the answer or a ``MissingAnswer``.
+    """Send several requests as one prompt, and return for each its part of the answer or a ``MissingAnswer``.
 
     Usage and cost are split by the lengths of prompts and answers.
     """
@@ -159,7 +159,7 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
         if own:
             verdict.usage = usage_of(error) or verdict.usage
         if own and verdict is not error:
-            # the traceback of the user's own function is useful and holds no keys
+            # the traceback of the user's own function is useful and contains no keys
             verdict.__cause__ = error
             return verdict
         # a traceback keeps frames alive, which may hold prompts and keys

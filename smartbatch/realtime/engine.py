@@ -221,7 +221,7 @@ class RealtimeEngine:
         self.dispatcher.start()
 
     def admit(self, submission: Submission, future: ResultFuture | None = None) -> ResultFuture:
-        """Queue a validated request and return its future; raises what the queue raises.
+        """Queue a validated request and return its future; raises the errors of the queue.
 
         A caller that passes a ``future`` must call :meth:`cancelled` when it is cancelled.
         """
@@ -255,7 +255,7 @@ class RealtimeEngine:
         return future
 
     def counts(self) -> RequestCounts:
-        """Return a copy taken at one moment."""
+        """Return a consistent copy of the counts."""
         with self.queue.monitor:
             return evolve(self.queue.counts)
 
@@ -282,7 +282,7 @@ class RealtimeEngine:
         run_after_collection(self.dispatcher.wake)
 
     def detach(self) -> None:
-        """Leave the quotas shared with other clients, whose limits this client no longer lowers."""
+        """Stop using quotas shared with other clients, so that this client no longer lowers their limits."""
         now = self._clock.now()
         for lane in self.queue.lanes:
             lane.quota.detach(self.queue, now)
@@ -402,8 +402,8 @@ class RealtimeEngine:
     def publish_later(self, event: Event) -> None:
         """Send an event on the callback thread.
 
-        A stop waits for that thread only until its own timeout, so an observer that never returns cannot
-        block it.
+        A stop waits for that thread only until the stop's timeout, so an observer that never returns cannot
+        block the stop.
         """
         under = copy_context().run
         self.callbacks.run_later(lambda: under(self._setup.publish_event, event))

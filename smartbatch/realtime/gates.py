@@ -171,8 +171,8 @@ class Gates:
         """End the quota's part of ``permit``. Only the quota's own lock is needed.
 
         A success is charged for its tokens, a refusal starts or extends a cooldown, an unsent call returns
-        everything, and any other failure is charged for the tokens it used. Limits reported in the answer are
-        learned.
+        everything, and any other failure is charged for the tokens it used. The quota follows limits reported
+        in the answer.
         """
         demand, reservation, quota = permit.demand, permit.reservation, permit.lane.quota.quota
         reported = used.limits if ending is not Ending.REFUSED else None

@@ -242,7 +242,7 @@ class LaneFactory:
         return lane
 
     def _packs(self, provider: Provider) -> bool:
-        """Providers that can share calls themselves are not packed."""
+        """Requests to providers that can share calls themselves are not packed."""
         return self._config.packing and self._config.max_batch_size > 1 >= provider.capabilities.max_shared
 
     def _build(

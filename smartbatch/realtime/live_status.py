@@ -17,7 +17,7 @@ from smartbatch.realtime.ticket import Ticket, TicketState
 from smartbatch.types import Priority
 
 _MAX_SEARCHED = 10_000
-"""How many of the oldest requests are searched for the longest waits; this takes about a millisecond."""
+"""Number of oldest requests that are searched for the longest waits; the search takes about a millisecond."""
 
 _MINUTE_SECONDS = 60.0
 

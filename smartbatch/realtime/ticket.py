@@ -90,7 +90,7 @@ def _nothing(*_: object) -> None: ...
 
 
 class ResultFuture(Future[Result[T]]):
-    """A ``concurrent.futures.Future`` whose callbacks run on a thread of their own.
+    """A ``concurrent.futures.Future`` whose callbacks run on a separate thread.
 
     A callback may therefore block, wait for another future, submit a request, or stop the client without
     blocking a worker. A callback added to a complete future runs immediately on the caller's thread, as in

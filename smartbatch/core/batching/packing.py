@@ -196,7 +196,7 @@ class BatchCompiler:
             check = drawn[:CHECK_LETTERS]
             if check not in text and not any(check in other for other in words):
                 words.append(drawn)
-        raise ValueError("the random source for the ids of a pack keeps returning the same")
+        raise ValueError("the random source for the ids of a pack keeps returning the same value")
 
 
 def split(packed: Packed, text: str) -> list[str | None]:

@@ -220,7 +220,7 @@ class _LineFit:
 class Crosscheck:
     """Compares the lines of one shard with each other, if there are at least 20.
 
-    Observe all lines before judging any. It uses 24 bytes per line.
+    All lines must be observed before any is judged. Uses 24 bytes per line.
     """
 
     NEEDED = 20  # minimum number of lines before any is reported as suspicious

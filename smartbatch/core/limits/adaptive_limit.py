@@ -344,7 +344,7 @@ class AdaptiveLimit:
 
     @property
     def sending_rate(self) -> float:
-        """Calls per second at which calls are spaced now, cruising or probing; 0 if unknown."""
+        """Current rate, in calls per second, at which calls are spaced, cruising or probing; 0 if unknown."""
         return 0.0 if self._paced is None else self._paced.bucket.rate
 
     def look(self, now: float, in_flight: int) -> float:

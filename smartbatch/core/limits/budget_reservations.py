@@ -114,7 +114,7 @@ class JobReservations:
                 self._guard(lambda: self.budget.release(held))
 
     def _hold_back(self, reservation: NewReservation) -> bool:
-        """Return False if more has to be leased first."""
+        """Return False if more money has to be leased first."""
         reservation.usd = self.budget.obtainable(reservation.usd)
         if reservation.usd and not self.budget.fits(reservation.usd):
             return False

@@ -85,7 +85,9 @@ _MIN_WEIGHT = 1.0 - math.exp(-1.0 / _RATE_SECONDS)
 """Calls within less than a second count as if they took a whole second."""
 
 _STEADY_SECONDS = 60.0
-"""Seconds of an outage during which probes keep that rate; later the interval grows with the outage."""
+"""Seconds of an outage during which probes keep the rate set by :data:`_PROBED_SHARE`; later, the interval
+grows with the outage.
+"""
 
 
 FOLLOWED_OUTAGE = "another process found it failing"

@@ -139,7 +139,7 @@ class Suspension:
         return max(now, self._until)
 
     def begin(self, now: float, *, longest: bool = False) -> float:
-        """``longest`` skips the doubling."""
+        """Begin a suspension and return its seconds; ``longest`` makes it as long as possible."""
         seconds = self.MAX_SECONDS if longest else self._next
         self._next = min(2 * self._next, self.MAX_SECONDS)
         self._until = now + seconds
@@ -147,7 +147,7 @@ class Suspension:
         return seconds
 
     def end(self, now: float) -> bool:
-        """Return True once per suspension."""
+        """Begin a trial if the suspension is over; return True once per suspension."""
         if not self.active or now < self._until:
             return False
         self.active, self.trial = False, True

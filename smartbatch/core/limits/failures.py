@@ -103,7 +103,7 @@ class Classifiers:
     """The user's classifiers, in order; the first that does not return ``None`` decides.
 
     A classifier that raises or returns anything else is skipped, because it must not turn one failed call
-    into a failed client. A note on the error names it.
+    into a failed client. A note added to the error names the classifier.
 
     Args:
         chain: in the order in which they are called.
@@ -170,7 +170,7 @@ def pattern_of(message: str) -> str:
 STOPPING_FAILURES: Final = 20
 """Number of completed requests that must all fail in the same way for a list to stop."""
 _REPEATING_KINDS: Final = _PERMANENT_KINDS | {ErrorKind.CLIENT_ERROR}
-"""Kinds of errors that every request of a list will get if the first ones all did."""
+"""Kinds of errors with which every request of a list will fail if the first ones all did."""
 _REASONS: Final = {
     401: "the API key was rejected (401)",
     402: "the account has no credit (402)",
@@ -201,7 +201,7 @@ class EqualFailures:
         if self._decided or isinstance(error, RequestCancelled | ClientClosed):
             return False
         if not isinstance(error, ProviderError) or error.kind not in _REPEATING_KINDS:
-            self._decided = True  # an answer, or an error that the next request may not meet
+            self._decided = True  # an answer, or an error that the next request may not get
             return False
         if self._first is None or (_is_refusal(self._first) and self._first.kind is error.kind):
             self._first = error

@@ -136,7 +136,7 @@ class LimitLease:
         self._cool_until = -math.inf
         self._safe: dict[int, Bucket] = {}
         self.others = (0.0, 0.0)  # calls of others answered and refused between the last two exchanges
-        self._recent: list[tuple[float, list[float]]] = []  # time and ``LeaseGrant.then`` of each
+        self._recent: list[tuple[float, list[float]]] = []  # time and ``LeaseGrant.then`` of recent exchanges
 
     @property
     def members(self) -> int:
@@ -219,7 +219,7 @@ class LimitLease:
 
     @property
     def is_lacking(self) -> bool:
-        """Whether a call needs more than has been leased since."""
+        """Whether a waiting call needs more than has been leased."""
         return self._lacking is not None
 
     def due(self, now: float) -> float:

@@ -180,7 +180,7 @@ class ReportedBucket:
     def learn(self, reading: LimitReading, trace: SentAround, now: float, *, alone: bool = True) -> None:
         """Follow a report. Only a process that is ``alone`` can infer from it how much the server charges per
         call."""
-        if trace.order < self._last_order:  # an older call than the last report's
+        if trace.order < self._last_order:  # the call is older than that of the last report
             return
         self._last_order = trace.order
         if reading.limit is not None and reading.limit != self.limit:

@@ -166,7 +166,7 @@ class EnforcementCheck:
 
 
 class ReportedLimits:
-    """The limits reported so far. False if there are none, so that nothing is delayed."""
+    """The limits reported so far. In a boolean context, False if there are none; nothing is delayed then."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, ReportedBucket] = {}

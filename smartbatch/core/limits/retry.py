@@ -108,8 +108,9 @@ _BREAKER_SHARE = 15.0 / 16.0
 """Share of a request's tries as unlikely as the consecutive failures that open the circuit breaker."""
 
 _MAX_DELAY_FACTOR = 2.0
-"""Maximum delay while other calls succeed, in latencies, or in initial delays of the policy if those are
-shorter."""
+"""Maximum delay while other calls succeed, as a multiple of their latency or of the policy's initial delay,
+whichever is shorter.
+"""
 
 
 def decide(

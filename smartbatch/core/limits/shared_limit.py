@@ -29,10 +29,10 @@ def nothing() -> list[float]:
 
 class QuotaKind(enum.Enum):
     RATE = "rate"
-    """It refills, and the units leased by a dead process are returned."""
+    """Refills, and the units leased by a dead process are returned."""
 
     BUDGET = "budget"
-    """It does not refill, and the units leased by a dead process stay taken."""
+    """Does not refill, and the units leased by a dead process stay taken."""
 
     ENQUEUED = "enqueued"
     """All units that no process holds are available, like the tokens that an account may enqueue at a
@@ -126,20 +126,21 @@ GONE_SECONDS = 15.0
 """Seconds without an exchange after which a process counts as dead and its lease is returned."""
 
 ENQUEUED_GONE_SECONDS = 3600.0
-"""The same for the tokens that a store has enqueued at the provider, because the batches of a dead process
-keep running."""
+"""Like :data:`GONE_SECONDS`, for the tokens that a store has enqueued at the provider; longer, because the
+batches of a dead process keep running.
+"""
 
 PRECEDENCE_SECONDS = 2.0
 """Seconds for which a process that got too little takes precedence over later ones; it asks again sooner."""
 
 SLICES_PER_PROCESS = 4.0
-"""A slice is at most the limit divided by the number of processes and by this."""
+"""A slice is at most the limit divided by the number of processes and by this factor."""
 
 ADVANCE_SECONDS = 1.0
 """Seconds of refill granted in advance to a process that is alone, because its own buckets limit it."""
 
 MONEY_SLICES_PER_PROCESS = 2.0
-"""A slice of money is at most the remainder divided by the number of processes and by this."""
+"""A slice of money is at most the remainder divided by the number of processes and by this factor."""
 
 ACCOUNT_SECONDS, EMPTY_ACCOUNT_SECONDS = 7 * 86_400.0, 60.0
 """Seconds without an exchange before a client's account is deleted: if it holds money, and if it holds none.
@@ -167,7 +168,8 @@ TURN_SECONDS = 5.0
 
 _SLACK, _MONEY_SLACK = 1e-3, 1e-10
 """Units of a rate and USD of a budget that may be missing because of rounding, so that a process is not
-refused at the time it was told to ask again."""
+refused at the time at which it was to ask again.
+"""
 
 
 @define
@@ -215,7 +217,7 @@ class SharedRecord:
 
 
 class LateExchange(Exception):
-    """An exchange arrived after a later one of its client, which had given it up."""
+    """An exchange that arrived after a later one of the same client, which had given it up."""
 
 
 def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
