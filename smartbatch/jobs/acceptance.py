@@ -86,7 +86,7 @@ class Items:
         return self._digest.value()
 
     def policy(self) -> JobPolicy:
-        """Must be called after all rows are read."""
+        """Return the policy of the job, known once all rows have been read."""
         policy = evolve(self._job.policy, models=tuple(sorted(self._models)))
         return policy if self._within is None else evolve(policy, budget=self._within(self._most))
 

@@ -258,7 +258,8 @@ class JobBudget:
         return fitting
 
     def _committed_locked(self) -> float:
-        """USD already spent, or that calls in flight can still spend, including abandoned ones."""
+        """Return the USD that are spent or that calls in flight, including abandoned ones, can still
+        spend."""
         used = self.calls.spent + self.calls.unconfirmed
         return used + max(self.calls.reserved, sum(self._under_way.values()))
 

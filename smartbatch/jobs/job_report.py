@@ -148,7 +148,7 @@ def _result(row: ResultRow, job_id: str) -> Result:
 
 
 def _parameters(row: JobRow) -> tuple[tuple[str, str], ...]:
-    """Parameters that may contain a prompt are left out."""
+    """Return the parameters of a job, without those that may contain a prompt."""
     try:
         shared = decode_params(row.params)
     except StoreError:

@@ -424,7 +424,7 @@ class JobSubmission:
         return len(head) < least, chain(head, rows)
 
     def _longest_wait(self, job: Job) -> float:
-        """Default timeout in seconds."""
+        """Return the default timeout in seconds."""
         row = self._engine.store.jobs.get(job.id)
         deadline = None if row is None else row.policy.deadline
         left = 0.0 if deadline is None else deadline - self._engine.wall()

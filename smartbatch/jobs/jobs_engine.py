@@ -289,7 +289,7 @@ class JobsEngine:
     # -- status and results ----------------------------------------------------------------------------------
 
     def refresh_interval(self, job_id: str) -> float:
-        """Seconds until the next read of a job whose change was not published."""
+        """Return the seconds after which a job is read again if no change is published."""
         supervisor = self._supervisor
         own = supervisor is not None and supervisor.owns(job_id)
         return OWN_JOB_POLL_SECONDS if own else min(OTHERS_JOB_POLL_SECONDS, self._config.batch_poll_interval)

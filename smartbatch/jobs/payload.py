@@ -169,7 +169,7 @@ def context_of(data: bytes) -> Any:
 
 
 def model_of(data: bytes) -> str | None:
-    """The name has no provider prefix."""
+    """Return the model of an encoded request, without the provider prefix."""
     return _read(data, lambda form: form.get("model")) if b'"model"' in data else None
 
 

@@ -480,7 +480,7 @@ class RetriedRows:
 
 
 def actor(by: str | None) -> str:
-    """Default to the user and machine of this process."""
+    """Return the given user, by default the user and machine of this process."""
     if by is None:
         try:
             user = getpass.getuser()

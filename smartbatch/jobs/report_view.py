@@ -130,7 +130,7 @@ class SeenResults:
     is_whole: bool = True  # false for a sample of the results
 
     def count(self, result: Result) -> None:
-        """Must not be called with results that share the answer of an identical request."""
+        """Add a result. Results that share the answer of an identical request must not be counted here."""
         usage = result.usage
         self.dropped.update(result.dropped)
         self.estimated += usage.estimated
@@ -146,7 +146,7 @@ class SeenResults:
 
 
 def _by_route(sample: Iterable[RequestFigures]) -> dict[str, list[RequestFigures]]:
-    """Most frequent route first."""
+    """Group the sample by route; the most frequent route comes first."""
     groups: dict[str, list[RequestFigures]] = {}
     for each in sample:
         groups.setdefault(each.route, []).append(each)

@@ -173,12 +173,12 @@ _WIRE_ID = re.compile(r"([0-9A-Za-z]{22})-([0-9A-Za-z]{1,6})")
 
 
 def new_nonce(rng: Random) -> str:
-    """128 random bits as 22 characters of base62."""
+    """Return 128 random bits as 22 characters in base62."""
     return _base62(rng.getrandbits(128)).rjust(22, "0")
 
 
 def wire_id(nonce: str, position: int) -> str:
-    """The id of the request at ``position``, from 0."""
+    """Return the id of the request at ``position``, counted from 0."""
     return f"{nonce}-{_base62(position)}"
 
 

@@ -221,7 +221,7 @@ class JobRuntime:
     wall: SteadyWall  # Unix seconds for deadlines and pauses, unaffected by changes to the machine's clock
     prices: PriceBook
     limits: StepLimits
-    # None if this process lacks the job's key: only steps that need no provider then run
+    # None if this process lacks the job's key; then only steps that need no provider run
     provider_of: Callable[[JobRow], Provider | None]
     pause_of: Callable[[str], Pause | None]  # the pause of a provider:model, as far as this process knows
     publish_event: Callable[[Event], None]  # publishes an event, but the end of a job only once

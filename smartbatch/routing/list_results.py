@@ -233,7 +233,7 @@ class ListResults(Iterator[Result]):
             raise
 
     def __del__(self) -> None:
-        """Close the display on another thread, because the collected object's thread may hold any lock."""
+        """Close the display on another thread, because the current thread may hold any lock."""
         if self._facts.display.is_open:
             run_after_collection(self._facts.display.close)
 

@@ -125,7 +125,7 @@ def row_count(table: Any) -> int:
 
 
 def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
-    """Return a table or a list of rows, of the same type, with the answers as additional columns.
+    """Return a table or list of rows of the same type, with the answers as additional columns.
 
     An answer column with the name of an existing column is called ``result_…``. With several answers per
     prompt, the prompt's row is repeated for each.

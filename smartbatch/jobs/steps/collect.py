@@ -356,5 +356,5 @@ def _paths(step: Step, shard: ShardRow, remote: RemoteBatch | RemoteProgress) ->
 
 
 def ran_to_completion(shard: ShardRow) -> bool:
-    """Neither cancelled nor expired, so every request was processed."""
+    """Whether the batch was neither cancelled nor expired, so that every request was processed."""
     return shard.remote.state is RemoteState.COMPLETED

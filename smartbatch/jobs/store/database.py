@@ -153,7 +153,7 @@ def position(no: int) -> int:
 
 
 def encoded(text: str | None) -> bytes | None:
-    """Any character is allowed, including lone surrogates and NUL."""
+    """Encode text that may contain any character, including lone surrogates and NUL."""
     return None if text is None else text.encode("utf-8", "surrogatepass")
 
 
@@ -178,7 +178,7 @@ def ascii_json(value: Any) -> str:
 
 
 def packed(positions: Iterable[int]) -> bytes:
-    """Four bytes per position, little-endian."""
+    """Encode each position in four bytes, little-endian."""
     return _little(array("I", positions)).tobytes()
 
 

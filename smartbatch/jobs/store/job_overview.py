@@ -114,7 +114,7 @@ class JobOverview:
         return {no: AcceptedForecast(p50, p95) for no, p50, p95 in rows}
 
     def count(self, state: JobState) -> int:
-        """The result is at most :data:`MAX_COUNTED` + 1."""
+        """Return the number of jobs in a state, at most :data:`MAX_COUNTED` + 1."""
         counted = "SELECT count(*) FROM (SELECT 1 FROM job WHERE state = ? LIMIT ?) AS counted"
         [(found,)] = self.db.rows(counted, state.value, MAX_COUNTED + 1)
         return int(found)
