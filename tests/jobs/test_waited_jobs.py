@@ -96,7 +96,7 @@ def test_a_job_is_waited_for_until_its_deadline_or_longer(client_of, clock, stor
 
 def test_waiting_ends_and_the_job_goes_on(client_of, remote, store):
     client = client_of(remote, store=store, batch_threshold=1, batch_timeout=50.0)
-    with pytest.raises(JobTimeout, match=r"continues.*smartbatch.job") as caught:
+    with pytest.raises(JobTimeout, match=r"stays in the store.*smartbatch.job") as caught:
         client.submit_and_wait(["a", "b"], key="k", batch_fallback="batch")
     assert caught.value.job_id == client.job("k").id
     assert client.submit_and_wait(["a", "b"], key="k", timeout=LONG).texts == ["by batch: a", "by batch: b"]
