@@ -61,11 +61,11 @@ class Clock(Protocol):
     """Time, monitors, and the number of running threads, which virtual time needs."""
 
     def now(self) -> float:
-        """Monotonic seconds; only differences are meaningful."""
+        """Return monotonic seconds; only differences are meaningful."""
         ...
 
     def wall(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         ...
 
     def monitor(self, lock: threading.Lock | None = None) -> Monitor:
@@ -81,11 +81,11 @@ class Clock(Protocol):
         ...
 
     def began(self) -> None:
-        """Mark the start of that work, on its thread."""
+        """Mark the start of work counted by :meth:`spawned`, on its thread."""
         ...
 
     def ended(self) -> None:
-        """Mark the end of that work, on its thread."""
+        """Mark the end of such work, on its thread."""
         ...
 
     def unspawned(self) -> None:
@@ -168,7 +168,9 @@ class SteadyWall:
         return self._clock.now() + self._offset + _slept(self._clock) - self._slept
 
     def ahead(self) -> float:
-        """Seconds the wall clock has been set ahead since the first reading; negative if it was set back."""
+        """Return the seconds by which the wall clock was set ahead since the first reading; negative if it
+        was set back.
+        """
         return self._clock.wall() - self()
 
 

@@ -135,14 +135,14 @@ class SqliteConnections:
         return self._write_lock
 
     def reader(self) -> sqlite3.Connection:
-        """The caller must hold the lock of :meth:`reading`."""
+        """Return the read connection. The caller must hold the lock of :meth:`reading`."""
         if self._reader is None:
             self._reader = self._connect()
             self._reader.execute("PRAGMA query_only = ON")
         return self._reader
 
     def writer(self) -> sqlite3.Connection:
-        """The caller must hold the lock of :meth:`writing`."""
+        """Return the write connection. The caller must hold the lock of :meth:`writing`."""
         self._writing_thread = threading.get_ident()
         if self._writer is None:
             self._writer = self._connect()

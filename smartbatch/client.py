@@ -184,7 +184,9 @@ class BatchingClient:
         return self.submit(prompt, **params)
 
     def submit_background(self, prompt: Prompt, **params: Unpack[SubmitParams[T]]) -> ResultFuture[T]:
-        """Like :meth:`submit`, but after all more urgent requests; as a batch if ``deferrable`` allows it."""
+        """Like :meth:`submit`, but send the request after all more urgent ones, or in a batch if
+        ``deferrable`` allows it.
+        """
         params.setdefault("priority", "deferrable")
         return self.submit(prompt, **params)
 
@@ -290,7 +292,9 @@ class BatchingClient:
         ordered: bool = False,
         **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
-        """Like :meth:`map`, in order of arrival. Use each request's ``context`` to identify it."""
+        """Like :meth:`map`, but yield results in order of arrival. Use each request's ``context`` to identify
+        it.
+        """
         options = ReaderOptions(on_error, on_progress, progress, ordered)
         return self._running.routing.map_results(prompts, params, self, options)
 

@@ -298,7 +298,8 @@ class BatchingConfig:
         environ: Mapping[str, str] = os.environ,
         **overrides: Unpack[Settings],
     ) -> BatchingConfig:
-        """Return the settings: ``overrides`` win over ``SMARTBATCH_<KEY>`` variables, these over ``file``.
+        """Return the settings. ``overrides`` take precedence over ``SMARTBATCH_<KEY>`` variables, and these
+        over ``file``.
 
         Args:
             file: TOML, or YAML if PyYAML is installed, with the keys at its top level, or a
@@ -417,7 +418,7 @@ def variable_of(key: str) -> str | None:
 
 
 def _contradictions(c: BatchingConfig) -> Iterator[str]:
-    """Each message names both settings and the change to make."""
+    """Yield a message for each contradiction, with both settings and the change to make."""
     for low, high in (
         ("min_batch_size", "max_batch_size"),
         ("batch_window", "max_wait"),
@@ -585,7 +586,7 @@ NEAR_SETTINGS = {
     "batch_size": "max_batch_size",
     "max_cost": "budget",
 }
-"""Names used by other libraries, with the name used here."""
+"""Names used by other libraries, with the corresponding names in this library."""
 _REQUEST_FIELDS = frozenset({"priority", "purpose", "context", "isolation_key"})
 """Fields of a request that clients and shortcuts do not accept."""
 

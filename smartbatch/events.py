@@ -38,7 +38,7 @@ class Event:
         return snake_case(type(self).__name__)
 
     def fields(self) -> dict[str, Any]:
-        """The event as plain JSON values, without user objects and text from providers."""
+        """Return the event as plain JSON values, without user objects and text from providers."""
         return asdict(self, value_serializer=_plain, filter=lambda each, _: each.name not in _LEFT_OUT)
 
 

@@ -87,7 +87,7 @@ class ClientSettings:
 
     config: BatchingConfig
     clock: Clock
-    rng: random.Random | None  # ``None``: one per process
+    rng: random.Random | None  # ``None`` for one per process
     model: OpenedModel
     fallback: OpenedModel | None  # used while the breaker of ``model`` is open
     preparer: RequestPreparer
@@ -306,7 +306,7 @@ class RunningState:
         bus = self._bus
         bus.subscribe_to_all(self.metrics)
         bus.subscribe(self.history, CallFinished)
-        bus.subscribe(self.advisor.batch_ended, BatchEnded)  # before forecasts learn from it
+        bus.subscribe(self.advisor.batch_ended, BatchEnded)  # before forecasts use it
         bus.subscribe(self.history.batch_ended, BatchEnded)
         bus.subscribe(self.routing.job_finished, JobFinished)
         shown = (CooldownStarted, LongWait, RetryScheduled, BreakerChanged, PauseChanged)

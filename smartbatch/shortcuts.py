@@ -146,8 +146,9 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
 
 
 def list_jobs(*, store: str | None = None, unfinished: bool = False, limit: int = 1000) -> list[Job]:
-    """Return the jobs of a store, newest first, including those of other models and processes. A restarted
-    notebook finds its jobs here: ``smartbatch.list_jobs()[0].results()`` resumes the newest.
+    """Return the jobs of a store, newest first, including those of other models and processes. After
+    a restart, a notebook finds its jobs this way: ``smartbatch.list_jobs()[0].results()`` resumes the newest
+    one.
 
     Args:
         store: see :func:`job`.

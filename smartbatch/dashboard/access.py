@@ -104,5 +104,5 @@ def _token_in_address(environ: WSGIEnvironment) -> str:
 
 
 def _cookie_name(environ: WSGIEnvironment) -> str:
-    """The name contains the port, because all ports of a machine share cookies."""
+    """Return the cookie's name. It contains the port, because all ports of a machine share cookies."""
     return f"smartbatch_token_{environ.get('SERVER_PORT', '')}"

@@ -230,7 +230,7 @@ def _set_limits(source: Source, request: ActionRequest) -> str:
 
 
 def _model(request: ActionRequest) -> tuple[str, str | None]:
-    """The model is ``None`` for all models of a provider (``provider:*``)."""
+    """Return provider and model; the model is ``None`` for all models of a provider (``provider:*``)."""
     provider, _, model = _text(request, "model").partition(":")
     return provider, None if model in ("", "*") else model
 

@@ -152,8 +152,8 @@ def _gain(
     cost: float | None,
     p50: float | None,
 ) -> _Gain:
-    """``used`` is the cost of the tokens actually used, at that route's price; ``cost`` and ``p50`` are its
-    forecast.
+    """Compare a decision with another route. ``used`` is the cost of the tokens actually used, at that
+    route's price; ``cost`` and ``p50`` are its forecast.
     """
     if one.route == other.value or p50 is None:
         return _Gain()

@@ -62,7 +62,7 @@ def page(source: Source, query: Query) -> Page:
 
 
 def filter_of(query: Query) -> JobFilter:
-    """An unknown state means all states."""
+    """Return the filter in a query; an unknown state means all states."""
     state, model = query.values.get("state", ""), query.values.get("model", "")
     return JobFilter(
         state=JobState(state) if state in {each.value for each in JobState} else None,
@@ -103,7 +103,7 @@ def _search_field(name: str, label: str, hint: str, query: Query) -> Field:
 
 
 def jobs_table(caption: str, lines: Sequence[JobRow], source: Source, query: Query) -> DataTable | None:
-    """Uses two queries for any number of jobs."""
+    """Return a table of jobs, using two queries for any number of jobs."""
     store = source.store
     if store is None or not lines:
         return None

@@ -137,7 +137,7 @@ def _action_row(action: Action, query: Query) -> tuple[Cell, ...]:
 
 
 def _times(store: SqlStore) -> tuple[list[_Durations], int]:
-    """Also return how many further pairs of model and route are left out."""
+    """Return the durations, and the number of further pairs of model and route that are left out."""
     found: dict[tuple[str, Route], _Durations] = {}
     names = store.facts.topics()
     for name in names[: 2 * MAX_MODELS]:

@@ -238,7 +238,7 @@ def _limit_row(lane: LaneStatus) -> tuple[Cell, ...]:
 
 
 def _used_of_limit(model: str, what: str, used: float, limit: float, left: float) -> tuple[Value, ...]:
-    """For a shared limit, include the part that no process has leased."""
+    """Return the used part of a limit; for a shared limit, also the part that no process has leased."""
     if not limit:
         return f"{used:,.0f}", "no known limit"
     bar = ProgressBar(f"{what} of {model} in the last minute", used, limit)
@@ -292,7 +292,7 @@ def _time_left(requests: int, sent: float) -> str | None:
 
 
 def _rates(source: Source, status: RealtimeStatus) -> tuple[Part, ...]:
-    """The current minute comes last."""
+    """Return charts of calls and tokens per minute; the current minute comes last."""
     minute = source.now() // MINUTE * MINUTE
     calls = [(each.at, float(each.calls)) for each in status.minutes if each.at < minute]
     tokens = [(each.at, float(each.tokens)) for each in status.minutes if each.at < minute]
@@ -366,7 +366,7 @@ def _failures(shared: SharedView) -> tuple[Part, ...]:
 
 
 def _processes(shared: SharedView) -> tuple[Part, ...]:
-    """Ended processes are collapsed."""
+    """Return tables of processes; the table of ended processes is collapsed."""
     processes = shared.found.processes
     shown = [one for one in processes if not one.ended]
     ended = [one for one in processes if one.ended]

@@ -26,7 +26,7 @@ class Query:
     root: str = ""  # mount path of the application, without a trailing slash
 
     def link(self, /, *path: str, **values: str | int | None) -> str:
-        """Values that are ``None`` or empty are left out."""
+        """Return an address in this application; values that are ``None`` or empty are left out."""
         given = {name: str(value) for name, value in values.items() if value not in (None, "")}
         place = "/".join([self.root, *(quote(part, safe="") for part in path or ("",))])
         return place + (f"?{urlencode(given)}" if given else "")

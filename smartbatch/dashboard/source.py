@@ -317,7 +317,7 @@ class Source:
         return stored if self._live is None else [*stored, *self._live.spending(since)]
 
     def participants(self) -> SharedView:
-        """Figures are about a second old."""
+        """Return the processes that share limits; their figures are about a second old."""
         return self._opened.get().shared.view()
 
 

@@ -212,7 +212,7 @@ def _exact(number: Any) -> Fraction | None:
     return Fraction(repr(number)) if isinstance(number, float) and isfinite(number) else None
 
 
-# the start of a prompt into which the library packed several
+# the start of a prompt into which the library packed several prompts
 _PACK = re.compile(r'\[\{"id": "[a-z2-7]{8}", "check": "[a-z2-7]{6}", "prompt": "')
 _WORD = re.compile(r"\s*\S+|\s+")
 

@@ -84,11 +84,11 @@ def _between(times: Sequence[Duration] | None, setting: Attribute[Any]) -> tuple
 class EmulatorSettings(BatchSettings):
     """The settings of an emulator. Times are seconds, or strings such as ``2s`` and ``500ms``.
 
-    Those of batches are in :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
+    The settings of batches are in :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
 
     Args:
         latency: median seconds until an answer (or until a stream's first event).
-        latency_sigma: sigma of the lognormal distribution around it; 0 makes all latencies equal.
+        latency_sigma: sigma of the lognormal distribution of latencies; 0 makes all latencies equal.
         per_token: additional seconds per output token.
         flex: whether the models have the flex tier; if not, requests for this tier fail.
         flex_slower: factor on the latency of answers in the flex tier.

@@ -245,7 +245,7 @@ class _ListRun:
     _units: deque[tuple[Unit, Sequence[Prompt]]] = field(factory=deque)
 
     def results(self, rows: Sequence[Prompt]) -> Iterator[Result[Any]]:
-        """If the caller stops early, unsent units are cancelled in the store."""
+        """Yield the results in order. If the caller stops early, unsent units are cancelled in the store."""
         # 1. The store has the list as a batch job.
         batch = f"{self._key}/batch"
         if self._is_stored(batch):

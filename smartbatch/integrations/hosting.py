@@ -91,7 +91,7 @@ def with_time_left(
 
 @frozen
 class _LimitedClient:
-    """A client whose waiting methods respect a time limit, except calls with one of :data:`_OWN_TIME`."""
+    """A client whose waiting methods respect a time limit, unless a keyword in :data:`_OWN_TIME` is given."""
 
     _client: BatchingClient
     _limit: TimeLimit

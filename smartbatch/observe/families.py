@@ -98,7 +98,7 @@ def live_families(found: Participants) -> Iterator[tuple[Family, Values]]:
 
 
 def _of_models(living: list[RealtimeStatus], models: set[str]) -> Iterator[tuple[Family, Values]]:
-    """If limits differ between processes, the lowest applies."""
+    """Yield figures by model. If limits differ between processes, the lowest applies."""
     lanes = [lane for one in living for lane in one.lanes if lane.model in models]
     for name, family in _LIMITS.items():
         known: dict[str, list[float]] = {}

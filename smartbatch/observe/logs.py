@@ -131,7 +131,7 @@ def get_logger(logger: EventLogger | logging.Logger | None = None) -> EventLogge
 
 
 def warn(name: str, /, **fields: str) -> None:
-    """Log an error that no request and no job reports, if logging is on.
+    """If logging is on, log an error that no request or job reports.
 
     An exception raised by logging itself, for example because the disk is full, goes to the standard logger,
     and the caller continues.
@@ -197,9 +197,10 @@ def user_errors_left() -> None:
 
 
 def alarm(text: str, *, lost: bool = False) -> None:
-    """Report that paid answers are or may be lost, even if logging is off.
+    """Report that paid answers are lost or may be lost, even if logging is off.
 
-    The standard logger ``smartbatch`` logs this as a warning, or as an error if they are lost.
+    The standard logger ``smartbatch`` logs this as an error if the answers are ``lost``, otherwise as a
+    warning.
     """
     _log(logging.ERROR if lost else logging.WARNING, "%s", scrub(text))
 

@@ -151,7 +151,7 @@ class Count:
 
 @frozen
 class Events(Generic[_E]):
-    """The events of one class that ``only`` selects; all if it is ``None``."""
+    """The events of one class that ``only`` selects; all events of the class if ``only`` is ``None``."""
 
     event: type[_E]
     only: Callable[[_E], Any] | None = None

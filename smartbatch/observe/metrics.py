@@ -181,7 +181,7 @@ class MetricValues:
         return fresh
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Events of unknown classes are ignored."""
+        """Count events. Unknown classes are ignored."""
         by_class: dict[type[Event], list[Event]] = {}
         for event in events:
             by_class.setdefault(type(event), []).append(event)
@@ -323,7 +323,7 @@ class BatchMetrics:
             return sums
 
     def recent(self, wall: float) -> tuple[dict[str, CallCounts], tuple[MinuteOfCalls, ...]]:
-        """Return the calls of the last minute by model, and those of the last half hour by minute; a reset
+        """Return the calls of the last minute by model, and those of the last half hour by minute. A reset
         does not change them.
 
         Args:

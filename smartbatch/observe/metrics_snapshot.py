@@ -78,7 +78,7 @@ _called = Events(  # sent in a call, not answered by the call of an identical re
 _retry = Events(RetryScheduled)
 _results = Events(JobResultsStored)
 _batch_results = Events(JobResultsStored, lambda stored: not stored.in_realtime)
-"""Results of requests without events of their own."""
+"""Results of requests that have no separate events."""
 _choice = Events(RouteScored)
 
 
@@ -294,7 +294,7 @@ class MetricsSnapshot:
     )
 
     # calls
-    batches: int = counter("Calls started, including retries; each has one batch.", _started())
+    batches: int = counter("Calls started, including retries; each call sends one batch.", _started())
     shared_batches: int = counter("Batches of two requests or more.", _started_shared())
     failed_batches: int = counter("Calls that failed.", _failed_call())
     retried_batches: int = counter(
@@ -340,7 +340,7 @@ class MetricsSnapshot:
     cooldowns: int = counter("Pauses after a limit.", Events(CooldownStarted)())
     cooldown_seconds: float = counter("Announced length of the pauses, with overlaps counted once.")
     shared_limits_lost: int = counter(
-        "Times the store of a shared limit was unavailable.", Events(SharedLimitsLost)()
+        "Number of times the store of a shared limit became unavailable.", Events(SharedLimitsLost)()
     )
     limits_unshared: int = gauge("Limits that are not shared because their store is unavailable.")
     breaker_changes: dict[str, int] = counter(

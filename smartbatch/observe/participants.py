@@ -296,7 +296,9 @@ def with_figures(
     figures: MetricsSnapshot,
     recent: tuple[Mapping[str, CallCounts], tuple[MinuteOfCalls, ...]],
 ) -> RealtimeStatus:
-    """``recent`` has the calls of the last minute by model, and those of the last half hour by minute."""
+    """Return the status with current figures; ``recent`` has the calls of the last minute by model,
+    and those of the last half hour by minute.
+    """
     used, minutes = recent
     return evolve(
         status,
@@ -403,14 +405,14 @@ def text_of(one: Participant) -> str:
 
 
 def _plain(one: Any) -> dict[str, Any]:
-    """Leave out fields that have their default."""
+    """Leave out fields that have their default value."""
     plain = asdict(one, recurse=False)
     defaults = {name: attribute.default for name, attribute in fields_dict(type(one)).items()}
     return {name: value for name, value in plain.items() if value and value != defaults[name]}
 
 
 def participant_of(text: str, age: float) -> Participant | None:
-    """``None`` if the record is damaged or of a later version."""
+    """Read a stored record; return ``None`` if it is damaged or of a later version."""
     try:
         document = json.loads(text)
         if document["version"] > RECORD_VERSION:
@@ -426,6 +428,6 @@ def participant_of(text: str, age: float) -> Participant | None:
 
 
 def _made(kind: type[Any], document: dict[str, Any]) -> Any:
-    """Ignore unknown fields, which a later library may add."""
+    """Ignore unknown fields, which a later version of the library may add."""
     known = fields_dict(kind)
     return kind(**{name: value for name, value in document.items() if name in known})

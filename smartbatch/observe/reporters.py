@@ -147,7 +147,7 @@ def status_summary(snapshot: MetricsSnapshot) -> str:
 
 
 def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
-    """The text is empty if there is nothing to show."""
+    """Yield names with their texts; a text is empty if there is nothing to show."""
     yield (
         "requests",
         f"{s.submitted:,} submitted: {s.waiting:,} waiting, {s.in_flight:,} in flight, "

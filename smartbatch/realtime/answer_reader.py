@@ -167,6 +167,6 @@ def _cache_key(ticket: Ticket) -> bytes | None:
 
 
 def _takes_temperature(ticket: Ticket) -> bool:
-    """A request to a model with a fixed temperature contains 1 or no temperature."""
+    """Whether the model accepts a temperature: if it does not, the request has 1 or none."""
     given = ticket.submission.request.params.temperature
     return given not in (None, 1) or ticket.lane.provider.takes_temperature(ticket.lane.model)

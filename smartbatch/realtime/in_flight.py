@@ -67,7 +67,9 @@ def bill(lane: Lane, tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> 
 
 
 def _usages(tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> list[Usage | None]:
-    """An error of the whole call reports the tokens of all requests, which are split by prompt length."""
+    """Return the usage of each request. An error of the whole call reports the tokens of all requests; these
+    are split by prompt length.
+    """
     first = outcomes[0]
     usages = [None if outcome is None else outcome.usage for outcome in outcomes]
     if len(outcomes) == 1 or usages[0] is None or not isinstance(first, ProviderError):

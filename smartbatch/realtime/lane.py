@@ -336,5 +336,7 @@ class LaneFactory:
 
 
 def _place(provider: Provider) -> _Place:
-    """Several servers or accounts may have the same provider name and models."""
+    """Return the name and the scope, because several servers or accounts may have the same provider name and
+    models.
+    """
     return provider.name, provider.scope

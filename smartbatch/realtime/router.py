@@ -96,7 +96,7 @@ class ResponseRouter:
         self._rng = setup.rng
 
     def prepare(self, call: InFlightCall, now: float) -> list[Reading]:
-        """Determine how the call ended, add up usage and cost, learn token counts, and read the answers.
+        """Determine how the call ended, add up usage and cost, update token estimates, and read the answers.
 
         The worker owns the tickets, so no lock is needed.
         """

@@ -53,7 +53,7 @@ class Submission:
     # cache key for the requested model; None if it is not cached
     cache_key: bytes | None = None
     input_tokens: int = 0
-    tokens: int = 0  # expected input and output, as learned by its lane
+    tokens: int = 0  # expected input and output, as estimated by its lane
     reserve: float = 0.0  # maximum cost, USD
 
 

@@ -87,7 +87,7 @@ def _log_ticks(low: float, high: float, of_time: bool) -> list[float]:
 def scale(
     unit: AxisUnit, values: Iterable[float], start: float, end: float, *, is_log: bool = False
 ) -> ChartScale:
-    """The scale covers all values and is never empty."""
+    """Return a scale that covers all values and is never empty."""
     known = [value for value in values if math.isfinite(value) and (value > 0 or not is_log)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     if is_log:
@@ -154,7 +154,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 @singledispatch
 def drawing(chart: Chart) -> Drawing | None:
-    """``None`` if the chart has no data."""
+    """Return the drawing of a chart; ``None`` if the chart has no data."""
     raise TypeError(type(chart))
 
 

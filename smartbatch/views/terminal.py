@@ -66,7 +66,7 @@ def cells_of(text: str) -> int:
 
 
 def fitted(text: str, width: int) -> str:
-    """Cut a text to ``width`` cells; an ellipsis marks the cut."""
+    """Cut text to ``width`` cells; an ellipsis marks the cut."""
     if cells_of(text) <= width:
         return text
     kept, room = [], max(0, width - 1)
@@ -121,7 +121,7 @@ def _main_value(cell: Cell) -> Cell:
 
 
 def cell_text(cell: Cell, kind: Kind = "text") -> str:
-    """Several values are separated by commas."""
+    """Return the text of a cell; several values are separated by commas."""
     if isinstance(cell, tuple):
         return ", ".join(found for one in cell if (found := cell_text(one, kind)) != "-")
     return _value_text(cell, kind)

@@ -117,8 +117,8 @@ class PackRoom:
         """Reserve room for a request; return False and reserve nothing if it does not fit.
 
         Args:
-            prompt: its input tokens.
-            output: its output cap, or the expected tokens of its answer.
+            prompt: the request's input tokens.
+            output: the request's output cap, or the expected tokens of the answer.
         """
         prompts = self.prompts - prompt - ITEM_TOKENS
         left = self.output - _answer_room(output)

@@ -225,7 +225,9 @@ class GatherWindow:
     longest: float = 240.0  # maximum wait of any request in seconds
 
     def closes(self, count: int, opened: float, newest: float, leave_by: float) -> float:
-        """``leave_by`` is the time at which one of the requests has to be sent because of its timeout."""
+        """Return when the window closes. ``leave_by`` is the time at which one of the requests has to be sent
+        because of its timeout.
+        """
         if count >= self.most:
             return opened
         return min(newest + self.quiet, opened + self.longest, leave_by)

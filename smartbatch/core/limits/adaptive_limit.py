@@ -129,7 +129,7 @@ class _CallsInFlight:
         self.most, self.is_opening, self.cap, self._extra = math.inf, False, 0, None
 
     def open_from(self, calls: float, began: float, doubles_in: float) -> None:
-        """``began`` is infinite until the first call is sent."""
+        """Begin slow start with ``calls``; ``began`` is infinite until the first call is sent."""
         self.unlimit()
         self.most = self._first = max(1.0, calls)
         self.is_opening, self._began, self._doubles_in = True, began, doubles_in
@@ -485,7 +485,7 @@ class AdaptiveLimit:
         self._change()
 
     def share(self, accepted: float, refused: float, now: float, *, members: int, probes: bool) -> None:
-        """``accepted`` and ``refused`` count calls of the other processes since the last exchange."""
+        """Take calls of other processes into account: those since the last exchange, by outcome."""
         self._members = members
         if members > 1 and self._in_flight.is_opening and not self._sent:
             self._in_flight.open_from(FIRST_CALLS // members, math.inf, _DOUBLING_SECONDS)

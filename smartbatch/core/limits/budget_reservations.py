@@ -1,7 +1,8 @@
 """Money that a client's budget reserves for its jobs, from submission until they finish.
 
-A job has its own budget in the store, which applies to every process that runs it. Its remaining budget is
-reserved here, so that the job and the client's other requests together stay within the client's budget.
+A job has its own budget in the store, which applies to every process that runs it. The client's budget
+reserves what remains of it, so that the job and the client's other requests together stay within the
+client's budget.
 """
 
 from __future__ import annotations

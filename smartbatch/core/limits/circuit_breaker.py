@@ -136,7 +136,7 @@ class CircuitBreaker:
 
     @property
     def failure_share(self) -> float:
-        """The larger of two shares: of first calls, and of all calls of answered requests."""
+        """The larger share of failures: among first calls, or among all calls of answered requests."""
         firsts = max(self._quick_share, self._slow_share) - 1.0 / _SHORT_CALLS
         return max(0.0, firsts, self._answered_share - 1.0 / _SHORT_CALLS)
 

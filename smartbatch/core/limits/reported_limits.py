@@ -278,7 +278,9 @@ class ReportedLimits:
             self._check = EnforcementCheck(math.inf, over=True)
 
     def correct(self, now: float, call: Reservation, tokens: float, output: float | None) -> None:
-        """``output`` is ``None`` if unknown; its expected share is used then."""
+        """Correct the amounts taken by a call; if ``output`` is ``None`` (unknown), its expected share is
+        used.
+        """
         if output is None:
             output = tokens * call.output / call.tokens if call.tokens else 0.0
         expected, used = costs_of(call.tokens, call.output), costs_of(tokens, output)

@@ -71,8 +71,9 @@ class Findings:
 
 @frozen
 class Totals:
-    """A client's totals of a budget since its start. They show whether an exchange whose response was lost
-    was carried out, which differences could not."""
+    """A client's totals of a budget since its start. Unlike differences, they show whether an exchange whose
+    response was lost was carried out.
+    """
 
     number: int = 0  # number of the exchange, counted by the client
     drawn: float = 0.0  # USD leased

@@ -54,13 +54,13 @@ class Bucket:
         return now if level + _SLACK_UNITS >= need else now + (need - level) / self.rate
 
     def take(self, now: float, cost: float) -> None:
-        """The level may fall below zero."""
+        """Take ``cost`` units; the level may fall below zero."""
         if now > self.at:
             self.look(now, 0.0)
         self.level -= cost
 
     def return_surplus(self, now: float, surplus: float) -> None:
-        """A negative surplus takes more."""
+        """Return ``surplus`` units, or take more if it is negative."""
         if now > self.at:
             self.look(now, 0.0)
         level = self.level + surplus
@@ -82,7 +82,7 @@ def used_capacity(limit: float) -> float:
 
 
 def used_rate(limit: float) -> float:
-    """``limit`` is per minute."""
+    """Return the used units per second of a ``limit`` per minute."""
     return _USED_RATE_SHARE * limit / 60.0
 
 
@@ -122,7 +122,7 @@ class ConfiguredLimits:
         return self._latest != (None, None)
 
     def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
-        """A debt remains even if a limit is removed and set again."""
+        """Set the limits per minute; a debt remains even if a limit is removed and set again."""
         requests, tokens = self._latest
         self.requests = limit_bucket(requests, max_rpm, now, counted=True)
         self.tokens = limit_bucket(tokens, max_tpm, now)

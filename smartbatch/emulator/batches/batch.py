@@ -203,7 +203,7 @@ class StoredBatch:
         self.stop_at, self.ended_at, self.final = now, now + seconds, "cancelled"
 
     def create_event(self, now: float, outcome: str) -> dict[str, Any]:
-        """Return the ledger event of its create call. :class:`BatchRecord` lists the outcomes."""
+        """Return the ledger event of the batch's create call. :class:`BatchRecord` lists the outcomes."""
         return {
             "batch": self.id,
             "event": "create",
@@ -249,7 +249,7 @@ class StoredBatch:
         return "running" if now < plan.finalizing else "finalizing"
 
     def snapshot(self, now: float) -> BatchSnapshot:
-        """Return its state at ``now``. Lines that are due but have not been run count as succeeded."""
+        """Return the state at ``now``. Lines that are due but have not been run count as succeeded."""
         state, plan, due = self.state(now), self.timeline, self.due(now)
         ended = now >= self.ended_at
         succeeded = due - sum(ran.error is not None for ran in self.ran)
@@ -301,7 +301,7 @@ class StoredBatch:
         ]  # fmt: skip
 
     def _file_ids(self, succeeded: int) -> tuple[str | None, str | None]:
-        """Return the IDs of its result files, which never change. Gemini has one file."""
+        """Return the IDs of the result files, which never change. Gemini has one file."""
         if self.api == "gemini":
             return f"batch-{self.rng.identity('results', self.id, 'all')}", None
         output_id, error_id = (

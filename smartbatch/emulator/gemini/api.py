@@ -45,7 +45,7 @@ _FINISH_REASONS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 
 
 def generate(model: str, fields: Mapping[str, Any], *, stream: bool = False, sse: bool = False) -> ModelCall:
-    """Parse a ``generateContent``.
+    """Parse a ``generateContent`` call.
 
     Args:
         stream: True for ``streamGenerateContent``.
@@ -59,13 +59,13 @@ def embed(model: str, fields: Mapping[str, Any]) -> ModelCall:
 
 
 def generate_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
-    """Parse a request of a ``batchGenerateContent``."""
+    """Parse one request of a ``batchGenerateContent`` call."""
     check_fields(request)
     return generate(model, request)
 
 
 def embed_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
-    """Parse a request of an ``asyncBatchEmbedContent``."""
+    """Parse one request of an ``asyncBatchEmbedContent`` call."""
     texts, dimensions = embedded_texts(model, {"requests": [{**request, "model": f"models/{model}"}]})
     return _GeminiEmbedding(model, texts[0], dimensions)
 
@@ -103,7 +103,7 @@ class _GeminiGeneration(ModelCall):
 
 
 class _GeminiEmbeddings(ModelCall):
-    """A ``batchEmbedContents``: one vector for each content."""
+    """A ``batchEmbedContents`` call: one vector for each content."""
 
     def __init__(self, model: str, texts: list[str], dimensions: int) -> None:
         self.model, self.prompt = model, "\n".join(texts)
@@ -118,7 +118,7 @@ class _GeminiEmbeddings(ModelCall):
 
 
 class _GeminiEmbedding(ModelCall):
-    """A request of an ``asyncBatchEmbedContent``: one content, one vector."""
+    """One request of an ``asyncBatchEmbedContent`` call: one content, one vector."""
 
     def __init__(self, model: str, text: str, dimensions: int) -> None:
         self.model, self.prompt, self.charge = model, text, count_tokens(text)

@@ -30,7 +30,8 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 MAX_LINES = 50_000
 MAX_BYTES = 200 * 1024 * 1024
-# lines of a file, its bytes, and the texts to embed in all its lines (OpenAI's guide to the Batch API)
+# maximum lines and bytes of a file, and maximum texts to embed in all its lines (OpenAI's guide to the Batch
+# API)
 MAX_INPUTS = 50_000
 _MAX_PROBLEMS = 100
 

@@ -32,7 +32,7 @@ from smartbatch.emulator.parsed_requests import (
 from smartbatch.emulator.provider_api import Parse
 from smartbatch.emulator.settings import EmulatorSettings
 
-# inputs of a call, tokens of an input, tokens of a call (OpenAI's API reference, embeddings)
+# maximum inputs per call, tokens per input and tokens per call (OpenAI's API reference, embeddings)
 MAX_TEXTS, MAX_TOKENS, MAX_CALL_TOKENS = 2048, 8192, 300_000
 MODEL_DIMENSIONS = {"text-embedding-3-large": 3072}  # vector lengths of models with a length other than 1,536
 

@@ -160,7 +160,7 @@ def _callable(named: Any) -> Any:
 
 @sync_and_async_middleware
 def time_limits(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Middleware that applies ``web_timeout`` under ASGI; under WSGI, signals do this without it."""
+    """Middleware that applies ``web_timeout`` under ASGI; under WSGI, signals apply it instead."""
     if not iscoroutinefunction(get_response):
         return get_response
 

@@ -1,4 +1,4 @@
-"""A model without a table that represents the store, so that Django has a name and a permission for it."""
+"""A model without a table. It represents the store, so that Django has a name and a permission for it."""
 
 from __future__ import annotations
 
