@@ -39,7 +39,7 @@ class JobWait:
     """One wait for a job.
 
     Args:
-        engine_of: returns the engine; called for each use, because a forked child has its own.
+        engine_of: returns the engine; called for each use, because a forked child has its own engine.
         total: number of requests of the job.
         seconds: maximum total time to wait for the job and the store; ``None`` for no limit.
     """

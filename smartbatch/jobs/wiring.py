@@ -188,7 +188,7 @@ class StepLimits:
     call_timeout: float = MINUTE  # of a small remote call
     transfer_timeout: float = HOUR  # of an upload, a download, or a create call that carries its input
     # A create call is not sent if its intent was stored longer ago than this: the process was frozen, and
-    # another one may own the job.
+    # another one may own the job by now.
     send_within: float = 5.0
     max_tries: int = 3  # times an item is sent before its failure is final
     # before results with missing lines are read again; each further pause is 4 times as long

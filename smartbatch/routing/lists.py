@@ -193,9 +193,9 @@ class ListRouter:
         when they are read.
         """
         if key is not None:
-            return f"The same call with key={key!r} continues, and pays for only what is missing"
+            return f"The same call with key={key!r} continues the list and pays for only what is missing"
         if self._config.cache is not None and not (decision is not None and decision.chosen.route.by_batch):
-            return "Their answers are in the cache: the same call again pays for only what is missing"
+            return "Their answers are in the cache, so the same call pays for only what is missing"
         return (
             "The same call pays for all of them again; "
             'with key="..." or cache="..." it would pay only for what is missing'

@@ -152,7 +152,7 @@ def _is_stuck(status: JobStatus) -> bool:
 
 
 def _combined(statuses: Sequence[JobStatus]) -> JobStatus:
-    """Combine the statuses of several jobs. The remaining time is that of the slowest."""
+    """Combine the statuses of several jobs. The remaining time is that of the slowest job."""
     if len(statuses) == 1:
         return statuses[0]
     open_ones = [status for status in statuses if not status.done]

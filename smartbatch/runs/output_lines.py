@@ -164,8 +164,8 @@ def mismatch(number: int, content: Line, keys: RowKeys) -> str | None:
 
 
 def figures_of(content: Line) -> Line:
-    """Return a line with numeric figures under their own names. CSV has strings instead, and a line from a
-    table has the figures in ``answers``.
+    """Return a line whose figures are numbers under their own names. In a line read from a table, they are in
+    ``answers``, and CSV contains them as strings.
     """
     if "answers" not in content:
         return content

@@ -161,10 +161,10 @@ def _is_confirmed(shard: ShardRow, read: collect.ResultTotals) -> bool:
 
 
 def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bool:
-    # 1. the results are gone: assume that they were processed
+    # 1. the results are gone: the callers handle this case separately
     if shard.remote.results_gone:
         return False
-    # 2. the batch ended on its own: all were processed
+    # 2. the batch ended on its own: all items were processed
     if collect.ran_to_completion(shard) and not shard.cancelled:
         return True
     # 3. it expired or was cancelled. Some providers omit the lines of requests that were not processed, some

@@ -143,7 +143,7 @@ class Step:
     ) -> ShardRow:
         """Record a failed remote call, and repeat it after a growing pause of at least ``at_least`` seconds.
 
-        ``note`` replaces the error's own message.
+        ``note`` replaces the error's message.
         """
         tries = shard.tries + 1
         wait = backoff(
