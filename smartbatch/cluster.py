@@ -33,10 +33,10 @@ from smartbatch.plan import Plan
 from smartbatch.types import Request, Result
 
 UNIT_ROWS = 100  # constant, so that repeating a call with the same key finds its units
-MAX_SENDS = 3  # per unit, if its workers close; if one dies, Dask tries three others each time
+MAX_SENDS = 3  # per unit, if its workers close; if a worker dies, Dask tries three others each time
 GRACE_SECONDS = 5.0  # time for calls in progress when a worker closes, and for workers to stop their clients
 RESUME_ADVICE = "nothing is lost: repeat the same call to resume"
-POLL_SECONDS = 0.5  # between checks for an interrupt
+POLL_SECONDS = 0.5  # time between checks for an interrupt
 NO_WORKERS_SECONDS = 5.0  # time before a warning that there are no workers
 _LOGGER = logging.getLogger("smartbatch")
 _LOST = (CommClosedError, distributed.CancelledError)

@@ -410,7 +410,7 @@ class RunningState:
                 until = max(end + STOP_STEP_SECONDS, self._clock.now() + MIN_STOP_STEP_SECONDS)
                 last = end + LAST_EVENTS_SECONDS
             self.history.hand_over()
-            if self._jobs is not None:  # after the requests, to store the answers that have arrived
+            if self._jobs is not None:  # after the requests, so that arrived answers are stored
                 self._jobs.engine.finish(until, self.history.save)
             self._callbacks.drain(max(0.0, last - self._clock.now()))
             self._callbacks.close()

@@ -115,9 +115,9 @@ def _calibration(figures: Sequence[StoredDecision]) -> tuple[Part, ...]:
 class _Gain:
     """Savings compared with another route; negative for a loss, ``None`` if unknown."""
 
-    usd: float | None = None  # from the tokens actually used
-    forecast_usd: float | None = None  # from the forecast, if the actual tokens are unknown
-    seconds: float | None = None  # from the forecast
+    usd: float | None = None  # computed from the tokens actually used
+    forecast_usd: float | None = None  # computed from the forecast, if the actual tokens are unknown
+    seconds: float | None = None  # computed from the forecast
     compared: int = 0  # number of decisions compared
 
     def __add__(self, other: _Gain) -> _Gain:

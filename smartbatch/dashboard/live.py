@@ -20,12 +20,12 @@ from smartbatch.dashboard.page import DEFAULT_REFRESH_SECONDS, Page
 from smartbatch.errors import SmartbatchError
 from smartbatch.views.html import live_parts
 
-HEARTBEAT_SECONDS = 2.0  # between comments in a silent stream, which detect closed browsers
-MAX_STREAM_SECONDS = 600.0  # after which the browser reconnects
-STOP_CHECK_SECONDS = 1.0  # between checks for a stop of the server
-WRITE_CHECK_SECONDS = 0.25  # between checks for writes to the store
-MIN_EARLY_LOOK_SECONDS = 5.0  # minimum between updates caused by writes
-RETRY_MILLISECONDS = 2_000  # before a browser reopens a broken stream
+HEARTBEAT_SECONDS = 2.0  # time between comments in a silent stream, which detect closed browsers
+MAX_STREAM_SECONDS = 600.0  # time after which the browser reconnects
+STOP_CHECK_SECONDS = 1.0  # time between checks for a stop of the server
+WRITE_CHECK_SECONDS = 0.25  # time between checks for writes to the store
+MIN_EARLY_LOOK_SECONDS = 5.0  # minimum time between updates caused by writes
+RETRY_MILLISECONDS = 2_000  # time before a browser reopens a broken stream
 
 
 @frozen

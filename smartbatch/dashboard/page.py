@@ -11,8 +11,8 @@ from attrs import field, frozen
 from smartbatch.dashboard.source import Source
 from smartbatch.views.model import Link, Links, View
 
-DEFAULT_REFRESH_SECONDS = 1.5  # between updates of an open page: changes appear within two seconds
-_MAX_DIGITS = 18  # per number in an address, so that databases accept it
+DEFAULT_REFRESH_SECONDS = 1.5  # time between updates of an open page: changes appear within two seconds
+_MAX_DIGITS = 18  # maximum digits of a number in an address, so that databases accept it
 Granted: TypeAlias = Literal["all", "read"]
 """What a visitor may do: view and act, or view only."""
 

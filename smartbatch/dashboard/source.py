@@ -256,7 +256,7 @@ class Source:
         self.client = client
         self.show_content = show_content
         self.clock = RealClock()
-        self.jobs = StoredJobs(self.config, self.clock)  # for actions
+        self.jobs = StoredJobs(self.config, self.clock)  # used for actions
         self._live: LiveSummaries | None = None
         if client is not None:
             known = weakref.ref(client)  # the client's observer must not keep the client alive
@@ -276,7 +276,7 @@ class Source:
         """The store; ``None`` if it does not exist yet, because reading creates no file.
 
         Raises:
-            StoreError, ConfigError: it cannot be used.
+            StoreError, ConfigError: the store cannot be used.
         """
         return self._opened.get().store() if self.file is None or os.path.exists(self.file) else None
 
@@ -287,7 +287,7 @@ class Source:
         return None if is_server(place) else place
 
     def written(self) -> int:
-        """Return a number that changes when the store's file is written to: the time of its log."""
+        """Return a number that changes when the store's file is written to: when its log was last changed."""
         with contextlib.suppress(OSError):
             if self.file is not None:
                 return os.stat(f"{self.file}-wal").st_mtime_ns

@@ -87,7 +87,7 @@ def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
         raise ConfigError(f"unknown log level {level!r}; use one of {', '.join(_LEVELS)}")
     filtering = structlog.make_filtering_bound_logger(number)
     if stream is None and structlog.is_configured():
-        # on top of the application's own filter and processors
+        # added to the application's filter and processors
         _enabled = structlog.wrap_logger(
             structlog.get_logger("smartbatch"), processors=[], wrapper_class=filtering
         ).bind()

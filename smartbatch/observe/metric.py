@@ -129,7 +129,7 @@ class Family:
     help: str
     label: str = ""  # empty for a single value
     kind: Kind = "Counter"
-    adds_up: bool = True  # over several processes, including ended ones
+    adds_up: bool = True  # whether values of several processes add up, including those of ended processes
 
 
 Values = Mapping[str, float]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 
 
-STEP_SECONDS = 10.0  # per counting step
+STEP_SECONDS = 10.0  # length of a counting step
 _MAX_STEPS = 180
 _MINUTE_SECONDS = 60.0
 _MAX_MODELS = 64  # models counted separately; calls of other models count only in totals
@@ -28,8 +28,8 @@ _MAX_MODELS = 64  # models counted separately; calls of other models count only 
 class CallCounts:
     calls: float = 0  # started
     requests: float = 0  # requests in these calls
-    input_tokens: float = 0  # of finished calls
-    output_tokens: float = 0  # of finished calls
+    input_tokens: float = 0  # tokens of finished calls
+    output_tokens: float = 0  # tokens of finished calls
 
     @property
     def tokens(self) -> float:
@@ -48,7 +48,7 @@ class MinuteOfCalls:
 
     at: float  # Unix seconds at which the minute began
     calls: float  # started
-    tokens: float  # of finished calls
+    tokens: float  # tokens of finished calls
 
 
 class RecentCalls:
@@ -124,7 +124,7 @@ def together(histories: Iterable[Iterable[MinuteOfCalls]]) -> tuple[MinuteOfCall
     return tuple(MinuteOfCalls(at, *found[at]) for at in sorted(found))
 
 
-RECORD_VERSION = 1  # of the record format; records of later versions are skipped
+RECORD_VERSION = 1  # version of the record format; records of later versions are skipped
 RECORD_SECONDS = 5.0  # seconds between records of a process
 ALIVE_SECONDS = 15.0  # seconds for which a process counts as alive after its last record
 RETENTION_SECONDS = 600.0  # seconds for which a process's last record is kept

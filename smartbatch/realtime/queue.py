@@ -84,7 +84,7 @@ class RequestQueue:
         self.abandoned: deque[ResultFuture] = deque()
         self.flushing = False  # windows are ignored
         self.closed: ClientClosed | None = None  # error for new requests; None while they are accepted
-        self._identical: dict[tuple[bytes, Budget | None], Ticket] = {}  # by fingerprint and payer
+        self._identical: dict[tuple[bytes, Budget | None], Ticket] = {}  # tickets by fingerprint and payer
         self._deadlines: list[tuple[float, int, Ticket, Waiter]] = []
         self.blocked = 0
 

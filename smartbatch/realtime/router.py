@@ -337,8 +337,8 @@ class ResponseRouter:
         if count.failures > 1:
             ticket.alone = ticket.alone or ticket.lane.shares
         if health.answered and (count.failures > 1 or lane.breaker.state is not BreakerState.CLOSED):
-            # after the others, so that a request that always fails neither delays them nor serves as every
-            # probe
+            # queued after the others, so that a request that always fails neither delays them nor serves as
+            # every probe
             ticket.key = latest_start(effects.now, ticket.request.priority, ticket.deadline)
         self._again(ticket, error, error.kind.value, effects, retry.delay, counted=retry.counted)
 

@@ -348,7 +348,7 @@ class Ticket:
         return "cancelled" if waiter is None else waiter.request_id
 
     def down_for(self, since: float, now: float) -> float:
-        """Return the seconds for which an outage that began at ``since`` has affected it."""
+        """Return the seconds for which an outage that began at ``since`` has affected the request."""
         waiter = next(iter(self.waiters), None)
         return now - (since if waiter is None else max(since, waiter.submitted))
 

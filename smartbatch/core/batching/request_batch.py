@@ -63,7 +63,8 @@ class Batch(Generic[T, R]):
     id: str  # names the batch in events and errors
     model: str  # ``provider:model``
     opened: float  # submission of its first request, monotonic seconds
-    key: Hashable = None  # common to its requests: isolation key and, for packed prompts, all parameters
+    # properties common to its requests: isolation key and, for packed prompts, all parameters
+    key: Hashable = None
     items: list[T] = field(factory=list)  # most urgent first
     tokens: int = 0  # estimated input and output tokens of all items
     # the packed prompt; None if each request is sent as it is

@@ -255,7 +255,7 @@ class CircuitBreaker:
             self._changes.append(self.open(FOLLOWED_OUTAGE, now, rng))
             self._unverified = True
             return True
-        if not outage and self.state is _OPEN and self._error is None:  # it works again: probe now
+        if not outage and self.state is _OPEN and self._error is None:  # provider works again: probe now
             self._next = now
         return False
 

@@ -58,7 +58,7 @@ _KEPT_DEMAND_SHARE = 0.7
 """Share of an earlier, higher demand that each exchange keeps."""
 
 _LATE_SLOT_SECONDS = 0.25
-"""Seconds after its end during which a slot may still be used."""
+"""Seconds after the end of a slot during which it may still be used."""
 
 _SLACK_UNITS = 1e-3
 """Units that may be missing because of rounding."""

@@ -116,7 +116,8 @@ class ReportedBucket:
     ) -> None:
         self.limit = limit
         self.learned_at = now  # when the limit last changed
-        self.remaining, self.admitted = 0.0, -math.inf  # as last reported, and when that call was sent
+        # last reported remainder, and when the reported call was sent
+        self.remaining, self.admitted = 0.0, -math.inf
         self.uncharged = 0.0  # amount in flight at that time and charged later
         self.ends = -math.inf  # time of the reported reset
         self.is_window = False  # nothing refills before the reset

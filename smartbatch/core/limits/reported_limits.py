@@ -140,7 +140,7 @@ class KnownLimits:
     rates: Amounts  # units per second
     at_most: Amounts  # remaining, minus the amount sent since the report
     remaining: Amounts  # remaining at the latest answered call
-    admitted: float  # when that call was sent
+    admitted: float  # when the latest answered call was sent
 
 
 @define

@@ -282,7 +282,7 @@ class StoredBatch:
         )
 
     def result_files(self, now: float, retention: float) -> list[StoredFile]:
-        """Return its result files, except deleted ones.
+        """Return the result files, except deleted ones.
 
         Args:
             retention: seconds for which the files are kept after the batch has ended.

@@ -66,7 +66,7 @@ class BatchRandomness:
         if not rates:
             return frozenset()
         faults = set()
-        remaining: dict[str, float] = {}  # of each group: its number minus the rates compared so far
+        remaining: dict[str, float] = {}  # random number of each group, minus the rates compared so far
         for name, rate in rates.items():
             group = fault_group(name)[0]
             left = remaining[group] if group in remaining else self.uniform(group, *place)
