@@ -17,6 +17,7 @@ from smartbatch.emulator.settings import FAULTS
 from smartbatch.observe.families import OPERATED, REACHABLE, families_of, live_families, times_of
 from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 from smartbatch.observe.participants import Participants
+from smartbatch.providers.hosts import HOSTS
 
 HERE = Path(__file__).parent
 
@@ -89,6 +90,21 @@ def decisions_list() -> str:
     return "\n".join(entries)
 
 
+def hosts_table() -> str:
+    """Return the table of hosts."""
+    rows = ["| prefix | key | address | batches | price of a batch | prices |", "|---|---|---|---|---|---|"]
+    for host in HOSTS.values():
+        key = " or ".join(f"`{name}`" for name in host.key_variables) if host.needs_key else "none needed"
+        own = f"`{host.address}`" if host.address else "each account's own"
+        variables = " or ".join(f"`{name}`" for name in host.address_variables)
+        has_batches = host.batches is not None or host.api != "openai"
+        share = "by model" if host.batch_share is None else f"{host.batch_share:.0%} of real time"
+        prices = "in the price table" if host.price_id else "your own" if host.priced else "free"
+        batches = ("yes", share) if has_batches else ("no", "")
+        rows.append(f"| `{host.name}:` | {key} | {own}; {variables} | {' | '.join(batches)} | {prices} |")
+    return "\n".join(rows)
+
+
 def figures_table() -> str:
     """Return the table of Prometheus metrics."""
     one = {
@@ -114,6 +130,7 @@ PARTS = {
     "batch_faults": batch_faults_table,
     "actions": actions_table,
     "figures": figures_table,
+    "hosts": hosts_table,
     "run": lambda: options_tables("run"),
     "plan": lambda: options_tables("plan"),
     "jobs": lambda: options_tables("jobs"),

@@ -44,7 +44,7 @@ from smartbatch.observe.listeners import EventBus, UserWarnings
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.opentelemetry import record_content, under, with_telemetry
 from smartbatch.observe.participants import RealtimeStatus, with_figures
-from smartbatch.prices import PriceBook
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.providers.registry import OpenedModel, open_model, parse_model
 from smartbatch.realtime.engine import CallbackThread, stored_future
 from smartbatch.realtime.realtime import Realtime

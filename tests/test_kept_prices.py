@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from smartbatch.prices import PriceBook, Processing, RateCard
+from smartbatch.prices import Processing, RateCard
+from smartbatch.providers.price_book import PriceBook
 from tests.levels import sampled
 
 WALL = datetime(2026, 11, 20, 9, 30, tzinfo=UTC).timestamp()

@@ -13,7 +13,8 @@ from genai_prices import data_snapshot
 from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice, Provider
 
 from smartbatch.errors import ConfigError
-from smartbatch.prices import Price, PriceBook, RateCard
+from smartbatch.prices import Price, RateCard
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.types import Usage
 
 WALL = datetime(2026, 11, 20, 9, 30, tzinfo=UTC).timestamp()

@@ -72,7 +72,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # pure decisions
     "core": NOUNS | {"config", "prices", "tables", "views"},
     # adapters of APIs, and listeners to events
-    "providers": NOUNS | {"emulator"},  # only the simulated ones: see SIMULATED
+    "providers": NOUNS | {"prices", "emulator"},  # only the simulated ones use the emulator: see SIMULATED
     "observe": NOUNS | {"core", "config", "prices", "views"},
     # limits and budgets shared by processes
     "sharing": NOUNS | {"config", "core", "observe", "setting"},

@@ -106,13 +106,16 @@ def _imported() -> Iterator[Finding]:
 def _accounts() -> Iterator[Finding]:
     """A missing key is not reported as a problem."""
     from smartbatch.errors import ConfigError
-    from smartbatch.providers import registry
+    from smartbatch.providers.hosts import HOSTS
 
-    for prefix, variables in registry.VARIABLES.items():
-        known = [name for name in variables.keys if os.environ.get(name, "").strip()]
-        key = f"{known[0]} is set" if known else f"no key: {' or '.join(variables.keys)} is not set"
-        url = os.environ.get(variables.address, "").strip()
-        address = f"{_address(url)} ({variables.address})" if url else variables.usual
+    for prefix, host in HOSTS.items():
+        known = [name for name in host.key_variables if os.environ.get(name, "").strip()]
+        missing = (
+            f"no key: {' or '.join(host.key_variables)} is not set" if host.needs_key else "needs no key"
+        )
+        key = f"{known[0]} is set" if known else missing
+        given = [name for name in host.address_variables if os.environ.get(name, "").strip()]
+        address = f"{_address(os.environ[given[0]].strip())} ({given[0]})" if given else host.usual_address
         try:
             _check_account(prefix, has_key=bool(known))
         except ConfigError as error:

@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _providers(prices: Any) -> Iterator[dict[str, Any]]:
-    from smartbatch.prices import PriceBook
     from smartbatch.providers import registry
+    from smartbatch.providers.price_book import PriceBook
 
     book, now = PriceBook(prices), time.time()
     for prefix in registry.prefixes():
@@ -52,15 +52,16 @@ def _providers(prices: Any) -> Iterator[dict[str, Any]]:
 
 def _known(prefix: str, prices: Any) -> list[str]:
     """Return the models with a prefix that are in the user's or the bundled price table."""
-    from smartbatch.prices import listed_models
+    from smartbatch.providers.price_book import listed_models
 
     own = {key.removeprefix(f"{prefix}:") for key in prices if key.startswith(f"{prefix}:")}
     return sorted({*own, *listed_models(prefix)})
 
 
 def _models(name: str, prices: Any) -> Iterator[dict[str, Any]]:
-    from smartbatch.prices import MILLION, PriceBook, Processing
+    from smartbatch.prices import MILLION, Processing
     from smartbatch.providers import registry
+    from smartbatch.providers.price_book import PriceBook
 
     prefix, _, model = name.partition(":")
     if not model and prefix in registry.prefixes():

@@ -23,7 +23,7 @@ from smartbatch.events import Event, RequestFinished
 from smartbatch.jobs.store import SqlStore, is_server, open_store, resolved_place
 from smartbatch.jobs.summary_records import ErrorGroup, Spending
 from smartbatch.observe.participants import Participant, Participants
-from smartbatch.prices import PriceBook
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.sharing.limit_leases import record_with
 from smartbatch.sharing.publication import participants

@@ -37,7 +37,8 @@ from smartbatch.jobs.shard_records import OPEN_SHARDS
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wiring import JobRuntime, PolicyChange, unchanged
 from smartbatch.observe import logs
-from smartbatch.prices import PriceBook, Processing, RateCard
+from smartbatch.prices import Processing, RateCard
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.types import Request, T
 
 PAGE_ITEMS = 500

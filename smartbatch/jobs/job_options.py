@@ -10,7 +10,8 @@ from attrs import frozen
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig, checked
 from smartbatch.errors import ConfigError, InvalidRequest
-from smartbatch.prices import PriceBook, Processing
+from smartbatch.prices import Processing
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.types import Kind
 

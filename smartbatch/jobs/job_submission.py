@@ -32,7 +32,7 @@ from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params
 from smartbatch.jobs.records import Fallback, ItemName, JobPolicy, JobRow, JobState, NamedPlace, NewItem
 from smartbatch.observe.opentelemetry import traceparent
-from smartbatch.prices import PriceBook
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.results import ResultList, ended
 from smartbatch.types import Kind, Prompt, Prompts, Request, Strategy

@@ -34,7 +34,7 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import OwnThreads, run_within, wait_while
 from smartbatch.jobs.watching import Changes, ItemWaiter, Watcher, Watchers, result_as_stored, stored_job
 from smartbatch.jobs.wiring import JobProviders, JobRuntime, JobWiring, StepLimits
-from smartbatch.prices import PriceBook
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.types import Result
 
 if TYPE_CHECKING:

@@ -46,8 +46,9 @@ from smartbatch.jobs.records import (
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wiring import JobRuntime, RealtimeItem
 from smartbatch.observe import logs
-from smartbatch.prices import PriceBook, RateCard
+from smartbatch.prices import RateCard
 from smartbatch.providers.base import Provider
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.types import Kind, Request, Result, Route
 
 ITEMS_PER_TURN = 100

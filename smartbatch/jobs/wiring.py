@@ -22,8 +22,8 @@ from smartbatch.events import Event, JobFinished, JobProgress
 from smartbatch.jobs.client_store import SummaryLog
 from smartbatch.jobs.records import JobPolicy, JobRow, JobState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.prices import PriceBook
 from smartbatch.providers.base import Provider
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.providers.registry import create
 from smartbatch.types import Request, Result, RunCallback, T, call_now
 

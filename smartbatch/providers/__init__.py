@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from smartbatch.providers.base import Provider as Provider
     from smartbatch.providers.callable import CallableProvider as CallableProvider
     from smartbatch.providers.gemini.provider import GeminiProvider as GeminiProvider
+    from smartbatch.providers.hosts import Host as Host
+    from smartbatch.providers.hosts import add_host as add_host
     from smartbatch.providers.mock import MockProvider as MockProvider
     from smartbatch.providers.openai.provider import OpenAIProvider as OpenAIProvider
     from smartbatch.providers.registry import create as create
@@ -25,10 +27,12 @@ _MODULE_OF = {
     "CallableProvider": "callable",
     "Capabilities": "base",
     "GeminiProvider": "gemini.provider",
+    "Host": "hosts",
     "MockProvider": "mock",
     "OpenAIProvider": "openai.provider",
     "Provider": "base",
     "SimProvider": "sim.provider",
+    "add_host": "hosts",
     "create": "registry",
     "parse_model": "registry",
     "prefixes": "registry",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -13,6 +14,7 @@ from attrs import evolve, frozen
 from smartbatch._clock import Clock, RealClock
 from smartbatch.errors import ConfigError, InvalidRequest, did_you_mean, scrub
 from smartbatch.providers.base import Provider
+from smartbatch.providers.hosts import HOSTS
 from smartbatch.types import Request
 
 # ``factory(name, clock, options)`` returns the provider and the model's name without its options
@@ -36,7 +38,7 @@ def create(model: str, *, clock: Clock, options: Mapping[str, Any] | None = None
     if not isinstance(options, Mapping):
         raise ConfigError(f"provider_options must be a dictionary, not {type(options).__name__}")
     try:
-        return _factories[prefix](name, clock, options)
+        return _factory_of(prefix)(name, clock, options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
@@ -51,7 +53,7 @@ def parse_model(model: str) -> tuple[str, str]:
     """
     prefix, colon, name = model.partition(":")
     prefix, name = prefix.strip().lower(), name.strip()
-    if prefix in _factories and colon:
+    if prefix in prefixes() and colon:
         if not name:
             raise ConfigError(f"the model {prefix}: has no name; write {prefix}:NAME")
         return prefix, name
@@ -67,7 +69,7 @@ def parse_model(model: str) -> tuple[str, str]:
 
 def prefixes() -> tuple[str, ...]:
     """The known prefixes in alphabetical order."""
-    return tuple(sorted(_factories))
+    return tuple(sorted({*_factories, *HOSTS}))
 
 
 def register(prefix: str, factory: Factory) -> None:
@@ -88,7 +90,7 @@ def register(prefix: str, factory: Factory) -> None:
 
 def option_types(prefix: str) -> Mapping[str, Any]:
     """Return the option types of a prefix's models, by name; empty for a registered factory."""
-    factory = _factories[prefix]
+    factory = _factory_of(prefix)
     if not isinstance(factory, _Adapter):
         return {}
     parameters = inspect.signature(factory.kind(), eval_str=True).parameters
@@ -153,27 +155,6 @@ _factories: dict[str, Factory] = {
 }
 
 
-@frozen
-class Variables:
-    keys: tuple[str, ...]  # variables with the key; any one suffices
-    address: str  # variable with the base URL
-    usual: str  # default base URL
-
-
-# by prefix; other providers read no variables
-VARIABLES: Mapping[str, Variables] = {
-    "anthropic": Variables(
-        ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"), "ANTHROPIC_BASE_URL", "https://api.anthropic.com"
-    ),
-    "gemini": Variables(
-        ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
-        "GOOGLE_GEMINI_BASE_URL",
-        "https://generativelanguage.googleapis.com",
-    ),
-    "openai": Variables(("OPENAI_API_KEY",), "OPENAI_BASE_URL", "https://api.openai.com/v1"),
-}
-
-
 def example(prefix: str, *, allow_http: bool = True) -> Provider:
     """Create a provider without a key, to read its abilities.
 
@@ -182,9 +163,20 @@ def example(prefix: str, *, allow_http: bool = True) -> Provider:
     """
     name = "json:dumps" if prefix == "call" else "any"
     options: dict[str, Any] = {}
-    if prefix in VARIABLES:
+    if prefix in HOSTS:
         options = {"api_key": "none-as-nothing-is-sent", "allow_http": allow_http}
+        host = HOSTS[prefix]
+        if host.address is None and not any(map(os.environ.get, host.address_variables)):
+            options["base_url"] = "https://example.invalid"
     return create(f"{prefix}:{name}", clock=RealClock(), options=options)[0]
+
+
+def _factory_of(prefix: str) -> Factory:
+    """A registered factory takes precedence over a host."""
+    if prefix in _factories:
+        return _factories[prefix]
+    host = HOSTS[prefix]
+    return _Adapter("openai.provider", "OpenAIProvider", lambda model, _clock: (model, (), {"host": host}))
 
 
 # a model in the public API: ``provider:model``, a user's own provider, or a callable
@@ -218,7 +210,7 @@ class OpenedModel:
         """
         prefix, colon, name = model.partition(":")
         given, own = prefix.strip().lower(), self.provider.name
-        if not colon or (given != own and given not in _factories):
+        if not colon or (given != own and given not in prefixes()):
             given, name = own, model
         name = name.strip()
         shown = scrub(model, limit=80)

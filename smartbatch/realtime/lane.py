@@ -22,8 +22,9 @@ from smartbatch.core.limits.cooldown import PackingHealth
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.limits.throttle import AdaptiveThrottle
 from smartbatch.core.preparation.tokens import Calibration, longest_output
-from smartbatch.prices import PriceBook, RateCard
+from smartbatch.prices import RateCard
 from smartbatch.providers.base import FlexTier, Provider
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.call import AnswerSharing, Call, build_call, with_middleware
 from smartbatch.realtime.setup import RealtimeSetup

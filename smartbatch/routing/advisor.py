@@ -27,7 +27,8 @@ from smartbatch.core.routing.workload import Cost, Load, OtherModel, Rates, Work
 from smartbatch.errors import ConfigError
 from smartbatch.events import BatchEnded, Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.jobs.job_options import batches_of
-from smartbatch.prices import PriceBook, Processing, RateCard
+from smartbatch.prices import Processing, RateCard
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.setup import Parallelism

@@ -17,17 +17,23 @@ import smartbatch
 from smartbatch.cli.main import build_parser, main
 from smartbatch.errors import ConfigError
 from smartbatch.providers import registry
+from smartbatch.providers.hosts import HOSTS
 from tests.levels import sampled
 from tests.programs import installed
 
-KEYS = [(prefix, key) for prefix, read in registry.VARIABLES.items() for key in read.keys]
+KEYS = [
+    (host.name, key)
+    for host in HOSTS.values()
+    if host.needs_key and host.address
+    for key in host.key_variables
+]
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for read in registry.VARIABLES.values():
-        for name in (*read.keys, read.address):
+    for host in HOSTS.values():
+        for name in (*host.key_variables, *host.address_variables):
             monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -68,8 +74,8 @@ def test_models_tells_the_prices_of_one_model_and_those_of_the_user(capfd):
 
 
 def test_models_needs_no_key_wherever_the_servers_are(capfd, monkeypatch):
-    for read in registry.VARIABLES.values():
-        monkeypatch.setenv(read.address, "http://10.0.0.5:8000/v1")
+    for host in HOSTS.values():
+        monkeypatch.setenv(host.address_variables[0], "http://10.0.0.5:8000/v1")
     assert [row["prefix"] for row in rows(capfd, "models")] == [f"{each}:" for each in registry.prefixes()]
 
 
@@ -110,14 +116,15 @@ def test_the_doctor_knows_the_variables_that_providers_read(prefix, key, capfd, 
 
     with pytest.raises(ConfigError, match=key):
         registry.create(f"{prefix}:any", clock=RealClock())
-    read = registry.VARIABLES[prefix]
+    host = HOSTS[prefix]
+    variable = host.address_variables[0]
     monkeypatch.setenv(key, "some-key-of-a-test")
     registry.create(f"{prefix}:any", clock=RealClock())
-    assert found(capfd, prefix) == f"{key} is set; {read.usual}"
-    monkeypatch.setenv(read.address, "https://gateway.example/v1")
-    assert found(capfd, prefix) == f"{key} is set; https://gateway.example/v1 ({read.address})"
-    monkeypatch.setenv(read.address, "ftp://gateway.example")
-    assert read.address in found(capfd, prefix, 1)
+    assert found(capfd, prefix) == f"{key} is set; {host.usual_address}"
+    monkeypatch.setenv(variable, "https://gateway.example/v1")
+    assert found(capfd, prefix) == f"{key} is set; https://gateway.example/v1 ({variable})"
+    monkeypatch.setenv(variable, "ftp://gateway.example")
+    assert variable in found(capfd, prefix, 1)
 
 
 def test_the_doctor_accepts_a_private_server_without_a_key(capfd, monkeypatch):

@@ -11,9 +11,10 @@ from levels import sampled
 from smartbatch import BatchingClient
 from smartbatch.emulator.composed_answers import answer_for
 from smartbatch.events import CallFinished, FlexChanged
-from smartbatch.prices import Price, PriceBook
+from smartbatch.prices import Price
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.testing import emulator
 from smartbatch.types import Route
 

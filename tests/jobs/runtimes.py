@@ -18,7 +18,7 @@ from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wiring import JobRuntime, JobWiring, StepLimits
 from smartbatch.observe import logs
-from smartbatch.prices import PriceBook
+from smartbatch.providers.price_book import PriceBook
 
 
 def step_limits(**changes: Any) -> StepLimits:

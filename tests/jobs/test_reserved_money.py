@@ -15,7 +15,8 @@ from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import ItemState, JobPolicy, LeaseLost, NewItem, OverJobBudget
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store.shards import ShardTable
-from smartbatch.prices import Price, PriceBook
+from smartbatch.prices import Price
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.types import Generation, Request, Usage
 
 __all__ = ["bench"]  # a fixture

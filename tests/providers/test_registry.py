@@ -22,7 +22,7 @@ from smartbatch.providers import (
     create,
     parse_model,
 )
-from smartbatch.providers.registry import VARIABLES
+from smartbatch.providers.hosts import HOSTS
 from smartbatch.types import Request
 
 
@@ -36,12 +36,12 @@ def test_a_model_splits_at_its_first_colon():
     [
         (
             "gpt-5-mini",
-            "does not name its provider; write provider:model with anthropic:, call:, gemini:, openai:, sim:",
+            "does not name its provider; write provider:model with anthropic:, azure:, .*, vllm:, xai:",
         ),
         ("", "does not name its provider"),
         ("openai", "does not name its provider"),
         ("openai:", "has no name"),
-        ("mistral:x", "unknown provider; use one of anthropic:, call:, gemini:, openai:, sim:"),
+        ("mistrl:x", "unknown provider; use one of anthropic:, .*did you mean mistral"),
     ],
 )
 def test_models_that_are_refused(model, part):
@@ -99,14 +99,20 @@ def test_the_registry_imports_no_adapter():
         providers.Nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("prefix", VARIABLES)
-def test_a_missing_key_is_told_with_a_way_that_works(prefix, monkeypatch):
-    read = VARIABLES[prefix]
-    for name in (*read.keys, read.address):
+@pytest.mark.parametrize("host", [each for each in HOSTS.values() if each.needs_key and each.address])
+def test_an_error_for_a_missing_key_names_the_variable_and_the_option(host, monkeypatch):
+    for name in (*host.key_variables, *host.address_variables):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match=rf"set {prefix.upper()}_API_KEY .* the provider option api_key$"):
-        create(f"{prefix}:m", clock=VirtualClock())
-    assert create(f"{prefix}:m", clock=VirtualClock(), options={"api_key": "k"})[1] == "m"
+    key = rf"set .*{host.name.upper()}\w*_API_KEY .* the provider option api_key$"
+    with pytest.raises(ConfigError, match=key):
+        create(f"{host.name}:m", clock=VirtualClock())
+    assert create(f"{host.name}:m", clock=VirtualClock(), options={"api_key": "k"})[1] == "m"
+
+
+def test_a_host_without_an_address_of_its_own_asks_for_one(monkeypatch):
+    monkeypatch.delenv("AZURE_OPENAI_ENDPOINT", raising=False)
+    with pytest.raises(ConfigError, match="no base URL: set AZURE_OPENAI_ENDPOINT or AZURE_BASE_URL"):
+        create("azure:m", clock=VirtualClock(), options={"api_key": "k"})
 
 
 @pytest.mark.parametrize("options", ["canary", ["canary"]])

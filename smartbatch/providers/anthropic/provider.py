@@ -18,6 +18,7 @@ from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.error_reader import ServiceAddress
 from smartbatch.providers.foreign_text import PLAIN_ID
+from smartbatch.providers.hosts import HOSTS
 from smartbatch.providers.http.content import encode_json
 from smartbatch.providers.http.endpoint import (
     HttpNetwork,
@@ -36,7 +37,7 @@ from smartbatch.types import Answer, Duration, Generation, Request
 if TYPE_CHECKING:
     from smartbatch.providers.anthropic.sdk import AnthropicSdk
 
-DEFAULT_BASE_URL = "https://api.anthropic.com"
+_HOST = HOSTS["anthropic"]
 DEFAULT_MAX_TOKENS = 4096
 
 _MESSAGES_PATH = "/v1/messages"
@@ -94,13 +95,13 @@ class AnthropicProvider(Provider):
         custom = {name.strip(): value.strip() for name, colon, value in pairs if colon}
         url = checked_url(
             base_url,
-            "ANTHROPIC_BASE_URL",
-            DEFAULT_BASE_URL,
+            _HOST.address_variables,
+            _HOST.address,
             carries_secret=bool(key or token or own or custom),
             allow_http=allow_http,
         )
         known = frozenset(name.lower() for name in (*own, *custom))
-        if not (key or token or known & {"authorization", "x-api-key"}) and url.host == "api.anthropic.com":
+        if not (key or token or known & {"authorization", "x-api-key"}) and _HOST.serves(url.host or ""):
             raise ConfigError(
                 "no API key: set ANTHROPIC_API_KEY (or ANTHROPIC_AUTH_TOKEN) in the environment, "
                 "or set the provider option api_key"

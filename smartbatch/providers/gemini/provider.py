@@ -32,6 +32,7 @@ from smartbatch.providers.gemini.bodies import (
     resource,
 )
 from smartbatch.providers.gemini.errors import ERRORS, FLEX_TIER
+from smartbatch.providers.hosts import HOSTS
 from smartbatch.providers.http.content import encode_json
 from smartbatch.providers.http.endpoint import (
     HttpNetwork,
@@ -50,8 +51,7 @@ from smartbatch.types import Answer, Duration, Request
 if TYPE_CHECKING:
     from smartbatch.providers.gemini.sdk import GeminiSdk
 
-DEFAULT_BASE_URL = "https://generativelanguage.googleapis.com"
-_OFFICIAL_HOST = "generativelanguage.googleapis.com"
+_HOST = HOSTS["gemini"]
 DEFAULT_VERSION = "v1"  # the version that the SDK 3.4 uses; ``v1beta`` has more features
 
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
@@ -101,7 +101,7 @@ class GeminiProvider(Provider):
         flex: bool | None = None,
         allow_http: bool = False,
     ) -> None:
-        key = _check_key(setting(api_key, "GOOGLE_API_KEY", "GEMINI_API_KEY"))
+        key = _check_key(setting(api_key, *_HOST.key_variables))
         version = setting(api_version, "GOOGLE_GENAI_API_VERSION") or DEFAULT_VERSION
         self._version = version = "v1beta" if version == "beta" else version
         if not _VERSION.fullmatch(version):
@@ -109,12 +109,12 @@ class GeminiProvider(Provider):
         own = own_headers(headers, _OWN_HEADERS)
         url = checked_url(
             base_url,
-            "GOOGLE_GEMINI_BASE_URL",
-            DEFAULT_BASE_URL,
+            _HOST.address_variables,
+            _HOST.address,
             carries_secret=True,
             allow_http=allow_http,
         )
-        self._flex = url.host == _OFFICIAL_HOST if flex is None else flex
+        self._flex = _HOST.serves(url.host or "") if flex is None else flex
         self._errors = evolve(
             ERRORS, secrets=secrets_of(key, own.values()), address=ServiceAddress(url.url, versioned=False)
         )

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
@@ -40,14 +40,23 @@ def setting(value: str | None, *variables: str) -> str | None:
 
 
 def checked_url(
-    value: str | None, variable: str, default: str, *, carries_secret: bool, allow_http: bool
+    value: str | None,
+    variables: Sequence[str],
+    default: str | None,
+    *,
+    carries_secret: bool,
+    allow_http: bool,
+    path: str = "",
 ) -> Url:
-    """Check the base URL from ``base_url=``, the environment variable or the default.
+    """Check the base URL from ``base_url=``, an environment variable or the default.
 
-    A key is sent over plain ``http`` only to this machine, unless the user allows other servers.
+    A key is sent over plain ``http`` only to this machine, unless the user allows other servers. ``path`` is
+    added to a URL without one.
     """
-    address = setting(value, variable) or default
-    source = f"base_url= or {variable}"
+    source = f"base_url= or {' or '.join(variables)}"
+    address = setting(value, *variables) or default
+    if address is None:
+        raise ConfigError(f"no base URL: set {' or '.join(variables)}, or the provider option base_url")
     bare = "://" not in address and not address.startswith("http")
     try:
         url = parse_url(f"http://{address}" if bare else address)
@@ -61,7 +70,8 @@ def checked_url(
         scheme = "http" if is_loopback((url.host or "").strip("[]")) else "https"
         given = scrub(f"{url.netloc or ''}{url.path or ''}", limit=120)
         hint = f" (try {scheme}://{given})" if bare else ""
-        raise ConfigError(f"the base URL must look like {default}{hint}; check {source}")
+        usual = default or f"https://…{path}"
+        raise ConfigError(f"the base URL must look like {usual}{hint}; check {source}")
     if url.query or url.fragment:
         raise ConfigError(f"the base URL ({source}) must not have a query or a fragment")
     host = url.host.strip("[]")
@@ -71,7 +81,8 @@ def checked_url(
         raise ConfigError(
             f"the key would be sent to {host} unencrypted; use https, or allow_http=True in a private network"
         )
-    return url
+    has_path = url.path not in (None, "", "/")
+    return url if has_path or not path else parse_url(url.url.rstrip("/") + path)
 
 
 def own_headers(headers: Mapping[str, str] | None, reserved: Collection[str] = ()) -> dict[str, str]:

@@ -45,6 +45,7 @@ from smartbatch.providers.http.content import encode_json, upload_form
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.answers import read_line
 from smartbatch.providers.openai.bodies import dropped_of
+from smartbatch.providers.openai.dialect import BatchDialect
 from smartbatch.providers.openai.errors import ServerParameters, refused_parameters
 from smartbatch.types import Kind, Request
 
@@ -88,40 +89,37 @@ class OpenAIBatches(BatchApi):
     Args:
         session: returns this process's session, over a transport for batches.
         errors: creates the errors.
-        scope: as in :class:`~smartbatch.providers.batch_api.BatchApi`.
+        name, scope: as in :class:`~smartbatch.providers.batch_api.BatchApi`.
         api: ``chat`` or ``responses``, used for generations.
         body: builds the body of a call, as in real time.
         parameters: the parameters that the server accepts.
-        window: OpenAI accepts only ``24h``, other servers also ``1h`` or ``7d``.
-        purpose: purpose of an uploaded input file; Together requires ``batch-api``.
+        dialect: the host's variant of the API.
     """
-
-    name = "openai"
-    abilities = BatchAbilities(
-        max_requests=50_000, max_bytes=200_000_000, kinds=frozenset({Kind.GENERATE, Kind.EMBED})
-    )
 
     def __init__(
         self,
         session: Callable[[], RequestsSession],
         errors: ErrorReader,
         *,
+        name: str,
         scope: str,
         api: Literal["chat", "responses"],
         body: Callable[[Sequence[Request], str], dict[str, Any]],
         parameters: ServerParameters,
-        window: str,
-        purpose: str,
+        dialect: BatchDialect,
     ) -> None:
+        self.name = name
         self.scope = scope
+        self.abilities = BatchAbilities(
+            max_requests=dialect.max_requests, max_bytes=dialect.max_bytes, kinds=dialect.kinds
+        )
         self._session = session
         self._errors = errors
         self._calls = BatchCalls(errors, _is_refusal, self._read, _mark_over_quota)
         self._api = api
         self._body = body
         self._parameters = parameters
-        self._window = window
-        self._purpose = purpose
+        self._dialect = dialect
 
     # -- input -----------------------------------------------------------------------------------------------
 
@@ -154,7 +152,7 @@ class OpenAIBatches(BatchApi):
         3. The answer has no file id, or the file could not be processed.
         4. The provider reports a size other than the one sent, so the file is not used.
         """
-        body, content_type = upload_form({"purpose": self._purpose}, source, name + _INPUT_SUFFIX)
+        body, content_type = upload_form({"purpose": self._dialect.purpose}, source, name + _INPUT_SUFFIX)
         reply = self._session().ask(
             "POST", "/files", timeout, data=body, headers={"Content-Type": content_type}
         )
@@ -166,7 +164,7 @@ class OpenAIBatches(BatchApi):
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
         """Search the account's batch inputs from the newest to the oldest."""
-        query = {"purpose": self._purpose, "limit": str(_FILES_PER_PAGE), "order": "desc"}
+        query = {"purpose": self._dialect.purpose, "limit": str(_FILES_PER_PAGE), "order": "desc"}
         deadline = time.monotonic() + timeout
         for _ in range(_MAX_PAGES):
             reply = self._session().ask("GET", "/files", deadline - time.monotonic(), params=query)
@@ -196,7 +194,7 @@ class OpenAIBatches(BatchApi):
         wanted = {
             "input_file_id": creation.file_id,
             "endpoint": self._endpoint(creation.kind),
-            "completion_window": self._window,
+            "completion_window": self._dialect.window,
             "metadata": {"sb": creation.mark, "sbn": str(creation.size)},
         }
         headers = {"Idempotency-Key": creation.mark}

@@ -60,7 +60,7 @@ def chat_body(
     if params.stop is not None:
         body["stop"] = list(params.stop)
     if params.seed is not None and parameters.sends("seed", model):
-        body["seed"] = params.seed
+        body[parameters.seed_field] = params.seed
     if params.schema is not None:
         add_schema(body, params.schema, parameters.schema_mode(params, model))
     elif params.response_format is not None:

@@ -16,6 +16,7 @@ from smartbatch.providers.base import FlexTier
 from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
 from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, short
+from smartbatch.providers.hosts import COMPATIBLE, Host
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import parse_duration, parse_retry_after, read_limits
 from smartbatch.providers.openai.schema_modes import form_of
@@ -123,12 +124,12 @@ class ServerParameters:
     """The parameters that one server accepts. Thread-safe.
 
     Args:
+        host: what is known about the server before the first call.
         encoding_format: format of embeddings; ``omit`` never sends one; ``None`` sends ``base64`` until it is
             rejected.
         stream_usage: whether to request the usage of streamed chats; ``None``: until it is rejected.
         send_seed: whether to send a request's seed; ``None``: until it is rejected.
-        max_tokens_field: the name of the output limit; ``None`` starts with ``usual_field``.
-        usual_field: ``max_tokens`` or ``max_completion_tokens``.
+        max_tokens_field: the name of the output limit; ``None`` starts with the host's.
 
     Raises:
         ConfigError: an option has an unknown value.
@@ -136,23 +137,26 @@ class ServerParameters:
 
     def __init__(
         self,
+        host: Host = COMPATIBLE,
         *,
         encoding_format: EncodingFormat | None = None,
         stream_usage: bool | None = None,
         send_seed: bool | None = None,
         max_tokens_field: MaxTokensField | None = None,
-        usual_field: MaxTokensField = "max_tokens",
     ) -> None:
         _check("encoding_format", encoding_format, get_args(EncodingFormat))
         _check("max_tokens_field", max_tokens_field, get_args(MaxTokensField))
         _check("stream_usage", stream_usage, (True, False))
         _check("send_seed", send_seed, (True, False))
         self._encoding_format = encoding_format
-        self._usual_field = max_tokens_field or usual_field
+        self._usual_field = max_tokens_field or host.max_tokens_field
+        self.seed_field = host.seed_field or "seed"
+        self._has_seeds = host.seed_field is not None
+        self._first_form = host.schema_mode
         forced = {
             "encoding_format": None if encoding_format is None else encoding_format != "omit",
-            "stream_options": stream_usage,
-            "seed": send_seed,
+            "stream_options": host.stream_usage if stream_usage is None else stream_usage,
+            "seed": send_seed if self._has_seeds or send_seed is not None else False,
             **dict.fromkeys(_MAX_TOKENS, None if max_tokens_field is None else True),
         }
         self._forced = {name: sent for name, sent in forced.items() if sent is not None}
@@ -169,7 +173,9 @@ class ServerParameters:
     def schema_mode(self, params: Generation, model: str) -> str:
         if params.schema_mode not in (None, "auto"):
             return str(params.schema_mode)
-        return next((form for form in _FORMS if not self._is_refused(form, model)), "prompt")
+        forms = (*_FORMS, "prompt")
+        tried = forms[forms.index(self._first_form) :]
+        return next((form for form in tried if not self._is_refused(form, model)), "prompt")
 
     def encoding_format(self, model: str) -> str | None:
         """``None`` lets the server choose."""
@@ -179,8 +185,10 @@ class ServerParameters:
         return tuple(name for name in (*_NAMES, *_FORMS) if self._is_refused(name, model))
 
     def dropped(self, request: Request, body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-        if request.params.seed is None or "seed" in body:
+        if request.params.seed is None or self.seed_field in body:
             return ()
+        if not self._has_seeds:
+            return (("seed", "the server has no seeds"),)
         return (("seed", "send_seed is False" if "seed" in self._forced else _reason("seed")),)
 
     def learn(

@@ -16,6 +16,7 @@ from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.error_reader import ServiceAddress
+from smartbatch.providers.hosts import HOSTS, Host, host_at
 from smartbatch.providers.http.content import encode_json
 from smartbatch.providers.http.endpoint import (
     HttpNetwork,
@@ -51,8 +52,6 @@ from smartbatch.types import Answer, Duration, Generation, Request, SchemaMode
 if TYPE_CHECKING:
     from smartbatch.providers.http.requests_bridge import RequestsSession
 
-DEFAULT_BASE_URL = "https://api.openai.com/v1"
-
 _OUR_HEADERS = {
     "Accept": "application/json",
     "User-Agent": f"smartbatch/{__version__}",
@@ -63,31 +62,34 @@ _REASONS = re.compile(r"(?:.*/)?(?:o\d|gpt-5)")  # models that reject a temperat
 
 
 class OpenAIProvider(Provider):
-    """The Chat Completions or Responses API of OpenAI or any compatible server.
+    """The Chat Completions or Responses API of OpenAI, another host, or any compatible server.
 
     The key never appears in a string, a ``repr`` or a pickle; a provider cannot be pickled.
 
     Args:
-        api_key: ``OPENAI_API_KEY`` by default. Optional for servers other than OpenAI's.
-        base_url: ``OPENAI_BASE_URL`` by default; includes the version, as in ``https://api.openai.com/v1``.
+        api_key: ``OPENAI_API_KEY`` by default, or the host's own variable. Optional for unknown servers.
+        base_url: ``OPENAI_BASE_URL`` by default, or the host's own variable; includes the version, as in
+            ``https://api.openai.com/v1``.
+        host: the host's record; by default that of the base URL's server.
+        region: one of the host's regions, instead of ``base_url``.
         organization: ``OPENAI_ORG_ID`` by default.
         project: ``OPENAI_PROJECT_ID`` by default.
         api: ``chat`` for ``/chat/completions``, ``responses`` for ``/responses``.
         headers: further headers, such as ``{"api-key": …}``, treated as secrets.
         connect_timeout: maximum seconds until an address accepts the connection.
         max_body: maximum bytes of a decoded answer.
-        max_tokens_field: the name of ``max_tokens`` in a chat body; by default ``max_completion_tokens`` at
-            OpenAI and Azure, ``max_tokens`` elsewhere, and the other one as soon as the server rejects it.
-        batch_window: the time allowed for a batch; servers other than OpenAI's may accept ``1h`` or ``7d``.
-        batch_purpose: the purpose of a batch's input file; Together requires ``batch-api``.
+        max_tokens_field: the name of ``max_tokens`` in a chat body; by default the host's, and the other one
+            as soon as the server rejects it.
+        batch_window: the time allowed for a batch, by default the host's; some accept ``1h`` or ``7d``.
+        batch_purpose: the purpose of a batch's input file, by default the host's.
         stream_usage: whether to send ``stream_options`` with streamed chats, to receive their usage. ``None``
             sends it until the server rejects it.
         encoding_format: format of embeddings: ``base64``, ``float``, or ``omit`` to leave the choice to the
             server. ``None`` sends ``base64`` until the server rejects it.
         send_seed: whether to send a request's ``seed``. ``None`` sends it until the server rejects it;
             results then show that it was not sent.
-        flex: whether the server supports ``service_tier: flex``; by default only OpenAI's own does. The tier
-            is used only for models that have a price for it.
+        flex: whether the server supports ``service_tier: flex``; by default as the host's record says. The
+            tier is used only for models that have a price for it.
         allow_http: whether the key may be sent over plain ``http`` to another machine.
 
     Raises:
@@ -108,6 +110,8 @@ class OpenAIProvider(Provider):
         api_key: str | None = None,
         base_url: str | None = None,
         *,
+        host: Host | None = None,
+        region: str | None = None,
         organization: str | None = None,
         project: str | None = None,
         api: Literal["chat", "responses"] = "chat",
@@ -118,57 +122,76 @@ class OpenAIProvider(Provider):
         stream_usage: bool | None = None,
         encoding_format: EncodingFormat | None = None,
         send_seed: bool | None = None,
-        batch_window: str = "24h",
-        batch_purpose: str = "batch",
+        batch_window: str | None = None,
+        batch_purpose: str | None = None,
         flex: bool | None = None,
         allow_http: bool = False,
     ) -> None:
         if api not in ("chat", "responses"):
             raise ConfigError(f"api={api!r} is unknown; use 'chat' or 'responses'")
-        key = setting(api_key, "OPENAI_API_KEY")
-        organization = setting(organization, "OPENAI_ORG_ID")
-        project = setting(project, "OPENAI_PROJECT_ID")
+        prefix = host or HOSTS[type(self).name]
+        key = setting(api_key, *prefix.key_variables)
+        organization = setting(organization, *prefix.account_variables[:1])
+        project = setting(project, *prefix.account_variables[1:])
         own = own_headers(headers)
         url = checked_url(
             base_url,
-            "OPENAI_BASE_URL",
-            DEFAULT_BASE_URL,
+            prefix.address_variables,
+            prefix.address_in(region),
             carries_secret=bool(key or own),
             allow_http=allow_http,
+            path=prefix.path,
         )
-        official = url.host == "api.openai.com"
-        if key is None and official and "authorization" not in {name.lower() for name in own}:
+        host = host or host_at(url.host or "")
+        given_headers = {name.lower() for name in own}
+        if (
+            key is None
+            and host.needs_key
+            and given_headers.isdisjoint({"authorization", host.key_header.lower()})
+        ):
             raise ConfigError(
-                "no API key: set OPENAI_API_KEY in the environment, or set the provider option api_key"
+                f"no API key: set {' or '.join(prefix.key_variables)} in the environment, "
+                "or set the provider option api_key"
             )
         self._errors = evolve(
             ERRORS, secrets=secrets_of(key, own.values()), address=ServiceAddress(url.url, versioned=True)
         )
         self._api = api
         self._path = "/chat/completions" if api == "chat" else "/responses"
-        azure = (url.host or "").endswith(".openai.azure.com")
         self._parameters = ServerParameters(
+            host,
             encoding_format=encoding_format,
             stream_usage=stream_usage,
             send_seed=send_seed,
             max_tokens_field=max_tokens_field,
-            usual_field="max_completion_tokens" if official or azure else "max_tokens",
         )
+        self.name = prefix.name
         self.scope = scope_of(self.name, url, key, organization, project, sorted(own.items()))
-        sent = _headers(key, organization, project, own)
-        self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
-        self._batches = OpenAIBatches(
-            PerProcess(partial(_session, self.network, url.url, sent)).get,
-            self._errors,
-            scope=self.scope,
-            api=api,
-            body=self._body,
-            parameters=self._parameters,
-            window=batch_window,
-            purpose=batch_purpose,
+        self.capabilities = evolve(
+            type(self).capabilities, max_texts=MAX_TEXTS if host.embeddings else 0, priced=host.priced
         )
-        self._reasoning = not (official or azure)  # OpenAI and Azure reject the field
-        self._flex = official if flex is None else flex
+        sent = _headers(host.key_header, key, organization, project, own)
+        self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
+        self._batches = (
+            None
+            if host.batches is None
+            else OpenAIBatches(
+                PerProcess(partial(_session, self.network, url.url, sent)).get,
+                self._errors,
+                name=self.name,
+                scope=self.scope,
+                api=api,
+                body=self._body,
+                parameters=self._parameters,
+                dialect=evolve(
+                    host.batches,
+                    window=batch_window or host.batches.window,
+                    purpose=batch_purpose or host.batches.purpose,
+                ),
+            )
+        )
+        self._reasoning = host.reasoning_turns
+        self._flex = host.flex if flex is None else flex
         self._checked: Generation | None = None
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
@@ -220,8 +243,9 @@ class OpenAIProvider(Provider):
         except ProviderError as error:
             raise self._parameters.learn(error, body, requests) from None
 
-    def batches(self) -> BatchApi:
-        self.network.open_batches()
+    def batches(self) -> BatchApi | None:
+        if self._batches is not None:
+            self.network.open_batches()
         return self._batches
 
     def check(self, request: Request, *, model: str) -> None:
@@ -251,11 +275,11 @@ def _session(network: HttpNetwork, url: str, sent: Mapping[str, str]) -> Request
 
 
 def _headers(
-    key: str | None, organization: str | None, project: str | None, own: Mapping[str, str]
+    key_header: str, key: str | None, organization: str | None, project: str | None, own: Mapping[str, str]
 ) -> dict[str, str]:
     headers = HTTPHeaderDict(_OUR_HEADERS)
     if key:
-        headers["Authorization"] = f"Bearer {key}"
+        headers[key_header] = f"Bearer {key}" if key_header == "Authorization" else key
     if organization:
         headers["OpenAI-Organization"] = organization
     if project:

@@ -21,11 +21,11 @@ from smartbatch import BatchingClient, Job, Request, Result, StoreError
 from smartbatch._clock import RealClock
 from smartbatch.cli.main import main
 from smartbatch.jobs.wiring import StepLimits
-from smartbatch.prices import PriceBook
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
+from smartbatch.providers.price_book import PriceBook
 from tests.faults.durability.broken_rules import break_rule
 from tests.faults.durability.worker_task import AGAIN, MODELS, WorkerTask, prompt_of
 

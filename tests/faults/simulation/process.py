@@ -14,8 +14,9 @@ from smartbatch.jobs.records import JobLease, JobState, LeaseLost, NewResult, St
 from smartbatch.jobs.steps import run_step
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wiring import JobProviders
-from smartbatch.prices import Price, PriceBook
+from smartbatch.prices import Price
 from smartbatch.providers.base import Provider
+from smartbatch.providers.price_book import PriceBook
 from smartbatch.types import Result, Route, Usage
 from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.crash_points import CrashingStore, CrashPoints

@@ -1,0 +1,269 @@
+"""The hosts that are known by name: address, key, price and abilities, as data.
+
+A host is a service that implements the API of OpenAI, Anthropic or Gemini. The adapters read its record; no
+code depends on the name of a host. Sources: the vendors' documentation and SDKs as of November 2026.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import field, frozen, validators
+
+from smartbatch.errors import ConfigError, did_you_mean
+from smartbatch.providers.openai.dialect import GROQ, OPENAI, BatchDialect
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+
+
+@frozen(kw_only=True)
+class Host:
+    """A service that answers the requests for ``name:model``.
+
+    Attributes:
+        name: the prefix in ``name:model``.
+        api: the API that the service implements.
+        address: the base URL; ``None`` if each account has its own.
+        regions: other base URLs, by the value of the provider option ``region``.
+        servers: names of the host's servers, or their ends after a leading period; by default the server in
+            each address. A base URL at one of them has the host's abilities, under any prefix.
+        path: added to a base URL without a path, because variables often hold only the server.
+        key_variables: environment variables with the key; the first that is set applies. By default
+            ``NAME_API_KEY``.
+        address_variables: environment variables with the base URL. By default ``NAME_BASE_URL``.
+        account_variables: environment variables with OpenAI's organization and project, in this order.
+        key_header: the header with the key; in ``Authorization``, ``Bearer`` precedes it.
+        needs_key: False for servers that users run themselves.
+        price_id: the host's name in the price table; ``None`` if the table does not list its prices.
+        priced: False if calls cost nothing, so that a missing price is not an error.
+        batch_share: price in a batch relative to real time, for models without batch rates in the table.
+            ``None`` if it depends on the model.
+        cached_batch_share: the same for cached input.
+        weekend_price_hour: the hour of the day, UTC, whose price applies all Saturday and Sunday.
+        max_tokens_field: the name of the output limit in a chat; the other one is sent if it is rejected.
+        stream_usage: whether streamed chats accept ``stream_options``; ``None`` to send it until rejected.
+        seed_field: the name of ``seed`` in a chat; ``None`` if the host has no seeds.
+        schema_mode: how schemas are sent at first.
+        reasoning_turns: whether chats accept the reasoning of earlier turns.
+        embeddings: whether the host computes embeddings.
+        flex: whether the host has a cheaper, slower tier.
+        batches: the host's Batch API; ``None`` without one.
+    """
+
+    name: str = field(validator=validators.matches_re(_NAME))
+    api: Literal["openai", "anthropic", "gemini"] = "openai"
+    address: str | None = None
+    regions: Mapping[str, str] = field(factory=dict)
+    servers: tuple[str, ...] = ()
+    path: str = ""
+    key_variables: tuple[str, ...] = ()
+    address_variables: tuple[str, ...] = ()
+    account_variables: tuple[str, ...] = ()
+    key_header: str = "Authorization"
+    needs_key: bool = True
+    price_id: str | None = None
+    priced: bool = True
+    batch_share: float | None = None
+    cached_batch_share: float = 1.0
+    weekend_price_hour: int | None = None
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    stream_usage: bool | None = None
+    seed_field: str | None = "seed"
+    schema_mode: Literal["json_schema", "json_object", "prompt"] = "json_schema"
+    reasoning_turns: bool = True
+    embeddings: bool = True
+    flex: bool = False
+    batches: BatchDialect | None = None
+
+    def __attrs_post_init__(self) -> None:
+        prefix = self.name.upper().replace("-", "_")
+        # a frozen record completes its own defaults
+        if not self.key_variables:
+            object.__setattr__(self, "key_variables", (f"{prefix}_API_KEY",))
+        if not self.address_variables:
+            object.__setattr__(self, "address_variables", (f"{prefix}_BASE_URL",))
+
+    @property
+    def usual_address(self) -> str:
+        """The default base URL, or a description of the one to set."""
+        return self.address or f"set {' or '.join(self.address_variables)}"
+
+    def address_in(self, region: str | None) -> str | None:
+        """Return the base URL of a region, or the default one.
+
+        Raises:
+            ConfigError: the host has no such region.
+        """
+        if region is None:
+            return self.address
+        if region not in self.regions:
+            known = ", ".join(map(repr, self.regions)) or "none"
+            near = did_you_mean(region, self.regions)
+            raise ConfigError(f"{self.name} has no region {region!r}; known regions: {known}{near}")
+        return self.regions[region]
+
+    def serves(self, server: str) -> bool:
+        """Whether ``server``, the server's name in a base URL, is one of the host's."""
+        named = self.servers or tuple(map(_server_of, filter(None, (self.address, *self.regions.values()))))
+        return any(server.endswith(each) if each.startswith(".") else server == each for each in named)
+
+
+def _server_of(address: str) -> str:
+    return address.partition("://")[2].partition("/")[0].partition(":")[0]
+
+
+COMPATIBLE = Host(
+    name="openai",
+    needs_key=False,
+    batches=OPENAI,
+)
+"""A server of which only its address is known."""
+
+_BUILT_IN = (
+    Host(
+        name="openai",
+        address="https://api.openai.com/v1",
+        account_variables=("OPENAI_ORG_ID", "OPENAI_PROJECT_ID"),
+        price_id="openai",
+        batch_share=0.5,  # guide to the Batch API; for cached input it depends on the model
+        max_tokens_field="max_completion_tokens",
+        reasoning_turns=False,
+        flex=True,
+        batches=OPENAI,
+    ),
+    Host(
+        name="anthropic",
+        api="anthropic",
+        address="https://api.anthropic.com",
+        key_variables=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
+        price_id="anthropic",
+        batch_share=0.5,  # page on batch processing: half of all prices, including cache reads
+        cached_batch_share=0.5,
+        embeddings=False,
+    ),
+    Host(
+        name="gemini",
+        api="gemini",
+        address="https://generativelanguage.googleapis.com",
+        key_variables=("GOOGLE_API_KEY", "GEMINI_API_KEY"),
+        address_variables=("GOOGLE_GEMINI_BASE_URL",),
+        price_id="google",
+        batch_share=0.5,  # price list: half, including embeddings; cached tokens as in real time
+        flex=True,
+    ),
+    # the model is the name of a deployment; batches need one of the type GlobalBatch or DataZoneBatch
+    Host(
+        name="azure",
+        servers=(".openai.azure.com", ".services.ai.azure.com", ".cognitiveservices.azure.com"),
+        path="/openai/v1",
+        key_variables=("AZURE_OPENAI_API_KEY",),
+        address_variables=("AZURE_OPENAI_ENDPOINT", "AZURE_BASE_URL"),
+        key_header="api-key",
+        price_id="azure",
+        batch_share=0.5,
+        max_tokens_field="max_completion_tokens",
+        reasoning_turns=False,
+        batches=OPENAI,
+    ),
+    Host(
+        name="mistral",
+        address="https://api.mistral.ai/v1",
+        path="/v1",
+        price_id="mistral",
+        batch_share=0.5,
+        stream_usage=False,  # every stream reports its usage, and unknown fields are rejected
+        seed_field="random_seed",
+        reasoning_turns=False,
+    ),
+    Host(
+        name="groq",
+        address="https://api.groq.com/openai/v1",
+        path="/openai/v1",
+        price_id="groq",
+        batch_share=0.5,
+        max_tokens_field="max_completion_tokens",
+        reasoning_turns=False,
+        embeddings=False,
+        batches=GROQ,
+    ),
+    Host(name="openrouter", address="https://openrouter.ai/api/v1", path="/api/v1", price_id="openrouter"),
+    # its table of prices has peak hours, but peaks are on weekdays only
+    Host(
+        name="deepseek",
+        address="https://api.deepseek.com/v1",
+        path="/v1",
+        price_id="deepseek",
+        weekend_price_hour=12,
+        schema_mode="json_object",
+        embeddings=False,
+    ),
+    Host(
+        name="xai",
+        address="https://api.x.ai/v1",
+        path="/v1",
+        price_id="x-ai",
+        max_tokens_field="max_completion_tokens",
+        embeddings=False,
+    ),
+    Host(
+        name="together",
+        address="https://api.together.xyz/v1",
+        servers=("api.together.xyz", "api.together.ai"),
+        path="/v1",
+        price_id="together",
+    ),
+    Host(
+        name="fireworks",
+        address="https://api.fireworks.ai/inference/v1",
+        path="/inference/v1",
+        price_id="fireworks",
+    ),
+    Host(
+        name="cerebras",
+        address="https://api.cerebras.ai/v1",
+        path="/v1",
+        price_id="cerebras",
+        max_tokens_field="max_completion_tokens",
+        embeddings=False,
+    ),
+    Host(
+        name="dashscope",
+        address="https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
+        regions={
+            "intl": "https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
+            "us": "https://dashscope-us.aliyuncs.com/compatible-mode/v1",
+            "cn": "https://dashscope.aliyuncs.com/compatible-mode/v1",
+        },
+        path="/compatible-mode/v1",
+        batch_share=0.5,
+        batches=OPENAI,
+    ),
+    Host(
+        name="moonshot",
+        address="https://api.moonshot.ai/v1",
+        regions={"intl": "https://api.moonshot.ai/v1", "cn": "https://api.moonshot.cn/v1"},
+        path="/v1",
+        price_id="moonshotai",
+        embeddings=False,
+    ),
+    Host(name="ollama", address="http://127.0.0.1:11434/v1", path="/v1", needs_key=False, priced=False),
+    Host(name="vllm", address="http://127.0.0.1:8000/v1", path="/v1", needs_key=False, priced=False),
+    Host(name="lmstudio", address="http://127.0.0.1:1234/v1", path="/v1", needs_key=False, priced=False),
+)
+
+HOSTS: dict[str, Host] = {each.name: each for each in _BUILT_IN}
+"""The known hosts by name."""
+
+
+def host_at(server: str) -> Host:
+    """Return the host with OpenAI's API whose servers include ``server``, or :data:`COMPATIBLE`."""
+    # the address of a server that users run themselves does not show which program it is
+    listed = (each for each in HOSTS.values() if each.api == "openai" and each.needs_key)
+    return next((each for each in listed if each.serves(server)), COMPATIBLE)
+
+
+def add_host(host: Host) -> None:
+    """Make ``NAME:model`` known in this process; an earlier host with that name is replaced."""
+    HOSTS[host.name] = host
