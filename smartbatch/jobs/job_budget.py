@@ -259,8 +259,7 @@ class JobBudget:
         return fitting
 
     def _committed_locked(self) -> float:
-        """Return the USD that are spent or that calls in flight, including abandoned ones, can still
-        spend."""
+        """Return the USD already spent or still spendable by calls in flight, including abandoned ones."""
         used = self.calls.spent + self.calls.unconfirmed
         return used + max(self.calls.reserved, sum(self._under_way.values()))
 

@@ -259,8 +259,7 @@ class JobSubmission:
         named: Callable[[str], object] = lambda _: None,
         by_cost: NewReservation | None = None,
     ) -> JobRow:
-        """``named`` is called with the id before the job is stored; ``by_cost`` grows to the job's maximum
-        cost."""
+        """``named`` gets the id before the job is stored; ``by_cost`` grows to the job's maximum cost."""
         within = None if by_cost is None else partial(self._budget.reservations.enlarge, by_cost)
         job, items = self._rows_of(draft, within, deduplicates=True)
         engine = self._engine
@@ -405,8 +404,7 @@ class JobSubmission:
     def _rows(
         self, requests: Iterable[Prompt], params: Mapping[str, Any], *, attended: bool = False
     ) -> tuple[Kind, dict[str, Any], Iterator[Request]]:
-        """Take the kind and the parameters from the first request. Requests are checked when they are
-        read."""
+        """Take the kind and parameters from the first request. Requests are checked as they are read."""
         rows = self._preparer.rows_for_job(self._preparer.admitted(requests, params), attended=attended)
         first = next(rows, None)
         if first is None:

@@ -331,8 +331,7 @@ class JobsEngine:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def futures(self, job_id: str, total: int) -> list[Future[Result]]:
-        """Return a future per item of a job. After a stop, futures without a stored result fail
-        immediately."""
+        """Return a future per item of a job. After a stop, futures without a result fail immediately."""
         futures = [self.wiring.new_future() for _ in range(total)]
         if futures:
             with self.lock:

@@ -444,8 +444,7 @@ class RealtimeRunner:
                 self._all_stored()
 
     def _gather(self, tries: int) -> bool:
-        """Collect verdicts that arrived while the last group was stored. Return false if the thread should
-        end."""
+        """Collect verdicts that arrived while the last group was stored. Return false to end the thread."""
         with self._inbox:
             if tries and not self._closed:
                 longest = MAX_LAST_PAUSE_SECONDS if self._closing else MAX_STORE_PAUSE_SECONDS
@@ -564,8 +563,7 @@ class RealtimeRunner:
             return turn
 
     def _submit_claimed(self, turn: Turn, items: Sequence[StoredItem] | None) -> None:
-        """Submit items claimed with results, or recall them after a halt. ``items`` is ``None`` if the claim
-        failed."""
+        """Submit claimed items, or recall them after a halt. ``items`` is ``None`` if the claim failed."""
         job = turn.job
         with self._monitor:
             self._turns.complete(turn, items or ())

@@ -119,8 +119,7 @@ def place_of(content: dict[str, Any], keys: RowKeys) -> int | None:
 
 
 def line_of_row(line: bytes, keys: RowKeys) -> tuple[dict[str, Any], int] | tuple[None, None]:
-    """Decode a line and return it with the place of its answer; ``(None, None)`` without the key of its
-    row."""
+    """Decode a line that has the key of its row; return it with its place, else ``(None, None)``."""
     content = decoded_line(line)
     place = None if content is None else place_of(content, keys)
     if content is None or place is None or keys[place].hex() not in keys_of(content):
@@ -135,8 +134,7 @@ def is_of_prompt(content: dict[str, Any], key: bytes) -> bool:
 
 
 def mismatch(number: int, content: Line, keys: RowKeys) -> str | None:
-    """Return why a line cannot belong to an output of these rows; ``None`` if it is the failure of one of
-    them."""
+    """Return why a line cannot belong to an output of these rows; ``None`` if one of them failed."""
     index, sample, key = content["index"], sample_of(content), keys_of(content)[0]
     way_out = "choose another -o, or remove the file to start again"
     if index >= keys.rows:

@@ -134,8 +134,7 @@ def outcome_fields(result: Result, model: str) -> dict[str, Any]:
 
 
 def _usage_fields(usage: Usage) -> dict[str, Any]:
-    """Return the token counts of a line: ``null`` if none is known, and marked if some were estimated or are
-    unknown."""
+    """Return a line's token counts, ``null`` if none is known, and marks for estimated and unknown ones."""
     tokens: dict[str, Any] = dict(zip(_TOKENS, _tokens_of(usage), strict=True))
     if usage.unknown and not usage.total_tokens:
         tokens = dict.fromkeys(_TOKENS)

@@ -422,8 +422,7 @@ def _create_failed(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
 
 
 def _is_about_file(error: ProviderError) -> bool:
-    """Whether an error may mean that the input file is unknown or not ready yet, since providers store files
-    and batches in separate services."""
+    """Whether the input file may be unknown or not ready, since files and batches are separate services."""
     if error.status == 404 or error.code == "no_such_file":
         return True
     return error.status in (400, 409, 422) and _FILE_NOT_YET.search(error.message) is not None

@@ -209,8 +209,7 @@ def quota_wait(step: Step, shard: ShardRow) -> float:
 
 
 def publish_enqueued(step: Step, shard: ShardRow, *, ended: bool) -> None:
-    """Publish the enqueued tokens to processes with other stores, leaving out the tokens of an ended
-    batch."""
+    """Publish the enqueued tokens, without those of an ended batch, to processes with other stores."""
     if step.runtime.wiring.exchange_enqueued is not None:
         _exchange(step, sum(_other_enqueued(step, shard)) + (0 if ended else shard.tokens), 0)
 

@@ -45,8 +45,7 @@ class JobFilter:
 
 
 _COLUMN_SOURCES = {"key": "user_key", "params": "substr(digest, 1, 0)"}
-"""SQL for fields that are not read from a column of the same name. Parameters are left empty, because they
-may be long."""
+"""SQL for fields without a column of the same name. Parameters may be long, so they are left empty."""
 _COLUMNS = ", ".join(_COLUMN_SOURCES.get(name, name) for name in fields_dict(JobRow))
 _WITH_ACCOUNTS = """WITH RECURSIVE account(scope) AS (
         SELECT min(scope) FROM shard
