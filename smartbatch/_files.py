@@ -179,7 +179,7 @@ def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
     Raises:
         StoreError: the disk is full, or the folder is not writable.
         FileNotFoundError: another process took over the job, finished it and deleted ``partial``.
-        Exception: any error of ``pieces``.
+        Exception: any error raised by ``pieces``.
     """
     with _disk_errors(path):
         partial.unlink(missing_ok=True)  # left by a process that died; a planted link is not followed

@@ -10,7 +10,7 @@ class Attempt(int):
 
     Attributes:
         timeout: seconds allowed for this attempt; the callable must observe it.
-        temperature: the temperature to use: that of the request, or 0.0, 0.25 and 0.5 for repairs of an
+        temperature: the request's temperature, or 0.0, 0.25 and 0.5 for repairs of an
             answer that does not fit its schema; ``None`` for the model's default.
     """
 

@@ -399,8 +399,8 @@ class BatchingClient:
         """Store all requests as a job for the provider's Batch API, and return the job.
 
         Rows are first checked one by one, so the iterator can have any length; if a row is invalid, nothing
-        is stored or sent. When this method returns, the job is on disk: this process runs it and, if the
-        process dies, any other process that uses the store.
+        is stored or sent. When this method returns, the job is on disk: this process runs it, and if the
+        process dies, any other process that uses the store resumes it.
 
         With constraints, the whole list is planned first: a ``deadline`` that cannot be met, or a ``budget``
         that is too small, is rejected. A job is sent as a batch unless ``strategy`` selects another route;
@@ -475,7 +475,7 @@ class BatchingClient:
         """Submit a job, wait until it finishes, and return all results in order.
 
         Fewer than ``batch_threshold`` requests, or any number without a Batch API, are sent in real time.
-        They are still a job, so they survive the process. This is the ``"threshold"`` strategy, unless
+        They still form a job, so they survive the process. This is the ``"threshold"`` strategy, unless
         ``strategy`` selects another one.
 
         Args:

@@ -38,8 +38,8 @@ class BatchingConfig:
     ``BatchingConfig().describe()`` lists each setting with its range and meaning.
 
     Raises:
-        ConfigError: a value is out of range, settings contradict each other (both are named), or one is
-            unknown (the nearest is suggested).
+        ConfigError: a value is out of range, settings contradict each other (both are named), or a
+            setting is unknown (the nearest name is suggested).
     """
 
     batch_window: float = seconds(0.1, "How long a request waits for others to share its call.", 0.01, 5)

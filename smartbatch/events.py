@@ -327,7 +327,7 @@ class JobProgress(Event):
     failed: int
     cancelled: int
     running: int
-    """Items reported as done by the provider whose results are not stored yet."""
+    """Items that the provider reports as done, but whose results are not stored yet."""
     cost: float
     realtime_cost: float
 

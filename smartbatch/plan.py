@@ -118,10 +118,10 @@ class Plan(Generic[T]):
     def run(self, *, budget: float | str | None = None, progress: bool | None = None) -> ResultList[T]:
         """Run the list by the planned route.
 
-        A deadline counts from now. Spending stays within the plan's budget. Without one, a plan in real time
-        may spend ``cost_high`` plus the highest possible cost of the requests in flight; requests beyond that
-        fail with ``BudgetExceeded``, and completed ones are kept. A plan with a batch has no such limit, as
-        the highest possible cost of each request is reserved.
+        A deadline counts from now. Spending stays within the plan's budget. Without a budget, a plan in real
+        time may spend ``cost_high`` plus the highest possible cost of the requests in flight; requests
+        beyond that fail with ``BudgetExceeded``, and completed ones are kept. A plan with a batch has no
+        such limit, as the highest possible cost of each request is reserved.
 
         Args:
             budget: USD, or a string such as ``"5 USD"``; replaces the plan's budget.

@@ -217,7 +217,7 @@ def outlook(line: JobRow, shards: Sequence[ShardRow], times: Times, now: float) 
         return _by_throughput(line, now)
     # 3. The job is sent in batches: it ends with the last batch. Batches of one model tend to be slow at the
     # same time, so the job's bound is that of its slowest batch. Requests that are not in a batch yet need
-    # another one.
+    # another batch.
     running = [shard for shard in known if (_ended_at(shard) or now + 1) > now]
     unsent = max(0, line.total - sum(shard.size for shard in known))
     ages = [(now - (shard.submitted_at or now), shard.size) for shard in running]

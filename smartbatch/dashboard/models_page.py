@@ -215,7 +215,7 @@ def _limits(shared: SharedView) -> tuple[Part, ...]:
 def _lanes(shared: SharedView) -> list[LaneStatus]:
     """Return the latest published lane of each limit."""
     lanes: dict[tuple[str, str], LaneStatus] = {}
-    for one in reversed(shared.found.processes):  # so that the latest one wins
+    for one in reversed(shared.found.processes):  # so that the latest report wins
         for lane in one.realtime.lanes:
             lanes[lane.model, lane.quota] = lane
     return [lanes[key] for key in sorted(lanes)]

@@ -117,8 +117,8 @@ class Ledger:
         return self._limits.allowed_requests(now)
 
     def utilisation(self) -> float | None:
-        """Return admitted requests relative to allowed ones, up to the last one admitted; ``None`` without a
-        limit.
+        """Return the number of admitted requests relative to the number allowed until the last admission;
+        ``None`` without a limit.
         """
         admitted = [call.at for call in self.calls if call.admitted]
         allowed = self.allowed_requests(max(admitted)) if admitted else 0.0

@@ -111,7 +111,8 @@ class CeleryTasks:
     def results(self, key: str, *, countdown: Duration = 30.0) -> ResultList[Any]:
         """Return the results of a finished job, in order; otherwise retry the task later.
 
-        No worker is blocked in the meantime. If the process that ran the job was killed, this one resumes it.
+        No worker is blocked in the meantime. If the process that ran the job was killed, this process
+        resumes the job.
 
         Args:
             key: the job's key.

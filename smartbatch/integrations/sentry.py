@@ -22,9 +22,9 @@ __all__ = ["SmartbatchIntegration"]
 
 
 class SmartbatchIntegration(Integration):
-    """Use it as ``sentry_sdk.init(integrations=[SmartbatchIntegration()])``.
+    """Add it with ``sentry_sdk.init(integrations=[SmartbatchIntegration()])``.
 
-    Events about an error of smartbatch, or one raised from it, get the tags ``smartbatch.kind``,
+    Events about an error of smartbatch, or about an error raised from one, get the tags ``smartbatch.kind``,
     ``smartbatch.route``, ``smartbatch.attempt`` and ``smartbatch.request_id`` if these are known. Local
     variables are removed from these events and from all others with a frame of smartbatch.
 

@@ -162,7 +162,7 @@ def _parts(events: Sequence[Event], label: Callable[[Any], str] | None) -> dict[
 class MetricValues:
     """Values of metrics since the last reset. Not thread-safe.
 
-    Events are added in groups, which is many times faster than one by one.
+    Events are added in groups, which is many times faster than adding them one by one.
     """
 
     def __init__(self) -> None:

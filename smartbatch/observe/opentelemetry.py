@@ -2,8 +2,9 @@
 
 Each request has a span, with a child for each call. A call that several requests share is a child of the
 first and linked to the others. Batches and jobs have separate spans, linked to the span in which the job was
-submitted; its context is stored with the job, so another process that resumes the job continues the trace.
-Names follow the semantic conventions for generative AI as of November 2026, or begin with ``smartbatch.``.
+submitted; the span's context is stored with the job, so another process that resumes the job continues the
+trace. Names follow the semantic conventions for generative AI as of November 2026, or begin with
+``smartbatch.``.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class _Instruments:
 class OpenTelemetryObserver:
     """An observer that reports requests, calls, batches and jobs to OpenTelemetry.
 
-    The setting ``telemetry`` adds one to a client, unless the client's ``observers`` already contain one.
+    The setting ``telemetry`` adds such an observer to a client, unless the client's ``observers`` already
+    contain one.
 
     Args:
         telemetry: which calls are reported as model calls; some may already be reported elsewhere.

@@ -394,7 +394,7 @@ def in_notebook() -> bool:
 
 def watched(stream: TextIO) -> bool:
     """Whether a person can see a bar: ``stream`` is a terminal, or this is a notebook."""
-    with contextlib.suppress(ValueError, AttributeError):  # the stream is closed or not a real one
+    with contextlib.suppress(ValueError, AttributeError):  # the stream is closed or has no isatty
         if stream.isatty() and os.environ.get("TERM") != "dumb":
             return True
     return in_notebook()

@@ -133,7 +133,7 @@ class LaneQueue:
             heapq.heappush(self.unfunded.setdefault(budget, []), (ticket.key, -ticket.entry, ticket))
 
     def flush(self, now: float) -> None:
-        """Close the window of the tickets that wait now. Later ones are collected as usual."""
+        """Close the window of the tickets that wait now. Later tickets are collected as usual."""
         if self._shares:
             for _, entry, ticket in (*self._ordered.queue, *self._urgent_first):
                 if ticket.entry == entry and ticket.must_start > now:

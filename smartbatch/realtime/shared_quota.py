@@ -98,7 +98,7 @@ class SharedQuota:
     """A :class:`~smartbatch.core.limits.quota.Quota` with its lock, and the clients that use it."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # guards the next two; taken after a client's monitor, never before it
+        self.lock = threading.Lock()  # guards quota and flex; taken after a client's monitor, never before it
         self.quota = Quota()
         self.flex = FlexHealth()
         self._owners: weakref.WeakKeyDictionary[object, _LeaseOwner] = weakref.WeakKeyDictionary()

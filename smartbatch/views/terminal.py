@@ -83,7 +83,7 @@ def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], width
 
     A table that is too wide is narrowed in this order:
 
-    1. Cells with several values keep the first one only, column by column: the highest ``drop`` first.
+    1. Cells with several values keep only the first, column by column: the highest ``drop`` first.
     2. The first column is cut, down to :data:`_MIN_FIRST_COLUMN` cells.
     3. Whole columns are left out, the highest ``drop`` first.
     4. The widest column is cut.

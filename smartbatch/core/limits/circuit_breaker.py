@@ -70,8 +70,9 @@ _CHANCE_LOG = math.log(1e-4)
 _SHORT_CALLS, _LONG_CALLS = 32, 256
 """Failure shares are measured over the last 32 and the last 256 first calls of requests. The short share
 reacts quickly; the long share is still known when only the last answers of a list are missing. The long
-share decides when the breaker opens, the larger one how long a request is retried. Retries do not count,
-because a few requests that always fail would make failures look usual."""
+share decides when the breaker opens, and the larger of the two decides how long a request is retried.
+Retries do not count, because a few requests that always fail would make failures look usual.
+"""
 
 _KEPT_SHARE = 1.0 - 1.0 / _SHORT_CALLS
 

@@ -1,8 +1,8 @@
 """One process's lease of a limit shared with others: leased before it is needed, and used without I/O.
 
-The gate calls :meth:`LimitLease.look` and :meth:`LimitLease.take`; a thread exchanges with the back end at
-the times that :meth:`LimitLease.due` returns. Times are monotonic seconds. The caller holds the quota's
-lock.
+The gate calls :meth:`LimitLease.look` and :meth:`LimitLease.take`; a thread makes exchanges with the back
+end at the times that :meth:`LimitLease.due` returns. Times are monotonic seconds. The caller holds the
+quota's lock.
 """
 
 from __future__ import annotations

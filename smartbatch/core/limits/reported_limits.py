@@ -404,7 +404,7 @@ def surplus_of(call: Reservation, tokens: float, output: float | None) -> Amount
 def _readings(report: LimitReport) -> list[tuple[int, LimitReading]]:
     """Return the readings of ``report`` by dimension.
 
-    A combined figure for input and output is omitted if separate ones are reported, because it repeats the
+    A combined figure for input and output is omitted if separate figures are reported, because it repeats the
     tighter one.
     """
     rounded_to = report.resets_rounded_to

@@ -62,7 +62,7 @@ _GROUPS = (
 
 
 def fault_group(name: str) -> tuple[str, ...]:
-    """Return the mutually exclusive faults to which this one belongs."""
+    """Return the group of mutually exclusive faults to which a fault belongs."""
     return next((group for group in _GROUPS if name in group), (name,))
 
 
@@ -169,7 +169,7 @@ def checked_names(named: str | Sequence[str] | None, known: Mapping[str, Any], h
         hook: the name of the setting, for the error.
 
     Raises:
-        ConfigError: a name is not among the ``known`` ones.
+        ConfigError: a name is not ``known``.
     """
     names = () if named is None else (named,) if isinstance(named, str) else tuple(named)
     for name in names:

@@ -379,7 +379,7 @@ def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
 
 
 def page_of(head: Head, items: Sequence[Item], default: int, most: int) -> tuple[list[Item], str | None]:
-    """Return a page of a list and the token of the next one, ``None`` after the last page.
+    """Return a page of a list and the token of the next page, ``None`` after the last page.
 
     Args:
         head: contains the page size and the token.

@@ -1,9 +1,9 @@
 """Checks of ``settings.SMARTBATCH`` for ``manage.py check``. No provider is called.
 
 - E001: the setting is missing or invalid.
-- E002: the client cannot be made, for example because a key is missing.
+- E002: the client cannot be created, for example because a key is missing.
 - E003: the store cannot be used.
-- W001: jobs are in a file on this machine, but a database of the project is on another one.
+- W001: jobs are in a file on this machine, but a database of the project is on another machine.
 - W002: a setting is given twice, in the settings and by an environment variable.
 """
 
