@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from threading import Event
 from typing import Any, NoReturn
 
 import pytest
@@ -23,9 +24,16 @@ def mistake(*_: object) -> NoReturn:
 
 
 def in_a_callback(prompt: str) -> None:
-    with BatchingClient("sim:x?latency=0") as client:
+    added = Event()
+
+    def answer(*_: object) -> str:
+        assert added.wait(PATIENCE)
+        return "an answer"
+
+    with BatchingClient(answer) as client:
         future = client.submit(prompt)
         future.add_done_callback(mistake)
+        added.set()
         future.result(PATIENCE)
 
 
@@ -88,7 +96,7 @@ def test_what_is_raised_is_logged_with_its_traceback(place, act, caplog):
 def test_it_is_on_standard_error_by_default():
     code = (
         "from smartbatch import BatchingClient\n"
-        "with BatchingClient('sim:x?latency=0') as client:\n"
+        "with BatchingClient('sim:x?latency=0.2') as client:\n"
         "    client.submit('canary').add_done_callback(lambda future: 1 / 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
