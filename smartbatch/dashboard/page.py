@@ -67,7 +67,7 @@ def pages_of(
 
     Args:
         name: the query parameter that selects a page.
-        older: its value for the next page; ``None`` on the last page.
+        older: the parameter's value for the next page; ``None`` on the last page.
     """
     links = []
     if name in query.values:

@@ -109,7 +109,7 @@ class Ledger:
         ]
 
     def allowed_requests(self, now: float) -> float:
-        """Return the number of requests that the limits allow from the first one to ``now``.
+        """Return the number of requests that the limits allow from the first request to ``now``.
 
         Args:
             now: ``time.monotonic()`` seconds.

@@ -245,7 +245,7 @@ def loopback(host: str) -> str:
     """Return ``host`` as a loopback address.
 
     Raises:
-        ConfigError: it is another address; the emulator serves only this machine.
+        ConfigError: the address is not loopback; the emulator serves only this machine.
     """
     address = "127.0.0.1" if host == "localhost" else host
     try:

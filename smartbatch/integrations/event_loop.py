@@ -83,10 +83,10 @@ class Tasks:
             timeout: maximum total seconds.
 
         Raises:
-            TimeoutError: it took longer and was cancelled.
-            CancelledError: of :mod:`concurrent.futures`, after :meth:`cancel`.
+            TimeoutError: the coroutine took longer and was cancelled.
+            CancelledError: :meth:`cancel` was called; the class is that of :mod:`concurrent.futures`.
             RuntimeError: the thread of the loop cannot be started.
-            BaseException: whatever the coroutine raises.
+            BaseException: raised by the coroutine.
         """
 
         async def limited() -> _T:

@@ -341,8 +341,8 @@ def _provider_error(error: Exception, *, again: bool, requests: Sequence[Request
     """Classify an exception of a run by its category first, then by its HTTP status.
 
     Args:
-        again: another attempt runs another agent, which may produce a usable output.
-        requests: their texts must not appear in the error.
+        again: whether another attempt runs another agent, which may produce a usable output.
+        requests: requests whose texts must not appear in the error.
     """
     if isinstance(error, ProviderError):  # from a tool that calls this library
         return error

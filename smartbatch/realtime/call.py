@@ -215,7 +215,7 @@ def _with_middleware(layer: Middleware, inner: Call) -> Call:
 
 
 def _guarded(call: Call, provider: Provider) -> Call:
-    """Turn anything else that middleware raises or returns into a logged error for every request."""
+    """Turn exceptions and invalid results of middleware into an error for every request."""
 
     def guarded(spec: CallSpec) -> Sequence[Outcome]:
         try:

@@ -267,7 +267,7 @@ class Realtime:
         Providers are opened under a separate lock, which requests do not wait for while an engine is running.
 
         Raises:
-            ClientClosed: it was stopped; see :meth:`allow_start`.
+            ClientClosed: the client was stopped; see :meth:`allow_start`.
             RuntimeError: the system allows no further thread.
         """
         with self._opening:
@@ -485,7 +485,7 @@ class Realtime:
         """Call ``work`` under the budget's lock, again after each new lease, until it returns True.
 
         Raises:
-            ClientClosed: it would have to wait, and the client was stopped.
+            ClientClosed: the work would have to wait, and the client was stopped.
         """
         if self._config.budget_scope != "client":
             self._running()  # only an engine leases shares

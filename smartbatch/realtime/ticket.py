@@ -119,9 +119,9 @@ class ResultFuture(Future[Result[T]]):
         """Wait for the result. Ctrl-C during the wait cancels all requests whose call has not started.
 
         Raises:
-            SmartbatchError: the error the request failed with.
-            TimeoutError: it has not finished within ``timeout`` seconds.
-            CancelledError: it was cancelled.
+            SmartbatchError: the request failed.
+            TimeoutError: the request did not finish within ``timeout`` seconds.
+            CancelledError: the request was cancelled.
             Interrupted: Ctrl-C was pressed.
         """
         notice_fork()

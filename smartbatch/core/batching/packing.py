@@ -155,7 +155,7 @@ class BatchCompiler:
         cap share :data:`MAX_PACK_OUTPUT_TOKENS`, of which :class:`PackRoom` has reserved a part for each.
 
         Raises:
-            ValueError: they cannot share a pack; see :func:`batch_key`.
+            ValueError: the requests cannot share a pack; see :func:`batch_key`.
         """
         keys = {batch_key(request) for request in requests}
         if len(keys) != 1 or None in keys:

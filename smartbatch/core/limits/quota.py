@@ -82,7 +82,7 @@ class Quota:
 
     @property
     def spaced_rate(self) -> float | None:
-        """Calls per second at which calls are spaced, once refusals made that necessary."""
+        """Rate at which calls are spaced, in calls per second, once refusals have made spacing necessary."""
         return self._adaptive.rate or None
 
     def look(self, now: float, tokens: float, output: float = 0.0) -> float:

@@ -103,7 +103,7 @@ class BatchBackend:
 
         Args:
             identity: the ID chosen by the client; ``None`` generates one.
-            purpose: its purpose or type, as the API names it.
+            purpose: the file's purpose or type, in the API's terms.
             lifetime: seconds until it expires.
 
         Raises:
@@ -175,9 +175,9 @@ class BatchBackend:
         Args:
             label: metadata or display name given by the client.
             model: the model whose enqueued-token limit applies.
-            endpoint: the endpoint of its lines.
-            problems: why its validation will fail.
-            identity: its ID; ``None`` generates one.
+            endpoint: the endpoint of the batch's lines.
+            problems: why the batch's validation will fail.
+            identity: the batch's ID; ``None`` generates one.
 
         Raises:
             BatchBackendError: ``no_such_file``, ``enqueued`` or ``bad_line``; no batch was created.

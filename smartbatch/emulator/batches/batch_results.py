@@ -138,7 +138,7 @@ def truncate_download(pieces: list[bytes], fraction: float) -> tuple[bytes, int]
     """Return the first part of a download, and the number of whole lines in it.
 
     Args:
-        pieces: its lines with line breaks.
+        pieces: the lines of the download, with line breaks.
         fraction: from 0 to 1; determines the position of the cut, and whether it is at the end of a line.
     """
     count = int(fraction * len(pieces))

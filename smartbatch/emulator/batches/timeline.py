@@ -130,7 +130,7 @@ def timeline(
         created: monotonic seconds of its creation.
         turnaround: seconds from its creation until it finishes.
         total: number of lines.
-        failing: its validation fails.
+        failing: whether the batch's validation fails.
     """
     validated = created + settings.batch_validating
     started = validated + settings.batch_queueing

@@ -61,7 +61,7 @@ def operation(
     """Return the long-running operation of a batch.
 
     Args:
-        inline: its inline results; ``None`` to omit them.
+        inline: the batch's inline results; ``None`` to omit them.
     """
     kind = _KINDS[batch.endpoint]
     metadata = {
