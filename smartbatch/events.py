@@ -434,7 +434,9 @@ class StoreAvailable(Event):
 
 @frozen(kw_only=True)
 class AnswersLost(Event):
-    """The client stopped while answers could not be stored. They are lost, and may have been billed."""
+    """The client stopped while answers could not be stored. The answers are lost, and may have been
+    billed.
+    """
 
     answers: int
     """Answers that arrived; ``cost`` is their cost, if prices are known."""

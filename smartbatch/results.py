@@ -172,8 +172,8 @@ class ResultList(list[Result[T]]):
 
     @property
     def mean_latency(self) -> float:
-        """Mean latency per answer in seconds, of its call or, for batches, since the submission of the batch;
-        0 without answers.
+        """Mean latency per answer in seconds: that of its call or, in a batch, the time since the batch was
+        submitted; 0 without answers.
         """
         return self.total_latency / self.succeeded if self.succeeded else 0.0
 

@@ -341,7 +341,7 @@ class Request:
         call: your own callable ``call(request, attempt)``, used instead of the provider with the same queue,
             gates and retries. It interprets the prompt and returns an ``Answer``, a string, or any object
             (available as ``Result.parsed``), or a tuple of one of these and its :class:`Usage`. ``attempt``
-            is an :class:`Attempt`. It cannot be combined with an embedding.
+            is an :class:`Attempt`. ``call`` cannot be combined with an embedding.
         model: a model of the same provider, with or without its prefix; ``None`` for the client's.
         sample: zero-based number of the answer, if ``n`` requests several; set by the library.
         row: position of the prompt in a list, from 0, if it differs from that of the request; set by the
@@ -534,8 +534,8 @@ class Result(Generic[T_co]):
     def message(self) -> Message:
         """Return the answer as the assistant message that continues its conversation.
 
-        After it, add a ``tool`` message for each of its :attr:`tool_calls`. It includes blocks that the
-        provider requires unchanged, such as Anthropic's signed thinking.
+        After it, add a ``tool`` message for each of its :attr:`tool_calls`. The message includes blocks
+        that the provider requires unchanged, such as Anthropic's signed thinking.
         """
         blocks = (self.extra or {}).get(MESSAGE_BLOCKS)
         content = self.text or "" if blocks is None else tuple(blocks)

@@ -32,7 +32,7 @@ def app(
     Args:
         store: the store to show: a path or a PostgreSQL address. Defaults to that of the client, or to the
             setting ``store``.
-        shared: the place where processes share limits; the same defaults apply.
+        shared: the place where processes share limits, with the same defaults.
         client: a client of this process, whose queue is shown as well.
         access: called with the WSGI environment of each request; returns ``"all"`` (view and act), ``"read"``
             (view only) or ``None`` (nothing). Without it every request is answered with 403. ``smartbatch

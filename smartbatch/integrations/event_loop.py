@@ -27,10 +27,10 @@ _CANCEL_SECONDS = 1.0  # time for a coroutine to end after its timeout
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """A loop that is closed in a forked child.
+    """A loop that appears closed in a forked child.
 
     Otherwise the child's copy would appear to be running, and libraries would keep using its connections.
-    It is not really closed, which would remove the parent's wake-up from the ``epoll`` that both share.
+    Really closing the copy would remove the parent's wake-up from the ``epoll`` that both share.
     """
 
     def __init__(self) -> None:

@@ -196,7 +196,7 @@ class RealtimeStatus:
         pending: unfinished requests, by priority.
         blocked: threads waiting for space in the queue.
         oldest_wait: seconds since the oldest waiting request was submitted; 0 if none is waiting.
-        oldest_waits: the same, by priority.
+        oldest_waits: ``oldest_wait`` by priority.
         waits: waiting requests, by the reason why the first one of their lane is waiting, see
             :class:`LaneStatus`.
         sent: requests in the calls of the last minute.

@@ -275,8 +275,8 @@ class RealtimeEngine:
         """Cancel requests whose results will not be read when the collector next runs.
 
         Finalisers call this at any point, so it runs no user code and waits for no lock. None of the calls
-        starts before the collector runs. It is woken on another thread, because a lock acquired in a
-        finaliser could stay locked after Ctrl-C.
+        starts before the collector runs. The collector is woken on another thread, because a lock acquired
+        in a finaliser could stay locked after Ctrl-C.
         """
         self.queue.abandoned.extend(futures)
         run_after_collection(self.dispatcher.wake)

@@ -253,7 +253,7 @@ def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[i
 
     Args:
         weights: for the input tokens, one per request, 0 or more; tokens are split evenly if all are 0.
-        output_weights: the same for the output tokens.
+        output_weights: such weights for the output tokens.
     """
     # Input tokens include cached ones, and so must each share. Therefore cached and other tokens are split
     # separately.

@@ -68,7 +68,7 @@ def cut(
         distinct: make all sizes different if possible, largest first, at the cost of one or two more shards.
         shared_bytes: like ``max_bytes``, but only for shards of several items: a larger item gets its own
             shard.
-        shared_tokens: the same for ``max_tokens``.
+        shared_tokens: like ``max_tokens``, with the same exception.
         taken_sizes: with ``distinct``, sizes of other shards that must not be used again.
 
     Raises:

@@ -204,8 +204,8 @@ class FlexHealth:
 
 
 class PackingHealth:
-    """Whether packing pays off in a lane. It is suspended if too many packed requests had to be sent again
-    alone.
+    """Whether packing pays off in a lane. Packing is suspended if too many packed requests had to be sent
+    again alone.
 
     Each such request is paid for twice, so above a fifth, packing usually costs more than it saves. On
     trial, a single bad pack suspends packing again.

@@ -363,7 +363,7 @@ class LimitLease:
             )
 
     def cooldown(self, now: float, own: float) -> float | None:
-        """Return when the cooldown of the others ends, if it is later than this process's ``own``."""
+        """Return when the cooldown of other processes ends, if it is later than this process's ``own``."""
         until = now + (self.grant.cool if self.grant is not None else 0.0)
         if until <= max(own, now) + _MIN_INTERVAL_SECONDS:
             return None

@@ -124,10 +124,10 @@ def decide(
     """Return the retry of a failed request, or ``None``, and add the failure to ``count``.
 
     Args:
-        count: the request's own; changed only if it is retried.
-        retry_after: seconds the server asked to wait, already clamped. The first time it replaces the
-            backoff; if the request fails again, the backoff is a minimum as well, so that a server cannot
-            make it use up its tries within a moment.
+        count: the failures of the request; changed only if it is retried.
+        retry_after: seconds the server asked to wait, already clamped. The first time, this delay replaces
+            the backoff; if the request fails again, the backoff is a minimum as well, so that a server cannot
+            make a request use up its tries within a moment.
     """
     # 1. The next call would fail in the same way (wrong key, wrong request, no credit): no retry.
     if kind in _NEVER_KINDS:
