@@ -141,7 +141,7 @@ class BatchDispatcher:
         return DeferredEffects(self._queue, self._clock.now())
 
     def look_locked(self, effects: DeferredEffects) -> _Wait | InFlightCall | None:
-        """Take a step. Return a call, how long to wait if nothing happened, or ``None`` at the end.
+        """Take a step. Return a call, the time to wait if nothing happened, or ``None`` at the end.
 
         The collector checks again after every wait, because a notification may coincide with the timeout.
         """

@@ -154,7 +154,7 @@ class LaneQueue:
         return math.inf
 
     def promote_funded(self) -> None:
-        """Queue tickets whose budget has room, or can never have any.
+        """Queue tickets whose budget has room, or will never have room.
 
         At most one call's tickets are queued per budget, so that the end of a call does not move all of them.
         """

@@ -102,7 +102,7 @@ def _as_tuple(chain: Iterable[Classifier]) -> tuple[Classifier, ...]:
 class Classifiers:
     """The user's classifiers, in order; the first that does not return ``None`` decides.
 
-    A classifier that raises or returns anything else is skipped, because it must not turn one failed call
+    A classifier that raises or returns an invalid value is skipped, because it must not turn one failed call
     into a failed client. A note added to the error names the classifier.
 
     Args:

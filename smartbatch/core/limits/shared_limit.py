@@ -249,7 +249,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
         if record.caps[d] > 0.0:
             given = _given_back(ask, d, account, forgotten=mine is None)
             _correct(record, ask, d, record.levels[d] + given)
-    # 3. Events of the current generation count; those of an older one have already been reported.
+    # 3. Events of the current generation count; events of an older generation were reported before.
     _note_events(record, ask, now)
     _note_turn(record, ask, now)
     if ask.leaving:
