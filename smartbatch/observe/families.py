@@ -121,8 +121,8 @@ def times_of(s: MetricsSnapshot) -> Iterator[tuple[Family, TimeStats]]:
 def sums_of(s: MetricsSnapshot) -> dict[str, float]:
     """Return the figures that add up and are not 0, by ``family`` or ``family:label``.
 
-    A family of durations has the number of durations per octave, by the octave's upper end in seconds, and
-    their ``sum``.
+    A family of durations has their number in each octave, by the octave's upper end in seconds, and their
+    ``sum``.
     """
     sums = {
         key_of(family, label): float(value)

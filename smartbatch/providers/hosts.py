@@ -27,9 +27,10 @@ class Host:
         api: the API that the service implements.
         address: the base URL; ``None`` if each account has its own.
         regions: other base URLs, by the value of the provider option ``region``.
-        servers: names of the host's servers, or their ends after a leading period; by default the server in
-            each address. A base URL at one of them has the host's abilities, under any prefix.
-        path: added to a base URL without a path, because variables often hold only the server.
+        servers: the host's server names; one that begins with a period stands for all names that end in it.
+            By default the servers in the addresses. A base URL on one of these servers has the host's
+            abilities, whatever its prefix.
+        path: added to a base URL without a path, because environment variables often contain only the server.
         key_variables: environment variables with the key; the first that is set applies. By default
             ``NAME_API_KEY``.
         address_variables: environment variables with the base URL. By default ``NAME_BASE_URL``.
@@ -44,7 +45,7 @@ class Host:
         weekend_price_hour: the hour of the day, UTC, whose price applies all Saturday and Sunday.
         max_tokens_field: the name of the output limit in a chat; the other one is sent if it is rejected.
         stream_usage: whether streamed chats accept ``stream_options``; ``None`` to send it until rejected.
-        seed_field: the name of ``seed`` in a chat; ``None`` if the host has no seeds.
+        seed_field: the name of ``seed`` in a chat; ``None`` if the host does not support seeds.
         schema_mode: how schemas are sent at first.
         reasoning_turns: whether chats accept the reasoning of earlier turns.
         embeddings: whether the host computes embeddings.
@@ -79,7 +80,7 @@ class Host:
 
     def __attrs_post_init__(self) -> None:
         prefix = self.name.upper().replace("-", "_")
-        # a frozen record completes its own defaults
+        # the record is frozen
         if not self.key_variables:
             object.__setattr__(self, "key_variables", (f"{prefix}_API_KEY",))
         if not self.address_variables:
@@ -119,7 +120,7 @@ COMPATIBLE = Host(
     needs_key=False,
     batches=OPENAI,
 )
-"""A server of which only its address is known."""
+"""A server of which only the address is known."""
 
 _BUILT_IN = (
     Host(
@@ -189,7 +190,7 @@ _BUILT_IN = (
         batches=GROQ,
     ),
     Host(name="openrouter", address="https://openrouter.ai/api/v1", path="/api/v1", price_id="openrouter"),
-    # its table of prices has peak hours, but peaks are on weekdays only
+    # the price table has peak hours on every day, but there are none at weekends
     Host(
         name="deepseek",
         address="https://api.deepseek.com/v1",

@@ -125,14 +125,14 @@ class Batch(Generic[T, R]):
         return IllegalTransition(f"batch {self.id} {problem}", batch_id=self.id)
 
 
-MIN_SHARED_REQUESTS = 2  # requests that make a call shared
+MIN_SHARED_REQUESTS = 2  # minimum requests of a shared call
 
 
 @frozen
 class Window:
     seconds: float  # seconds that a request waits for others to share its call
     max_size: int  # maximum requests per batch; 1 if the lane cannot share calls
-    min_size: int | None  # requests that are sent without waiting; None lets the calls in flight decide
+    min_size: int | None  # requests sent without waiting; if None, the calls in flight decide
     max_wait: float  # maximum seconds that any request waits; a request may have its own maximum
 
 

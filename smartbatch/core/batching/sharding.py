@@ -5,11 +5,11 @@ carry no label (Anthropic), only the number of requests identifies a batch, so s
 be requested.
 
 Providers and gateways have swapped answers. :class:`Crosscheck` compares the billed prompt tokens of each
-answer with the estimate for the request that it names. Estimates are off by a ratio and a constant that the
-lines of a shard share, and by a random error per line; a line that is off by far more than the others is
-suspicious. On real prompts that error is 7 to 15 %, so 29 % of random swaps between GSM8K prompts are
-detected, and 92 % if one prompt is 1.7 times as long as the other. Suspicious lines are only reported,
-because the check cannot show which answers are right.
+answer with the estimate for the request that it names. The two differ by a factor and a constant, which are
+the same for all lines of a shard, and by a random error of each line; a line whose error is far larger than
+those of the others is suspicious. On real prompts the error is 7 to 15 %. Of random swaps between GSM8K
+prompts, 29 % are detected; of those in which one prompt is 1.7 times as long as the other, 92 %. Suspicious
+lines are only reported, because the check cannot show which answers are right.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Protocol
 from attrs import frozen
 
 _LINE_END_BYTES = 1  # bytes of a line in addition to its item
-_MAX_DIFFERENT_SHARDS = 4  # maximum number of shards of different sizes at the end of a list
+_MAX_DIFFERENT_SHARDS = 4  # maximum number of shards that the end of a list is divided into
 _MAX_DIVISIONS = 20_000  # divisions tried for the end of a list; they take well under 0.1 s
 
 
@@ -120,9 +120,9 @@ class _ItemRow:
 
 
 def _even(row: _ItemRow) -> list[int]:
-    """Return sizes of the fewest shards, each as close as possible to an equal share of the rest."""
-    # Working backwards, find the earliest possible beginning of each shard. The items before it must fit into
-    # the earlier shards.
+    """Return the sizes of as few shards as possible, each about an equal share of the rest."""
+    # Working backwards, find the earliest possible beginning of each shard, so that the items before it fit
+    # into the earlier shards.
     begins = [row.length]
     while begins[-1]:
         begins.append(row.begin(begins[-1]))
@@ -203,7 +203,7 @@ _DEVIATION_PER_MAD = 1.4826
 _MIN_LOG_SPAN = math.log(1.5)
 _MIN_CORRELATION = 0.5
 """If the middle half of the estimates spans a factor of 1.5, their rank correlation with the counts is at
-least 0.9 on the real sets; for twenty answers assigned at random, it exceeds 0.5 once in eighty times."""
+least 0.9 for real prompts; for twenty answers assigned at random, it exceeds 0.5 one time in eighty."""
 
 
 @frozen
@@ -233,7 +233,7 @@ class Crosscheck:
         self._size_fit: _LineFit | None = None
 
     def observe(self, estimate: int, billed: int, size: int = 0) -> None:
-        """Learn from a line; a line without counts is ignored.
+        """Record a line; one without counts is ignored.
 
         Args:
             estimate: uncorrected estimate of its prompt tokens.
@@ -267,7 +267,7 @@ class Crosscheck:
         )
 
     def _unlike(self, estimate: float, size: float) -> float:
-        """Return the deviation of a request's bytes from lines with a similar estimate, as a logarithm."""
+        """Return the log ratio of a request's bytes to those expected for its estimate (without sign)."""
         if size <= 0:
             return 0.0
         if self._size_fit is None:
@@ -315,7 +315,7 @@ def _expected(slope: float, constant: float, estimate: float) -> float:
 
 
 def _slope(estimates: Sequence[float], billed: Sequence[float]) -> float | None:
-    """Return the median slope between lines half the list apart in length (a simplified Theil-Sen fit)."""
+    """Return the median slope between lines half the list apart by length (a simplified Theil-Sen fit)."""
     ordered = sorted(zip(estimates, billed, strict=True))
     half = len(ordered) // 2
     slopes = [

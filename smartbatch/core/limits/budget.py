@@ -1,4 +1,4 @@
-"""Spending limits: money is reserved before a call and reconciled afterwards, and never exceeds the limit.
+"""Spending limits: money is reserved before a call, within the limit, and reconciled afterwards.
 
 A client of a shared budget may spend only what it has leased. Leases do not expire: the lease of a dead
 process stays taken, because it is unknown how much of it was spent. Times are monotonic seconds. The caller
@@ -40,7 +40,7 @@ class Budget:
     reserved, as unconfirmed.
 
     A budget within another one spends from both. Nothing waits for a lasting reservation, such as that of a
-    job that may take days: a cost that does not fit beside the lasting reservations is hopeless.
+    job that may take days: a cost that does not fit alongside the lasting reservations is hopeless.
 
     Args:
         limit: USD; ``None`` only counts spending.
@@ -197,7 +197,7 @@ class Budget:
 
     def _close(self, reservation: SpendReservation) -> None:
         if not reservation.open:
-            raise RuntimeError("a reservation can be ended only once")
+            raise RuntimeError("the reservation is already closed")
         reservation.open = False
         self._reserved -= reservation.nano
         if reservation.lasting:
@@ -302,7 +302,7 @@ class BudgetLease:
         return max(now, self._asked_at + (_IDLE_SECONDS if self._held() > 0.0 else _HEARTBEAT_SECONDS))
 
     def ask(self, now: float, *, leaving: bool = False) -> LeaseAsk:
-        """Return the request for an exchange; :meth:`adopt` or :meth:`lose` follows.
+        """Return the request for an exchange; then call :meth:`adopt` or :meth:`lose`.
 
         Unreserved money is returned if nothing was spent recently, or if it is too little for a call and no
         more could be leased. Otherwise several clients could each hold a part of the money that one of them

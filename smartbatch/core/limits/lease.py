@@ -255,7 +255,7 @@ class LimitLease:
         )
 
     def ask(self, now: float, facts: QuotaFacts, *, leaving: bool = False) -> LeaseAsk:
-        """Return the request for an exchange that begins now; :meth:`adopt` or :meth:`lose` follows.
+        """Return the request for an exchange that begins now; then call :meth:`adopt` or :meth:`lose`.
 
         Held units that are valid and in use are kept; the others are returned, including debts of calls
         that needed more than estimated. Unless the process is ``leaving``, it requests more while calls

@@ -289,7 +289,7 @@ class Quota:
 
     def _end(self, reservation: Reservation) -> None:
         if reservation.ended:
-            raise RuntimeError("a reservation can be ended only once")
+            raise RuntimeError("the reservation is already closed")
         reservation.ended = True
         self._traffic.end(reservation)
 

@@ -196,7 +196,7 @@ def _ruled_out(options: Sequence[Option], constraints: Constraints) -> tuple[Opt
         options = _marked(
             options,
             lambda each: bool(each.batches) and price(each)[0] + each.late_cost >= surely,
-            "saves nothing once its late cost is added",
+            "saves nothing if the risk of being late is included",
         )
     return tuple(options)
 
@@ -228,8 +228,8 @@ def _timed(
 ) -> Option:
     """Add the forecast start of the rescue to an option.
 
-    The forecast is the best of a few possible starts. As batches grow older, a job decides again at each
-    step.
+    The forecast is the best of a few possible starts. A running job decides again at each step, because the
+    age of its batches changes the odds.
     """
     deadline, rest = constraints.deadline, load.by_job - option.first
     if not option.batches or deadline is None or batch.cancelling is None:

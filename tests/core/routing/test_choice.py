@@ -158,7 +158,7 @@ def test_no_deadline_is_risked_for_less_than_a_miss_counts():
     assert cheap.chosen.route is Route.INDIVIDUAL
     batch = next(option for option in cheap.options if option.route is Route.BATCH)
     assert batch.feasible
-    assert batch.ruled_out == "saves nothing once its late cost is added"
+    assert batch.ruled_out == "saves nothing if the risk of being late is included"
     assert all(option.ruled_out for option in cheap.options if option.batches)
     assert "the cheapest of 1 route that meets" in cheap.reason
     assert batch.cost is not None
