@@ -32,6 +32,7 @@ from smartbatch.observe.progress import watched
 from smartbatch.observe.reporters import status_summary
 from smartbatch.plan import Plan
 from smartbatch.providers.base import Provider
+from smartbatch.providers.hosts import add_hosts
 from smartbatch.providers.registry import ModelChoice, open_model
 from smartbatch.realtime.call import Middleware
 from smartbatch.realtime.queue import RequestCounts
@@ -133,6 +134,7 @@ class BatchingClient:
         check_names(given, {*ClientParams.__optional_keys__, *(BatchingClient.__init__.__kwdefaults__ or ())})
         own = {name: given.pop(name) for name in params if name not in GENERATION}
         config = given_or_loaded(config, **own)
+        add_hosts(config.hosts)
         clock = clock or RealClock()
         opened = open_model(model, provider, provider_options, clock)
         verdicts = Classifiers(classifiers, logs.user_error)

@@ -26,6 +26,9 @@ RESERVED_PREFIXES = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
 APPLICATION_VARIABLES = ("SMARTBATCH_MODEL", "SMARTBATCH_WEB_TIMEOUT")
 """Variables read only by applications of web frameworks."""
 
+_TABLES = ("prices", "hosts")
+"""Settings that have no variable."""
+
 LARGE_QUEUE = 10_000
 DAY_SECONDS = 86_400
 
@@ -142,6 +145,9 @@ class BatchingConfig:
     )
     prices: Mapping[str, Price] = setting(
         {}, "prices", "Your own prices by provider:model or model, in USD per million tokens."
+    )
+    hosts: Mapping[str, Mapping[str, Any]] = setting(
+        {}, "hosts", "Further hosts by name, each a table with the fields of Host."
     )
     allow_unknown_price: bool = setting(
         False, "bool", "Allows models without a known price even if there is a budget."
@@ -333,7 +339,7 @@ class BatchingConfig:
                 default=attribute.default,
                 range=spec_of(attribute).range,
                 help=spec_of(attribute).help,
-                environment="" if name == "prices" else VARIABLE_PREFIX + name.upper(),
+                environment=variable_of(name) or "",
             )
             for name, attribute in _keys().items()
         )
@@ -373,6 +379,7 @@ class Settings(TypedDict, total=False):
     budget: float | str | None
     budget_scope: str
     prices: Mapping[str, Price | Mapping[str, Any]]
+    hosts: Mapping[str, Mapping[str, Any]]
     allow_unknown_price: bool
     packing: bool
     deduplicate: bool | None
@@ -414,7 +421,7 @@ def _keys() -> dict[str, Attribute[Any]]:
 
 
 def variable_of(key: str) -> str | None:
-    return VARIABLE_PREFIX + key.upper() if key in _keys() and key != "prices" else None
+    return VARIABLE_PREFIX + key.upper() if key in _keys() and key not in _TABLES else None
 
 
 def _contradictions(c: BatchingConfig) -> Iterator[str]:
@@ -487,10 +494,10 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if key := variables.get(variable):
             if text.strip():
                 values[key] = _spec(key, key).parse(f"{key} ({variable})", text)
-        elif variable == f"{VARIABLE_PREFIX}PRICES":
+        elif (table := variable.removeprefix(VARIABLE_PREFIX).lower()) in _TABLES:
             raise ConfigError(
-                f"{variable}: prices are a table, which does not fit into a variable; put them into a "
-                "settings file (--config FILE), or pass prices={…} to the client"
+                f"{variable}: {table} are a table, which does not fit into a variable; put them into a "
+                f"settings file (--config FILE), or pass {table}={{…}} to the client"
             )
         elif variable not in APPLICATION_VARIABLES and not variable.startswith(RESERVED_PREFIXES):
             if near := did_you_mean(variable, variables, VARIABLE_PREFIX):

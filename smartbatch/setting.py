@@ -19,7 +19,7 @@ from smartbatch.prices import Price
 
 @frozen(kw_only=True)
 class Spec:
-    kind: str  # float, int, bool, choice, text, texts, usd or prices
+    kind: str  # float, int, bool, choice, text, texts, usd, prices or hosts
     low: float = -math.inf  # inclusive
     high: float = math.inf  # inclusive
     choices: tuple[str, ...] = ()  # values of the kind choice
@@ -36,6 +36,7 @@ class Spec:
             "text": "a string",
             "texts": "strings, comma-separated in a variable",
             "prices": "a table of prices by model",
+            "hosts": "a table of hosts by name",
         }
         if self.kind == "choice":
             text = " or ".join(self.choices)
@@ -64,6 +65,8 @@ class Spec:
             return self._number(label, value)
         if self.kind == "prices":
             return self._prices(label, value)
+        if self.kind == "hosts":
+            return self._hosts(label, value)
         if self.kind == "texts":
             return self._texts(label, value)
         right = {"bool": lambda: isinstance(value, bool), "choice": lambda: value in self.choices}
@@ -134,6 +137,12 @@ class Spec:
         if not isinstance(value, Mapping):
             raise self.refusal(label, value)
         return {str(model): Price.parse(str(model), table) for model, table in value.items()}
+
+    def _hosts(self, label: str, value: Any) -> dict[str, dict[str, Any]]:
+        """The fields remain plain values; the providers check them."""
+        if not isinstance(value, Mapping) or not all(isinstance(each, Mapping) for each in value.values()):
+            raise self.refusal(label, value)
+        return {str(name): dict(fields) for name, fields in value.items()}
 
 
 @frozen

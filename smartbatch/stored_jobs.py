@@ -30,6 +30,7 @@ from smartbatch.jobs.wiring import JobWiring, RealtimeItem
 from smartbatch.observe import logs
 from smartbatch.observe.listeners import EventBus, UserWarnings
 from smartbatch.providers.base import Provider
+from smartbatch.providers.hosts import add_hosts
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.engine import CallbackThread, stored_future
 from smartbatch.realtime.realtime import Realtime
@@ -53,6 +54,7 @@ class StoredJobs:
 
     def __init__(self, config: BatchingConfig | None = None, clock: Clock | None = None) -> None:
         self.config = given_or_loaded(config)
+        add_hosts(self.config.hosts)
         settings, time = self.config, clock or RealClock()
         self._states = PerProcess(lambda: _StoreState(settings, time))
 

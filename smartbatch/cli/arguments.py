@@ -391,7 +391,7 @@ examples:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="a prefix, or PROVIDER:MODEL")
     options = """
---config FILE          read settings, such as your own prices, from a TOML or YAML file
+--config FILE          read settings, such as your own prices and hosts, from a TOML or YAML file
 --json                 print JSON lines instead of a table
 """
     add_options(parser.add_argument, options)

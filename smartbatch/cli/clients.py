@@ -6,8 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping
-from types import NoneType, UnionType
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final
 
 from attrs import fields_dict
 
@@ -17,11 +16,11 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.validation import admit_defaults
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.store import is_server, resolved_place
+from smartbatch.providers.hosts import add_hosts
 from smartbatch.providers.registry import option_types, parse_model
+from smartbatch.providers.value_types import fits, type_words
 from smartbatch.runs.row_requests import PromptMaker
 from smartbatch.types import Embedding, Generation
-
-_TYPE_NAMES: Final = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -47,31 +46,11 @@ def _read(name: str, text: str, kind: Any) -> Any:
         value = json.loads(text)
     except ValueError:
         value = text
-    if _fits(value, kind):
+    if fits(value, kind):
         return value
-    if _fits(text, kind):
+    if fits(text, kind):
         return text
-    raise ConfigError(f"--provider-option {name} needs {_words(kind)}")
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in inner)
-    if origin is Literal:
-        return type(value) in map(type, inner)
-    if origin is Mapping:
-        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
-    return kind is Any or type(value) in ((int, float) if kind is float else (kind,))
-
-
-def _words(kind: Any) -> str:
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return " or ".join(_words(each) for each in inner if each is not NoneType)
-    if origin is Mapping:
-        return f"a JSON object whose values are each {_words(inner[1])}"
-    return _TYPE_NAMES.get(kind, "a value that can only be passed in Python")
+    raise ConfigError(f"--provider-option {name} needs {type_words(kind, 'a JSON object')}")
 
 
 _PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")
@@ -80,10 +59,12 @@ _EMBEDDING_OPTIONS: Final = ("task_type", "dimensions")
 
 
 def config_of(args: argparse.Namespace) -> BatchingConfig:
-    """Options that have the name of a setting override it."""
+    """Read the settings and make their hosts known. Options that have the name of a setting override it."""
     names = fields_dict(BatchingConfig)
     settings: dict[str, Any] = {name: value for name, value in vars(args).items() if name in names}
-    return BatchingConfig.load(file=args.config, **settings)
+    config = BatchingConfig.load(file=args.config, **settings)
+    add_hosts(config.hosts)
+    return config
 
 
 def params_of(args: argparse.Namespace) -> Generation:

@@ -10,10 +10,10 @@ from typing import Any, get_args
 
 
 def run(args: argparse.Namespace) -> int:
+    from smartbatch.cli.clients import config_of
     from smartbatch.cli.printing import print_out
-    from smartbatch.config import BatchingConfig
 
-    config = BatchingConfig.load(file=args.config)
+    config = config_of(args)
     if args.names:
         rows = [row for name in args.names for row in _models(name, config.prices)]
     else:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from attrs import field, frozen, validators
+from attrs import evolve, field, frozen
 
 from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.providers.openai.dialect import GROQ, OPENAI, BatchDialect
+from smartbatch.providers.value_types import fits, type_words
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OTHER_PREFIXES = ("call", "sim")  # of providers that are no hosts
 
 
 @frozen(kw_only=True)
@@ -51,9 +55,12 @@ class Host:
         embeddings: whether the host computes embeddings.
         flex: whether the host has a cheaper, slower tier.
         batches: the host's Batch API; ``None`` without one.
+
+    Raises:
+        ConfigError: a name, a share or an hour cannot be used.
     """
 
-    name: str = field(validator=validators.matches_re(_NAME))
+    name: str
     api: Literal["openai", "anthropic", "gemini"] = "openai"
     address: str | None = None
     regions: Mapping[str, str] = field(factory=dict)
@@ -79,6 +86,22 @@ class Host:
     batches: BatchDialect | None = None
 
     def __attrs_post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name in _OTHER_PREFIXES:
+            raise ConfigError(
+                f"host {self.name!r:.40}: the name must start with a lower-case letter, have up to 32 "
+                f"letters, digits, - and _, and differ from {' and '.join(_OTHER_PREFIXES)}"
+            )
+        # the value is not shown, because it may be the key itself
+        if not all(map(_VARIABLE.fullmatch, (*self.key_variables, *self.address_variables))):
+            raise ConfigError(
+                f"host {self.name}: key_variables and address_variables are names of environment "
+                "variables, in letters, digits and _"
+            )
+        for share in ("batch_share", "cached_batch_share"):
+            if not 0 <= (getattr(self, share) or 0) <= 1:
+                raise ConfigError(f"host {self.name}: {share} must be from 0 to 1: 0.5 is half the price")
+        if self.weekend_price_hour not in (None, *range(24)):
+            raise ConfigError(f"host {self.name}: weekend_price_hour must be from 0 to 23")
         prefix = self.name.upper().replace("-", "_")
         # the record is frozen
         if not self.key_variables:
@@ -268,3 +291,55 @@ def host_at(server: str) -> Host:
 def add_host(host: Host) -> None:
     """Make ``NAME:model`` known in this process; an earlier host with that name is replaced."""
     HOSTS[host.name] = host
+
+
+def add_hosts(tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Make the hosts in the setting ``hosts`` known in this process, or none of them after an error.
+
+    Args:
+        tables: fields of :class:`Host` by the host's name. ``batches`` is the name of a built-in host with
+            the same Batch API. Fields of a built-in host replace its own.
+
+    Raises:
+        ConfigError: a name, a field or a value cannot be used.
+    """
+    for host in [_host_of(name, table) for name, table in tables.items()]:
+        add_host(host)
+
+
+def _host_of(name: str, table: Mapping[str, Any]) -> Host:
+    built_in = {each.name: each for each in _BUILT_IN}
+    base = built_in.get(name) or Host(name=name)
+    types = get_type_hints(Host)
+    del types["name"]
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        # 1. Unknown fields. A key in a settings file would be a leak.
+        if key == "api_key":
+            raise ConfigError(
+                f"host {name}: a key does not belong here; set {' or '.join(base.key_variables)}"
+            )
+        if key not in types:
+            raise ConfigError(f"host {name}: unknown field {key}{did_you_mean(key, types)}")
+        # 2. TOML has no null, tuples or records.
+        kind = types[key]
+        if value == "none" and NoneType in get_args(kind):
+            value = None
+        elif get_origin(kind) is tuple:
+            value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+        elif key == "batches":
+            with_batches = [other for other, each in built_in.items() if each.batches is not None]
+            if value not in with_batches:
+                near = did_you_mean(value, with_batches)
+                raise ConfigError(f"host {name}: batches must be one of {', '.join(with_batches)}{near}")
+            value = built_in[value].batches
+        # 3. Wrong types and words.
+        words = get_args(kind) if get_origin(kind) is Literal else ()
+        if not fits(value, kind) or (words and value not in words):
+            near = did_you_mean(value, words)
+            raise ConfigError(f"host {name}: {key} must be {type_words(kind, 'a table')}{near}")
+        values[key] = value
+    host = evolve(base, **values)
+    if host.api != "openai":
+        raise ConfigError(f"host {name}: only hosts with OpenAI's API can be added or changed")
+    return host
