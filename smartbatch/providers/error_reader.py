@@ -134,6 +134,10 @@ _JSEND = ("error", "fail")  # ``status`` of a failure in the JSend format
 _PAGES = frozenset({403, 404, 405})
 
 
+def _is_of_the_key(status: int, message: str) -> bool:
+    return status == 401 or "key" in message.lower()
+
+
 def error_in(data: Any) -> Mapping[str, Any]:
     """Return the error in a decoded body, with a string as ``message``; empty if there is none.
 
@@ -165,6 +169,7 @@ class Refusal:
     limits: LimitReport | None = None  # from the body
     request_id: str | None = None  # call id from the body
     parameters: tuple[str, ...] = ()  # parameters that the server rejects
+    advice: str = ""  # added to the provider's text
 
 
 @frozen
@@ -178,6 +183,7 @@ class ErrorReader:
     id_header: str | None = None
     secrets: tuple[str, ...] = ()  # must not appear in an error
     address: ServiceAddress = NO_ADDRESS  # shown in errors that may come from another server
+    key_source: str = ""  # setting with the key, shown if the key is rejected
 
     def read(
         self,
@@ -191,7 +197,8 @@ class ErrorReader:
         1. Redirects are not followed, because the key must not be sent to another address.
         2. The reason is read from the body, whatever its format, and classified by the API's own table.
         3. The reason is shortened and stripped of secrets; it is left out if it repeats a prompt.
-        4. If the base URL seems wrong, the error shows it and suggests another.
+        4. If the base URL seems wrong, the error shows it and suggests another; if the key was rejected, the
+           error names its setting.
         5. A waiting time in a header takes precedence over one in the body.
         6. Work may have been done if the error is inside a success, or if a gateway timed out (504).
 
@@ -205,9 +212,12 @@ class ErrorReader:
             return self.unusable(reply, "redirect", f"the server answered {reply.status}, {text}")
         found = self.understand(reply, with_reason(reply.json() if data is None else data, reply))
         status = found.status or reply.status
-        text = safe_text(found.message, requests, *self.secrets)
+        parts = [safe_text(found.message, requests, *self.secrets), found.advice]
         if self.address.seems_wrong(status, found.message) and found.code != "model_not_found":
-            text = f"{text}; {self.address.advice}" if text else self.address.advice
+            parts.append(self.address.advice)
+        if self.key_source and found.kind is ErrorKind.AUTH_ERROR and _is_of_the_key(status, found.message):
+            parts.append(f"check {self.key_source}")
+        text = "; ".join(filter(None, parts))
         wait = parse_retry_after(reply.headers, time.time())
         if wait is None and found.wait is not None:
             wait = min(found.wait, RETRY_AFTER_CEILING)

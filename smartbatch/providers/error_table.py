@@ -24,6 +24,7 @@ _CODES = {
     "billing_not_active": ErrorKind.NO_MONEY,
     "budget_exceeded": ErrorKind.NO_MONEY,  # LiteLLM: a key's, team's or user's budget
     "exceeded_current_quota_error": ErrorKind.NO_MONEY,  # Moonshot
+    "Arrearage": ErrorKind.NO_MONEY,  # DashScope: an overdue payment
     "context_length_exceeded": ErrorKind.CONTEXT_TOO_LONG,
     "exceed_context_size_error": ErrorKind.CONTEXT_TOO_LONG,
     "string_above_max_length": ErrorKind.CONTEXT_TOO_LONG,
@@ -69,8 +70,36 @@ _TOO_LONG = re.compile(
 _NEVER_FITS = re.compile(r"request too large", re.I)
 _SLOW_DOWN = re.compile(r"slow down|maximum pending requests", re.I)
 _NO_MONEY = re.compile(r"insufficient (?:credits?|balance|funds)", re.I)
-_FLAGGED = re.compile(r"requires moderation|input was flagged", re.I)
+_FLAGGED = re.compile(r"requires moderation|input was flagged|^request blocked", re.I)
 _BAD_KEY = re.compile(r"api key not valid|(?:incorrect|invalid) api key", re.I)
+
+
+# OpenRouter's reasons and limits in the metadata of a 402 or 403
+_SPENDING_LIMITS = {
+    "weight_exceeds_budget": ErrorKind.CLIENT_ERROR,  # this request alone is too expensive
+    "openrouter_in_flight_budget": ErrorKind.RATE_LIMIT,  # until requests in flight have been billed
+    "openrouter_guardrail_budget": ErrorKind.NO_MONEY,
+    "openrouter_workspace_budget": ErrorKind.NO_MONEY,
+    "openrouter_key_limit": ErrorKind.NO_MONEY,
+}
+# texts about an unknown model by servers that answer 400 without a code for it: DeepSeek, Mistral, OpenRouter
+_UNKNOWN_MODEL = re.compile(
+    r"^model not exist|^invalid model: |\bis not a valid model\b|"
+    r"\bmodel \S{1,200} (?:not found|does not exist)",
+    re.I,
+)
+
+
+def kind_of_spending_limit(metadata: object) -> ErrorKind | None:
+    """Classify an error by OpenRouter's metadata; ``None`` if it names no spending limit."""
+    found = fields(metadata)
+    named = (found.get("reason"), found.get("limit_source"))
+    kinds = (_SPENDING_LIMITS.get(each) for each in named if isinstance(each, str))
+    return next(filter(None, kinds), None)
+
+
+def is_unknown_model(status: int, message: str) -> bool:
+    return status == 400 and _UNKNOWN_MODEL.search(message) is not None
 
 
 def kind_of_code(code: object, type_: object, message: str) -> ErrorKind | None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from attrs import evolve, field, frozen
 
-from smartbatch.errors import ConfigError, did_you_mean
+from smartbatch.errors import ConfigError, ErrorKind, did_you_mean
 from smartbatch.providers.openai.dialect import GROQ, OPENAI, BatchDialect
 from smartbatch.providers.value_types import fits, type_words
 
@@ -54,6 +54,7 @@ class Host:
         reasoning_turns: whether chats accept the reasoning of earlier turns.
         embeddings: whether the host computes embeddings.
         flex: whether the host has a cheaper, slower tier.
+        error_kinds: codes of errors that mean something else than at OpenAI.
         batches: the host's Batch API; ``None`` without one.
 
     Raises:
@@ -83,6 +84,7 @@ class Host:
     reasoning_turns: bool = True
     embeddings: bool = True
     flex: bool = False
+    error_kinds: Mapping[str, ErrorKind] = field(factory=dict)
     batches: BatchDialect | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -262,6 +264,7 @@ _BUILT_IN = (
         },
         path="/compatible-mode/v1",
         batch_share=0.5,
+        error_kinds={"insufficient_quota": ErrorKind.RATE_LIMIT},  # of tokens per minute
         batches=OPENAI,
     ),
     Host(

@@ -87,7 +87,12 @@ def read_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
     tokens, project = _figures(headers, "tokens", now), _figures(headers, "project-tokens", now)
     if project.limit is not None or project.remaining is not None:
         tokens = _tighter(tokens, project)
-    return _report(requests=_figures(headers, "requests", now), tokens=tokens)
+    return _report(
+        requests=_figures(headers, "requests", now),
+        tokens=tokens,
+        input=_figures(headers, "input", now),
+        output=_figures(headers, "output", now),
+    )
 
 
 class _Figures(NamedTuple):
@@ -113,10 +118,14 @@ _HEADERS = {
         "requests": ("requests", "requests-minute", "req-minute"),
         "tokens": ("tokens", "tokens-minute"),
         "project-tokens": ("project-tokens",),
+        "input": ("tokens-prompt",),
+        "output": ("tokens-generated",),
     }.items()
 }
 """Headers of each limit, from the provider itself and through a gateway. The names used by Cerebras and
-Mistral contain the minute; their headers for longer periods are not read.
+Mistral contain the minute; their headers for longer periods are not read. Fireworks limits prompt and
+generated tokens separately. Together's ``x-ratelimit-limit`` and ``x-tokenlimit-limit`` are not read, because
+they change with use, and its documentation does not say clearly whether they apply per second or per minute.
 """
 
 

@@ -183,6 +183,24 @@ def test_limits_that_name_their_minute_are_read(requests):
     )
 
 
+def test_limits_of_prompt_and_generated_tokens_are_read():
+    headers = {
+        "x-ratelimit-limit-tokens-prompt": "3600000",
+        "x-ratelimit-limit-tokens-cache-adjusted-prompt": "900000",
+        "x-ratelimit-limit-tokens-generated": "36000",
+        "x-ratelimit-remaining-tokens-generated": "35000",
+        "x-ratelimit-over-limit": "no",
+    }
+    assert read_limits(headers, NOON) == LimitReport(
+        input_limit=3_600_000, output_limit=36_000, output_remaining=35_000
+    )
+
+
+def test_limits_that_change_with_use_are_not_read():
+    headers = {"x-ratelimit-limit": "10", "x-ratelimit-limit-dynamic": "3", "x-tokenlimit-limit": "9000"}
+    assert read_limits(headers, NOON) is None
+
+
 def anthropics(**named: str) -> dict[str, str]:
     return {f"anthropic-ratelimit-{name.replace('_', '-')}": value for name, value in named.items()}
 

@@ -23,6 +23,7 @@ from smartbatch.providers.http.content import encode_json
 from smartbatch.providers.http.endpoint import (
     HttpNetwork,
     checked_url,
+    key_source,
     not_pickled,
     own_headers,
     scope_of,
@@ -110,6 +111,7 @@ class AnthropicProvider(Provider):
             ERRORS,
             secrets=secrets_of(key, token, own.values(), custom.values()),
             address=ServiceAddress(url.url, False),
+            key_source=key_source(api_key or auth_token, _HOST.key_variables, own),
         )
         self._version = api_version
         self._default_max_tokens = default_max_tokens

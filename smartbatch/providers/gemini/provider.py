@@ -37,6 +37,7 @@ from smartbatch.providers.http.content import encode_json
 from smartbatch.providers.http.endpoint import (
     HttpNetwork,
     checked_url,
+    key_source,
     not_pickled,
     own_headers,
     scope_of,
@@ -116,7 +117,10 @@ class GeminiProvider(Provider):
         )
         self._flex = _HOST.serves(url.host or "") if flex is None else flex
         self._errors = evolve(
-            ERRORS, secrets=secrets_of(key, own.values()), address=ServiceAddress(url.url, versioned=False)
+            ERRORS,
+            secrets=secrets_of(key, own.values()),
+            address=ServiceAddress(url.url, versioned=False),
+            key_source=key_source(api_key, _HOST.key_variables),
         )
         self.scope = scope_of(self.name, url, key, sorted(own.items()))
         self.network: HttpNetwork = HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body)

@@ -39,6 +39,17 @@ def setting(value: str | None, *variables: str) -> str | None:
     return next((text.strip() for text in texts if text and text.strip()), None)
 
 
+def key_source(value: str | None, variables: Sequence[str], headers: Iterable[str] = ()) -> str:
+    """Return the setting that a provider's key comes from, or the one to set if there is no key.
+
+    ``headers`` are the names of a user's headers, one of which may hold the key.
+    """
+    if value is not None:
+        return "api_key"
+    named = next((name for name in variables if os.environ.get(name, "").strip()), None)
+    return named or ("headers" if any(headers) else " or ".join(variables))
+
+
 def checked_url(
     value: str | None,
     variables: Sequence[str],

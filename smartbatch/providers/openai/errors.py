@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from smartbatch.errors import ConfigError, ErrorKind, ParameterRejected, ProviderError
 from smartbatch.providers.base import FlexTier
 from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
-from smartbatch.providers.error_table import kind_of_status
+from smartbatch.providers.error_table import is_unknown_model, kind_of_spending_limit, kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, short
 from smartbatch.providers.hosts import COMPATIBLE, Host
 from smartbatch.providers.http.replies import Reply
@@ -254,29 +254,42 @@ def _reason(name: str) -> str:
     return f"the server refuses it; {_OPTIONS[name]}"
 
 
-_TRY_AGAIN = re.compile(r"try again in ([0-9.hmsuµn]{1,24}?)\.?(?:\s|$)", re.I)
+_TRY_AGAIN = re.compile(
+    r"(?:try again|retry) (?:in|after) ([0-9.hmsuµn]{1,24}?)(?: (s)econds?| (m)inutes?)?\.?(?:\s|$)", re.I
+)
+_ADVICE = {
+    "DeploymentNotFound": "the model must be the name of a deployment of this resource",  # Azure
+}
 
 
-def _understand(reply: Reply, data: Any) -> Refusal:
+def understand(reply: Reply, data: Any, kinds: Mapping[str, ErrorKind] | None = None) -> Refusal:
+    """Parse an error. ``kinds`` are the codes that have another meaning at the host."""
     error = error_in(data)
     message, type_, code = error.get("message", ""), error.get("type"), error.get("code")
-    kind = kind_of_status(reply.status, code, type_, message)
-    wait = _wait(error, message, reply) if kind is ErrorKind.RATE_LIMIT else None
+    metadata = fields(error.get("metadata"))
+    type_ = type_ or metadata.get("error_type")
     word = short(str(code) if isinstance(code, int) else code, PLAIN_WORD) or short(type_, PLAIN_WORD)
+    kind = (kinds or {}).get(word or "") or kind_of_spending_limit(metadata)
+    kind = kind or kind_of_status(reply.status, code, type_, message)
+    wait = _wait(metadata, message, reply) if kind is ErrorKind.RATE_LIMIT else None
+    if is_unknown_model(reply.status, message):
+        word = "model_not_found"
     parameters = refused_parameters(reply.status, message, error.get("param"), code)
-    return Refusal(kind, message, word, wait=wait, parameters=parameters)
+    advice = _ADVICE.get(word or "", "")
+    return Refusal(kind, message, word, wait=wait, parameters=parameters, advice=advice)
 
 
-def _wait(error: Mapping[str, Any], message: str, reply: Reply) -> float | None:
+def _wait(metadata: Mapping[str, Any], message: str, reply: Reply) -> float | None:
     if found := _TRY_AGAIN.search(message):
-        return parse_duration(found[1])
+        return parse_duration(found[1] + (found[2] or found[3] or ""))
     # OpenRouter includes the upstream's headers in the body
     inside = {
         name.lower(): value
-        for name, value in fields(fields(error.get("metadata")).get("headers")).items()
+        for name, value in fields(metadata.get("headers")).items()
         if isinstance(value, str)
     }
-    reset = inside.get("retry-after", inside.get("x-ratelimit-reset", ""))
+    named = {**reply.headers, **inside}
+    reset = named.get("retry-after", named.get("x-ratelimit-reset", ""))
     return parse_retry_after({"retry-after": reset, "date": reply.headers.get("date", "")}, time.time())
 
 
@@ -286,13 +299,15 @@ def _limits(headers: Mapping[str, str]) -> LimitReport | None:
     return None
 
 
-ERRORS = ErrorReader(_understand, _limits, "x-request-id")
+ERRORS = ErrorReader(understand, _limits, "x-request-id")
 
 
 _NO_ROOM = re.compile(r"resource[_ ]unavailable|\bflex\b|capacity", re.I)
 
 
 def _openai_full(error: ProviderError) -> bool:
+    if error.status == 498:  # Groq
+        return True
     # a 429 for the user's own limit has the code rate_limit_exceeded, or mentions money
     if error.status != 429 or error.kind is not ErrorKind.RATE_LIMIT:
         return False

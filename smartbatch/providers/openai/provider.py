@@ -21,6 +21,7 @@ from smartbatch.providers.http.content import encode_json
 from smartbatch.providers.http.endpoint import (
     HttpNetwork,
     checked_url,
+    key_source,
     not_pickled,
     own_headers,
     scope_of,
@@ -45,6 +46,7 @@ from smartbatch.providers.openai.errors import (
     EncodingFormat,
     MaxTokensField,
     ServerParameters,
+    understand,
 )
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
 from smartbatch.types import Answer, Duration, Generation, Request, SchemaMode
@@ -154,7 +156,11 @@ class OpenAIProvider(Provider):
                 "or set the provider option api_key"
             )
         self._errors = evolve(
-            ERRORS, secrets=secrets_of(key, own.values()), address=ServiceAddress(url.url, versioned=True)
+            ERRORS,
+            understand=partial(understand, kinds=host.error_kinds),
+            secrets=secrets_of(key, own.values()),
+            address=ServiceAddress(url.url, versioned=True),
+            key_source=key_source(api_key, prefix.key_variables, own),
         )
         self._api = api
         self._path = "/chat/completions" if api == "chat" else "/responses"
