@@ -214,7 +214,7 @@ class BatchingClient:
             a future; ``result().embedding`` is an ``array('f')`` with exactly the numbers the provider sent.
 
         Raises:
-            InvalidRequest: see :meth:`submit`; also raised if the provider has no embeddings.
+            InvalidRequest: see :meth:`submit`; also raised if the provider does not support embeddings.
         """
         return self.submit(text, embedding=Embedding(task_type, dimensions), **params)
 

@@ -171,7 +171,7 @@ class Provider(ABC):
         Returns:
             one entry per request, in order, as in :meth:`generate_many`, with ``Answer.embedding`` set.
         """
-        raise NotImplementedError(f"{self.name} has no embeddings")
+        raise NotImplementedError(f"{self.name} does not support embeddings")
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
         """Start streaming one answer; only used if ``capabilities.streams``.
@@ -180,7 +180,7 @@ class Provider(ABC):
         Iterating then sends the request and raises the provider's errors, and closing interrupts the wait
         for the answer.
         """
-        raise NotImplementedError(f"{self.name} does not stream")
+        raise NotImplementedError(f"{self.name} does not support streaming")
 
     def check(self, request: Request, *, model: str) -> None:
         """Raise ``InvalidRequest`` for a request that this provider cannot send, before it is queued."""

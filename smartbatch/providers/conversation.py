@@ -22,8 +22,8 @@ def content_of(message: Message) -> str | list[Mapping[str, Any]]:
 def check_extra(extra: Mapping[str, Any], reserved: Collection[str]) -> None:
     for field in reserved:
         if field in extra:
-            own = "; give model= itself" if field == "model" else "; the client sets it"
-            raise InvalidRequest(f"extra may not set {field!r}{own}", field="extra")
+            own = "; pass model= instead" if field == "model" else "; the client sets it"
+            raise InvalidRequest(f"extra cannot set {field!r}{own}", field="extra")
 
 
 def check_format(params: Generation, names: Collection[str], within: str | None = None) -> None:

@@ -62,7 +62,7 @@ class ServiceAddress:
             problem = "is the address of a call"
         else:
             problem = "has no version" if self.versioned else "ends with a version"
-        return f"the base URL {base} {problem}, try base_url={self._usual}"
+        return f"the base URL {base} {problem}; try base_url={self._usual}"
 
     def seems_wrong(self, status: int, message: str) -> bool:
         """True if the address does not exist; False if a model, file or batch does not."""
@@ -86,11 +86,11 @@ class ServiceAddress:
     def after_redirect(self, headers: Mapping[str, str]) -> str:
         """Redirects are not followed, because the key must not be sent to another address."""
         target = _shown(headers.get("location", ""))
-        from_ = f" of {self.base}" if self.base else ""
+        from_ = f" from {self.base}" if self.base else ""
         to = f" to {target}" if target else ""
         return (
-            f"a redirect{from_}{to}: redirects are not followed; if that is the API, make its address the "
-            "base URL, and if it is a page to sign in, sign in to the network"
+            f"a redirect{from_}{to}: redirects are not followed; if its target is the API, use that as the "
+            "base URL; if it is a sign-in page, sign in to the network"
         )
 
 
@@ -280,7 +280,7 @@ class ErrorReader:
         self.check(data, reply, requests)
         if _OF_THE_API.isdisjoint(data):
             said = safe_text(named_reason(data), requests, *self.secrets)
-            text = f"the answer has no field of this API{f' ({said})' if said else ''}"
+            text = f"the answer has none of this API's fields{f' ({said})' if said else ''}"
             raise self.unusable(reply, "shape", f"{text}; {self.address.advice}")
         return data
 

@@ -220,5 +220,5 @@ class MockProvider(Provider):
             position = self._next_answer
             self._next_answer += 1
         if position >= len(script):
-            return LookupError(f"mock: the script has {len(script)} answers, this is request {position + 1}")
+            return LookupError(f"mock: the script has {len(script)} answers; this is request {position + 1}")
         return script[position]

@@ -84,7 +84,7 @@ def register(prefix: str, factory: Factory) -> None:
     """
     prefix = prefix.lower()
     if not prefix.replace("-", "").replace("_", "").isalnum():
-        raise ConfigError(f"the prefix {prefix!r} may have letters, digits, - and _ only")
+        raise ConfigError(f"the prefix {prefix!r} may contain only letters, digits, - and _")
     _factories[prefix] = factory
 
 
@@ -232,11 +232,12 @@ class OpenedModel:
 
     def check(self, request: Request) -> None:
         if request.embedding is not None and not self.provider.capabilities.max_texts:
-            raise InvalidRequest(f"{self.provider.name} has no embeddings", field="embedding")
+            raise InvalidRequest(f"{self.provider.name} does not support embeddings", field="embedding")
         mode, modes = request.params.schema_mode, self.provider.capabilities.schema_modes
         if mode is not None and mode not in modes:
             raise InvalidRequest(
-                f"{self.provider.name} takes no schema_mode={mode!r}, only {', '.join(sorted(modes))}",
+                f"{self.provider.name} does not support schema_mode={mode!r}, "
+                f"only {', '.join(sorted(modes))}",
                 field="schema_mode",
             )
         self.provider.check(request, model=request.model or self.name)
@@ -257,7 +258,7 @@ def open_model(
         ConfigError: the prefix is unknown, a key is missing, or options cannot be used.
     """
     if options and (provider is not None or not isinstance(model, str)):
-        raise ConfigError("provider_options are for a provider named by prefix; this one already exists")
+        raise ConfigError("provider_options require a provider named by its prefix; this one already exists")
     if isinstance(model, str):
         if provider is not None:
             return OpenedModel(provider, model)

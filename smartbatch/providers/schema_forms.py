@@ -180,7 +180,7 @@ class _DialectWriter:
         known = [value for value in values if type(value) in self._dialect.constants]
         other = [value for value in values if type(value) not in self._dialect.constants]
         if any(isinstance(value, list | dict) for value in other):
-            raise NotExpressible("it has a choice of values that are objects or lists")
+            raise NotExpressible("its choice of values includes objects or lists")
         notes |= self._left_over(schema, ("type", "enum", "const"))
         branches: list[dict[str, Any]] = []
         if known:
@@ -267,7 +267,7 @@ class _DialectWriter:
             while name in self._definitions:
                 name += "_"
             if name == "_" * len(name):
-                raise NotExpressible(f"its definition {base!r} has a name that the dialect does not take")
+                raise NotExpressible(f"its definition {base!r} has a name that the dialect does not accept")
             self._names[target] = name
             self._definitions[name] = {}  # added first, because the definition may refer to itself
             self._open.append(target)

@@ -149,8 +149,8 @@ def test_an_option_about_vectors_needs_embed(option, emu, capfd):
 @pytest.mark.parametrize(
     ("line", "printed"),
     [
-        (["--model", "sim:demo", "--embed"], "sim has no embeddings"),
-        (["--model", "anthropic:claude-haiku-5-5", "--embed"], "anthropic has no embeddings"),
+        (["--model", "sim:demo", "--embed"], "sim does not support embeddings"),
+        (["--model", "anthropic:claude-haiku-5-5", "--embed"], "anthropic does not support embeddings"),
         (["--model", MODEL, "--embed", "--dimensions", "0"], "dimensions must be a whole number from 1"),
     ],
 )
@@ -162,7 +162,7 @@ def test_impossible_vectors_are_refused_before_the_input_is_read(
     Path("in.jsonl").write_text("no row\n")
     assert main([command, "in.jsonl", *line]) == 2
     assert capfd.readouterr().err == f"smartbatch: {printed}" + (
-        "\n" if "has no" in printed else " to 65536, not 0\n"
+        "\n" if "not support" in printed else " to 65536, not 0\n"
     )
 
 

@@ -47,7 +47,7 @@ def test_a_seed_that_the_server_rejects_costs_no_request_and_is_reported(caplog)
         assert 1 <= refused(emu) <= 4, "only calls that were under way carried it"
         assert client.metrics.snapshot().failed == 0
     assert len(warnings_in(caplog)) == 1
-    assert 'provider_options={"send_seed": True} sends it' in warnings_in(caplog)[0]
+    assert 'provider_options={"send_seed": True} sends it anyway' in warnings_in(caplog)[0]
     retries = [event for event in told if isinstance(event, RetryScheduled)]
     assert {(event.kind, event.delay, event.counted) for event in retries} == {("parameter", 0.0, False)}
     assert any(isinstance(event, ParameterDropped) for event in told)

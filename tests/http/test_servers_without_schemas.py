@@ -40,7 +40,7 @@ def test_an_answer_that_does_not_fit_fails_in_json_mode_as_well():
             "openai:m", provider_options=options, shared="off", schema=Verdict, validation_retries=0
         ) as client:
             error = client.submit("Classify.").exception(30)
-        assert "the answer breaks the schema" in str(error)
+        assert "the answer violates the schema" in str(error)
         assert [call.status for call in emu.ledger.calls] == [400, 200]
 
 
@@ -48,7 +48,7 @@ def test_an_unsupported_mode_is_refused_before_anything_is_sent():
     options = {"api_key": "k" * 40}
     for model in ("anthropic:claude-haiku-5-5", "gemini:gemini-3.8-flash", "sim:demo"):
         own = {} if model == "sim:demo" else {"provider_options": options}
-        refused = pytest.raises(InvalidRequest, match="takes no schema_mode='prompt', only auto, json_schema")
+        refused = pytest.raises(InvalidRequest, match="does not support schema_mode='prompt', only auto")
         with BatchingClient(model, **own) as client, refused:
             client.submit("x", schema=Verdict, schema_mode="prompt")
     with BatchingClient("sim:demo") as client:

@@ -214,7 +214,7 @@ def test_the_address_of_a_call_in_place_of_the_base_url_is_named_too(serve, at, 
     server = serve(says(json.dumps({"detail": "Not Found"}), "404 Not Found"))
     wrong = url_of(server) + path
     message = fails(at(OpenAIProvider, wrong)).message
-    assert message.endswith(f"{wrong.rstrip('/')} is the address of a call, try base_url={server.base_url}")
+    assert message.endswith(f"{wrong.rstrip('/')} is the address of a call; try base_url={server.base_url}")
 
 
 @pytest.mark.parametrize("kind", [AnthropicProvider, GeminiProvider])
@@ -223,7 +223,7 @@ def test_a_version_too_many_is_named_too(serve, kind):
     provider = kind("k" * 40, server.base_url)
     try:
         assert (
-            f"{server.base_url} ends with a version, try base_url={url_of(server)}" in fails(provider).message
+            f"{server.base_url} ends with a version; try base_url={url_of(server)}" in fails(provider).message
         )
     finally:
         provider.close()
@@ -257,7 +257,7 @@ def test_a_redirect_names_both_addresses_without_what_may_be_secret(serve, reach
     target = "https://me:hunter22@login.example.com/sso/start?token=s3cret&u=1#frag"
     server = serve(says("", "302 Found", location=target))
     found = fails(reach(server))
-    assert f"a redirect of {service.url(server)} to https://login.example.com/sso/start:" in found.message
+    assert f"a redirect from {service.url(server)} to https://login.example.com/sso/start:" in found.message
     assert not [form for form in forms_of(found) if "hunter22" in form or "s3cret" in form]
 
 

@@ -130,7 +130,7 @@ def test_further_fields_are_merged(serve, connect_gemini):
         ({"tools": (Tool("3d", parameters={"type": "object"}),)}, "tools", "begin with a letter"),
         ({"prompt": (Message("system", "x"),)}, "prompt", "needs a user message"),
         ({"extra": {"contents": []}}, "extra", "contents"),
-        ({"extra": {"model": "other"}}, "extra", "model= itself"),
+        ({"extra": {"model": "other"}}, "extra", "pass model= instead"),
         ({"extra": {"generationConfig": {"candidateCount": 2}}}, "extra", "several candidates"),
         ({"extra": {"generationConfig": 3}}, "extra", "mapping"),
         ({"schema": {}, "extra": {"generationConfig": {"responseMimeType": "text/plain"}}}, "extra", "twice"),

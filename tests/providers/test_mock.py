@@ -31,7 +31,7 @@ def test_scripts_are_lists_mappings_or_functions():
     with pytest.raises(ValueError, match="three"):
         ask(listed)
     assert ask(listed).value == {"four": 4}
-    with pytest.raises(LookupError, match="4 answers, this is request 5"):
+    with pytest.raises(LookupError, match="4 answers; this is request 5"):
         ask(listed)
     mapped = MockProvider({"a": "A"})
     assert ask(mapped, "a").text == "A"

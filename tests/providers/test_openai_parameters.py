@@ -101,7 +101,7 @@ def test_a_rejected_parameter_is_omitted_from_then_on(serve, connect):
         ask(provider, seed=3)
     assert [name for name, _ in caught.value.omitted] == ["seed"]
     assert not caught.value.maybe_billed
-    reason = 'the server refuses it; provider_options={"send_seed": True} sends it'
+    reason = 'the server refuses it; provider_options={"send_seed": True} sends it anyway'
     assert ask(provider, seed=3).dropped == (("seed", reason),)
     assert ask(provider).dropped == ()
     assert ["seed" in each.json() for each in server.requests] == [True, False, False]

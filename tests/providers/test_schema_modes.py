@@ -58,7 +58,7 @@ def test_auto_tries_json_mode_after_the_first_refusal_and_remembers_it(serve, co
         ask(provider, schema=SCHEMA)
     [(name, reason)] = caught.value.omitted
     assert name == "json_schema"
-    assert 'schema_mode="json_schema" sends it' in reason
+    assert 'schema_mode="json_schema" sends it anyway' in reason
     for _ in range(2):
         assert ask(provider, schema=SCHEMA).text == '{"label": "good"}'
     first, *others = (each.json() for each in server.requests)

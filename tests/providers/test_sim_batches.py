@@ -213,7 +213,7 @@ def test_the_folder_is_the_owners_alone(tmp_path, folder, monkeypatch):
 def test_a_folder_that_cannot_be_used_is_an_error_that_says_so(tmp_path, folder):
     folder.write_text("a file where the folder should be")
     _, batches, _ = sim()
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         batches.page(None, 1)
     folder.unlink()
     _, batches, _ = sim()

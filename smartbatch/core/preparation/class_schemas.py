@@ -77,7 +77,7 @@ def pydantic_type(kind: Any) -> PydanticType:
 def unbuilt(error: Exception) -> Misfit:
     """Convert an exception raised by the user's class."""
     name = type(error).__name__
-    problem = f"the answer follows the schema, but no object could be made of it: {name}"
+    problem = f"the answer follows the schema, but no object could be made from it: {name}"
     return Misfit(problem, f"{name}: {error}"[:1000])
 
 

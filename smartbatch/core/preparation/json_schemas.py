@@ -203,7 +203,7 @@ class Misfit(Exception):
 
 def broken(place: Sequence[str], reason: str, advice: str) -> Misfit:
     where = "/".join(place) or "the top"
-    return Misfit(f"the answer breaks the schema at {where} ({reason})", f"{advice}.", place, reason)
+    return Misfit(f"the answer violates the schema at {where} ({reason})", f"{advice}.", place, reason)
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
@@ -255,7 +255,7 @@ class PlainSchema:
             # Errors may name a place in the schema, but not in the answer, whose keys are private.
             where = "/".join(str(part) for part in flaws[0].absolute_schema_path)
             advice = "; ".join(f"at {flaw.json_path}: {flaw.message[:500]}" for flaw in flaws)
-            raise Misfit(f"the answer breaks the schema at {where}", f"{advice}.")
+            raise Misfit(f"the answer violates the schema at {where}", f"{advice}.")
         return value
 
 

@@ -102,7 +102,10 @@ class AnthropicBatches(BatchApi):
             lines = error.lines.values() if isinstance(error, BatchRefused) else ()
             for each in (error, *lines):
                 if each.status is not None and echoes(each.message, _prompts_of(creation.lines)):
-                    each.message = f"the provider answered {each.status}; its text repeats a prompt"
+                    each.message = (
+                        f"the provider answered {each.status} "
+                        "(its text is omitted because it repeats a prompt)"
+                    )
                     each.args = (each.message,)
             raise
 
@@ -192,7 +195,8 @@ def _state(word: str, counts: Mapping[str, int]) -> RemoteState:
         return RemoteState.ENDING
     if word != "ended":
         return RemoteState.RUNNING
-    # An ended batch has a result for every request. It is complete unless none of them was run.
+    # An ended batch has a result for every request. It is complete unless all requests were canceled, or all
+    # expired.
     total = sum(counts.values())
     if total and counts["canceled"] == total:
         return RemoteState.CANCELLED

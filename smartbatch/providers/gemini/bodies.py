@@ -201,7 +201,7 @@ def _check_extra(params: Generation) -> None:
         check_format(params, _FORMATS, within=name)
         if any(config.get(count, 1) != 1 for count in ("candidateCount", "candidate_count")):
             raise InvalidRequest(
-                "extra may not request several candidates: pass n to the call, as in submit(…, n=3)",
+                "extra cannot request several candidates: pass n to the call, as in submit(…, n=3)",
                 field="extra",
             )
 

@@ -106,7 +106,7 @@ def own_headers(headers: Mapping[str, str] | None, reserved: Collection[str] = (
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigError(f"headers must contain strings: {name!r} is of type {type(value).__name__}")
         if name.lower() in (*_FRAMING, *reserved):
-            raise ConfigError(f"headers may not set {name!r}; the client sets it")
+            raise ConfigError(f"headers cannot set {name!r}; the client sets it")
         if not _HEADER_NAME.fullmatch(name):
             raise ConfigError("headers contains an invalid HTTP header name")
         if not _HEADER_VALUE.fullmatch(value):

@@ -159,7 +159,7 @@ def check_params(params: Generation, api: str) -> None:
         if params.system is not None and "instructions" in extra:
             raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
     if extra.get("n", 1) != 1:
-        raise InvalidRequest("extra may not set n: pass it to the call, as in submit(…, n=3)", field="extra")
+        raise InvalidRequest("extra cannot set n: pass it to the call, as in submit(…, n=3)", field="extra")
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

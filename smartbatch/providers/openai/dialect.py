@@ -1,4 +1,4 @@
-"""How Batch APIs in the manner of OpenAI's differ from each other, as data."""
+"""How Batch APIs modelled on OpenAI's differ from each other, as data."""
 
 from __future__ import annotations
 

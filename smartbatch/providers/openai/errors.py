@@ -58,17 +58,18 @@ _FLAWED_SCHEMA = re.compile(
 _OWN_VALUES: Final = ("encoding_format", "stream_options")
 # effect of omitting a parameter, and the option that sends it anyway
 _OPTIONS: Final = {
-    "encoding_format": 'vectors arrive as numbers; provider_options={"encoding_format": "base64"} sends it',
+    "encoding_format": "vectors arrive as numbers; "
+    'provider_options={"encoding_format": "base64"} sends it anyway',
     "stream_options": "the usage of streamed answers is estimated unless the server reports it; "
-    'provider_options={"stream_usage": True} sends it',
-    "seed": 'provider_options={"send_seed": True} sends it',
+    'provider_options={"stream_usage": True} sends it anyway',
+    "seed": 'provider_options={"send_seed": True} sends it anyway',
     **{
         name: "the schema is in the prompt, and answers are validated as before; "
-        f'schema_mode="{name}" sends it'
+        f'schema_mode="{name}" sends it anyway'
         for name in ("json_schema", "json_object")
     },
     **{
-        name: f'{other} is sent instead; provider_options={{"max_tokens_field": "{name}"}} sends it'
+        name: f'{other} is sent instead; provider_options={{"max_tokens_field": "{name}"}} sends it anyway'
         for name, other in _MAX_TOKENS.items()
     },
 }
@@ -188,7 +189,7 @@ class ServerParameters:
         if request.params.seed is None or self.seed_field in body:
             return ()
         if not self._has_seeds:
-            return (("seed", "the server has no seeds"),)
+            return (("seed", "the server does not support seeds"),)
         return (("seed", "send_seed is False" if "seed" in self._forced else _reason("seed")),)
 
     def learn(

@@ -193,7 +193,7 @@ def sim_folder() -> Path:
         owned = os.lstat(folder).st_uid == os.getuid() and (named or not folder.is_symlink())
     except OSError as error:
         raise ConfigError(
-            f"the simulation's folder {folder} cannot be made ({error.strerror}); set SMARTBATCH_SIM_DIR"
+            f"the simulation's folder {folder} cannot be created ({error.strerror}); set SMARTBATCH_SIM_DIR"
         ) from None
     if not owned:
         raise ConfigError(f"the simulation's folder {folder} belongs to another user; set SMARTBATCH_SIM_DIR")

@@ -241,7 +241,7 @@ def _emulated(faults: float | Mapping[str, float]) -> dict[str, float]:
     rates = faults if isinstance(faults, Mapping) else dict.fromkeys(FAULTS, faults / len(FAULTS))
     for kind in rates:
         if kind not in FAULTS:
-            raise ConfigError(f"there is no fault {kind!r}; the faults are {', '.join(FAULTS)}")
+            raise ConfigError(f"unknown fault {kind!r}; the faults are {', '.join(FAULTS)}")
     return {_EMULATED[kind]: rate for kind, rate in rates.items()}
 
 
@@ -289,7 +289,7 @@ def parse_options(text: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in urllib.parse.parse_qsl(text, keep_blank_values=True):
         if name not in _OPTIONS:
-            raise ConfigError(f"sim: has no option {name!r}; the options are {', '.join(_OPTIONS)}")
+            raise ConfigError(f"sim: unknown option {name!r}; the options are {', '.join(_OPTIONS)}")
         keyword, read = _OPTIONS[name]
         try:
             options[keyword] = read(value)

@@ -225,7 +225,7 @@ def test_each_part_of_a_tree_of_unions_is_checked_once_by_each_reference(leaf, a
     assert isinstance(found, Parsed) == (leaf == "a")
     assert len(asked) <= 2
     if isinstance(found, Problem):
-        assert found.message == "the answer breaks the schema at anyOf"
+        assert found.message == "the answer violates the schema at anyOf"
 
 
 def test_equal_elements_are_found_in_time_that_grows_with_their_number():

@@ -312,7 +312,7 @@ class TestClasses:
         found = verdict(Review, {**REVIEW, name: wrong})
         assert isinstance(found, Problem)
         assert not found.final
-        assert found.message == f"the answer breaks the schema at {told}"
+        assert found.message == f"the answer violates the schema at {told}"
 
     def test_what_the_class_accepts_is_accepted(self):
         answer = {**PRICED, "price": "1.5", "stars": "4", "canary": 1}
@@ -322,7 +322,7 @@ class TestClasses:
         closed = pydantic.create_model("Closed", __config__={"extra": "forbid"}, a=(int, 1))
         refused = verdict(closed, {"canary": 1})
         assert isinstance(refused, Problem)
-        assert refused.message == "the answer breaks the schema at the top (extra_forbidden)"
+        assert refused.message == "the answer violates the schema at the top (extra_forbidden)"
         assert isinstance(verdict(Author, {"name": "Ann", "canary": 1}), Parsed)
 
     @pytest.mark.parametrize("kind", [Priced, schema_of(Priced)[0]])
@@ -373,7 +373,9 @@ class TestClasses:
 
         found = verdict(Annotated[int, pydantic.AfterValidator(refuse)], 1)
         assert isinstance(found, Problem)
-        assert found.message == ("the answer follows the schema, but no object could be made of it: KeyError")
+        assert found.message == (
+            "the answer follows the schema, but no object could be made from it: KeyError"
+        )
         assert found.advice == "KeyError: '" + "x" * 989
 
     def test_a_pattern_that_needs_backtracking_is_the_classes_own(self):
