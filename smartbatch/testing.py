@@ -23,6 +23,8 @@ def emulator(
     was billed; ``emu.configure(faults=0.02)`` changes settings. Without ``batch_turnaround`` batches end
     immediately.
 
+    ``emulator(dialect="mistral")`` serves the API of another host instead, at ``emu.base_url``.
+
     Args:
         port: 0 selects a free one.
         ledger_file: receives a JSON line for each request and each event of a batch.

@@ -11,7 +11,8 @@ from smartbatch.errors import ConfigError
 
 _DESCRIPTION = """\
 Serve the APIs of OpenAI, Anthropic and Gemini offline: generation (including streaming), embeddings, token
-counts, models, files and batches.
+counts, models, files and batches. With --dialect, serve the API of another host instead, with its paths,
+errors and Batch API.
 
 Point any client at it with OPENAI_BASE_URL (the printed address), or with ANTHROPIC_BASE_URL or
 GOOGLE_GEMINI_BASE_URL (the same without /v1); any key is accepted. GET /_ledger shows what arrived and what
@@ -20,12 +21,15 @@ SIGTERM stops it.
 
 examples:
   smartbatch emulator --port 8100 --latency 0.01 --rpm 600 --faults 500=0.02
+  smartbatch emulator --dialect mistral
 """
 
 _SERVER_OPTIONS = """
 --host HOST            listen on this loopback address (default: %(default)s)
 --port PORT            listen on this port, or 0 for a free one (default: %(default)s)
+--dialect NAME         serve the API of this host; a wrong name lists all
 further:
+--dialect-variants NAME,…  serve other readings of undocumented facts; a wrong name lists all
 --ledger-file FILE     write a JSON line per request and batch event to this file
 --keep-prompts         keep prompts in the ledger
 """
@@ -162,13 +166,23 @@ def run(args: argparse.Namespace) -> int:
         say(f"smartbatch emulator: {error}")
         return 2
     url = emulator.base_url
-    line = (
+    line = _variables(emulator.settings.dialect, url) or (
         f"serving {url} - use it with OPENAI_BASE_URL={url} OPENAI_API_KEY=emulator, "
         f"ANTHROPIC_BASE_URL={emulator.url} ANTHROPIC_API_KEY=emulator, "
         f"or GOOGLE_GEMINI_BASE_URL={emulator.url} GEMINI_API_KEY=emulator"
     )
     emulator.serve(ready=lambda: print_out(line))
     return 0
+
+
+def _variables(dialect: str | None, url: str) -> str:
+    """Return the line that shows how a client is pointed at a host's dialect; empty without one."""
+    from smartbatch.emulator.hosts.dialects import DIALECTS
+
+    if dialect is None:
+        return ""
+    host = DIALECTS[dialect]
+    return f"serving {url} - use it with {host.address_variable}={url} {host.key_variable}=emulator"
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:

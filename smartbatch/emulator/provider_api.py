@@ -135,6 +135,10 @@ class Api(ABC):
             ApiError: the path is unknown, or the method is wrong.
         """
 
+    def error_reply(self, error: ApiError, head: Head) -> ServerReply:  # noqa: ARG002
+        """Return the reply for an error raised while the request was answered."""
+        return ServerReply(error.status, error.body)
+
     @abstractmethod
     def parse_body(self, body: bytes) -> dict[str, Any]: ...
 

@@ -18,6 +18,8 @@ from smartbatch.emulator.anthropic.api import AnthropicApi
 from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_records import AnswerLost
 from smartbatch.emulator.gemini.api import GeminiApi
+from smartbatch.emulator.hosts.dialects import dialect_named
+from smartbatch.emulator.hosts.host_api import HostApi
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.emulator.limits import LimitExceeded, Limits
@@ -32,8 +34,6 @@ _logger = logging.getLogger("smartbatch.emulator")
 _HTML_PAGE = (
     b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>\n"
 )
-# The first API that serves a request handles it. OpenAI's serves all paths.
-_APIS: tuple[Api, ...] = (AnthropicApi(), GeminiApi(), OpenAIApi())
 FLEX = "flex"
 # bytes of a body with a file or a batch: the limit of Gemini's API, the largest of the three
 MAX_UPLOAD = 2_000_000_000
@@ -49,6 +49,11 @@ class _Policy:
     settings: EmulatorSettings
     faults: FaultPlan
     limits: Limits
+    # The first API that serves a request handles it. The last one serves all paths.
+    apis: tuple[Api, ...]
+
+    def api(self, head: Head) -> Api:
+        return next(api for api in self.apis if api.serves(head))
 
 
 @frozen
@@ -69,12 +74,16 @@ class _Exchange:
 
 
 class RequestHandler:
-    """Handles the requests of all three APIs."""
+    """Handles the requests of all three APIs, or of one host.
+
+    Raises:
+        ConfigError: no host's dialect has the name in the settings.
+    """
 
     def __init__(self, settings: EmulatorSettings, ledger: Ledger) -> None:
         self.ledger = ledger
         self._first: float | None = None
-        self._policy = _Policy(settings, FaultPlan(settings), Limits(settings))
+        self._policy = _Policy(settings, FaultPlan(settings), Limits(settings), _apis(settings))
         ledger.use_limits(self._policy.limits)
         self.backend = BatchBackend(settings, ledger, epoch=time.time() - time.monotonic())
         # The server's event loop uses the same clock.
@@ -92,7 +101,7 @@ class RequestHandler:
         """
         settings = evolve(self.settings, **EmulatorSettings.check_names(changes))
         limits = Limits(settings) if _LIMIT_SETTINGS & changes.keys() else self._policy.limits
-        self._policy = _Policy(settings, FaultPlan(settings), limits)
+        self._policy = _Policy(settings, FaultPlan(settings), limits, _apis(settings))
         self.backend.configure(settings)
         self.ledger.use_limits(limits)
 
@@ -100,14 +109,14 @@ class RequestHandler:
         """Delete the ledger, files and batches, and restart limits, faults and indexes."""
         settings = self.settings
         self._first = None
-        self._policy = _Policy(settings, FaultPlan(settings), Limits(settings))
+        self._policy = _Policy(settings, FaultPlan(settings), Limits(settings), self._policy.apis)
         self.ledger.use_limits(self._policy.limits)
         self.backend.reset()
         self.ledger.reset()
 
     def max_body_size(self, head: Head) -> int:
         limit = self.settings.max_body
-        return limit if _api(head).batch_endpoint(head) is None else max(limit, MAX_UPLOAD)
+        return limit if self._policy.api(head).batch_endpoint(head) is None else max(limit, MAX_UPLOAD)
 
     def handle(self, head: Head, body: bytes, now: float) -> ServerReply:
         """Return the reply to a request. ``now`` is monotonic seconds."""
@@ -121,7 +130,7 @@ class RequestHandler:
             self._first = now
         call = Call(self.ledger.received, now, f"{head.method} {head.path}")
         self.ledger.open(call)
-        api = _api(head)
+        api = policy.api(head)
         in_outage = policy.faults.in_outage(call.index, now - self._first)
         exchange = _Exchange(api, policy, head, body, call, now, in_outage)
         try:
@@ -131,7 +140,7 @@ class RequestHandler:
             call.fault = lost.damage
             reply = ServerReply(0, b"", damage=lost.damage)
         except ApiError as error:
-            reply = ServerReply(error.status, error.body)
+            reply = api.error_reply(error, head)
         except Exception as error:
             _logger.exception("the emulator failed to handle request %d", call.index)
             text = f"The emulator failed: {type(error).__name__}: {error}"
@@ -169,8 +178,10 @@ class RequestHandler:
         )
 
 
-def _api(head: Head) -> Api:
-    return next(api for api in _APIS if api.serves(head))
+def _apis(settings: EmulatorSettings) -> tuple[Api, ...]:
+    if settings.dialect is None:
+        return AnthropicApi(), GeminiApi(), OpenAIApi()
+    return (HostApi(dialect_named(settings.dialect, settings.dialect_variants)),)
 
 
 def _answer(exchange: _Exchange) -> ServerReply:

@@ -117,6 +117,9 @@ class EmulatorSettings(BatchSettings):
         models: existing models; ``None`` accepts any name.
         rejects: parameters that OpenAI's API rejects by name, such as ``seed``, and types of
             ``response_format``, such as ``json_schema``; behaves like a compatible server that lacks them.
+        dialect: the host whose API is served instead of the three APIs, such as ``mistral``; see
+            :data:`~smartbatch.emulator.hosts.dialects.DIALECTS`.
+        dialect_variants: other readings of facts that the host's documents leave open, by name.
         keep_prompts: True keeps prompt texts in the ledger, not only their SHA-256.
         max_connections: maximum number of open connections; others are answered with 503 and closed.
         max_body: maximum bytes of a request body; larger bodies are answered with 413. Uploads and batches
@@ -153,6 +156,8 @@ class EmulatorSettings(BatchSettings):
     keys: frozenset[str] | None = field(default=None, repr=False, converter=_keys)
     models: tuple[str, ...] | None = field(default=None, converter=_models)
     rejects: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    dialect: str | None = None
+    dialect_variants: frozenset[str] = field(default=frozenset(), converter=frozenset)
     keep_prompts: bool = False
     max_connections: int = 1024
     max_body: int = 32 * 1024 * 1024
@@ -214,6 +219,8 @@ class EmulatorParams(TypedDict, total=False):
     keys: Iterable[str] | None
     models: Iterable[str] | None
     rejects: Iterable[str]
+    dialect: str | None
+    dialect_variants: Iterable[str]
     keep_prompts: bool
     max_connections: int
     max_body: int

@@ -21,6 +21,7 @@ from smartbatch.emulator.batches.batch_records import (
     Download,
     Entry,
     Files,
+    IdFormat,
     InputProblem,
     OutputLine,
     StoredFile,
@@ -36,14 +37,14 @@ from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline, time
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.settings import EmulatorSettings
 
-_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_", "gemini": ""}
+_IDS = {"openai": IdFormat(), "anthropic": IdFormat(batch="msgbatch_".__add__), "gemini": IdFormat(batch=str)}
 
 
 class BatchBackend:
     """All files and batches of an emulator. Thread-safe.
 
-    Every method takes ``api`` (``openai``, ``anthropic`` or ``gemini``) and ``key``, the credential, which
-    gives access to its own files and batches only. ``now`` is monotonic seconds and never decreases.
+    Every method takes ``api`` (``openai``, ``anthropic``, ``gemini`` or a host) and ``key``, the credential,
+    which gives access to its own files and batches only. ``now`` is monotonic seconds and never decreases.
 
     Args:
         ledger: records what happens to batches. Without one, lines run only while their results are fetched,
@@ -77,7 +78,7 @@ class BatchBackend:
 
     def _clear(self) -> None:
         generation = self._generation
-        self._files = Files(lambda number: "file-" + self._rng.identity("file", generation, number))
+        self._files = Files(lambda number: self._rng.identity("file", generation, number))
         self._batches: dict[Account, dict[str, StoredBatch]] = defaultdict(dict)
         self._unfinished: list[StoredBatch] = []
         self._late_creates: list[StoredBatch] = []
@@ -98,6 +99,7 @@ class BatchBackend:
         identity: str | None = None,
         purpose: str = "batch",
         lifetime: float = math.inf,
+        ids: IdFormat | None = None,
     ) -> StoredFile:
         """Store a file.
 
@@ -105,6 +107,7 @@ class BatchBackend:
             identity: the ID chosen by the client; ``None`` generates one.
             purpose: the file's purpose or type, in the API's terms.
             lifetime: seconds until it expires.
+            ids: the format of a generated ID; ``None`` for OpenAI's.
 
         Raises:
             BatchBackendError: ``exists``, if there is a file with that ID.
@@ -112,7 +115,14 @@ class BatchBackend:
         with self._lock:
             self.advance(now)
             return self._files.put(
-                (api, key), name, data, now, identity=identity, purpose=purpose, lifetime=lifetime
+                (api, key),
+                name,
+                data,
+                now,
+                identity=identity,
+                purpose=purpose,
+                lifetime=lifetime,
+                ids=ids or IdFormat(),
             )
 
     def file(self, api: str, key: str, file_id: str, now: float) -> StoredFile | None:
@@ -120,7 +130,7 @@ class BatchBackend:
         with self._lock:
             self.advance(now)
             found = self._files.get((api, key), file_id, now)
-            if found is None and file_id.startswith(("file-", "batch-")):
+            if found is None:
                 outputs = self._outputs(api, key, now)
                 found = next((file for file in outputs if file.id == file_id), None)
             return found
@@ -169,6 +179,8 @@ class BatchBackend:
         file_id: str | None = None,
         problems: Sequence[InputProblem] = (),
         identity: str | None = None,
+        ids: IdFormat | None = None,
+        windows: float = 1.0,
     ) -> BatchSnapshot:
         """Create a batch and return it.
 
@@ -178,6 +190,8 @@ class BatchBackend:
             endpoint: the endpoint of the batch's lines.
             problems: why the batch's validation will fail.
             identity: the batch's ID; ``None`` generates one.
+            ids: the format of the batch's ID and those of its result files; ``None`` for that of the API.
+            windows: time until lines expire, in multiples of the setting ``batch_window``.
 
         Raises:
             BatchBackendError: ``no_such_file``, ``enqueued`` or ``bad_line``; no batch was created.
@@ -188,14 +202,17 @@ class BatchBackend:
             index = self._creates[api]
             self._creates[api] += 1
             label = dict(label or {})
-            name = identity or _PREFIXES[api] + self._rng.identity("batch", self._generation, api, index)
+            ids = ids or _IDS.get(api, IdFormat())
+            name = identity or ids.batch(self._rng.identity("batch", self._generation, api, index))
             faults = self._rng.batch_faults(api, index, label)
             if "fail_validation" in faults and not problems:
                 problems = [InputProblem("invalid_request", "The batch could not be validated.")]
             problems = problems or self._bad_lines(api, index, entries)
+            failing = bool(problems)
             batch = StoredBatch(
                 name, index, api, key, model, endpoint, label, file_id, entries, tuple(problems), faults,
-                self._rng, self._timeline(index, api, now, len(entries), faults, failing=bool(problems)),
+                self._rng, self._timeline(index, api, now, len(entries), faults, windows, failing=failing),
+                ids, windows,
             )  # fmt: skip
             return self._accept(batch, now)
 
@@ -404,10 +421,18 @@ class BatchBackend:
             self._record(end)
 
     def _timeline(
-        self, index: int, api: str, created: float, total: int, faults: frozenset[str], *, failing: bool
+        self,
+        index: int,
+        api: str,
+        created: float,
+        total: int,
+        faults: frozenset[str],
+        windows: float,
+        *,
+        failing: bool,
     ) -> Timeline:
         turnaround = self._rng.turnaround(api, index)
-        return timeline(self._settings, created, turnaround, total, faults, failing=failing)
+        return timeline(self._settings, created, turnaround, total, faults, failing=failing, windows=windows)
 
     def _restart_timeline(self, batch: StoredBatch, created: float) -> None:
         batch.set_timeline(
@@ -417,6 +442,7 @@ class BatchBackend:
                 created,
                 len(batch.entries),
                 batch.faults,
+                batch.windows,
                 failing=bool(batch.problems),
             )
         )
@@ -426,7 +452,7 @@ class BatchBackend:
 
     def _refuses_late(self, batch: StoredBatch) -> bool:
         """Whether a batch above the enqueued-token limit is created and then fails, as with OpenAI."""
-        return batch.api == "openai" and self._settings.batch_enqueued_refusal == "late"
+        return batch.api not in ("anthropic", "gemini") and self._settings.batch_enqueued_refusal == "late"
 
     def _is_hidden(self, batch: StoredBatch, fault: str, seconds: float, now: float) -> bool:
         if fault not in batch.faults:

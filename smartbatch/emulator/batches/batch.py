@@ -15,6 +15,7 @@ from smartbatch.emulator.batches.batch_records import (
     BatchSnapshot,
     Counts,
     Entry,
+    IdFormat,
     InputProblem,
     State,
     StoredFile,
@@ -40,7 +41,7 @@ class BatchRecord:
     """A request to create a batch, and the batch. Times are monotonic seconds."""
 
     id: str
-    api: str  # ``openai``, ``anthropic`` or ``gemini``
+    api: str  # ``openai``, ``anthropic``, ``gemini`` or the host of the emulated dialect
     index: int  # number among the create calls of its API
     at: float
     # ``created`` (and answered), ``lost`` (created, but the answer was lost), ``late`` (the answer was lost,
@@ -163,6 +164,8 @@ class StoredBatch:
     faults: frozenset[str]
     rng: BatchRandomness = field(repr=False)
     timeline: Timeline
+    ids: IdFormat = field(factory=IdFormat)
+    windows: float = 1.0
     stop_at: float = math.inf
     ended_at: float = math.inf
     final: State = "completed"
@@ -305,7 +308,7 @@ class StoredBatch:
         if self.api == "gemini":
             return f"batch-{self.rng.identity('results', self.id, 'all')}", None
         output_id, error_id = (
-            f"file-{self.rng.identity('results', self.id, part)}" for part in ("good", "bad")
+            self.ids.file(self.rng.identity("results", self.id, part)) for part in ("good", "bad")
         )
         return output_id if succeeded else None, error_id if succeeded < self.timeline.total else None
 

@@ -42,6 +42,14 @@ class BatchBackendError(Exception):
         self.message = message
 
 
+@frozen
+class IdFormat:
+    """How an API writes the IDs of its batches and files, made from 24 hexadecimal digits."""
+
+    batch: Callable[[str], str] = "batch_".__add__
+    file: Callable[[str], str] = "file-".__add__
+
+
 class AnswerLost(Exception):
     """A create call whose answer does not reach the client.
 
@@ -192,7 +200,7 @@ class Files:
     """All uploaded files. Callers hold the backend's lock.
 
     Args:
-        name: returns a file ID for the number of an upload.
+        name: returns 24 hexadecimal digits for the number of an upload.
     """
 
     def __init__(self, name: Callable[[int], str]) -> None:
@@ -210,10 +218,11 @@ class Files:
         identity: str | None,
         purpose: str,
         lifetime: float = math.inf,
+        ids: IdFormat,
     ) -> StoredFile:
         files = self._files[account]
         if identity is None:
-            identity = self._name(self._uploads)
+            identity = ids.file(self._name(self._uploads))
             self._uploads += 1
         elif self.get(account, identity, now) is not None:
             raise BatchBackendError("exists", f"File {identity} already exists.")

@@ -30,7 +30,8 @@ def result_lines(batch: StoredBatch, part: str | None = None) -> list[OutputLine
     """Return the lines of a batch that has ended, damaged by its faults.
 
     Args:
-        part: ``succeeded`` or ``failed`` (all others); ``all`` or ``None`` for both.
+        part: ``succeeded``, ``failed`` (all others) or ``errored`` (those that have run and failed); ``all``
+            or ``None`` for all lines.
     """
     if batch.final == "failed":
         return _all_failed(batch) if batch.api == "anthropic" else []
@@ -39,6 +40,8 @@ def result_lines(batch: StoredBatch, part: str | None = None) -> list[OutputLine
         random.Random(batch.id).shuffle(lines)
     if part in (None, "all"):
         return lines
+    if part == "errored":
+        return [line for line in lines if line.outcome == "errored"]
     return [line for line in lines if (line.outcome == "succeeded") == (part == "succeeded")]
 
 

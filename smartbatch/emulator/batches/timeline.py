@@ -123,6 +123,7 @@ def timeline(
     faults: frozenset[str],
     *,
     failing: bool,
+    windows: float = 1.0,
 ) -> Timeline:
     """Return the timeline of a batch.
 
@@ -131,12 +132,13 @@ def timeline(
         turnaround: seconds from its creation until it finishes.
         total: number of lines.
         failing: whether the batch's validation fails.
+        windows: time until lines expire, in multiples of ``batch_window``.
     """
     validated = created + settings.batch_validating
     started = validated + settings.batch_queueing
     ended = max(started, created + turnaround)
     run_seconds = (ended - started) * (1 - _FINALIZING_SHARE)
-    expires = created + settings.batch_window
+    expires = created + settings.batch_window * windows
     runs, final = total, "completed"
     if failing:
         runs, final, ended = 0, "failed", validated

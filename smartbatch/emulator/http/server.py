@@ -16,6 +16,7 @@ from typing import Any, Unpack
 
 from attrs import evolve
 
+from smartbatch.emulator.hosts.dialects import dialect_named
 from smartbatch.emulator.http.head import BadRequest, ChunkedBody, Head, parse_head
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.openai.parsing import error_body
@@ -328,7 +329,7 @@ _BACKLOG_CONNECTIONS = 1024  # connections queued by the kernel before they are 
 
 
 class Emulator:
-    """The APIs of OpenAI, Anthropic and Gemini on a loopback address, offline.
+    """The APIs of OpenAI, Anthropic and Gemini, or that of one host, on a loopback address, offline.
 
     ``with Emulator(latency=0.05) as emulator: …`` serves on a separate thread until the block ends. The port
     is open as soon as the object exists.
@@ -344,7 +345,8 @@ class Emulator:
         handler: answers the requests; can be replaced before the start.
 
     Raises:
-        ConfigError: a setting is out of range, the port is in use, or the address is not loopback.
+        ConfigError: a setting is out of range, no dialect has the name, the port is in use, or the address is
+            not loopback.
     """
 
     ledger: Ledger
@@ -364,10 +366,10 @@ class Emulator:
         self.port: int = self._socket.getsockname()[1]
         try:
             self.ledger = Ledger(ledger_file)
+            self.handler = RequestHandler(checked, self.ledger)
         except ConfigError:
             self._socket.close()
             raise
-        self.handler = RequestHandler(checked, self.ledger)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -380,8 +382,9 @@ class Emulator:
 
     @property
     def base_url(self) -> str:
-        """The address for ``OPENAI_BASE_URL``."""
-        return f"{self.url}/v1"
+        """The address for ``OPENAI_BASE_URL``, or for the variable of the emulated host."""
+        dialect = self.settings.dialect
+        return f"{self.url}{'/v1' if dialect is None else dialect_named(dialect).path}"
 
     @property
     def settings(self) -> EmulatorSettings:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import define, field, frozen
@@ -36,6 +36,27 @@ MAX_INPUTS = 50_000
 _MAX_PROBLEMS = 100
 
 
+@frozen(kw_only=True)
+class InputRules:
+    """What the input of a batch may contain.
+
+    Attributes:
+        max_lines: maximum requests, unless the settings have another limit.
+        max_bytes: maximum bytes, unless the settings have another limit.
+        addressed: whether each line names a method and a URL.
+        one_endpoint: whether all lines have the URL of the batch.
+        one_model: whether all lines have the same model.
+        parse: parses the body of a line.
+    """
+
+    max_lines: int = MAX_LINES
+    max_bytes: int = MAX_BYTES
+    addressed: bool = True
+    one_endpoint: bool = True
+    one_model: bool = True
+    parse: Callable[[str, Head, Mapping[str, Any], EmulatorSettings], ModelCall] = parse_call
+
+
 @frozen
 class Input:
     entries: list[Entry]  # valid lines
@@ -43,15 +64,25 @@ class Input:
     model: str
 
 
-def read_input(data: bytes, endpoint: str, head: Head, settings: EmulatorSettings) -> Input:
+def read_input(
+    data: bytes,
+    endpoint: str,
+    head: Head,
+    settings: EmulatorSettings,
+    rules: InputRules | None = None,
+    model: str | None = None,
+) -> Input:
     """Return the content of an input file.
 
     Args:
         endpoint: the endpoint that all lines must name.
         settings: limits of lines and bytes, and the existing models.
+        rules: those of a host; ``None`` for OpenAI's.
+        model: the model of lines without one; ``None`` if each line must name its own.
     """
-    reader = _InputReader(endpoint, head, settings)
-    if len(data) > (most := settings.batch_max_bytes or MAX_BYTES):
+    rules = rules or InputRules()
+    reader = _InputReader(endpoint, head, settings, rules, model)
+    if len(data) > (most := settings.batch_max_bytes or rules.max_bytes):
         reader.add_problem(
             "file_too_large", f"The file has {len(data)} bytes, but at most {most} are accepted.", None
         )
@@ -65,6 +96,8 @@ class _InputReader:
     endpoint: str
     head: Head
     settings: EmulatorSettings
+    rules: InputRules
+    default_model: str | None
     model: str | None = None
     entries: list[Entry] = field(factory=list)
     problems: list[InputProblem] = field(factory=list)
@@ -77,7 +110,7 @@ class _InputReader:
 
     def read(self, data: bytes) -> None:
         rows = [(number, row) for number, row in enumerate(data.split(b"\n"), 1) if row.strip()]
-        most = self.settings.batch_max_lines or MAX_LINES
+        most = self.settings.batch_max_lines or self.rules.max_lines
         if len(rows) > most:
             self.add_problem(
                 "too_many_tasks", f"The file has {len(rows)} requests, but at most {most} are accepted.", None
@@ -104,16 +137,17 @@ class _InputReader:
         elif custom_id in self.ids:
             message = f"The custom_id '{custom_id}' is used more than once."
             self.add_problem("duplicate_custom_id", message, number, "custom_id")
-        elif line.get("method") != "POST":
+        elif self.rules.addressed and line.get("method") != "POST":
             self.add_problem("invalid_request", "The method of a line must be 'POST'.", number, "method")
-        elif line.get("url") != self.endpoint:
+        elif self.rules.addressed and self.rules.one_endpoint and line.get("url") != self.endpoint:
             message = f"The url of a line must be that of the batch, {self.endpoint}."
             self.add_problem("url_mismatch", message, number, "url")
         elif not isinstance(body, dict):
             self.add_problem("invalid_request", "A line needs a 'body' that is an object.", number, "body")
-        elif self._has_same_model(number, body.get("model")):
+        elif self._has_same_model(number, body.setdefault("model", self.default_model)):
             self.ids.add(custom_id)
-            self.entries.append(self._entry(custom_id, body))
+            url = self.endpoint if self.rules.one_endpoint else str(line.get("url"))
+            self.entries.append(self._entry(custom_id, url, body))
 
     def _has_same_model(self, number: int, model: Any) -> bool:
         if not isinstance(model, str) or not model:
@@ -126,7 +160,7 @@ class _InputReader:
             return False
         if self.model is None:
             self.model = model
-        if model != self.model:
+        if model != self.model and self.rules.one_model:
             message = (
                 f"All lines of a batch must have the same model: this line has '{model}', the first line has "
                 f"'{self.model}'."
@@ -135,14 +169,14 @@ class _InputReader:
             return False
         return True
 
-    def _entry(self, custom_id: str, body: dict[str, Any]) -> Entry:
-        if isinstance(given := body.get("input"), list) and self.endpoint == "/v1/embeddings":
+    def _entry(self, custom_id: str, endpoint: str, body: dict[str, Any]) -> Entry:
+        if isinstance(given := body.get("input"), list) and endpoint == "/v1/embeddings":
             self.inputs += len(given)
 
         def parse() -> ModelCall:
             if body.get("stream"):
                 raise api_error(400, "Streaming is not supported in the Batch API.", param="stream")
-            return parse_call(self.endpoint, self.head, body, self.settings)
+            return self.rules.parse(endpoint, self.head, body, self.settings)
 
         return parse_entry(custom_id, parse, self.settings)
 
@@ -157,7 +191,7 @@ _FAILED: dict[str, tuple[int, bytes]] = {
     "no_money": (429, bodies.INSUFFICIENT_QUOTA),
     "zero": (0, b'""'),
 }
-_NOT_RUN = {
+NOT_RUN = {
     "expired": (
         "batch_expired",
         "This request could not be executed before the completion window expired.",
@@ -344,15 +378,18 @@ def _usage(batch: BatchSnapshot) -> Mapping[str, Any]:
     }
 
 
+def answer_of(line: OutputLine) -> tuple[int, bytes]:
+    """Return the status and body of a line that has run."""
+    return (line.status, line.body) if line.error is None or line.error == "refused" else _FAILED[line.error]
+
+
 def line_bytes(line: OutputLine) -> bytes:
     error, response = b"null", b"null"
-    if line.outcome in _NOT_RUN:
-        code, message = _NOT_RUN[line.outcome]
+    if line.outcome in NOT_RUN:
+        code, message = NOT_RUN[line.outcome]
         error = json.dumps({"code": code, "message": message}).encode()
     else:
-        status, body = line.status, line.body
-        if line.error is not None and line.error != "refused":
-            status, body = _FAILED[line.error]
+        status, body = answer_of(line)
         response = b'{"status_code": %d, "request_id": "req_%b", "body": %b}' % (
             status, line.identity.encode(), body,
         )  # fmt: skip

@@ -33,7 +33,7 @@ _API_NAME = "openai"
 
 def uploaded(head: Head, body: bytes, context: BatchContext, key: str) -> ServerReply:
     """Store the file of an upload (``multipart/form-data``)."""
-    fields, name, data = _multipart(head, body)
+    fields, name, data = multipart(head, body)
     purpose = fields.get("purpose")
     if not purpose:
         raise api_error(400, "'purpose' is a required property", param="purpose")
@@ -154,7 +154,7 @@ def _shape(file: StoredFile, context: BatchContext, size: int) -> dict[str, Any]
     }
 
 
-def _multipart(head: Head, body: bytes) -> tuple[dict[str, str], str | None, bytes | None]:
+def multipart(head: Head, body: bytes) -> tuple[dict[str, str], str | None, bytes | None]:
     """Return the fields of a form, and the name and bytes of its file."""
     boundary = _BOUNDARY.search(head.headers.get("content-type", ""))
     if boundary is None:

@@ -1,0 +1,86 @@
+"""The API of a host: OpenAI's, with the host's paths, key, errors and batches."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from typing import Any
+
+from attrs import evolve
+
+from smartbatch.emulator.hosts import host_batches
+from smartbatch.emulator.hosts.host_dialect import BatchCall, HostDialect
+from smartbatch.emulator.http.head import Head
+from smartbatch.emulator.limits import LimitExceeded
+from smartbatch.emulator.openai.api import OpenAIApi
+from smartbatch.emulator.openai.parsing import api_error
+from smartbatch.emulator.parsed_requests import ApiError
+from smartbatch.emulator.provider_api import BatchContext, BatchEndpoint, Parse, ServerReply
+from smartbatch.emulator.settings import EmulatorSettings
+
+
+class HostApi(OpenAIApi):
+    def __init__(self, dialect: HostDialect) -> None:
+        self.dialect = dialect
+
+    @cached_property
+    def _batch_paths(self) -> re.Pattern[str]:
+        return re.compile(rf"{self.dialect.path}/(?:files|{self.dialect.jobs})(?:[/:].*)?")
+
+    def check_key(self, head: Head, settings: EmulatorSettings) -> None:
+        self._key(head, settings)
+
+    def _key(self, head: Head, settings: EmulatorSettings) -> str:
+        given = head.headers.get(self.dialect.key_header or "")
+        if given is not None:
+            head = evolve(head, headers={**head.headers, "authorization": f"Bearer {given}"})
+        super().check_key(head, settings)
+        return head.authorization.partition(" ")[2].strip()
+
+    def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
+        return None if self._batch_paths.fullmatch(head.path) is None else self._answer_batch
+
+    def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> ServerReply:
+        key = self._key(head, context.settings)
+        return host_batches.answer(BatchCall(self.dialect, head, body, context, key))
+
+    def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:
+        path = self.dialect.path
+        if not head.path.startswith(f"{path}/"):
+            raise api_error(404, f"Invalid URL ({head.method} {head.path})")
+        inner = evolve(head, path=f"/v1{head.path.removeprefix(path)}")
+        found = super().find(inner, body, settings)
+        if isinstance(found, ServerReply):
+            return found
+        return lambda head, body: self.dialect.parse(inner.path, head, body, settings)
+
+    def error_reply(self, error: ApiError, head: Head) -> ServerReply:
+        return self._converted(ServerReply(error.status, error.body), head.path)
+
+    def overloaded(self) -> ServerReply:
+        return self._converted(super().overloaded())
+
+    def internal_error(self) -> ServerReply:
+        return self._converted(super().internal_error())
+
+    def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> ServerReply:
+        return self._converted(super().rate_limited(exceeded, model, hint=hint))
+
+    def quota_exhausted(self, model: str) -> ServerReply:
+        return self._converted(super().quota_exhausted(model))
+
+    def no_capacity(self) -> ServerReply:
+        return self._converted(super().no_capacity())
+
+    def headers(self, identity: str, seconds: float) -> list[tuple[str, str]]:  # noqa: ARG002
+        return [("x-request-id", f"req_{identity}")]
+
+    def _converted(self, reply: ServerReply, path: str = "/v1/chat/completions") -> ServerReply:
+        assert isinstance(reply.body, bytes)
+        status, value = self.dialect.error(reply.status, reply.body, path)
+        return evolve(reply, status=status, body=_encoded(value))
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()

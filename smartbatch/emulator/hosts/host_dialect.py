@@ -1,0 +1,182 @@
+"""How the API of a host differs from OpenAI's: data, and functions where data does not suffice."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from attrs import field, frozen
+
+from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, StoredFile
+from smartbatch.emulator.http.head import Head
+from smartbatch.emulator.openai.batches import InputRules
+from smartbatch.emulator.openai.model_calls import parse_call
+from smartbatch.emulator.openai.parsing import api_error
+from smartbatch.emulator.parsed_requests import ModelCall
+from smartbatch.emulator.provider_api import BatchContext, ServerReply
+from smartbatch.emulator.settings import EmulatorSettings
+
+
+@frozen
+class CreateField:
+    """A field of the call that creates a batch.
+
+    Attributes:
+        kind: its JSON type.
+        required: whether it must be present.
+        values: the accepted values; empty for any.
+    """
+
+    kind: type = str
+    required: bool = False
+    values: tuple[Any, ...] = ()
+
+
+@frozen
+class BatchCall:
+    """A request about files or batches."""
+
+    dialect: HostDialect
+    head: Head
+    body: bytes = field(repr=False)
+    context: BatchContext
+    key: str = field(repr=False)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The first value of each query parameter."""
+        return {name: values[0] for name, values in self.head.parameters.items()}
+
+    def unix(self, moment: float | None) -> int | None:
+        """Return monotonic seconds as Unix seconds; ``None`` for a moment that is never reached."""
+        if moment is None or math.isinf(moment):
+            return None
+        return int(self.context.backend.unix(moment))
+
+
+# returns the status and the JSON value of an error, from the fields of OpenAI's error and the path
+ErrorFormat: TypeAlias = "Callable[[HostDialect, int, Mapping[str, Any], str], tuple[int, Any]]"
+
+
+@frozen(kw_only=True, eq=False)
+class HostDialect:
+    """The API of one host.
+
+    Attributes:
+        name: the host, as in ``name:model``.
+        address_variable: the environment variable with the base URL.
+        key_variable: the environment variable with the key.
+        path: the path before ``/chat/completions``, as in the host's base URL.
+        key_header: the header with the key, besides ``Authorization``.
+        endpoints: the model calls that the host answers, as OpenAI's paths.
+        body_fields: the fields accepted in the body of a chat; ``None`` accepts all.
+        always_usage: whether every stream ends with the usage.
+        errors: the format of errors.
+        ids: the format of IDs.
+        jobs: the path of batches, below ``path``.
+        rules: what the input of a batch may contain.
+        purposes: accepted purposes of uploads; the first one is that of batch input.
+        max_files: maximum number of files that do not expire.
+        create_fields: the fields of the call that creates a batch.
+        refuses_unknown: whether that call may have no other fields.
+        refuses_input: whether that call fails for invalid input; otherwise the batch fails later.
+        create_status: the HTTP status of its answer.
+        cancel_ended: the HTTP status of a call that cancels a batch that has ended; ``None`` if the call has
+            no effect.
+        expires: whether requests that have not run expire at the end of the window.
+        not_run: whether the results include the requests that have not run.
+        variants: other readings of facts that the documents leave open, with their effects.
+        chosen: the readings that apply.
+        batch: creates the JSON object of a batch.
+        file: creates the JSON object of a file of a size.
+        list_batches: returns the reply with a list of batches.
+        routes: answers further requests, by method and pattern of the path below ``path``.
+    """
+
+    name: str
+    address_variable: str = ""
+    key_variable: str = ""
+    path: str = "/v1"
+    key_header: str | None = None
+    endpoints: tuple[str, ...] = ("/v1/chat/completions", "/v1/embeddings")
+    body_fields: frozenset[str] | None = None
+    always_usage: bool = False
+    errors: ErrorFormat
+    ids: IdFormat = field(factory=IdFormat)
+    jobs: str = "batches"
+    cancel: str = "/cancel"
+    rules: InputRules = field(factory=InputRules)
+    purposes: tuple[str, ...] = ("batch",)
+    max_files: int | None = None
+    create_fields: Mapping[str, CreateField]
+    refuses_unknown: bool = False
+    refuses_input: bool = False
+    create_status: int = 200
+    cancel_ended: int | None = 409
+    expires: bool = True
+    not_run: bool = True
+    variants: Mapping[str, str] = field(factory=dict)
+    chosen: frozenset[str] = frozenset()
+    batch: Callable[[BatchSnapshot, BatchCall], dict[str, Any]]
+    file: Callable[[StoredFile, int, BatchCall], dict[str, Any]]
+    list_batches: Callable[[Sequence[BatchSnapshot], BatchCall], ServerReply]
+    routes: Mapping[tuple[str, str], Callable[..., ServerReply]] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        # a frozen record completes its own defaults
+        for name in ("address_variable", "key_variable"):
+            if not getattr(self, name):
+                end = "_BASE_URL" if name == "address_variable" else "_API_KEY"
+                object.__setattr__(self, name, self.name.upper() + end)
+
+    def check_fields(self, fields: Mapping[str, Any]) -> None:
+        """Raise ``ApiError`` for a create call with missing, invalid or unknown fields."""
+        for name, rule in self.create_fields.items():
+            value = fields.get(name)
+            if value is None and rule.required:
+                raise api_error(400, f"'{name}' is required", code="missing_required_parameter", param=name)
+            if value is not None and type(value) is not rule.kind:
+                message = f"Invalid type for '{name}'."
+                raise api_error(400, message, code="invalid_type", param=name)
+            if value is not None and rule.values and value not in rule.values:
+                accepted = ", ".join(map(str, rule.values))
+                message = f"Invalid value for '{name}'. Supported values are: {accepted}."
+                raise api_error(400, message, code="invalid_value", param=name)
+        unknown = fields.keys() - self.create_fields.keys()
+        if self.refuses_unknown and unknown:
+            name = min(unknown)
+            raise api_error(400, f"Unknown parameter: '{name}'.", code="unknown_parameter", param=name)
+
+    def parse(
+        self, endpoint: str, head: Head, body: Mapping[str, Any], settings: EmulatorSettings
+    ) -> ModelCall:
+        """Parse the body of a model call, in real time or in a batch.
+
+        Raises:
+            ApiError: the host does not accept it.
+        """
+        if endpoint not in self.endpoints:
+            raise api_error(404, f"Invalid URL ({endpoint})")
+        if self.body_fields is not None and endpoint == "/v1/chat/completions":
+            for name in body:
+                if name not in self.body_fields:
+                    message = f"Unknown parameter: '{name}'."
+                    raise api_error(400, message, code="unknown_parameter", param=name)
+        if self.always_usage and body.get("stream"):
+            body = {**body, "stream_options": {"include_usage": True}}
+        return parse_call(endpoint, head, body, settings)
+
+    def error(self, status: int, body: bytes, path: str) -> tuple[int, Any]:
+        """Return an error of OpenAI's format in the format of the host."""
+        try:
+            fields = json.loads(body)["error"]
+        except (ValueError, TypeError, KeyError):
+            return status, json.loads(body)
+        return self.errors(self, status, fields, path)
+
+
+def uuid_of(digits: str) -> str:
+    """Return a UUID made from 24 hexadecimal digits."""
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-8{digits[15:18]}-{digits[12:24]}"
