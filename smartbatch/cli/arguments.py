@@ -371,7 +371,8 @@ examples:
 --read-only            allow viewing only
 --show-content         show prompts and answers, and allow downloading them
 """
-    add_options(parser.add_argument, _STORE_OPTION.rstrip() + options, {"N": {"type": whole}})
+    options = _STORE_OPTION + _CONFIG_OPTION + options.lstrip()
+    add_options(parser.add_argument, options, {"N": {"type": whole}})
 
 
 def _add_models(add: _AddParser) -> None:
@@ -379,9 +380,9 @@ def _add_models(add: _AddParser) -> None:
         "models",
         help="list providers, and models with their prices",
         description="""\
-List the providers by the prefix in PROVIDER:MODEL, and whether they have batches, a flex tier and embeddings.
-With a prefix, list its models with known prices; with PROVIDER:MODEL, show that one. Nothing is sent, and no
-key is needed.
+List the providers by the prefix in PROVIDER:MODEL: whether their key is set, whether they have batches, a
+flex tier and embeddings, and how many prices are known. With a prefix, list its models with known prices;
+with PROVIDER:MODEL, show that one. Nothing is sent, and no key is needed.
 
 examples:
   smartbatch models
@@ -403,18 +404,23 @@ def _add_doctor(add: _AddParser) -> None:
         help="check what is installed, configured and reachable",
         description="""\
 Check the installation: versions, keys (set or not), base URLs, the store, discovered limits, and whether
-`import smartbatch` finds this project (`pip install smartbatch` installs a different one). No secret is
-printed, and nothing is sent to a provider.
+`import smartbatch` finds this project (`pip install smartbatch` installs a different one). Hosts without a
+key share a line; --json lists each. No secret is printed. Only --online sends anything to a provider.
 
 examples:
   smartbatch doctor
+  smartbatch doctor --online
   smartbatch doctor --store postgresql://db.example/jobs --json
 """,
         epilog="exit codes: 0 no problem, 1 problems, marked with !, 2 bad usage",
     )
+    options = """\
+--online               check whether hosts whose key is set can be reached and accept the key
+--json                 print JSON lines instead of text
+"""
     add_options(
         parser.add_argument,
-        _STORE_OPTION + _CONFIG_OPTION + "--json                 print JSON lines instead of text\n",
+        _STORE_OPTION + _CONFIG_OPTION + options,
     )
 
 

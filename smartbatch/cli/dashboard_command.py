@@ -54,13 +54,15 @@ def run(args: argparse.Namespace) -> int:
     # imported late, because other commands need no server
     import webbrowser
 
+    from smartbatch.cli.clients import config_of
     from smartbatch.cli.dashboard_command import LocalServer
     from smartbatch.cli.interrupts import Interrupts
     from smartbatch.cli.printing import print_out
     from smartbatch.dashboard import TokenAccess, app
 
     access = TokenAccess(granted="read" if args.read_only else "all")
-    dashboard = app(store=args.store, access=access, show_content=args.show_content, streams=_MAX_STREAMS)
+    config = config_of(args)
+    dashboard = app(config=config, access=access, show_content=args.show_content, streams=_MAX_STREAMS)
     try:
         server = LocalServer(args.port, dashboard)
     except (OSError, OverflowError) as error:

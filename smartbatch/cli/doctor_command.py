@@ -6,22 +6,29 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import PathFinder
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from smartbatch.config import BatchingConfig
+    from smartbatch.providers.base import Provider
+    from smartbatch.providers.hosts import Host
 
 _PACKAGES: Final = ("anthropic", "google-genai", "genai-prices", "psycopg", "redis", "pyarrow", "pandas")
 _MAX_JOBS: Final = 1000
+_ONLINE_SECONDS: Final = 5.0
 
 
 class Finding(NamedTuple):
     about: str
     text: str
     wrong: bool = False  # needs to be fixed
+    more: Mapping[str, Any] = MappingProxyType({})  # further fields of the JSON line
+    group: str = ""  # findings of a group share a line of text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,10 +38,10 @@ def run(args: argparse.Namespace) -> int:
 
     findings = list(_findings(args))
     with suppress(ReaderLeft):  # the exit code reports problems anyway
-        for one in findings:
+        for one in findings if args.json else _grouped(findings):
             text = scrub(one.text, *_secrets(), limit=1000)
             if args.json:
-                print_out(json.dumps({"about": one.about, "text": text, "wrong": one.wrong}))
+                print_out(json.dumps({"about": one.about, "text": text, "wrong": one.wrong, **one.more}))
             else:
                 print_out(escape(f"{'!' if one.wrong else ' '} {one.about:<10} {text}"))
     return 1 if any(one.wrong for one in findings) else 0
@@ -46,18 +53,32 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
 
     yield from _versions()
     yield from _imported()
-    yield from _accounts()
     try:
         config = config_of(args)
     except ConfigError as error:
+        yield from _hosts({}, online=args.online)
         yield Finding("settings", error.message, wrong=True)
         return
+    yield from _hosts(config.prices, online=args.online)
     changed = [one.name for one in config.describe() if one.value != one.default]
     yield Finding(
         "settings", f"changed: {', '.join(changed)}" if changed else "all settings at their defaults"
     )
     yield _store(config)
     yield from _limits(config)
+
+
+def _grouped(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield one finding for each group, which names its members."""
+    groups: dict[str, list[str]] = {}
+    for one in findings:
+        if one.group:
+            groups.setdefault(one.group, []).append(one.about)
+            continue
+        if not one.more:  # the hosts are complete
+            yield from (Finding("hosts", f"{name}: {', '.join(names)}") for name, names in groups.items())
+            groups = {}
+        yield one
 
 
 def _versions() -> Iterator[Finding]:
@@ -103,39 +124,87 @@ def _imported() -> Iterator[Finding]:
         yield Finding("import", text, wrong=True)
 
 
-def _accounts() -> Iterator[Finding]:
-    """A missing key is not reported as a problem."""
-    from smartbatch.errors import ConfigError
+def _hosts(prices: Mapping[str, Any], *, online: bool) -> Iterator[Finding]:
+    from concurrent.futures import ThreadPoolExecutor
+
     from smartbatch.providers.hosts import HOSTS
 
-    for prefix, host in HOSTS.items():
-        known = [name for name in host.key_variables if os.environ.get(name, "").strip()]
-        missing = (
-            f"no key: {' or '.join(host.key_variables)} is not set" if host.needs_key else "needs no key"
-        )
-        key = f"{known[0]} is set" if known else missing
-        given = [name for name in host.address_variables if os.environ.get(name, "").strip()]
-        address = f"{_address(os.environ[given[0]].strip())} ({given[0]})" if given else host.usual_address
-        try:
-            _check_account(prefix, has_key=bool(known))
-        except ConfigError as error:
-            yield Finding(prefix, f"{key}; {error.message}", wrong=True)
-        else:
-            yield Finding(prefix, f"{key}; {address}")
+    check = partial(_host, prices=prices, online=online)
+    hosts = tuple(HOSTS.values())
+    if not online:
+        yield from map(check, hosts)
+        return
+    with ThreadPoolExecutor(len(hosts)) as threads:
+        yield from threads.map(check, hosts)
 
 
-def _check_account(prefix: str, *, has_key: bool) -> None:
-    """Make a provider, with an example key if none is set, to check the other settings."""
+def _host(host: Host, *, prices: Mapping[str, Any], online: bool) -> Finding:
+    """A missing key is not reported as a problem."""
+    from smartbatch.cli.models_command import priced
+    from smartbatch.errors import ConfigError
+
+    variable = host.key_variable()
+    missing = f"no key: {' or '.join(host.key_variables)} is not set" if host.needs_key else "needs no key"
+    key = f"{variable} is set" if variable else missing
+    is_set = variable is not None if host.needs_key else None
+    given = next((name for name in host.address_variables if os.environ.get(name, "").strip()), None)
+    try:
+        provider = _provider_of(host.name, has_key=variable is not None)
+    except ConfigError as error:
+        return Finding(host.name, f"{key}; {error.message}", wrong=True, more={"key": is_set})
+    has_batches = provider.batches() is not None
+    is_priced = any(priced(host.name, prices)) if provider.capabilities.priced else None
+    words = [
+        key,
+        f"{_address(os.environ[given].strip())} ({given})" if given else host.usual_address,
+        "batches" if has_batches else "no batches",
+        {True: "prices known", False: "no known prices", None: "free"}[is_priced],
+    ]
+    problem = None
+    if online and variable:
+        problem = _problem_of_access(provider)
+        words.append(problem or "reachable")
+    kind = "no key set" if host.needs_key else "no key needed"
+    return Finding(
+        host.name,
+        "; ".join(words),
+        wrong=problem is not None,
+        more={"key": is_set, "batch": has_batches, "prices_known": is_priced},
+        group="" if variable or given else kind,
+    )
+
+
+def _provider_of(prefix: str, *, has_key: bool) -> Provider:
+    """Create a provider, with an example key if none is set, to check the other settings."""
     from smartbatch._clock import RealClock
     from smartbatch.errors import ConfigError
     from smartbatch.providers import registry
 
     try:
-        registry.create(f"{prefix}:any", clock=RealClock())
+        return registry.create(f"{prefix}:any", clock=RealClock())[0]
     except ConfigError:
         if has_key:
             raise
-        registry.example(prefix, allow_http=False)
+        return registry.example(prefix, allow_http=False)
+
+
+def _problem_of_access(provider: Provider) -> str | None:
+    """Return why a host does not answer as it should; ``None`` if it is reachable."""
+    from smartbatch.errors import ErrorKind
+
+    try:
+        provider.check_access(_ONLINE_SECONDS)
+    except Exception as error:
+        problem = provider.classify(error)
+        if problem.kind is ErrorKind.AUTH_ERROR:
+            return f"key refused: {problem.message}"
+        # some hosts have no list of models, or limit how often it is read
+        if problem.status in (404, 405, 429):
+            return None
+        return f"unreachable: {problem.message}"
+    finally:
+        provider.close()
+    return None
 
 
 def _address(url: str) -> str:
@@ -156,6 +225,7 @@ def _store(config: BatchingConfig) -> Finding:
 
 
 def _place(config: BatchingConfig) -> str:
+    from smartbatch._words import plural
     from smartbatch.cli.clients import missing_store
     from smartbatch.errors import StoreError
     from smartbatch.stored_jobs import StoredJobs
@@ -172,8 +242,10 @@ def _place(config: BatchingConfig) -> str:
     try:
         statuses = stored.statuses(limit=_MAX_JOBS)
         unfinished = sum(not one.done for one in statuses)
-        more = " or more" if len(statuses) == _MAX_JOBS else ""
-        return f"{stored.place}: {len(statuses)}{more} jobs, {unfinished} of them unfinished"
+        jobs = (
+            f"{len(statuses):,} or more jobs" if len(statuses) == _MAX_JOBS else plural(len(statuses), "job")
+        )
+        return f"{stored.place}: {jobs}, {unfinished:,} of them unfinished"
     finally:
         stored.close(0)
 
@@ -210,5 +282,12 @@ def _limits(config: BatchingConfig) -> Iterator[Finding]:
 
 def _secrets() -> list[Any]:
     """Return environment variables that look like secrets, to be removed from the output."""
+    from smartbatch.providers.hosts import HOSTS
+
     words = ("KEY", "TOKEN", "PASSWORD", "SECRET")
-    return [text.strip() for name, text in os.environ.items() if any(word in name.upper() for word in words)]
+    keys = {name for host in HOSTS.values() for name in host.key_variables}
+    return [
+        text.strip()
+        for name, text in os.environ.items()
+        if name in keys or any(word in name.upper() for word in words)
+    ]

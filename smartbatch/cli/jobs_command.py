@@ -115,7 +115,7 @@ class _Jobs:
             for job in stored.jobs(limit=_MAX_LISTED_JOBS):
                 print_out(_as_json(job.status()))
             return 0
-        source = Source(store=self._config.store, shared="off")
+        source = Source(self._config, shared="off")
         store = source.store
         lines = [] if store is None else store.overview.page(JobFilter(), limit=_MAX_LISTED_JOBS)
         if table := jobs_table("Jobs", lines, source, Query()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 
@@ -36,21 +36,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _providers(prices: Any) -> Iterator[dict[str, Any]]:
     from smartbatch.providers import registry
-    from smartbatch.providers.price_book import PriceBook
+    from smartbatch.providers.hosts import HOSTS
 
-    book, now = PriceBook(prices), time.time()
     for prefix in registry.prefixes():
         provider = registry.example(prefix)
+        host = HOSTS.get(prefix)
         yield {
             "prefix": f"{prefix}:",
+            "key": None if host is None or not host.needs_key else host.key_variable() is not None,
             "batch": provider.batches() is not None,
             "flex": provider.flex("any") is not None,
             "embeddings": provider.capabilities.max_texts > 0,
-            "prices_known": sum(book.rates(prefix, each, now) is not None for each in _known(prefix, prices)),
+            "prices_known": len(list(priced(prefix, prices))) if provider.capabilities.priced else None,
         }
 
 
-def _known(prefix: str, prices: Any) -> list[str]:
+def priced(prefix: str, prices: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the models with a prefix whose price is known."""
+    from smartbatch.providers.price_book import PriceBook
+
+    book, now = PriceBook(prices), time.time()
+    return (each for each in _listed(prefix, prices) if book.rates(prefix, each, now) is not None)
+
+
+def _listed(prefix: str, prices: Mapping[str, Any]) -> list[str]:
     """Return the models with a prefix that are in the user's or the bundled price table."""
     from smartbatch.providers.price_book import listed_models
 
@@ -65,7 +74,7 @@ def _models(name: str, prices: Any) -> Iterator[dict[str, Any]]:
 
     prefix, _, model = name.partition(":")
     if not model and prefix in registry.prefixes():
-        named = _known(prefix, prices)
+        named = _listed(prefix, prices)
     else:
         prefix, model = registry.parse_model(name if model else f"{prefix}:")
         named = [model]

@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     from smartbatch.dashboard.source import Source
 
     config = config_of(args)
-    source = Source(store=config.store, shared=config.shared)
+    source = Source(config)
     _ = source.store  # fails before the screen changes if the store cannot be used
     if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         width = shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns

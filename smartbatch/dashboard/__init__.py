@@ -11,12 +11,14 @@ from smartbatch.dashboard.source import Source
 
 if TYPE_CHECKING:
     from smartbatch.client import BatchingClient
+    from smartbatch.config import BatchingConfig
 
 __all__ = ["Access", "Dashboard", "TokenAccess", "app"]
 
 
 def app(
     *,
+    config: BatchingConfig | None = None,
     store: str | None = None,
     shared: str | None = None,
     client: BatchingClient | None = None,
@@ -30,9 +32,9 @@ def app(
     Nothing is opened before the first request, so it can be made before a server forks.
 
     Args:
-        store: the store to show: a path or a PostgreSQL address. Defaults to that of the client, or to the
-            setting ``store``.
-        shared: the place where processes share limits, with the same defaults.
+        config: settings, such as prices and hosts. Default to those of the client, or to the environment's.
+        store: the store to show: a path or a PostgreSQL address. Defaults to the setting ``store``.
+        shared: the place where processes share limits. Defaults to the setting ``shared``.
         client: a client of this process, whose queue is shown as well.
         access: called with the WSGI environment of each request; returns ``"all"`` (view and act), ``"read"``
             (view only) or ``None`` (nothing). Without it every request is answered with 403. ``smartbatch
@@ -46,5 +48,5 @@ def app(
     Raises:
         ConfigError: a setting cannot be used.
     """
-    source = Source(store=store, shared=shared, client=client, show_content=show_content)
+    source = Source(config, store=store, shared=shared, client=client, show_content=show_content)
     return Dashboard(source, access, hosts, streams)

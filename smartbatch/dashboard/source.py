@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_fork
 from smartbatch._version import __version__
-from smartbatch.config import BatchingConfig
+from smartbatch.config import BatchingConfig, given_or_loaded
 from smartbatch.core.limits.failures import OTHER_MESSAGES, pattern_of
 from smartbatch.errors import SmartbatchError, snake_case
 from smartbatch.events import Event, RequestFinished
@@ -231,14 +231,16 @@ class Source:
     """Reads the data of the pages. Thread-safe; a forked process opens its own connections.
 
     Args:
-        store: the setting ``store``; by default that of the client or the environment.
-        shared: the setting ``shared``, with the same default.
+        config: settings; by default those of the client or the environment.
+        store: overrides the setting ``store``.
+        shared: overrides the setting ``shared``.
         client: a client of this process, whose queue is shown as well.
         show_content: whether prompts and answers may be shown.
     """
 
     def __init__(
         self,
+        config: BatchingConfig | None = None,
         *,
         store: str | None = None,
         shared: str | None = None,
@@ -247,10 +249,8 @@ class Source:
     ) -> None:
         given: dict[str, Any] = {"store": store, "shared": shared}
         settings = {name: value for name, value in given.items() if value is not None}
-        if client is None:
-            config = BatchingConfig.load(**settings)
-        else:
-            config = evolve_config(client.config, **settings)
+        given_config = client.config if config is None and client is not None else config
+        config = given_or_loaded(given_config, **settings)
         place: dict[str, Any] = {"store": resolved_place(config.store)}  # unaffected by ``os.chdir``
         self.config: BatchingConfig = evolve_config(config, **place)
         self.client = client

@@ -211,6 +211,13 @@ class Provider(ABC):
             kind = ErrorKind.NETWORK_ERROR
         return ProviderError(scrub(f"{type(error).__name__}: {error}"), kind=kind)
 
+    def check_access(self, timeout: float) -> None:
+        """Read the model list, which costs nothing, to check the address and the key.
+
+        Raises:
+            Exception: as in :meth:`generate`; also if the service has no such list.
+        """
+
     def open(self, workers: int) -> None:
         """Start preparing for ``workers`` concurrent calls; called before the first call.
 

@@ -6,6 +6,7 @@ code depends on the name of a host. Sources: the vendors' documentation and SDKs
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from types import NoneType
@@ -115,6 +116,10 @@ class Host:
     def usual_address(self) -> str:
         """The default base URL, or a description of the one to set."""
         return self.address or f"set {' or '.join(self.address_variables)}"
+
+    def key_variable(self) -> str | None:
+        """Return the environment variable that holds the key, if any is set."""
+        return next((name for name in self.key_variables if os.environ.get(name, "").strip()), None)
 
     def address_in(self, region: str | None) -> str | None:
         """Return the base URL of a region, or the default one.

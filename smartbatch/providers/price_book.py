@@ -118,7 +118,14 @@ def listed_models(provider: str) -> tuple[str, ...]:
         return ()
     # Google Cloud also sells Anthropic's models, which the Gemini API does not serve
     foreign = "claude" if found.id == "google" else "\0"
-    return tuple(model.id for model in found.models if not model.id.startswith(foreign))
+    return tuple(_name_of(model) for model in found.models if not model.id.startswith(foreign))
+
+
+def _name_of(model: ModelInfo) -> str:
+    """Return a name that the table recognizes, which the model's own ID may not be."""
+    clauses = (model.match, *getattr(model.match, "or_", ()))
+    names = [model.id, *(each.equals for each in clauses if hasattr(each, "equals"))]
+    return next(filter(model.match.is_match, names), model.id)
 
 
 def _table_id(provider: str) -> str | None:

@@ -18,6 +18,7 @@ from smartbatch.cli.main import build_parser, main
 from smartbatch.errors import ConfigError
 from smartbatch.providers import registry
 from smartbatch.providers.hosts import HOSTS
+from smartbatch.testing import emulator
 from tests.levels import sampled
 from tests.programs import installed
 
@@ -53,8 +54,27 @@ def test_models_lists_every_prefix_with_what_it_can_do(capfd):
     assert list(listed) == [f"{prefix}:" for prefix in registry.prefixes()]
     assert (listed["openai:"]["batch"], listed["openai:"]["flex"]) == (True, True)
     assert (listed["anthropic:"]["batch"], listed["anthropic:"]["flex"]) == (True, False)
-    assert (listed["call:"]["batch"], listed["call:"]["prices_known"]) == (False, 0)
-    assert listed["gemini:"]["prices_known"] > 10
+    assert (listed["call:"]["batch"], listed["call:"]["prices_known"]) == (False, None)
+    assert [name for name, row in listed.items() if row["prices_known"] == 0] == ["dashscope:"]
+
+
+def test_models_and_doctor_show_which_keys_are_set_for_hosts_of_the_settings_too(capfd, monkeypatch):
+    Path("own.toml").write_text(
+        '[hosts.acme]\naddress = "https://a.example/v1"\nbatches = "openai"\n'
+        '[prices."acme:large"]\ninput = 2\noutput = 8\n'
+    )
+    monkeypatch.setenv("ACME_API_KEY", "key-of-a-test")
+    try:
+        listed = {row.pop("prefix"): row for row in rows(capfd, "models", "--config", "own.toml")}
+        (acme,) = [row for row in rows(capfd, "doctor", "--config", "own.toml") if row["about"] == "acme"]
+        (priced,) = rows(capfd, "models", "acme", "--config", "own.toml")
+    finally:
+        del HOSTS["acme"]
+    assert listed["acme:"].items() >= {"key": True, "batch": True, "prices_known": 1}.items()
+    assert acme["text"] == "ACME_API_KEY is set; https://a.example/v1; batches; prices known"
+    assert (acme["key"], acme["batch"], acme["prices_known"]) == (True, True, True)
+    assert priced["model"] == "acme:large"
+    assert (listed["groq:"]["key"], listed["ollama:"]["key"]) == (False, None)
 
 
 def test_models_tells_the_prices_of_one_model_and_those_of_the_user(capfd):
@@ -120,9 +140,9 @@ def test_the_doctor_knows_the_variables_that_providers_read(prefix, key, capfd, 
     variable = host.address_variables[0]
     monkeypatch.setenv(key, "some-key-of-a-test")
     registry.create(f"{prefix}:any", clock=RealClock())
-    assert found(capfd, prefix) == f"{key} is set; {host.usual_address}"
+    assert found(capfd, prefix).startswith(f"{key} is set; {host.usual_address}; ")
     monkeypatch.setenv(variable, "https://gateway.example/v1")
-    assert found(capfd, prefix) == f"{key} is set; https://gateway.example/v1 ({variable})"
+    assert found(capfd, prefix).startswith(f"{key} is set; https://gateway.example/v1 ({variable}); ")
     monkeypatch.setenv(variable, "ftp://gateway.example")
     assert variable in found(capfd, prefix, 1)
 
@@ -130,13 +150,59 @@ def test_the_doctor_knows_the_variables_that_providers_read(prefix, key, capfd, 
 def test_the_doctor_accepts_a_private_server_without_a_key(capfd, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://10.0.0.5:8000/v1")
     told = "http://10.0.0.5:8000/v1 (OPENAI_BASE_URL)"
-    assert found(capfd, "openai") == f"no key: OPENAI_API_KEY is not set; {told}"
+    assert found(capfd, "openai").startswith(f"no key: OPENAI_API_KEY is not set; {told}; ")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://10.0.0.5:8000")
     assert "10.0.0.5:8000 (ANTHROPIC_BASE_URL)" in found(capfd, "anthropic")
     monkeypatch.setenv("ANTHROPIC_CUSTOM_HEADERS", "X-Team: search")
     assert "unencrypted" in found(capfd, "anthropic", 1)
     monkeypatch.setenv("OPENAI_API_KEY", "some-key-of-a-test")
     assert "unencrypted" in found(capfd, "openai", 1)
+
+
+def test_hosts_without_a_key_share_a_line(capfd, monkeypatch):
+    monkeypatch.setenv("GROQ_API_KEY", "key-of-a-test")
+    monkeypatch.setenv("OLLAMA_BASE_URL", "http://127.0.0.1:11434")
+    assert main(["doctor"]) == 0
+    lines = [line.strip() for line in capfd.readouterr().out.splitlines()]
+    assert "groq       GROQ_API_KEY is set; https://api.groq.com/openai/v1; batches; prices known" in lines
+    local = "ollama     needs no key; http://127.0.0.1:11434 (OLLAMA_BASE_URL); no batches; free"
+    assert local in lines
+    assert "hosts      no key needed: vllm, lmstudio" in lines
+    (without,) = [line for line in lines if line.startswith("hosts      no key set: ")]
+    keyless = [host.name for host in HOSTS.values() if host.needs_key and host.name != "groq"]
+    assert without.removeprefix("hosts      no key set: ") == ", ".join(keyless)
+
+
+def test_the_doctor_reaches_hosts_whose_key_is_set(capfd, monkeypatch):
+    with emulator(keys=["key-accepted-5ecret"]) as server:
+        for host, key in {"OPENAI": "accepted", "GROQ": "planted", "MISTRAL": "accepted"}.items():
+            monkeypatch.setenv(f"{host}_API_KEY", f"key-{key}-5ecret")
+            monkeypatch.setenv(f"{host}_BASE_URL", server.base_url)
+        monkeypatch.setenv("OLLAMA_BASE_URL", server.base_url)  # has no key
+        monkeypatch.setenv("MISTRAL_BASE_URL", "http://127.0.0.1:1/v1")
+        assert main(["doctor"]) == 0
+        assert server.ledger.received == 0
+        assert main(["doctor", "--online"]) == 1
+        printed = capfd.readouterr().out.rpartition("  python ")[2]
+    ends = {line[2:12].strip(): line.rpartition("; ")[2] for line in printed.splitlines()}
+    assert (ends["openai"], ends["ollama"]) == ("reachable", "free")
+    assert "; key refused: the provider answered 401 " in printed
+    assert "; check GROQ_API_KEY" in printed
+    assert "; unreachable: 127.0.0.1:1 refused the connection" in printed
+    assert "5ecret" not in printed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("key", ["accepted", "planted"])
+def test_the_doctor_reaches_hosts_through_their_sdks(key, capfd, monkeypatch):
+    with emulator(keys=["key-accepted-5ecret"]) as server:
+        for name, address in {"ANTHROPIC": "ANTHROPIC_BASE_URL", "GOOGLE": "GOOGLE_GEMINI_BASE_URL"}.items():
+            monkeypatch.setenv(f"{name}_API_KEY", f"key-{key}-5ecret")
+            monkeypatch.setenv(address, server.url)
+        refused = key == "planted"
+        for name in ("anthropic", "gemini"):
+            told = found(capfd, name, int(refused), "--online")
+            assert "key refused: " in told if refused else told.endswith("; reachable")
 
 
 @pytest.mark.full
@@ -146,7 +212,7 @@ def test_the_doctor_makes_no_store_and_counts_the_jobs_of_one(capfd, folder):
     (folder / "in.txt").write_text("one\ntwo\n")
     line = ["in.txt", "--model", "sim:demo?latency=0&batch_seconds=0", "--strategy", "batch", "--quiet"]
     assert main(["run", *line, "--batch-poll-interval", "0.05", "--store", "jobs.db"]) == 0
-    assert found(capfd, "store", 0, "--store", "jobs.db").endswith("jobs.db: 1 jobs, 0 of them unfinished")
+    assert found(capfd, "store", 0, "--store", "jobs.db").endswith("jobs.db: 1 job, 0 of them unfinished")
     (folder / "bad.db").write_text("no database\n" * 1000)
     assert "bad.db" in found(capfd, "store", 1, "--store", "bad.db")
 

@@ -162,6 +162,11 @@ class AnthropicProvider(Provider):
             check_request(request, self._version)
             self._checked = request.params
 
+    def check_access(self, timeout: float) -> None:
+        reply = self._sdk.get().ask("get", "/v1/models", timeout)
+        if not reply.ok:
+            raise self._errors.refused(reply, ())
+
     def batches(self) -> BatchApi:
         self.network.open_batches()
         return self._batches

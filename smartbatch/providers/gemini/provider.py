@@ -170,6 +170,11 @@ class GeminiProvider(Provider):
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
         return True
 
+    def check_access(self, timeout: float) -> None:
+        reply = self._sdk.get().ask("get", "models", timeout)
+        if not reply.ok:
+            raise self._errors.refused(reply, ())
+
     def batches(self) -> BatchApi:
         self.network.open_batches()
         return self._batches

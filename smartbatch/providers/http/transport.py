@@ -114,6 +114,11 @@ class Transport:
         """Send encoded JSON to a path below the base URL, within ``timeout`` seconds in total."""
         return self.send(self.head(path), body, timeout)
 
+    def get(self, path: str, timeout: float) -> Reply:
+        """Read a path below the base URL, within ``timeout`` seconds in total."""
+        target = (self._url.path or "").rstrip("/") + path
+        return self.send(self.head_of("GET", target, self._lines), b"", timeout)
+
     def begin(self, head: bytes, body: Body, timeout: float, cutoff: Cutoff | None = None) -> LiveReply:
         """Send a request and return once the answer's head has arrived; the body is read piece by piece.
 

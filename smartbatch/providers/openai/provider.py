@@ -261,6 +261,11 @@ class OpenAIProvider(Provider):
             check_params(request.params, self._api)
             self._checked = request.params
 
+    def check_access(self, timeout: float) -> None:
+        reply = self.network.realtime.get("/models", timeout)
+        if not reply.ok:
+            raise self._errors.refused(reply, ())
+
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
         return FLEX_TIER if self._flex else None
 
