@@ -177,6 +177,7 @@ class ProviderError(SmartbatchError):
         provider_request_id: the provider's ID for the call, to give to its support.
         maybe_billed: whether the call may have been executed although no answer arrived.
         usage: tokens billed for the failed call, if the provider reported them.
+        cost: USD charged for the failed call, if the provider reported it.
         refused_parameters: names of parameters rejected by the server, if its error names them.
     """
 
@@ -187,6 +188,7 @@ class ProviderError(SmartbatchError):
     provider_request_id: str | None = None
     maybe_billed: bool = False
     usage: Any = None
+    cost: float | None = None
     limits: Any = None
     refused_parameters: tuple[str, ...] = ()
 
@@ -201,7 +203,6 @@ class MissingAnswer(ProviderError):
     """
 
     kind: ErrorKind = ErrorKind.INVALID_RESPONSE
-    cost: float | None = None
 
     def __init__(
         self,

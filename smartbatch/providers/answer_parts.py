@@ -245,15 +245,20 @@ def listed(items: Any, size: int) -> list[Any]:
 def spread(
     common: Answer, vectors: Sequence[array[float]], requests: Sequence[Request], tokens: int | None
 ) -> list[Answer]:
-    """Build one answer per request of a shared call, whose ``tokens`` are split by the lengths of the
-    prompts.
+    """Build one answer per request of a shared call, whose ``tokens`` and cost are split by the lengths of
+    the prompts.
     """
     if any(len(each) != len(vectors[0]) for each in vectors):
         raise unusable("the vectors of one call have different lengths")
-    if tokens is None:
-        return [evolve(common, embedding=each) for each in vectors]
-    parts = shares(tokens, [len(request.prompt) for request in requests])
+    lengths = [len(request.prompt) for request in requests]
+    usages: Sequence[Usage | None] = [None] * len(vectors)
+    if tokens is not None:
+        usages = [Usage(input_tokens=part) for part in shares(tokens, lengths)]
+    costs: Sequence[float | None] = [None] * len(vectors)
+    if common.cost is not None:
+        whole = sum(lengths) or 1
+        costs = [common.cost * length / whole for length in lengths]
     return [
-        evolve(common, embedding=each, usage=Usage(input_tokens=part))
-        for each, part in zip(vectors, parts, strict=True)
+        evolve(common, embedding=each, usage=usage, cost=cost)
+        for each, usage, cost in zip(vectors, usages, costs, strict=True)
     ]

@@ -273,11 +273,7 @@ def invalid_answer(message: str, usage: object = None) -> ProviderError:
 def _mended(error: ProviderError) -> ProviderError:
     if error.usage is not None and not _is_usage(error.usage):
         error.usage = None
-    if (
-        isinstance(error, MissingAnswer)
-        and error.cost is not None
-        and not _is_number(error.cost, MAX_CALL_USD)
-    ):
+    if error.cost is not None and not _is_number(error.cost, MAX_CALL_USD):
         error.cost = None
     if error.limits is not None and not isinstance(error.limits, LimitReport):
         error.limits = None

@@ -116,7 +116,7 @@ def _usage_of(ticket: Ticket, outcome: Outcome, bill: Bill) -> Usage:
 
 def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) -> Bill:
     # 1. The provider reports the cost or is free.
-    if isinstance(outcome, Answer | MissingAnswer) and outcome.cost is not None:
+    if isinstance(outcome, Answer | ProviderError) and outcome.cost is not None:
         return Bill(outcome.cost, usage=usage)
     if not lane.provider.capabilities.priced:
         return Bill(usage=usage)

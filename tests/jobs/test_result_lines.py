@@ -36,7 +36,8 @@ def read(raw, _):
     name, _, tokens = raw.decode().partition(" ")
     if not name:
         raise ValueError("no line")
-    answer = SimpleNamespace(usage=Usage(int(tokens)) if tokens != "?" else None) if tokens else None
+    usage = Usage(int(tokens)) if tokens not in ("", "?") else None
+    answer = SimpleNamespace(usage=usage, cost=0.5) if tokens else None
     return SimpleNamespace(wire_id=name, answer=answer)
 
 
@@ -50,7 +51,7 @@ IDS = [wire_id(NONCE, at).encode() for at in range(4)]
         (b"", [], {}),
         (IDS[0] + b" 5\n" + IDS[2] + b"\n", [0, 2], {}),
         (IDS[2] + b"\n" + IDS[0] + b"\n" + IDS[2] + b"\n", [2, 0], {}),
-        (IDS[1] + b" 5\n" + IDS[1] + b" 6\n", [1], {"doubled": 1, "repeats": [{"input_tokens": 6}]}),
+        (IDS[1] + b" 5\n" + IDS[1] + b" 6\n", [1], {"doubled": 1, "repeats": [(Usage(6), 0.5)]}),
         (IDS[1] + b" 5\n" + IDS[1] + b"\n" + IDS[1] + b" ?\n", [1], {"doubled": 2}),
         (IDS[3] + b"\n", [], {"foreign": 1}),
         (b"other\n" + wire_id(OTHER, 0).encode() + b"\n" + IDS[0] + b"\n", [0], {"foreign": 2}),
@@ -68,8 +69,7 @@ def test_each_request_has_its_first_line(tmp_path, content, found, odd):
     lines = list(read_lines(STEP, SHARD, [tmp_path / "out"], seen))
     assert [line.position for line in lines] == found
     assert sorted(seen.seen) == sorted(found)
-    counted = {name: value for name, value in asdict(seen).items() if name != "seen"}
-    counted["repeats"] = [{"input_tokens": usage["input_tokens"]} for usage in counted["repeats"]]
+    counted = {name: value for name, value in asdict(seen, recurse=False).items() if name != "seen"}
     plain = {"malformed": 0, "foreign": 0, "doubled": 0, "repeats": []}
     assert counted == {**plain, "unended": False, "cut": False, "broken": False, **odd}
 

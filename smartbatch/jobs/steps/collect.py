@@ -283,7 +283,7 @@ def _report_odd_lines(step: Step, shard: ShardRow, odd: OddLines, reader: Result
     _report(step, shard, "malformed_line", odd.malformed, "lines of the results could not be read")
     foreign = "lines of the results have ids that were never sent; they are ignored"
     _report(step, shard, "foreign_line", odd.foreign, foreign)
-    costs = [reader.cost(usage) for usage in odd.repeats]
+    costs = [reader.cost(usage, charged) for usage, charged in odd.repeats]
     known = [cost for cost in costs if cost is not None]
     usd = sum(known) if known and len(known) == len(costs) else None
     twice = "requests have two different answers; the first one is used"

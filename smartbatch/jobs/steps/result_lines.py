@@ -75,7 +75,8 @@ class OddLines:
     malformed: int = 0  # lines that could not be read
     foreign: int = 0  # lines with ids that were never sent
     doubled: int = 0  # further, different lines of a request
-    repeats: list[Usage] = field(factory=list)  # usage of the doubled lines
+    # usage of the doubled lines, and the USD that the provider says it charged
+    repeats: list[tuple[Usage, float | None]] = field(factory=list)
     unended: bool = False  # a file ends without a newline, so it may have been cut
     cut: bool = False  # a file ends without a newline and its last line cannot be read, so it was cut
     broken: bool = False  # the last line of a file cannot be read, with or without a newline
@@ -126,7 +127,7 @@ def read_lines(step: Step, shard: ShardRow, paths: Iterable[Path], odd: OddLines
                     if first != digest:
                         odd.doubled += 1
                         if line.answer is not None and line.answer.usage is not None:
-                            odd.repeats.append(line.answer.usage)
+                            odd.repeats.append((line.answer.usage, line.answer.cost))
                     continue
                 # 4. it answers a request
                 odd.seen[position] = digest
@@ -227,9 +228,11 @@ class ResultReader:
         usage = error.usage if isinstance(error.usage, Usage) else Usage()
         return self._failed(item, self._outcomes[line.outcome], error, digest, usage)
 
-    def cost(self, usage: Usage) -> float | None:
-        """Return the cost in USD; ``None`` if the price is unknown."""
-        return self._price(self._batch, usage)
+    def cost(self, usage: Usage, charged: float | None) -> float | None:
+        """Return the cost in USD: what the provider says it charged, or else computed from the tokens;
+        ``None`` if the price is unknown.
+        """
+        return self._price(self._batch, usage) if charged is None else charged
 
     def _answered(self, item: StoredItem, answer: Answer, digest: bytes) -> NewResult:
         request = decode_request(item.payload, self._shared, id=item.user_id)
@@ -240,19 +243,19 @@ class ResultReader:
             error = ProviderError(
                 f"the vector has {len(answer.embedding or ())} numbers instead of {dimensions}",
                 kind=ErrorKind.INVALID_RESPONSE,
+                cost=answer.cost,
             )
             return self._failed(item, "again", error, digest, usage)
         dropped = answer.dropped or self._step.api.dropped(request, model=self._step.model)
         if dropped:
             self.dropped[item.ix] = dropped
-        cost = answer.cost
-        if cost is None and not usage.estimated:
-            cost = self.cost(usage)
+        unknown = answer.cost is None and usage.estimated
+        cost = None if unknown else self.cost(usage, answer.cost)
         result = Result(
             "",
             usage=usage,
             cost=cost,
-            unconfirmed_cost=self._max_cost(item) if cost is None and usage.estimated else 0.0,
+            unconfirmed_cost=self._max_cost(item) if unknown else 0.0,
             latency=self._latency,
             queued=self._queued,
             attempts=1,
@@ -276,13 +279,15 @@ class ResultReader:
         self, item: StoredItem, outcome: str, error: SmartbatchError, digest: bytes, usage: Usage
     ) -> NewResult:
         # it is billed if it used tokens; it may be billed if its answer is unusable and reports no usage
-        lost = outcome != "unrun" and not usage.total_tokens and getattr(error, "maybe_billed", False)
+        charged = getattr(error, "cost", None)
+        unpriced = charged is None and not usage.total_tokens
+        lost = outcome != "unrun" and unpriced and getattr(error, "maybe_billed", False)
         if lost:
             usage = Usage(unknown=True)
         result = Result(
             "",
             usage=usage,
-            cost=None if lost else self.cost(usage) if usage.total_tokens else 0.0,
+            cost=None if lost else 0.0 if unpriced else self.cost(usage, charged),
             unconfirmed_cost=self._max_cost(item) if lost else 0.0,
             latency=self._latency,
             queued=self._queued,

@@ -6,6 +6,7 @@ A missing field is ``None``; a field of the wrong type is an ``INVALID_RESPONSE`
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -89,7 +90,7 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
         finish = choice.get("finish_reason")
     except (LookupError, TypeError, AttributeError):
         raise ERRORS.unusable(reply, "shape", "the answer has no choices[0].message", usage) from None
-    check_choice(choice, reply, usage)
+    check_choice(choice, reply, usage, cost_of(data.get("usage")))
     if isinstance(refusal, str) and refusal and not content:
         content, finish = refusal, "refusal"
     if (text := text_of(content)) is None:
@@ -160,12 +161,16 @@ def _reasoning(message: Mapping[str, Any], content: Any) -> str | None:
     return well_formed(found) or None
 
 
-def check_choice(choice: Mapping[str, Any], reply: Reply, usage: Usage | None) -> None:
+def check_choice(
+    choice: Mapping[str, Any], reply: Reply, usage: Usage | None, cost: float | None = None
+) -> None:
     """Raise the error that ended a choice in a 200. The text up to that point is not an answer."""
     reason = choice.get("finish_reason")
     code = reason if reason in _BROKEN_OFF else None
     if code or says_something(choice.get("error")):
-        raise _unfinished("answer", {"code": code, **error_in(choice)}, reply, usage)
+        failure = _unfinished("answer", {"code": code, **error_in(choice)}, reply, usage)
+        failure.cost = cost
+        raise failure
 
 
 def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
@@ -252,6 +257,7 @@ def _answer(
         finish_reason="tool_calls" if calls and finish == "stop" else finish,
         model=short(data.get("model"), PLAIN_ID),
         provider_request_id=ERRORS.request_id(reply),
+        cost=cost_of(data.get("usage")),
         limits=ERRORS.limits(reply),
         tier=short(data.get("service_tier"), PLAIN_WORD),
         tool_calls=calls,
@@ -282,6 +288,7 @@ def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Re
     common = Answer(
         model=short(data.get("model"), PLAIN_ID),
         provider_request_id=ERRORS.request_id(reply),
+        cost=cost_of(data.get("usage")),
         limits=ERRORS.limits(reply),
         dropped=dropped_of(wanted),
     )
@@ -329,6 +336,22 @@ def usage_of(usage: Any) -> Usage | None:
         if more == reasoning or not (reasoning or cached or written or others):
             made, reasoning = made + more, more
     return Usage(taken, made, cached, min(reasoning, made), cache_write_tokens=written)
+
+
+def cost_of(usage: Any) -> float | None:
+    """Return the USD charged for a call, which OpenRouter reports; ``None`` if not reported.
+
+    If the call used the user's own key of an upstream provider, that provider charges its part separately.
+    """
+    found = fields(usage)
+    charged: list[Any] = [found.get("cost")]
+    if found.get("is_byok") is True:
+        charged.append(fields(found.get("cost_details")).get("upstream_inference_cost"))
+    return math.fsum(charged) if all(map(_is_usd, charged)) else None
+
+
+def _is_usd(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def text_of(content: Any) -> str | None:

@@ -25,6 +25,7 @@ from smartbatch.providers.openai.answers import (
     KNOWN_IN_MESSAGE,
     REASONING,
     check_choice,
+    cost_of,
     read_chat,
     read_response,
     text_of,
@@ -65,7 +66,7 @@ class ChatReader(EventReader):
         choice = choices[0]
         if not isinstance(choice, dict):
             raise self.errors.unusable(head, "shape", "a chunk of the stream has no choices[0]")
-        check_choice(choice, head, self.usage)
+        check_choice(choice, head, self.usage, cost_of(self._body.get("usage")))
         self._choices += 1
         self._reason = choice.get("finish_reason") or self._reason
         self.ended = bool(self._reason)
