@@ -31,6 +31,7 @@ class BatchAbilities:
     files: bool = True  # True if the input is uploaded before the create call, False if that call contains it
     labels: bool = True  # batches, including listed ones, show the mark they were created with
     fence: bool = True  # a create call that names a deleted input file is refused
+    newest_first: bool = True  # lists of batches begin with the newest
     counts: bool = True  # a running batch reports how many requests are done
     retention: float = 29 * 86_400.0  # seconds from the create call until results expire
     priced: bool = True  # False if batches never cost anything, so that a missing price is not an error
@@ -87,7 +88,7 @@ class RemoteBatch:
 
 @frozen
 class BatchPage:
-    """A page of a scope's batches, newest first."""
+    """A page of a scope's batches, newest first if ``abilities.newest_first``."""
 
     batches: tuple[RemoteBatch, ...]
     next: str | None = None  # token of the next page; None on the last page
@@ -187,7 +188,7 @@ class BatchApi(ABC):
 
     @abstractmethod
     def page(self, after: str | None, timeout: float) -> BatchPage:
-        """Return a page of the scope's batches, newest first; ``after`` is the last page's ``next``."""
+        """Return a page of the scope's batches; ``after`` is the last page's ``next``."""
 
     @abstractmethod
     def cancel(self, batch_id: str, timeout: float) -> None:

@@ -60,6 +60,26 @@ _STATUSES = {
     505: ErrorKind.CLIENT_ERROR,
 }
 
+RPC_CODES = {
+    1: (499, "CANCELLED"),
+    2: (500, "UNKNOWN"),
+    3: (400, "INVALID_ARGUMENT"),
+    4: (504, "DEADLINE_EXCEEDED"),
+    5: (404, "NOT_FOUND"),
+    6: (409, "ALREADY_EXISTS"),
+    7: (403, "PERMISSION_DENIED"),
+    8: (429, "RESOURCE_EXHAUSTED"),
+    9: (400, "FAILED_PRECONDITION"),
+    10: (409, "ABORTED"),
+    11: (400, "OUT_OF_RANGE"),
+    12: (501, "UNIMPLEMENTED"),
+    13: (500, "INTERNAL"),
+    14: (503, "UNAVAILABLE"),
+    15: (500, "DATA_LOSS"),
+    16: (401, "UNAUTHENTICATED"),
+}
+"""HTTP statuses of ``google.rpc.Code``, from ``code.proto``."""
+
 _TOO_LONG = re.compile(
     r"maximum context length|context[ _](?:length|size|window)[^.]{0,40}exceed|exceed[^.]{0,40}context|"
     r"longer than the (?:maximum model|model's context) length|"  # vLLM, SGLang

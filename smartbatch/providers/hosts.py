@@ -15,7 +15,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from attrs import evolve, field, frozen
 
 from smartbatch.errors import ConfigError, ErrorKind, did_you_mean
-from smartbatch.providers.openai.dialect import GROQ, OPENAI, BatchDialect
+from smartbatch.providers.openai.dialect import (
+    AZURE,
+    DASHSCOPE,
+    GROQ,
+    MISTRAL,
+    OPENAI,
+    OPENROUTER,
+    TOGETHER,
+    XAI,
+    BatchDialect,
+)
 from smartbatch.providers.value_types import fits, type_words
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
@@ -196,7 +206,7 @@ _BUILT_IN = (
         batch_share=0.5,
         max_tokens_field="max_completion_tokens",
         reasoning_turns=False,
-        batches=OPENAI,
+        batches=AZURE,
     ),
     Host(
         name="mistral",
@@ -207,6 +217,7 @@ _BUILT_IN = (
         stream_usage=False,  # every stream reports its usage, and unknown fields are rejected
         seed_field="random_seed",
         reasoning_turns=False,
+        batches=MISTRAL,
     ),
     Host(
         name="groq",
@@ -219,7 +230,13 @@ _BUILT_IN = (
         embeddings=False,
         batches=GROQ,
     ),
-    Host(name="openrouter", address="https://openrouter.ai/api/v1", path="/api/v1", price_id="openrouter"),
+    Host(
+        name="openrouter",
+        address="https://openrouter.ai/api/v1",
+        path="/api/v1",
+        price_id="openrouter",
+        batches=OPENROUTER,
+    ),
     # the price table has peak hours on every day, but there are none at weekends
     Host(
         name="deepseek",
@@ -237,6 +254,7 @@ _BUILT_IN = (
         price_id="x-ai",
         max_tokens_field="max_completion_tokens",
         embeddings=False,
+        batches=XAI,
     ),
     Host(
         name="together",
@@ -244,6 +262,7 @@ _BUILT_IN = (
         servers=("api.together.xyz", "api.together.ai"),
         path="/v1",
         price_id="together",
+        batches=TOGETHER,
     ),
     Host(
         name="fireworks",
@@ -270,7 +289,7 @@ _BUILT_IN = (
         path="/compatible-mode/v1",
         batch_share=0.5,
         error_kinds={"insufficient_quota": ErrorKind.RATE_LIMIT},  # of tokens per minute
-        batches=OPENAI,
+        batches=DASHSCOPE,
     ),
     Host(
         name="moonshot",

@@ -317,7 +317,7 @@ def send_create(step: Step, shard: ShardRow) -> ShardRow:
         step.lease,
         shard,
         exclusive=not step.api.abilities.labels,
-        watermark=page.batches[0].id if page.batches else "",
+        watermark=page.batches[0].id if page.batches and step.api.abilities.newest_first else "",
         server_time=page.server_time,
         submitted_at=now,
         due_at=now,

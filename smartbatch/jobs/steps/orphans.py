@@ -46,7 +46,8 @@ class NewerBatches:
 def newer_than_intent(step: Step, shard: ShardRow) -> NewerBatches:
     """Return every batch of the account that was created after the shard's watermark.
 
-    The list is read page by page, because a batch is absent only if no page contains it.
+    The list is read page by page, because a batch is absent only if no page contains it. A list whose order
+    is unknown is read to its end.
 
     Raises:
         Exception: the provider's adapter failed, so nothing can be concluded.
@@ -56,9 +57,10 @@ def newer_than_intent(step: Step, shard: ShardRow) -> NewerBatches:
     while True:
         find_orphans(step, page.batches)
         for batch in page.batches:
-            if batch.id == shard.watermark or _long_before(batch, shard):
+            if batch.id != shard.watermark and not _long_before(batch, shard):
+                found.batches.append(batch)
+            elif step.api.abilities.newest_first:
                 return found
-            found.batches.append(batch)
         after = page.next
         if after is None:
             return found

@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import FlexTier
 from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
-from smartbatch.providers.error_table import kind_of_status
+from smartbatch.providers.error_table import RPC_CODES, kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_WORD, plain, short
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import parse_duration
@@ -33,26 +33,6 @@ _BILLING = re.compile(r"enable billing|billing (?:account|is)", re.I)
 BATCH_EXPIRED = re.compile(r"batch[^.]{0,20}expired", re.I)
 
 CANCELLED, DEADLINE = 1, 4  # values of ``google.rpc.Code``
-# HTTP statuses of ``google.rpc.Code``, from ``code.proto``
-_CODES = {
-    1: (499, "CANCELLED"),
-    2: (500, "UNKNOWN"),
-    3: (400, "INVALID_ARGUMENT"),
-    4: (504, "DEADLINE_EXCEEDED"),
-    5: (404, "NOT_FOUND"),
-    6: (409, "ALREADY_EXISTS"),
-    7: (403, "PERMISSION_DENIED"),
-    8: (429, "RESOURCE_EXHAUSTED"),
-    9: (400, "FAILED_PRECONDITION"),
-    10: (409, "ABORTED"),
-    11: (400, "OUT_OF_RANGE"),
-    12: (501, "UNIMPLEMENTED"),
-    13: (500, "INTERNAL"),
-    14: (503, "UNAVAILABLE"),
-    15: (500, "DATA_LOSS"),
-    16: (401, "UNAUTHENTICATED"),
-}
-
 _ENQUEUED = re.compile(r"enqueued", re.I)
 
 
@@ -175,7 +155,7 @@ def status_error(found: Any, errors: ErrorReader) -> ProviderError:
     """Convert a ``google.rpc.Status``. An unknown code is a server error."""
     found = found if isinstance(found, dict) else {}
     code = rpc_code(found)
-    status, word = _CODES.get(code, (code if 400 <= code <= 599 else 500, "UNKNOWN"))
+    status, word = RPC_CODES.get(code, (code if 400 <= code <= 599 else 500, "UNKNOWN"))
     data = {"error": {**found, "code": status, "status": word}}
     error = errors.read(Reply(status, {}, b""), data=data)
     # The status is not an HTTP status, and a failed request is not billed.

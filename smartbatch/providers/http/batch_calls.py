@@ -19,7 +19,7 @@ from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.error_table import explained
 from smartbatch.providers.foreign_text import http_date, unusable
 from smartbatch.providers.http.replies import LiveReply, Reply, is_html
-from smartbatch.providers.http.transport import Transport
+from smartbatch.providers.http.transport import Body, Transport
 
 MAX_DOWNLOAD = 16 * 1024**3  # maximum bytes of a result file, far more than 100,000 long answers
 
@@ -139,14 +139,22 @@ def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the 
 
 
 @contextlib.contextmanager
-def followed(begin: Callable[[str, float], LiveReply], url: str, timeout: float) -> Iterator[LiveReply]:
-    """Follow the redirects of a download and yield the answer, which is closed afterwards.
+def followed(
+    begin: Callable[[str, float], LiveReply],
+    url: str,
+    timeout: float,
+    *,
+    method: str = "GET",
+    body: Body = b"",
+) -> Iterator[LiveReply]:
+    """Follow the redirects of a download or an upload and yield the answer, which is closed afterwards.
 
-    Services keep results in separate storage and answer with its address. The key is sent to the base
+    Services keep files in separate storage and answer with its address. The key is sent to the base
     URL's server only. Another server is called without the provider's headers, because the address
-    itself grants access. A download that starts with TLS never continues without it.
+    itself grants access. A transfer that starts with TLS never continues without it.
 
-    ``begin`` calls an address on the base URL's server with the key, within the given seconds.
+    ``begin`` calls an address on the base URL's server with the key, within the given seconds. Another
+    server is sent ``method`` and ``body``.
     """
     deadline, own = time.monotonic() + timeout, _parsed(url)
     with contextlib.ExitStack() as opened:
@@ -165,7 +173,7 @@ def followed(begin: Callable[[str, float], LiveReply], url: str, timeout: float)
                     Url(scheme=target.scheme, host=target.host, port=target.port), reuse=False
                 )
                 opened.callback(elsewhere.close)
-                live = elsewhere.begin(elsewhere.head_of("GET", target.request_uri, b""), b"", left)
+                live = elsewhere.begin(elsewhere.head_of(method, target.request_uri, b""), body, left)
             opened.callback(live.close)
         else:
             if live.status in _REDIRECTS:
@@ -197,4 +205,4 @@ def _origin(url: Url) -> tuple[str | None, str | None, int | None]:
 
 
 def _bad_redirect(status: int | None, what: str) -> ProviderError:
-    return unusable(f"the redirect of the results {what}", "redirect", status=status)
+    return unusable(f"the redirect of a file {what}", "redirect", status=status)

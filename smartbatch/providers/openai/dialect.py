@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
 
+from attrs import field, frozen
+
+from smartbatch.errors import ConfigError
 from smartbatch.types import Kind
+
+_WINDOW = re.compile(r"(\d{1,4})([hd])")
+_CHATS = frozenset({Kind.GENERATE})
+_DAY = 86_400.0
 
 
 @frozen(kw_only=True)
@@ -12,19 +21,152 @@ class BatchDialect:
     """One host's variant of the Batch API.
 
     Attributes:
-        purpose: the purpose of an uploaded input file.
-        window: the time allowed for a batch, in the host's notation.
+        kinds: kinds of requests that batches accept.
         max_requests: maximum requests per batch.
         max_bytes: maximum bytes per batch input.
-        kinds: kinds of requests that batches accept.
+        inline: whether the create call contains the requests, so that no file is uploaded.
+        purpose: the purpose of an uploaded input file.
+        upload_fields: other fields of the upload form.
+        file_id_header: header with the file's id in an answer that redirects the upload to a storage server;
+            ``None`` if the form contains the file.
+        files_query: query of the list of files; a ``purpose`` in it is replaced by :attr:`purpose`.
+        line: fields of an input line, of ``custom_id``, ``method``, ``url`` and ``body``.
+        path: path of the list of batches, and of the create call.
+        create: fields of the create call, in order. A string names the value: ``file`` or ``files`` (the
+            input's id, or a list with only that id), ``endpoint``, ``model``, ``window``, ``hours`` (the
+            window in hours), ``metadata`` (an object with the mark) or ``name`` (a string with the mark). Any
+            other value is sent as it is. Lines have no model if the create call has one.
+        window: the time allowed for a batch, as in ``24h`` or ``7d``.
+        cancel: path of the cancel call after that of the batch; ``None`` if batches cannot be cancelled.
+        deletes: whether ended batches can be deleted.
+        listed: field with the batches in a list of batches; ``None`` if the list is a bare array.
+        list_query: query of the list of batches.
+        cursor: query parameter of the next page: the id of the last entry, a token in the answer, or a page
+            number from 0. ``None`` if lists have a single page.
+        newest_first: whether the list of batches is known to begin with the newest.
+        counters: whether a batch's state follows from counters of its requests instead of a word.
+        results: whether results are files, pages of JSON, or part of an ended batch.
+        labels: whether listed batches show their mark or their input file.
+        retention: seconds from the create call until results are deleted.
     """
 
-    purpose: str = "batch"
-    window: str = "24h"
+    kinds: frozenset[Kind] = frozenset({Kind.GENERATE, Kind.EMBED})
     max_requests: int = 50_000
     max_bytes: int = 200_000_000
-    kinds: frozenset[Kind] = frozenset({Kind.GENERATE, Kind.EMBED})
+    inline: bool = False
+    purpose: str = "batch"
+    upload_fields: Mapping[str, str] = field(factory=dict)
+    file_id_header: str | None = None
+    files_query: Mapping[str, str] = {"purpose": "batch", "limit": "10000", "order": "desc"}
+    line: tuple[str, ...] = ("custom_id", "method", "url", "body")
+    path: str = "/batches"
+    create: Mapping[str, Any] = {
+        "input_file_id": "file",
+        "endpoint": "endpoint",
+        "completion_window": "window",
+        "metadata": "metadata",
+    }
+    window: str = "24h"
+    cancel: str | None = "/cancel"
+    deletes: bool = False
+    listed: str | None = "data"
+    list_query: Mapping[str, str] = {"limit": "100"}
+    cursor: Literal["after", "pagination_token", "page"] | None = "after"
+    newest_first: bool = True
+    counters: bool = False
+    results: Literal["files", "pages", "inline"] = "files"
+    labels: bool = True
+    retention: float = 29 * _DAY
+
+    @property
+    def window_hours(self) -> int:
+        """The window in hours.
+
+        Raises:
+            ConfigError: it has another notation.
+        """
+        found = _WINDOW.fullmatch(self.window)
+        if found is None:
+            raise ConfigError(f"batch_window={self.window!r} is no duration; use one such as '24h' or '7d'")
+        return int(found[1]) * (24 if found[2] == "d" else 1)
 
 
 OPENAI = BatchDialect()
-GROQ = BatchDialect(max_bytes=100_000_000, kinds=frozenset({Kind.GENERATE}))
+
+# Azure's REST reference and Batch guide: at most 500 files may exist without an expiry, the shortest of which
+# is 14 days; batches never expire
+AZURE = BatchDialect(
+    upload_fields={"expires_after[anchor]": "created_at", "expires_after[seconds]": "1209600"},
+    create={**OPENAI.create, "output_expires_after": {"anchor": "created_at", "seconds": 2_592_000}},
+)
+
+# SDK groq 1.7.0: the list has no parameters
+GROQ = BatchDialect(
+    kinds=_CHATS,
+    max_bytes=100_000_000,
+    list_query={},
+    cursor=None,
+    newest_first=False,
+)
+
+DASHSCOPE = BatchDialect(max_bytes=100_000_000)
+
+# SDK mistralai 3.7.0; files of at most 512 MB, a million requests
+MISTRAL = BatchDialect(
+    max_requests=1_000_000,
+    max_bytes=512_000_000,
+    files_query={"purpose": "batch", "page_size": "100"},
+    line=("custom_id", "body"),
+    path="/batch/jobs",
+    create={
+        "input_files": "files",
+        "endpoint": "endpoint",
+        "model": "model",
+        "timeout_hours": "hours",
+        "metadata": "metadata",
+    },
+    deletes=True,
+    list_query={"page_size": "100", "order_by": "-created"},
+    cursor="page",
+)
+
+# litellm 1.110.2, from xAI's REST reference; files have no purpose, and the order of lists is not documented
+XAI = BatchDialect(
+    kinds=_CHATS,
+    files_query={"limit": "100"},
+    create={"name": "name", "input_file_id": "file"},
+    cancel=":cancel",
+    listed="batches",
+    list_query={"limit": "100"},
+    cursor="pagination_token",
+    newest_first=False,
+    counters=True,
+    results="pages",
+)
+
+# SDK together 3.1.1 and Batch guide; batches have no metadata, so their input file identifies them
+TOGETHER = BatchDialect(
+    kinds=_CHATS,
+    max_bytes=100_000_000,
+    purpose="batch-api",
+    file_id_header="x-together-file-id",
+    files_query={},
+    line=("custom_id", "body"),
+    create={"input_file_id": "file", "endpoint": "endpoint", "completion_window": "window"},
+    listed=None,
+    list_query={},
+    cursor=None,
+    newest_first=False,
+)
+
+# SDK openrouter 1.3.84 and Batch guide; nothing in a listed batch identifies it, and there is no cancel call
+OPENROUTER = BatchDialect(
+    max_requests=5_000,
+    inline=True,
+    line=("custom_id", "body"),
+    create={"endpoint": "endpoint", "model": "model"},  # must precede the requests
+    cancel=None,
+    deletes=True,
+    results="inline",
+    labels=False,
+)
