@@ -143,8 +143,10 @@ class BatchingConfig:
         "text",
         "Scope of the budget: client, or shared:NAME for one shared by all processes that name it.",
     )
-    prices: Mapping[str, Price] = setting(
-        {}, "prices", "Your own prices by provider:model or model, in USD per million tokens."
+    prices: Mapping[str, Price | str] = setting(
+        {},
+        "prices",
+        "Your own prices by provider:model or model: USD per million tokens, or a model with the same price.",
     )
     hosts: Mapping[str, Mapping[str, Any]] = setting(
         {}, "hosts", "Further hosts by name, each a table with the fields of Host."
@@ -378,7 +380,7 @@ class Settings(TypedDict, total=False):
     shared_lost: Literal["share", "stop", "local"]
     budget: float | str | None
     budget_scope: str
-    prices: Mapping[str, Price | Mapping[str, Any]]
+    prices: Mapping[str, Price | Mapping[str, Any] | str]
     hosts: Mapping[str, Mapping[str, Any]]
     allow_unknown_price: bool
     packing: bool

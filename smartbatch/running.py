@@ -130,6 +130,7 @@ class ClientSettings:
         if config.fallback_model is not None:
             same = parse_model(config.fallback_model)[0] == model.provider.name
             fallback = open_model(config.fallback_model, None, provider_options if same else None, clock)
+        PriceBook(config.prices).check_references(clock.wall())
         if config.budget is not None:
             check_priced(config, clock, model, fallback)
         preparer = RequestPreparer(

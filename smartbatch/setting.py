@@ -133,10 +133,23 @@ class Spec:
             raise self.refusal(label, value)
         return frozenset(text.strip() for text in texts)
 
-    def _prices(self, label: str, value: Any) -> dict[str, Price]:
+    def _prices(self, label: str, value: Any) -> dict[str, Price | str]:
         if not isinstance(value, Mapping):
             raise self.refusal(label, value)
-        return {str(model): Price.parse(str(model), table) for model, table in value.items()}
+        prices: dict[str, Price | str] = {}
+        for model, price in value.items():
+            if isinstance(price, str):
+                prefix, _, name = map(str.strip, price.partition(":"))
+                # a name for a name could lead in a circle
+                if not prefix or not name or isinstance(value.get(price), str):
+                    raise ConfigError(
+                        f"prices[{model!r}] = {price!r} must be a price, or name a model with a price of its "
+                        "own as provider:model"
+                    )
+                prices[str(model)] = f"{prefix}:{name}"
+            else:
+                prices[str(model)] = Price.parse(str(model), price)
+        return prices
 
     def _hosts(self, label: str, value: Any) -> dict[str, dict[str, Any]]:
         """The fields remain plain values; the providers check them."""

@@ -438,3 +438,14 @@ def test_a_setting_that_is_refused_shows_no_password():
         with pytest.raises(ConfigError) as refused:
             BatchingConfig(**wrong)  # type: ignore[arg-type]
         assert "s3cret" not in refused.value.message
+
+
+@pytest.mark.parametrize("prices", [{"m": "x"}, {"m": "x:"}, {"m": ":x"}, {"a:m": "a:n", "a:n": "a:m"}])
+def test_a_price_that_is_a_string_names_a_model_with_a_price_of_its_own(prices):
+    with pytest.raises(ConfigError, match=r"^prices\['\w*:?m'\] = '.*' must be a price, or name a model"):
+        BatchingConfig(prices=prices)
+
+
+def test_a_model_may_have_the_price_of_another_in_a_file(tmp_path):
+    file = written(tmp_path, '[prices]\n"azure:my-deployment" = "azure:gpt-5-mini"\n')
+    assert load(file).prices == {"azure:my-deployment": "azure:gpt-5-mini"}

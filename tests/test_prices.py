@@ -12,6 +12,7 @@ import pytest
 from genai_prices import data_snapshot
 from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice, Provider
 
+from smartbatch import BatchingClient
 from smartbatch.errors import ConfigError
 from smartbatch.prices import Price, RateCard
 from smartbatch.providers.price_book import PriceBook
@@ -184,6 +185,28 @@ def test_the_full_name_wins_over_the_bare_one():
     book = PriceBook({"m": Price(1, 1), "openai:m": Price(2, 2)})
     assert book.rates("openai", "m", WALL).cost(Usage(1_000_000)) == pytest.approx(2)  # type: ignore[union-attr]
     assert book.rates("sim", "m", WALL).cost(Usage(1_000_000)) == pytest.approx(1)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("processing", ["standard", "batch"])
+def test_a_name_in_place_of_a_price_is_the_price_of_that_model(processing):
+    book = PriceBook({"azure:my-deployment": "azure:gpt-5-mini"})
+    found = book.rates("azure", "my-deployment", WALL, processing)
+    assert found is not None
+    assert found == PriceBook().rates("azure", "gpt-5-mini", WALL, processing)
+    book.check_references(WALL)
+
+
+def test_a_name_may_be_that_of_a_price_of_the_user():
+    book = PriceBook({"azure:a": "azure:b", "azure:b": Price(1, 2)})
+    found = book.rates("azure", "a", WALL)
+    assert found is not None
+    assert found.source == "user"
+
+
+def test_a_name_without_a_known_price_is_refused_when_a_client_is_created():
+    settings: dict[str, Any] = {"prices": {"azure:my-deployment": "openai:gpt-5-minni"}}
+    with pytest.raises(ConfigError, match=r"my-deployment.*price of that model is unknown.*gpt-5-mini\?$"):
+        BatchingClient("sim:demo", **settings)
 
 
 def test_cached_tokens_beyond_the_prompt_give_no_further_discount():

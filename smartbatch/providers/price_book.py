@@ -22,7 +22,7 @@ from attrs import asdict, evolve, frozen
 from smartbatch._files import check_own, own_folder, state_folder
 from smartbatch._fork import imported
 from smartbatch._version import __version__
-from smartbatch.errors import ConfigError, StoreError
+from smartbatch.errors import ConfigError, StoreError, did_you_mean
 from smartbatch.prices import MILLION, Band, Price, Processing, RateCard
 from smartbatch.providers.hosts import HOSTS
 from smartbatch.types import Usage
@@ -51,10 +51,11 @@ class PriceBook:
 
     Args:
         user: prices by ``provider:model`` or by model; they take precedence over the bundled table and may
-            include models that it does not list.
+            include models that it does not list. A string is the model that has the price, as
+            ``provider:model``.
     """
 
-    def __init__(self, user: Mapping[str, Price] | None = None) -> None:
+    def __init__(self, user: Mapping[str, Price | str] | None = None) -> None:
         self._user = dict(user or {})
         self._cards: dict[tuple[str, str, Processing], RateCard | None] = {}
 
@@ -81,9 +82,29 @@ class PriceBook:
         except KeyError:
             pass
         price = self._user.get(f"{provider}:{model}") or self._user.get(model)
-        card = _bundled(provider, model, wall, processing) if price is None else _card_of(price, processing)
+        if isinstance(price, str):
+            provider, _, model = price.partition(":")
+            card = self.rates(provider, model, wall, processing)
+        elif price is not None:
+            card = _card_of(price, processing)
+        else:
+            card = _bundled(provider, model, wall, processing)
         self._cards[key] = card
         return card
+
+    def check_references(self, wall: float) -> None:
+        """Check that the models named in place of a price have one.
+
+        Raises:
+            ConfigError: a price is unknown; the message suggests the nearest listed model.
+        """
+        for model, price in self._user.items():
+            if not isinstance(price, str):
+                continue
+            provider, _, name = price.partition(":")
+            if self.rates(provider, name, wall) is None:
+                near = did_you_mean(name, listed_models(provider))
+                raise ConfigError(f"prices[{model!r}] = {price!r}: the price of that model is unknown{near}")
 
     def check_known(self, asked: Iterable[tuple[str, Processing]], wall: float) -> None:
         """Check that a budget can be enforced.
