@@ -94,10 +94,11 @@ def hosts_table() -> str:
     """Return the table of hosts."""
     rows = ["| prefix | key | address | batches | price of a batch | prices |", "|---|---|---|---|---|---|"]
     for host in HOSTS.values():
-        key = " or ".join(f"`{name}`" for name in host.key_variables) if host.needs_key else "none needed"
+        keys = [f"`{name}`" for name in host.key_variables if host.needs_key or host.credentials]
+        key = " or ".join(filter(None, (*keys, host.credentials))) or "none needed"
         own = f"`{host.address}`" if host.address else "each account's own"
         variables = " or ".join(f"`{name}`" for name in host.address_variables)
-        has_batches = host.batches is not None or host.api != "openai"
+        has_batches = host.batches is not None or host.api in ("anthropic", "gemini")
         share = "by model" if host.batch_share is None else f"{host.batch_share:.0%} of real time"
         prices = "in the price table" if host.price_id else "your own" if host.priced else "free"
         batches = ("yes", share) if has_batches else ("no", "")

@@ -131,6 +131,8 @@ CLOCKS = re.compile(r"(date|datetime|struct_time)\.(now|utcnow|today)")
 """Clocks in allowed modules."""
 
 SDKS = frozenset({"openai", "anthropic", "google", "requests", "prometheus_client", "opentelemetry"}) | {
+    "boto3",
+    "botocore",
     "pandas",
     "polars",
     "pyarrow",

@@ -31,7 +31,7 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
     """
     types: Mapping[str, Any] = {}
     if args.provider_option:
-        types = option_types(parse_model(args.model)[0])
+        types = option_types(*parse_model(args.model))
     options: dict[str, Any] = {}
     for pair in args.provider_option:
         name, equals, text = pair.partition("=")

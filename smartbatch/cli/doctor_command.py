@@ -144,12 +144,15 @@ def _host(host: Host, *, prices: Mapping[str, Any], online: bool) -> Finding:
     from smartbatch.errors import ConfigError
 
     variable = host.key_variable()
-    missing = f"no key: {' or '.join(host.key_variables)} is not set" if host.needs_key else "needs no key"
+    missing = f"uses {host.credentials}" if host.credentials else "needs no key"
+    if host.needs_key:
+        missing = f"no key: {' or '.join(host.key_variables)} is not set"
     key = f"{variable} is set" if variable else missing
     is_set = variable is not None if host.needs_key else None
     given = next((name for name in host.address_variables if os.environ.get(name, "").strip()), None)
     try:
-        provider = _provider_of(host.name, has_key=variable is not None)
+        # credentials of an SDK also serve other programs, so they do not mean that this host is used
+        provider = _provider_of(host.name, has_key=variable is not None and host.credentials is None)
     except ConfigError as error:
         return Finding(host.name, f"{key}; {error.message}", wrong=True, more={"key": is_set})
     has_batches = provider.batches() is not None
@@ -161,10 +164,11 @@ def _host(host: Host, *, prices: Mapping[str, Any], online: bool) -> Finding:
         {True: "prices known", False: "no known prices", None: "free"}[is_priced],
     ]
     problem = None
-    if online and variable:
+    if online and variable and host.credentials is None:
         problem = _problem_of_access(provider)
         words.append(problem or "reachable")
-    kind = "no key set" if host.needs_key else "no key needed"
+    kind = "credentials of an SDK" if host.credentials else "no key needed"
+    kind = "no key set" if host.needs_key else kind
     return Finding(
         host.name,
         "; ".join(words),

@@ -60,7 +60,7 @@ def batches_of(config: BatchingConfig, model: OpenedModel, kind: Kind) -> tuple[
         return None, "batches are switched off: set batch_enabled"
     api = model.provider.batches()
     if api is None:
-        return None, f"{name} has no Batch API: choose another provider"
+        return None, f"{name} {model.provider.without_batches}: choose another provider"
     if kind not in api.abilities.kinds:
         what = "embeddings" if kind is Kind.EMBED else "texts"
         return None, f"{name} has no Batch API for {what}: choose another provider"

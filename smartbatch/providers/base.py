@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
     from smartbatch.providers.http.endpoint import HttpNetwork
 
+NOT_YET = "has batches, which smartbatch does not support yet"
+"""See :attr:`Provider.without_batches`."""
+
 FLEX_TIER_NAME = "flex"
 """Name of the slower tier in both APIs."""
 
@@ -125,6 +128,7 @@ class Provider(ABC):
             contains the key.
         capabilities: see :class:`Capabilities`.
         own_code: True if calls run user code, whose exceptions are kept as the cause of errors.
+        without_batches: why :meth:`batches` returns ``None``, as the end of a sentence about the provider.
         network: opened and closed together with the provider; classifies exceptions before the provider
             does. ``None`` for a provider that uses no network or manages its own.
     """
@@ -133,6 +137,7 @@ class Provider(ABC):
     scope: str
     capabilities: Capabilities = Capabilities()
     own_code: bool = False
+    without_batches: str = "has no Batch API"
     network: HttpNetwork | None = None
 
     @abstractmethod

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from attrs import evolve, field, frozen
 
@@ -28,6 +28,11 @@ from smartbatch.providers.openai.dialect import (
 )
 from smartbatch.providers.value_types import fits, type_words
 
+Api: TypeAlias = Literal["openai", "anthropic", "gemini", "bedrock", "vertex", "vertex-claude"]
+"""An API and how its requests are authorized. ``bedrock`` and ``vertex-claude`` have Anthropic's messages,
+``vertex`` has Gemini's API.
+"""
+
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OTHER_PREFIXES = ("call", "sim")  # of providers that are no hosts
@@ -40,8 +45,10 @@ class Host:
     Attributes:
         name: the prefix in ``name:model``.
         api: the API that the service implements.
-        address: the base URL; ``None`` if each account has its own.
+        apis: other APIs, by the beginning of the names of their models.
+        address: the base URL; ``None`` if each account has its own. ``{region}`` stands for the region.
         regions: other base URLs, by the value of the provider option ``region``.
+        region_variables: environment variables with the region.
         servers: the host's server names; one that begins with a period stands for all names that end in it.
             By default the servers in the addresses. A base URL on one of these servers has the host's
             abilities, whatever its prefix.
@@ -51,7 +58,8 @@ class Host:
         address_variables: environment variables with the base URL. By default ``NAME_BASE_URL``.
         account_variables: environment variables with OpenAI's organization and project, in this order.
         key_header: the header with the key; in ``Authorization``, ``Bearer`` precedes it.
-        needs_key: False for servers that users run themselves.
+        needs_key: False for servers that users run themselves, and for hosts with ``credentials``.
+        credentials: the credentials that an SDK finds itself, as shown to users; ``None`` for a key.
         price_id: the host's name in the price table; ``None`` if the table does not list its prices.
         priced: False if calls cost nothing, so that a missing price is not an error.
         batch_share: price in a batch relative to real time, for models without batch rates in the table.
@@ -73,9 +81,11 @@ class Host:
     """
 
     name: str
-    api: Literal["openai", "anthropic", "gemini"] = "openai"
+    api: Api = "openai"
+    apis: Mapping[str, Api] = field(factory=dict)
     address: str | None = None
     regions: Mapping[str, str] = field(factory=dict)
+    region_variables: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
     path: str = ""
     key_variables: tuple[str, ...] = ()
@@ -83,6 +93,7 @@ class Host:
     account_variables: tuple[str, ...] = ()
     key_header: str = "Authorization"
     needs_key: bool = True
+    credentials: str | None = None
     price_id: str | None = None
     priced: bool = True
     batch_share: float | None = None
@@ -131,14 +142,22 @@ class Host:
         """Return the environment variable that holds the key, if any is set."""
         return next((name for name in self.key_variables if os.environ.get(name, "").strip()), None)
 
+    def api_of(self, model: str) -> Api:
+        """Return the API of a model; its name has no prefix."""
+        return next((api for start, api in self.apis.items() if model.startswith(start)), self.api)
+
     def address_in(self, region: str | None) -> str | None:
         """Return the base URL of a region, or the default one.
 
         Raises:
-            ConfigError: the host has no such region.
+            ConfigError: the host has no such region, or its name is invalid.
         """
         if region is None:
             return self.address
+        if region not in self.regions and "{region}" in (self.address or ""):
+            if not _NAME.fullmatch(region):
+                raise ConfigError(f"{region!r} is not the name of a region of {self.name}")
+            return (self.address or "").format(region=region)
         if region not in self.regions:
             known = ", ".join(map(repr, self.regions)) or "none"
             near = did_you_mean(region, self.regions)
@@ -193,6 +212,18 @@ _BUILT_IN = (
         price_id="google",
         batch_share=0.5,  # price list: half, including embeddings; cached tokens as in real time
         flex=True,
+    ),
+    Host(
+        name="bedrock",
+        api="bedrock",
+        address="https://bedrock-runtime.{region}.amazonaws.com",
+        region_variables=("AWS_REGION", "AWS_DEFAULT_REGION"),
+        key_variables=("AWS_BEARER_TOKEN_BEDROCK", "AWS_ACCESS_KEY_ID", "AWS_PROFILE"),
+        address_variables=("ANTHROPIC_BEDROCK_BASE_URL", "BEDROCK_BASE_URL"),
+        needs_key=False,
+        credentials="the credentials that boto3 finds",
+        price_id="aws",
+        embeddings=False,
     ),
     # the model is the name of a deployment; batches need one of the type GlobalBatch or DataZoneBatch
     Host(

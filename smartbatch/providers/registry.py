@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from smartbatch._clock import Clock, RealClock
 from smartbatch.errors import ConfigError, InvalidRequest, did_you_mean, scrub
 from smartbatch.providers.base import Provider
-from smartbatch.providers.hosts import HOSTS
+from smartbatch.providers.hosts import HOSTS, Api
 from smartbatch.types import Request
 
 # ``factory(name, clock, options)`` returns the provider and the model's name without its options
@@ -38,7 +38,7 @@ def create(model: str, *, clock: Clock, options: Mapping[str, Any] | None = None
     if not isinstance(options, Mapping):
         raise ConfigError(f"provider_options must be a dictionary, not {type(options).__name__}")
     try:
-        return _factory_of(prefix)(name, clock, options)
+        return _factory_of(prefix, name)(name, clock, options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
@@ -88,9 +88,9 @@ def register(prefix: str, factory: Factory) -> None:
     _factories[prefix] = factory
 
 
-def option_types(prefix: str) -> Mapping[str, Any]:
+def option_types(prefix: str, model: str = "") -> Mapping[str, Any]:
     """Return the option types of a prefix's models, by name; empty for a registered factory."""
-    factory = _factory_of(prefix)
+    factory = _factory_of(prefix, model)
     if not isinstance(factory, _Adapter):
         return {}
     parameters = inspect.signature(factory.kind(), eval_str=True).parameters
@@ -154,6 +154,12 @@ _factories: dict[str, Factory] = {
     "sim": _Adapter("sim.provider", "SimProvider", _simulated),
 }
 
+_ADAPTERS: Mapping[Api, tuple[str, str]] = {
+    "openai": ("openai.provider", "OpenAIProvider"),
+    "bedrock": ("anthropic.bedrock", "BedrockProvider"),
+}
+"""Modules and classes for the APIs of hosts."""
+
 
 def example(prefix: str, *, allow_http: bool = True) -> Provider:
     """Create a provider without a key, to read its abilities.
@@ -164,19 +170,26 @@ def example(prefix: str, *, allow_http: bool = True) -> Provider:
     name = "json:dumps" if prefix == "call" else "any"
     options: dict[str, Any] = {}
     if prefix in HOSTS:
-        options = {"api_key": "none-as-nothing-is-sent", "allow_http": allow_http}
+        options = {"allow_http": allow_http}
         host = HOSTS[prefix]
+        if host.credentials is None:
+            options["api_key"] = "none-as-nothing-is-sent"
+        if host.region_variables:
+            options["region"] = "example"
         if host.address is None and not any(map(os.environ.get, host.address_variables)):
             options["base_url"] = "https://example.invalid"
     return create(f"{prefix}:{name}", clock=RealClock(), options=options)[0]
 
 
-def _factory_of(prefix: str) -> Factory:
+def _factory_of(prefix: str, model: str) -> Factory:
     """A registered factory takes precedence over a host."""
     if prefix in _factories:
         return _factories[prefix]
     host = HOSTS[prefix]
-    return _Adapter("openai.provider", "OpenAIProvider", lambda model, _clock: (model, (), {"host": host}))
+    api = host.api_of(model)
+    if api not in _ADAPTERS:
+        raise ConfigError(f"{prefix}: has the API of {api}:, so use {api}: with its base URL")
+    return _Adapter(*_ADAPTERS[api], lambda model, _clock: (model, (), {"host": host}))
 
 
 # a model in the public API: ``provider:model``, a user's own provider, or a callable

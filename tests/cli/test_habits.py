@@ -205,6 +205,14 @@ def test_the_doctor_reaches_hosts_through_their_sdks(key, capfd, monkeypatch):
             assert "key refused: " in told if refused else told.endswith("; reachable")
 
 
+def test_the_doctor_shows_whose_credentials_are_used(capfd, monkeypatch):
+    address = HOSTS["bedrock"].usual_address
+    end = f"{address}; no batches; prices known"
+    assert found(capfd, "bedrock") == f"uses the credentials that boto3 finds; {end}"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA-of-a-test")
+    assert found(capfd, "bedrock", 0, "--online") == f"AWS_ACCESS_KEY_ID is set; {end}"
+
+
 @pytest.mark.full
 def test_the_doctor_makes_no_store_and_counts_the_jobs_of_one(capfd, folder):
     assert found(capfd, "store", 0, "--store", "jobs.db").endswith("jobs.db, created by the first job")

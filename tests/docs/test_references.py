@@ -22,6 +22,7 @@ from smartbatch.cli.main import build_parser
 from smartbatch.integrations import hosting, pydantic_ai
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
+from smartbatch.providers.anthropic.bedrock import BedrockProvider
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow
 from smartbatch.types import ConstraintParams, Generation, Result, TokenLogprob, ToolCall
@@ -185,7 +186,12 @@ def test_a_generation_has_the_parameters_of_its_table():
 
 @pytest.mark.parametrize(
     ("prefix", "provider"),
-    [("openai:", OpenAIProvider), ("anthropic:", AnthropicProvider), ("gemini:", GeminiProvider)],
+    [
+        ("openai:", OpenAIProvider),
+        ("anthropic:", AnthropicProvider),
+        ("gemini:", GeminiProvider),
+        ("bedrock:", BedrockProvider),
+    ],
 )
 def test_options_of_a_provider_are_those_of_its_class(prefix, provider):
     table = rows(section("docs/reference/providers.md", "## Options"))

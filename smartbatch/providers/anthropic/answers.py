@@ -56,11 +56,16 @@ _KNOWN_IN_USAGE = frozenset(
 _PLAIN_BLOCK = frozenset({"type", "text", "citations"})
 
 
-def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str, str], ...] = ()) -> Answer:
+def read_message(
+    data: Mapping[str, Any],
+    reply: Reply,
+    dropped: tuple[tuple[str, str], ...] = (),
+    errors: ErrorReader = ERRORS,
+) -> Answer:
     usage = usage_of(data.get("usage"))
     content = data.get("content")
     if data.get("type") != "message" or not isinstance(content, list):
-        raise ERRORS.unusable(reply, "shape", "the answer is not a message", usage)
+        raise errors.unusable(reply, "shape", "the answer is not a message", usage)
     texts, thoughts, calls, others = [], [], [], False
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
@@ -85,8 +90,8 @@ def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str
         usage=usage,
         finish_reason=finish_word(data.get("stop_reason"), _FINISH),
         model=short(data.get("model"), PLAIN_ID),
-        provider_request_id=ERRORS.request_id(reply),
-        limits=ERRORS.limits(reply),
+        provider_request_id=errors.request_id(reply),
+        limits=errors.limits(reply),
         dropped=dropped,
         tool_calls=identified(calls, short(data.get("id"), PLAIN_ID)) if calls else (),
         reasoning=well_formed("\n\n".join(filter(None, thoughts))) or None,
@@ -170,7 +175,7 @@ class MessageReader(EventReader):
     def finish(self, text: str, head: Reply) -> Answer:
         blocks = [_whole(joined(block)) for block in self._blocks.values()]
         message = {**self._message, "type": "message", "content": blocks, "usage": self._counted}
-        return evolve(read_message(message, head, self._dropped), text=text)
+        return evolve(read_message(message, head, self._dropped, self.errors), text=text)
 
     def _begin(self, index: Any, block: Mapping[str, Any]) -> str:
         begun = self._blocks.setdefault(index if isinstance(index, int) else None, {})

@@ -37,7 +37,7 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
-    from smartbatch.providers.anthropic.sdk import AnthropicSdk
+    from smartbatch.providers.anthropic.sdk import MessagesSdk
 
 _BATCHES_PATH = "/v1/messages/batches"
 _BATCHES_PER_PAGE = 100
@@ -69,7 +69,7 @@ class AnthropicBatches(BatchApi):
         scope: str,
         errors: ErrorReader,
         *,
-        sdk: Callable[[], AnthropicSdk],
+        sdk: Callable[[], MessagesSdk],
         leads_to: Callable[[str, str, int | None], bool],
         message: Callable[[Request, str], tuple[Mapping[str, Any], tuple[tuple[str, str], ...]]],
     ) -> None:

@@ -58,7 +58,7 @@ def kind_of(status: int, type_: object, code: object, message: str) -> ErrorKind
     return kind_of_status(status, None, None, message)
 
 
-def _understand(reply: Reply, data: Any) -> Refusal:
+def understand(reply: Reply, data: Any) -> Refusal:
     error = error_in(data)
     message, type_ = error.get("message", ""), error.get("type")
     code = fields(error.get("details")).get("error_code")
@@ -70,4 +70,4 @@ def _understand(reply: Reply, data: Any) -> Refusal:
     )
 
 
-ERRORS = ErrorReader(_understand, lambda headers: read_anthropic_limits(headers, time.time()), "request-id")
+ERRORS = ErrorReader(understand, lambda headers: read_anthropic_limits(headers, time.time()), "request-id")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
+from urllib3.util import Url
 
 from smartbatch._fork import one_at_a_time
 from smartbatch.errors import ConfigError, InvalidRequest
@@ -16,7 +17,7 @@ from smartbatch.providers.anthropic.bodies import API_VERSION, OLD_API_VERSION, 
 from smartbatch.providers.anthropic.errors import ERRORS
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.error_reader import ServiceAddress
+from smartbatch.providers.error_reader import ErrorReader, ServiceAddress
 from smartbatch.providers.foreign_text import PLAIN_ID
 from smartbatch.providers.hosts import HOSTS
 from smartbatch.providers.http.content import encode_json
@@ -30,13 +31,13 @@ from smartbatch.providers.http.endpoint import (
     secrets_of,
     setting,
 )
-from smartbatch.providers.http.event_stream import EVENT_STREAM_TYPE, EventStream
+from smartbatch.providers.http.event_stream import EVENT_STREAM_TYPE, EventStream, events
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
 from smartbatch.types import Answer, Duration, Generation, Request
 
 if TYPE_CHECKING:
-    from smartbatch.providers.anthropic.sdk import AnthropicSdk
+    from smartbatch.providers.anthropic.sdk import AnthropicSdk, MessagesSdk
 
 _HOST = HOSTS["anthropic"]
 DEFAULT_MAX_TOKENS = 4096
@@ -44,7 +45,92 @@ DEFAULT_MAX_TOKENS = 4096
 _MESSAGES_PATH = "/v1/messages"
 
 
-class AnthropicProvider(Provider):
+class MessagesProvider(Provider):
+    """Messages in Anthropic's format, at Anthropic or another host.
+
+    Args:
+        name: the prefix of the models.
+        scope: see :class:`Provider`.
+        url: the checked base URL.
+        errors: reads the errors of the host.
+        sdk: creates the client over a transport.
+        api_version: the version of the API, which decides which parameters are sent.
+        default_max_tokens: sent for requests without ``max_tokens``.
+        connect_timeout: maximum time until an address accepts the connection.
+        max_body: maximum bytes of a decoded answer.
+    """
+
+    capabilities = Capabilities(max_shared=1, streams=True, schemas=True)
+    models = PLAIN_ID
+    """The form of a model's name."""
+    accept = EVENT_STREAM_TYPE
+    """The content type that streams ask for."""
+    split: Callable[[Iterable[bytes]], Iterator[tuple[str, bytes]]] = staticmethod(events)
+    """Splits the body of a stream into events."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        scope: str,
+        url: Url,
+        errors: ErrorReader,
+        sdk: Callable[[Transport], MessagesSdk],
+        api_version: str,
+        default_max_tokens: int,
+        connect_timeout: Duration,
+        max_body: int,
+    ) -> None:
+        if default_max_tokens < 1:
+            raise ConfigError(f"default_max_tokens={default_max_tokens!r} must be at least 1")
+        self.name, self.scope = name, scope
+        self._errors = evolve(errors, address=ServiceAddress(url.url, versioned=False))
+        self._version = api_version
+        self._default_max_tokens = default_max_tokens
+        self.capabilities = evolve(type(self).capabilities, output_limit=default_max_tokens)
+        self.network: HttpNetwork = HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body)
+        self._sdk, self._batch_sdk = self.network.through(sdk)
+        self._checked: Generation | None = None
+
+    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
+        body, dropped = self._message(request, model)
+        path, body = self.call(body, stream=False)
+        reply = self._sdk.get().post(path, encode_json(body), timeout)
+        return read_message(self._errors.answer(reply, (request,)), reply, dropped, self._errors)
+
+    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
+        body, dropped = self._message(request, model)
+        path, body = self.call(body, stream=True)
+        content = encode_json(body)
+        return EventStream(
+            lambda left, cutoff: self._sdk.get().begin(path, left, self.accept, cutoff=cutoff, body=content),
+            MessageReader(self._errors, dropped),
+            request,
+            timeout,
+            split=self.split,
+        )
+
+    def call(self, body: dict[str, Any], *, stream: bool) -> tuple[str, dict[str, Any]]:
+        """Return the path and the body of a call; ``body`` is that of Anthropic's own API."""
+        return _MESSAGES_PATH, {**body, "stream": True} if stream else body
+
+    def check(self, request: Request, *, model: str) -> None:
+        if not self.models.fullmatch(model):
+            raise InvalidRequest("the model name is empty or contains invalid characters", field="model")
+        if request.params is not self._checked or not isinstance(request.prompt, str):
+            check_request(request, self._version)
+            self._checked = request.params
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"
+
+    __reduce__ = not_pickled
+
+    def _message(self, request: Request, model: str) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+        return message_body(request, model, self._version, self._default_max_tokens)
+
+
+class AnthropicProvider(MessagesProvider):
     """Messages of Anthropic, or of any server that implements its API.
 
     The key never appears in a string, a ``repr`` or a pickle; a provider cannot be pickled.
@@ -67,8 +153,7 @@ class AnthropicProvider(Provider):
         ConfigError: a key is missing or a setting is invalid; the message names it and the variable to set.
     """
 
-    name = "anthropic"
-    capabilities = Capabilities(max_shared=1, streams=True, schemas=True)
+    name = _HOST.name
 
     def __init__(
         self,
@@ -87,13 +172,9 @@ class AnthropicProvider(Provider):
             raise ConfigError(
                 f"api_version={api_version!r} is unknown; use {API_VERSION!r} or {OLD_API_VERSION!r}"
             )
-        if default_max_tokens < 1:
-            raise ConfigError(f"default_max_tokens={default_max_tokens!r} must be at least 1")
         own = own_headers(headers)
         key, token = _credentials(api_key, auth_token)
-        # The SDK adds these itself; they are read here to keep them out of errors.
-        pairs = (line.partition(":") for line in os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").split("\n"))
-        custom = {name.strip(): value.strip() for name, colon, value in pairs if colon}
+        custom = custom_headers()
         url = checked_url(
             base_url,
             _HOST.address_variables,
@@ -107,17 +188,6 @@ class AnthropicProvider(Provider):
                 "no API key: set ANTHROPIC_API_KEY (or ANTHROPIC_AUTH_TOKEN) in the environment, "
                 "or set the provider option api_key"
             )
-        self._errors = evolve(
-            ERRORS,
-            secrets=secrets_of(key, token, own.values(), custom.values()),
-            address=ServiceAddress(url.url, False),
-            key_source=key_source(api_key or auth_token, _HOST.key_variables, own),
-        )
-        self._version = api_version
-        self._default_max_tokens = default_max_tokens
-        self.capabilities = evolve(type(self).capabilities, output_limit=default_max_tokens)
-        self.scope = scope_of(self.name, url, key, token, sorted({**custom, **own}.items()))
-        self.network: HttpNetwork = HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body)
 
         def sdk_over(transport: Transport) -> AnthropicSdk:
             with one_at_a_time():
@@ -127,40 +197,28 @@ class AnthropicProvider(Provider):
             sent = {"anthropic-version": api_version, **own}
             return AnthropicSdk(transport, url.url, key, token, sent, authorization=authorization)
 
-        self._sdk, batch_sdk = self.network.through(sdk_over)
+        super().__init__(
+            name=self.name,
+            scope=scope_of(self.name, url, key, token, sorted({**custom, **own}.items())),
+            url=url,
+            errors=evolve(
+                ERRORS,
+                secrets=secrets_of(key, token, own.values(), custom.values()),
+                key_source=key_source(api_key or auth_token, _HOST.key_variables, own),
+            ),
+            sdk=sdk_over,
+            api_version=api_version,
+            default_max_tokens=default_max_tokens,
+            connect_timeout=connect_timeout,
+            max_body=max_body,
+        )
         self._batches = AnthropicBatches(
             self.scope,
             self._errors,
-            sdk=batch_sdk.get,
+            sdk=self._batch_sdk.get,
             leads_to=self.network.batches.leads_to,
             message=self._message,
         )
-        self._checked: Generation | None = None
-
-    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        body, dropped = self._message(request, model)
-        reply = self._sdk.get().post(_MESSAGES_PATH, encode_json(body), timeout)
-        return read_message(self._errors.answer(reply, (request,)), reply, dropped)
-
-    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        body, dropped = self._message(request, model)
-        content = encode_json({**body, "stream": True})
-
-        return EventStream(
-            lambda left, cutoff: self._sdk.get().begin(
-                _MESSAGES_PATH, left, EVENT_STREAM_TYPE, cutoff=cutoff, body=content
-            ),
-            MessageReader(self._errors, dropped),
-            request,
-            timeout,
-        )
-
-    def check(self, request: Request, *, model: str) -> None:
-        if not PLAIN_ID.fullmatch(model):
-            raise InvalidRequest("the model name is empty or contains invalid characters", field="model")
-        if request.params is not self._checked or not isinstance(request.prompt, str):
-            check_request(request, self._version)
-            self._checked = request.params
 
     def check_access(self, timeout: float) -> None:
         reply = self._sdk.get().ask("get", "/v1/models", timeout)
@@ -171,13 +229,11 @@ class AnthropicProvider(Provider):
         self.network.open_batches()
         return self._batches
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"
 
-    __reduce__ = not_pickled
-
-    def _message(self, request: Request, model: str) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-        return message_body(request, model, self._version, self._default_max_tokens)
+def custom_headers() -> dict[str, str]:
+    """Return the headers that the SDK adds itself, to keep them out of errors."""
+    pairs = (line.partition(":") for line in os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").split("\n"))
+    return {name.strip(): value.strip() for name, colon, value in pairs if colon}
 
 
 def _credentials(api_key: str | None, auth_token: str | None) -> tuple[str | None, str | None]:

@@ -7,18 +7,55 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anthropic
 import httpx2
 
-from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client
+from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client, unusable_credentials
 from smartbatch.providers.http.transport import Transport
 
+_MAX_SECONDS = 600.0  # the SDK's own timeout; every call sets another
 
-class AnthropicSdk(SdkCalls):
-    """Makes calls through ``anthropic``.
+
+class MessagesSdk(SdkCalls):
+    """Makes calls through one of the clients of ``anthropic``, whose base URL is ``url``."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        url: str,
+        make: Callable[..., anthropic.Anthropic | anthropic.AnthropicBedrock | anthropic.AnthropicVertex],
+        headers: Mapping[str, Any],
+        **account: Any,
+    ) -> None:
+        super().__init__(transport)
+        self._url = url.rstrip("/")
+        _keep_prompts_out_of_logs()
+        self.client = make(
+            **account,
+            base_url=url,
+            max_retries=0,
+            timeout=_MAX_SECONDS,
+            default_headers=headers,
+            open_telemetry=False,
+            http_client=http_client(transport),
+        )
+
+    def url_of(self, path: str) -> str:
+        """Complete URLs are returned unchanged."""
+        return path if "://" in path else self._url + path
+
+    def send(self, method: str, path: str, timeout: float, *, body: bytes = b"", **more: Any) -> object:
+        """``more`` may contain ``headers`` and ``params``."""
+        content: dict[str, Any] = {"content": body} if method == "post" else {}
+        options = {"timeout": timeout, **more}
+        return getattr(self.client, method)(path, cast_to=httpx2.Response, options=options, **content)
+
+
+class AnthropicSdk(MessagesSdk):
+    """Makes calls to Anthropic's own API.
 
     ``url`` has no version. ``token`` is used if there is no key. ``headers`` are sent with every
     request and include the API version. If ``authorization`` is False, the SDK sends no
@@ -35,33 +72,37 @@ class AnthropicSdk(SdkCalls):
         *,
         authorization: bool,
     ) -> None:
-        super().__init__(transport)
-        self._url = url.rstrip("/")
-        _keep_prompts_out_of_logs()
         # One of them must be set; otherwise the SDK looks for credentials elsewhere.
         secret: dict[str, Any] = {"auth_token": token} if token and not key else {"api_key": key or "none"}
         sent: dict[str, Any] = (
             dict(headers) if authorization else {**headers, "Authorization": anthropic.Omit()}
         )
-        self.client = anthropic.Anthropic(
-            **secret,
-            base_url=url,
-            max_retries=0,
-            timeout=600.0,
-            default_headers=sent,
-            open_telemetry=False,
-            http_client=http_client(transport),
-        )
+        super().__init__(transport, url, anthropic.Anthropic, sent, **secret)
 
-    def url_of(self, path: str) -> str:
-        """Complete URLs are returned unchanged."""
-        return path if "://" in path else self._url + path
+
+class BedrockSdk(MessagesSdk):
+    """Makes calls to Amazon Bedrock, signed with AWS credentials or with a Bedrock API key.
+
+    ``account`` are the arguments of ``AnthropicBedrock``. Credentials that it does not contain are those that
+    boto3 finds, which also renews them.
+    """
+
+    reuses_heads = False  # the signature is that of one body
+
+    def __init__(self, transport: Transport, url: str, headers: Mapping[str, str], **account: Any) -> None:
+        # the signature covers this header, which the transport sets
+        sent = {**headers, "Accept-Encoding": "identity"}
+        super().__init__(transport, url, anthropic.AnthropicBedrock, sent, **account)
 
     def send(self, method: str, path: str, timeout: float, *, body: bytes = b"", **more: Any) -> object:
-        """``more`` may contain ``headers`` and ``params``."""
-        content: dict[str, Any] = {"content": body} if method == "post" else {}
-        options = {"timeout": timeout, **more}
-        return getattr(self.client, method)(path, cast_to=httpx2.Response, options=options, **content)
+        """Raise ``ProviderError`` if the credentials cannot be loaded or renewed."""
+        from botocore.exceptions import BotoCoreError, HTTPClientError
+
+        try:
+            return super().send(method, path, timeout, body=body, **more)
+        except (BotoCoreError, RuntimeError) as error:  # botocore raises both
+            found = error
+        raise unusable_credentials("AWS", found, network=isinstance(found, HTTPClientError))
 
 
 def _not_a_body(record: logging.LogRecord) -> bool:

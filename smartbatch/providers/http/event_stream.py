@@ -62,6 +62,7 @@ class EventStream(AnswerStream):
         request: its texts must not appear in an error.
         timeout: total seconds from now to the last byte.
         meaning: converts an error of the stream for its request.
+        split: splits the body into the names and data of events.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class EventStream(AnswerStream):
         timeout: float,
         *,
         meaning: Callable[[ProviderError], ProviderError] = lambda error: error,
+        split: Callable[[Iterable[bytes]], Iterable[tuple[str, bytes]]] | None = None,
     ) -> None:
         self._meaning = meaning
+        self._split = split or events
         self._begin = begin
         self._deadline = time.monotonic() + timeout
         self._live: LiveReply | None = None
@@ -156,7 +159,7 @@ class EventStream(AnswerStream):
         """
         reader = self._reader
         text = WellFormedText()
-        for name, event in events(live):
+        for name, event in self._split(live):
             if reader.is_end_mark(event):
                 break
             data = self._decoded(name, event, head)

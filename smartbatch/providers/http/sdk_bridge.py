@@ -59,6 +59,9 @@ class SdkCalls(ABC):
     neither passed on nor chained.
     """
 
+    reuses_heads = True
+    """False if a head belongs to one call, because it is signed or has a token that expires."""
+
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._heads: dict[tuple[str, int], bytes] = {}
@@ -74,6 +77,8 @@ class SdkCalls(ABC):
         The SDK builds the head of a path once per whole second of a timeout, which is one of the headers.
         Building a head takes several times the CPU of a call.
         """
+        if not self.reuses_heads:
+            return self.ask("post", path, timeout, body=body)
         key = path, math.ceil(timeout)
         head = self._heads.get(key)
         if head is None:
@@ -139,6 +144,17 @@ def meaning_of(error: Exception) -> ProviderError | None:
         name = type(error).__name__
         return ProviderError(f"the call could not be made ({name})", kind=ErrorKind.CLIENT_ERROR, code="sdk")
     return None
+
+
+def unusable_credentials(vendor: str, error: Exception, *, network: bool) -> ProviderError:
+    """Create the error for credentials that an SDK could not load or renew, before anything was sent.
+
+    The SDK's text is left out, because it may contain parts of the credentials.
+    """
+    what = f"the {vendor} credentials could not be loaded or renewed ({type(error).__name__})"
+    if network:
+        return ProviderError(what, kind=ErrorKind.NETWORK_ERROR, code="credentials")
+    return ProviderError(f"{what}; sign in again", kind=ErrorKind.AUTH_ERROR, code="credentials")
 
 
 class _Bridge(httpx2.BaseTransport):
