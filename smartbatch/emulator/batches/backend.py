@@ -83,7 +83,14 @@ class BatchBackend:
         self._unfinished: list[StoredBatch] = []
         self._late_creates: list[StoredBatch] = []
         self._creates: dict[str, int] = defaultdict(int)
+        self._new_ids = 0
         self.open_uploads = {}
+
+    def new_id(self) -> str:
+        """Return 24 hexadecimal digits that no other call returns."""
+        with self._lock:
+            self._new_ids += 1
+            return self._rng.identity("new", self._generation, self._new_ids)
 
     def unix(self, now: float) -> float:
         return self._epoch + now

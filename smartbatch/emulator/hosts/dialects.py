@@ -8,9 +8,10 @@ from attrs import evolve
 
 from smartbatch.emulator.hosts.host_dialect import HostDialect
 from smartbatch.emulator.hosts.mistral import MISTRAL
+from smartbatch.emulator.hosts.together import TOGETHER
 from smartbatch.errors import ConfigError, did_you_mean
 
-DIALECTS = {each.name: each for each in (MISTRAL,)}
+DIALECTS = {each.name: each for each in (MISTRAL, TOGETHER)}
 
 
 def dialect_named(name: str, variants: Collection[str] = ()) -> HostDialect:
@@ -29,4 +30,5 @@ def dialect_named(name: str, variants: Collection[str] = ()) -> HostDialect:
     if unknown := sorted(set(variants) - dialect.variants.keys()):
         known = ", ".join(dialect.variants) or "none"
         raise ConfigError(f"unknown variant {unknown[0]!r} of the dialect {name}; known: {known}")
-    return evolve(dialect, chosen=frozenset(variants))
+    changes = {name: value for each in variants for name, value in dialect.variants[each].changes.items()}
+    return evolve(dialect, chosen=frozenset(variants), **changes)

@@ -39,10 +39,12 @@ class HostApi(OpenAIApi):
         return head.authorization.partition(" ")[2].strip()
 
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
-        return None if self._batch_paths.fullmatch(head.path) is None else self._answer_batch
+        is_open = head.path.startswith(self.dialect.open_paths)
+        return self._answer_batch if is_open or self._batch_paths.fullmatch(head.path) else None
 
     def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> ServerReply:
-        key = self._key(head, context.settings)
+        is_open = head.path.startswith(self.dialect.open_paths)
+        key = "" if is_open else self._key(head, context.settings)
         return host_batches.answer(BatchCall(self.dialect, head, body, context, key))
 
     def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:

@@ -73,11 +73,19 @@ def upload(call: BatchCall) -> ServerReply:
     return json_reply(file_object(put_file(call, name, data, purpose), call))
 
 
-def put_file(call: BatchCall, name: str, data: bytes, purpose: str, lifetime: float = math.inf) -> StoredFile:
+def put_file(
+    call: BatchCall,
+    name: str,
+    data: bytes,
+    purpose: str,
+    lifetime: float = math.inf,
+    identity: str | None = None,
+) -> StoredFile:
     """Store a file, unless the account has too many.
 
     Args:
         lifetime: seconds until it expires.
+        identity: its ID; ``None`` generates one.
     """
     backend, now, account = call.context.backend, call.context.now, call.dialect.name
     if call.dialect.max_files is not None and math.isinf(lifetime):
@@ -85,8 +93,9 @@ def put_file(call: BatchCall, name: str, data: bytes, purpose: str, lifetime: fl
         if len(kept) >= call.dialect.max_files:
             raise api_error(400, f"The account has {len(kept)} files, the maximum.", code="too_many_files")
     return backend.put_file(
-        account, call.key, name, data, now, purpose=purpose, lifetime=lifetime, ids=call.dialect.ids
-    )
+        account, call.key, name, data, now, purpose=purpose, lifetime=lifetime, ids=call.dialect.ids,
+        identity=identity,
+    )  # fmt: skip
 
 
 def list_files(call: BatchCall) -> ServerReply:
@@ -158,7 +167,8 @@ def create(call: BatchCall) -> ServerReply:
         model=content.model or fields.get("model") or "", endpoint=endpoint, file_id=file_id,
         problems=content.problems, ids=dialect.ids, windows=_windows(call, fields),
     )  # fmt: skip
-    return evolve(json_reply(dialect.batch(batch, call)), status=dialect.create_status)
+    shape = (dialect.created or dialect.batch)(batch, call)
+    return evolve(json_reply(shape), status=dialect.create_status)
 
 
 def _input(call: BatchCall, fields: Mapping[str, Any]) -> tuple[bytes, str | None]:
@@ -222,7 +232,9 @@ def found_batch(call: BatchCall, batch_id: str) -> BatchSnapshot:
 
 
 def line_bytes(line: OutputLine, call: BatchCall) -> bytes:
-    """Encode a result in OpenAI's format, with errors in the format of the host."""
+    """Encode a result: in OpenAI's format, with errors in that of the host, unless it has its own."""
+    if call.dialect.line is not None:
+        return json.dumps(call.dialect.line(line, call)).encode()
     response, error = None, None
     if line.outcome in NOT_RUN:
         code, message = NOT_RUN[line.outcome]

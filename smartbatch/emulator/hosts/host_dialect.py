@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from attrs import field, frozen
 
-from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, StoredFile
+from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, OutputLine, StoredFile
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai.batches import InputRules
 from smartbatch.emulator.openai.model_calls import parse_call
@@ -32,6 +32,19 @@ class CreateField:
     kind: type = str
     required: bool = False
     values: tuple[Any, ...] = ()
+
+
+@frozen
+class Variant:
+    """Another reading of a fact that the documents leave open.
+
+    Attributes:
+        effect: how the API behaves.
+        changes: attributes of the dialect, with their values in this reading.
+    """
+
+    effect: str
+    changes: Mapping[str, Any] = field(factory=dict)
 
 
 @frozen
@@ -69,6 +82,7 @@ class HostDialect:
         address_variable: the environment variable with the base URL.
         key_variable: the environment variable with the key.
         path: the path before ``/chat/completions``, as in the host's base URL.
+        open_paths: starts of paths that need no key, because the path itself gives access.
         key_header: the header with the key, besides ``Authorization``.
         endpoints: the model calls that the host answers, as OpenAI's paths.
         body_fields: the fields accepted in the body of a chat; ``None`` accepts all.
@@ -87,9 +101,11 @@ class HostDialect:
             no effect.
         expires: whether requests that have not run expire at the end of the window.
         not_run: whether the results include the requests that have not run.
-        variants: other readings of facts that the documents leave open, with their effects.
-        chosen: the readings that apply.
+        variants: other readings of facts that the documents leave open, by name.
+        chosen: the names of those that apply.
         batch: creates the JSON object of a batch.
+        created: creates the answer of the create call; ``None`` for the object of the batch.
+        line: creates the JSON object of a result; ``None`` for OpenAI's.
         file: creates the JSON object of a file of a size.
         list_batches: returns the reply with a list of batches.
         routes: answers further requests, by method and pattern of the path below ``path``.
@@ -99,6 +115,7 @@ class HostDialect:
     address_variable: str = ""
     key_variable: str = ""
     path: str = "/v1"
+    open_paths: tuple[str, ...] = ()
     key_header: str | None = None
     endpoints: tuple[str, ...] = ("/v1/chat/completions", "/v1/embeddings")
     body_fields: frozenset[str] | None = None
@@ -117,9 +134,11 @@ class HostDialect:
     cancel_ended: int | None = 409
     expires: bool = True
     not_run: bool = True
-    variants: Mapping[str, str] = field(factory=dict)
+    variants: Mapping[str, Variant] = field(factory=dict)
     chosen: frozenset[str] = frozenset()
     batch: Callable[[BatchSnapshot, BatchCall], dict[str, Any]]
+    created: Callable[[BatchSnapshot, BatchCall], dict[str, Any]] | None = None
+    line: Callable[[OutputLine, BatchCall], dict[str, Any]] | None = None
     file: Callable[[StoredFile, int, BatchCall], dict[str, Any]]
     list_batches: Callable[[Sequence[BatchSnapshot], BatchCall], ServerReply]
     routes: Mapping[tuple[str, str], Callable[..., ServerReply]] = field(factory=dict)

@@ -12,7 +12,7 @@ from typing import Any
 
 from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, StoredFile
 from smartbatch.emulator.hosts.host_batches import found_batch, line_bytes
-from smartbatch.emulator.hosts.host_dialect import BatchCall, CreateField, HostDialect, uuid_of
+from smartbatch.emulator.hosts.host_dialect import BatchCall, CreateField, HostDialect, Variant, uuid_of
 from smartbatch.emulator.openai.batches import InputRules
 from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.provider_api import ServerReply, json_reply
@@ -197,8 +197,9 @@ MISTRAL = HostDialect(
     cancel_ended=None,
     not_run=False,
     variants={
-        "unauthorized_message": "a 401 has message and request_id instead of detail",
-        "unfiltered_metadata": "lists ignore the filter by metadata",
+        "unauthorized_message": Variant("a 401 has message and request_id instead of detail"),
+        "unfiltered_metadata": Variant("lists ignore the filter by metadata"),
+        "not_run_lines": Variant("the error file includes requests that have not run", {"not_run": True}),
     },
     batch=_job,
     file=_file,

@@ -46,6 +46,7 @@ class InputRules:
         addressed: whether each line names a method and a URL.
         one_endpoint: whether all lines have the URL of the batch.
         one_model: whether all lines have the same model.
+        max_id_characters: maximum length of a custom ID; ``None`` for no limit.
         parse: parses the body of a line.
     """
 
@@ -54,6 +55,7 @@ class InputRules:
     addressed: bool = True
     one_endpoint: bool = True
     one_model: bool = True
+    max_id_characters: int | None = None
     parse: Callable[[str, Head, Mapping[str, Any], EmulatorSettings], ModelCall] = parse_call
 
 
@@ -134,6 +136,9 @@ class _InputReader:
         custom_id, body = line.get("custom_id"), line.get("body")
         if not isinstance(custom_id, str) or not custom_id:
             self.add_problem("invalid_request", "A line needs a 'custom_id'.", number, "custom_id")
+        elif len(custom_id) > (self.rules.max_id_characters or len(custom_id)):
+            message = f"A custom_id has more than {self.rules.max_id_characters} characters."
+            self.add_problem("invalid_request", message, number, "custom_id")
         elif custom_id in self.ids:
             message = f"The custom_id '{custom_id}' is used more than once."
             self.add_problem("duplicate_custom_id", message, number, "custom_id")
