@@ -498,7 +498,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
                 values[key] = _spec(key, key).parse(f"{key} ({variable})", text)
         elif (table := variable.removeprefix(VARIABLE_PREFIX).lower()) in _TABLES:
             raise ConfigError(
-                f"{variable}: {table} are a table, which does not fit into a variable; put them into a "
+                f"{variable}: {table} are a table, which a variable cannot hold; set them in a "
                 f"settings file (--config FILE), or pass {table}={{…}} to the client"
             )
         elif variable not in APPLICATION_VARIABLES and not variable.startswith(RESERVED_PREFIXES):

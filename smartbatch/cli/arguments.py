@@ -127,7 +127,7 @@ _RUN_OUTPUT = """
 -v --verbose           print a line for every failed row, retry and limit
 further:
 --resend truncated|empty|refused|failed  send these rows of -o again, with a higher --max-tokens for example;
-                       new answers replace the old ones, whose cost stays counted
+                       new answers replace the old ones, whose cost still counts
 --csv-formulas escape|keep  quote .csv cells that a spreadsheet would read as formulas, or keep them (default)
 --store PLACE          keep rows in this file or postgresql://… until answered (default: your own store)
 --dask ADDRESS         send the requests from the workers of the Dask cluster with this scheduler, such as

@@ -128,7 +128,10 @@ def test_a_file_for_several_machines_is_w001(project):
 def test_a_limit_that_is_told_twice_is_w002(project, monkeypatch):
     monkeypatch.setenv("SMARTBATCH_MAX_RPM", "60")
     project(max_rpm=600)
-    text = "max_rpm is set twice: in settings.SMARTBATCH, and by the variable SMARTBATCH_MAX_RPM, which wins"
+    text = (
+        "max_rpm is set twice: in settings.SMARTBATCH, and by the variable SMARTBATCH_MAX_RPM, "
+        "which takes precedence"
+    )
     assert found() == [("smartbatch.W002", text)]
     project(max_rpm=60)
     assert found() == []

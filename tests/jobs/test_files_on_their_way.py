@@ -67,7 +67,7 @@ def test_a_full_disk_is_told_and_waited_out(what, client_of, clock, tmp_path, mo
     remote = Remote(clock)
     job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a", "b"])
     with pytest.raises(
-        JobTimeout, match=r"cannot be written \(No space left on device\).* free some disk space"
+        JobTimeout, match=r"cannot be written to \(No space left on device\).* free some disk space"
     ):
         job.wait(1000.0)
     assert not list(tmp_path.glob("*.spool/*.part"))

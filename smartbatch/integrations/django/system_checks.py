@@ -102,7 +102,7 @@ def _warnings(found: HostClient) -> Iterator[CheckMessage]:
         if value != getattr(config, name):
             yield CheckWarning(
                 f"{name} is set twice: in {PLACE}, and by the variable "
-                f"{VARIABLE_PREFIX}{name.upper()}, which wins",
+                f"{VARIABLE_PREFIX}{name.upper()}, which takes precedence",
                 hint="Remove one of them.",
                 id="smartbatch.W002",
             )

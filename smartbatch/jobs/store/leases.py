@@ -311,7 +311,7 @@ class FileLocks(OwnerLocks):
 
     def _not_written(self, error: OSError) -> StoreError:
         return StoreError(
-            f"the folder {self._folder} cannot be written ({error.strerror}). It holds the locks of the"
+            f"the folder {self._folder} cannot be written to ({error.strerror}). It holds the locks of the"
             " store; make it writable, or use another store"
         )
 
