@@ -24,7 +24,9 @@ class OpenAIApi(Api):
 
     def check_key(self, head: Head, settings: EmulatorSettings) -> None:
         scheme, _, key = head.authorization.partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        if scheme.lower() != "bearer":
+            key = head.headers.get("api-key", "")  # as Azure's SDK sends it
+        if not key.strip():
             message = (
                 "You didn't provide an API key. Provide it in an Authorization header using Bearer auth."
             )
