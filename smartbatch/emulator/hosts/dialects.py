@@ -8,10 +8,12 @@ from attrs import evolve
 
 from smartbatch.emulator.hosts.host_dialect import HostDialect
 from smartbatch.emulator.hosts.mistral import MISTRAL
+from smartbatch.emulator.hosts.openrouter import OPENROUTER
 from smartbatch.emulator.hosts.together import TOGETHER
+from smartbatch.emulator.hosts.xai import XAI
 from smartbatch.errors import ConfigError, did_you_mean
 
-DIALECTS = {each.name: each for each in (MISTRAL, TOGETHER)}
+DIALECTS = {each.name: each for each in (MISTRAL, TOGETHER, XAI, OPENROUTER)}
 
 
 def dialect_named(name: str, variants: Collection[str] = ()) -> HostDialect:

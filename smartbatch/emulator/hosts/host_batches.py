@@ -24,6 +24,7 @@ from smartbatch.emulator.openai.parsing import api_error, parse_body
 from smartbatch.emulator.parsed_requests import ApiError
 from smartbatch.emulator.provider_api import ServerReply, json_reply
 
+_MAX_LIFETIME_SECONDS = 2_592_000  # of a file that expires, at all hosts
 _STATUSES = {"no_such_file": 400, "enqueued": 429, "not_found": 404, "not_ended": 400, "gone": 404}
 
 
@@ -36,28 +37,34 @@ def answer(call: BatchCall) -> ServerReply:
     """
     dialect = call.dialect
     path = call.head.path.removeprefix(dialect.path)
+    status = 404
     try:
         for (method, pattern), respond in {**_routes(call), **dialect.routes}.items():
-            if method == call.head.method and (found := re.fullmatch(pattern, path)) is not None:
-                return respond(call, *found.groups())
+            if (found := re.fullmatch(pattern, path)) is not None:
+                if method == call.head.method:
+                    return respond(call, *found.groups())
+                status = 405
     except BatchBackendError as error:
         raise api_error(_STATUSES.get(error.reason, 503), error.message, code=error.reason) from None
-    raise api_error(405, f"Not allowed to {call.head.method} on {call.head.path}")
+    raise api_error(status, f"Invalid URL ({call.head.method} {call.head.path})")
 
 
 def _routes(call: BatchCall) -> dict[tuple[str, str], Callable[..., ServerReply]]:
     jobs, one = f"/{call.dialect.jobs}", "/([^/:]+)"
-    return {
-        ("POST", "/files"): upload,
-        ("GET", "/files"): list_files,
-        ("GET", f"/files{one}"): get_file,
-        ("GET", f"/files{one}/content"): download,
-        ("DELETE", f"/files{one}"): delete_file,
+    routes: dict[tuple[str, str], Callable[..., ServerReply]] = {
         ("POST", jobs): create,
         ("GET", jobs): list_batches,
         ("GET", jobs + one): get_batch,
-        ("POST", jobs + one + call.dialect.cancel): cancel,
     }
+    if call.dialect.cancel is not None:
+        routes["POST", jobs + one + call.dialect.cancel] = cancel
+    if call.dialect.purposes:
+        routes["POST", "/files"] = upload
+        routes["GET", "/files"] = list_files
+        routes["GET", f"/files{one}"] = get_file
+        routes["GET", f"/files{one}/content"] = download
+        routes["DELETE", f"/files{one}"] = delete_file
+    return routes
 
 
 def upload(call: BatchCall) -> ServerReply:
@@ -70,7 +77,14 @@ def upload(call: BatchCall) -> ServerReply:
         accepted = ", ".join(call.dialect.purposes)
         message = f"Invalid value for 'purpose'. Supported values are: {accepted}."
         raise api_error(400, message, code="invalid_value", param="purpose")
-    return json_reply(file_object(put_file(call, name, data, purpose), call))
+    lifetime = math.inf
+    if (seconds := fields.get(call.dialect.expires_field)) is not None:
+        least = call.dialect.min_lifetime
+        if not seconds.isdecimal() or not least <= int(seconds) <= _MAX_LIFETIME_SECONDS:
+            message = f"expires_after must be from {least} to {_MAX_LIFETIME_SECONDS} seconds."
+            raise api_error(400, message, code="invalid_value", param="expires_after")
+        lifetime = float(seconds)
+    return json_reply(file_object(put_file(call, name, data, purpose, lifetime), call))
 
 
 def put_file(
@@ -157,7 +171,7 @@ def create(call: BatchCall) -> ServerReply:
     dialect.check_fields(fields)
     data, file_id = _input(call, fields)
     endpoint = fields.get("endpoint", "")
-    rules = evolve(dialect.rules, parse=dialect.parse)
+    rules = evolve(dialect.rules, parse=dialect.parse_line)
     content = read_input(data, endpoint, call.head, call.context.settings, rules, fields.get("model"))
     if dialect.refuses_input and content.problems:
         problem = content.problems[0]
@@ -212,7 +226,14 @@ def list_batches(call: BatchCall) -> ServerReply:
 
 
 def get_batch(call: BatchCall, batch_id: str) -> ServerReply:
-    return json_reply(call.dialect.batch(found_batch(call, batch_id), call))
+    batch, dialect = found_batch(call, batch_id), call.dialect
+    value = dialect.batch(batch, call)
+    asked = dialect.inline_query is None or call.query.get(dialect.inline_query) == "true"
+    if dialect.inline is None or not asked or not batch.ended or batch.state == "failed":
+        return json_reply(value)
+    lines = result_lines(call, batch_id)
+    value[dialect.inline] = [line_object(line, call) for line in lines]
+    return evolve(json_reply(value), delivered=lambda: call.context.backend.delivered(batch_id, lines))
 
 
 def cancel(call: BatchCall, batch_id: str) -> ServerReply:
@@ -232,9 +253,15 @@ def found_batch(call: BatchCall, batch_id: str) -> BatchSnapshot:
 
 
 def line_bytes(line: OutputLine, call: BatchCall) -> bytes:
-    """Encode a result: in OpenAI's format, with errors in that of the host, unless it has its own."""
+    return json.dumps(line_object(line, call)).encode()
+
+
+def line_object(line: OutputLine, call: BatchCall) -> dict[str, Any]:
+    """Return a result: in OpenAI's format, with errors in that of the host, unless it has its own."""
+    if call.dialect.inline is not None and line.damage is not None:
+        return {"custom_id": line.custom_id}  # a malformed line would invalidate the whole batch
     if call.dialect.line is not None:
-        return json.dumps(call.dialect.line(line, call)).encode()
+        return call.dialect.line(line, call)
     response, error = None, None
     if line.outcome in NOT_RUN:
         code, message = NOT_RUN[line.outcome]
@@ -243,7 +270,13 @@ def line_bytes(line: OutputLine, call: BatchCall) -> bytes:
         status, body = response_of(line, call)
         response = {"status_code": status, "request_id": f"req_{line.identity}", "body": body}
     result = {"id": f"batch_req_{line.identity}", "custom_id": line.custom_id}
-    return json.dumps({**result, "response": response, "error": error}).encode()
+    return {**result, "response": response, "error": error}
+
+
+def result_lines(call: BatchCall, batch_id: str) -> list[OutputLine]:
+    """Return the results of a batch that has ended, without those that the host leaves out."""
+    lines = call.context.backend.outputs(call.dialect.name, call.key, batch_id, call.context.now)
+    return [line for line in lines if call.dialect.not_run or line.outcome not in NOT_RUN]
 
 
 def response_of(line: OutputLine, call: BatchCall) -> tuple[int, Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from attrs import field, frozen
 
 from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, OutputLine, StoredFile
+from smartbatch.emulator.hosts.priced_calls import PricedCall
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai.batches import InputRules
 from smartbatch.emulator.openai.model_calls import parse_call
@@ -88,12 +89,19 @@ class HostDialect:
         body_fields: the fields accepted in the body of a chat; ``None`` accepts all.
         always_usage: whether every stream ends with the usage.
         errors: the format of errors.
+        price: USD per token in ``usage.cost``; ``None`` if answers have no cost.
+        batch_share: price in a batch relative to real time.
         ids: the format of IDs.
         jobs: the path of batches, below ``path``.
+        cancel: the end of the path that cancels a batch; ``None`` if batches cannot be cancelled.
         rules: what the input of a batch may contain.
-        purposes: accepted purposes of uploads; the first one is that of batch input.
+        purposes: accepted purposes of uploads; the first one is that of batch input. Without any, the host
+            has no files.
+        expires_field: the field of an upload with the seconds until the file expires.
+        min_lifetime: minimum value of that field.
         max_files: maximum number of files that do not expire.
         create_fields: the fields of the call that creates a batch.
+        check_create: raises ``ApiError`` for fields that are invalid together.
         refuses_unknown: whether that call may have no other fields.
         refuses_input: whether that call fails for invalid input; otherwise the batch fails later.
         create_status: the HTTP status of its answer.
@@ -101,6 +109,8 @@ class HostDialect:
             no effect.
         expires: whether requests that have not run expire at the end of the window.
         not_run: whether the results include the requests that have not run.
+        inline: the field of a finished batch with its results; ``None`` if they are in files or pages.
+        inline_query: the query parameter that asks for them; ``None`` if they are always included.
         variants: other readings of facts that the documents leave open, by name.
         chosen: the names of those that apply.
         batch: creates the JSON object of a batch.
@@ -121,19 +131,26 @@ class HostDialect:
     body_fields: frozenset[str] | None = None
     always_usage: bool = False
     errors: ErrorFormat
+    price: float | None = None
+    batch_share: float = 0.5
     ids: IdFormat = field(factory=IdFormat)
     jobs: str = "batches"
-    cancel: str = "/cancel"
+    cancel: str | None = "/cancel"
     rules: InputRules = field(factory=InputRules)
     purposes: tuple[str, ...] = ("batch",)
+    expires_field: str = "expires_after[seconds]"
+    min_lifetime: int = 3600
     max_files: int | None = None
     create_fields: Mapping[str, CreateField]
+    check_create: Callable[[Mapping[str, Any]], None] | None = None
     refuses_unknown: bool = False
     refuses_input: bool = False
     create_status: int = 200
     cancel_ended: int | None = 409
     expires: bool = True
     not_run: bool = True
+    inline: str | None = None
+    inline_query: str | None = None
     variants: Mapping[str, Variant] = field(factory=dict)
     chosen: frozenset[str] = frozenset()
     batch: Callable[[BatchSnapshot, BatchCall], dict[str, Any]]
@@ -167,9 +184,23 @@ class HostDialect:
         if self.refuses_unknown and unknown:
             name = min(unknown)
             raise api_error(400, f"Unknown parameter: '{name}'.", code="unknown_parameter", param=name)
+        if self.check_create is not None:
+            self.check_create(fields)
+
+    def parse_line(
+        self, endpoint: str, head: Head, body: Mapping[str, Any], settings: EmulatorSettings
+    ) -> ModelCall:
+        """Parse the body of a request in a batch; see :meth:`parse`."""
+        return self.parse(endpoint, head, body, settings, share=self.batch_share)
 
     def parse(
-        self, endpoint: str, head: Head, body: Mapping[str, Any], settings: EmulatorSettings
+        self,
+        endpoint: str,
+        head: Head,
+        body: Mapping[str, Any],
+        settings: EmulatorSettings,
+        *,
+        share: float = 1.0,
     ) -> ModelCall:
         """Parse the body of a model call, in real time or in a batch.
 
@@ -185,7 +216,8 @@ class HostDialect:
                     raise api_error(400, message, code="unknown_parameter", param=name)
         if self.always_usage and body.get("stream"):
             body = {**body, "stream_options": {"include_usage": True}}
-        return parse_call(endpoint, head, body, settings)
+        call = parse_call(endpoint, head, body, settings)
+        return call if self.price is None else PricedCall(call, self.price * share)
 
     def error(self, status: int, body: bytes, path: str) -> tuple[int, Any]:
         """Return an error of OpenAI's format in the format of the host."""

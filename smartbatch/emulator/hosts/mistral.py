@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, StoredFile
-from smartbatch.emulator.hosts.host_batches import found_batch, line_bytes
+from smartbatch.emulator.hosts.host_batches import found_batch
 from smartbatch.emulator.hosts.host_dialect import BatchCall, CreateField, HostDialect, Variant, uuid_of
 from smartbatch.emulator.openai.batches import InputRules
 from smartbatch.emulator.openai.parsing import api_error
@@ -91,10 +91,6 @@ def _job(batch: BatchSnapshot, call: BatchCall) -> dict[str, Any]:
     }
     if not call.context.settings.batch_echo_metadata:
         job["metadata"] = None
-    if call.query.get("inline") == "true" and batch.ended and batch.state != "failed":
-        backend, account = call.context.backend, call.dialect.name
-        lines = backend.outputs(account, call.key, batch.id, call.context.now)
-        job["outputs"] = [json.loads(line_bytes(line, call)) for line in lines]
     return job
 
 
@@ -196,6 +192,8 @@ MISTRAL = HostDialect(
     refuses_unknown=True,
     cancel_ended=None,
     not_run=False,
+    inline="outputs",
+    inline_query="inline",
     variants={
         "unauthorized_message": Variant("a 401 has message and request_id instead of detail"),
         "unfiltered_metadata": Variant("lists ignore the filter by metadata"),
