@@ -132,14 +132,17 @@ class Tests:
     def __init__(self, tests: Iterable[TestCalls]) -> None:
         self._by_place: dict[str, list[TestCalls]] = defaultdict(list)
         self._by_file: dict[str, dict[str, TestCalls]] = defaultdict(dict)
+        self._by_stem: dict[str, list[TestCalls]] = defaultdict(list)
         for test in tests:
+            self._by_stem[Path(test.file).stem.removeprefix("test_")].append(test)
             for place in test.calls:
                 self._by_place[place].append(test)
                 self._by_file[re.split("[:@]", place)[0]][test.name] = test
 
     def of(self, mutant: Mutant) -> list[TestCalls]:
         """Return the tests that reach the line, or else the nearest earlier line that any test reaches. For
-        code outside of functions, return the tests that reach anything in the file.
+        code outside of functions, return those that reach a use of the assigned name, those in the test file
+        of the same name, and those that reach anything in the file.
         """
         path = mutant.path.removeprefix("smartbatch/")
         for owner in mutant.change.owners[:1]:
@@ -149,10 +152,22 @@ class Tests:
         for owner in mutant.change.owners:
             if found := self._by_place.get(f"{path}:{owner}"):
                 return self._ranked(mutant, found)
-        return self._ranked(mutant, self._by_file[path].values())
+        users = [test for line in _uses(mutant) for test in self._by_place.get(f"{path}@{line}", ())]
+        groups = users, self._by_stem[Path(path).stem], self._by_file[path].values()
+        tests = [test for group in groups for test in self._ranked(mutant, group)]
+        return list({test.name: test for test in tests}.values())
 
     def _ranked(self, mutant: Mutant, tests: Iterable[TestCalls]) -> list[TestCalls]:
         return sorted(tests, key=lambda test: _rank(mutant, test))
+
+
+def _uses(mutant: Mutant) -> list[int]:
+    """Return the lines with the name that is assigned at the mutant's line, or the nearest before it."""
+    lines = mutant.source.decode().splitlines()
+    for line in reversed(lines[: mutant.change.line]):
+        if found := re.match(r" *(\w+)(?:: .*)? = ", line):
+            return [no for no, text in enumerate(lines, 1) if re.search(rf"\b{found[1]}\b", text)]
+    return []
 
 
 def _rank(mutant: Mutant, test: TestCalls) -> tuple[int, float, str]:

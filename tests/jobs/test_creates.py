@@ -83,10 +83,19 @@ def test_an_intent_that_became_old_is_not_sent(sleeps, client_of, remote, api, c
     assert api.calls.count("create") == 1
 
 
-@pytest.mark.parametrize("fallback", ["individual", "batch"])
-def test_a_request_too_large_for_a_batch_may_use_real_time(fallback, client_of, remote, api, tmp_path):
+@pytest.mark.parametrize(
+    ("fallback", "quota", "limits"),
+    [
+        ("individual", None, ""),
+        ("batch", None, "(2,000 bytes); shorten it or"),
+        ("batch", 700, "(2,000 bytes and 700 enqueued tokens); shorten it or"),
+    ],
+)
+def test_a_request_too_large_for_a_batch_may_use_real_time(
+    fallback, quota, limits, client_of, remote, api, tmp_path
+):
     api.abilities = evolve(api.abilities, max_bytes=2000)
-    client = client_of(remote, store=str(tmp_path / "jobs.db"))
+    client = client_of(remote, store=str(tmp_path / "jobs.db"), batch_enqueued_tokens=quota)
     job = client.submit_batch(["x" * 3000, "small"], batch_fallback=fallback)
     large, small = job.results(timeout=LONG)
     assert small.route is Route.BATCH
@@ -94,7 +103,69 @@ def test_a_request_too_large_for_a_batch_may_use_real_time(fallback, client_of, 
         assert (large.ok, large.route) == (True, Route.INDIVIDUAL)
     else:
         assert isinstance(large.error, InvalidRequest)
-        assert "exceeds the limits of a batch" in str(large.error)
+        assert f"exceeds the limits of a batch {limits}" in str(large.error)
+
+
+NO_BATCHES = "the Batch API cannot be used ({}): 2 requests are sent in real time"
+BY_KEY = {"kind": ErrorKind.AUTH_ERROR}
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "error", "fallback", "told"),
+    [
+        *(("create", status, {}, "individual", NO_BATCHES.format(status)) for status in (404, 405, 410, 501)),
+        ("create", 403, BY_KEY, "individual", NO_BATCHES.format(403)),
+        ("upload", 404, {}, "individual", NO_BATCHES.format(404)),
+        ("create", 400, {}, "individual", None),
+        ("upload", 404, {}, "batch", None),
+        ("create", 422, {}, "batch", None),
+    ],
+)
+def test_requests_of_a_refused_batch_use_real_time_or_fail(
+    call, status, error, fallback, told, client, remote, api, monkeypatch
+):
+    refusal = ProviderError("not here", status=status, **{"kind": ErrorKind.CLIENT_ERROR, **error})
+
+    def refuse(*_):
+        raise refusal
+
+    monkeypatch.setattr(api, call, refuse)
+    job = client.submit_batch(["a", "b"], batch_fallback=fallback)
+    results = job.results(timeout=LONG)
+    if fallback == "individual":
+        assert [(result.text, result.route) for result in results] == [
+            ("re: a", Route.INDIVIDUAL),
+            ("re: b", Route.INDIVIDUAL),
+        ]
+    else:
+        assert ["not here" in str(result.error) for result in results] == [True] * 2
+        assert remote.asked == []
+    assert [incident.detail for incident in job.incidents()] == ([] if told is None else [told])
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "kind", "fallback"),
+    [
+        ("create", 401, ErrorKind.AUTH_ERROR, "individual"),
+        ("upload", 403, ErrorKind.NO_MONEY, "individual"),
+        ("create", 403, ErrorKind.AUTH_ERROR, "batch"),
+    ],
+)
+def test_a_job_whose_account_cannot_be_used_is_held(
+    call, status, kind, fallback, client, remote, api, clock, monkeypatch
+):
+    def refuse(*_):
+        raise ProviderError("pay first", status=status, kind=kind)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, call, refuse)
+        job = client.submit_batch(["a", "b"], batch_fallback=fallback)
+        clock.sleep(60.0)
+        assert (job.status().state, remote.asked, api.made) == ("held", [], {})
+        assert "pay first" in job.status().note
+    job.resume()
+    assert job.wait(LONG).completed == 2
+    assert remote.asked == []
 
 
 @pytest.mark.catches("StoreError")

@@ -50,7 +50,8 @@ class Step:
         self.runtime = SimpleNamespace(
             publish_progress=lambda *_, running: self.done.append(("told", running)),
             wiring=SimpleNamespace(
-                speed=lambda _: SimpleNamespace(throughput=SimpleNamespace(finish=lambda *_: 0.0))
+                exchange_enqueued=None,
+                speed=lambda _: SimpleNamespace(throughput=SimpleNamespace(finish=lambda *_: 0.0)),
             ),
         )
         shards = SimpleNamespace(of_job=lambda *_, states: [], is_answered=lambda _: self.answered)
@@ -173,7 +174,6 @@ def test_a_refused_cancel_is_repeated_while_the_batch_exists(status, known, done
     ],
 )
 def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(monkeypatch, age, asked, pause, late):
-    monkeypatch.setattr(polls.refusals, "publish_enqueued", lambda *_, ended: None)
     monkeypatch.setattr(polls.orphans, "search_duplicates_once", lambda _, shard, __: shard.remote)
     known = evolve(SEEN, cancel_sent_at=None if asked is None else SENT + asked)
     facts = {"word": "running", "completed": 3, "failed": None, "outputs": ()}
@@ -189,3 +189,30 @@ def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(monkeypatch, age, ask
         is step
     )
     assert len(step.done) == 1  # nothing new is told
+
+
+@pytest.mark.parametrize(
+    ("state", "cancelled", "kept"),
+    [
+        (RemoteState.RUNNING, False, 37.0),
+        (RemoteState.COMPLETED, False, 30.0),
+        (RemoteState.COMPLETED, True, 30.0),
+    ],
+)
+def test_tokens_of_a_batch_are_published_until_it_ends(monkeypatch, state, cancelled, kept):
+    monkeypatch.setattr(polls.orphans, "search_duplicates_once", lambda _, shard, __: shard.remote)
+    facts = {"word": state.value, "completed": 3, "failed": None, "outputs": ("out",)}
+    refusal = ProviderError("too late", kind=ErrorKind.CLIENT_ERROR, status=409) if cancelled else None
+    step = Step(SENT, batch=SimpleNamespace(state=state, **facts), refusal=refusal)
+    step.job = SimpleNamespace(scope="us", model="m", cancel_requested=cancelled, id="job", created_at=SENT)
+    asks = []
+    step.runtime.wiring.exchange_enqueued = lambda *ask: asks.append(ask)
+    step.limits.enqueued_tokens = 500
+    step.store.facts = SimpleNamespace(recall=lambda name: "we" if name == "enqueued:store" else None)
+    mine = shard(submitted_at=None, scope="us", model="m", tokens=7)
+    others = [mine, shard(id="2", model="m", tokens=30), shard(id="3", model="other", tokens=900)]
+    step.store.shards.in_scope = lambda scope, states: others if scope == "us" else []
+    assert poll_batch(step, mine) is step
+    [(scope, model, ask)] = asks
+    assert (scope, model, ask.member, ask.kept[0], ask.limits.caps[0]) == ("us", "m", "we", kept, 500.0)
+    assert (ask.least[0], ask.wanted[0]) == (0.0, 0.0)

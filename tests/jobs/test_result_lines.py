@@ -7,16 +7,21 @@ import tracemalloc
 from types import SimpleNamespace
 
 import pytest
-from attrs import asdict
+from attrs import asdict, evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.jobs.records import ItemSize, NewResult
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.payload import decode_params, decode_result, encode_params, encode_request
+from smartbatch.jobs.records import ItemSize, NewResult, StoredItem
 from smartbatch.jobs.shard_records import wire_id
+from smartbatch.jobs.steps import result_lines
 from smartbatch.jobs.steps.collect import PEEK_BYTES, ResultTotals, nonces_in
 from smartbatch.jobs.steps.result_lines import (
     MAX_LINE_BYTES,
     OddLines,
+    ResultLine,
+    ResultReader,
     ends_inside_line,
     nonces_of,
     pages_of,
@@ -26,7 +31,8 @@ from smartbatch.jobs.steps.result_lines import (
 from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.store.database import fitting
 from smartbatch.jobs.wiring import StepLimits
-from smartbatch.types import Route, Usage
+from smartbatch.providers.batch_api import Line, LineOutcome
+from smartbatch.types import Answer, Generation, Request, Route, Usage
 
 NONCE, OTHER = "n" * 22, "o" * 22
 SHARD = SimpleNamespace(nonce=NONCE, size=3)
@@ -221,3 +227,79 @@ def test_what_a_batch_cost_is_the_sum_of_what_was_run():
     totals.add_page([billed(5, "succeeded", None), billed(6, "again", 0.5)], {6})
     assert (totals.billed, totals.used, totals.unused, totals.usd, totals.wasted) == (5, 1, 2, None, None)
     assert totals.price == "at an unknown cost"
+
+
+def reader(monkeypatch, *, submitted_at=107.0, priced=True, usd=2.0, **settings):
+    """A reader for tokens of 2 USD, half of it in a batch, and requests of 9 USD at most."""
+    monkeypatch.setattr(result_lines.CostCeiling, "of", lambda *_: SimpleNamespace(in_batch=lambda _: 9.0))
+
+    def rates(provider, model, wall, processing="standard"):
+        assert (provider, model, wall) == ("p", "m", 110.0)
+        each = (usd or 0.0) / (2 if processing == "batch" else 1)
+        return usd and SimpleNamespace(cost=lambda usage: each * usage.total_tokens)
+
+    prices = SimpleNamespace(rates=rates)
+    job = SimpleNamespace(params=encode_params(Generation()), model="p:m", created_at=100.0)
+    api = SimpleNamespace(abilities=SimpleNamespace(priced=priced), dropped=lambda *_, model: ())
+    step = SimpleNamespace(wall=110.0, job=job, model="m", api=api, runtime=SimpleNamespace(prices=prices))
+    return ResultReader(step, submitted_at, **settings)
+
+
+def read_as(monkeypatch, outcome, answer=None, error=None, **settings):
+    item = StoredItem(
+        3, None, encode_request(Request("ask"), decode_params(encode_params(Generation()))), tokens=5, tries=0
+    )
+    line = ResultLine(0, Line("id", outcome, answer, error), b"digest", 9)
+    [found] = reader(monkeypatch, **settings).results_of_page({0: item}, [line, evolve(line, position=1)])
+    return found, decode_result(found.body, request_id="3")
+
+
+MADE, ERROR = Usage(6, 4), {"kind": ErrorKind.SERVER_ERROR}
+LOST = {"maybe_billed": True, **ERROR}
+UNRUN = LineOutcome.UNRUN
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "told", "costs"),
+    [
+        (LineOutcome.FAILED, ERROR, ("failed", 1), (0.0, 0.0, 0.0, False)),
+        (LineOutcome.FAILED, LOST, ("failed", 1), (None, 9.0, 0.0, True)),
+        (LineOutcome.FAILED, {**LOST, "usage": MADE}, ("failed", 1), (10.0, 0.0, 20.0, False)),
+        (LineOutcome.RETRY, {**ERROR, "usage": MADE}, ("again", 1), (10.0, 0.0, 20.0, False)),
+        (UNRUN, LOST, ("unrun", 0), (0.0, 0.0, 0.0, False)),
+        (UNRUN, None, ("unrun", 0), (0.0, 0.0, 0.0, False)),
+    ],
+)
+def test_a_failed_request_costs_what_it_used_or_may_have_used(monkeypatch, outcome, error, told, costs):
+    found, result = read_as(monkeypatch, outcome, error=error and ProviderError("no", **error))
+    assert (found.outcome, result.attempts) == told
+    assert (found.cost, result.unconfirmed_cost, found.realtime_cost, result.usage.unknown) == costs
+    assert (found.ix, found.digest, found.route, result.cost) == (3, b"digest", Route.BATCH, found.cost)
+    assert (result.latency, result.queued, result.model) == (3.0, 7.0, "p:m")
+    assert str(result.error).endswith("no" if error else "the request failed in its batch")
+
+
+@pytest.mark.parametrize(
+    ("answer", "settings", "costs"),
+    [
+        ({"usage": MADE}, {}, (10.0, 0.0, 20.0)),
+        ({"usage": MADE, "cost": 0.5}, {}, (0.5, 0.0, 20.0)),
+        ({"usage": None}, {}, (None, 9.0, 12.0)),
+        ({"usage": MADE}, {"usd": None}, (None, 0.0, None)),
+        ({"usage": MADE}, {"priced": False, "usd": None}, (0.0, 0.0, 0.0)),
+    ],
+)
+def test_an_answer_costs_what_is_known_of_it(monkeypatch, answer, settings, costs):
+    found, result = read_as(monkeypatch, LineOutcome.OK, Answer("a", **answer), **settings)
+    assert (found.cost, result.unconfirmed_cost, found.realtime_cost) == costs
+    assert (found.outcome, result.text, result.attempts) == ("succeeded", "a", 1)
+    assert result.usage == (answer["usage"] or Usage(5, 1, estimated=True))
+
+
+def test_refused_requests_are_sent_again_where_they_may_be(monkeypatch):
+    refused = ProviderError("no", kind=ErrorKind.CLIENT_ERROR)
+    for again, outcome in ((True, "again"), (False, "failed")):
+        found, result = read_as(
+            monkeypatch, LineOutcome.FAILED, error=refused, submitted_at=None, sends_again=again
+        )
+        assert (found.outcome, result.latency, result.queued) == (outcome, 0.0, 10.0)

@@ -210,6 +210,21 @@ def test_a_server_that_goes_away_and_comes_back_is_used_again(relay, bench):
     assert store.shards.plan(lease, bench.shard(0)).no == 1
 
 
+def test_one_session_at_a_time_holds_the_lock_of_an_owner(bench):
+    databases = [PostgresDatabase(Address.of(bench.place)) for _ in range(2)]
+    first, second = map(SessionLocks, databases)
+    assert (first.alive("one"), first.take("one"), second.take("one")) == (False, True, False)
+    second.leave()  # it holds nothing
+    assert (second.alive("one"), second.alive("two")) == (True, False)
+    first.leave()  # the server notices it a moment later
+    assert eventually(lambda: second.take("one"))
+    assert not first.take("one")
+    second.abandon()
+    assert eventually(lambda: not first.alive("one"))
+    for database in databases:
+        database.close()
+
+
 @pytest.mark.parametrize("when", ["beginning", "read"])
 def test_a_session_that_is_interrupted_is_closed(when, bench, monkeypatch):
     """A traceback could keep the connection, and the next read could take the late answer for its own."""

@@ -204,6 +204,14 @@ class TestReading:
         assert split(packed, written([{"id": packed.ids[0], "answer": f"{check} {check}"}])) == [None]
         assert split(packed, written([{"id": packed.ids[0], "answer": check}])) == [None]
 
+    @pytest.mark.parametrize("name", ["id", "answer"])
+    @pytest.mark.parametrize("wrapped", [lambda text: [text], lambda text: {text: text}, lambda _: None])
+    def test_an_id_or_answer_that_is_no_text_is_asked_again(self, name, wrapped):
+        packed = pack("a", "b")
+        items = honest(packed)
+        items[1][name] = wrapped(items[1][name])
+        assert split(packed, written(items)) == [answer_to("a"), None]
+
     @pytest.mark.parametrize("text", ["", "null", "5", "I cannot do that.", "{}", "[]", '{"answers": {}}'])
     def test_a_reply_of_another_kind_answers_nobody(self, text):
         assert split(pack("a", "b"), text) == [None, None]

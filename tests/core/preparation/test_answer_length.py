@@ -99,6 +99,69 @@ def test_references_are_followed_and_end():
     assert 5 < found.expected < 60
 
 
+WORD, NUMBER, TEXT = {"const": "word"}, {"type": "number"}, {"type": "string"}
+
+
+def a_list(**changes: Any) -> dict[str, Any]:
+    return {"type": "array", "items": TEXT, **changes}
+
+
+@pytest.mark.parametrize(
+    ("schema", "same"),
+    [
+        ({"$ref": "#/$defs/a~1b~0", "$defs": {"a/b~": NUMBER}}, NUMBER),
+        ({"$ref": "#/a/b", "a": {"b": LABELS}, "b": TEXT}, LABELS),
+        (WORD, {"enum": ["word"]}),
+        ({"anyOf": [NUMBER, LABELS]}, {"oneOf": [NUMBER, LABELS]}),
+        ({"anyOf": [LABELS, LABELS]}, LABELS),
+        ({"type": ["number", "null"]}, {"anyOf": [{"type": "null"}, NUMBER]}),
+        ({"allOf": [LABELS]}, LABELS),
+        ({"properties": {"a": NUMBER}}, {"type": "object", "properties": {"a": NUMBER}}),
+        ({"items": NUMBER}, {"type": "array", "items": NUMBER}),
+        ({"prefixItems": [NUMBER, TEXT], "type": "array"}, {"type": "array", "prefixItems": [TEXT, NUMBER]}),
+        (a_list(prefixItems=[WORD]), a_list(prefixItems=[WORD], maxItems=1)),
+        (a_list(minItems=True, maxItems=-1), a_list()),
+        ({**TEXT, "format": "own"}, TEXT),
+        (
+            {"type": "object", "additionalProperties": False},
+            {"type": "object", "maxProperties": 0, "properties": {}, "additionalProperties": False},
+        ),
+    ],
+)
+def test_schemas_of_the_same_answers_have_the_same_length(schema, same):
+    assert length_of(schema) == length_of(same)
+
+
+@pytest.mark.parametrize(
+    ("shorter", "longer"),
+    [
+        ({"allOf": [NUMBER]}, {"allOf": [NUMBER, LABELS]}),
+        ({"enum": ["a", "b"]}, {"enum": ["a", "b" * 40]}),
+        ({**TEXT, "format": "date"}, {**TEXT, "format": "date-time"}),
+        ({**TEXT, "maxLength": 12}, {**TEXT, "maxLength": 40}),
+        ({**TEXT, "maxLength": 90}, {**TEXT, "minLength": 900}),
+        (a_list(maxItems=3), a_list(maxItems=9)),
+        (a_list(), a_list(minItems=9)),
+        (a_list(prefixItems=[WORD]), a_list(prefixItems=[WORD], maxItems=3)),
+        ({"type": "object", "properties": {"a": TEXT}}, an_object(a=TEXT)),
+        (an_object(a=TEXT), an_object(long_name=TEXT)),
+        (an_object(a=TEXT), {**an_object(a=TEXT), "additionalProperties": NUMBER}),
+        ({"type": "object", "additionalProperties": False}, {"type": "object"}),
+    ],
+)
+def test_a_schema_of_longer_answers_has_a_longer_length(shorter, longer):
+    short, long = length_of(shorter), length_of(longer)
+    assert short.expected < long.expected
+    assert short.high < long.high
+
+
+def test_the_shortest_answer_leaves_out_what_is_optional():
+    none = length_of({"type": "object", "additionalProperties": False})
+    assert length_of({"type": "object", "properties": {"a": TEXT}}).low == none.low
+    assert length_of(an_object(a=TEXT)).low > none.low
+    assert length_of(a_list()).low == none.low < length_of(a_list(minItems=1)).low
+
+
 @pytest.mark.parametrize("odd", [{}, {"type": "enum"}, {"$ref": "#/nowhere"}, {"enum": []}, {"anyOf": []}])
 def test_an_odd_schema_is_a_value_of_any_kind(odd):
     found = length_of(odd)

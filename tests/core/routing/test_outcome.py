@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +13,46 @@ from smartbatch.core.routing.choice import Decision, choose
 from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
 from smartbatch.core.routing.options import Constraints
-from smartbatch.core.routing.outcome import decision_of, decision_text
+from smartbatch.core.routing.outcome import ActualCost, decision_of, decision_text
 from smartbatch.core.routing.workload import AnswerLengths, Cost, Load
+from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.routing.history import BATCH_PRIOR, CALL_PRIOR
-from smartbatch.types import Route, Strategy
+from smartbatch.types import Result, Route, Strategy, Usage
+
+PRICES = [SimpleNamespace(cost=lambda usage, usd=usd: usd * usage.total_tokens) for usd in (2.0, 1.0)]
+USED = Usage(6, 4)
+FAILED = ProviderError("no", kind=ErrorKind.SERVER_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("result", "counts", "amounts"),
+    [
+        ({"route": Route.INDIVIDUAL}, (1, 0, 1), (3.0, 3.0, 10.0)),
+        ({"route": Route.SHARED}, (1, 0, 1), (3.0, 3.0, 10.0)),
+        ({"route": Route.FLEX}, (1, 0, 1), (3.0, 20.0, 10.0)),
+        ({"route": Route.BATCH}, (1, 1, 0), (3.0, 20.0, 3.0)),
+        ({"route": Route.BATCH, "error": FAILED}, (0, 1, 0), (3.0, 20.0, 3.0)),
+        ({"route": Route.BATCH, "deduplicated": True}, (1, 0, 0), (3.0, 20.0, 3.0)),
+        ({"route": Route.BATCH, "paid_before": True}, (1, 0, 0), (0.0, 0.0, 0.0)),
+        ({"route": Route.LOCAL, "usage": Usage(), "cost": 0.0}, (1, 0, 0), (0.0, 0.0, 0.0)),
+        ({"route": Route.BATCH, "cost": None}, (1, 1, 0), (None, 20.0, None)),
+    ],
+)
+def test_a_result_adds_its_cost_and_that_of_the_other_ways(result, counts, amounts):
+    actual = ActualCost()
+    actual.add_result(Result("1", **{"text": "a", "usage": USED, "cost": 3.0, **result}), *PRICES)
+    assert (actual.answered, actual.batched, actual.realtime) == counts
+    assert (actual.paid, actual.individual, actual.by_batch) == amounts
+
+
+def test_costs_add_up_until_one_is_unknown():
+    actual = ActualCost()
+    for route in (Route.BATCH, Route.FLEX):
+        actual.add_result(Result("1", usage=USED, cost=3.0, route=route), *PRICES)
+    assert (actual.paid, actual.individual, actual.by_batch) == (6.0, 40.0, 13.0)
+    actual.add_result(Result("1", usage=USED, cost=3.0, route=Route.FLEX))
+    actual.add_result(Result("1", usage=USED, cost=3.0, route=Route.FLEX), *PRICES)
+    assert (actual.paid, actual.individual, actual.by_batch) == (12.0, None, None)
 
 
 def decision(requests: int = 400, **constraints: object) -> Decision:

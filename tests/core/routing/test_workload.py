@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.tokens import Calibration, estimate_request
 from smartbatch.core.routing import workload
-from smartbatch.core.routing.workload import NEAR_KEYS, DistinctKeys, Workload
-from smartbatch.types import Generation, Request, Usage
+from smartbatch.core.routing.workload import NEAR_KEYS, DistinctKeys, OtherModel, Workload
+from smartbatch.types import Embedding, Generation, Kind, Request, Usage
 
 
 class Rates:
@@ -58,6 +58,36 @@ def test_stored_answers_are_shared_by_equal_requests_at_any_distance():
     workload = listed(*MANY, MANY[0], kept=True)
     assert (workload.load.requests, workload.load.duplicates, workload.load.repeats) == (NEAR_KEYS + 1, 1, 0)
     assert expected(workload) == expected(workload, by_job=True) == pytest.approx((NEAR_KEYS + 1) * ONE)
+
+
+def test_alike_requests_cost_as_much_as_each_of_them():
+    alike, each = listed(), listed()
+    alike.add_alike(3, estimate_request(Request("a word or two")), Kind.GENERATE)
+    for _ in range(3):
+        each.add_request(Request("a word or two"))
+    assert (alike.load, expected(alike)) == (each.load, expected(each))
+    assert alike.load.answers is not None
+    assert alike.load.answers.unlimited == 3
+
+
+def test_a_list_of_vectors_expects_no_answers():
+    alike, each = listed(), listed()
+    request = Request("a word or two", embedding=Embedding())
+    alike.add_alike(2, estimate_request(request), Kind.EMBED)
+    for _ in range(2):
+        each.add_request(request)
+    assert alike.load == each.load
+    assert (each.load.answers, each.load.tokens_out) == (None, 0.0)
+    own = Workload(Calibration(), {})
+    own.add_request(Request("a", call=lambda _request, _attempt: "mine"))
+    assert own.load.answers is None
+
+
+def test_the_cost_of_another_model_is_unknown_without_its_price():
+    workload = Workload(Calibration(), {"standard": Rates(), "batch": Rates(), "flex": None})
+    workload.add_request(Request("a"), None, OtherModel("m", Calibration(), {"standard": Rates()}))
+    assert workload.cost("standard") is not None
+    assert (workload.cost("batch"), workload.cost("flex"), workload.cost("none")) == (None, None, None)
 
 
 def key(number: int) -> bytes:
