@@ -4,6 +4,7 @@
     python -m benchmarks.durability --part shared
     python -m benchmarks.durability --part mixed --cycles 48 --seed 1
     python -m benchmarks.durability --part exchanged --cycles 100
+    python -m benchmarks.durability --part hosts --cycles 100
 
 The emulator runs in its own process and loses a third of the responses to create requests. Of these
 requests, some took effect, some did not, and some take effect up to 1.5 s late. A worker is killed after 80
@@ -15,7 +16,8 @@ is killed, and one is frozen for 30 seconds. This part needs SMARTBATCH_TEST_PG_
 
 The third part combines kills with the other faults of tests.faults.durability.disturbances, for each
 provider. One of its faults is a full disk, which only root can mount. In the fourth part, the provider
-exchanges the answers of a batch, which only the billed tokens reveal.
+exchanges the answers of a batch, which only the billed tokens reveal. The fifth part kills workers at each
+host with its own dialect of the Batch API.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.kill_loop import KillLoop, Plan, plan_of, settle_of
 from tests.faults.durability.run_checks import RunReport
 from tests.faults.durability.sharing_runs import SharingPlan, SharingRun
-from tests.faults.durability.worker_task import MODELS
+from tests.faults.durability.worker_task import HOST_MODELS, MODELS
 from tests.jobs.stores import postgres_server
 
 FREEZE = 1.2
@@ -66,7 +68,13 @@ _SHARED_HEAD = (
 
 
 def run(
-    label: str, provider: str, cycles: int, seed: int, *, latest: float = LATEST, **plan: Any
+    label: str,
+    provider: str,
+    cycles: int,
+    seed: int,
+    *,
+    latest: float = LATEST,
+    **plan: Any,
 ) -> RunReport:
     """Run one loop, with creates up to ``latest`` seconds late, and print its row."""
     freeze = plan.get("freeze", 0.0)
@@ -77,6 +85,7 @@ def run(
             seed,
             latest=latest,
             exchanged=EXCHANGED if plan.get("exchanged") else 0.0,
+            dialect=provider if provider in HOST_MODELS else None,
         ) as url,
         ForkServer(Path(name) / "workers.log") as fork_server,
     ):
@@ -177,8 +186,10 @@ def main() -> None:
     parser.add_argument("--shorter", type=int, default=60, help="the same for frozen and paired rows")
     parser.add_argument("--mutants", type=int, default=100, help="the same for mutant rows")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--provider", choices=sorted(MODELS), help="one only")
-    parser.add_argument("--part", choices=("killed", "shared", "mixed", "exchanged"), help="one only")
+    parser.add_argument("--provider", choices=sorted({**MODELS, **HOST_MODELS}), help="one only")
+    parser.add_argument(
+        "--part", choices=("killed", "shared", "mixed", "exchanged", "hosts"), help="one only"
+    )
     parser.add_argument("--mix", choices=sorted(MIXES), help="one only")
     options = parser.parse_args()
     faults = []
@@ -191,6 +202,10 @@ def main() -> None:
         _print_head(_HEAD)
         for name in providers:
             faults += run("answers exchanged", name, options.cycles, options.seed, exchanged=True).faults
+    if options.part == "hosts":
+        _print_head(_HEAD)
+        for name in [options.provider] if options.provider else HOST_MODELS:
+            faults += run("killed", name, options.cycles, options.seed).faults
     if options.part == "mixed":
         _print_head(_MIXED_HEAD)
         for mix in [options.mix] if options.mix else MIXES:

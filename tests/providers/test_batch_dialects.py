@@ -122,6 +122,9 @@ def test_the_pages_of_mistral_are_read_until_one_is_empty(at):
     ]
     batches, server = at("mistral", listed(mistral_job(), total=1))
     assert batches.page(None, 5).next is None
+    batches, server = at("mistral", listed({"id": "file-1", "filename": "other"}))  # it ignores the number
+    assert batches.find_file("sb-x", 5) is None
+    assert len(server.requests) == 2
 
 
 # -- xAI -----------------------------------------------------------------------------------------------------

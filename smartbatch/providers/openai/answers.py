@@ -42,6 +42,7 @@ from smartbatch.providers.foreign_text import (
     short,
     unusable,
     well_formed,
+    whole,
 )
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.bodies import dropped_of
@@ -413,10 +414,16 @@ def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
 
 
 def _unanswered(error: Any, secrets: tuple[str, ...]) -> ProviderError | NotRun:
-    """A request without an answer was not run, unless its code names another reason."""
+    """A request without an answer was not run, unless its code names another reason.
+
+    The code may be an HTTP status.
+    """
     found = error_in({"error": error})
     code, message = short(found.get("code"), PLAIN_WORD), found.get("message", "")
     kind = kind_of_code(found.get("code"), found.get("type"), message)
+    status = whole(found.get("code"))
+    if kind is None and status is not None and 400 <= status <= 599:
+        code, kind = str(status), kind_of_status(status, message=message)
     timed_out = "timeout" in (code or "")
     if timed_out:
         kind = ErrorKind.TIMEOUT

@@ -108,7 +108,7 @@ class FileInputs(BatchApi):
         current: str | None = None
         for _ in range(MAX_PAGES):
             if current is not None:
-                query[self._dialect.cursor or "after"] = current
+                query[self._dialect.cursor or "after"] = current.partition(" ")[0]
             reply = self._session().ask("GET", _FILES, deadline - time.monotonic(), params=query)
             data, files = self._calls.listed(reply, "data")
             files = [each for each in files if isinstance(each, dict)]

@@ -191,7 +191,7 @@ def plain_id(value: Any) -> str | None:
 def next_page(
     data: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], current: str | None, dialect: BatchDialect
 ) -> str | None:
-    """Return the cursor of the next page; ``None`` on the last.
+    """Return the cursor of the next page; ``None`` on the last. The query contains its first word.
 
     If a server does not report whether there are more pages, pages are requested until one has nothing
     new, because a batch counts as missing only after the whole list was read.
@@ -206,14 +206,16 @@ def next_page(
     # 2. this is the last page, or the only one
     if not listed or more is False or (dialect.cursor is None and not more):
         return None
-    # 3. pages have numbers
+    # 3. pages have numbers; a server that ignores them repeats its only page. The cursor ends with the id of
+    # the page's first entry, to which the next page is compared
     if dialect.cursor == "page":
-        number, total = int(current or 0), whole(data.get("total"))
-        if number == 0 and total is not None and total <= len(listed):
+        number, _, first_before = (current or "0").partition(" ")
+        first, total = str(listed[0].get("id")), whole(data.get("total"))
+        if first == first_before or (current is None and total is not None and total <= len(listed)):
             return None
-        if number >= MAX_PAGES:
+        if int(number) >= MAX_PAGES:
             raise endless()
-        return str(number + 1)
+        return f"{int(number) + 1} {first}"
     # 4. pages follow the last entry of the page before
     last = plain_id(listed[-1].get("id")) or plain_id(data.get("last_id"))
     if last is None or last == current:

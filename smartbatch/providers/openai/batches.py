@@ -174,7 +174,7 @@ class OpenAIBatches(FileInputs):
         dialect = self._dialect
         query = dict(dialect.list_query)
         if after is not None:
-            query[dialect.cursor or "after"] = after
+            query[dialect.cursor or "after"] = after.partition(" ")[0]
         reply = self._session().ask("GET", dialect.path, timeout, params=query)
         bare = reply.json() if reply.ok and dialect.listed is None else None
         data, found = (

@@ -48,7 +48,7 @@ def lines_of_pages(
         current = next_page(data, results, current, dialect)
         if current is None or not results:
             return
-        query[dialect.cursor or "after"] = current
+        query[dialect.cursor or "after"] = current.partition(" ")[0]
 
 
 def lines_of_batch(data: Mapping[str, Any]) -> Iterator[bytes]:

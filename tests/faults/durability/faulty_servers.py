@@ -30,10 +30,11 @@ def faulty_emulator(
     share: float = 1.0,
     latest: float = LATEST,
     exchanged: float = 0.0,
+    dialect: str | None = None,
 ) -> Iterator[str]:
-    """Serve all three APIs; a third of the creates gets no answer, or a ``share`` of that. Yield the
-    address."""
-    options = {
+    """Serve all three APIs, or the ``dialect`` of a host; a third of the creates gets no answer, or a
+    ``share`` of that. Yield the address, without a path."""
+    options: dict[str, object] = {
         "seed": seed,
         "latency": 0,
         "batch-turnaround": turnaround,
@@ -44,8 +45,10 @@ def faulty_emulator(
         "batch-faults": _rates({**_BATCH_FAULTS, "swapped_answers": exchanged}, share),
         "faults": _rates(_CALL_FAULTS, share),
     }
+    if dialect is not None:
+        options["dialect"] = dialect
     with emulator(*(f"--{name}={value}" for name, value in options.items())) as url:
-        yield url.removesuffix("/v1")
+        yield url.partition("//")[0] + "//" + url.partition("//")[2].partition("/")[0]
 
 
 def _rates(faults: dict[str, float], share: float) -> str:

@@ -24,10 +24,11 @@ from smartbatch.jobs.wiring import StepLimits
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
 from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers.hosts import HOSTS
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.providers.price_book import PriceBook
 from tests.faults.durability.broken_rules import break_rule
-from tests.faults.durability.worker_task import AGAIN, MODELS, WorkerTask, prompt_of
+from tests.faults.durability.worker_task import AGAIN, HOST_MODELS, MODELS, WorkerTask, model_of, prompt_of
 
 KEY = "durability"
 
@@ -107,7 +108,7 @@ def _command(task: WorkerTask, began: float) -> None:
         raise NotesLost(str(error)) from error
     _Notes(Path(task.out)).write({"up": time.monotonic() - began})
     options = {
-        "--model": f"{task.provider}:{MODELS[task.provider]}",
+        "--model": f"{task.provider}:{model_of(task.provider)}",
         "--store": task.store,
         "-o": task.output,
         "--max-tokens": 50,
@@ -181,7 +182,7 @@ def scale_times(task: WorkerTask) -> None:
 
 def client_of(task: WorkerTask) -> BatchingClient:
     return BatchingClient(
-        MODELS[task.provider],
+        model_of(task.provider),
         provider=provider_of(task.provider, task.url),
         store=task.store,
         batch_poll_interval=task.poll,
@@ -197,6 +198,8 @@ def provider_of(name: str, url: str) -> Provider:
         return AnthropicProvider(KEY, url)
     if name == "gemini":
         return GeminiProvider(KEY, url)
+    if name in HOST_MODELS:
+        return OpenAIProvider(KEY, url, host=HOSTS[name])
     return OpenAIProvider(KEY, f"{url}/v1")
 
 

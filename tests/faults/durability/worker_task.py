@@ -12,6 +12,13 @@ from smartbatch.emulator import answer_for
 
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 """The model a worker uses, by provider."""
+HOST_MODELS = {
+    "mistral": "mistral-small-latest",
+    "xai": "grok-4.3",
+    "together": "deepseek-ai/DeepSeek-V4",
+    "openrouter": "openai/gpt-5-mini",
+}
+"""The same for hosts with a dialect of OpenAI's Batch API."""
 VARIED = "~"  # marks the keys of jobs whose prompts differ in length, so that exchanged answers can be told
 AGAIN = 75  # exit code of a worker that could not go on, and may when it is started again
 
@@ -23,7 +30,7 @@ Reading: TypeAlias = Literal[
 
 @frozen(kw_only=True)
 class WorkerTask:
-    provider: str  # openai, anthropic or gemini
+    provider: str  # openai, anthropic, gemini or the name of a host
     url: str  # the emulator's address
     store: str  # the store's path or DSN
     out: str  # the file that gets a line for every answer the user has taken note of
@@ -55,6 +62,10 @@ class WorkerTask:
         return json.dumps(asdict(self))
 
 
+def model_of(provider: str) -> str:
+    return MODELS.get(provider) or HOST_MODELS[provider]
+
+
 def prompt_of(key: str, number: int) -> str:
     """Return the prompt of a row of the job with ``key``; no two jobs have one in common."""
     prompt = f"{key}: what is the answer to question {number}?"
@@ -62,7 +73,7 @@ def prompt_of(key: str, number: int) -> str:
 
 
 def answer_to(task: WorkerTask, number: int) -> str:
-    return answer_for(prompt_of(task.key, number), MODELS[task.provider], task.seed)
+    return answer_for(prompt_of(task.key, number), model_of(task.provider), task.seed)
 
 
 def digest_of(prompt: str) -> str:

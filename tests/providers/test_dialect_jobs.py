@@ -1,0 +1,52 @@
+"""Jobs at hosts with their own dialect of the Batch API, through the emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smartbatch import BatchingClient
+from smartbatch.emulator.hosts.dialects import DIALECTS
+from smartbatch.errors import ErrorKind
+from smartbatch.providers.hosts import HOSTS
+from smartbatch.testing import Emulator, emulator
+from smartbatch.types import Route
+
+FAILING = 20  # one of so many lines fails
+
+
+def fault(_create: int, position: int, _custom_id: str | None) -> str | None:
+    return "item_invalid" if position % FAILING == 0 else None
+
+
+def run_job(emu: Emulator, host: str, count: int, store: Path) -> None:
+    """Run a job in which some lines fail; each request must be answered and paid for once, or fail."""
+    with BatchingClient(
+        f"{host}:m",
+        provider_options={"api_key": "k", "base_url": emu.base_url},
+        store=str(store),
+        batch_poll_interval=0.05,
+        batch_max_requests=400,
+    ) as client:
+        job = client.submit_batch([f"prompt {number}" for number in range(count)], max_tokens=20)
+        results = list(job.results())
+        assert job.incidents() == []
+    failed = [result for result in results if result.error is not None]
+    assert 0.04 * count < len(failed) < 0.06 * count
+    assert {result.error.kind for result in failed} == {ErrorKind.CLIENT_ERROR}
+    assert {result.route for result in results} == {Route.BATCH}
+    assert emu.ledger.paid_twice(excluding_lost=False) == []
+    assert len(emu.ledger.billed_by_prompt) == count - len(failed)
+
+
+def test_a_job_at_a_host_with_another_form_of_batches(tmp_path):
+    with emulator(dialect="mistral", batch_line_fault_for=fault) as emu:
+        run_job(emu, "mistral", 40, tmp_path / "store.db")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("host", [name for name in DIALECTS if HOSTS[name].batches is not None])
+def test_a_job_of_a_thousand_requests_with_failing_lines_at_each_host(host, tmp_path):
+    with emulator(dialect=host, batch_line_fault_for=fault, batch_faults={"shuffled": 1.0}) as emu:
+        run_job(emu, host, 1000, tmp_path / "store.db")
