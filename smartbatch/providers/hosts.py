@@ -35,6 +35,7 @@ Api: TypeAlias = Literal["openai", "anthropic", "gemini", "bedrock", "vertex", "
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ONLY_IN_CODE = ("name", "apis", "credentials", "region_variables")
 _OTHER_PREFIXES = ("call", "sim")  # of providers that are no hosts
 
 
@@ -368,23 +369,28 @@ def add_hosts(tables: Mapping[str, Mapping[str, Any]]) -> None:
 def _host_of(name: str, table: Mapping[str, Any]) -> Host:
     built_in = {each.name: each for each in _BUILT_IN}
     base = built_in.get(name) or Host(name=name)
-    types = get_type_hints(Host)
-    del types["name"]
+    types = {field: kind for field, kind in get_type_hints(Host).items() if field not in _ONLY_IN_CODE}
     values: dict[str, Any] = {}
     for key, value in table.items():
-        # 1. Unknown fields. A key in a settings file would be a leak.
+        # 1. Unknown fields. A settings file is no place for a key.
         if key == "api_key":
-            raise ConfigError(
-                f"host {name}: a key does not belong here; set {' or '.join(base.key_variables)}"
-            )
+            variables = " or ".join(base.key_variables)
+            raise ConfigError(f"host {name}: leave api_key out, and set {variables} in the environment")
         if key not in types:
             raise ConfigError(f"host {name}: unknown field {key}{did_you_mean(key, types)}")
-        # 2. TOML has no null, tuples or records.
+        # 2. TOML has no null, tuples, enumerations or records.
         kind = types[key]
         if value == "none" and NoneType in get_args(kind):
             value = None
         elif get_origin(kind) is tuple:
             value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+        elif key == "error_kinds" and isinstance(value, dict):
+            kinds = {each.value: each for each in ErrorKind}
+            for code, word in value.items():
+                if word not in kinds:
+                    near = did_you_mean(word, kinds) or f"; use one of {', '.join(kinds)}"
+                    raise ConfigError(f"host {name}: the error {code} has an unknown kind{near}")
+            value = {code: kinds[word] for code, word in value.items()}
         elif key == "batches":
             with_batches = [other for other, each in built_in.items() if each.batches is not None]
             if value not in with_batches:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smartbatch import BatchingClient, BatchingConfig, StoredJobs
-from smartbatch.errors import ConfigError
+from smartbatch.errors import ConfigError, ErrorKind
 from smartbatch.providers import Host
 from smartbatch.providers.hosts import HOSTS, add_hosts
 from smartbatch.testing import answer_for, emulator
@@ -55,7 +55,10 @@ def test_fields_in_the_settings_replace_those_of_a_built_in_host():
     assert HOSTS["groq"].address == "https://gateway.example/v1"
     assert HOSTS["groq"].batches is None
     assert HOSTS["groq"].key_variables == groq.key_variables
-    add_hosts({"groq": {"key_variables": "TEAM_KEY", "batch_share": 1}})
+    add_hosts(
+        {"groq": {"key_variables": "TEAM_KEY", "batch_share": 1, "error_kinds": {"full": "rate_limit"}}}
+    )
+    assert HOSTS["groq"].error_kinds == {"full": ErrorKind.RATE_LIMIT}
     assert HOSTS["groq"].batches == groq.batches
     assert HOSTS["groq"].key_variables == ("TEAM_KEY",)
 
@@ -78,6 +81,7 @@ def test_fields_in_the_settings_replace_those_of_a_built_in_host():
             {"batches": "opnai"},
             "host acme: batches must be one of .*; did you mean openai",
         ),
+        ("acme", {"error_kinds": {"full": "rate"}}, "host acme: the error full has an unknown kind"),
         ("acme", {"batches": "ollama"}, "host acme: batches must be one of openai, "),
         ("acme", {"api": "gemini"}, "host acme: only hosts with OpenAI's API can be added or changed"),
         ("anthropic", {"address": "https://a.example"}, "host anthropic: only hosts with OpenAI's API"),
