@@ -136,7 +136,7 @@ class ResponseCache:
                 failure = type(error).__name__
         raise AnswerUnread(
             f"smartbatch itself failed to read a cached answer ({failure}); the request was not sent "
-            "again. Please report this as a bug of smartbatch. The answer remains in the cache "
+            "again. Please report this as a bug in smartbatch. The answer remains in the cache "
             f"{self._path}. To get a new one, send the request with deduplicate=False or delete the file"
         )
 

@@ -300,7 +300,7 @@ class Advisor:
         if at_once is not None:
             individual = evolve(individual, parallelism=min(individual.parallelism, at_once))
         packs = config.packing and kind is Kind.GENERATE and most <= 1 < config.max_batch_size
-        if packs:  # the user turned packing on, so forecasts do not decide about it
+        if packs:  # the user turned packing on, so it does not depend on forecasts
             throughput = self._throughput(Route.PACKED, tokens, per_call=config.max_batch_size)
             offers.append(Offer(Route.PACKED, throughput, standard))
         offers.append(Offer(Route.INDIVIDUAL, individual, standard, open=not packs))
