@@ -68,6 +68,15 @@ def duration(seconds: float, *, rounded_up: bool = False) -> str:
     return f"{shown(seconds / _DAY)} d"
 
 
+def known_money(usd: float, unpriced: int) -> str:
+    """Format a total without the cost of ``unpriced`` parts: ``at least $0.02``, or ``unknown`` if there is
+    nothing else.
+    """
+    if unpriced and not usd:
+        return UNKNOWN
+    return f"at least {money(usd)}" if unpriced else money(usd)
+
+
 def share(value: float) -> str:
     """Format a share of one as a percentage: ``95 %``."""
     return f"{_significant(value * 100)} %" if math.isfinite(value) else "–"

@@ -259,6 +259,17 @@ class ParameterDropped(RequestEvent):
 
 
 @frozen(kw_only=True)
+class PriceUnknown(Event):
+    """The cost of requests is unknown, because no table has the price of their model; reported once per model
+    for requests in real time, and once for batches. The setting ``prices`` supplies the price.
+    """
+
+    model: str
+    batch: bool
+    """Whether the requests were sent in a batch."""
+
+
+@frozen(kw_only=True)
 class ClientStarted(Event):
     workers: int
 

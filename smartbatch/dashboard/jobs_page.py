@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from smartbatch._words import duration, money, share
+from smartbatch._words import UNKNOWN, duration, money, share
 from smartbatch.core.forecast import Times
 from smartbatch.dashboard.action_forms import job_list_forms
 from smartbatch.dashboard.page import Page, Query, no_store_yet, number_of, pages_of
@@ -158,7 +158,7 @@ def _cost(line: JobRow) -> tuple[Value, ...]:
     saved = line.realtime_cost - line.cost
     compared = f"{money(abs(saved))} {'saved' if saved > 0 else 'more than in real time'}"
     return (
-        line.cost,
+        UNKNOWN if line.unpriced and not line.cost else line.cost,
         *([compared] if abs(saved) > _MIN_USD else []),
         *([f"{line.unpriced:,} without a price"] if line.unpriced else []),
     )

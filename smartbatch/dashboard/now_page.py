@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import frozen
 
-from smartbatch._words import duration, money, number, plural
+from smartbatch._words import duration, known_money, money, number, plural
 from smartbatch.dashboard.jobs_page import jobs_table
 from smartbatch.dashboard.page import Page, Query, no_store_yet
 from smartbatch.dashboard.source import SharedView, Source, failures_of
@@ -80,7 +80,7 @@ def _tiles(source: Source, store: SqlStore | None, status: RealtimeStatus, query
     now = source.now()
     today = now // DAY * DAY
     spent = [one for one in source.spending(today) if one.hour >= today]
-    paid, saved = sum(one.usd for one in spent), sum(one.realtime_usd - one.usd for one in spent)
+    saved = sum(one.realtime_usd - one.usd for one in spent)
     failing = [one for one in source.error_groups() if one.last_at > now - HOUR]
     jobs = 0 if store is None else store.overview.count(JobState.ACTIVE)
     return (
@@ -96,7 +96,7 @@ def _tiles(source: Source, store: SqlStore | None, status: RealtimeStatus, query
             f"the oldest for {duration(status.oldest_wait)}" if status.waiting else "real-time requests",
         ),
         Tile("Done per minute", number(status.sent), "requests sent in the last minute"),
-        Tile("Spent today", money(paid), f"{money(saved)} saved" if saved > 0.005 else "since midnight UTC"),
+        Tile("Spent today", _paid(spent), f"{money(saved)} saved" if saved > 0.005 else "since midnight UTC"),
         Tile(
             "Failing",
             plural(len(failing), "error") if failing else "0",
@@ -312,11 +312,11 @@ def _rates(source: Source, status: RealtimeStatus) -> tuple[Part, ...]:
 def _money(source: Source, store: SqlStore | None, shared: SharedView, query: Query) -> tuple[Part, ...]:
     status = merged([one.realtime for one in shared.found.living])
     spending = source.spending(source.now() - SPENDING_HOURS * HOUR)
-    paid, realtime = sum(one.usd for one in spending), sum(one.realtime_usd for one in spending)
+    saved = sum(one.realtime_usd - one.usd for one in spending)
     facts = Facts(
         (
-            (f"spent in {SPENDING_HOURS} hours", money(paid)),
-            ("saved compared with real time", money(realtime - paid)),
+            (f"spent in {SPENDING_HOURS} hours", _paid(spending)),
+            ("saved compared with real time", money(saved)),
             ("spent in real time by running processes", money(status.spent)),
         )
     )
@@ -325,6 +325,10 @@ def _money(source: Source, store: SqlStore | None, shared: SharedView, query: Qu
     columns = "budget of, spent, budget:money/1, left:money/2, reserved:money/3"
     table = DataTable.of("Budgets", columns, budgets)
     return facts, _spent_by_hour(spending, source.now()), *([table] if budgets else [])
+
+
+def _paid(spending: Sequence[Spending]) -> str:
+    return known_money(sum(one.usd for one in spending), sum(one.unpriced for one in spending))
 
 
 def _spent_by_hour(spending: Sequence[Spending], now: float) -> BarsOverTime:

@@ -24,6 +24,7 @@ from smartbatch.events import (
     JobIncident,
     JobProgress,
     JobResultsStored,
+    PriceUnknown,
     ShardChanged,
 )
 from smartbatch.jobs.actions import LiveControls
@@ -98,6 +99,7 @@ class JobsEngine:
             clock, self.changes, wiring, serve=self._serve, refresh_interval=self.refresh_interval
         )
         self._attended: set[str] = set()
+        self._unpriced: set[str] = set()  # models whose price in batches is unknown, as reported
         self._closed = False
         self._stops: list[_Stop] = []
 
@@ -374,7 +376,14 @@ class JobsEngine:
         watcher.call(partial(self.status_of, row), ended=ended)
 
     def publish_event(self, event: Event) -> None:
-        """Publish an event. The end of a job is published once, even if several threads report it."""
+        """Publish an event. The end of a job is published once, even if several threads report it, and so is
+        the unknown price of a model.
+        """
+        if isinstance(event, PriceUnknown):
+            with self.lock:
+                if event.model in self._unpriced:
+                    return
+                self._unpriced.add(event.model)
         if isinstance(event, JobFinished):
             with self.lock:
                 if not self.changes.is_new_end_locked(event):

@@ -7,7 +7,7 @@ from functools import partial
 
 from attrs import evolve, field, frozen
 
-from smartbatch._words import UNKNOWN, counted, duration, money, plural, short
+from smartbatch._words import UNKNOWN, counted, duration, known_money, money, plural, short
 from smartbatch.core.forecast import RunningBatch, Times, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import scrub
@@ -302,7 +302,7 @@ def job_tiles(s: JobStatus) -> Iterator[Tile]:
         yield Tile("Time", duration(s.elapsed), "" if s.done else "so far")
     else:
         yield Tile("Time left", duration(s.remaining), f"{duration(s.elapsed)} so far")
-    yield Tile("Cost", UNKNOWN if s.unpriced and not s.cost else money(s.cost), _saved(s))
+    yield Tile("Cost", known_money(s.cost, s.unpriced), _saved(s))
 
 
 def _facts(s: JobStatus) -> Iterator[tuple[str, Cell]]:
@@ -360,7 +360,7 @@ def incident_parts(incidents: Sequence[IncidentRow]) -> Iterator[Part]:
 
 def cost_in_words(s: JobStatus) -> str:
     """Compare the cost with the real-time price, and mention unknown prices."""
-    words = money(s.cost)
+    words = UNKNOWN if s.unpriced and not s.cost else money(s.cost)
     if s.wasted > _TINY_USD:
         words += f" and {money(s.wasted)} for unusable answers"
     if saved := _saved(s):

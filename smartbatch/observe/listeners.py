@@ -15,6 +15,7 @@ from smartbatch.events import (
     Observer,
     ParameterDropped,
     PauseChanged,
+    PriceUnknown,
     RetryScheduled,
 )
 from smartbatch.observe import logs
@@ -72,7 +73,7 @@ _LOGGER = logging.getLogger("smartbatch")
 
 
 class UserWarnings:
-    """Logs each long wait for a model and each omitted parameter once. Safe from any thread.
+    """Logs each long wait for a model, omitted parameter and unknown price once. Safe from any thread.
 
     The standard logger ``smartbatch`` prints these warnings on standard error by default, so a program that
     waits for an hour does not seem to hang. The module ``warnings`` is not used, because a filter that turns
@@ -88,6 +89,7 @@ class UserWarnings:
         self._dropped: dict[tuple[str, str], object] = {}
         bus.subscribe(lambda event: self.dropped(event.field, event.reason), ParameterDropped)
         bus.subscribe(self._paused, PauseChanged)
+        bus.subscribe(_price_unknown, PriceUnknown)
         bus.subscribe(self._waits_long, CooldownStarted, LongWait, RetryScheduled)
 
     def dropped(self, field: str, reason: str) -> None:
@@ -128,6 +130,16 @@ class UserWarnings:
         self._waits[key] = until
         what = "nothing is sent" if all_wait else "a request that failed is not sent again"
         _LOGGER.warning("%s: %s for %s, as the provider requested", event.model, what, duration(seconds))
+
+
+def _price_unknown(event: PriceUnknown) -> None:
+    _LOGGER.warning(
+        "%s: the price%s is unknown, so totals do not include its cost; set prices={%r: Price(input=…, "
+        "output=…)} or the same in a settings file, with 0 if the server is free",
+        event.model,
+        " in batches" if event.batch else "",
+        event.model,
+    )
 
 
 def warn_of_unbounded_answers(parallelism: int) -> None:

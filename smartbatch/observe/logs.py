@@ -38,6 +38,7 @@ from smartbatch.events import (
     LongWait,
     PackingChanged,
     PauseChanged,
+    PriceUnknown,
     RequestFinished,
     RouteChosen,
     RouteScored,
@@ -254,6 +255,8 @@ def level_of(event: Event) -> str:
         ):
             return "warning"
         case StoreUnavailable() | SharedLimitsLost() | AnswersLost() | CacheUnavailable() | ClockStepped():
+            return "warning"
+        case PriceUnknown():
             return "warning"
         case ClientStopped(failed=failed) if failed:
             return "warning"

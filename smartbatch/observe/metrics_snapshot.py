@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from attrs import asdict, frozen, has
 
-from smartbatch._words import duration, money
+from smartbatch._words import duration, known_money
 from smartbatch.errors import ErrorKind
 from smartbatch.events import (
     BreakerChanged,
@@ -414,7 +414,8 @@ class MetricsSnapshot:
     def __repr__(self) -> str:
         states = ("waiting", "in_flight", "succeeded", "failed", "cancelled")
         counts = ", ".join(f"{getattr(self, state):,} {state.replace('_', ' ')}" for state in states)
-        return f"<MetricsSnapshot {self.submitted:,} submitted: {counts}; {money(self.cost)}>"
+        cost = known_money(self.cost, self.unpriced)
+        return f"<MetricsSnapshot {self.submitted:,} submitted: {counts}; cost {cost}>"
 
     def _repr_html_(self) -> str:
         from smartbatch.views.html import notebook

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, Self, TextIO
 from attrs import Factory, define, field
 
 from smartbatch._clock import RealClock
-from smartbatch._words import SafeStream, duration, escape, money
+from smartbatch._words import SafeStream, duration, escape, known_money
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, CooldownStarted, Event, LongWait, PauseChanged, RetryScheduled
 from smartbatch.observe.listeners import LONG_WAIT_SECONDS
@@ -262,7 +262,7 @@ class _ProgressCounts:
         if rate > 0:
             parts.append(f"{rate:.3g}/s" if rate < 100 else f"{rate:,.0f}/s")
         if self.priced:
-            parts.append(_cost(self.cost, self.unpriced))
+            parts.append(known_money(self.cost, self.unpriced))
         if self.total is not None and self.done < self.total:
             if rate > 0:
                 parts.append(f"{duration((self.total - self.done) / rate)} left")
@@ -308,16 +308,12 @@ def _of_job(status: JobFigures) -> list[str]:
     parts = [f"{status.finished:,}/{status.total:,}"]
     parts += [f"{number:,} {word}" for word, number in counts.items() if number]
     if status.cost:
-        parts.append(_cost(status.cost, status.unpriced))
+        parts.append(known_money(status.cost, status.unpriced))
     if status.finished == status.total:
         parts.append(duration(status.elapsed))
     elif status.remaining is not None:
         parts.append(f"about {duration(status.remaining)} left")
     return parts
-
-
-def _cost(cost: float, unpriced: int) -> str:
-    return ("at least " if unpriced else "") + f"{money(cost)}"
 
 
 class _Lines:

@@ -191,8 +191,8 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         inward = f"{about}{s.usage.input_tokens:,} in" + (f" ({parts_text})" if parts_text else "")
         yield "tokens", f"{inward}, {about}{s.usage.output_tokens:,} out"
     if s.cost or s.unpriced:
-        unknown = f"; {s.unpriced:,} requests of unknown price" if s.unpriced else ""
-        yield "cost", f"{money(s.cost)}{unknown}"
+        unknown = f"{s.unpriced:,} requests of unknown price" if s.unpriced else ""
+        yield "cost", "; ".join(filter(None, (money(s.cost) if s.cost else "", unknown)))
     if s.jobs_accepted or s.jobs_finished:
         yield "jobs", f"{s.jobs_accepted:,} accepted, {s.jobs_finished:,} finished"
     yield "jobs' batches", _table(s.shard_changes)

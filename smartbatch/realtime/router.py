@@ -35,6 +35,7 @@ from smartbatch.events import (
     FlexChanged,
     PackingChanged,
     ParameterDropped,
+    PriceUnknown,
     RetryScheduled,
 )
 from smartbatch.realtime.answer_reader import AnswerReader, Reading, Repair, Shares
@@ -42,6 +43,7 @@ from smartbatch.realtime.call import Outcome
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Change, Ending, Gates, is_refused
 from smartbatch.realtime.in_flight import (
+    CallBill,
     FlexRefusal,
     InFlightCall,
     add_to_ticket,
@@ -94,6 +96,7 @@ class ResponseRouter:
         self._falls_back = config.on_breaker_open == "fallback"
         self._reader = AnswerReader(setup, queue, keep)
         self._rng = setup.rng
+        self._unpriced: set[str] = set()  # models whose price is unknown, as reported
 
     def prepare(self, call: InFlightCall, now: float) -> list[Reading]:
         """Determine how the call ended, add up usage and cost, update token estimates, and read the answers.
@@ -424,6 +427,14 @@ class ResponseRouter:
         for change in changes:
             self.note_change(lane, change, effects)
         _judge_flex(lane, worst, effects)
+        self._report_unknown_price(lane, call.bill, effects)
+
+    def _report_unknown_price(self, lane: Lane, bill: CallBill, effects: DeferredEffects) -> None:
+        known = lane.rates is not None or bill.cost is not None or bill.usage is None
+        if known or lane.provider.own_code or lane.label in self._unpriced:
+            return
+        self._unpriced.add(lane.label)
+        effects.publish_event(PriceUnknown(at=effects.now, model=lane.label, batch=False))
 
     def _check_address(self, lane: Lane, error: ProviderError, effects: DeferredEffects) -> None:
         # 1. The first web page: send only probes. An answer to a call in flight proves the address right.

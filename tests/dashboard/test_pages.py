@@ -144,6 +144,16 @@ def test_errors_and_spending_are_shown_without_a_store(client_of, clock, tmp_pat
     assert "spent in 24 hours $10.00" in text_of(visitor.get("/"), "money")
 
 
+def test_spending_at_an_unknown_price_is_not_shown_as_nothing(client_of, clock):
+    answer = ProviderAnswer(text="yes", usage=Usage(input_tokens=10))
+    client = client_of(Scripted(clock, lambda prompt, attempt: answer, priced=True))
+    client.submit("a").result(10)
+    client.stop()
+    page = Visitor(app(client=client, access=LOCAL)).get("/")
+    assert "spent in 24 hours unknown" in text_of(page, "money")
+    assert re.search(r"Spent today\s+unknown", unescape(re.sub(r"<[^>]*>", " ", page.text)))
+
+
 def test_each_budget_is_held_against_what_was_spent(client_of, clock, shelf, opened):
     started(opened, shelf, 1, key="nightly", policy=JobPolicy(budget=4.0))
     answer = ProviderAnswer(text="yes", usage=Usage(input_tokens=10))

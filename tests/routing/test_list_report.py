@@ -76,7 +76,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("key", [None, "labels"])
 def test_only_a_list_that_is_sent_as_a_batch_is_announced(client_of, clock, store, caplog, key):
-    client = client_of(Remote(clock), store=store)
+    client = client_of(Remote(clock), store=store, prices={"remote:default": Price(1, 1)})
     assert client.generate(PROMPTS, strategy="individual").succeeded == 30
     assert messages(caplog) == []
     assert client.generate(PROMPTS, strategy="batch", key=key).succeeded == 30

@@ -18,7 +18,7 @@ from smartbatch.core.batching.sharding import Crosscheck
 from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
-from smartbatch.events import ParameterDropped
+from smartbatch.events import ParameterDropped, PriceUnknown
 from smartbatch.jobs.payload import decode_params, item_id
 from smartbatch.jobs.records import NewResult, StoredItem
 from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
@@ -175,6 +175,8 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
                 calibration.observe(item.tokens, answer.usage, shape.key)
         _report_dropped(step, items.values(), final, reader)
         before = step.runtime.publish_progress(before)
+    if reader.lacks_price:
+        step.runtime.publish_event(PriceUnknown(at=step.now, model=step.job.model, batch=True))
     return totals
 
 

@@ -204,6 +204,7 @@ class ResultReader:
         self._batch = step.runtime.prices.rates(provider, model, step.wall, processing="batch")
         self._realtime = step.runtime.prices.rates(provider, model, step.wall)
         self._ceiling: CostCeiling | None = None
+        self.lacks_price = False  # whether a cost could not be computed
         # latest page: omitted parameters and reasons, by item index
         self.dropped: dict[int, tuple[tuple[str, str], ...]] = {}
         # rejected parameters and reasons, each with one item that was refused because of it
@@ -232,7 +233,9 @@ class ResultReader:
         """Return the cost in USD: what the provider says it charged, or else computed from the tokens;
         ``None`` if the price is unknown.
         """
-        return self._price(self._batch, usage) if charged is None else charged
+        cost = self._price(self._batch, usage) if charged is None else charged
+        self.lacks_price |= cost is None
+        return cost
 
     def _answered(self, item: StoredItem, answer: Answer, digest: bytes) -> NewResult:
         request = decode_request(item.payload, self._shared, id=item.user_id)
