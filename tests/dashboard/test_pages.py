@@ -147,9 +147,10 @@ def test_errors_and_spending_are_shown_without_a_store(client_of, clock, tmp_pat
 def test_spending_at_an_unknown_price_is_not_shown_as_nothing(client_of, clock):
     answer = ProviderAnswer(text="yes", usage=Usage(input_tokens=10))
     client = client_of(Scripted(clock, lambda prompt, attempt: answer, priced=True))
+    visitor = Visitor(app(client=client, access=LOCAL))
     client.submit("a").result(10)
-    client.stop()
-    page = Visitor(app(client=client, access=LOCAL)).get("/")
+    client.stop()  # a future is done before the observers are told
+    page = visitor.get("/")
     assert "spent in 24 hours unknown" in text_of(page, "money")
     assert re.search(r"Spent today\s+unknown", unescape(re.sub(r"<[^>]*>", " ", page.text)))
 
