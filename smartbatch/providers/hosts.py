@@ -226,6 +226,24 @@ _BUILT_IN = (
         price_id="aws",
         embeddings=False,
     ),
+    Host(
+        name="vertex",
+        api="vertex",
+        apis={"claude": "vertex-claude"},
+        address="https://{region}-aiplatform.googleapis.com",
+        regions={
+            "global": "https://aiplatform.googleapis.com",
+            "us": "https://aiplatform.us.rep.googleapis.com",
+            "eu": "https://aiplatform.eu.rep.googleapis.com",
+        },
+        region_variables=("GOOGLE_CLOUD_LOCATION", "CLOUD_ML_REGION"),
+        key_variables=("GOOGLE_APPLICATION_CREDENTIALS",),
+        address_variables=("GOOGLE_VERTEX_BASE_URL", "VERTEX_BASE_URL"),
+        needs_key=False,
+        credentials="Application Default Credentials",
+        price_id="google",
+        embeddings=False,
+    ),
     # the model is the name of a deployment; batches need one of the type GlobalBatch or DataZoneBatch
     Host(
         name="azure",

@@ -138,7 +138,8 @@ def listed_models(provider: str) -> tuple[str, ...]:
     except LookupError:
         return ()
     # Google Cloud also sells Anthropic's models, which the Gemini API does not serve
-    foreign = "claude" if found.id == "google" else "\0"
+    serves_all = found.id != "google" or "claude" in HOSTS[provider].apis
+    foreign = "\0" if serves_all else "claude"
     return tuple(_name_of(model) for model in found.models if not model.id.startswith(foreign))
 
 

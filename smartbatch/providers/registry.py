@@ -157,6 +157,8 @@ _factories: dict[str, Factory] = {
 _ADAPTERS: Mapping[Api, tuple[str, str]] = {
     "openai": ("openai.provider", "OpenAIProvider"),
     "bedrock": ("anthropic.bedrock", "BedrockProvider"),
+    "vertex": ("gemini.vertex", "VertexGeminiProvider"),
+    "vertex-claude": ("anthropic.vertex", "VertexClaudeProvider"),
 }
 """Modules and classes for the APIs of hosts."""
 
@@ -244,6 +246,13 @@ class OpenedModel:
         return provider is self.provider and name == self.name
 
     def check(self, request: Request) -> None:
+        host = None if request.model is None else HOSTS.get(self.provider.name)
+        if request.model is not None and host and host.api_of(request.model) != host.api_of(self.name):
+            shown = scrub(request.model, limit=80)
+            raise InvalidRequest(
+                f"model {shown!r} has another API than {self.label}: create a second client for it",
+                field="model",
+            )
         if request.embedding is not None and not self.provider.capabilities.max_texts:
             raise InvalidRequest(f"{self.provider.name} does not support embeddings", field="embedding")
         mode, modes = request.params.schema_mode, self.provider.capabilities.schema_modes

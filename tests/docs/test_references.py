@@ -23,6 +23,7 @@ from smartbatch.integrations import hosting, pydantic_ai
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
 from smartbatch.providers.anthropic.bedrock import BedrockProvider
+from smartbatch.providers.anthropic.vertex import VertexClaudeProvider
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow
 from smartbatch.types import ConstraintParams, Generation, Result, TokenLogprob, ToolCall
@@ -191,6 +192,7 @@ def test_a_generation_has_the_parameters_of_its_table():
         ("anthropic:", AnthropicProvider),
         ("gemini:", GeminiProvider),
         ("bedrock:", BedrockProvider),
+        ("vertex:", VertexClaudeProvider),
     ],
 )
 def test_options_of_a_provider_are_those_of_its_class(prefix, provider):

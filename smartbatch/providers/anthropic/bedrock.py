@@ -25,7 +25,14 @@ from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, plain, short
 from smartbatch.providers.hosts import HOSTS, Host
 from smartbatch.providers.http.content import decode_json, encode_json
-from smartbatch.providers.http.endpoint import checked_url, own_headers, scope_of, secrets_of, setting
+from smartbatch.providers.http.endpoint import (
+    HttpNetwork,
+    checked_url,
+    own_headers,
+    scope_of,
+    secrets_of,
+    setting,
+)
 from smartbatch.providers.http.replies import MAX_BODY, Reply
 from smartbatch.providers.http.transport import Transport
 from smartbatch.types import Duration
@@ -63,7 +70,7 @@ class BedrockProvider(MessagesProvider):
         ConfigError: no region is known, boto3 is missing, or a setting is invalid.
     """
 
-    models = re.compile(r"[\w.:/-]{1,256}", re.ASCII)  # ids, inference profiles and ARNs
+    models = re.compile(r"\w[\w.:/-]{0,255}", re.ASCII)  # ids, inference profiles and ARNs
     without_batches = NOT_YET
     accept = "application/json"  # the content type of the answer inside the frames
 
@@ -95,13 +102,8 @@ class BedrockProvider(MessagesProvider):
                 f"no region: set {' or '.join(host.region_variables)}, or the provider option region"
             )
         own = own_headers(headers)
-        url = checked_url(
-            base_url,
-            host.address_variables,
-            host.address_in(region),
-            carries_secret=True,
-            allow_http=allow_http,
-        )
+        usual = host.address_in(region)
+        url = checked_url(base_url, host.address_variables, usual, carries_secret=True, allow_http=allow_http)
         account: dict[str, Any] = {"aws_region": region, "aws_profile": profile, "api_key": key}
         identity = [setting(None, name) for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")]
         secret = [setting(None, name) for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")]
@@ -116,13 +118,11 @@ class BedrockProvider(MessagesProvider):
         super().__init__(
             name=host.name,
             scope=scope_of(host.name, url, *account.values(), *identity),
-            url=url,
             errors=evolve(_ERRORS, secrets=secrets_of(key, *secret, own.values(), custom_headers().values())),
+            network=HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body),
             sdk=sdk_over,
             api_version=api_version,
             default_max_tokens=default_max_tokens,
-            connect_timeout=connect_timeout,
-            max_body=max_body,
         )
 
     def call(self, body: dict[str, Any], *, stream: bool) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
-from urllib3.util import Url
 
 from smartbatch._fork import one_at_a_time
 from smartbatch.errors import ConfigError, InvalidRequest
@@ -51,13 +50,11 @@ class MessagesProvider(Provider):
     Args:
         name: the prefix of the models.
         scope: see :class:`Provider`.
-        url: the checked base URL.
         errors: reads the errors of the host.
+        network: leads to the checked base URL.
         sdk: creates the client over a transport.
         api_version: the version of the API, which decides which parameters are sent.
         default_max_tokens: sent for requests without ``max_tokens``.
-        connect_timeout: maximum time until an address accepts the connection.
-        max_body: maximum bytes of a decoded answer.
     """
 
     capabilities = Capabilities(max_shared=1, streams=True, schemas=True)
@@ -73,22 +70,20 @@ class MessagesProvider(Provider):
         *,
         name: str,
         scope: str,
-        url: Url,
         errors: ErrorReader,
+        network: HttpNetwork,
         sdk: Callable[[Transport], MessagesSdk],
         api_version: str,
         default_max_tokens: int,
-        connect_timeout: Duration,
-        max_body: int,
     ) -> None:
         if default_max_tokens < 1:
             raise ConfigError(f"default_max_tokens={default_max_tokens!r} must be at least 1")
         self.name, self.scope = name, scope
-        self._errors = evolve(errors, address=ServiceAddress(url.url, versioned=False))
+        self._errors = evolve(errors, address=ServiceAddress(network.url, versioned=False))
         self._version = api_version
         self._default_max_tokens = default_max_tokens
         self.capabilities = evolve(type(self).capabilities, output_limit=default_max_tokens)
-        self.network: HttpNetwork = HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body)
+        self.network: HttpNetwork = network
         self._sdk, self._batch_sdk = self.network.through(sdk)
         self._checked: Generation | None = None
 
@@ -200,17 +195,15 @@ class AnthropicProvider(MessagesProvider):
         super().__init__(
             name=self.name,
             scope=scope_of(self.name, url, key, token, sorted({**custom, **own}.items())),
-            url=url,
             errors=evolve(
                 ERRORS,
                 secrets=secrets_of(key, token, own.values(), custom.values()),
                 key_source=key_source(api_key or auth_token, _HOST.key_variables, own),
             ),
+            network=HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body),
             sdk=sdk_over,
             api_version=api_version,
             default_max_tokens=default_max_tokens,
-            connect_timeout=connect_timeout,
-            max_body=max_body,
         )
         self._batches = AnthropicBatches(
             self.scope,

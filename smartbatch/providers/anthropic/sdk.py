@@ -13,6 +13,7 @@ from typing import Any
 import anthropic
 import httpx2
 
+from smartbatch.providers.google_cloud import GoogleSignIn
 from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client, unusable_credentials
 from smartbatch.providers.http.transport import Transport
 
@@ -103,6 +104,32 @@ class BedrockSdk(MessagesSdk):
         except (BotoCoreError, RuntimeError) as error:  # botocore raises both
             found = error
         raise unusable_credentials("AWS", found, network=isinstance(found, HTTPClientError))
+
+
+class VertexClaudeSdk(MessagesSdk):
+    """Makes calls to Google Cloud. ``url`` has no version; paths are below that of the project and region."""
+
+    reuses_heads = False  # a head has a token, which expires
+
+    def __init__(
+        self, transport: Transport, url: str, headers: Mapping[str, str], sign_in: GoogleSignIn, region: str
+    ) -> None:
+        account = sign_in.account()
+        project = account.pop("project")
+        super().__init__(
+            transport,
+            f"{url.rstrip('/')}/v1/projects/{project}/locations/{region}",
+            anthropic.AnthropicVertex,
+            headers,
+            project_id=project,
+            region=region,
+            **account,
+        )
+        self._sign_in = sign_in
+
+    def send(self, method: str, path: str, timeout: float, *, body: bytes = b"", **more: Any) -> object:
+        self._sign_in.refresh(timeout)
+        return super().send(method, path, timeout, body=body, **more)
 
 
 def _not_a_body(record: logging.LogRecord) -> bool:

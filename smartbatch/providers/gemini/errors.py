@@ -50,7 +50,7 @@ class _Error:
         return [(name, value) for name, value in self.violations if word in name]
 
 
-def _understand(reply: Reply, data: Any) -> Refusal:
+def understand(reply: Reply, data: Any) -> Refusal:
     found = _take_apart(data)
     # an error inside a success has the status it names
     status = found.code if reply.ok and found.code is not None else reply.status
@@ -148,7 +148,7 @@ def _seconds(delay: Any) -> float | None:
         return None
 
 
-ERRORS = ErrorReader(_understand, lambda headers: None)  # noqa: ARG005 - no header names limits
+ERRORS = ErrorReader(understand, lambda headers: None)  # noqa: ARG005 - no header names limits
 
 
 def status_error(found: Any, errors: ErrorReader) -> ProviderError:

@@ -11,7 +11,7 @@ itself, so every call is exactly one request.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
@@ -20,7 +20,7 @@ from smartbatch._fork import one_at_a_time
 from smartbatch.errors import ConfigError
 from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.error_reader import ServiceAddress
+from smartbatch.providers.error_reader import ErrorReader, ServiceAddress
 from smartbatch.providers.gemini.answers import ChunkReader, read_answer, read_embeddings
 from smartbatch.providers.gemini.batches import GeminiBatches
 from smartbatch.providers.gemini.bodies import (
@@ -57,10 +57,86 @@ DEFAULT_VERSION = "v1"  # the version that the SDK 3.4 uses; ``v1beta`` has more
 
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _VERSION = re.compile(r"[a-z0-9]{1,32}")
-_OWN_HEADERS = ("accept", "x-goog-api-key")
+OWN_HEADERS = ("accept", "x-goog-api-key")
 
 
-class GeminiProvider(Provider):
+class ContentProvider(Provider):
+    """Gemini's ``generateContent`` and its stream, at the Gemini API or another host.
+
+    Args:
+        name: the prefix of the models.
+        scope: see :class:`Provider`.
+        errors: reads the errors of the host.
+        network: leads to the checked base URL.
+        sdk: creates the client over a transport.
+        api_version: the version of the API.
+    """
+
+    capabilities = Capabilities(streams=True, schemas=True)
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        scope: str,
+        errors: ErrorReader,
+        network: HttpNetwork,
+        sdk: Callable[[Transport], GeminiSdk],
+        api_version: str,
+    ) -> None:
+        if not _VERSION.fullmatch(api_version):
+            raise ConfigError("api_version (GOOGLE_GENAI_API_VERSION) is not a version such as v1 or v1beta")
+        self.name, self.scope = name, scope
+        self._errors = evolve(errors, address=ServiceAddress(network.url, versioned=False))
+        self._version = api_version
+        self.network: HttpNetwork = network
+        self._sdk, self._batch_sdk = self.network.through(sdk)
+
+    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
+        path = f"{self.resource(model)}:generateContent"
+        return read_answer(self._ask(path, self.body(request), (request,), timeout))
+
+    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
+        path = f"{self.resource(model)}:streamGenerateContent?alt=sse"
+        body = self.body(request)
+        return EventStream(
+            lambda left, cutoff: self._sdk.get().begin(
+                path, left, EVENT_STREAM_TYPE, cutoff=cutoff, body=body
+            ),
+            ChunkReader(self._errors),
+            request,
+            timeout,
+        )
+
+    def resource(self, model: str) -> str:
+        """Return the path of a model, below the version."""
+        return resource(model)
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """Return the body of a call."""
+        return generate_body(request)
+
+    def check(self, request: Request, *, model: str) -> None:
+        check_request(request, model)
+
+    def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
+        return True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"
+
+    __reduce__ = not_pickled
+
+    def _ask(
+        self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
+    ) -> dict[str, Any]:
+        reply = self._sdk.get().post(path, encode_json(body), timeout)
+        if reply.status != 200:  # this API has no other success status
+            raise self._errors.refused(reply, requests)
+        return self._errors.answer(reply, requests)
+
+
+class GeminiProvider(ContentProvider):
     """Generation, streams and embeddings of the Gemini API.
 
     The key is sent in a header only and never appears in a string or a ``repr``; a provider cannot be
@@ -85,7 +161,7 @@ class GeminiProvider(Provider):
         ConfigError: a key is missing or a setting is invalid; the message names it and the variable to set.
     """
 
-    name = "gemini"
+    name = _HOST.name
     capabilities = Capabilities(
         max_texts=MAX_TEXTS, max_text_tokens=MAX_TEXT_TOKENS, streams=True, schemas=True
     )
@@ -104,10 +180,8 @@ class GeminiProvider(Provider):
     ) -> None:
         key = _check_key(setting(api_key, *_HOST.key_variables))
         version = setting(api_version, "GOOGLE_GENAI_API_VERSION") or DEFAULT_VERSION
-        self._version = version = "v1beta" if version == "beta" else version
-        if not _VERSION.fullmatch(version):
-            raise ConfigError("api_version (GOOGLE_GENAI_API_VERSION) is not a version such as v1 or v1beta")
-        own = own_headers(headers, _OWN_HEADERS)
+        version = "v1beta" if version == "beta" else version
+        own = own_headers(headers, OWN_HEADERS)
         url = checked_url(
             base_url,
             _HOST.address_variables,
@@ -116,27 +190,26 @@ class GeminiProvider(Provider):
             allow_http=allow_http,
         )
         self._flex = _HOST.serves(url.host or "") if flex is None else flex
-        self._errors = evolve(
-            ERRORS,
-            secrets=secrets_of(key, own.values()),
-            address=ServiceAddress(url.url, versioned=False),
-            key_source=key_source(api_key, _HOST.key_variables),
-        )
-        self.scope = scope_of(self.name, url, key, sorted(own.items()))
-        self.network: HttpNetwork = HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body)
 
         def sdk_over(transport: Transport) -> GeminiSdk:
             with one_at_a_time():
                 from smartbatch.providers.gemini.sdk import GeminiSdk
 
-            return GeminiSdk(transport, key, url.url, version, own)
+            return GeminiSdk(transport, url.url, version, own, api_key=key, vertexai=False)
 
-        self._sdk, batch_sdk = self.network.through(sdk_over)
-        self._batches = GeminiBatches(self.scope, self._errors, batch_sdk.get)
-
-    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        path = f"{resource(model)}:generateContent"
-        return read_answer(self._ask(path, generate_body(request), (request,), timeout))
+        super().__init__(
+            name=self.name,
+            scope=scope_of(self.name, url, key, sorted(own.items())),
+            errors=evolve(
+                ERRORS,
+                secrets=secrets_of(key, own.values()),
+                key_source=key_source(api_key, _HOST.key_variables),
+            ),
+            network=HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body),
+            sdk=sdk_over,
+            api_version=version,
+        )
+        self._batches = GeminiBatches(self.scope, self._errors, self._batch_sdk.get)
 
     def embed(
         self,
@@ -149,26 +222,8 @@ class GeminiProvider(Provider):
         path = f"{resource(model)}:batchEmbedContents"
         return read_embeddings(self._ask(path, embed_body(requests, model), requests, timeout), requests)
 
-    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        path = f"{resource(model)}:streamGenerateContent?alt=sse"
-        body = generate_body(request)
-        return EventStream(
-            lambda left, cutoff: self._sdk.get().begin(
-                path, left, EVENT_STREAM_TYPE, cutoff=cutoff, body=body
-            ),
-            ChunkReader(self._errors),
-            request,
-            timeout,
-        )
-
-    def check(self, request: Request, *, model: str) -> None:
-        check_request(request, model)
-
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
         return FLEX_TIER if self._flex else None
-
-    def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
-        return True
 
     def check_access(self, timeout: float) -> None:
         reply = self._sdk.get().ask("get", "models", timeout)
@@ -178,19 +233,6 @@ class GeminiProvider(Provider):
     def batches(self) -> BatchApi:
         self.network.open_batches()
         return self._batches
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"
-
-    __reduce__ = not_pickled
-
-    def _ask(
-        self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
-    ) -> dict[str, Any]:
-        reply = self._sdk.get().post(path, encode_json(body), timeout)
-        if reply.status != 200:  # this API has no other success status
-            raise self._errors.refused(reply, requests)
-        return self._errors.answer(reply, requests)
 
 
 def _check_key(key: str | None) -> str:

@@ -18,6 +18,8 @@ from google import genai
 from google.genai import types
 
 from smartbatch.errors import ConfigError
+from smartbatch.providers.google_cloud import GoogleSignIn
+from smartbatch.providers.http.content import decode_json
 from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client
 from smartbatch.providers.http.transport import Transport
 
@@ -28,14 +30,16 @@ _MAX_SECONDS = 3600.0  # the SDK's own timeout; every call sets another
 
 
 class GeminiSdk(SdkCalls):
+    """Makes calls through ``google-genai``. ``account`` are the arguments of its client."""
+
     def __init__(
-        self, transport: Transport, key: str, base_url: str, version: str, headers: Mapping[str, str]
+        self, transport: Transport, base_url: str, version: str, headers: Mapping[str, str], **account: Any
     ) -> None:
         super().__init__(transport)
         self._network = network = http_client(transport)
         self._leads_to = transport.leads_to
         self._base_url, self._headers = base_url.rstrip("/"), dict(headers)
-        self._version, self._key = version, key
+        self._version, self._key = version, account.get("api_key")
         options = types.HttpOptions(
             base_url=base_url,
             api_version=version,
@@ -48,7 +52,7 @@ class GeminiSdk(SdkCalls):
             async_client_args={"ssl": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)},
         )
         try:
-            client = genai.Client(api_key=key, vertexai=False, http_options=options)
+            client = genai.Client(**account, http_options=options)
             api = getattr(client, _CLIENT)
             self._build, self._once = getattr(api, _BUILD), getattr(api, _ONCE)
         except (AttributeError, ImportError) as error:
@@ -88,6 +92,32 @@ class GeminiSdk(SdkCalls):
         built = self._build(method, path, {}, options)
         built.data = body
         return self._once(built)
+
+
+class VertexGeminiSdk(GeminiSdk):
+    """Makes calls to Google Cloud."""
+
+    reuses_heads = False  # a head has a token, which expires
+
+    def __init__(
+        self,
+        transport: Transport,
+        base_url: str,
+        version: str,
+        headers: Mapping[str, str],
+        sign_in: GoogleSignIn,
+        region: str,
+    ) -> None:
+        account = {"vertexai": True, "location": region, **sign_in.account()}
+        super().__init__(transport, base_url, version, headers, **account)
+        self._sign_in = sign_in
+
+    def send(self, method: str, path: str, timeout: float, **more: Any) -> object:
+        self._sign_in.refresh(timeout)
+        body = more.get("body")
+        if isinstance(body, bytes):  # this client encodes the body itself
+            more["body"] = decode_json(body)
+        return super().send(method, path, timeout, **more)
 
 
 class _NoNetwork(httpx2.AsyncBaseTransport):

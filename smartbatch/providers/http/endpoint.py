@@ -156,6 +156,7 @@ class HttpNetwork:
         connect_timeout: Duration,
         max_body: int,
     ) -> None:
+        self.url = url.url
         self._sdk: PerProcess[Any] | None = None
         self._importing: threading.Thread | None = None
         # reuses connections, and sends the headers with every request
