@@ -11,8 +11,7 @@ from smartbatch.errors import ConfigError
 
 _DESCRIPTION = """\
 Serve the APIs of OpenAI, Anthropic and Gemini offline: generation (including streaming), embeddings, token
-counts, models, files and batches. With --dialect, serve the API of another host instead, with its paths,
-errors and Batch API.
+counts, models, files and batches; with --dialect, the API of another host instead.
 
 Point any client at it with OPENAI_BASE_URL (the printed address), or with ANTHROPIC_BASE_URL or
 GOOGLE_GEMINI_BASE_URL (the same without /v1); any key is accepted. GET /_ledger shows what arrived and what
@@ -25,11 +24,11 @@ examples:
 """
 
 _SERVER_OPTIONS = """
---host HOST            listen on this loopback address (default: %(default)s)
---port PORT            listen on this port, or 0 for a free one (default: %(default)s)
+--host HOST            use this loopback address (default: %(default)s)
+--port PORT            use this port, or 0 for a free one (default: %(default)s)
 --dialect NAME         serve the API of this host; a wrong name lists all
 further:
---dialect-variants NAME,…  serve other readings of undocumented facts; a wrong name lists all
+--dialect-variants NAME,…  serve other interpretations of undocumented facts; a wrong name lists all
 --ledger-file FILE     write a JSON line per request and batch event to this file
 --keep-prompts         keep prompts in the ledger
 """
@@ -68,7 +67,7 @@ further:
 --rejects NAME,…       reject these parameters of OpenAI's API, such as seed,json_schema
 """,
     "batches": """
---batch-turnaround S   set the median seconds from creation to end (default: 1)
+--batch-turnaround S   set the median seconds a batch takes (default: 1)
 --batch-faults KIND=RATE,…  inject faults into batches and lines; such as lost_create=0.1,missing_lines=0.01;
                        a wrong name lists all kinds
 further:

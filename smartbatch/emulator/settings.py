@@ -119,7 +119,7 @@ class EmulatorSettings(BatchSettings):
             ``response_format``, such as ``json_schema``; behaves like a compatible server that lacks them.
         dialect: the host whose API is served instead of the three APIs, such as ``mistral``; see
             :data:`~smartbatch.emulator.hosts.dialects.DIALECTS`.
-        dialect_variants: other readings of facts that the host's documents leave open, by name.
+        dialect_variants: other interpretations of facts that the host's documentation leaves open, by name.
         keep_prompts: True keeps prompt texts in the ledger, not only their SHA-256.
         max_connections: maximum number of open connections; others are answered with 503 and closed.
         max_body: maximum bytes of a request body; larger bodies are answered with 413. Uploads and batches

@@ -20,7 +20,7 @@ def dialect_named(name: str, variants: Collection[str] = ()) -> HostDialect:
     """Return the dialect of a host.
 
     Args:
-        variants: the readings that apply, of those in the record of the dialect.
+        variants: the interpretations that apply, by their names in the record of the dialect.
 
     Raises:
         ConfigError: there is no dialect or variant of that name.

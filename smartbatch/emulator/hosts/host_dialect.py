@@ -37,7 +37,7 @@ class CreateField:
 
 @frozen
 class Variant:
-    """Another reading of a fact that the documents leave open.
+    """Another interpretation of a fact that the documentation leaves open.
 
     Attributes:
         effect: how the API behaves.
@@ -111,7 +111,7 @@ class HostDialect:
         not_run: whether the results include the requests that have not run.
         inline: the field of a finished batch with its results; ``None`` if they are in files or pages.
         inline_query: the query parameter that asks for them; ``None`` if they are always included.
-        variants: other readings of facts that the documents leave open, by name.
+        variants: other interpretations of facts that the documentation leaves open, by name.
         chosen: the names of those that apply.
         batch: creates the JSON object of a batch.
         created: creates the answer of the create call; ``None`` for the object of the batch.
@@ -161,7 +161,7 @@ class HostDialect:
     routes: Mapping[tuple[str, str], Callable[..., ServerReply]] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        # a frozen record completes its own defaults
+        # the record is frozen
         for name in ("address_variable", "key_variable"):
             if not getattr(self, name):
                 end = "_BASE_URL" if name == "address_variable" else "_API_KEY"
