@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import smartbatch
+from smartbatch.providers.hosts import HOSTS
 from tests.syntax import (
     EXACTLY_AT,
     ROOT,
@@ -73,7 +74,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "core": NOUNS | {"config", "prices", "tables", "views"},
     # adapters of APIs, and listeners to events
     "providers": NOUNS | {"prices", "emulator"},  # only the simulated ones use the emulator: see SIMULATED
-    "observe": NOUNS | {"core", "config", "prices", "views"},
+    "observe": NOUNS | {"core", "config", "prices", "providers", "views"},  # only the table of hosts
     # limits and budgets shared by processes
     "sharing": NOUNS | {"config", "core", "observe", "setting"},
     # real time and jobs, which do not know each other
@@ -190,6 +191,32 @@ def test_imports_go_down():
         and there not in ALLOWED[room(file)] | FOR_ALL | {room(file)}
     ]
     assert wrong == []
+
+
+PACKAGES = frozenset({("cli/doctor_command.py", "anthropic")})
+"""Names of packages that are also names of hosts."""
+
+
+def test_code_outside_the_adapters_names_no_host():
+    found = {
+        (file.relative_to(ROOT).as_posix(), node.value)
+        for file in files()
+        if room(file) not in ("providers", "emulator")
+        for node in nodes(file)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.rstrip(":") in HOSTS
+    }
+    assert found - PACKAGES == set()
+
+
+def test_observers_know_only_the_table_of_hosts():
+    known = {
+        one.module
+        for file in files()
+        if room(file) == "observe"
+        for one in imports(file)
+        if target(one.module) == "providers"
+    }
+    assert known == {f"{EXACTLY_AT}.providers.hosts"}
 
 
 SIMULATED = frozenset({"providers/mock.py", "providers/sim/provider.py", "providers/sim/batches.py"})

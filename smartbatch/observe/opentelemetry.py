@@ -32,6 +32,7 @@ from smartbatch.events import (
     Observer,
     RequestFinished,
 )
+from smartbatch.providers.hosts import COMPATIBLE, HOSTS
 from smartbatch.types import Answer, Kind, Message, Request, ToolCall, Usage
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ Telemetry: TypeAlias = Literal["auto", "outer", "full"]
 those of the user's functions and providers, which may report their own (``auto``)."""
 
 _SCOPE: Final = "smartbatch"
-_PROVIDERS: Final = {"gemini": "gcp.gemini"}
-_OPERATIONS: Final = {"gemini": "generate_content"}
 _SEARCH_SECONDS: Final = 0.1  # minimum between searches for an SDK
 _TOKENS: Final = tuple(4.0**power for power in range(14))
 _SECONDS: Final = tuple(0.01 * 2.0**power for power in range(14))
@@ -372,10 +371,10 @@ def _is_of_api(provider: object) -> bool:
 
 def _model(event: CallStarted) -> Attributes:
     provider, _, model = event.model.partition(":")
-    operation = "embeddings" if event.kind is Kind.EMBED else _OPERATIONS.get(provider, "chat")
+    host = HOSTS.get(provider, COMPATIBLE)
     return {
-        "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": _PROVIDERS.get(provider, provider),
+        "gen_ai.operation.name": "embeddings" if event.kind is Kind.EMBED else host.telemetry_operation,
+        "gen_ai.provider.name": host.telemetry_name or provider,
         "gen_ai.request.model": model,
     }
 

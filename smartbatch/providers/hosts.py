@@ -74,6 +74,8 @@ class Host:
         reasoning_turns: whether chats accept the reasoning of earlier turns.
         embeddings: whether the host computes embeddings.
         flex: whether the host has a cheaper, slower tier.
+        telemetry_name: the host's name in OpenTelemetry; ``None`` for its own.
+        telemetry_operation: what OpenTelemetry calls a generation at the host.
         error_kinds: codes of errors that mean something else than at OpenAI.
         batches: the host's Batch API; ``None`` without one.
 
@@ -107,6 +109,8 @@ class Host:
     reasoning_turns: bool = True
     embeddings: bool = True
     flex: bool = False
+    telemetry_name: str | None = None
+    telemetry_operation: str = "chat"
     error_kinds: Mapping[str, ErrorKind] = field(factory=dict)
     batches: BatchDialect | None = None
 
@@ -213,6 +217,8 @@ _BUILT_IN = (
         price_id="google",
         batch_share=0.5,  # price list: half, including embeddings; cached tokens as in real time
         flex=True,
+        telemetry_name="gcp.gemini",
+        telemetry_operation="generate_content",
     ),
     Host(
         name="bedrock",
@@ -225,6 +231,7 @@ _BUILT_IN = (
         credentials="the credentials that boto3 finds",
         price_id="aws",
         embeddings=False,
+        telemetry_name="aws.bedrock",
     ),
     Host(
         name="vertex",
@@ -256,6 +263,7 @@ _BUILT_IN = (
         batch_share=0.5,
         max_tokens_field="max_completion_tokens",
         reasoning_turns=False,
+        telemetry_name="azure.ai.openai",
         batches=AZURE,
     ),
     Host(
@@ -267,6 +275,7 @@ _BUILT_IN = (
         stream_usage=False,  # every stream reports its usage, and unknown fields are rejected
         seed_field="random_seed",
         reasoning_turns=False,
+        telemetry_name="mistral_ai",
         batches=MISTRAL,
     ),
     Host(
@@ -304,6 +313,7 @@ _BUILT_IN = (
         price_id="x-ai",
         max_tokens_field="max_completion_tokens",
         embeddings=False,
+        telemetry_name="x_ai",
         batches=XAI,
     ),
     Host(

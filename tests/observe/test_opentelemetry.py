@@ -17,11 +17,14 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes.gen_ai_attributes import GenAiProviderNameValues
 from opentelemetry.trace import SpanKind, StatusCode
 
 from smartbatch import Attempt, BatchingClient, ConfigError, Request
 from smartbatch.events import BatchEnded, CalledRequest, Event, JobFinished, JobResultsStored
 from smartbatch.observe.opentelemetry import OpenTelemetryObserver, Telemetry, traceparent
+from smartbatch.providers.hosts import HOSTS
+from smartbatch.testing import emulator
 from smartbatch.types import NO_USAGE, Kind, Route, Usage
 from tests.observe.sample_events import called, ended, started
 
@@ -98,6 +101,31 @@ def test_the_span_of_a_call_is_current_while_it_is_made_and_no_longer(sdk):
         client.stop()
     assert [span.get_span_context() for span in seen] == [sdk.named("smartbatch.call")[0].context]
     assert not trace.get_current_span().get_span_context().is_valid
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "operation"),
+    [
+        ("azure", "azure.ai.openai", "chat"),
+        ("groq", "groq", "chat"),
+        pytest.param("gemini", "gcp.gemini", "generate_content", marks=pytest.mark.full),
+    ],
+)
+def test_a_call_has_the_name_of_its_host_in_the_conventions(host, name, operation, sdk):
+    with emulator() as server:
+        url = server.url if host == "gemini" else server.base_url
+        options = {"api_key": "key-of-a-test", "base_url": url}
+        with BatchingClient(f"{host}:m", provider_options=options, observers=[sdk.observer()]) as client:
+            client.submit("hello").result(30)
+            client.stop()
+    (call,) = sdk.named(f"{operation} m")
+    assert call.attributes is not None
+    assert call.attributes["gen_ai.provider.name"] == name
+
+
+def test_the_names_of_hosts_are_those_of_the_conventions():
+    known = {each.value for each in GenAiProviderNameValues}
+    assert {host.telemetry_name for host in HOSTS.values()} - {None} <= known
 
 
 def test_a_call_of_a_model_has_the_names_of_the_conventions_and_no_prompt(sdk):
