@@ -349,6 +349,7 @@ def test_an_ended_batch_of_openrouter_contains_its_results(at):
                     {"type": "error", "error_type": "provider_overloaded"},
                     {"type": "tomorrow"},
                     {"code": "batch_expired"},
+                    {"code": 400},
                 ),
                 1,
             )
@@ -368,6 +369,7 @@ def test_an_ended_batch_of_openrouter_contains_its_results(at):
         (f"{MARK}-2", LineOutcome.RETRY),
         (f"{MARK}-3", LineOutcome.RETRY),
         (f"{MARK}-4", LineOutcome.UNRUN),
+        (f"{MARK}-5", LineOutcome.FAILED),
     ]
     ended = batches.get("batch-1", 5)
     assert (ended.outputs, "the model has no batches" in ended.reason) == ((), True)

@@ -54,16 +54,19 @@ def lines_of_pages(
 def lines_of_batch(data: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield the result lines in a decoded batch.
 
-    OpenRouter names the type of a request's error, but no status. An unknown type counts as a server error.
+    OpenRouter names the type of a request's error, according to its SDK, or its status, as in real time. An
+    unknown type counts as a server error.
     """
     results = data.get("results")
     if not isinstance(results, list):
         raise unusable("the provider returned an ended batch without its results")
     for each in map(fields, results):
         error = fields(each.get("error"))
-        word = str(error.get("error_type") or error.get("type") or error.get("code") or "")
+        code = error.get("code")
+        word = str(error.get("error_type") or error.get("type") or code or "")
         if each.get("response") is None and error and not _UNRUN.search(word):
-            status = _STATUS_OF_TYPE.get(word, 400 if _REJECTED.search(word) else 500)
+            status = code if isinstance(code, int) and 400 <= code <= 599 else _STATUS_OF_TYPE.get(word)
+            status = status or (400 if _REJECTED.search(word) else 500)
             failed = {"status_code": status, "body": {"error": {**error, "type": word}}}
             each = {**each, "response": failed, "error": None}
         yield encode_json(each) + b"\n"
