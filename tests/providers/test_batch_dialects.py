@@ -174,6 +174,20 @@ def test_the_state_of_a_batch_of_xai_follows_from_its_counters(at, told, state, 
     assert batches.output_files(batch) == ()
 
 
+@pytest.mark.parametrize(
+    ("expires", "date", "state"),
+    [
+        ("2026-11-29", "Sun, 29 Nov 2026 23:59:00 GMT", RemoteState.RUNNING),
+        ("2026-11-29", "Mon, 30 Nov 2026 00:11:00 GMT", RemoteState.EXPIRED),
+        ("2026-11-29T10:00:00Z", "Sun, 29 Nov 2026 10:11:00 GMT", RemoteState.EXPIRED),
+        ("2026-11-29T10:00:00Z", None, RemoteState.RUNNING),
+    ],
+)
+def test_requests_of_xai_that_stay_pending_expire_by_its_clock(at, expires, date, state):
+    told = says(xai_batch(pending=2, success=1, expire_time=expires), **({"date": date} if date else {}))
+    assert at("xai", told)[0].get("batch_1", 5).state is state
+
+
 def test_xai_carries_the_mark_in_the_name_and_dates_order_nothing(at):
     batches, server = at(
         "xai", says(xai_batch()), listed(xai_batch(), field="batches", pagination_token="t2")
@@ -208,6 +222,8 @@ def test_each_page_of_xais_results_becomes_lines(at):
                 "results": [
                     result(2, error={"code": "UNAVAILABLE", "message": "busy"}),
                     result(3, error={"code": 1, "message": "cancelled"}),
+                    result(4, error={"code": 4, "message": "the batch expired"}),
+                    {"batch_request_id": f"{MARK}-5", "error_message": "the model is overloaded"},
                 ],
                 "pagination_token": None,
             }
@@ -217,9 +233,10 @@ def test_each_page_of_xais_results_becomes_lines(at):
     data = b"".join(batches.download(None, "batch_1", 5))
     assert data.endswith(b"\n")
     lines = [batches.read_line(line, Kind.GENERATE) for line in data.splitlines()]
-    assert [line.wire_id for line in lines] == [f"{MARK}-{number}" for number in range(4)]
+    assert [line.wire_id for line in lines] == [f"{MARK}-{number}" for number in range(6)]
     assert [line.outcome for line in lines] == [
-        LineOutcome.OK, LineOutcome.FAILED, LineOutcome.RETRY, LineOutcome.UNRUN,
+        LineOutcome.OK, LineOutcome.FAILED, LineOutcome.RETRY, LineOutcome.UNRUN, LineOutcome.UNRUN,
+        LineOutcome.RETRY,
     ]  # fmt: skip
     assert lines[0].answer.text == "Lima"
     assert [each.target for each in server.requests] == [

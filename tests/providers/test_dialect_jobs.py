@@ -11,7 +11,7 @@ from smartbatch.emulator.hosts.dialects import DIALECTS
 from smartbatch.errors import ErrorKind
 from smartbatch.providers.hosts import HOSTS
 from smartbatch.testing import Emulator, emulator
-from smartbatch.types import Route
+from smartbatch.types import Result, Route
 
 FAILING = 20  # one of so many lines fails
 
@@ -20,8 +20,7 @@ def fault(_create: int, position: int, _custom_id: str | None) -> str | None:
     return "item_invalid" if position % FAILING == 0 else None
 
 
-def run_job(emu: Emulator, host: str, count: int, store: Path) -> None:
-    """Run a job in which some lines fail; each request must be answered and paid for once, or fail."""
+def job_of(emu: Emulator, host: str, count: int, store: Path) -> list[Result]:
     with BatchingClient(
         f"{host}:m",
         provider_options={"api_key": "k", "base_url": emu.base_url},
@@ -32,6 +31,12 @@ def run_job(emu: Emulator, host: str, count: int, store: Path) -> None:
         job = client.submit_batch([f"prompt {number}" for number in range(count)], max_tokens=20)
         results = list(job.results())
         assert job.incidents() == []
+    return results
+
+
+def check_job(emu: Emulator, host: str, count: int, store: Path) -> None:
+    """Run a job in which some lines fail; each request must be answered and paid for once, or fail."""
+    results = job_of(emu, host, count, store)
     failed = [result for result in results if result.error is not None]
     assert 0.04 * count < len(failed) < 0.06 * count
     assert {result.error.kind for result in failed} == {ErrorKind.CLIENT_ERROR}
@@ -42,11 +47,24 @@ def run_job(emu: Emulator, host: str, count: int, store: Path) -> None:
 
 def test_a_job_at_a_host_with_another_form_of_batches(tmp_path):
     with emulator(dialect="mistral", batch_line_fault_for=fault) as emu:
-        run_job(emu, "mistral", 40, tmp_path / "store.db")
+        check_job(emu, "mistral", 40, tmp_path / "store.db")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("host", [name for name in DIALECTS if HOSTS[name].batches is not None])
 def test_a_job_of_a_thousand_requests_with_failing_lines_at_each_host(host, tmp_path):
     with emulator(dialect=host, batch_line_fault_for=fault, batch_faults={"shuffled": 1.0}) as emu:
-        run_job(emu, host, 1000, tmp_path / "store.db")
+        check_job(emu, host, 1000, tmp_path / "store.db")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("host", "variant"), [(name, each) for name, dialect in DIALECTS.items() for each in dialect.variants]
+)
+def test_a_job_copes_with_every_reading_of_what_a_host_leaves_open(host, variant, tmp_path):
+    variants = frozenset({variant})
+    with emulator(dialect=host, dialect_variants=variants, batch_line_fault_for=fault) as emu:
+        results = job_of(emu, host, 100, tmp_path / "store.db")
+    assert sum(result.error is None for result in results) >= 95
+    assert {result.error.kind for result in results if result.error} <= {ErrorKind.CLIENT_ERROR}
+    assert emu.ledger.paid_twice(excluding_lost=False) == []

@@ -35,6 +35,8 @@ _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+~-]{0,1023}")
 _QUOTA_TEXT = re.compile(r"enqueued[ _]token[ _]limit", re.I)
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_DAY_SECONDS = 86_400.0
+_EXPIRY_SECONDS = 600.0  # from the expiry until counters no longer change
 _STATES = {
     "validating": RemoteState.RUNNING,
     "queued": RemoteState.RUNNING,
@@ -55,8 +57,14 @@ _STATES = {
 }
 
 
-def read_batch(data: Mapping[str, Any], dialect: BatchDialect, secrets: Sequence[str]) -> RemoteBatch:
-    """Convert a decoded batch; unusable ids are an error."""
+def read_batch(
+    data: Mapping[str, Any], dialect: BatchDialect, secrets: Sequence[str], now: float | None
+) -> RemoteBatch:
+    """Convert a decoded batch; unusable ids are an error.
+
+    Args:
+        now: Unix seconds by the provider's clock; ``None`` if unknown.
+    """
     inner = fields(data.get("job"))
     if inner and "id" not in data:
         data = inner  # Together wraps the answer to a create call
@@ -64,7 +72,7 @@ def read_batch(data: Mapping[str, Any], dialect: BatchDialect, secrets: Sequence
     if batch_id is None:
         raise unusable("the provider returned a batch without an id")
     counts = _counts(data)
-    state, word = _state_of_counters(data, counts) if dialect.counters else _state_of_word(data)
+    state, word = _state_of_counters(data, counts, now) if dialect.counters else _state_of_word(data)
     outputs: list[str | None] = []
     if dialect.results == "files":
         names = ("output_file_id", "error_file_id", "output_file", "error_file")
@@ -122,17 +130,31 @@ def _state_of_word(data: Mapping[str, Any]) -> tuple[RemoteState, str]:
     return _STATES.get(word.lower(), RemoteState.RUNNING), word
 
 
-def _state_of_counters(data: Mapping[str, Any], counts: Mapping[str, int]) -> tuple[RemoteState, str]:
-    """A batch has ended once no request is pending. While the input is validated, all counters are 0."""
+def _state_of_counters(
+    data: Mapping[str, Any], counts: Mapping[str, int], now: float | None
+) -> tuple[RemoteState, str]:
+    """A batch has ended once no request is pending, or when it expires. While the input is validated, all
+    counters are 0.
+    """
     pending = whole(fields(data.get("state")).get("num_pending")) or 0
-    cancelled = bool(data.get("cancel_time"))
-    if data.get("cancel_by_xai_message"):
-        return (RemoteState.ENDING, "cancelling") if pending else (RemoteState.FAILED, "failed")
-    if cancelled:
-        return (RemoteState.ENDING, "cancelling") if pending else (RemoteState.CANCELLED, "cancelled")
+    if data.get("cancel_time") and not pending:
+        by_provider = bool(data.get("cancel_by_xai_message"))
+        return (RemoteState.FAILED, "failed") if by_provider else (RemoteState.CANCELLED, "cancelled")
+    if pending and _has_expired(data.get("expire_time"), now):
+        return RemoteState.EXPIRED, "expired"
+    if data.get("cancel_time"):
+        return RemoteState.ENDING, "cancelling"
     if pending or not counts["total"]:
         return RemoteState.RUNNING, "in_progress" if pending else "validating"
     return RemoteState.COMPLETED, "completed"
+
+
+def _has_expired(value: Any, now: float | None) -> bool:
+    """Whether a time has passed, or the day after a date has begun."""
+    at = unix_seconds(value)
+    if at is None or now is None:
+        return False
+    return now >= at + (_DAY_SECONDS if _DATE.fullmatch(value) else 0.0) + _EXPIRY_SECONDS
 
 
 def mark_over_quota(error: ProviderError) -> None:

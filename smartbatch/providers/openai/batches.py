@@ -22,7 +22,7 @@ from smartbatch.providers.batch_api import (
     RemoteBatch,
 )
 from smartbatch.providers.error_reader import ErrorReader, error_in
-from smartbatch.providers.foreign_text import fields
+from smartbatch.providers.foreign_text import fields, http_date
 from smartbatch.providers.http.batch_calls import BatchCalls, page_of
 from smartbatch.providers.http.content import SpooledBody, encode_json
 from smartbatch.providers.http.replies import Reply, joined
@@ -162,9 +162,10 @@ class OpenAIBatches(FileInputs):
             raise meaning from None
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
-        batch = self._calls.found(self._fetched(batch_id, timeout))
-        if batch is None:
+        reply = self._fetched(batch_id, timeout)
+        if self._calls.gone(reply):
             return None
+        batch = self._read(self._errors.decode(reply), http_date(reply.headers.get("date")))
         error = None if batch.error is None else self._parameters.learn(batch.error)
         # LiteLLM may return the id of the service behind it, which it later does not recognise.
         return evolve(batch, id=batch_id, error=error)
@@ -246,8 +247,8 @@ class OpenAIBatches(FileInputs):
             return live.whole()
         return Reply(live.status, live.headers, joined(live.pieces(_MAX_INLINE_BYTES)))
 
-    def _read(self, data: Mapping[str, Any]) -> RemoteBatch:
-        return read_batch(data, self._dialect, self._errors.secrets)
+    def _read(self, data: Mapping[str, Any], now: float | None = None) -> RemoteBatch:
+        return read_batch(data, self._dialect, self._errors.secrets, now)
 
 
 def _is_refusal(reply: Reply) -> bool:

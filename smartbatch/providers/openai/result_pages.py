@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from smartbatch.providers.error_reader import error_in
 from smartbatch.providers.error_table import RPC_CODES
 from smartbatch.providers.foreign_text import fields, unusable
 from smartbatch.providers.http.batch_calls import BatchCalls
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _RESULTS_PER_PAGE = 100  # one result may have several hundred kilobytes
 _STATUS_OF_WORD = {word: status for status, word in RPC_CODES.values()}
-_CANCELLED = 499
+_CANCELLED, _TIMED_OUT = 499, 504
 
 # OpenRouter's error types (SDK openrouter 1.3.84)
 _STATUS_OF_TYPE = {
@@ -83,12 +84,15 @@ def _line_of(result: Mapping[str, Any]) -> dict[str, Any]:
     line = {"custom_id": result.get("batch_request_id")}
     if body is not None:
         return {**line, "response": {"status_code": 200, "body": body}}
-    error = fields(found.get("error") or result.get("error"))
+    told = found.get("error") or result.get("error") or result.get("error_message")
+    error = error_in({"error": told})
     code = error.get("code")
     if isinstance(code, int):
         status = RPC_CODES.get(code, (code if 400 <= code <= 599 else 500, ""))[0]
     else:
-        status = _STATUS_OF_WORD.get(str(code).upper(), 500)
+        status = _STATUS_OF_WORD.get(str(code).upper().replace("-", "_"), 500)
     if status == _CANCELLED:
         return {**line, "response": None, "error": {"code": "batch_cancelled"}}
-    return {**line, "response": {"status_code": status, "body": {"error": error}}}
+    if status == _TIMED_OUT and _UNRUN.search(str(error.get("message"))):
+        return {**line, "response": None, "error": {"code": "batch_expired"}}
+    return {**line, "response": {"status_code": status, "body": {"error": dict(error)}}}
