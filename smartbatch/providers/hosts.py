@@ -250,6 +250,8 @@ _BUILT_IN = (
         credentials="Application Default Credentials",
         price_id="google",
         embeddings=False,
+        telemetry_name="gcp.vertex_ai",
+        telemetry_operation="generate_content",
     ),
     # the model is the name of a deployment; batches need one of the type GlobalBatch or DataZoneBatch
     Host(
