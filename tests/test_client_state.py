@@ -14,7 +14,7 @@ import smartbatch
 from smartbatch import BatchingClient, BatchingConfig
 from smartbatch.jobs.watching import Watcher
 from smartbatch.providers import MockProvider
-from tests.together import run_together
+from tests.threads_together import run_together
 
 THREADS = 16
 

@@ -27,7 +27,7 @@ from smartbatch.emulator.batches.timeline import BatchRandomness, timeline
 from smartbatch.emulator.openai.model_calls import parse_embeddings
 from smartbatch.emulator.parsed_requests import ModelOutput
 from smartbatch.errors import ConfigError
-from tests.together import run_together
+from tests.threads_together import run_together
 
 ME = ("openai", "k")
 

@@ -9,7 +9,7 @@ from smartbatch import BatchingClient, Embedding, Request, Route
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import emulator
-from tests.together import run_together
+from tests.threads_together import run_together
 
 MODEL = "text-embedding-3-small"
 

@@ -11,7 +11,7 @@ from smartbatch.emulator import answer_for
 from smartbatch.testing import emulator
 from tests.frameworks.run_script import run_script
 from tests.levels import sampled
-from tests.together import run_together
+from tests.threads_together import run_together
 
 SERVICES = {
     "chat": ("openai:gpt-5-mini", {}),

@@ -25,7 +25,7 @@ from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store import jobs as jobs_module
 from smartbatch.types import Usage
 from tests.levels import sampled
-from tests.together import run_together
+from tests.threads_together import run_together
 
 __all__ = ["bench", "store"]  # fixtures
 

@@ -13,7 +13,7 @@ from realtime.scenes import eventually
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemState, JobLease, LeaseLost
 from smartbatch.jobs.shard_records import ShardState
-from tests.together import run_together
+from tests.threads_together import run_together
 
 __all__ = ["bench", "store"]  # fixtures
 

@@ -13,7 +13,7 @@ from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemSize, ItemState, StoredItem
 from smartbatch.jobs.shard_records import OPEN_SHARDS, ShardState
 from smartbatch.jobs.store import database
-from tests.together import run_together
+from tests.threads_together import run_together
 
 __all__ = ["bench", "store"]  # fixtures
 

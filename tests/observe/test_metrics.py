@@ -26,7 +26,7 @@ from smartbatch.jobs.shard_records import ShardState
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.metrics_snapshot import METRICS, MetricsSnapshot, RouteFigures
 from smartbatch.types import NO_USAGE, Priority, Route, Usage
-from tests.together import run_together
+from tests.threads_together import run_together
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from smartbatch.jobs.job import Job
 from smartbatch.observe.progress import Progress
 from smartbatch.types import Result
 from tests.levels import sampled
-from tests.together import run_together
+from tests.threads_together import run_together
 
 
 class Terminal(io.StringIO):

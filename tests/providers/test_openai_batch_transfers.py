@@ -16,7 +16,7 @@ from smartbatch.errors import ErrorKind
 from smartbatch.providers import OpenAIProvider
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 from smartbatch.providers.openai.batches import OpenAIBatches
-from tests.together import run_together
+from tests.threads_together import run_together
 
 BATCH = RemoteBatch(id="batch_1", state=RemoteState.COMPLETED, outputs=("file-2",))
 MB = 1 << 20

@@ -15,7 +15,7 @@ from smartbatch.errors import ErrorKind
 from smartbatch.events import RequestFinished, RequestSubmitted
 from smartbatch.types import Answer, Usage
 from tests.levels import sampled
-from tests.together import run_together
+from tests.threads_together import run_together
 
 FAULTS = (
     broken,
