@@ -282,6 +282,7 @@ class StoredBatch:
             error_id=error_id,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
+            windows=self.windows,
         )
 
     def result_files(self, now: float, retention: float) -> list[StoredFile]:
@@ -310,6 +311,8 @@ class StoredBatch:
         output_id, error_id = (
             self.ids.file(self.rng.identity("results", self.id, part)) for part in ("good", "bad")
         )
+        if self.ids.always_both:
+            return output_id, error_id
         return output_id if succeeded else None, error_id if succeeded < self.timeline.total else None
 
     def _counts(self, succeeded: int, due: int, ended: bool) -> Counts:

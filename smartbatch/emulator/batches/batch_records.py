@@ -44,10 +44,17 @@ class BatchBackendError(Exception):
 
 @frozen
 class IdFormat:
-    """How an API writes the IDs of its batches and files, made from 24 hexadecimal digits."""
+    """How an API writes the IDs of its batches and files.
+
+    Attributes:
+        batch: makes the ID of a batch from 24 hexadecimal digits.
+        file: makes the ID of a file from 24 hexadecimal digits.
+        always_both: whether a finished batch has both result files, even if one is empty.
+    """
 
     batch: Callable[[str], str] = "batch_".__add__
     file: Callable[[str], str] = "file-".__add__
+    always_both: bool = False
 
 
 class AnswerLost(Exception):
@@ -162,6 +169,7 @@ class BatchSnapshot:
     error_id: str | None  # file with the other lines; ``None`` if there are none
     input_tokens: int
     output_tokens: int
+    windows: float = 1.0  # time until it expires, in multiples of the setting ``batch_window``
 
     @property
     def ended(self) -> bool:

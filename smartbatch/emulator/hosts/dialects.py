@@ -8,12 +8,13 @@ from attrs import evolve
 
 from smartbatch.emulator.hosts.host_dialect import HostDialect
 from smartbatch.emulator.hosts.mistral import MISTRAL
+from smartbatch.emulator.hosts.openai_hosts import AZURE, DASHSCOPE, GROQ
 from smartbatch.emulator.hosts.openrouter import OPENROUTER
 from smartbatch.emulator.hosts.together import TOGETHER
 from smartbatch.emulator.hosts.xai import XAI
 from smartbatch.errors import ConfigError, did_you_mean
 
-DIALECTS = {each.name: each for each in (MISTRAL, TOGETHER, XAI, OPENROUTER)}
+DIALECTS = {each.name: each for each in (AZURE, DASHSCOPE, GROQ, MISTRAL, OPENROUTER, TOGETHER, XAI)}
 
 
 def dialect_named(name: str, variants: Collection[str] = ()) -> HostDialect:

@@ -67,13 +67,16 @@ class HostApi(OpenAIApi):
         return self._converted(super().internal_error())
 
     def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> ServerReply:
-        return self._converted(super().rate_limited(exceeded, model, hint=hint))
+        reply = self._converted(super().rate_limited(exceeded, model, hint=hint))
+        if self.dialect.retry_after_ms:
+            return reply
+        return evolve(reply, headers=[each for each in reply.headers if each[0] != "retry-after-ms"])
 
     def quota_exhausted(self, model: str) -> ServerReply:
         return self._converted(super().quota_exhausted(model))
 
     def no_capacity(self) -> ServerReply:
-        return self._converted(super().no_capacity())
+        return evolve(self._converted(super().no_capacity()), status=self.dialect.flex_status)
 
     def headers(self, identity: str, seconds: float) -> list[tuple[str, str]]:  # noqa: ARG002
         return [("x-request-id", f"req_{identity}")]

@@ -210,14 +210,15 @@ def _label(fields: Mapping[str, Any]) -> dict[str, str]:
 
 def _windows(call: BatchCall, fields: Mapping[str, Any]) -> float:
     """Return the time until the requests expire, in days. The setting ``batch_window`` stands for a day."""
-    if not call.dialect.expires:
-        return math.inf
     found = re.fullmatch(r"(\d+)([hd])", fields.get("completion_window") or "24h")
-    if found is None:
-        message = "Invalid value for 'completion_window'."
-        raise api_error(400, message, code="invalid_value", param="completion_window")
-    hours = int(found[1]) * (24 if found[2] == "d" else 1)
-    return float(fields.get("timeout_hours", hours)) / 24
+    hours = int(found[1]) * (24 if found[2] == "d" else 1) if found is not None else 0
+    hours = fields.get("timeout_hours") or hours
+    shortest, longest = call.dialect.windows
+    if not shortest <= hours <= longest:
+        name = "timeout_hours" if "timeout_hours" in fields else "completion_window"
+        message = f"Invalid value for '{name}': use {shortest} to {longest} hours."
+        raise api_error(400, message, code="invalid_value", param=name)
+    return hours / 24 if call.dialect.expires else math.inf
 
 
 def list_batches(call: BatchCall) -> ServerReply:

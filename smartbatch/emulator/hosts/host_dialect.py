@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 from attrs import field, frozen
 
 from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, OutputLine, StoredFile
-from smartbatch.emulator.hosts.priced_calls import PricedCall
+from smartbatch.emulator.hosts.wrapped_calls import FilteredCall, PricedCall
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai.batches import InputRules
 from smartbatch.emulator.openai.model_calls import parse_call
-from smartbatch.emulator.openai.parsing import api_error
+from smartbatch.emulator.openai.parsing import api_error, check_rejected
 from smartbatch.emulator.parsed_requests import ModelCall
 from smartbatch.emulator.provider_api import BatchContext, ServerReply
 from smartbatch.emulator.settings import EmulatorSettings
@@ -86,7 +86,12 @@ class HostDialect:
         open_paths: starts of paths that need no key, because the path itself gives access.
         key_header: the header with the key, besides ``Authorization``.
         endpoints: the model calls that the host answers, as OpenAI's paths.
+        aliases: other names of these paths in batches.
         body_fields: the fields accepted in the body of a chat; ``None`` accepts all.
+        rejects: parameters of a chat that the host does not support.
+        filters: whether a filter blocks prompts, rather than the model refusing them.
+        retry_after_ms: whether a 429 has the time to wait in milliseconds as well.
+        flex_status: the HTTP status if the flex tier has no capacity.
         always_usage: whether every stream ends with the usage.
         errors: the format of errors.
         price: USD per token in ``usage.cost``; ``None`` if answers have no cost.
@@ -99,8 +104,9 @@ class HostDialect:
             has no files.
         expires_field: the field of an upload with the seconds until the file expires.
         min_lifetime: minimum value of that field.
-        max_files: maximum number of files that do not expire.
+        max_files: maximum number of uploaded files that do not expire; ``None`` for no limit.
         create_fields: the fields of the call that creates a batch.
+        windows: the shortest and the longest completion window, in hours.
         check_create: raises ``ApiError`` for fields that are invalid together.
         refuses_unknown: whether that call may have no other fields.
         refuses_input: whether that call fails for invalid input; otherwise the batch fails later.
@@ -128,7 +134,12 @@ class HostDialect:
     open_paths: tuple[str, ...] = ()
     key_header: str | None = None
     endpoints: tuple[str, ...] = ("/v1/chat/completions", "/v1/embeddings")
+    aliases: Mapping[str, str] = field(factory=dict)
     body_fields: frozenset[str] | None = None
+    rejects: frozenset[str] = frozenset()
+    filters: bool = False
+    retry_after_ms: bool = False
+    flex_status: int = 429
     always_usage: bool = False
     errors: ErrorFormat
     price: float | None = None
@@ -142,6 +153,7 @@ class HostDialect:
     min_lifetime: int = 3600
     max_files: int | None = None
     create_fields: Mapping[str, CreateField]
+    windows: tuple[int, int] = (24, 24)
     check_create: Callable[[Mapping[str, Any]], None] | None = None
     refuses_unknown: bool = False
     refuses_input: bool = False
@@ -207,6 +219,7 @@ class HostDialect:
         Raises:
             ApiError: the host does not accept it.
         """
+        endpoint = self.aliases.get(endpoint, endpoint)
         if endpoint not in self.endpoints:
             raise api_error(404, f"Invalid URL ({endpoint})")
         if self.body_fields is not None and endpoint == "/v1/chat/completions":
@@ -214,9 +227,12 @@ class HostDialect:
                 if name not in self.body_fields:
                     message = f"Unknown parameter: '{name}'."
                     raise api_error(400, message, code="unknown_parameter", param=name)
+        check_rejected(body, self.rejects)
         if self.always_usage and body.get("stream"):
             body = {**body, "stream_options": {"include_usage": True}}
         call = parse_call(endpoint, head, body, settings)
+        if self.filters:
+            call = FilteredCall(call)
         return call if self.price is None else PricedCall(call, self.price * share)
 
     def error(self, status: int, body: bytes, path: str) -> tuple[int, Any]:

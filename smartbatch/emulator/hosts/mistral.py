@@ -189,6 +189,7 @@ MISTRAL = HostDialect(
         "metadata": CreateField(dict),
         "timeout_hours": CreateField(int),
     },
+    windows=(1, 7 * 24),
     refuses_unknown=True,
     cancel_ended=None,
     not_run=False,

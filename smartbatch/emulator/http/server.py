@@ -30,6 +30,7 @@ _MAX_HEAD_BYTES = 64 * 1024  # total bytes of all header lines
 _LINGER_SECONDS = 1.0  # seconds from an error answer until the connection is closed
 _SLOW_BODY_CHUNKS = 20  # chunks of a slow body
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStatus}
+_STATUS_LINES[498] = "HTTP/1.1 498 Flex Tier Capacity Exceeded\r\n"
 _STATUS_LINES[499] = "HTTP/1.1 499 Client Closed Request\r\n"
 _STATUS_LINES[529] = "HTTP/1.1 529 Overloaded\r\n"
 

@@ -6,6 +6,7 @@ Source: the types of the ``openai`` SDK and OpenAI's API reference and Batch gui
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -260,7 +261,7 @@ def _create(head: Head, body: bytes, context: BatchContext, key: str) -> ServerR
         _API_NAME, key, content.entries, now=context.now, label=label, model=content.model, endpoint=endpoint,
         file_id=file_id, problems=content.problems,
     )  # fmt: skip
-    return json_reply(_shape(batch, context))
+    return json_reply(batch_object(batch, context))
 
 
 def _metadata(given: Any) -> dict[str, str]:
@@ -282,14 +283,14 @@ def _metadata(given: Any) -> dict[str, str]:
 def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
     found = context.backend.batches(_API_NAME, key, context.now)
     shown, more = files.page(found, head.parameters, most=100, default=20)
-    return json_reply(files.listing([_shape(batch, context) for batch in shown], more))
+    return json_reply(files.listing([batch_object(batch, context) for batch in shown], more))
 
 
 def _get(name: str, context: BatchContext, key: str) -> ServerReply:
     batch = context.backend.batch(_API_NAME, key, name, context.now)
     if batch is None:
         raise _missing(name)
-    return json_reply(_shape(batch, context))
+    return json_reply(batch_object(batch, context))
 
 
 def _cancel(name: str, context: BatchContext, key: str) -> ServerReply:
@@ -300,7 +301,7 @@ def _cancel(name: str, context: BatchContext, key: str) -> ServerReply:
         raise api_error(409, f"Cannot cancel a batch with status '{before.state}'.")
     batch = context.backend.cancel(_API_NAME, key, name, context.now)
     assert batch is not None
-    return json_reply(_shape(batch, context))
+    return json_reply(batch_object(batch, context))
 
 
 def _missing(name: str) -> ApiError:
@@ -316,7 +317,7 @@ def _error(error: BatchBackendError) -> ApiError:
     return api_error(_STATUSES[error.reason], error.message)
 
 
-def _shape(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
+def batch_object(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
     state, counts = batch.state, batch.counts
     known = state not in ("validating", "failed")  # before the validation, lines are not counted
     shape = {
@@ -358,7 +359,7 @@ def _problems(batch: BatchSnapshot) -> dict[str, Any] | None:
 
 def _times(batch: BatchSnapshot, context: BatchContext) -> dict[str, int | None]:
     def unix(moment: float | None) -> int | None:
-        return None if moment is None else int(context.backend.unix(moment))
+        return None if moment is None or math.isinf(moment) else int(context.backend.unix(moment))
 
     ends = {f"{end}_at": None for end in ("completed", "failed", "expired", "cancelled")}
     if batch.ended:

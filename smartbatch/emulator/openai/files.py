@@ -50,7 +50,7 @@ def uploaded(head: Head, body: bytes, context: BatchContext, key: str) -> Server
     file = context.backend.put_file(
         _API_NAME, key, name, data, context.now, purpose=purpose, lifetime=lifetime
     )
-    return json_reply(_shape(file, context, len(data)))
+    return json_reply(file_object(file, context, len(data)))
 
 
 def listed(head: Head, context: BatchContext, key: str, write: Callable[[OutputLine], bytes]) -> ServerReply:
@@ -62,7 +62,7 @@ def listed(head: Head, context: BatchContext, key: str, write: Callable[[OutputL
     if query.get("order", ["desc"])[0] == "asc":
         files.reverse()
     shown, more = page(files, query, most=10_000, default=10_000)
-    shapes = [_shape(file, context, _size(file, context, key, write)) for file in shown]
+    shapes = [file_object(file, context, _size(file, context, key, write)) for file in shown]
     return json_reply(listing(shapes, more))
 
 
@@ -70,7 +70,7 @@ def information(
     file_id: str, context: BatchContext, key: str, write: Callable[[OutputLine], bytes]
 ) -> ServerReply:
     file = _found(file_id, context, key)
-    return json_reply(_shape(file, context, _size(file, context, key, write)))
+    return json_reply(file_object(file, context, _size(file, context, key, write)))
 
 
 def content(
@@ -139,7 +139,7 @@ def _size(file: StoredFile, context: BatchContext, key: str, write: Callable[[Ou
     return context.backend.size(_API_NAME, key, file.batch, context.now, write=write, part=file.part)
 
 
-def _shape(file: StoredFile, context: BatchContext, size: int) -> dict[str, Any]:
+def file_object(file: StoredFile, context: BatchContext, size: int) -> dict[str, Any]:
     unix = context.backend.unix
     return {
         "id": file.id,

@@ -1,4 +1,4 @@
-"""Calls of models whose answers contain their cost."""
+"""Calls of models whose answers differ from OpenAI's: with their cost, or filtered."""
 
 from __future__ import annotations
 
@@ -7,13 +7,34 @@ from typing import Any
 
 from attrs import evolve
 
+from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.parsed_requests import ModelCall, ModelOutput
 from smartbatch.emulator.settings import EmulatorSettings
 
 _DATA = b"data: {"
 
 
-class PricedCall(ModelCall):
+class _WrappedCall(ModelCall):
+    def __init__(self, call: ModelCall) -> None:
+        self.model, self.prompt, self.charge, self.tier = call.model, call.prompt, call.charge, call.tier
+        self._call = call
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._call.prompt_tokens
+
+
+class FilteredCall(_WrappedCall):
+    """A call whose prompt a filter may block."""
+
+    def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
+        if refuse:
+            message = "The prompt triggered the content management policy. Please modify it and retry."
+            raise api_error(400, message, code="content_filter", param="prompt")
+        return self._call.run(settings, identity, refuse=False)
+
+
+class PricedCall(_WrappedCall):
     """A call whose answer has ``usage.cost``.
 
     Args:
@@ -21,13 +42,8 @@ class PricedCall(ModelCall):
     """
 
     def __init__(self, call: ModelCall, price: float) -> None:
-        self.model, self.prompt, self.charge, self.tier = call.model, call.prompt, call.charge, call.tier
-        self._call = call
+        super().__init__(call)
         self._price = price
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._call.prompt_tokens
 
     def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
         output = self._call.run(settings, identity, refuse=refuse)
