@@ -28,7 +28,7 @@ WRONG = {
     "no cache": ({"SMARTBATCH_CACHE": "/proc/none/cache.db"}, [], "cache: the file"),
     "no store": ({"SMARTBATCH_STORE": "/proc/none.db"}, [], "the store /proc/none.db cannot be used"),
     "a contradiction": ({"SMARTBATCH_BATCH_WINDOW": "5", "SMARTBATCH_MAX_WAIT": "1"}, [], "is above"),
-    "prices in a variable": ({"SMARTBATCH_PRICES": "p.toml"}, [], "put them into a settings file"),
+    "prices in a variable": ({"SMARTBATCH_PRICES": "p.toml"}, [], "set them in a settings file"),
     "a misspelt variable": ({"SMARTBATCH_BUDGT": "5"}, [], "did you mean SMARTBATCH_BUDGET?"),
 }
 

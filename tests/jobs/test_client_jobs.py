@@ -177,7 +177,7 @@ def test_a_priority_that_a_batch_cannot_keep_is_told_once(client, caplog):
     assert caplog.messages == []
     for _ in range(2):
         client.submit_batch([Request(f"p{n}", priority=Priority.HIGH) for n in range(5)]).wait(LONG)
-    assert [message.partition(",")[0] for message in caplog.messages] == [
+    assert [message.partition(",")[0] for message in caplog.messages if "left out" in message] == [
         "parameter priority is left out: a batch has no order"
     ]
 

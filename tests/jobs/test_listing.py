@@ -31,7 +31,9 @@ class Account:
         self.wall = 200.0
         self.limits = SimpleNamespace(orphan_watch=WATCHED, call_timeout=60.0)
         self.job = SimpleNamespace(id="job", scope="scope")
-        self.api = SimpleNamespace(abilities=SimpleNamespace(labels=labels), page=self._page)
+        self.api = SimpleNamespace(
+            abilities=SimpleNamespace(labels=labels, newest_first=True), page=self._page
+        )
         self.store = SimpleNamespace(shards=self)
 
     def _page(self, after, _):
