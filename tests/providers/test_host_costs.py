@@ -10,11 +10,12 @@ from asking import KEY, request_of
 from batching import result_line
 from raw_server import chat, says, streams
 
-from smartbatch import BatchingClient
+from smartbatch import BatchingClient, ResultList
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import ProviderError
 from smartbatch.providers import OpenAIProvider, create
 from smartbatch.providers.openai.answers import cost_of
+from smartbatch.testing import emulator
 from smartbatch.types import Embedding, Kind, Request
 
 USED = {"prompt_tokens": 30, "completion_tokens": 5, "total_tokens": 35}
@@ -128,3 +129,18 @@ def test_failed_tries_add_what_they_cost(client):
     opened = client(UNLISTED, failing, answering, retry_initial=0.01)
     result = opened.submit("one").result()
     assert (result.attempts, result.cost) == (2, pytest.approx(CHARGED + 0.002))
+
+
+def test_a_batch_costs_what_was_charged_for_each_of_its_answers(tmp_path):
+    prompts = [f"prompt {number}" for number in range(5)]
+    settings = {"store": str(tmp_path / "jobs.db"), "batch_poll_interval": 0.05, "max_tokens": 20}
+    with emulator(dialect="openrouter") as emu:
+        options = {"api_key": KEY, "base_url": emu.base_url}
+        with BatchingClient(UNLISTED, provider_options=options, **settings) as client:
+            alone = client.generate(prompts, strategy="individual")
+            job = client.submit_batch(prompts, key="batch")
+            results = ResultList(job.results())
+    assert results.cost_known
+    assert results.cost == pytest.approx(alone.cost / 2)
+    assert job.status().cost == pytest.approx(results.cost)
+    assert job.status().unpriced == 0

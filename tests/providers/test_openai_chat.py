@@ -187,6 +187,20 @@ def test_reasoning_that_only_the_total_counts_is_output(serve, connect, details,
 
 
 @pytest.mark.parametrize(
+    "named",
+    [
+        {"prompt_tokens_details": {"cached_tokens": 8}},
+        {"prompt_cache_hit_tokens": 8, "prompt_cache_miss_tokens": 2},
+        {"cached_tokens": 8},
+        {"cached_tokens": 8, "prompt_tokens_details": {"cached_tokens": 0}},
+    ],
+)
+def test_cached_tokens_are_read_by_each_of_their_names(serve, connect, named):
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15, **named}
+    assert ask(connect(serve(says(chat(usage=usage))))).usage == Usage(10, 5, cached_tokens=8)
+
+
+@pytest.mark.parametrize(
     ("others", "cached"),
     [
         ({"prompt_tokens_details": {"cached_tokens": 9}}, 9),

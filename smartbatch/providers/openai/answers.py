@@ -53,6 +53,8 @@ from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob
 _OF_CHATS = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
 # names of the tokens read and written, and of their details
 _OF_RESPONSES = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
+# names of cached tokens at servers without details: DeepSeek; Moonshot and Together
+_CACHED = ("prompt_cache_hit_tokens", "cached_tokens")
 _FINISH = {
     "function_call": "tool_calls",
     "max_output_tokens": "length",
@@ -328,7 +330,8 @@ def usage_of(usage: Any) -> Usage | None:
     if taken is None or made is None:
         return None
     details = fields(usage.get(names[2]))
-    cached = min(count(details.get("cached_tokens")) or 0, taken)
+    found = (details.get("cached_tokens"), *map(usage.get, _CACHED))
+    cached = min(next(filter(None, map(count, found)), 0), taken)
     written = min(count(details.get("cache_write_tokens")) or 0, taken - cached)
     reasoning = detail(usage.get(names[3]), "reasoning_tokens")
     more = (count(usage.get("total_tokens")) or 0) - taken - made
