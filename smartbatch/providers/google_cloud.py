@@ -103,7 +103,7 @@ class GoogleSignIn:
             except GoogleAuthError as error:
                 problem = error
         network = isinstance(problem, TransportError) or problem.retryable
-        raise unusable_credentials("Google", problem, network=network)
+        raise unusable_credentials("Google", type(problem).__name__, network=network)
 
 
 def understand_cloud(reply: Reply, data: Any) -> Refusal:

@@ -62,6 +62,7 @@ class Host:
         needs_key: False for servers that users run themselves, and for hosts with ``credentials``.
         credentials: the credentials that an SDK finds itself, as shown to users; ``None`` for a key.
         price_id: the host's name in the price table; ``None`` if the table does not list its prices.
+        families: parts of the names of the host's models, if the table lists others under the same name.
         priced: False if calls cost nothing, so that a missing price is not an error.
         batch_share: price in a batch relative to real time, for models without batch rates in the table.
             ``None`` if it depends on the model.
@@ -98,6 +99,7 @@ class Host:
     needs_key: bool = True
     credentials: str | None = None
     price_id: str | None = None
+    families: tuple[str, ...] = ()
     priced: bool = True
     batch_share: float | None = None
     cached_batch_share: float = 1.0
@@ -215,6 +217,7 @@ _BUILT_IN = (
         key_variables=("GOOGLE_API_KEY", "GEMINI_API_KEY"),
         address_variables=("GOOGLE_GEMINI_BASE_URL",),
         price_id="google",
+        families=("gemini", "gemma"),  # Google Cloud also sells Anthropic's models
         batch_share=0.5,  # price list: half, including embeddings; cached tokens as in real time
         flex=True,
         telemetry_name="gcp.gemini",
@@ -230,6 +233,7 @@ _BUILT_IN = (
         needs_key=False,
         credentials="the credentials that boto3 finds",
         price_id="aws",
+        families=("anthropic.",),
         embeddings=False,
         telemetry_name="aws.bedrock",
     ),
@@ -249,6 +253,7 @@ _BUILT_IN = (
         needs_key=False,
         credentials="Application Default Credentials",
         price_id="google",
+        families=("gemini", "claude"),
         embeddings=False,
         telemetry_name="gcp.vertex_ai",
         telemetry_operation="generate_content",

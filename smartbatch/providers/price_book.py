@@ -137,10 +137,9 @@ def listed_models(provider: str) -> tuple[str, ...]:
         found = snapshot.find_provider(None, table_id, None)
     except LookupError:
         return ()
-    # Google Cloud also sells Anthropic's models, which the Gemini API does not serve
-    serves_all = found.id != "google" or "claude" in HOSTS[provider].apis
-    foreign = "\0" if serves_all else "claude"
-    return tuple(_name_of(model) for model in found.models if not model.id.startswith(foreign))
+    families = HOSTS[provider].families if provider in HOSTS else ()
+    listed = map(_name_of, found.models)
+    return tuple(name for name in listed if not families or any(each in name for each in families))
 
 
 def _name_of(model: ModelInfo) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from smartbatch import BatchingClient
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers import Provider, create
+from smartbatch.providers.price_book import PriceBook, listed_models
 from smartbatch.types import Usage
 
 MODEL = "us.anthropic.claude-haiku-5-5"
@@ -136,6 +139,18 @@ def test_a_list_at_bedrock_is_retried_and_has_its_cost(serve):
     assert results.cost == pytest.approx(31 * 0.11e-6 + 7 * 0.1375e-6 + 100 * 0.011e-6 + 14 * 0.55e-6)
 
 
+def test_a_region_costs_more_than_the_global_endpoint_of_bedrock():
+    near, far = (PriceBook().rates("bedrock", name, time.time()) for name in (MODEL, f"global{MODEL[2:]}"))
+    assert near is not None
+    assert far is not None
+    assert near.bands[0].input == pytest.approx(1.1 * far.bands[0].input)
+
+
+def test_only_models_with_an_adapter_are_listed():
+    assert all("anthropic." in name for name in listed_models("bedrock"))
+    assert {name.partition("-")[0] for name in listed_models("vertex")} == {"claude", "gemini"}
+
+
 def test_a_batch_at_bedrock_is_refused_as_not_supported_yet():
     with (
         BatchingClient(f"bedrock:{MODEL}") as client,
@@ -243,29 +258,27 @@ def test_the_explanation_of_a_wrong_signature_shows_no_token(serve, reach_bedroc
 def test_missing_credentials_are_reported_before_the_first_call(monkeypatch, reach_bedrock, serve):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
-    with pytest.raises(ConfigError, match="no AWS credentials: set AWS_PROFILE, AWS_ACCESS_KEY_ID and"):
-        reach_bedrock(serve(says(message()))).ready()
+    server = serve(says(message()))
+    with pytest.raises(ConfigError, match=r"the AWS credentials could .* or set AWS_PROFILE, AWS_ACC"):
+        reach_bedrock(server, region="ap-south-1").ready()  # the SDK keeps those found for a region
+    assert server.requests == []
 
 
-def test_credentials_that_cannot_be_renewed_fail_the_call(serve, reach_bedrock, account, monkeypatch):
+def test_credentials_that_cannot_be_renewed_fail_the_call(serve, reach_bedrock, account):
     found = account.with_name("found.json")
-    found.write_text(
-        json.dumps(
-            {
-                "Version": 1,
-                "AccessKeyId": KEY_ID,
-                "SecretAccessKey": SECRET,
-                "SessionToken": TOKEN,
-                "Expiration": "2020-01-01T00:00:00Z",
-            }
-        )
-    )
+    soon = datetime.now(UTC) + timedelta(minutes=5)  # boto3 renews ten minutes before the end
+    keys = {"AccessKeyId": KEY_ID, "SecretAccessKey": SECRET, "SessionToken": TOKEN}
+    found.write_text(json.dumps({"Version": 1, **keys, "Expiration": soon.isoformat()}))
     account.write_text(f"[profile team]\nregion = {REGION}\ncredential_process = cat {found}\n")
     server = serve(says(message()))
-    error = fails(reach_bedrock(server, profile="team"))
+    provider = reach_bedrock(server, profile="team")
+    ask(provider)
+    assert is_signed(server.requests[0], REGION)
+    found.unlink()
+    error = fails(provider)
     assert (error.kind, error.code) == (ErrorKind.AUTH_ERROR, "credentials")
     assert "the AWS credentials could not be loaded or renewed" in error.message
-    assert server.requests == []
+    assert len(server.requests) == 1
 
 
 def test_the_region_decides_the_address(account, monkeypatch):

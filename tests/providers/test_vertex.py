@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -197,13 +199,17 @@ def renewable(accounts: str) -> Credentials:
 
 @BOTH
 def test_a_token_is_renewed_by_the_credentials(model, serve, reach_vertex):
-    accounts = serve(says({"access_token": "ya29.new", "expires_in": 3600}))
-    server = serve(says(answer_of(model)))
-    provider = reach_vertex(server, model, credentials=renewable(accounts.base_url))
-    for _ in range(2):
-        ask(provider, model)
-    assert {call.headers["authorization"] for call in server.requests} == {"Bearer ya29.new"}
+    tokens = [says({"access_token": f"ya29.{name}", "expires_in": 3600}) for name in ("first", "second")]
+    accounts, server = serve(*tokens), serve(says(answer_of(model)))
+    credentials = renewable(accounts.base_url)
+    provider = reach_vertex(server, model, credentials=credentials)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: ask(provider, model, f"prompt {number}"), range(8)))
+    assert {call.headers["authorization"] for call in server.requests} == {"Bearer ya29.first"}
     assert len(accounts.requests) == 1
+    credentials.expiry = datetime(2020, 1, 1)  # google-auth has no time zones
+    ask(provider, model)
+    assert server.requests[-1].headers["authorization"] == "Bearer ya29.second"
 
 
 @BOTH

@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from attrs import evolve
 
 from smartbatch._fork import one_at_a_time
-from smartbatch.errors import ConfigError, ErrorKind
+from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.anthropic.bodies import API_VERSION
 from smartbatch.providers.anthropic.errors import kind_of
 from smartbatch.providers.anthropic.provider import DEFAULT_MAX_TOKENS, MessagesProvider, custom_headers
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 BEDROCK_VERSION = "bedrock-2023-05-31"
 
 _SIGN_IN = "set AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_BEARER_TOKEN_BEDROCK"
-_NEEDS_BOTO3 = "bedrock: needs boto3: pip install 'smartbatch-llm[bedrock]'"
+_SIGNING_SECONDS = 60.0
 
 
 class BedrockProvider(MessagesProvider):
@@ -109,11 +110,14 @@ class BedrockProvider(MessagesProvider):
         secret = [setting(None, name) for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")]
 
         def sdk_over(transport: Transport) -> BedrockSdk:
+            if find_spec("boto3") is None:
+                raise ConfigError("bedrock: needs boto3: pip install 'smartbatch-llm[bedrock]'")
             with one_at_a_time():
                 from smartbatch.providers.anthropic.sdk import BedrockSdk
 
-                _check_credentials(profile, key)
-            return BedrockSdk(transport, url.url, own, **account)
+                sdk = BedrockSdk(transport, url.url, own, **account)
+                _check_credentials(sdk)
+            return sdk
 
         super().__init__(
             name=host.name,
@@ -170,22 +174,16 @@ def _region_of(profile: str | None) -> str | None:
     return region
 
 
-def _check_credentials(profile: str | None, key: str | None) -> None:
-    """Look for credentials before the first call, which takes a second on a machine without any."""
+def _check_credentials(sdk: BedrockSdk) -> None:
+    """Sign a request that is not sent. Afterwards, threads share the credentials that boto3 found.
+
+    It takes a second on a machine without credentials.
+    """
     try:
-        import boto3
-        from botocore.exceptions import BotoCoreError
-    except ImportError:
-        raise ConfigError(_NEEDS_BOTO3) from None
-    if key is not None:
-        return
-    try:
-        found = boto3.Session(profile_name=profile).get_credentials()
-    except BotoCoreError as error:
-        name = type(error).__name__
-        raise ConfigError(f"the AWS credentials cannot be loaded ({name}): {_SIGN_IN}") from None
-    if found is None:
-        raise ConfigError(f"no AWS credentials: {_SIGN_IN}")
+        sdk.head_of("/", _SIGNING_SECONDS, b"")
+    except ProviderError as error:
+        if error.kind is ErrorKind.AUTH_ERROR:
+            raise ConfigError(f"{error.message}, or {_SIGN_IN}") from None
 
 
 _KINDS = {

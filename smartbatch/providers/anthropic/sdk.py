@@ -103,7 +103,8 @@ class BedrockSdk(MessagesSdk):
             return super().send(method, path, timeout, body=body, **more)
         except (BotoCoreError, RuntimeError) as error:  # botocore raises both
             found = error
-        raise unusable_credentials("AWS", found, network=isinstance(found, HTTPClientError))
+        reason = type(found).__name__ if isinstance(found, BotoCoreError) else "none, or they have expired"
+        raise unusable_credentials("AWS", reason, network=isinstance(found, HTTPClientError))
 
 
 class VertexClaudeSdk(MessagesSdk):

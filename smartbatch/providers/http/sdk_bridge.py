@@ -85,14 +85,18 @@ class SdkCalls(ABC):
             with self._building:  # otherwise every worker would build it for its first call
                 head = self._heads.get(key)
                 if head is None:
-                    call = _SdkCall(only_head=True)
-                    _through(partial(self.send, "post", path, timeout, body=body), call)
-                    head = call.head
-                    assert head is not None
+                    head = self.head_of(path, timeout, body)
                     if len(self._heads) >= _MAX_HEADS:
                         self._heads.clear()
                     self._heads[key] = head
         return self._transport.send(head, body, timeout)
+
+    def head_of(self, path: str, timeout: float, body: bytes) -> bytes:
+        """Build the head of a POST, and send nothing."""
+        call = _SdkCall(only_head=True)
+        _through(partial(self.send, "post", path, timeout, body=body), call)
+        assert call.head is not None
+        return call.head
 
     def ask(
         self, method: str, path: str, timeout: float, *, spooled: SpooledBody | None = None, **more: Any
@@ -146,12 +150,12 @@ def meaning_of(error: Exception) -> ProviderError | None:
     return None
 
 
-def unusable_credentials(vendor: str, error: Exception, *, network: bool) -> ProviderError:
+def unusable_credentials(vendor: str, reason: str, *, network: bool) -> ProviderError:
     """Create the error for credentials that an SDK could not load or renew, before anything was sent.
 
     The SDK's text is left out, because it may contain parts of the credentials.
     """
-    what = f"the {vendor} credentials could not be loaded or renewed ({type(error).__name__})"
+    what = f"the {vendor} credentials could not be loaded or renewed ({reason})"
     if network:
         return ProviderError(what, kind=ErrorKind.NETWORK_ERROR, code="credentials")
     return ProviderError(f"{what}; sign in again", kind=ErrorKind.AUTH_ERROR, code="credentials")
