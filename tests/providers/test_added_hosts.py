@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from smartbatch import BatchingClient, BatchingConfig, StoredJobs
+from smartbatch.cli.main import main
 from smartbatch.errors import ConfigError, ErrorKind
 from smartbatch.providers import Host
 from smartbatch.providers.hosts import HOSTS, add_hosts
@@ -47,6 +50,26 @@ def test_a_host_in_a_settings_file_answers_and_runs_batches(ending, tmp_path, st
             answer_for("three", "gpt-5-mini")
         ]
         jobs.close()
+
+
+def test_commands_know_the_hosts_of_their_settings(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("one\ntwo\n")
+    with emulator() as server:
+        (tmp_path / "own.toml").write_text(
+            f'[hosts.acme]\naddress = "{server.base_url}"\n[prices."acme:large"]\ninput = 2\noutput = 8\n'
+        )
+        line = ["in.txt", "--model", "acme:large", "--config", "own.toml"]
+        assert main(["plan", *line, "--json"]) == 0
+        assert json.loads(capfd.readouterr().out)["closed"]["batch"].startswith("no Batch API")
+        assert main(["run", *line, "--quiet", "--budget", "1"]) == 0
+        found = [json.loads(row) for row in capfd.readouterr().out.splitlines()]
+    assert [row["model"] for row in found] == ["acme:large"] * 2
+    assert all(row["cost"] for row in found)
+    for command in ("dashboard", "jobs", "top", "pause"):
+        (tmp_path / "own.toml").write_text("[hosts.acme]\nadress = 5\n")
+        assert main([command, "--config", "own.toml"]) == 2
+        assert "host acme: unknown field adress; did you mean address?" in capfd.readouterr().err
 
 
 def test_fields_in_the_settings_replace_those_of_a_built_in_host():
