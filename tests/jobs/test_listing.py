@@ -23,7 +23,7 @@ def shard(name="shard", **given):
 
 
 class Account:
-    def __init__(self, *pages, labels=True, dead=(), claimed=()):
+    def __init__(self, *pages, labels=True, newest_first=True, dead=(), claimed=()):
         self.asked = []
         self.noted = []
         self._pages = pages
@@ -32,7 +32,7 @@ class Account:
         self.limits = SimpleNamespace(orphan_watch=WATCHED, call_timeout=60.0)
         self.job = SimpleNamespace(id="job", scope="scope")
         self.api = SimpleNamespace(
-            abilities=SimpleNamespace(labels=labels, newest_first=True), page=self._page
+            abilities=SimpleNamespace(labels=labels, newest_first=newest_first), page=self._page
         )
         self.store = SimpleNamespace(shards=self)
 
@@ -70,6 +70,13 @@ def test_the_list_is_read_up_to_what_is_older_than_the_intent(sought, found, ask
     newer = newer_than_intent(account, sought)
     assert [one.id for one in newer.batches] == found
     assert (newer.at, account.asked) == (1005.0, asked)
+
+
+def test_a_list_of_unknown_order_is_read_to_its_end():
+    pages = [batch("1", created_at=399.5), batch("2")], [batch("3", created_at=1001.0)]
+    account = Account(*pages, newest_first=False)
+    assert [one.id for one in newer_than_intent(account, shard(watermark="1")).batches] == ["2", "3"]
+    assert account.asked == [None, 1]
 
 
 def test_a_batch_without_a_label_is_nobody_else_s_and_of_the_size():

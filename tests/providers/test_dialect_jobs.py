@@ -29,7 +29,7 @@ def job_of(emu: Emulator, host: str, count: int, store: Path) -> list[Result]:
         batch_max_requests=400,
     ) as client:
         job = client.submit_batch([f"prompt {number}" for number in range(count)], max_tokens=20)
-        results = list(job.results())
+        results = list(job.results(timeout=60))
         assert job.incidents() == []
     return results
 
@@ -67,4 +67,19 @@ def test_a_job_copes_with_every_reading_of_what_a_host_leaves_open(host, variant
         results = job_of(emu, host, 100, tmp_path / "store.db")
     assert sum(result.error is None for result in results) >= 95
     assert {result.error.kind for result in results if result.error} <= {ErrorKind.CLIENT_ERROR}
+    assert emu.ledger.paid_twice(excluding_lost=False) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("host", "variants"), [*((name, ()) for name in DIALECTS), ("xai", ("oldest_first",))]
+)
+def test_a_batch_whose_create_call_was_not_answered_is_found_at_each_host(host, variants, tmp_path):
+    def lose_second(index: int, _label: object) -> str | None:
+        return "lost_create" if index == 1 else None
+
+    with emulator(dialect=host, dialect_variants=variants, batch_fault_for=lose_second) as emu:
+        results = job_of(emu, host, 1000, tmp_path / "store.db")
+    assert all(result.error is None for result in results)
+    assert sorted(record.outcome for record in emu.ledger.batches) == ["created", "created", "lost"]
     assert emu.ledger.paid_twice(excluding_lost=False) == []
