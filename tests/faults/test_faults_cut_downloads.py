@@ -152,6 +152,7 @@ def test_c9_what_could_be_read_is_there_while_the_rest_is_waited_for(new_world):
     assert max(fetched.values()) <= 12 * 6 * 2 + 20
     assert any("end in the middle of a line" in (shard.note or "") for shard in status.shards)
     assert w.incidents(job)["results_at_risk"] == 1
+    assert not list(Path(f"{w.store}.spool").rglob("*.out*"))
     check_nothing_was_asked_again(w)
     job.cancel()
     status = w.wait(job)

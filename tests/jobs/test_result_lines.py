@@ -224,7 +224,12 @@ def test_what_a_batch_cost_is_the_sum_of_what_was_run():
     counts["unknown"] = []
     assert asdict(totals) == {**counts, "size": 0, "unended": False, "cut": False, "uncertain": False}
     assert totals.price == "at a cost of $1.75"
-    totals.add_page([billed(5, "succeeded", None), billed(6, "again", 0.5)], {6})
+    silent = [
+        evolve(billed(7 + unknown, "unrun", 0.0), usage=Usage(unknown=unknown, estimated=not unknown))
+        for unknown in (0, 1)
+    ]
+    totals.add_page([billed(5, "succeeded", None), billed(6, "again", 0.5), *silent], {6})
+    assert totals.unknown == [7, 8]
     assert (totals.billed, totals.used, totals.unused, totals.usd, totals.wasted) == (5, 1, 2, None, None)
     assert totals.price == "at an unknown cost"
 

@@ -150,6 +150,33 @@ def test_an_input_that_still_arrives_is_not_swept(bench, monkeypatch):
     assert len(other.items.in_state(job.id)) == 25
 
 
+def test_an_input_that_fails_leaves_nothing_in_the_store(store, bench, monkeypatch):
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
+
+    def items():
+        yield from new_items(25)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        store.jobs.accept(bench.job(), items())
+    for table in ("item", "payload", "incomplete_job", "job"):
+        assert bench.behind(f"SELECT count(*) FROM {table}") == [(0,)]
+
+
+def test_a_failed_row_has_the_error_of_the_row_it_follows(store, bench):
+    items = [*new_items(2), NewItem("same", b"ask 0", 1, 1, leader=0)]
+    job, _ = store.jobs.accept(bench.job(), items)
+    lease = store.leases.claim(job.id, 60.0)
+    shard = ingesting(store, bench, lease, 0, 1)
+    store.shards.ingest(lease, shard, [result(0, "failed", b"no"), result(1, "cancelled", b"end")], at=5.0)
+    ended = store.jobs.get(job.id)
+    rows = [(row.ix, row.outcome, row.body) for row in store.overview.failed(ended, limit=9)]
+    assert rows == [(0, "failed", b"no"), (1, "cancelled", b"end"), (2, "failed", b"no")]
+    further = store.overview.failed(ended, first=1, limit=9, cancelled=False)
+    assert [row.user_id for row in further] == ["same"]
+    assert [row.ix for row in store.overview.failed(ended, limit=1)] == [0]
+
+
 @pytest.mark.parametrize("before", ["a page", "the end"])
 def test_an_input_whose_items_were_deleted_makes_no_job(bench, before, monkeypatch):
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)

@@ -173,6 +173,8 @@ MOUNTS = """\
 40 27 0:40 / /home rw,relatime shared:5 master:1 - nfs4 server:/home rw,vers=4.2
 garbage
 46 27 0:45
+47 27 0:46 / /home rw
+- tmpfs
 41 40 8:1 / /home/local\\040disk rw - xfs /dev/sda1 rw
 42 27 0:41 / /mnt/share rw - cifs //server/share rw
 43 27 0:42 / /mnt/ssh rw - fuse.sshfs me@server: rw

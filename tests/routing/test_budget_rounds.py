@@ -127,6 +127,22 @@ class Times:
         return 0.0
 
 
+@pytest.mark.parametrize(
+    ("room", "each", "fit", "count", "unsent"),
+    [
+        (10.0, 0.5, 10, 1, 0),
+        (4.0, 0.5, 4, 3, 3),
+        (7.0, 0.5, 7, 2, 0),
+        (4.0, 9.0, 4, 1, 6),
+        (4.0, 0.0, 4, 3, 0),
+        (0.5, 0.1, 0, 0, 10),
+    ],
+)
+def test_each_round_has_what_the_answers_before_it_left(room, each, fit, count, unsent):
+    rounds = rounds_of(10, room, 1.0, each)
+    assert (rounds.fit, rounds.count, rounds.unsent) == (fit, count, unsent)
+
+
 def test_very_many_rounds_are_counted_soon():
     assert rounds_of(1_000_000, 1.5, 1.0, 0.0).count == 1_000_000
     assert rounds_of(10, 1.0, 0.0, 0.0).count == 1

@@ -193,8 +193,6 @@ class Quota:
                 self._space_known(now)
             self._adaptive.open()
             return self._cooldown.refused(now, retry_after, rng, fresh=fresh)
-        if not alone:
-            self._space_even(now)
         evidence = self._adaptive.refused(reservation, now)
         # 2. The call was sent before the last cooldown began: its Retry-After may lengthen that cooldown.
         if not fresh:

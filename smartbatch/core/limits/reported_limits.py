@@ -157,8 +157,6 @@ class EnforcementCheck:
         return max(now, self.next)
 
     def take(self, now: float) -> None:
-        if self.over:
-            return
         self.left -= 1
         if self.left == 0:
             self.size *= 2
@@ -225,7 +223,6 @@ class ReportedLimits:
         at_most, remaining, admitted = [NO_BOUND] * 4, [0.0] * 4, math.inf
         for dimension, bucket in self._buckets.items():
             if dimension == _REQUESTS and self._check is not None and self._check.unenforced:
-                caps[dimension] = -1.0
                 continue
             caps[dimension], rates[dimension] = bucket.bucket.capacity, bucket.bucket.rate
             bucket.look(now, 0.0)

@@ -403,8 +403,6 @@ class _KnownTokens:
 
     def _outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         latest = (*self.latest, tokens)
-        if len(latest) > most and latest[0] == tokens:  # the new value equals the one that is dropped
-            return latest[1:], self.ranked
         ranked = list(self.ranked)
         insort(ranked, tokens)
         if len(latest) > most:

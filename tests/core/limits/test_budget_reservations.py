@@ -133,6 +133,18 @@ def test_an_end_read_before_a_retry_releases_nothing():
     assert stand(budget) == (3.0, 0.0)
 
 
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize(("still", "more"), [(3.5, 1.5), (2.0, 0.0), (1.0, 0.0)])
+def test_the_cost_of_lost_answers_is_reserved_once(ended, still, more):
+    budget, reservations = begun(10.0, 8.0)
+    reservations.charge("job-1", 3.0, ended=True, still=2.0)
+    left = budget.left
+    assert (stand(budget), left) == ((3.0, 0.0), 5.0)
+    reservations.renew("job-1", 4.0, 3.0, lambda _: None, lost=2.0)
+    reservations.charge("job-1", 3.0, ended=ended, still=still)
+    assert budget.left == left - more
+
+
 def test_ctrl_c_renews_a_reservation_fully_or_not_at_all():
     budget, reservations = begun(1.0, 0.5)
 

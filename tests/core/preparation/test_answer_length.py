@@ -120,6 +120,7 @@ def a_list(**changes: Any) -> dict[str, Any]:
         ({"items": NUMBER}, {"type": "array", "items": NUMBER}),
         ({"prefixItems": [NUMBER, TEXT], "type": "array"}, {"type": "array", "prefixItems": [TEXT, NUMBER]}),
         (a_list(prefixItems=[WORD]), a_list(prefixItems=[WORD], maxItems=1)),
+        (a_list(prefixItems=[WORD], minItems=1), a_list(prefixItems=[WORD])),
         (a_list(minItems=True, maxItems=-1), a_list()),
         ({**TEXT, "format": "own"}, TEXT),
         (

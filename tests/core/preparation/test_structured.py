@@ -334,6 +334,8 @@ class TestClasses:
         assert left.get("stars", 3) == 3
         refused = verdict(kind, {**PRICED, "day": None})
         assert isinstance(refused, Problem)
+        only = pydantic.create_model("Only", size=(int, 3))
+        assert verdict(schema_of(only)[0], {"size": None}) == Parsed({})
 
     def test_a_type_of_this_process_judges_for_its_stored_schema(self):
         loose = pydantic.create_model("Loose", size=(int, ...), word=(str, "none"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import pytest
+from attrs import evolve
 from pydantic import BaseModel, Field
 
 from smartbatch.core.preparation.fingerprint import fingerprint
@@ -86,6 +88,9 @@ def without_hint(city, *others: str): ...
 def by_place(city: str, /): ...
 
 
+def on_object(city: object.__subclasses__): ...  # type: ignore[valid-type]
+
+
 @pytest.mark.parametrize(
     ("tools", "field", "says"),
     [
@@ -103,6 +108,11 @@ def by_place(city: str, /): ...
         ([without_hint], "tools[0] (without_hint)", "without a type"),
         ([by_place], "tools[0] (by_place)", "by name"),
         ([lambda: 1], "tools[0].name", "1 to 64 letters"),
+        ([partial(weather)], "tools[0]", "a partial without a name"),
+        ([max], "tools[0] (max)", "no signature"),
+        ([on_object], "tools[0] (on_object)", "cannot be expressed in JSON schema"),
+        ([evolve(WEATHER, strict="yes")], "tools[0].strict", "must be True or False"),
+        ([evolve(WEATHER, name=f"w{n}") for n in range(513)], "tools", "has 513 tools; the maximum is 512"),
     ],
 )
 def test_a_tool_that_no_provider_takes_is_refused_by_its_place(tools, field, says):
@@ -175,6 +185,13 @@ def test_chats_with_calls_and_their_results_are_taken(chat):
     assert normalise(request.prompt).prompt == request.prompt
 
 
+def test_a_call_is_read_back_from_a_result_file():
+    call = {"id": "c1", "name": "weather", "arguments": {"city": "Lima"}, "extra": {"signature": "s"}}
+    bare = {"id": "c2", "name": "weather"}
+    kept = normalise(openai_chat(result("c1"), result("c2"), calls=[call, bare])).prompt[1].tool_calls
+    assert kept == (evolve(LIMA, extra={"signature": "s"}), ToolCall("c2", "weather", {}))
+
+
 def test_calls_are_kept_in_one_form():
     chat = openai_chat(
         result("c1"), result("c2"), calls=[openai_call(LIMA), openai_call(OSLO, '{"city": "Os')]
@@ -194,6 +211,7 @@ def test_calls_are_kept_in_one_form():
         (openai_chat(result("c1"), result("c1")), "prompt[3].tool_call_id", "already has a result"),
         ([QUESTION, result("c1")], "prompt[1].tool_call_id", "no call with that id"),
         (openai_chat(calls=[openai_call(LIMA)] * 2), "prompt[1].tool_calls[1].id", "another call"),
+        (openai_chat(calls=openai_call(LIMA)), "prompt[1].tool_calls", "must be a list, not dict"),
         (openai_chat(calls=[{"id": "c1"}]), "prompt[1].tool_calls[0]", "name and arguments"),
         (openai_chat(calls=[{**openai_call(LIMA), "id": None}]), "prompt[1].tool_calls[0].id", "a string"),
         (openai_chat(result("c1", {"cold": 5})), "prompt[2].content", "json.dumps"),
