@@ -34,7 +34,7 @@ from tests.faults.durability.broken_rules import MUTANTS, OWNERLESS
 from tests.faults.durability.disturbances import MIXES
 from tests.faults.durability.faulty_servers import LATEST, LIST_LAG, faulty_emulator
 from tests.faults.durability.fork_server import ForkServer
-from tests.faults.durability.kill_loop import KillLoop, Plan, plan_of, settle_of
+from tests.faults.durability.kill_loop import UNFENCED, KillLoop, Plan, plan_of, settle_of
 from tests.faults.durability.run_checks import RunReport
 from tests.faults.durability.sharing_runs import SharingPlan, SharingRun
 from tests.faults.durability.worker_task import HOST_MODELS, MODELS
@@ -46,7 +46,7 @@ FROZEN = 30.0
 """Seconds for which one of four processes is frozen: two leases."""
 MUCH_LATER = 6.0
 """Seconds after which a late create takes effect in runs that break a rule or test the fence."""
-FENCING = ("openai", "gemini")
+FENCING = {"openai", "gemini", *HOST_MODELS} - {*UNFENCED}
 """Providers whose late creates fail once their input file is deleted."""
 EXCHANGED = 0.04
 """Share of lines that get the answer of another line if answers are swapped."""
@@ -205,7 +205,11 @@ def main() -> None:
     if options.part == "hosts":
         _print_head(_HEAD)
         for name in [options.provider] if options.provider else HOST_MODELS:
-            faults += run("killed", name, options.cycles, options.seed).faults
+            reports = [run("killed", name, options.cycles, options.seed)]
+            if name in FENCING:
+                label, seed = "killed, creates later", options.seed + 3
+                reports.append(run(label, name, options.shorter, seed, latest=MUCH_LATER))
+            faults += [fault for report in reports for fault in report.faults]
     if options.part == "mixed":
         _print_head(_MIXED_HEAD)
         for mix in [options.mix] if options.mix else MIXES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,14 +21,19 @@ def fault(_create: int, position: int, _custom_id: str | None) -> str | None:
     return "item_invalid" if position % FAILING == 0 else None
 
 
-def job_of(emu: Emulator, host: str, count: int, store: Path) -> list[Result]:
-    with BatchingClient(
+def client_of(emu: Emulator, host: str, store: Path, **settings: Any) -> BatchingClient:
+    return BatchingClient(
         f"{host}:m",
         provider_options={"api_key": "k", "base_url": emu.base_url},
         store=str(store),
         batch_poll_interval=0.05,
         batch_max_requests=400,
-    ) as client:
+        **settings,
+    )
+
+
+def job_of(emu: Emulator, host: str, count: int, store: Path) -> list[Result]:
+    with client_of(emu, host, store) as client:
         job = client.submit_batch([f"prompt {number}" for number in range(count)], max_tokens=20)
         results = list(job.results(timeout=60))
         assert job.incidents() == []
@@ -82,4 +88,19 @@ def test_a_batch_whose_create_call_was_not_answered_is_found_at_each_host(host, 
         results = job_of(emu, host, 1000, tmp_path / "store.db")
     assert all(result.error is None for result in results)
     assert sorted(record.outcome for record in emu.ledger.batches) == ["created", "created", "lost"]
+    assert emu.ledger.paid_twice(excluding_lost=False) == []
+
+
+@pytest.mark.full
+def test_a_batch_that_never_expires_is_cancelled_when_its_time_is_over(tmp_path):
+    with (
+        emulator(dialect="azure", batch_fault_for=lambda *_: "stuck", batch_window=1.0) as emu,
+        client_of(emu, "azure", tmp_path / "store.db", batch_timeout=1.0) as client,
+    ):
+        prompts = [f"prompt {number}" for number in range(20)]
+        job = client.submit_batch(prompts, batch_fallback="individual", max_tokens=20)
+        results = list(job.results(timeout=60))
+    assert all(result.error is None for result in results)
+    assert Route.INDIVIDUAL in {result.route for result in results}
+    assert [record.state for record in emu.ledger.batches] == ["cancelled"]
     assert emu.ledger.paid_twice(excluding_lost=False) == []
