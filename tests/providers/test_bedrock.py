@@ -35,6 +35,7 @@ def account(monkeypatch, tmp_path) -> Path:
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_BEARER_TOKEN_BEDROCK", "BEDROCK_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("ANTHROPIC_BEDROCK_BASE_URL", raising=False)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-canary-of-another-host")
     config = tmp_path / "config"
     config.touch()
     for name, value in {
@@ -93,6 +94,7 @@ def test_a_message_is_signed_and_names_model_and_version(serve, reach_bedrock):
     assert call.json()["anthropic_version"] == "bedrock-2023-05-31"
     assert is_signed(call, REGION)
     assert call.headers["x-amz-security-token"] == TOKEN
+    assert "another-host" not in call.head
     assert (answer.text, answer.provider_request_id) == ("Lima", "req-1")
     assert answer.usage == Usage(138, 14, 100, 5, cache_write_tokens=7)
 
@@ -194,6 +196,7 @@ DAMAGED[-1] ^= 1
         ),
         ([bytes(DAMAGED)], ErrorKind.NETWORK_ERROR, "garbled"),
         ([chunk(b"")], ErrorKind.NETWORK_ERROR, "garbled"),
+        ([frame(b"[" * 100_000, message_type="event")], ErrorKind.NETWORK_ERROR, "garbled"),
         ([frame(b"{}", message_type="event")], ErrorKind.NETWORK_ERROR, "garbled"),
         ([], ErrorKind.NETWORK_ERROR, "truncated"),
     ],
@@ -245,7 +248,7 @@ def test_an_error_of_bedrock_names_what_to_do(status, type_, text, kind, advice,
 
 
 def test_the_explanation_of_a_wrong_signature_shows_no_token(serve, reach_bedrock):
-    canonical = f"The Canonical String for this request should have been 'x-amz-security-token:{TOKEN}'"
+    canonical = "The Canonical String for this request should have been 'x-amz-security-token:canary'"
     body = {"message": f"does not match. \n\n{canonical}"}
     found = fails(reach_bedrock(serve(says(body, "403 x", x_amzn_errortype="InvalidSignatureException"))))
     assert found.kind is ErrorKind.AUTH_ERROR

@@ -25,7 +25,7 @@ from smartbatch.providers.base import NOT_YET
 from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, plain, short
 from smartbatch.providers.hosts import HOSTS, Host
-from smartbatch.providers.http.content import decode_json, encode_json
+from smartbatch.providers.http.content import decode_answer, encode_json
 from smartbatch.providers.http.endpoint import (
     HttpNetwork,
     checked_url,
@@ -146,13 +146,13 @@ class BedrockProvider(MessagesProvider):
                 frames.add_data(piece)
                 for frame in frames:
                     yield _event_in(frame.headers, frame.payload)
-        except (ParserError, ValueError, KeyError, TypeError):
+        except (ParserError, ValueError, KeyError, TypeError, RecursionError):
             head = Reply(200, {}, b"")
             raise self._errors.broken(head, "garbled", "a frame of the stream is damaged") from None
 
 
 def _event_in(headers: Mapping[str, Any], payload: bytes) -> tuple[str, bytes]:
-    data = fields(decode_json(payload)) if payload else {}
+    data = fields(decode_answer(payload)) if payload else {}
     if headers.get(":message-type") == "event":
         return "", base64.b64decode(data["bytes"])
     # exceptions of the API have a JSON object; errors of the protocol are in the headers
