@@ -13,6 +13,7 @@ from smartbatch.cli.arguments import JOBS_ACTIONS
 from smartbatch.cli.main import build_parser
 from smartbatch.config import BatchingConfig
 from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
+from smartbatch.emulator.hosts.dialects import DIALECTS
 from smartbatch.emulator.settings import FAULTS
 from smartbatch.observe.families import OPERATED, REACHABLE, families_of, live_families, times_of
 from smartbatch.observe.metrics_snapshot import MetricsSnapshot
@@ -57,6 +58,17 @@ def batch_faults_table() -> str:
     """Return the table of faults that an emulator can inject into batches and their lines."""
     rows = [f"| `{name}` | {what} |" for name, what in {**BATCH_FAULTS, **LINE_FAULTS}.items()]
     return "\n".join(["| fault | what happens |", "|---|---|", *rows])
+
+
+def dialects_table() -> str:
+    """Return the table of hosts that an emulator can serve."""
+    rows = [
+        f"| `{name}` | `{dialect.address_variable}` | `{dialect.path}` | "
+        + "<br>".join(f"`{variant}`: {found.effect}" for variant, found in dialect.variants.items())
+        + " |"
+        for name, dialect in sorted(DIALECTS.items())
+    ]
+    return "\n".join(["| dialect | address variable | path | variants |", "|---|---|---|---|", *rows])
 
 
 def actions_table() -> str:
@@ -129,6 +141,7 @@ PARTS = {
     "faults": faults_table,
     "settings": settings_table,
     "batch_faults": batch_faults_table,
+    "dialects": dialects_table,
     "actions": actions_table,
     "figures": figures_table,
     "hosts": hosts_table,

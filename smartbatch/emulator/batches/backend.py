@@ -188,6 +188,7 @@ class BatchBackend:
         identity: str | None = None,
         ids: IdFormat | None = None,
         windows: float = 1.0,
+        needs_file: bool = True,
     ) -> BatchSnapshot:
         """Create a batch and return it.
 
@@ -199,6 +200,7 @@ class BatchBackend:
             identity: the batch's ID; ``None`` generates one.
             ids: the format of the batch's ID and those of its result files; ``None`` for that of the API.
             windows: time until lines expire, in multiples of the setting ``batch_window``.
+            needs_file: whether a late create call has no effect if the input file was deleted first.
 
         Raises:
             BatchBackendError: ``no_such_file``, ``enqueued`` or ``bad_line``; no batch was created.
@@ -219,7 +221,7 @@ class BatchBackend:
             batch = StoredBatch(
                 name, index, api, key, model, endpoint, label, file_id, entries, tuple(problems), faults,
                 self._rng, self._timeline(index, api, now, len(entries), faults, windows, failing=failing),
-                ids, windows,
+                ids, windows, needs_file,
             )  # fmt: skip
             return self._accept(batch, now)
 
@@ -387,7 +389,7 @@ class BatchBackend:
         with self._lock:
             while self._late_creates and self._late_creates[0].timeline.created <= now:
                 batch = self._late_creates.pop(0)
-                if self._has_file(batch, batch.timeline.created):
+                if not batch.needs_file or self._has_file(batch, batch.timeline.created):
                     self._register(batch)
                 else:
                     self._record({"batch": batch.id, "event": "fenced"})

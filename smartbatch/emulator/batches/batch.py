@@ -166,6 +166,7 @@ class StoredBatch:
     timeline: Timeline
     ids: IdFormat = field(factory=IdFormat)
     windows: float = 1.0
+    needs_file: bool = True
     stop_at: float = math.inf
     ended_at: float = math.inf
     final: State = "completed"

@@ -180,6 +180,7 @@ def create(call: BatchCall) -> ServerReply:
         dialect.name, call.key, content.entries, now=call.context.now, label=_label(fields),
         model=content.model or fields.get("model") or "", endpoint=endpoint, file_id=file_id,
         problems=content.problems, ids=dialect.ids, windows=_windows(call, fields),
+        needs_file=dialect.needs_file,
     )  # fmt: skip
     shape = (dialect.created or dialect.batch)(batch, call)
     return evolve(json_reply(shape), status=dialect.create_status)

@@ -48,6 +48,11 @@ class Variant:
     changes: Mapping[str, Any] = field(factory=dict)
 
 
+UNFENCED = Variant(
+    "a late create call takes effect although its input file was deleted", {"needs_file": False}
+)
+
+
 @frozen
 class BatchCall:
     """A request about files or batches."""
@@ -113,6 +118,7 @@ class HostDialect:
         create_status: the HTTP status of its answer.
         cancel_ended: the HTTP status of a call that cancels a batch that has ended; ``None`` if the call has
             no effect.
+        needs_file: whether a late create call has no effect if the input file was deleted first.
         expires: whether requests that have not run expire at the end of the window.
         not_run: whether the results include the requests that have not run.
         inline: the field of a finished batch with its results; ``None`` if they are in files or pages.
@@ -159,6 +165,7 @@ class HostDialect:
     refuses_input: bool = False
     create_status: int = 200
     cancel_ended: int | None = 409
+    needs_file: bool = True
     expires: bool = True
     not_run: bool = True
     inline: str | None = None

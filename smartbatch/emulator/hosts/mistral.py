@@ -12,7 +12,14 @@ from typing import Any
 
 from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, StoredFile
 from smartbatch.emulator.hosts.host_batches import found_batch
-from smartbatch.emulator.hosts.host_dialect import BatchCall, CreateField, HostDialect, Variant, uuid_of
+from smartbatch.emulator.hosts.host_dialect import (
+    UNFENCED,
+    BatchCall,
+    CreateField,
+    HostDialect,
+    Variant,
+    uuid_of,
+)
 from smartbatch.emulator.openai.batches import InputRules
 from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.provider_api import ServerReply, json_reply
@@ -196,6 +203,7 @@ MISTRAL = HostDialect(
     inline="outputs",
     inline_query="inline",
     variants={
+        "unfenced": UNFENCED,
         "unauthorized_message": Variant("a 401 has message and request_id instead of detail"),
         "unfiltered_metadata": Variant("lists ignore the filter by metadata"),
         "not_run_lines": Variant("the error file includes requests that have not run", {"not_run": True}),

@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, StoredFile
-from smartbatch.emulator.hosts.host_dialect import BatchCall, CreateField, HostDialect, Variant, uuid_of
+from smartbatch.emulator.hosts.host_dialect import (
+    UNFENCED,
+    BatchCall,
+    CreateField,
+    HostDialect,
+    Variant,
+    uuid_of,
+)
 from smartbatch.emulator.openai.batches import InputRules, batch_object
 from smartbatch.emulator.openai.files import file_object, listing, page
 from smartbatch.emulator.provider_api import ServerReply, json_reply
@@ -119,6 +126,7 @@ AZURE = HostDialect(
     cancel_ended=400,
     expires=False,
     variants={
+        "unfenced": UNFENCED,
         "lines_100000": Variant(
             "a batch may have 100,000 requests", {"rules": InputRules(max_lines=100_000, max_bytes=200 * _MB)}
         ),
@@ -146,6 +154,7 @@ GROQ = HostDialect(
     create_fields=_create_fields(_CHAT),
     windows=(24, 7 * 24),
     variants={
+        "unfenced": UNFENCED,
         "bytes_200": Variant(
             "a file may have 200 MB",
             {"rules": InputRules(max_lines=50_000, max_bytes=200 * _MB, one_model=False)},
@@ -169,6 +178,7 @@ DASHSCOPE = HostDialect(
     create_fields=_create_fields(_CHAT, _EMBEDDINGS, "/v1/chat/ds-test"),
     windows=(24, 14 * 24),
     variants={
+        "unfenced": UNFENCED,
         "only_24h": Variant("the completion window is always 24h", {"windows": (24, 24)}),
         "bytes_500": Variant(
             "a file may have 500 MB", {"rules": InputRules(max_lines=50_000, max_bytes=500 * _MB)}

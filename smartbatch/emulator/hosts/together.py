@@ -13,7 +13,14 @@ from attrs import frozen
 
 from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, OutputLine, StoredFile
 from smartbatch.emulator.hosts.host_batches import file_object, found_file, put_file, response_of
-from smartbatch.emulator.hosts.host_dialect import BatchCall, CreateField, HostDialect, Variant, uuid_of
+from smartbatch.emulator.hosts.host_dialect import (
+    UNFENCED,
+    BatchCall,
+    CreateField,
+    HostDialect,
+    Variant,
+    uuid_of,
+)
 from smartbatch.emulator.openai.batches import NOT_RUN, InputRules
 from smartbatch.emulator.openai.files import multipart
 from smartbatch.emulator.openai.parsing import api_error
@@ -179,6 +186,7 @@ TOGETHER = HostDialect(
     not_run=False,
     line=_line,
     variants={
+        "unfenced": UNFENCED,
         "refuses_unknown": Variant(
             "a create call with further fields, such as metadata, is refused", {"refuses_unknown": True}
         ),

@@ -14,7 +14,14 @@ from attrs import evolve
 
 from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, OutputLine, StoredFile
 from smartbatch.emulator.hosts.host_batches import found_batch, response_of, result_lines
-from smartbatch.emulator.hosts.host_dialect import BatchCall, CreateField, HostDialect, Variant, uuid_of
+from smartbatch.emulator.hosts.host_dialect import (
+    UNFENCED,
+    BatchCall,
+    CreateField,
+    HostDialect,
+    Variant,
+    uuid_of,
+)
 from smartbatch.emulator.openai.batches import NOT_RUN, InputRules
 from smartbatch.emulator.openai.files import page
 from smartbatch.emulator.openai.parsing import api_error
@@ -161,6 +168,7 @@ XAI = HostDialect(
     cancel_ended=None,
     not_run=False,
     variants={
+        "unfenced": UNFENCED,
         "whole_times": Variant("times are RFC 3339 with hours and seconds, not dates"),
         "oldest_first": Variant("lists begin with the oldest batch"),
         "expired_cancelled": Variant("requests that did not run in time count as cancelled, not as pending"),
