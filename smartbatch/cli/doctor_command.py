@@ -289,7 +289,9 @@ def _secrets() -> list[Any]:
     from smartbatch.providers.hosts import HOSTS
 
     words = ("KEY", "TOKEN", "PASSWORD", "SECRET")
-    keys = {name for host in HOSTS.values() for name in host.key_variables}
+    # the variables of an SDK's credentials may hold a profile's name or a path
+    with_key = (host for host in HOSTS.values() if host.credentials is None)
+    keys = {name for host in with_key for name in host.key_variables}
     return [
         text.strip()
         for name, text in os.environ.items()

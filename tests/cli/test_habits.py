@@ -205,6 +205,11 @@ def test_the_doctor_reaches_hosts_through_their_sdks(key, capfd, monkeypatch):
             assert "key refused: " in told if refused else told.endswith("; reachable")
 
 
+def test_the_name_of_a_profile_is_no_secret(capfd, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "shared")
+    assert found(capfd, "settings") == "changed: shared"
+
+
 def test_the_doctor_shows_whose_credentials_are_used(capfd, monkeypatch):
     address = HOSTS["bedrock"].usual_address
     end = f"{address}; no batches; prices known"

@@ -177,12 +177,17 @@ def test_a_killed_run_continues_and_sends_no_answered_row_again(name, reached, t
     (tmp_path / "in.txt").write_text("".join(f"question {number}\n" for number in range(rows)))
     out = tmp_path / "out.jsonl"
     line = [sys.executable, "-m", "smartbatch", "run", "in.txt", "--model", model_of(name), "-o", out]
-    line += ["--strategy", "individual", "--quiet"]
-    for host in NOT_LISTED:
-        if host.name == name:
-            fields = f'address = "{host.address}"\nprice_id = "{host.price_id}"\n'
-            (tmp_path / "own.toml").write_text(f"[hosts.{name}]\n{fields}")
-            line += ["--config", "own.toml"]
+    line += ["--strategy", "individual", "--quiet", "--budget", "1", "--config", "own.toml"]
+    settings = [
+        f'[hosts.{name}]\naddress = "{host.address}"\nprice_id = "{host.price_id}"\n'
+        for host in NOT_LISTED
+        if host.name == name
+    ]
+    settings += [
+        f'[prices."{model}"]\ninput = {price.input}\noutput = {price.output}\n'
+        for model, price in prices_of(name).items()
+    ]
+    (tmp_path / "own.toml").write_text("".join(settings))
 
     def watch(index: int, _body: object) -> None:
         if index >= rows // 2:
@@ -204,5 +209,6 @@ def test_a_killed_run_continues_and_sends_no_answered_row_again(name, reached, t
     found = [json.loads(row) for row in out.read_bytes().splitlines()]
     assert [row["index"] for row in found] == list(range(rows))
     assert all(row["error"] is None for row in found)
+    assert all((row["cost"] or 0) > 0 for row in found) == HOSTS[name].priced
     assert written
     assert not written & sent_later
