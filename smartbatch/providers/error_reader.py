@@ -212,12 +212,14 @@ class ErrorReader:
             return self.unusable(reply, "redirect", f"the server answered {reply.status}, {text}")
         found = self.understand(reply, with_reason(reply.json() if data is None else data, reply))
         status = found.status or reply.status
-        parts = [safe_text(found.message, requests, *self.secrets), found.advice]
+        text = safe_text(found.message, requests, *self.secrets)
+        advice = [found.advice] if found.advice else []
         if self.address.seems_wrong(status, found.message) and found.code != "model_not_found":
-            parts.append(self.address.advice)
+            advice.append(self.address.advice)
         if self.key_source and found.kind is ErrorKind.AUTH_ERROR and _is_of_the_key(status, found.message):
-            parts.append(f"check {self.key_source}")
-        text = "; ".join(filter(None, parts))
+            advice.append(f"check {self.key_source}")
+        if advice:
+            text = "; ".join(filter(None, (text.removesuffix("."), *advice)))
         wait = parse_retry_after(reply.headers, time.time())
         if wait is None and found.wait is not None:
             wait = min(found.wait, RETRY_AFTER_CEILING)

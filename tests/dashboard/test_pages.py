@@ -25,7 +25,7 @@ from smartbatch.sharing.sqlite_back_end import SqliteBackEnd
 from smartbatch.types import Answer as ProviderAnswer
 from smartbatch.types import Result, Route, Usage
 from tests.dashboard.visits import LOCAL, Answer, Visitor
-from tests.jobs.stores import led, new_items, result, started
+from tests.jobs.stores import ingesting, led, new_items, result, started
 from tests.realtime.scenes import PATIENCE, Scripted, eventually
 
 PRICES = {"scripted:default": Price(input=1e6, output=0.0)}
@@ -153,6 +153,18 @@ def test_spending_at_an_unknown_price_is_not_shown_as_nothing(client_of, clock):
     page = visitor.get("/")
     assert "spent in 24 hours unknown" in text_of(page, "money")
     assert re.search(r"Spent today\s+unknown", unescape(re.sub(r"<[^>]*>", " ", page.text)))
+
+
+def test_a_job_at_an_unknown_price_is_not_shown_as_free(visitor, shelf, opened):
+    row, lease = started(opened, shelf, 1, key="nightly")
+    shard = ingesting(opened, shelf, lease, 0)
+    body = encode_result(Result("row-0", text="yes"))
+    used = result(0, text=body, cost=None, realtime_cost=None, usage=Usage(3, 1))
+    opened.shards.ingest(lease, shard, [used], at=1950.0)
+    for path in ("/jobs", f"/jobs/{row.id}"):
+        page = " ".join(unescape(re.sub(r"<[^>]*>", " ", visitor.get(path).text)).split())
+        assert "unknown" in page
+        assert not re.search(r"\$0(?!\.)", page), page
 
 
 def test_each_budget_is_held_against_what_was_spent(client_of, clock, shelf, opened):

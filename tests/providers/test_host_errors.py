@@ -502,7 +502,7 @@ def test_a_full_flex_tier_is_told_apart_from_a_failing_server(serve, at):
 
 # -- keys ----------------------------------------------------------------------------------------------------
 
-REJECTED = {"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}
+REJECTED = {"error": {"message": "Incorrect API key provided.", "code": "invalid_api_key"}}
 
 
 OPENAI_HOSTS = [name for name, each in HOSTS.items() if each.api == "openai" and each.needs_key]
@@ -518,7 +518,7 @@ def test_a_rejected_key_is_named_by_its_variable(serve, monkeypatch, host):
     found = failure(provider)
     provider.close()
     assert found.kind is K.AUTH_ERROR
-    assert found.message.endswith(f"; check {variable}")
+    assert found.message.endswith(f"provided; check {variable}")
 
 
 def test_a_missing_key_is_named_if_a_server_asks_for_one(serve):
