@@ -64,6 +64,8 @@ def client(serve):
         ({"cost": 0.001, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.02}}, 0.021),
         ({"cost": 0.001, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.001}}, 0.001),
         ({"cost": 0.001, "is_byok": True}, None),  # the upstream's part is unknown
+        ({"cost_in_usd_ticks": 37756000}, 0.0037756),  # xAI
+        ({"cost_in_usd_ticks": "37756000"}, None),
         ({"cost": {"total_cost": 0.006}}, None),  # Perplexity
         *(({"cost": value}, None) for value in (None, "0.01", True, -1, float("inf"), float("nan"))),
         ({}, None),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from attrs import evolve
 
@@ -342,19 +342,24 @@ def usage_of(usage: Any) -> Usage | None:
     return Usage(taken, made, cached, min(reasoning, made), cache_write_tokens=written)
 
 
+_TICKS_PER_USD = 10**10  # xAI's page on cost tracking
+
+
 def cost_of(usage: Any) -> float | None:
-    """Return the USD charged for a call, which OpenRouter reports; ``None`` if not reported.
+    """Return the USD charged for a call, which xAI and OpenRouter report; ``None`` if not reported.
 
     If the call used the user's own key of an upstream provider, that provider charges its part separately.
     """
     found = fields(usage)
+    if _is_usd(ticks := found.get("cost_in_usd_ticks")):
+        return ticks / _TICKS_PER_USD
     charged: list[Any] = [found.get("cost")]
     if found.get("is_byok") is True:
         charged.append(fields(found.get("cost_details")).get("upstream_inference_cost"))
     return math.fsum(charged) if all(map(_is_usd, charged)) else None
 
 
-def _is_usd(value: Any) -> bool:
+def _is_usd(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
