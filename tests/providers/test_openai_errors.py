@@ -48,6 +48,7 @@ def test_the_waiting_time_may_stand_in_the_text(serve, connect):
     text = "Limit 3, Used 3. Please try again in 1m2.5s. Visit us."
     assert fails(serve, connect, says(error(text), "429 X")).retry_after == 62.5
     assert fails(serve, connect, says(error("try again in a while"), "429 X")).retry_after is None
+    assert fails(serve, connect, says(error("Please retry after 2 minutes."), "429 X")).retry_after == 120.0
 
 
 @pytest.mark.parametrize(
