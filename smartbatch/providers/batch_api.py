@@ -32,6 +32,7 @@ class BatchAbilities:
     labels: bool = True  # batches, including listed ones, show the mark they were created with
     fence: bool = True  # a create call that names a deleted input file is refused
     newest_first: bool = True  # lists of batches begin with the newest
+    cancels: bool = True  # running batches can be cancelled
     counts: bool = True  # a running batch reports how many requests are done
     retention: float = 29 * 86_400.0  # seconds from the create call until results expire
     priced: bool = True  # False if batches never cost anything, so that a missing price is not an error

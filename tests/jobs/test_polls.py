@@ -45,7 +45,10 @@ class Step:
         self.policy = SimpleNamespace(deadline=1e9)
         self.job = SimpleNamespace(cancel_requested=False, id="job", created_at=SENT)
         self.api = SimpleNamespace(
-            get=lambda *_: self.batch, cancel=self._cancel, classify=lambda error: error
+            get=lambda *_: self.batch,
+            cancel=self._cancel,
+            classify=lambda error: error,
+            abilities=SimpleNamespace(cancels=True),
         )
         self.runtime = SimpleNamespace(
             publish_progress=lambda *_, running: self.done.append(("told", running)),
@@ -148,6 +151,15 @@ def test_a_batch_is_cancelled_if_it_is_late_or_not_needed(age, given, note):
     step = Step(SENT + age, **given)
     assert poll_batch(step, shard()) is step
     assert (step.done == CANCELLED, step.note if note else None) == (note is not None, note)
+
+
+@pytest.mark.parametrize("given", [TIMED, {"job__cancel_requested": True}])
+def test_a_batch_that_cannot_be_cancelled_is_polled_until_it_ends(monkeypatch, given):
+    monkeypatch.setattr(polls.orphans, "search_duplicates_once", lambda _, shard, __: shard.remote)
+    running = SimpleNamespace(state=RemoteState.RUNNING, word="running", completed=3, failed=None, outputs=())
+    step = Step(SENT + 100.0, batch=running, api__abilities=SimpleNamespace(cancels=False), **given)
+    assert poll_batch(step, shard()) is step
+    assert step.done == [("later", 60.0, {"tries": 0}), ("told", 0)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -103,4 +104,23 @@ def test_a_batch_that_never_expires_is_cancelled_when_its_time_is_over(tmp_path)
     assert all(result.error is None for result in results)
     assert Route.INDIVIDUAL in {result.route for result in results}
     assert [record.state for record in emu.ledger.batches] == ["cancelled"]
+    assert emu.ledger.paid_twice(excluding_lost=False) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_batch_that_cannot_be_cancelled_is_waited_for(cancelled, tmp_path):
+    created = threading.Event()
+    with (
+        emulator(dialect="openrouter", batch_turnaround=3.0, batch_fault_for=lambda *_: created.set()) as emu,
+        client_of(emu, "openrouter", tmp_path / "store.db", batch_timeout=0.5) as client,
+    ):
+        prompts = [f"prompt {number}" for number in range(20)]
+        job = client.submit_batch(prompts, batch_fallback="individual", max_tokens=20)
+        if cancelled:
+            assert created.wait(20)
+            job.cancel()
+        results = list(job.results(timeout=60))
+        assert job.incidents() == []
+    assert {(result.error, result.route) for result in results} == {(None, Route.BATCH)}
     assert emu.ledger.paid_twice(excluding_lost=False) == []

@@ -97,7 +97,7 @@ def _due_at(step: Step, shard: ShardRow) -> float:
     limits = step.limits
     # batches of a cancelled job are cancelled immediately, without waiting for their next poll
     untouched = shard.state is ShardState.SUBMITTED and not (shard.cancelled or shard.tries)
-    if step.job.cancel_requested and untouched:
+    if step.job.cancel_requested and untouched and step.api.abilities.cancels:
         return -math.inf
     # if the system clock was set back, a pause must not last for hours
     longest = max(limits.longest_pause, limits.poll_interval, limits.reread_pause, limits.visibility)
@@ -145,19 +145,19 @@ def _decision(step: Step, deadline: float, pending: Sequence[ShardRow]) -> Rescu
         deadline - step.wall,
         margin,
         max(0, backlog),
-        [_pending(shard, step.wall) for shard in pending],
+        [_pending(shard, step.wall, cancels=step.api.abilities.cancels) for shard in pending],
         step.runtime.wiring.speed(step.job),
         LATE_PENALTY if step.policy.late_penalty is None else step.policy.late_penalty,
     )
 
 
-def _pending(shard: ShardRow, wall: float) -> PendingShard:
+def _pending(shard: ShardRow, wall: float, *, cancels: bool) -> PendingShard:
     done = shard.remote.completed if shard.state is _S.SUBMITTED else None
     left = shard.size - (done or 0)
     paused = shard.tries > 0 and shard.due_at > wall  # its last call failed, so a cancel would be delayed too
     unsent = shard.state in UNSENT_SHARDS
     at_work = shard.state is _S.SUBMITTED and not (shard.cancelled or poll.is_being_cancelled(shard))
-    movable = unsent or (at_work and not paused)
+    movable = unsent or (at_work and cancels and not paused)
     age = 0.0 if shard.submitted_at is None else max(0.0, wall - shard.submitted_at)
     sent_at = shard.remote.cancel_sent_at
     cancelled = None if sent_at is None else max(0.0, wall - sent_at)

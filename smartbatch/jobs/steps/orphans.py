@@ -184,7 +184,7 @@ def _handle_orphan(step: Step, shard: ShardRow, batch_id: str) -> ShardRow:
     if not batch.state.ended:
         # 2. it is running, and its label proves that it is the shard's: cancel it once, and wait until it has
         # ended
-        if labels and not shard.cancelled:
+        if labels and step.api.abilities.cancels and not shard.cancelled:
             step.api.cancel(batch.id, step.limits.call_timeout)
             return step.reschedule(shard, step.limits.poll_interval, cancelled=True)
         # 3. it is running although every batch should have ended by now, for example because its cancel is
@@ -286,12 +286,13 @@ def cancel_duplicates(step: Step, shard: ShardRow, duplicates: Iterable[RemoteBa
         Exception: the provider's adapter failed.
     """
     for duplicate in duplicates:
-        if not duplicate.state.ended:
+        cancelled = " and was cancelled" if step.api.abilities.cancels else ""
+        if cancelled and not duplicate.state.ended:
             step.api.cancel(duplicate.id, step.limits.call_timeout)
         step.incident(
             "double_submission",
-            f"batch {duplicate.id} was a second batch for the same requests and was cancelled; something "
-            "between this process and the provider repeats requests",
+            f"batch {duplicate.id} was a second batch for the same requests{cancelled}; something between "
+            "this process and the provider repeats requests",
             shard,
         )
 

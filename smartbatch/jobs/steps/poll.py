@@ -157,6 +157,9 @@ def is_overdue(step: Step, shard: ShardRow) -> bool:
 
 
 def _reason_to_cancel(step: Step, shard: ShardRow) -> str | None:
+    # a batch that cannot be cancelled is paid for in any case, so its answers are waited for
+    if not step.api.abilities.cancels:
+        return None
     if step.job.cancel_requested:
         return "the job was cancelled"
     if is_overdue(step, shard) and not is_being_cancelled(shard):

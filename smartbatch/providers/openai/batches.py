@@ -86,6 +86,7 @@ class OpenAIBatches(FileInputs):
             labels=dialect.labels,
             fence=not dialect.inline,
             newest_first=dialect.newest_first,
+            cancels=dialect.cancel is not None,
             retention=dialect.retention,
         )
         self._session = session
