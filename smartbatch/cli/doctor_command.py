@@ -167,7 +167,7 @@ def _host(host: Host, *, prices: Mapping[str, Any], online: bool) -> Finding:
     if online and variable and host.credentials is None:
         problem = _problem_of_access(provider)
         words.append(problem or "reachable")
-    kind = "credentials of an SDK" if host.credentials else "no key needed"
+    kind = "SDK credentials" if host.credentials else "no key needed"
     kind = "no key set" if host.needs_key else kind
     return Finding(
         host.name,

@@ -202,7 +202,8 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
         raise unusable("the vector is neither base64 nor a list of numbers")
     if not values or (dimensions is not None and len(values) != dimensions):
         raise unusable(f"the vector has {len(values)} numbers instead of {dimensions or 'at least one'}")
-    if not math.isfinite(sum(values)):  # a sum of 32-bit floats cannot overflow; opposite infinities give NaN
+    # as a 64-bit float, a sum of 32-bit floats cannot overflow; opposite infinities add up to NaN
+    if not math.isfinite(sum(values)):
         raise unusable("the vector has a number that is not finite")
     return values
 

@@ -55,7 +55,7 @@ class StoredRows:
     """Stores the rows of a run as jobs, and yields the results of all its jobs.
 
     Args:
-        written: whether the output already has the answer at a place.
+        written: whether the output already has the answer to the row at a place.
         to_file: whether rows may be written in any order, because the output is put in order at the end.
         stopped: once it returns true, nothing more is stored or waited for.
         say: prints messages.
@@ -98,7 +98,7 @@ class StoredRows:
         """Store the rows that are neither answered nor in progress as a job, if there are any.
 
         Args:
-            choose: returns the plan for the answers marked with a 1.
+            choose: returns the plan for the rows to be sent, given one byte per row: 1 for those.
             units: divides the rows into units for a cluster, given the key of the run.
 
         Raises:
@@ -110,7 +110,7 @@ class StoredRows:
             self._units = units(self.identity.key(self.identity.rows))
         needed = self.identity.needed(self.jobs, self._answered)
         for one in self.jobs:
-            found = "finished before; its answers are read from the store"
+            found = "finished earlier; its answers are read from the store"
             if not one.ended:
                 found = f"continues; {one.stored:,} of {plural(one.job.total, 'row')} have results"
             self._say(f"Job {one.job.id}: {found}.")

@@ -169,7 +169,7 @@ class RowSource:
             yield from reader(decompressed(self._file, self._compression))
         except READ_ERRORS as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise InputError(f"{self.name}: cannot be read to its end: {reason}") from error
+            raise InputError(f"{self.name}: cannot be read to the end: {reason}") from error
 
 
 def _format_of(file: IO[bytes]) -> Iterator[str]:
@@ -236,7 +236,7 @@ def decompressed(file: IO[bytes], compression: str) -> IO[bytes]:
 class _Bounded(io.RawIOBase):
     """The content of a compressed file of ``packed`` bytes, with a limited size and number of lines.
 
-    Reading a byte takes time, and a line may be a row that is kept in memory.
+    The limits keep a small file from taking hours to read, or from filling the memory with rows.
 
     Raises, while it is read:
         OSError: the content has too many bytes or lines.

@@ -136,7 +136,7 @@ def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(calls, ca
     os.close(leave)
     os.close(leave_there)
     assert [row["input"]["prompt"] for row in written()] == expected
-    assert "finished before; its answers are read from the store." in capfd.readouterr().err
+    assert "finished earlier; its answers are read from the store." in capfd.readouterr().err
 
 
 @pytest.mark.full

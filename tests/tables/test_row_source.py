@@ -359,7 +359,7 @@ def test_four_times_the_rows_take_no_more_memory(tmp_path, name):
 def test_a_broken_archive_is_refused_by_name(tmp_path, data, ending, format):
     path = tmp_path / f"in.{format}.{ending}"
     path.write_bytes(data)
-    with RowSource(str(path)) as source, pytest.raises(InputError, match="cannot be read to its end"):
+    with RowSource(str(path)) as source, pytest.raises(InputError, match="cannot be read to the end"):
         list(source.rows())
 
 

@@ -43,7 +43,7 @@ class QuotaKind(enum.Enum):
 class MemberLimits:
     caps: list[float] = field(factory=nothing)  # units; 0 for no limit
     rates: list[float] = field(factory=nothing)  # units per second
-    # as named by the provider, kept for processes that join later; a negative cap means none, or not enforced
+    # as reported by the provider, kept for processes that join later; a negative cap: none, or not enforced
     learned_caps: list[float] = field(factory=nothing)
     learned_rates: list[float] = field(factory=nothing)
 
@@ -52,7 +52,7 @@ class MemberLimits:
 class Remaining:
     # upper bound, minus the amount used since
     at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSION_COUNT)
-    # lower bound, reported after the exchange that returned ``then``
+    # lower bound that the provider reported after the exchange whose grant contained ``then``
     at_least: list[float] = field(factory=nothing)
     then: list[float] = field(factory=nothing)  # see :class:`LeaseGrant`
 
@@ -90,7 +90,7 @@ class LeaseAsk:
     limits: MemberLimits = field(factory=MemberLimits)
     remaining: Remaining = field(factory=Remaining)
     kept: list[float] = field(factory=nothing)  # units held and kept
-    # units returned; negative for debts of calls, 0 for a budget
+    # units returned; negative if calls used more than was leased, 0 for a budget
     returned: list[float] = field(factory=nothing)
     least: list[float] = field(factory=nothing)  # units that the next waiting call needs beyond ``kept``
     wanted: list[float] = field(factory=nothing)  # requested units, including ``least``
@@ -118,8 +118,8 @@ class LeaseGrant:
     then: list[float]  # granted in total minus held now, which limits the use until a later exchange
     spaced: float  # calls per second for all calls; 0 for no spacing
     probes: int  # 1 if this process may try a higher rate
-    accepted: float  # calls of the other processes answered since their starts
-    refused: float  # calls of the other processes refused since their starts
+    accepted: float  # calls of the other processes answered since they started
+    refused: float  # calls of the other processes refused since they started
     outage: int  # 1 while a process reports that the provider is down
 
 
@@ -132,7 +132,8 @@ batches of a dead process keep running.
 """
 
 PRECEDENCE_SECONDS = 2.0
-"""Seconds for which a process that got too little takes precedence over later ones; it asks again sooner."""
+"""Seconds for which a process that got too little takes precedence over later ones. It asks again before
+they have passed."""
 
 SLICES_PER_PROCESS = 4.0
 """A slice is at most the limit divided by the number of processes and by this factor."""
@@ -148,7 +149,7 @@ ACCOUNT_SECONDS, EMPTY_ACCOUNT_SECONDS = 7 * 86_400.0, 60.0
 """
 
 SLOT_SECONDS = 0.5
-"""Seconds' worth of slots of an evenly spaced limit that all processes together lease at a time."""
+"""If calls are evenly spaced, all processes together lease the slots of this many seconds at a time."""
 
 CLOCK_STEP_SECONDS = 2.0
 """Seconds by which a clock may be behind the record's last change, for example between threads. If it is
@@ -158,18 +159,18 @@ MEASURED_SHARE = 0.8
 """A reported rate below this share of the spaced rate was measured in a separate event."""
 
 QUIET_SECONDS = 8.0
-"""Seconds without any exchange that show that the back end was unavailable, because idle processes exchange
-every five seconds."""
+"""After this many seconds without any exchange, the back end must have been unavailable, because even idle
+processes make an exchange every five seconds."""
 
 SLOTS_AHEAD_SECONDS = 1.0
-"""Maximum seconds in advance for which slots are leased."""
+"""Slots are leased at most this many seconds in advance."""
 
 TURN_SECONDS = 5.0
 """Seconds without a call after which another process may try a higher rate."""
 
 _SLACK, _MONEY_SLACK = 1e-3, 1e-10
-"""Units of a rate and USD of a budget that may be missing because of rounding, so that a process is not
-refused at the time at which it was to ask again.
+"""Tolerance for rounding, in units of a rate and USD of a budget. Without it, a process that asks again at
+the time it was given could be refused.
 """
 
 
@@ -203,7 +204,7 @@ class SharedRecord:
     generation: int = 0  # grows with each event, so that several reports of one event count once
     caps: list[float] = field(factory=nothing)
     rates: list[float] = field(factory=nothing)
-    learned_caps: list[float] = field(factory=nothing)  # as last named by the provider
+    learned_caps: list[float] = field(factory=nothing)  # as last reported by the provider
     learned_rates: list[float] = field(factory=nothing)
     levels: list[float] = field(factory=nothing)
     granted: list[float] = field(factory=nothing)  # total, including returned units
@@ -218,7 +219,7 @@ class SharedRecord:
 
 
 class LateExchange(Exception):
-    """An exchange that arrived after a later one of the same client, which had given it up."""
+    """An exchange that its client had abandoned, and that arrived after the next one."""
 
 
 def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
@@ -229,9 +230,9 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     """
     account = record.accounts.get(ask.member)
     if account is not None and ask.totals.number <= account.number:
-        raise LateExchange("the exchange was given up, and a later one was made")
-    # 1. If the clock was set back, all times are set back too. Refill during an outage of the back end is not
-    #    granted, because processes may have used it as their safe shares.
+        raise LateExchange("the exchange was abandoned, and a later one was made")
+    # 1. If the clock was set back, all times are set back too. Units that refilled while the back end was
+    #    unavailable are not granted, because processes may have used them as their safe shares.
     if now < record.at - CLOCK_STEP_SECONDS:
         _set_back(record, record.at - now)
     now = max(now, record.at)
@@ -371,7 +372,8 @@ def _correct(record: SharedRecord, ask: LeaseAsk, d: int, level: float) -> None:
         # a single process can rely on the provider's figure; otherwise it is a maximum, because other
         # programs may use the limit
         level = min(level, bound - others) if record.members else bound - ask.kept[d]
-        # more is left than all processes can have used since, because calls need less than expected
+        # calls often use fewer units than expected, so more may be left: the reported lower bound, minus the
+        # most that can have been used since
         if ask.remaining.at_least[d] > 0.0:
             level = max(level, ask.remaining.at_least[d] - (record.granted[d] - ask.remaining.then[d]))
     record.levels[d] = min(record.caps[d], level)

@@ -77,8 +77,8 @@ def bounded(kind: Any, *, remembers: bool) -> Any:
 
 
 def _found(pattern: str, text: str) -> bool:
-    """A pattern that the engine rejects counts as a match. The class that defines it checks it, and a plain
-    schema with such a pattern is rejected before anything is sent.
+    """A pattern that the engine rejects counts as a match. If it comes from a class, the class checks values
+    itself; a plain schema with such a pattern is rejected before anything is sent.
     """
     try:
         return compiled(pattern)(text)
