@@ -24,6 +24,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
+from smartbatch.providers.hosts import HOSTS
 from smartbatch.realtime import shared_quota
 from smartbatch.routing import history
 from smartbatch.shortcuts import close_stores
@@ -171,6 +172,15 @@ def on_its_own(request, states, monkeypatch):
 def pytest_runtest_teardown() -> None:
     """Close what ``smartbatch.job`` opened while the folder and servers of the test still exist."""
     close_stores()
+
+
+@pytest.fixture
+def known_hosts():
+    """Forget the hosts that a test adds."""
+    before = dict(HOSTS)
+    yield
+    HOSTS.clear()
+    HOSTS.update(before)
 
 
 @pytest.fixture

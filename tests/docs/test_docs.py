@@ -214,7 +214,7 @@ def emu(monkeypatch, folder):
 
 @pytest.mark.full
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
-@pytest.mark.usefixtures("only_loopback")
+@pytest.mark.usefixtures("only_loopback", "known_hosts")
 def test_every_example_of_a_page_does_what_it_shows(page, folder, emu):
     before = set(sys.modules)
     try:

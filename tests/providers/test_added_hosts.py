@@ -16,14 +16,12 @@ from smartbatch.testing import answer_for, emulator
 PATIENCE = 60.0
 
 
+pytestmark = pytest.mark.usefixtures("known_hosts")
+
+
 @pytest.fixture(autouse=True)
-def listed(monkeypatch):
-    """Forget the hosts of a test."""
+def acme_key(monkeypatch):
     monkeypatch.setenv("ACME_API_KEY", "key-of-a-test")
-    before = dict(HOSTS)
-    yield
-    HOSTS.clear()
-    HOSTS.update(before)
 
 
 @pytest.mark.parametrize("ending", ["toml", "yaml"])

@@ -167,9 +167,9 @@ def test_servers_that_users_run_have_no_price():
 # -- further hosts -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("known_hosts")
 def test_a_host_that_is_not_listed_takes_one_record(monkeypatch):
     monkeypatch.setenv("NOVITA_API_KEY", "key-of-a-test")
-    monkeypatch.setitem(HOSTS, "novita", HOSTS["openai"])  # removed again after the test
     add_host(Host(name="novita", address="https://api.novita.ai/v3/openai", price_id="novita"))
     assert create("novita:deepseek/deepseek-v3", clock=VirtualClock())[0].name == "novita"
     assert rate("novita:cognitivecomputations/dolphin-mixtral-8x22b")
