@@ -67,6 +67,7 @@ class Host:
         batch_share: price in a batch relative to real time, for models without batch rates in the table.
             ``None`` if it depends on the model.
         cached_batch_share: the same for cached input.
+        writes_cache: whether long prompts are cached automatically, at the table's price of cache writes.
         weekend_price_hour: the hour of the day, UTC, whose price applies all Saturday and Sunday.
         max_tokens_field: the name of the output limit in a chat; the other one is sent if it is rejected.
         stream_usage: whether streamed chats accept ``stream_options``; ``None`` to send it until rejected.
@@ -103,6 +104,7 @@ class Host:
     priced: bool = True
     batch_share: float | None = None
     cached_batch_share: float = 1.0
+    writes_cache: bool = False
     weekend_price_hour: int | None = None
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     stream_usage: bool | None = None
@@ -195,6 +197,7 @@ _BUILT_IN = (
         account_variables=("OPENAI_ORG_ID", "OPENAI_PROJECT_ID"),
         price_id="openai",
         batch_share=0.5,  # guide to the Batch API; for cached input it depends on the model
+        writes_cache=True,
         max_tokens_field="max_completion_tokens",
         reasoning_turns=False,
         flex=True,
@@ -268,6 +271,7 @@ _BUILT_IN = (
         key_header="api-key",
         price_id="azure",
         batch_share=0.5,
+        writes_cache=True,
         max_tokens_field="max_completion_tokens",
         reasoning_turns=False,
         telemetry_name="azure.ai.openai",

@@ -335,8 +335,9 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
     valid_until = _next_change(found.model, wall, variants=context is not None)
     source = f"genai-prices {genai_prices.__version__}"
     bands = _bands(price)
-    itself = found.provider.id == "openai" and any(band.written > band.input for band in bands)
-    card = RateCard(source, bands, float(_at(price.requests_kcount, 0) or 0) / 1000, valid_until, itself)
+    host = HOSTS.get(provider)
+    writes = host is not None and host.writes_cache and any(band.written > band.input for band in bands)
+    card = RateCard(source, bands, float(_at(price.requests_kcount, 0) or 0) / 1000, valid_until, writes)
     if not _agrees(card, exact):
         card = evolve(card, exact=exact)
     return _Listed(card, dict(vars(price)))
