@@ -13,7 +13,7 @@ from smartbatch.emulator.hosts.dialects import DIALECTS
 from smartbatch.errors import ErrorKind
 from smartbatch.providers.hosts import HOSTS
 from smartbatch.testing import Emulator, emulator
-from smartbatch.types import Result, Route
+from smartbatch.types import Kind, Result, Route
 
 FAILING = 20  # one of so many lines fails
 
@@ -90,6 +90,15 @@ def test_a_batch_whose_create_call_was_not_answered_is_found_at_each_host(host, 
     assert all(result.error is None for result in results)
     assert sorted(record.outcome for record in emu.ledger.batches) == ["created", "created", "lost"]
     assert emu.ledger.paid_twice(excluding_lost=False) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("host", [name for name in DIALECTS if Kind.EMBED in HOSTS[name].batches.kinds])
+def test_vectors_are_computed_in_batches_where_the_host_has_them(host, tmp_path):
+    with emulator(dialect=host) as emu, client_of(emu, host, tmp_path / "store.db") as client:
+        results = client.embed([f"text {number}" for number in range(20)], strategy="batch")
+    assert {(result.error, result.route) for result in results} == {(None, Route.BATCH)}
+    assert all(result.embedding for result in results)
 
 
 @pytest.mark.full

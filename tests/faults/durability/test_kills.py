@@ -17,7 +17,7 @@ from tests.faults.durability.kill_loop import KillLoop, Plan, plan_of, settle_of
 from tests.faults.durability.realtime_kills import REALTIME, KilledRows, kill_rows
 from tests.faults.durability.run_checks import RunReport
 from tests.faults.durability.sharing_runs import SharingPlan, SharingRun
-from tests.faults.durability.worker_task import MODELS
+from tests.faults.durability.worker_task import HOST_MODELS, MODELS
 
 CYCLES = 51  # workers killed, in all
 JOBS = 4  # least jobs for each provider: about eight batches
@@ -51,6 +51,18 @@ def test_workers_killed_fifty_times_lose_nothing_and_pay_nothing_twice(tmp_path)
     )
     assert all(report.excused == [] for report in reports)
     assert sum(report.items for report in reports) >= 4 * JOBS * len(MODELS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("host", HOST_MODELS)
+def test_workers_killed_at_a_host_with_its_own_dialect_pay_nothing_twice(host, tmp_path):
+    with faulty_emulator(seed=3, dialect=host) as url, ForkServer(tmp_path / "workers.log") as fork_server:
+        plan = Plan(
+            provider=host, cycles=12, jobs=2, seed=3, settle=settle_of(host), visibility=LIST_LAG + 0.2
+        )
+        report = KillLoop(plan, url=url, folder=tmp_path, fork_server=fork_server).run()
+    assert report.faults == []
+    assert report.excused == []
 
 
 SOME, MANY = 5, 48
