@@ -436,8 +436,9 @@ def _unanswered(error: Any, secrets: tuple[str, ...]) -> ProviderError | NotRun:
     if timed_out:
         kind = ErrorKind.TIMEOUT
     text = safe_text(message, (), *secrets)
+    what = "did not run" if kind is None else "could not answer"
     meaning = ProviderError(
-        f"the batch did not run this request ({code or 'no code'}{f': {text}' if text else ''})",
+        f"the batch {what} this request ({code or 'no code'}{f': {text}' if text else ''})",
         kind=kind or ErrorKind.SERVER_ERROR,
         code=code,
         maybe_billed=timed_out,

@@ -1,5 +1,6 @@
 """Batch API of OpenAI and compatible servers: an uploaded file, one create call, a list and result files.
 
+Other hosts differ as their :class:`~smartbatch.providers.openai.dialect.BatchDialect` describes.
 Source: OpenAI's OpenAPI document 2.3.0 and Batch guide (November 2026): 50,000 requests and 200 MB
 per batch, results for 30 days, no idempotent create call, no filter in the list.
 """
