@@ -131,7 +131,7 @@ class JobProviders:
         if self.provider_of(row) is not None:
             return None
         opened = self._from_environment(row.model)
-        another = "this process has a different key, server or organisation"
+        another = "this process has a different key, server or organization"
         problem = another if opened.provider else opened.problem
         return f"needs the {row.model.partition(':')[0]} account it was submitted with: {problem}"
 

@@ -124,7 +124,7 @@ class Provider(ABC):
 
     Attributes:
         name: the prefix in ``provider:model``.
-        scope: identifies the quota by key fingerprint, base URL, organisation and project; never
+        scope: identifies the quota by key fingerprint, base URL, organization and project; never
             contains the key.
         capabilities: see :class:`Capabilities`.
         own_code: True if calls run user code, whose exceptions are kept as the cause of errors.

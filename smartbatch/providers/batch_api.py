@@ -127,7 +127,7 @@ class BatchApi(ABC):
     """A provider's Batch API. Safe to use from several threads."""
 
     name: str  # the provider's prefix
-    # account, server and organisation, as in Provider.scope; batches of other scopes are not visible
+    # account, server and organization, as in Provider.scope; batches of other scopes are not visible
     scope: str
     abilities: BatchAbilities
 

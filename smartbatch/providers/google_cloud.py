@@ -1,4 +1,4 @@
-"""Google Cloud: credentials, project and region, and its errors, for every model that it serves."""
+"""Credentials, project, region and errors of Google Cloud, for every model that it serves."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class GoogleSignIn:
     """Credentials of Google Cloud, and the project that pays.
 
     Args:
-        credentials: of ``google-auth``; ``None`` for Application Default Credentials, which may take seconds
-            to find.
+        credentials: from ``google-auth``; ``None`` for Application Default Credentials, which may take
+            seconds to find.
         project: the project's id; ``None`` for that of the credentials.
 
     Raises:
@@ -70,12 +70,12 @@ class GoogleSignIn:
                 f"no project: set {' or '.join(PROJECT_VARIABLES)}, or the provider option project"
             )
         if not _PROJECT.fullmatch(project):
-            raise ConfigError("the project of Google Cloud is not a project id")
+            raise ConfigError("the Google Cloud project must be given by its id, in lower case")
         self._credentials, self._project = credentials, project
         self._lock = threading.Lock()
 
     def account(self) -> dict[str, Any]:
-        """Return arguments of an SDK's client."""
+        """Return the arguments for an SDK's client."""
         return {"credentials": self._credentials, "project": self._project}
 
     def refresh(self, timeout: float) -> None:
@@ -95,7 +95,7 @@ class GoogleSignIn:
         with self._lock:
             if self._credentials.valid:
                 return
-            # after waiting for a thread that failed, hardly any time is left
+            # after waiting for a thread that failed, hardly any time may be left
             request = partial(Request(), timeout=max(0.1, deadline - time.monotonic()))
             try:
                 self._credentials.refresh(request)  # type: ignore[no-untyped-call]

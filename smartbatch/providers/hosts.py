@@ -29,14 +29,14 @@ from smartbatch.providers.openai.dialect import (
 from smartbatch.providers.value_types import fits, type_words
 
 Api: TypeAlias = Literal["openai", "anthropic", "gemini", "bedrock", "vertex", "vertex-claude"]
-"""An API and how its requests are authorized. ``bedrock`` and ``vertex-claude`` have Anthropic's messages,
-``vertex`` has Gemini's API.
+"""An API and how its requests are authorized. ``bedrock`` and ``vertex-claude`` use Anthropic's Messages
+API, ``vertex`` uses Gemini's.
 """
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ONLY_IN_CODE = ("name", "apis", "credentials", "region_variables")
-_OTHER_PREFIXES = ("call", "sim")  # of providers that are no hosts
+_OTHER_PREFIXES = ("call", "sim")  # of providers that are not hosts
 
 
 @frozen(kw_only=True)
@@ -46,12 +46,12 @@ class Host:
     Attributes:
         name: the prefix in ``name:model``.
         api: the API that the service implements.
-        apis: other APIs, by the beginning of the names of their models.
+        apis: other APIs, by the beginning of their models' names.
         address: the base URL; ``None`` if each account has its own. ``{region}`` stands for the region.
         regions: other base URLs, by the value of the provider option ``region``.
         region_variables: environment variables with the region.
         servers: the host's server names; one that begins with a period stands for all names that end in it.
-            By default the servers in the addresses. A base URL on one of these servers has the host's
+            By default, the servers in the addresses. A base URL on one of these servers has the host's
             abilities, whatever its prefix.
         path: added to a base URL without a path, because environment variables often contain only the server.
         key_variables: environment variables with the key; the first that is set applies. By default
@@ -60,9 +60,9 @@ class Host:
         account_variables: environment variables with OpenAI's organization and project, in this order.
         key_header: the header with the key; in ``Authorization``, ``Bearer`` precedes it.
         needs_key: False for servers that users run themselves, and for hosts with ``credentials``.
-        credentials: the credentials that an SDK finds itself, as shown to users; ``None`` for a key.
+        credentials: describes to users the credentials that an SDK finds itself; ``None`` if a key is used.
         price_id: the host's name in the price table; ``None`` if the table does not list its prices.
-        families: parts of the names of the host's models, if the table lists others under the same name.
+        families: parts of the names of the host's models, if ``price_id`` in the table has other models too.
         priced: False if calls cost nothing, so that a missing price is not an error.
         batch_share: price in a batch relative to real time, for models without batch rates in the table.
             ``None`` if it depends on the model.
@@ -78,7 +78,7 @@ class Host:
         flex: whether the host has a cheaper, slower tier.
         telemetry_name: the host's name in OpenTelemetry; ``None`` for its own.
         telemetry_operation: what OpenTelemetry calls a generation at the host.
-        error_kinds: codes of errors that mean something else than at OpenAI.
+        error_kinds: kinds by error code, for codes with a meaning different from OpenAI's.
         batches: the host's Batch API; ``None`` without one.
 
     Raises:
@@ -127,8 +127,8 @@ class Host:
         # the value is not shown, because it may be the key itself
         if not all(map(_VARIABLE.fullmatch, (*self.key_variables, *self.address_variables))):
             raise ConfigError(
-                f"host {self.name}: key_variables and address_variables are names of environment "
-                "variables, in letters, digits and _"
+                f"host {self.name}: key_variables and address_variables must be names of environment "
+                "variables, with letters, digits and _"
             )
         for share in ("batch_share", "cached_batch_share"):
             if not 0 <= (getattr(self, share) or 0) <= 1:
@@ -188,7 +188,7 @@ COMPATIBLE = Host(
     needs_key=False,
     batches=OPENAI,
 )
-"""A server of which only the address is known."""
+"""A server about which only the address is known."""
 
 _BUILT_IN = (
     Host(

@@ -151,7 +151,7 @@ def _figures(headers: Mapping[str, str], what: str, now: float) -> _Figures:
 
 
 def _tighter(one: _Figures, other: _Figures) -> _Figures:
-    """Combine two limits that both apply, such as the organisation's and the project's."""
+    """Combine two limits that both apply, such as the organization's and the project's."""
     limits = [figure.limit for figure in (one, other) if figure.limit is not None]
     left = [figure.remaining for figure in (one, other) if figure.remaining is not None]
     limit, remaining = min(limits, default=None), min(left, default=None)

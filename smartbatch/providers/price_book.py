@@ -51,8 +51,8 @@ class PriceBook:
 
     Args:
         user: prices by ``provider:model`` or by model; they take precedence over the bundled table and may
-            include models that it does not list. A string is the model that has the price, as
-            ``provider:model``.
+            include models that it does not list. A string names a model with the same
+            price, as ``provider:model``.
     """
 
     def __init__(self, user: Mapping[str, Price | str] | None = None) -> None:
@@ -93,7 +93,7 @@ class PriceBook:
         return card
 
     def check_references(self, wall: float) -> None:
-        """Check that the models named in place of a price have one.
+        """Check that each model named in place of a price has a price.
 
         Raises:
             ConfigError: a price is unknown; the message suggests the nearest listed model.

@@ -166,7 +166,7 @@ _ADAPTERS: Mapping[Api, tuple[str, str]] = {
 def example(prefix: str, *, allow_http: bool = True) -> Provider:
     """Create a provider without a key, to read its abilities.
 
-    ``allow_http`` is False if a plain ``http`` address is an error, as it is with a key. An unusable
+    If ``allow_http`` is False, a plain ``http`` address is an error, as it is with a key. An unusable
     address in the environment raises ``ConfigError``.
     """
     name = "json:dumps" if prefix == "call" else "any"
@@ -190,7 +190,7 @@ def _factory_of(prefix: str, model: str) -> Factory:
     host = HOSTS[prefix]
     api = host.api_of(model)
     if api not in _ADAPTERS:
-        raise ConfigError(f"{prefix}: has the API of {api}:, so use {api}: with its base URL")
+        raise ConfigError(f"{prefix}: has the API of {api}; use the prefix {api}: with its base URL")
     return _Adapter(*_ADAPTERS[api], lambda model, _clock: (model, (), {"host": host}))
 
 
@@ -250,7 +250,7 @@ class OpenedModel:
         if request.model is not None and host and host.api_of(request.model) != host.api_of(self.name):
             shown = scrub(request.model, limit=80)
             raise InvalidRequest(
-                f"model {shown!r} has another API than {self.label}: create a second client for it",
+                f"model {shown!r} uses a different API than {self.label}: create a second client for it",
                 field="model",
             )
         if request.embedding is not None and not self.provider.capabilities.max_texts:

@@ -10,7 +10,7 @@ _NAMES: Final = {str: "a string", int: "a whole number", float: "a number", bool
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a value has a type. Of a ``Literal``, only the types of its values are compared."""
+    """Whether a value has a type. For a ``Literal``, only the types of its values are compared."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(fits(value, each) for each in inner)
@@ -24,7 +24,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def type_words(kind: Any, mapping: str) -> str:
-    """Describe a type to users, in whose notation a mapping is called ``mapping``."""
+    """Describe a type to users; ``mapping`` is the word for a mapping in the notation that they use."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(type_words(each, mapping) for each in inner if each is not NoneType)

@@ -136,5 +136,5 @@ def test_hosts_do_not_fit_into_a_variable():
 
 
 def test_a_host_in_code_is_checked_as_well():
-    with pytest.raises(ConfigError, match="key_variables and address_variables are names of environment"):
+    with pytest.raises(ConfigError, match="key_variables and address_variables must be names of environment"):
         Host(name="acme", address_variables=("https://a.example",))

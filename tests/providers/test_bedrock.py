@@ -221,7 +221,7 @@ def test_a_stream_can_fail_between_frames(frames, kind, code, serve, reach_bedro
         (403, "ExpiredTokenException", "is expired", ErrorKind.AUTH_ERROR, "aws sso login"),
         (403, "UnrecognizedClientException", "is invalid", ErrorKind.AUTH_ERROR, "set AWS_PROFILE, AWS_ACC"),
         (429, "ThrottlingException", "Too many tokens, please wait", ErrorKind.RATE_LIMIT, ""),
-        (429, "ThrottlingException", "Too many tokens per day", ErrorKind.NO_MONEY, "the day's token quota"),
+        (429, "ThrottlingException", "Too many tokens per day", ErrorKind.NO_MONEY, "daily token quota"),
         (429, "ModelNotReadyException", "not ready", ErrorKind.SERVER_ERROR, ""),
         (400, "ServiceQuotaExceededException", "quota", ErrorKind.RATE_LIMIT, ""),
         (408, "ModelTimeoutException", "late", ErrorKind.SERVER_ERROR, ""),

@@ -159,7 +159,7 @@ def test_prices_at_vertex_are_in_the_table(model):
 def test_a_model_with_another_api_needs_a_client_of_its_own():
     with (
         BatchingClient(f"vertex:{GEMINI}", provider_options={"credentials": Credentials(TOKEN)}) as client,
-        pytest.raises(InvalidRequest, match="'claude-haiku-5-5' has another API than vertex:gemini-"),
+        pytest.raises(InvalidRequest, match="'claude-haiku-5-5' uses a different API than vertex:gemini-"),
     ):
         client.submit(Request("hi", model=CLAUDE))
 

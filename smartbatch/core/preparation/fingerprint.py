@@ -32,7 +32,7 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
     Args:
         request: as returned by :func:`~smartbatch.core.preparation.validation.normalise`.
         model: the model it is sent to.
-        scope: the provider's scope: account, server, organisation.
+        scope: the provider's scope: account, server, organization.
     """
     key = hashlib.blake2b(_head(scope, model, request.isolation_key), digest_size=32)
     key.update(_canonical(request.params))

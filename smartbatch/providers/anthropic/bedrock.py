@@ -96,7 +96,9 @@ class BedrockProvider(MessagesProvider):
             )
         key = setting(api_key, "AWS_BEARER_TOKEN_BEDROCK")
         if key is not None and profile is not None:
-            raise ConfigError("a Bedrock API key (api_key or AWS_BEARER_TOKEN_BEDROCK) replaces a profile")
+            raise ConfigError(
+                "use a profile or a Bedrock API key (api_key, AWS_BEARER_TOKEN_BEDROCK), not both"
+            )
         region = setting(region, *host.region_variables) or _region_of(profile)
         if region is None:
             raise ConfigError(
@@ -111,7 +113,7 @@ class BedrockProvider(MessagesProvider):
 
         def sdk_over(transport: Transport) -> BedrockSdk:
             if find_spec("boto3") is None:
-                raise ConfigError("bedrock: needs boto3: pip install 'smartbatch-llm[bedrock]'")
+                raise ConfigError("bedrock needs boto3: pip install 'smartbatch-llm[bedrock]'")
             with one_at_a_time():
                 from smartbatch.providers.anthropic.sdk import BedrockSdk
 
@@ -177,7 +179,7 @@ def _region_of(profile: str | None) -> str | None:
 def _check_credentials(sdk: BedrockSdk) -> None:
     """Sign a request that is not sent. Afterwards, threads share the credentials that boto3 found.
 
-    It takes a second on a machine without credentials.
+    This takes a second on a machine without credentials.
     """
     try:
         sdk.head_of("/", _SIGNING_SECONDS, b"")
@@ -215,16 +217,16 @@ _NO_VERSION = re.compile(r"api version|anthropic_version", re.I)
 
 
 def _understand(reply: Reply, data: Any) -> Refusal:
-    """The type of an error is in a header, and in a stream inside the event."""
+    """The type of an error is in a header; in a stream, it is in the event."""
     error = error_in(data)
     message = plain(error.get("message") or fields(data).get("message") or fields(data).get("Message"))
     named = error.get("type") or reply.headers.get("x-amzn-errortype") or fields(data).get("__type")
     code = short(plain(named).partition(":")[0].rpartition("#")[2], PLAIN_WORD)
-    word = code and code[0].upper() + code[1:]  # streams begin the same names with a small letter
+    word = code and code[0].upper() + code[1:]  # in streams, the same names begin with a lower-case letter
     if word == "ThrottlingException" and _A_DAY.search(message):
-        text = "the day's token quota of the account is used up; use another model or region"
+        text = "the account's daily token quota is used up; use another model or region"
         return Refusal(ErrorKind.NO_MONEY, text, "daily_quota")
-    # a wrong signature is explained with all signed headers, including the session token
+    # the text about a wrong signature contains all signed headers, including the session token
     message = message.partition("The Canonical String")[0]
     kind = _KINDS.get(word or "") or kind_of(reply.status, None, None, message)
     advice = _ADVICE.get(word or "", _SIGN_IN if kind is ErrorKind.AUTH_ERROR else "")

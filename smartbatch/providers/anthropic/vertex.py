@@ -44,7 +44,7 @@ class VertexClaudeProvider(MessagesProvider):
         region: ``GOOGLE_CLOUD_LOCATION`` or ``CLOUD_ML_REGION`` by default, or else ``global``.
         project: ``GOOGLE_CLOUD_PROJECT`` or ``ANTHROPIC_VERTEX_PROJECT_ID`` by default, or else that of the
             credentials.
-        credentials: of ``google-auth``; Application Default Credentials by default.
+        credentials: from ``google-auth``; Application Default Credentials by default.
         base_url: ``GOOGLE_VERTEX_BASE_URL`` or ``VERTEX_BASE_URL`` by default, or else that of the region;
             without the version.
         host: the host's record.
@@ -56,7 +56,7 @@ class VertexClaudeProvider(MessagesProvider):
         allow_http: whether the token may be sent over plain ``http`` to another machine.
 
     Raises:
-        ConfigError: a setting is invalid. Missing credentials are found with the first call.
+        ConfigError: a setting is invalid. Missing credentials are reported by the first call.
     """
 
     models = re.compile(r"\w[\w.@-]{0,127}", re.ASCII)

@@ -1,7 +1,7 @@
 """Gemini at Google Cloud's Vertex AI, through the ``google-genai`` SDK in its Vertex mode.
 
 Sources: Google's reference for ``publishers.models.generateContent`` and the SDK 3.6 (November 2026). Unlike
-the Gemini API, Vertex AI rejects unknown fields, and calls of functions and their results have no ids.
+the Gemini API, Vertex AI rejects unknown fields, and function calls and their results have no ids.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VertexGeminiProvider(ContentProvider):
         region: ``GOOGLE_CLOUD_LOCATION`` or ``CLOUD_ML_REGION`` by default, or else ``global``.
         project: ``GOOGLE_CLOUD_PROJECT`` or ``ANTHROPIC_VERTEX_PROJECT_ID`` by default, or else that of the
             credentials.
-        credentials: of ``google-auth``; Application Default Credentials by default.
+        credentials: from ``google-auth``; Application Default Credentials by default.
         base_url: ``GOOGLE_VERTEX_BASE_URL`` or ``VERTEX_BASE_URL`` by default, or else that of the region;
             without the version.
         host: the host's record.
@@ -51,7 +51,7 @@ class VertexGeminiProvider(ContentProvider):
         allow_http: whether the token may be sent over plain ``http`` to another machine.
 
     Raises:
-        ConfigError: a setting is invalid. Missing credentials are found with the first call.
+        ConfigError: a setting is invalid. Missing credentials are reported by the first call.
     """
 
     without_batches = NOT_YET

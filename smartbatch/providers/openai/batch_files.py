@@ -54,7 +54,7 @@ class FileInputs(BatchApi):
             reply = self._upload_by_redirect(self._dialect.file_id_header, filename, source, timeout)
         file = _read_file(self._calls.decoded(reply))
         if file.size is not None and file.size != size:
-            text = f"the provider has {file.size} bytes of an input of {size}"
+            text = f"the provider stored {file.size} of the input's {size} bytes"
             raise unusable(text, "truncated", kind=ErrorKind.NETWORK_ERROR)
         return RemoteFile(file.id, name, file.size, file.ready)
 

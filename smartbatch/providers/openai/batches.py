@@ -169,7 +169,7 @@ class OpenAIBatches(FileInputs):
             return None
         batch = self._read(self._errors.decode(reply), http_date(reply.headers.get("date")))
         error = None if batch.error is None else self._parameters.learn(batch.error)
-        # LiteLLM may return the id of the service behind it, which it later does not recognise.
+        # LiteLLM may return the id of the service behind it, which it later does not recognize.
         return evolve(batch, id=batch_id, error=error)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:

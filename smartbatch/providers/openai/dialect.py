@@ -30,21 +30,21 @@ class BatchDialect:
         file_id_header: header with the file's id in an answer that redirects the upload to a storage server;
             ``None`` if the form contains the file.
         files_query: query of the list of files; a ``purpose`` in it is replaced by :attr:`purpose`.
-        line: fields of an input line, of ``custom_id``, ``method``, ``url`` and ``body``.
+        line: fields of an input line: some of ``custom_id``, ``method``, ``url`` and ``body``.
         path: path of the list of batches, and of the create call.
         create: fields of the create call, in order. A string names the value: ``file`` or ``files`` (the
             input's id, or a list with only that id), ``endpoint``, ``model``, ``window``, ``hours`` (the
             window in hours), ``metadata`` (an object with the mark) or ``name`` (a string with the mark). Any
             other value is sent as it is. Lines have no model if the create call has one.
-        window: the time allowed for a batch, as in ``24h`` or ``7d``.
-        cancel: path of the cancel call after that of the batch; ``None`` if batches cannot be cancelled.
+        window: the time allowed for a batch, such as ``24h`` or ``7d``.
+        cancel: added to the path of a batch to cancel it; ``None`` if batches cannot be cancelled.
         deletes: whether ended batches can be deleted.
         listed: field with the batches in a list of batches; ``None`` if the list is a bare array.
         list_query: query of the list of batches.
         cursor: query parameter of the next page: the id of the last entry, a token in the answer, or a page
             number from 0. ``None`` if lists have a single page.
         newest_first: whether the list of batches is known to begin with the newest.
-        counters: whether a batch's state follows from counters of its requests instead of a word.
+        counters: whether a batch has counters of its requests instead of a status.
         results: whether results are files, pages of JSON, or part of an ended batch.
         labels: whether listed batches show their mark or their input file.
         retention: seconds from the create call until results are deleted.
@@ -83,11 +83,11 @@ class BatchDialect:
         """The window in hours.
 
         Raises:
-            ConfigError: it has another notation.
+            ConfigError: the window is not in hours or days.
         """
         found = _WINDOW.fullmatch(self.window)
         if found is None:
-            raise ConfigError(f"batch_window={self.window!r} is no duration; use one such as '24h' or '7d'")
+            raise ConfigError(f"batch_window={self.window!r} is not in hours or days, such as '24h' or '7d'")
         return int(found[1]) * (24 if found[2] == "d" else 1)
 
 

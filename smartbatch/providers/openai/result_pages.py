@@ -39,7 +39,7 @@ _UNRUN = re.compile(r"expired|cancel", re.I)
 def lines_of_pages(
     session: RequestsSession, calls: BatchCalls, dialect: BatchDialect, path: str, timeout: float
 ) -> Iterator[bytes]:
-    """Yield a line in OpenAI's form for each result of a batch; ``path`` is that of the results."""
+    """Yield a line in OpenAI's format for each result of a batch; ``path`` is that of the results."""
     deadline = time.monotonic() + timeout
     query, current = {"limit": str(_RESULTS_PER_PAGE)}, None
     while True:
@@ -55,8 +55,8 @@ def lines_of_pages(
 def lines_of_batch(data: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield the result lines in a decoded batch.
 
-    OpenRouter names the type of a request's error, according to its SDK, or its status, as in real time. An
-    unknown type counts as a server error.
+    OpenRouter's errors have a type (according to its SDK) or a status (as in real time). An unknown type
+    counts as a server error.
     """
     results = data.get("results")
     if not isinstance(results, list):
@@ -76,7 +76,7 @@ def lines_of_batch(data: Mapping[str, Any]) -> Iterator[bytes]:
 def _line_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """Convert one of xAI's results.
 
-    The response is an object with one field, which has the endpoint's name. An error is a
+    The response is an object with one field, named after the endpoint. An error is a
     ``google.rpc.Status``; the code 0 means that there is none.
     """
     found = fields(result.get("batch_result"))
