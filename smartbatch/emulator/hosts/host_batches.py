@@ -210,7 +210,7 @@ def _label(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _windows(call: BatchCall, fields: Mapping[str, Any]) -> float:
-    """Return the time until the requests expire, in days. The setting ``batch_window`` stands for a day."""
+    """Return the time until the requests expire, in days of ``batch_window`` seconds."""
     found = re.fullmatch(r"(\d+)([hd])", fields.get("completion_window") or "24h")
     hours = int(found[1]) * (24 if found[2] == "d" else 1) if found is not None else 0
     hours = fields.get("timeout_hours") or hours
@@ -259,7 +259,7 @@ def line_bytes(line: OutputLine, call: BatchCall) -> bytes:
 
 
 def line_object(line: OutputLine, call: BatchCall) -> dict[str, Any]:
-    """Return a result: in OpenAI's format, with errors in that of the host, unless it has its own."""
+    """Return a result in the host's own format, or else in OpenAI's with errors in the host's."""
     if call.dialect.inline is not None and line.damage is not None:
         return {"custom_id": line.custom_id}  # a malformed line would invalidate the whole batch
     if call.dialect.line is not None:

@@ -41,7 +41,7 @@ class Variant:
 
     Attributes:
         effect: how the API behaves.
-        changes: attributes of the dialect, with their values in this reading.
+        changes: attributes of the dialect, with their values in this interpretation.
     """
 
     effect: str
@@ -95,7 +95,7 @@ class HostDialect:
         body_fields: the fields accepted in the body of a chat; ``None`` accepts all.
         rejects: parameters of a chat that the host does not support.
         filters: whether a filter blocks prompts, rather than the model refusing them.
-        retry_after_ms: whether a 429 has the time to wait in milliseconds as well.
+        retry_after_ms: whether a 429 also has the waiting time in milliseconds.
         flex_status: the HTTP status if the flex tier has no capacity.
         always_usage: whether every stream ends with the usage.
         errors: the format of errors.
@@ -113,22 +113,22 @@ class HostDialect:
         create_fields: the fields of the call that creates a batch.
         windows: the shortest and the longest completion window, in hours.
         check_create: raises ``ApiError`` for fields that are invalid together.
-        refuses_unknown: whether that call may have no other fields.
-        refuses_input: whether that call fails for invalid input; otherwise the batch fails later.
-        create_status: the HTTP status of its answer.
+        refuses_unknown: whether the create call may have no other fields.
+        refuses_input: whether the create call fails for invalid input; otherwise the batch fails later.
+        create_status: the HTTP status of the answer to the create call.
         cancel_ended: the HTTP status of a call that cancels a batch that has ended; ``None`` if the call has
             no effect.
         needs_file: whether a late create call has no effect if the input file was deleted first.
         expires: whether requests that have not run expire at the end of the window.
         not_run: whether the results include the requests that have not run.
         inline: the field of a finished batch with its results; ``None`` if they are in files or pages.
-        inline_query: the query parameter that asks for them; ``None`` if they are always included.
+        inline_query: the query parameter that requests them; ``None`` if they are always included.
         variants: other interpretations of facts that the documentation leaves open, by name.
-        chosen: the names of those that apply.
+        chosen: the names of the variants that apply.
         batch: creates the JSON object of a batch.
         created: creates the answer of the create call; ``None`` for the object of the batch.
         line: creates the JSON object of a result; ``None`` for OpenAI's.
-        file: creates the JSON object of a file of a size.
+        file: creates the JSON object of a file with the given size.
         list_batches: returns the reply with a list of batches.
         routes: answers further requests, by method and pattern of the path below ``path``.
     """

@@ -173,7 +173,7 @@ def _delete(call: BatchCall, batch_id: str) -> ServerReply:
 
 MISTRAL = HostDialect(
     name="mistral",
-    # all fields of a chat but the model, in the SDK's order
+    # all fields of a chat in the SDK
     body_fields=frozenset(
         {"model", "messages", "temperature", "top_p", "max_tokens", "stream", "stop", "random_seed"}
         | {"metadata", "response_format", "tools", "tool_choice", "presence_penalty", "frequency_penalty"}

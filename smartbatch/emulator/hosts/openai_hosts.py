@@ -1,4 +1,4 @@
-"""Azure, Groq and DashScope, whose Batch APIs are OpenAI's with other limits, windows, lists and errors.
+"""Azure, Groq and DashScope: OpenAI's Batch API with other limits, windows, lists and errors.
 
 Sources: Azure's REST reference and batch guide, the types of the ``groq`` SDK 1.7 and Groq's errors, and
 DashScope's guide to the interface compatible with OpenAI's, November 2026.
@@ -60,7 +60,7 @@ def _batch(batch: BatchSnapshot, call: BatchCall) -> dict[str, Any]:
 
 
 def _azure_batch(batch: BatchSnapshot, call: BatchCall) -> dict[str, Any]:
-    """Return a batch that has a time to expire, although it goes on after it."""
+    """Return a batch with an expiry, at which nothing happens."""
     expires_at = call.unix(batch.created_at + call.context.settings.batch_window)
     return {**batch_object(batch, call.context), "expires_at": expires_at}
 
@@ -128,9 +128,12 @@ AZURE = HostDialect(
     variants={
         "unfenced": UNFENCED,
         "lines_100000": Variant(
-            "a batch may have 100,000 requests", {"rules": InputRules(max_lines=100_000, max_bytes=200 * _MB)}
+            "a batch may have up to 100,000 requests",
+            {"rules": InputRules(max_lines=100_000, max_bytes=200 * _MB)},
         ),
-        "pending_files": Variant("a file is pending while it is checked, for the setting batch_validating"),
+        "pending_files": Variant(
+            "a file is pending while it is checked, for the time set by batch_validating"
+        ),
         "no_empty_files": Variant(
             "a result file without lines does not exist",
             {"ids": IdFormat(batch=lambda digits: f"batch_{uuid_of(digits)}")},
@@ -156,7 +159,7 @@ GROQ = HostDialect(
     variants={
         "unfenced": UNFENCED,
         "bytes_200": Variant(
-            "a file may have 200 MB",
+            "a file may have up to 200 MB",
             {"rules": InputRules(max_lines=50_000, max_bytes=200 * _MB, one_model=False)},
         ),
         "refuses_unknown": Variant("a create call with unknown fields is refused", {"refuses_unknown": True}),
@@ -181,7 +184,7 @@ DASHSCOPE = HostDialect(
         "unfenced": UNFENCED,
         "only_24h": Variant("the completion window is always 24h", {"windows": (24, 24)}),
         "bytes_500": Variant(
-            "a file may have 500 MB", {"rules": InputRules(max_lines=50_000, max_bytes=500 * _MB)}
+            "a file may have up to 500 MB", {"rules": InputRules(max_lines=50_000, max_bytes=500 * _MB)}
         ),
     },
     batch=_batch,

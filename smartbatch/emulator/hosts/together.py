@@ -41,7 +41,7 @@ _STATUS_NAMES = {
 
 @frozen
 class _BegunFile:
-    """A file whose content is sent to its own URL, or has been."""
+    """A file whose content must be, or was, sent to its own URL."""
 
     key: str
     name: str
@@ -151,7 +151,7 @@ def _file(file: StoredFile, size: int, call: BatchCall) -> dict[str, Any]:
 
 
 def _line(line: OutputLine, call: BatchCall) -> dict[str, Any]:
-    """Return a result: in the error file, the reason without a response."""
+    """Return a result. In the error file, it has a reason instead of a response."""
     if line.outcome in NOT_RUN:
         code, message = NOT_RUN[line.outcome]
         return {"custom_id": line.custom_id, "error": {"message": message, "code": code}}
@@ -188,7 +188,7 @@ TOGETHER = HostDialect(
     variants={
         "unfenced": UNFENCED,
         "refuses_unknown": Variant(
-            "a create call with further fields, such as metadata, is refused", {"refuses_unknown": True}
+            "a create call with other fields, such as metadata, is refused", {"refuses_unknown": True}
         ),
         "openai_lines": Variant("the error file has OpenAI's format", {"line": None}),
         "not_run_lines": Variant("the error file includes requests that have not run", {"not_run": True}),

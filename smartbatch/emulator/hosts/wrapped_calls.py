@@ -1,4 +1,4 @@
-"""Calls of models whose answers differ from OpenAI's: with their cost, or filtered."""
+"""Model calls that differ from OpenAI's: their prompts are filtered, or their answers contain the cost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """xAI: batches with counters instead of a state, and results in pages.
 
-Sources: the guide to the Batch API and the messages of the ``xai-sdk`` 1.21, which speaks gRPC, of November
-2026.
+Sources: the guide to the Batch API and the messages of the ``xai-sdk`` 1.21 (gRPC), November 2026.
 Batches without an input file, to which requests are added later, are not served.
 """
 
@@ -78,7 +77,7 @@ def _batch(batch: BatchSnapshot, call: BatchCall) -> dict[str, Any]:
 
 
 def _time(moment: float | None, call: BatchCall) -> str | None:
-    """Return a time as over REST: a date, or the whole time in the other reading."""
+    """Return a date, as the REST API does, or the full time in the other interpretation."""
     text = call.context.rfc3339(moment)
     return text if text is None or "whole_times" in call.dialect.chosen else text[:10]
 
