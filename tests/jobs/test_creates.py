@@ -15,6 +15,7 @@ from smartbatch import Price
 from smartbatch.errors import BudgetExceeded, ErrorKind, InvalidRequest, ProviderError, StoreError
 from smartbatch.events import JobIncident, ShardChanged
 from smartbatch.jobs.records import OverJobBudget
+from smartbatch.jobs.steps.create import MAX_FILE_TRIES
 from smartbatch.jobs.store.leases import LeaseTable
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
@@ -125,8 +126,10 @@ def test_requests_of_a_refused_batch_use_real_time_or_fail(
     call, status, error, fallback, told, client, remote, api, monkeypatch
 ):
     refusal = ProviderError("not here", status=status, **{"kind": ErrorKind.CLIENT_ERROR, **error})
+    tries = []
 
     def refuse(*_):
+        tries.append(call)
         raise refusal
 
     monkeypatch.setattr(api, call, refuse)
@@ -141,6 +144,7 @@ def test_requests_of_a_refused_batch_use_real_time_or_fail(
         assert ["not here" in str(result.error) for result in results] == [True] * 2
         assert remote.asked == []
     assert [incident.detail for incident in job.incidents()] == ([] if told is None else [told])
+    assert len(tries) == (MAX_FILE_TRIES if (call, status) == ("create", 404) else 1)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +197,16 @@ def test_excluded_requests_stay_out_while_the_store_fails(
     assert [type(result.error) for result in job.results(timeout=LONG)] == [error] * 2
     assert "create" not in api.calls
     assert remote.asked == []
+
+
+def test_a_budget_buys_what_fits_and_the_rest_is_told_its_price(client_of, remote, store):
+    prices = {"remote:default": Price(input=1000.0, output=1000.0)}
+    client = client_of(remote, store=store, prices=prices)
+    job = client.submit_batch(["x" * 300, "y", "z" * 90], batch_fallback="batch", budget=0.03, max_tokens=10)
+    large, small, middle = job.results(timeout=LONG)
+    assert small.ok
+    assert str(large.error) == str(middle.error)
+    assert "2 requests were not sent: the cheapest could cost up to $0.04, and" in str(large.error)
 
 
 @pytest.mark.full

@@ -237,16 +237,6 @@ def test_a_key_too_long_for_an_index_is_refused(store, bench):
     assert store.jobs.accept(bench.job(key="é" * 512), [])[1]
 
 
-def test_a_job_changed_since_it_was_read_is_not_extended(store, bench):
-    read, _ = started(store, bench, 2, digest=b"first")
-    new = NewItem("more", b"x", 1, 1)
-    changed = store.jobs.extend(read, [new], b"second", POLICY, at=9.0)
-    assert (changed.total, changed.digest, changed.policy) == (3, b"second", POLICY)
-    assert store.jobs.extend(read, [new], b"other", POLICY, at=9.0) is None
-    assert store.jobs.get(read.id) == changed
-    assert [item.ix for item in store.items.in_state(read.id)] == [0, 1, 2]
-
-
 def test_jobs_are_listed_newest_first(store, bench):
     made = [store.jobs.accept(bench.job(), new_items(n % 2))[0].id for n in range(6)]
     assert [job.id for job in store.jobs.latest()] == made[::-1]

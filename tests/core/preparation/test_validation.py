@@ -245,10 +245,13 @@ class TestParameters:
             ("stop", "\n", ("\n",)),
             ("stop", list("abcd"), ("a", "b", "c", "d")),
             ("extra", {}, {}),
+            ("max_wait", 0, 0.0),
+            ("max_wait", "1h", 3600.0),
         ],
     )
     def test_a_value_at_the_edge_passes_in_its_one_form(self, field, given, taken):
-        value = getattr(normalise("a", **{field: given}).params, field)
+        request = normalise("a", **{field: given})
+        value = getattr(request if field == "max_wait" else request.params, field)
         assert (value, type(value), str(value)) == (taken, type(taken), str(taken))
 
     def test_the_error_names_row_field_range_and_value(self):

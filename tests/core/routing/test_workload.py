@@ -60,27 +60,15 @@ def test_stored_answers_are_shared_by_equal_requests_at_any_distance():
     assert expected(workload) == expected(workload, by_job=True) == pytest.approx((NEAR_KEYS + 1) * ONE)
 
 
-def test_alike_requests_cost_as_much_as_each_of_them():
+@pytest.mark.parametrize("embedding", [None, Embedding()])
+def test_alike_requests_count_as_much_as_each_of_them(embedding):
     alike, each = listed(), listed()
-    alike.add_alike(3, estimate_request(Request("a word or two")), Kind.GENERATE)
+    request = Request("a word or two", embedding=embedding)
+    alike.add_alike(3, estimate_request(request), Kind.EMBED if embedding else Kind.GENERATE)
     for _ in range(3):
-        each.add_request(Request("a word or two"))
-    assert (alike.load, expected(alike)) == (each.load, expected(each))
-    assert alike.load.answers is not None
-    assert alike.load.answers.unlimited == 3
-
-
-def test_a_list_of_vectors_expects_no_answers():
-    alike, each = listed(), listed()
-    request = Request("a word or two", embedding=Embedding())
-    alike.add_alike(2, estimate_request(request), Kind.EMBED)
-    for _ in range(2):
         each.add_request(request)
-    assert alike.load == each.load
-    assert (each.load.answers, each.load.tokens_out) == (None, 0.0)
-    own = Workload(Calibration(), {})
-    own.add_request(Request("a", call=lambda _request, _attempt: "mine"))
-    assert own.load.answers is None
+    assert (alike.load, expected(alike)) == (each.load, expected(each))
+    assert (each.load.answers is None, each.load.tokens_out > 0) == (bool(embedding), not embedding)
 
 
 def test_the_cost_of_another_model_is_unknown_without_its_price():
