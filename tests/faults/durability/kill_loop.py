@@ -134,7 +134,9 @@ class KillLoop:
                 self.again += 1
                 self._again_in_a_row += 1
             elif code != 0 or self._again_in_a_row > TRIES:
-                raise AssertionError(f"a worker failed: {self._zygote.log.read_text()[-4000:]}")
+                shards = self._store.rows("SELECT state, tries, note FROM shard WHERE state != 'settled'")
+                log = self._zygote.log.read_text()[-4000:]
+                raise AssertionError(f"a worker failed (exit code {code}), shards {shards}: {log}")
             elif slot.number == 0:  # it has all its answers
                 for other in slots:
                     self._end(other)
