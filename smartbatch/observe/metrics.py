@@ -261,7 +261,7 @@ class BatchMetrics:
         self._queue_capacity = queue_capacity
         self._now = now
         self._prepare = prepare
-        # re-entrant, so that a signal handler or finaliser that reads figures cannot block its own thread
+        # re-entrant, so that a signal handler or finalizer that reads figures cannot block its own thread
         self._lock = PerProcess(threading.RLock)
         self._clear()
         on_fork(self)

@@ -170,7 +170,7 @@ class BoundedMap(Iterator[Result]):
         requests: validated requests, read lazily.
         submit: queues a request and calls its second argument with the result.
         options: ``ahead`` must be set.
-        abandon: cancels unread futures later. It is called by the finaliser, so it must neither run user code
+        abandon: cancels unread futures later. It is called by the finalizer, so it must neither run user code
             nor wait for a lock.
     """
 

@@ -276,7 +276,7 @@ class RealtimeEngine:
 
         Finalisers call this at any point, so it runs no user code and waits for no lock. None of the calls
         starts before the collector runs. The collector is woken on another thread, because a lock acquired
-        in a finaliser could stay locked after Ctrl-C.
+        in a finalizer could stay locked after Ctrl-C.
         """
         self.queue.abandoned.extend(futures)
         run_after_collection(self.dispatcher.wake)
@@ -392,7 +392,7 @@ class RealtimeEngine:
         self.dispatcher.stop()
 
     def _publish_abandoned(self) -> None:
-        """Cancel requests that finalisers abandoned after the collector's last check."""
+        """Cancel requests that finalizers abandoned after the collector's last check."""
         effects = self._effects()
         with self.queue.monitor:
             for ticket, waiter in self.queue.remove_abandoned_locked():

@@ -80,7 +80,7 @@ class RequestQueue:
         self.live: dict[Ticket, None] = {}
         # effects whose futures ended under the lock and are completed after it
         self.settling: dict[object, None] = {}
-        # futures cancelled by finalisers, which cannot take the monitor
+        # futures cancelled by finalizers, which cannot take the monitor
         self.abandoned: deque[ResultFuture] = deque()
         self.flushing = False  # windows are ignored
         self.closed: ClientClosed | None = None  # error for new requests; None while they are accepted
@@ -89,7 +89,7 @@ class RequestQueue:
         self.blocked = 0
 
     def add_lane(self, lane: Lane) -> None:
-        """Serve ``lane`` from now on. Callers are serialised; no lock is needed."""
+        """Serve ``lane`` from now on. Callers are serialized; no lock is needed."""
         self.lanes = {**self.lanes, lane: LaneQueue(lane, self.turns)}
 
     def has_lane_of(self, ticket: Ticket) -> bool:

@@ -81,7 +81,7 @@ class Realtime:
     # -- requests --------------------------------------------------------------------------------------------
 
     def submit_request(self, request: Request) -> ResultFuture:
-        """Queue one normalised request.
+        """Queue one normalized request.
 
         Raises:
             InvalidRequest: a hook rejects it, or the provider cannot accept it.
@@ -90,7 +90,7 @@ class Realtime:
         return self._submit(request, CallOptions(self.model))
 
     def stream(self, request: Request) -> TextStream:
-        """Queue one normalised request and stream its answer.
+        """Queue one normalized request and stream its answer.
 
         Raises:
             InvalidRequest: as in :meth:`submit_request`, or this is an embedding request.

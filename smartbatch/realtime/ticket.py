@@ -199,7 +199,7 @@ class ResultFuture(Future[Result[T]]):
     def abandon(self, error: WrongProcess) -> None:
         """Complete the copy of the future in a forked child, where no other thread can use it.
 
-        The future is initialised again, because a thread that does not exist in the child may hold its lock.
+        The future is initialized again, because a thread that does not exist in the child may hold its lock.
         Callbacks belong to the parent and are dropped.
         """
         has_ended = self._on_cancel is _nothing

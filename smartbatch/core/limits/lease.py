@@ -61,7 +61,7 @@ _LATE_SLOT_SECONDS = 0.25
 """Seconds after the end of a slot during which it may still be used."""
 
 _SLACK_UNITS = 1e-3
-"""Units that may be missing because of rounding."""
+"""Tolerance for rounding, in units."""
 
 _MAX_WAIT_SECONDS = 1.0
 """Maximum seconds after which a waiting process asks again, to keep its place."""

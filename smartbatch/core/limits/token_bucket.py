@@ -16,8 +16,9 @@ _CATCH_UP_SHARE = 0.01
 wake-ups do not lower the rate."""
 
 _SLACK_UNITS = 1e-3
-"""Units that may be missing when a call starts, so that rounding in ``now + wait`` does not refuse a caller
-at the very time returned to it. They remain as debt, so the rate is never exceeded.
+"""Units that may be missing when a call starts: without this tolerance, rounding in ``now + wait`` could
+refuse a caller at the very time that was returned to it. Missing units remain as debt, so the rate is never
+exceeded.
 """
 
 

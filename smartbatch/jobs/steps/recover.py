@@ -111,7 +111,7 @@ def verify(step: Step, shard: ShardRow) -> ShardRow:
                 due_at=step.wall + _search_pause(step, shard),
             )
         nonces = nonces_in(step, shard, batch)
-    # 3. its results carry the shard's ids: adopt it
+    # 3. its results have the shard's ids: adopt it
     if shard.nonce in nonces:
         return adopt(step, shard, batch, "its results carry this shard's ids")
     # 4. they do not: read them again a few times. The download may have been cut off or made too early, or it

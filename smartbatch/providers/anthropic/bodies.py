@@ -156,7 +156,7 @@ def _conversation(request: Request) -> tuple[str | list[Any], list[dict[str, Any
         instructions.append(instruction(params.schema))
     if all(isinstance(text, str) for text in instructions):
         return "\n\n".join(text for text in instructions if text), messages
-    blocks: list[Any] = []  # instructions in parts may carry cache marks
+    blocks: list[Any] = []  # instructions in parts may have cache marks
     for text in instructions:
         if not isinstance(text, str):
             blocks += text

@@ -98,7 +98,7 @@ def _used_up(found: _Error) -> Refusal | None:
     if day := found.quotas("PerDay"):
         name, value = day[0]
         amount = f" of {value}" if value is not None else ""
-        text = f"the day's quota{amount} is used up until midnight Pacific time ({name}); use another model"
+        text = f"the daily quota{amount} is used up until midnight Pacific time ({name}); use another model"
         return Refusal(ErrorKind.NO_MONEY, text, "daily_quota")
     if none := [name for name, value in found.violations if value == "0"]:
         text = f"the project has no quota for this model ({none[0]}); enable billing for it"

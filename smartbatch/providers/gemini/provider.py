@@ -143,7 +143,7 @@ class GeminiProvider(ContentProvider):
     pickled.
 
     Vectors are exact. Those of ``gemini-embedding-001`` have unit length only at their full 3,072 dimensions;
-    normalise shorter ones before comparing them by dot product.
+    normalize shorter ones before comparing them by dot product.
 
     Args:
         api_key: ``GOOGLE_API_KEY``, or else ``GEMINI_API_KEY``, by default.

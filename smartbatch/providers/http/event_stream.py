@@ -1,4 +1,4 @@
-"""Streaming over HTTP, as far as it is the same for all APIs."""
+"""The parts of streaming over HTTP that are the same for all APIs."""
 
 from __future__ import annotations
 

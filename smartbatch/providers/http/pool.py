@@ -322,7 +322,7 @@ class ConnectionPool(HTTPConnectionPool):
                 if descriptor >= 0:
                     os.close(descriptor)
         if self.pool is not None:
-            # The pool's finaliser empties this queue at exit, but a thread of the parent may hold the queue's
+            # The pool's finalizer empties this queue at exit, but a thread of the parent may hold the queue's
             # lock.
             self.pool.__init__()  # type: ignore[misc]
 
