@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.records import ItemState
 from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 from smartbatch.jobs.steps import poll as polls
 from smartbatch.jobs.steps.poll import poll_batch
@@ -93,6 +94,13 @@ class Step:
 
     def incident(self, kind, *_):
         self.done.append(kind)
+
+    def hold(self, error):
+        self.done.append(f"held: {error.message}")
+
+    def give_up(self, _, error, __, **how):
+        self.done.append((f"given up: {error.message}", how))
+        return self
 
 
 GONE = ["batch_vanished", ("later", 600.0, {})]
@@ -228,3 +236,59 @@ def test_tokens_of_a_batch_are_published_until_it_ends(monkeypatch, state, cance
     [(scope, model, ask)] = asks
     assert (scope, model, ask.member, ask.kept[0], ask.limits.caps[0]) == ("us", "m", "we", kept, 500.0)
     assert (ask.least[0], ask.wanted[0]) == (0.0, 0.0)
+
+
+ABANDONED = {"to": ItemState.REALTIME, "tried": True, "maybe_billed": True, "orphan": "batch"}
+QUARTER_HOUR = 900.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "age", "deadline", "given_up"),
+    [
+        (ErrorKind.SERVER_ERROR, QUARTER_HOUR, None, True),
+        (ErrorKind.SERVER_ERROR, QUARTER_HOUR - 1.0, None, False),
+        (ErrorKind.NETWORK_ERROR, QUARTER_HOUR, None, False),
+        (ErrorKind.TIMEOUT, QUARTER_HOUR, None, False),
+        (ErrorKind.TIMEOUT, 10.0, SENT, True),
+        (ErrorKind.TIMEOUT, 9.0, SENT, False),
+    ],
+)
+def test_a_cancelled_batch_that_cannot_be_polled_is_given_up(kind, age, deadline, given_up):
+    step = Step(SENT + age, policy__deadline=deadline)
+
+    def fail(*_):
+        raise ProviderError("no answer", kind=kind)
+
+    step.api.get = fail
+    sought = shard(remote=evolve(SEEN, cancel_sent_at=SENT), cancelled=True)
+    if given_up:
+        assert poll_batch(step, sought) is step
+        assert step.done == ["maybe_billed", ("discarded", ABANDONED)]
+    else:
+        with pytest.raises(ProviderError):
+            poll_batch(step, sought)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "tries", "done"),
+    [
+        (ErrorKind.AUTH_ERROR, None, 0, ["held: bad", ("discarded", {"tried": False})]),
+        (ErrorKind.CLIENT_ERROR, "token_limit_exceeded", 9, ["quota", ("discarded", {"tried": False})]),
+        (ErrorKind.CLIENT_ERROR, None, 0, [("discarded", {"tried": True})]),
+        (ErrorKind.CLIENT_ERROR, None, 1, [("given up: bad", {"tried": True})]),
+        (ErrorKind.SERVER_ERROR, None, 2, [("discarded", {"tried": True})]),
+        (ErrorKind.SERVER_ERROR, None, 3, [("given up: bad", {"tried": True})]),
+    ],
+)
+def test_a_batch_that_failed_as_a_whole_is_sent_again_or_not(monkeypatch, kind, code, tries, done):
+    step = Step(SENT, limits__max_tries=4)
+    error = ProviderError("bad", kind=kind)
+    facts = {"word": "failed", "completed": None, "failed": None, "outputs": (), "reason": "bad"}
+    step.batch = SimpleNamespace(state=RemoteState.FAILED, code=code, error=error, **facts)
+    refusals = {"handle_known_refusal": None, "repeats_a_prompt": False, "max_tries_of": tries}
+    for name, found in refusals.items():
+        monkeypatch.setattr(polls.refusals, name, lambda *_, found=found: found)
+    monkeypatch.setattr(polls.refusals, "quota_refused", lambda *_: step.done.append("quota"))
+    monkeypatch.setattr(polls.orphans, "search_duplicates_once", lambda _, shard, __: shard.remote)
+    assert poll_batch(step, shard()) is step
+    assert step.done == done

@@ -276,6 +276,30 @@ def test_a_file_in_order_is_not_written_again(path):
     assert path.read_bytes() == line(0) + line(1)
 
 
+def test_an_interrupted_resend_goes_on_with_the_rows_that_are_left(path):
+    with opened(path, 4, 2) as out:
+        out.append([(asked(index), line(index, ""), True) for index in (0, 1)])
+    complete = []
+    with OutputFile(str(path)) as out:
+        out.start_resend(keys(4), "empty", complete.append)
+        found = out.recover(keys(4))
+        assert (complete, found.answered, found.resent, out.has_resent) == ([False], 1, 2, True)
+        assert found.amounts.unpriced == 3
+        out.append([(asked(index), line(index, "new"), True) for index in (0, 3)])
+        out.append([(asked(1), failed(1), False)])
+    with OutputFile(str(path)) as out:
+        out.start_resend(keys(4), "empty", complete.append)
+        found = out.recover(keys(4))
+        assert (complete, found.answered, found.failed, found.resent) == ([False], 3, 0, 1)
+        assert (found.amounts.unpriced, found.amounts.empty, out.is_answered(1)) == (4, 0, False)
+        out.append([(asked(1), line(1, "later"), True)])
+        out.put_in_order()
+        out.start_resend(keys(4), "truncated", complete.append)
+        assert (complete, out.recover(keys(4)).resent) == ([False, True], 0)
+    assert [row["text"] for row in rows(path)] == ["new", "later", "answer", "new"]
+    assert [row["attempts"] for row in rows(path)] == [2, 2, 1, 1]
+
+
 # -- figures -------------------------------------------------------------------------------------------------
 
 
