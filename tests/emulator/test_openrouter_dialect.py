@@ -37,7 +37,7 @@ def test_a_failed_request_has_an_error_and_no_response():
     with visiting("openrouter", **fault) as host:
         batch = host.get(f"/batches/{create(host).json['id']}").json
     assert batch["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
-    assert (batch["results"][2]["response"], batch["results"][2]["error"]["code"]) == (None, 500)
+    assert (batch["results"][2]["response"], batch["results"][2]["error"]["type"]) == (None, "server")
 
 
 @pytest.mark.parametrize(

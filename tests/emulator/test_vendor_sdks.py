@@ -37,6 +37,7 @@ class Driver:
     unauthorized: type[Exception]
     too_many: type[Exception]
     client: Any
+    cancels = True  # whether the host can cancel a batch
     full_lines = True  # whether lines have a method and a URL
 
     def __init__(self, emu: Emulator, folder: Path, key: str = "k") -> None:
@@ -91,6 +92,12 @@ class Azure(Driver):
             api_key=self.key, base_url=self.emu.base_url, max_retries=0, timeout=PATIENCE
         )
         self.unauthorized, self.too_many = openai.AuthenticationError, openai.RateLimitError
+
+
+class DashScope(Azure):
+    """DashScope, whose documents use OpenAI's SDK."""
+
+    dialect = "dashscope"
 
 
 class Groq(Driver):
@@ -177,7 +184,45 @@ class Mistral(Driver):
         return bytes(self.client.files.download(file_id=file_id).read())
 
 
-DRIVERS = (Azure, Groq, Mistral, Together)
+class OpenRouter(Driver):
+    dialect = "openrouter"
+    cancels = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        sdk = pytest.importorskip("openrouter", reason="openrouter is not installed; it is in the extra test")
+        errors = pytest.importorskip("openrouter.errors")
+        self.client = sdk.OpenRouter(api_key=self.key, server_url=self.emu.base_url)
+        self.unauthorized = errors.UnauthorizedResponseError
+        self.too_many = errors.TooManyRequestsResponseError
+
+    def close(self) -> None:
+        self.client.__exit__(None, None, None)
+
+    def chat(self) -> str:
+        answer = self.client.chat.send(model="m", messages=body(1)["messages"], retries=None)
+        return str(answer.choices[0].message.content)
+
+    def submit(self, count: int) -> str:
+        requests = [{"custom_id": f"id-{number}", "body": body(number)} for number in range(count)]
+        created = self.client.batch.create_batches(endpoint=CHAT, model="m", requests=requests)
+        return str(created.id)
+
+    def get(self, name: str) -> Any:
+        return self.client.batch.get_batches(id=name)
+
+    def listed(self) -> list[str]:
+        return [each.id for each in self.client.batch.list().result.data]
+
+    def files(self, batch: Any) -> tuple[bytes, bytes]:
+        """The results with a response, and the others."""
+        results = [each.model_dump(mode="json") for each in batch.results]
+        parts = ([each for each in results if (each["error"] is None) == good] for good in (True, False))
+        output, errors = (b"".join(json.dumps(each).encode() + b"\n" for each in part) for part in parts)
+        return output, errors
+
+
+DRIVERS = (Azure, DashScope, Groq, Mistral, OpenRouter, Together)
 each_sdk = pytest.mark.parametrize("kind", DRIVERS, ids=[each.dialect for each in DRIVERS])
 
 
@@ -204,7 +249,7 @@ def test_a_job_of_1000_requests_with_failing_lines(kind, tmp_path):
     assert answer.startswith("answer")
 
 
-@each_sdk
+@pytest.mark.parametrize("kind", [each for each in DRIVERS if each.cancels], ids=lambda kind: kind.dialect)
 def test_a_running_job_can_be_cancelled(kind, tmp_path):
     with driving(kind, tmp_path, batch_turnaround=60) as driver:
         assert driver.cancel(driver.submit(3)).status.upper() in ENDED
@@ -218,6 +263,6 @@ def test_a_chat_is_answered_and_errors_have_the_classes_of_the_sdk(kind, tmp_pat
         with pytest.raises(driver.too_many, match=r"429|[Rr]ate limit"):
             driver.chat()
         stranger = kind(driver.emu, tmp_path, key="wrong")
-        with pytest.raises(stranger.unauthorized, match=r"401|Unauthorized"):
+        with pytest.raises(stranger.unauthorized, match=r"401|Unauthorized|Incorrect API key"):
             stranger.chat()
         stranger.close()

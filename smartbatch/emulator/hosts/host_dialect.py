@@ -160,7 +160,7 @@ class HostDialect:
     max_files: int | None = None
     create_fields: Mapping[str, CreateField]
     windows: tuple[int, int] = (24, 24)
-    check_create: Callable[[Mapping[str, Any]], None] | None = None
+    check_create: Callable[[HostDialect, Mapping[str, Any]], None] | None = None
     refuses_unknown: bool = False
     refuses_input: bool = False
     create_status: int = 200
@@ -204,7 +204,7 @@ class HostDialect:
             name = min(unknown)
             raise api_error(400, f"Unknown parameter: '{name}'.", code="unknown_parameter", param=name)
         if self.check_create is not None:
-            self.check_create(fields)
+            self.check_create(self, fields)
 
     def parse_line(
         self, endpoint: str, head: Head, body: Mapping[str, Any], settings: EmulatorSettings

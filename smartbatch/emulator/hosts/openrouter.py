@@ -1,6 +1,7 @@
 """OpenRouter: batches without files, whose requests and results are part of the batch, with their cost.
 
-Sources: the guide to the Batch API and the API reference (batches, errors, usage accounting), November 2026.
+Sources: the guide to the Batch API, the API reference, and the types of the ``openrouter`` SDK 1.3, November
+2026.
 Results in pages (``/batches/{id}/results``) are not served.
 """
 
@@ -19,6 +20,8 @@ from smartbatch.emulator.provider_api import ServerReply, json_reply
 
 _STATUS_NAMES = {"queued": "in_progress", "running": "in_progress"}
 _LISTED = ("validating", "in_progress", "completed", "failed", "expired", "cancelled")
+# canonical types of errors by status
+_ERROR_TYPES = {400: "invalid_request", 402: "payment_required", 404: "not_found", 429: "rate_limit_exceeded"}
 _PRICE = 0.000001  # USD per token in real time, of every model
 
 
@@ -35,9 +38,12 @@ def _error(dialect: HostDialect, status: int, error: Mapping[str, Any], _path: s
     return status, {"error": shown, "user_id": "user_emulator"}
 
 
-def _check_order(fields: Mapping[str, Any]) -> None:
+def _check_order(dialect: HostDialect, fields: Mapping[str, Any]) -> None:
+    """Raise ``ApiError`` for a field after the requests. The vendor's SDK puts some of them there."""
     names = list(fields)
     late = names[names.index("requests") + 1 :] if "requests" in names else []
+    if "strict_order" not in dialect.chosen:
+        late = [name for name in late if name in ("endpoint", "model", "callback_url")]
     if late:
         raise api_error(400, f"'{late[0]}' must precede 'requests' in the body.", param=late[0])
 
@@ -78,7 +84,11 @@ def _line(line: OutputLine, call: BatchCall) -> dict[str, Any]:
         return {**result, "response": None, "error": {"code": code, "message": message}}
     status, body = response_of(line, call)
     if line.error is not None:
-        error = body["error"] if isinstance(body, dict) else {"message": "unknown", "code": status}
+        message = body["error"]["message"] if isinstance(body, dict) else "unknown"
+        if "numeric_codes" in call.dialect.chosen:
+            return {**result, "response": None, "error": {"message": message, "code": status}}
+        kind = _ERROR_TYPES.get(status, "server")
+        error = {"message": message, "type": kind, "param": None, "error_type": kind}
         return {**result, "response": None, "error": error}
     response = {"status_code": status, "request_id": f"gen-{line.identity}", "body": body}
     return {**result, "response": response, "error": None}
@@ -133,6 +143,8 @@ OPENROUTER = HostDialect(
     inline="results",
     variants={
         "refuses_unknown": Variant("a create call with unknown fields is refused", {"refuses_unknown": True}),
+        "strict_order": Variant("every field after the requests is refused"),
+        "numeric_codes": Variant("a failed result has an HTTP status as code, not a type"),
         "no_expiry": Variant("a batch never expires, and expires_at is null", {"expires": False}),
         "not_run_left_out": Variant("the results leave out requests that have not run", {"not_run": False}),
         "errors_in_200": Variant("errors of the service are part of answers with status 200"),

@@ -35,7 +35,7 @@ class FilteredCall(_WrappedCall):
 
 
 class PricedCall(_WrappedCall):
-    """A call whose answer has ``usage.cost``.
+    """A call whose answer has ``usage.cost``, and each choice ``native_finish_reason``.
 
     Args:
         price: USD per token.
@@ -62,4 +62,6 @@ class PricedCall(_WrappedCall):
 def _with_cost(value: dict[str, Any], cost: float) -> dict[str, Any]:
     if isinstance(value.get("usage"), dict):
         value["usage"] |= {"cost": cost, "is_byok": False}
+    for choice in value.get("choices", ()):
+        choice["native_finish_reason"] = choice["finish_reason"]
     return value
