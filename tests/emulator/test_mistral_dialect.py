@@ -43,6 +43,7 @@ def test_a_failed_line_is_in_the_error_file_in_mistrals_format():
 def test_requests_can_be_in_the_call_and_results_in_the_job(mistral):
     job = {"requests": [request(1), request(2)], "endpoint": CHAT, "model": "m"}
     name = mistral.post("/batch/jobs", job).json["id"]
+    assert mistral.get(f"/batch/jobs/{name}").json["outputs"] is None
     outputs = mistral.get(f"/batch/jobs/{name}?inline=true").json["outputs"]
     assert [each["custom_id"] for each in outputs] == ["id-1", "id-2"]
 
