@@ -22,8 +22,8 @@ MIN_CACHED_TOKENS = 1024
 gpt-5.6 on, cache writes cost 1.25 times the input price.
 """
 
-Processing: TypeAlias = Literal["standard", "batch", "flex"]
-"""In real time, through the provider's Batch API, or in its cheaper, slower tier."""
+Processing: TypeAlias = Literal["standard", "batch", "flex", "priority"]
+"""In real time, through the Batch API, in the cheaper, slower tier, or in the dearer, faster one."""
 
 
 def _number(value: Any) -> bool:

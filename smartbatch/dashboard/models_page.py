@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import get_args
 
 from attrs import define, field
 
@@ -29,7 +30,7 @@ MAX_SAMPLE = 500  # calls or batches per model
 MAX_CHARTS = 8  # models with the most batches only
 PRICED_SECONDS = 7 * 24 * 3600.0  # prices are shown for models used in this time
 _HOUR_SECONDS = 3600.0
-_PROCESSINGS: tuple[Processing, ...] = ("standard", "batch", "flex")
+_PROCESSINGS: tuple[Processing, ...] = get_args(Processing)
 _TOKENS_PER_PRICE = 1e6
 _DURATION_COLUMNS = (
     "model, route, seen:number, p50:duration, p95:duration, p99:duration, abandoned:number, latest (UTC):time"

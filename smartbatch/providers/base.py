@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, frozen
 
@@ -104,6 +104,11 @@ class FlexTier:
         extra = request.params.extra
         return not extra or not any(name in extra for name in (self.field, *self.also))
 
+    def named_in(self, request: Request) -> str | None:
+        """Return the tier that ``request`` itself names."""
+        extra = request.params.extra or {}
+        return next((str(extra[name]) for name in (self.field, *self.also) if name in extra), None)
+
     def apply_to(self, request: Request) -> Request:
         """Select the tier for ``request``."""
         params = request.params
@@ -114,6 +119,13 @@ class FlexTier:
     def is_missing(self, error: ProviderError) -> bool:
         """True if an error means that the model or the account does not have the tier."""
         return error.kind is ErrorKind.CLIENT_ERROR and _NAMES_IT.search(error.message) is not None
+
+
+def processing_of(tier: str | None) -> Literal["flex", "priority"] | None:
+    """Return the prices of a service tier with prices of its own; OpenAI also calls ``priority`` ``fast``."""
+    if tier == FLEX_TIER_NAME:
+        return "flex"
+    return "priority" if tier in ("priority", "fast") else None
 
 
 class Provider(ABC):

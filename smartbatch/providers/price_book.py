@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _CONTEXTS: Mapping[str, dict[str, str]] = {
     "batch": {"processing": "batch"},
     "flex": {"service_tier": "flex"},
+    "priority": {"service_tier": "priority"},
 }
 """The bundled table's names for batch and flex processing."""
 
@@ -72,7 +73,7 @@ class PriceBook:
             model: the name without the prefix.
             wall: the time of the request, Unix seconds; prices depend on the date and time of day.
             processing: ``batch`` for the price through the provider's Batch API, ``flex`` for its slower
-                tier.
+                tier, ``priority`` for its faster one. A user's own price also applies to the faster one.
         """
         key = (provider, model, processing)
         try:
@@ -265,8 +266,8 @@ def _found(provider: str, model: str, wall: float, processing: Processing) -> Ra
     if own.rates != standard.rates:
         return own.card
     host = HOSTS.get(provider)
-    # not every model has the flex tier, so no general discount applies
-    if processing == "flex" or host is None or host.batch_share is None:
+    # not every model has the other tiers, so no general discount or surcharge applies
+    if processing != "batch" or host is None or host.batch_share is None:
         return None
     # the table may have batch rates for this model from a later date, so check again then
     cheaper = _cheaper(standard.card, host.batch_share, host.cached_batch_share)
@@ -356,17 +357,20 @@ def _priced_moment(provider: str, wall: float) -> datetime:
 
 def _next_change(model: ModelInfo, wall: float, *, variants: bool) -> float:
     """Return the Unix time at which conditional prices may change next."""
-    from datetime import UTC, datetime, time
+    from datetime import UTC, datetime, time, timedelta
 
     starts = imported("genai_prices.types").StartDateConstraint
+    today = datetime.fromtimestamp(wall, UTC).date()
     asked = [*(model.prices if isinstance(model.prices, list) else ())]
     asked += (model.price_variants or ()) if variants else ()
     changes = [math.inf]
     for constraint in (each.constraint for each in asked if each.constraint is not None):
         if isinstance(constraint, starts):
             changes.append(datetime.combine(constraint.start_date, time(), UTC).timestamp())
-        else:  # prices depend on the time of day
-            changes.append((wall // 60 + 1) * 60)
+        else:  # prices depend on the time of day, and some hosts have other hours on weekends
+            days = (today, today + timedelta(days=1))
+            hours = (constraint.start_time, constraint.end_time, time(tzinfo=UTC))
+            changes += [datetime.combine(day, hour).timestamp() for day in days for hour in hours]
     return min(each for each in changes if each > wall)
 
 

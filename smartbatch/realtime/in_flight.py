@@ -24,7 +24,7 @@ from smartbatch.events import (
     CalledRequest,
 )
 from smartbatch.prices import RateCard
-from smartbatch.providers.base import FLEX_TIER_NAME
+from smartbatch.providers.base import FLEX_TIER_NAME, processing_of
 from smartbatch.realtime.call import Outcome
 from smartbatch.realtime.gates import Ending, Permit, Used
 from smartbatch.realtime.lane import Lane
@@ -151,7 +151,13 @@ def is_from_cache(outcome: Outcome) -> bool:
 
 
 def _rates(lane: Lane, outcome: Outcome) -> RateCard | None:
-    return lane.standard.rates if lane.standard is not None and _upgraded(lane, outcome) else lane.rates
+    """Return the prices of the tier that answered, whichever tier the request named."""
+    named = processing_of(outcome.tier) if isinstance(outcome, Answer) else None
+    if named == "priority":
+        return lane.current_rates(named)
+    if _upgraded(lane, outcome):
+        return lane.current_rates("standard")
+    return (named and lane.current_rates(named)) or lane.rates
 
 
 def _upgraded(lane: Lane, outcome: Outcome) -> bool:

@@ -22,8 +22,8 @@ from smartbatch.core.limits.cooldown import PackingHealth
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.limits.throttle import AdaptiveThrottle
 from smartbatch.core.preparation.tokens import Calibration, longest_output
-from smartbatch.prices import RateCard
-from smartbatch.providers.base import FlexTier, Provider
+from smartbatch.prices import Processing, RateCard
+from smartbatch.providers.base import FlexTier, Provider, processing_of
 from smartbatch.providers.price_book import PriceBook
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.call import AnswerSharing, Call, build_call, with_middleware
@@ -61,7 +61,7 @@ class Lane:
     provider_health: ProviderHealth
     throttle: AdaptiveThrottle
     quota: SharedQuota
-    rates: RateCard | None
+    current_rates: Callable[[Processing], RateCard | None]  # the model's prices now
     calibration: Calibration
     call: Call  # the provider's call with its layers
     replay: Call | None  # runs shareable middleware for each further waiter
@@ -89,24 +89,36 @@ class Lane:
     def demand(self, request: Request, estimated: int, *, priced: bool) -> tuple[int, float]:
         """Return the tokens of ``request`` and, if ``priced``, its maximum cost in USD.
 
-        A flex lane uses the standard price, because a refused request is sent to the standard tier.
-        ``estimated`` is the number of input tokens estimated from the text.
+        A flex lane uses the standard price, because a refused request is sent to the standard tier. A request
+        may itself name a dearer tier. ``estimated`` is the number of input tokens estimated from the text.
         """
         given = self.calibration.input(estimated)
         made = 0 if request.embedding else self.calibration.output(request.params.max_tokens)
-        rates = self.rates if self.standard is None else self.standard.rates
-        if not priced or rates is None or request.call is not None:
+        if not priced or request.call is not None:
+            return given + made, 0.0
+        rates = self.current_rates(self._dearest_processing(request))
+        if rates is None:
             return given + made, 0.0
         return given + made, rates.cost(rates.expected_usage(*self.calibration.most(request)))
 
     def max_lost_cost(self, request: Request) -> float:
         """Return the maximum cost in USD of a call whose answer is lost; 0 if the price is unknown."""
-        rates = self.rates if self.standard is None else self.standard.rates
+        rates = self.current_rates(self._dearest_processing(request))
         if rates is None or request.call is not None:
             return 0.0
         limit = self.provider.capabilities.output_limit
         most = 0 if request.embedding else longest_output(request.params.max_tokens, limit)
         return rates.cost(rates.expected_usage(self.calibration.most_input(request), most))
+
+    @property
+    def rates(self) -> RateCard | None:
+        """The price of a request that is answered in the lane's own tier."""
+        return self.current_rates("standard" if self.standard is None else "flex")
+
+    def _dearest_processing(self, request: Request) -> Processing:
+        extra = request.params.extra
+        tier = self.provider.flex(self.model) if extra else None
+        return "standard" if tier is None else processing_of(tier.named_in(request)) or "standard"
 
     def lane_for(self, request: Request, now: float) -> Lane:
         """Return the lane in which ``request`` waits.
@@ -155,12 +167,6 @@ class _ModelState:
     throttle: AdaptiveThrottle
 
 
-@frozen(eq=False, repr=False)
-class _Knowledge:
-    rates: RateCard | None
-    calibration: Calibration
-
-
 class LaneFactory:
     """Builds each lane of an engine when it is first needed.
 
@@ -183,7 +189,7 @@ class LaneFactory:
         self._building = threading.Lock()
         self._lanes: dict[tuple[_Place, str, Embedding | None, bool], Lane] = {}
         self._models: dict[tuple[_Place, str], _ModelState] = {}
-        self._known: dict[tuple[_Place, str, Kind], _Knowledge] = {}
+        self._calibrations: dict[tuple[_Place, str, Kind], Calibration] = {}
 
     def of(
         self, provider: Provider, model: str, embedding: Embedding | None = None, *, flex: bool = False
@@ -202,23 +208,23 @@ class LaneFactory:
         if lane is not None:
             return lane
         standard = self.of(provider, model, embedding) if flex else None
-        flex_rates = self._flex_rates(provider, model) if flex and embedding is None else None
-        known = self.read(provider, model, Kind.GENERATE if embedding is None else Kind.EMBED)
+        has_flex = flex and embedding is None and self._has_flex(provider, model)
+        calibration = self.read(provider, model, Kind.GENERATE if embedding is None else Kind.EMBED)
         with self._building:
             lane = self._lanes.get(key)
             if lane is None and standard is not None:
-                lane = standard if flex_rates is None else self._flex_lane(standard, known, flex_rates)
+                lane = self._flex_lane(standard, calibration) if has_flex else standard
                 self._lanes[key] = lane
             elif lane is None:
-                lane = self._build(provider, model, embedding, known)
+                lane = self._build(provider, model, embedding, calibration)
                 if embedding is None and self._packs(provider):
-                    lane.packed = self._build(provider, model, None, known, packed=True)
+                    lane.packed = self._build(provider, model, None, calibration, packed=True)
                     self._opened(lane.packed)
                 self._opened(lane)
                 self._lanes[key] = lane  # stored last, so that Ctrl-C cannot leave an unserved lane
         return lane
 
-    def read(self, provider: Provider, model: str, kind: Kind = Kind.GENERATE) -> _Knowledge:
+    def read(self, provider: Provider, model: str, kind: Kind = Kind.GENERATE) -> Calibration:
         """Read prices and token counts of a model once, and wait until its provider is ready.
 
         No lock may be held.
@@ -227,18 +233,22 @@ class LaneFactory:
             ConfigError: there is a budget and the model's price is unknown.
         """
         key = (_place(provider), model, kind)
-        known = self._known.get(key)
-        if known is None:
-            calibration = self._setup.calibration(f"{provider.name}:{model}", kind)
-            rates = self._rates(provider, model)
+        found = self._calibrations.get(key)
+        if found is None:
+            label = f"{provider.name}:{model}"
+            calibration = self._setup.calibration(label, kind)
+            self._rates(provider, model)  # imports the table of prices
+            has_budget = self._config.budget is not None and not self._config.allow_unknown_price
+            if has_budget and provider.capabilities.priced:
+                self._prices.check_known([(label, "standard")], self._clock.wall())
             provider.ready()
-            known = self._known.setdefault(key, _Knowledge(rates, calibration))
-        return known
+            found = self._calibrations.setdefault(key, calibration)
+        return found
 
-    def _flex_lane(self, standard: Lane, known: _Knowledge, rates: RateCard) -> Lane:
+    def _flex_lane(self, standard: Lane, calibration: Calibration) -> Lane:
         provider, model = standard.provider, standard.model
-        lane = self._build(provider, model, None, known, tier=provider.flex(model))
-        lane.standard, lane.rates = standard, rates
+        lane = self._build(provider, model, None, calibration, tier=provider.flex(model))
+        lane.standard = standard
         self._opened(lane)
         return lane
 
@@ -251,7 +261,7 @@ class LaneFactory:
         provider: Provider,
         model: str,
         embedding: Embedding | None,
-        known: _Knowledge,
+        calibration: Calibration,
         *,
         packed: bool = False,
         tier: FlexTier | None = None,
@@ -281,8 +291,8 @@ class LaneFactory:
             provider_health=state.provider_health,
             throttle=state.throttle,
             quota=shared_quota(provider.scope, model),
-            rates=known.rates,
-            calibration=Calibration(known.calibration) if packed else known.calibration,
+            current_rates=partial(self._rates, provider, model),
+            calibration=Calibration(calibration) if packed else calibration,
             replay=replay,
             call=build_call(
                 provider,
@@ -322,18 +332,13 @@ class LaneFactory:
             AdaptiveThrottle(),
         )
 
-    def _rates(self, provider: Provider, model: str) -> RateCard | None:
+    def _rates(self, provider: Provider, model: str, processing: Processing = "standard") -> RateCard | None:
         if not provider.capabilities.priced:
             return None
-        wall = self._clock.wall()
-        if self._config.budget is not None and not self._config.allow_unknown_price:
-            self._prices.check_known([(f"{provider.name}:{model}", "standard")], wall)
-        return self._prices.rates(provider.name, model, wall)
+        return self._prices.rates(provider.name, model, self._clock.wall(), processing)
 
-    def _flex_rates(self, provider: Provider, model: str) -> RateCard | None:
-        if provider.flex(model) is None or not provider.capabilities.priced:
-            return None
-        return self._prices.rates(provider.name, model, self._clock.wall(), "flex")
+    def _has_flex(self, provider: Provider, model: str) -> bool:
+        return provider.flex(model) is not None and self._rates(provider, model, "flex") is not None
 
 
 def _place(provider: Provider) -> _Place:

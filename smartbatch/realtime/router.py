@@ -430,7 +430,7 @@ class ResponseRouter:
         self._report_unknown_price(lane, call.bill, effects)
 
     def _report_unknown_price(self, lane: Lane, bill: CallBill, effects: DeferredEffects) -> None:
-        known = lane.rates is not None or bill.cost is not None or bill.usage is None
+        known = bill.cost is not None or bill.usage is None or bill.unconfirmed > 0
         if known or lane.provider.own_code or lane.label in self._unpriced:
             return
         self._unpriced.add(lane.label)

@@ -88,6 +88,8 @@ def test_models_tells_the_prices_of_one_model_and_those_of_the_user(capfd):
         "batch_output": 4,
         "flex_input": None,
         "flex_output": None,
+        "priority_input": 2,
+        "priority_output": 8,
     }
     (row,) = rows(capfd, "models", "openai:gpt-5-mini")
     assert row["batch_input"] == row["input"] / 2
