@@ -219,6 +219,10 @@ def test_one_session_at_a_time_holds_the_lock_of_an_owner(bench):
     first.leave()  # the server notices it a moment later
     assert eventually(lambda: second.take("one"))
     assert not first.take("one")
+    bench.behind("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+    assert eventually(lambda: not first.alive("one"))
+    second.ensure()
+    assert first.alive("one")
     second.abandon()
     assert eventually(lambda: not first.alive("one"))
     for database in databases:

@@ -7,10 +7,10 @@ import threading
 import pytest
 from attrs import evolve
 from jobs.sample_records import PROGRESS
-from jobs.stores import bench, led, new_items, result, started, store
+from jobs.stores import bench, ingesting, led, new_items, result, started, store
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ItemSize, ItemState, StoredItem
+from smartbatch.jobs.records import ItemSize, ItemState, LeaseLost, StoredItem
 from smartbatch.jobs.shard_records import OPEN_SHARDS, ShardState
 from smartbatch.jobs.store import database
 from tests.threads_together import run_together
@@ -154,3 +154,30 @@ def test_pages_of_large_rows_end_early_and_skip_nothing(store, bench, monkeypatc
         found.append([row.ix for row in rows])
         after = rows[-1].seq
     assert found == [[5, 0, 1], [2], [3], [4]]
+
+
+@pytest.mark.parametrize("bench", ["sqlite"], indirect=True)
+def test_a_misuse_of_a_shard_is_refused_and_changes_nothing(store, bench):
+    _, lease = started(store, bench, 2)
+    planned = store.shards.plan(lease, bench.shard(0))
+    shard = ingesting(store, bench, lease, 1)
+    table = store.shards
+    twice = {"opened": [1], "realtime": [], "finals": [result(1)]}
+    for wrong in (
+        lambda: table.advance(lease, planned, ShardState.SETTLED),
+        lambda: table.advance(lease, planned, ShardState.SUBMITTED),
+        lambda: table.advance(lease, planned, ShardState.READY, job=9),
+        lambda: table.discard(lease, planned, items=ItemState.SHARDED, tried=False, note="", at=5.0),
+        lambda: table.ingest(lease, planned, [result(0)], at=5.0),
+        lambda: table.ingest(lease, shard, [result(0)], at=5.0),
+        lambda: table.settle(lease, shard, **twice, at=5.0),
+        lambda: table.settle(lease, shard, **{**twice, "opened": [], "realtime": [1]}, at=5.0),
+        lambda: table.settle(lease, shard, opened=[], realtime=[], finals=[result(1, "again")], at=5.0),
+        lambda: table.settle(lease, shard, opened=[], realtime=[], finals=[], at=5.0),
+    ):
+        with pytest.raises(ValueError):
+            wrong()
+    assert table.of_job(lease.job_id) == [planned, shard]
+    table.settle(lease, shard, opened=[1], realtime=[], finals=[], at=5.0)
+    with pytest.raises(LeaseLost):
+        table.ingest(lease, shard, [result(1)], at=5.0)

@@ -151,6 +151,17 @@ def wanted(record: SharedRecord, one: Spender, now: float, usd: float) -> None:
     exchanged(record, one, now)
 
 
+def test_an_exchange_that_arrives_twice_counts_once():
+    record, one = SharedRecord(), spender("one")
+    wanted(record, one, 0.0, 0.5)
+    asked = one.lease.ask(1.0)
+    exchange(record, asked, 1.0)
+    before = repr(record)
+    with pytest.raises(LateExchange):
+        exchange(record, asked, 1.1)
+    assert repr(record) == before
+
+
 def test_a_hopeless_cost_delays_no_smaller_one():
     record, one, large, small = SharedRecord(), *(spender(name) for name in ("one", "large", "small"))
     wanted(record, one, 0.0, 0.5)

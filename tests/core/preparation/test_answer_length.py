@@ -161,6 +161,8 @@ def test_the_shortest_answer_leaves_out_what_is_optional():
     assert length_of({"type": "object", "properties": {"a": TEXT}}).low == none.low
     assert length_of(an_object(a=TEXT)).low > none.low
     assert length_of(a_list()).low == none.low < length_of(a_list(minItems=1)).low
+    three, six = (length_of(a_list(minItems=count, maxItems=count)) for count in (3, 6))
+    assert six.expected - three.expected > 3 * length_of(TEXT).expected
 
 
 @pytest.mark.parametrize("odd", [{}, {"type": "enum"}, {"$ref": "#/nowhere"}, {"enum": []}, {"anyOf": []}])
