@@ -127,6 +127,17 @@ def test_the_pages_of_mistral_are_read_until_one_is_empty(at):
     assert len(server.requests) == 2
 
 
+def test_a_refusal_of_mistral_may_have_only_a_detail(at):
+    missing = says({"detail": "No such File object: file-1"}, "404 Not Found")
+    refused = says({"detail": [{"loc": ["body", "model"], "msg": "Field required"}]}, "422 No")
+    batches, _ = at("mistral", missing, missing, refused)
+    batches.delete_file("file-1", 5)
+    assert batches.get("job-1", 5) is None
+    assert not fails(lambda: batches.create(creation(), 5)).maybe_billed
+    batches, _ = at("groq", missing)  # elsewhere a gateway may have sent it
+    assert fails(lambda: batches.delete_file("file-1", 5)).maybe_billed
+
+
 # -- xAI -----------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import pytest
 from smartbatch import BatchingClient
 from smartbatch.emulator.hosts.dialects import DIALECTS
 from smartbatch.errors import ErrorKind
+from smartbatch.providers import OpenAIProvider
 from smartbatch.providers.hosts import HOSTS
 from smartbatch.testing import Emulator, emulator
 from smartbatch.types import Kind, Result, Route
@@ -133,3 +134,18 @@ def test_a_batch_that_cannot_be_cancelled_is_waited_for(cancelled, tmp_path):
         assert job.incidents() == []
     assert {(result.error, result.route) for result in results} == {(None, Route.BATCH)}
     assert emu.ledger.paid_twice(excluding_lost=False) == []
+
+
+@pytest.mark.parametrize("host", DIALECTS)
+def test_what_a_host_no_longer_has_is_gone(host, tmp_path):
+    (tmp_path / "lines").write_bytes(b"{}\n")
+    with emulator(dialect=host) as emu:
+        provider = OpenAIProvider("k", emu.base_url, host=HOSTS[host])
+        batches = provider.batches()
+        if batches.abilities.files:
+            file = batches.upload("sb-x", tmp_path / "lines", 20)
+            batches.delete_file(file.id, 20)
+            batches.delete_file(file.id, 20)
+            assert batches.find_file("sb-x", 20) is None
+        assert batches.get("batch_1", 20) is None
+        provider.close()

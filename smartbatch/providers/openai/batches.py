@@ -92,7 +92,7 @@ class OpenAIBatches(FileInputs):
         )
         self._session = session
         self._errors = errors
-        self._calls = BatchCalls(errors, _is_refusal, self._read, mark_over_quota)
+        self._calls = BatchCalls(errors, self._is_refusal, self._read, mark_over_quota)
         self._api = api
         self._body = body
         self._parameters = parameters
@@ -203,7 +203,7 @@ class OpenAIBatches(FileInputs):
             raise ProviderError(f"{self.name} cannot cancel batches", kind=ErrorKind.CLIENT_ERROR)
         path = f"{self._path(batch_id)}{self._dialect.cancel}"
         reply = self._session().ask("POST", path, timeout, headers=_JSON)
-        if reply.status not in (400, 409) or not _is_refusal(reply):
+        if reply.status not in (400, 409) or not self._is_refusal(reply):
             self._calls.checked(reply)
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
@@ -252,8 +252,9 @@ class OpenAIBatches(FileInputs):
     def _read(self, data: Mapping[str, Any], now: float | None = None) -> RemoteBatch:
         return read_batch(data, self._dialect, self._errors.secrets, now)
 
-
-def _is_refusal(reply: Reply) -> bool:
-    """False for a gateway's page, which shows nothing about a batch."""
-    data = reply.json()
-    return bool(error_in(data)) or fields(data).get("object") == "error"
+    def _is_refusal(self, reply: Reply) -> bool:
+        """False for a gateway's page, which shows nothing about a batch."""
+        data = reply.json()
+        if self._dialect.detail_errors and "detail" in fields(data):
+            return True
+        return bool(error_in(data)) or fields(data).get("object") == "error"

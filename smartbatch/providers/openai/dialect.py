@@ -46,6 +46,7 @@ class BatchDialect:
         newest_first: whether the list of batches is known to begin with the newest.
         counters: whether a batch has counters of its requests instead of a status.
         results: whether results are files, pages of JSON, or part of an ended batch.
+        detail_errors: whether a refusal may have ``detail`` as its only field, as gateways' answers do.
         labels: whether listed batches show their mark or their input file.
         retention: seconds from the create call until results are deleted.
     """
@@ -75,6 +76,7 @@ class BatchDialect:
     newest_first: bool = True
     counters: bool = False
     results: Literal["files", "pages", "inline"] = "files"
+    detail_errors: bool = False
     labels: bool = True
     retention: float = 29 * _DAY
 
@@ -128,6 +130,7 @@ MISTRAL = BatchDialect(
     deletes=True,
     list_query={"page_size": "100", "order_by": "-created"},
     cursor="page",
+    detail_errors=True,
 )
 
 # litellm 1.110.2, from xAI's REST reference; files have no purpose, and the order of lists is not documented
