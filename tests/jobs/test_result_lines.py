@@ -269,6 +269,7 @@ UNRUN = LineOutcome.UNRUN
     [
         (LineOutcome.FAILED, ERROR, ("failed", 1), (0.0, 0.0, 0.0, False)),
         (LineOutcome.FAILED, LOST, ("failed", 1), (None, 9.0, 0.0, True)),
+        (LineOutcome.FAILED, {**LOST, "cost": 0.25}, ("failed", 1), (0.25, 0.0, 0.0, False)),
         (LineOutcome.FAILED, {**LOST, "usage": MADE}, ("failed", 1), (10.0, 0.0, 20.0, False)),
         (LineOutcome.RETRY, {**ERROR, "usage": MADE}, ("again", 1), (10.0, 0.0, 20.0, False)),
         (UNRUN, LOST, ("unrun", 0), (0.0, 0.0, 0.0, False)),

@@ -195,6 +195,7 @@ def test_the_first_quote_follows_the_schema_and_max_tokens():
     assert quoted(Calibration(), Generation()).expected == OUTPUT_TOKENS
     assert quoted(Calibration(), Generation()).low <= 1.1  # the answer may be a single word
     assert quoted(Calibration(), Generation(max_tokens=20)).high == 20
+    assert quoted(Calibration(), Generation(max_tokens=600)).high == 600
 
 
 def test_what_answers_to_one_schema_taught_is_not_taken_for_others():
