@@ -454,7 +454,7 @@ class OutputFile:
             found.amounts.add_line(figures, defects_of(figures))
         elif resend is not None and replaced is not None:
             found.resent += 1
-            found.amounts.add_line(replaced, ())
+            found.amounts.add_line(figures, ())
             self._resent.add(place)
             self.resend = resend
         else:

@@ -221,9 +221,12 @@ def with_key(content: Line, key: str) -> Line:
 
 
 def to_resend(content: Line, resend: str) -> Line:
+    return {**content, _RESEND_FIELD: resend, _REPLACED_FIELD: _spent(content)}
+
+
+def _spent(content: Line) -> Line:
     figures = figures_of(content)
-    spent = {name: figures.get(name) for name in ("cost", "usage", "attempts")}
-    return {**content, _RESEND_FIELD: resend, _REPLACED_FIELD: spent}
+    return {name: figures.get(name) for name in ("cost", "usage", "attempts")}
 
 
 def replacing(line: bytes, before: Line) -> tuple[bytes, bool]:
@@ -234,7 +237,7 @@ def replacing(line: bytes, before: Line) -> tuple[bytes, bool]:
         before: the previous line of the row.
     """
     new: Line = decode_json(line)
-    spent = before[_REPLACED_FIELD]
+    spent = _spent(before)
     cost = number_of(spent.get("cost"))
     amounts = {
         "cost": None if new["cost"] is None or cost is None else new["cost"] + cost,

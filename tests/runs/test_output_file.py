@@ -297,7 +297,7 @@ def test_an_interrupted_resend_goes_on_with_the_rows_that_are_left(path):
         out.start_resend(keys(4), "truncated", complete.append)
         assert (complete, out.recover(keys(4)).resent) == ([False, True], 0)
     assert [row["text"] for row in rows(path)] == ["new", "later", "answer", "new"]
-    assert [row["attempts"] for row in rows(path)] == [2, 2, 1, 1]
+    assert [row["attempts"] for row in rows(path)] == [2, 3, 1, 1]
 
 
 # -- figures -------------------------------------------------------------------------------------------------
