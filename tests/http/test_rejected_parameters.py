@@ -61,7 +61,8 @@ def test_vectors_come_as_numbers_from_a_server_without_encodings(caplog):
                 vector_for(prompt, "text-embedding-3-small", 8) for prompt in PROMPTS
             ]
             client.embed(["later"], dimensions=8)
-        assert [call.status for call in emu.ledger.calls] == [400, 200, 200]
+        refused, *others = [call.status for call in emu.ledger.calls]
+        assert (refused, set(others)) == (400, {200})
     assert len(warnings_in(caplog)) == 1
 
 
