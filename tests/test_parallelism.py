@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 import pytest
 from jobs.remote import Remote
+from realtime.scenes import Scripted
 
 from smartbatch import BatchingClient, ConfigError
 from smartbatch._clock import VirtualClock
+from smartbatch.providers import Capabilities
 from smartbatch.types import Result
 
 ClientOf = Callable[..., BatchingClient]
@@ -100,3 +103,14 @@ def test_setting_an_attribute_raises_and_says_what_works(name, advice, client_of
     client = client_of(Remote(clock))
     with pytest.raises(AttributeError, match=advice):
         setattr(client, name, 16)
+
+
+def test_a_model_has_at_most_the_calls_that_its_host_allows(client_of, clock):
+    provider = Scripted(clock, latency=1.0)
+    provider.capabilities = Capabilities(max_calls={"big": 2})
+    client = client_of(provider, parallelism=16)
+    with clock.held():
+        futures = [client.submit(f"{name} {n}", model=name) for n in range(6) for name in ("big-1", "small")]
+    assert seconds_for(clock, futures) == pytest.approx(3.0)
+    began = Counter((start.prompt.partition(" ")[0], start.at) for start in provider.starts)
+    assert sorted(began.values()) == [2, 2, 2, 6]

@@ -8,12 +8,13 @@ An adapter imports only types and errors. It makes one call within a total deadl
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.types import Answer, Request
@@ -44,6 +45,7 @@ class Capabilities:
         output_limit: maximum tokens of an answer to a request without ``max_tokens``; ``None`` if unknown.
         schema_modes: supported values of ``schema_mode``.
         priced: False if calls never cost anything, so that a missing price is not an error.
+        max_calls: maximum concurrent calls of a client, by the beginning of models' names.
     """
 
     max_shared: int = 1
@@ -54,6 +56,12 @@ class Capabilities:
     output_limit: int | None = None
     schema_modes: frozenset[str] = frozenset({"auto", "json_schema"})
     priced: bool = True
+    max_calls: Mapping[str, int] = field(factory=dict)
+
+    def calls_of(self, model: str) -> float:
+        """Return the maximum concurrent calls to ``model``; infinity without one."""
+        found = [calls for start, calls in self.max_calls.items() if model.startswith(start)]
+        return min(found, default=math.inf)
 
 
 class AnswerStream(ABC):

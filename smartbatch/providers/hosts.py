@@ -76,6 +76,7 @@ class Host:
         reasoning_turns: whether chats accept the reasoning of earlier turns.
         embeddings: whether the host computes embeddings.
         flex: whether the host has a cheaper, slower tier.
+        max_calls: maximum concurrent calls, by the beginning of models' names.
         telemetry_name: the host's name in OpenTelemetry; ``None`` for its own.
         telemetry_operation: what OpenTelemetry calls a generation at the host.
         error_kinds: kinds by error code, for codes with a meaning different from OpenAI's.
@@ -113,6 +114,7 @@ class Host:
     reasoning_turns: bool = True
     embeddings: bool = True
     flex: bool = False
+    max_calls: Mapping[str, int] = field(factory=dict)
     telemetry_name: str | None = None
     telemetry_operation: str = "chat"
     error_kinds: Mapping[str, ErrorKind] = field(factory=dict)
@@ -133,6 +135,8 @@ class Host:
         for share in ("batch_share", "cached_batch_share"):
             if not 0 <= (getattr(self, share) or 0) <= 1:
                 raise ConfigError(f"host {self.name}: {share} must be from 0 to 1: 0.5 is half the price")
+        if any(calls < 1 for calls in self.max_calls.values()):
+            raise ConfigError(f"host {self.name}: max_calls must be 1 or more")
         if self.weekend_price_hour not in (None, *range(24)):
             raise ConfigError(f"host {self.name}: weekend_price_hour must be from 0 to 23")
         prefix = self.name.upper().replace("-", "_")
@@ -314,6 +318,7 @@ _BUILT_IN = (
         path="/v1",
         price_id="deepseek",
         weekend_price_hour=12,
+        max_calls={"deepseek-v4-pro": 500},  # others allow more than a client sends
         schema_mode="json_object",
         embeddings=False,
     ),

@@ -84,9 +84,10 @@ class Collector:
         if len(lane_queues) > 1:
             lane_queues.sort(key=self._place)
         for lane_queue in lane_queues:
-            # 1. No request waits, or the model is paused: try the next lane. Resuming the model wakes the
-            # collector.
-            while lane_queue.waiting and lane_queue.lane.provider_health.pause is None:
+            # 1. No request waits, the model is paused, or its host allows no further call: try the next lane.
+            # Resuming the model and the end of a call wake the collector.
+            lane = lane_queue.lane
+            while lane_queue.waiting and lane.provider_health.pause is None and not lane.is_full:
                 # 2. The window is open: check again when it closes. Try the next lane.
                 ready = lane_queue.ready(now, flushed=queue.flushing)
                 if ready > now:

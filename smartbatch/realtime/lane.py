@@ -66,6 +66,7 @@ class Lane:
     call: Call  # the provider's call with its layers
     replay: Call | None  # runs shareable middleware for each further waiter
     max_tokens: float  # maximum estimated input tokens per call
+    max_calls: float  # maximum calls in flight
     batch_key: Callable[[Request], Hashable]  # equal for requests that may share a call
     packing_health: PackingHealth | None  # whether packing pays off; None unless the lane packs prompts
     tier: FlexTier | None  # None in a standard lane
@@ -146,6 +147,11 @@ class Lane:
         self.last_size = size
         self.last_finished = now
         self.latency += (seconds - self.latency) * (_LATENCY_WEIGHT if self.latency else 1.0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the host allows no further call until one ends. Shared calls count once per request."""
+        return self.in_flight >= self.max_calls
 
     @property
     def calls(self) -> list[tuple[float, int]]:
@@ -305,6 +311,7 @@ class LaneFactory:
                 tier=tier,
             ),
             max_tokens=math.inf if embedding is None else abilities.max_text_tokens,
+            max_calls=abilities.calls_of(model),
             batch_key=batch_key if packed else attrgetter("isolation_key"),
             packing_health=PackingHealth() if packed else None,
             tier=tier,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 
 import pytest
@@ -113,6 +114,11 @@ def test_a_batch_keeps_to_the_limits_of_its_host():
     batches = provider_of("groq").batches()
     assert batches is not None
     assert batches.abilities.max_bytes == 100_000_000
+
+
+def test_a_model_has_the_concurrent_calls_that_its_host_allows():
+    abilities = provider_of("deepseek").capabilities
+    assert (abilities.calls_of("deepseek-v4-pro"), abilities.calls_of("deepseek-v4-flash")) == (500, math.inf)
 
 
 # -- prices --------------------------------------------------------------------------------------------------

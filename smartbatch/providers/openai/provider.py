@@ -174,7 +174,10 @@ class OpenAIProvider(Provider):
         self.name = prefix.name
         self.scope = scope_of(self.name, url, key, organization, project, sorted(own.items()))
         self.capabilities = evolve(
-            type(self).capabilities, max_texts=MAX_TEXTS if host.embeddings else 0, priced=host.priced
+            type(self).capabilities,
+            max_texts=MAX_TEXTS if host.embeddings else 0,
+            priced=host.priced,
+            max_calls=host.max_calls,
         )
         sent = _headers(host.key_header, key, organization, project, own)
         self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
