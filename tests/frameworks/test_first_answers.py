@@ -44,7 +44,7 @@ server = Server(("127.0.0.1", 0), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 options = {"api_key": "k", "base_url": f"http://127.0.0.1:{server.server_port}/v1"}
 settings = dict(provider_options=options, shared="off", parallelism=ALL, schema=SCHEMA)
-with BatchingClient("openai:m", **settings) as client:
+with BatchingClient("openai:gpt-5-mini", **settings) as client:
     futures = [client.submit(f"prompt {i}", priority="urgent") for i in range(ALL)]
     errors = [future.exception(20) for future in futures]
 print([f"{type(error).__name__}: {error}" for error in errors if error is not None])

@@ -98,7 +98,7 @@ def test_a_stopped_client_has_nothing_open():
         from smartbatch.testing import emulator
         with emulator(latency=0.001) as emu:
             os.environ["OPENAI_BASE_URL"] = emu.base_url
-            with BatchingClient("openai:m", parallelism=8) as client:
+            with BatchingClient("openai:gpt-5-mini", parallelism=8) as client:
                 assert all(result.ok for result in client.map([f"p{n}" for n in range(100)]))
             left = [thread for thread in threading.enumerate() if thread.name.startswith("smartbatch-")]
             for thread in left:

@@ -108,11 +108,12 @@ def test_no_answer_reaches_the_wrong_process_over_http():
                 signal.pause()
         os.environ["OPENAI_BASE_URL"] = os.read(server_pid_in, 100).decode()
         os.environ["OPENAI_API_KEY"] = "sk-test-0000"
-        client = BatchingClient("openai:m", parallelism=8)
+        client = BatchingClient("openai:gpt-5-mini", parallelism=8)
         def ask(n):
             prompts = [f"{n} prompt {k} of {os.getpid()}" for k in range(n)]
             results = client.generate(prompts)
-            wrong = [r for p, r in zip(prompts, results, strict=True) if r.text != answer_for(p, "m")]
+            right = [answer_for(p, "gpt-5-mini") for p in prompts]
+            wrong = [r for r, text in zip(results, right, strict=True) if r.text != text]
             assert not wrong, wrong
         ask(16)
         going = threading.Thread(target=ask, args=(400,))
@@ -434,12 +435,15 @@ def test_children_forked_without_hooks_open_own_connections():
         os.environ["OPENAI_BASE_URL"] = os.read(server_in, 100).decode()
         os.environ["OPENAI_API_KEY"] = "sk-test-0000"
         client = BatchingClient(
-            "openai:m", store=f"{folder}/jobs.db", cache=f"{folder}/answers.db", batch_poll_interval=0.1
+            "openai:gpt-5-mini",
+            store=f"{folder}/jobs.db",
+            cache=f"{folder}/answers.db",
+            batch_poll_interval=0.1,
         )
         def ask():
             prompts = [f"prompt {n}" for n in range(20)]
             results = client.generate(prompts)
-            assert [result.text for result in results] == [answer_for(p, "m") for p in prompts]
+            assert [result.text for result in results] == [answer_for(p, "gpt-5-mini") for p in prompts]
             own = client.submit_and_wait([f"row {n} of {os.getpid()}" for n in range(12)], timeout=15)
             assert all(result.ok for result in own)
         ask()

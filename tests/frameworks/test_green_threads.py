@@ -71,7 +71,7 @@ def test_calls_wait_for_their_answers_at_the_same_time_over_tls_too():
     passes(
         """
         import urllib3.connectionpool
-        client = BatchingClient("openai:m", parallelism=2, call_timeout=10, retries=0)
+        client = BatchingClient("openai:gpt-5-mini", parallelism=2, call_timeout=10, retries=0)
         gevent.monkey.patch_all()
         say(str([result.text for result in client.map(["one", "two"])]))
         """,
@@ -82,7 +82,9 @@ def test_calls_wait_for_their_answers_at_the_same_time_over_tls_too():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model", ["openai:m", "anthropic:m", "gemini:m"])
+@pytest.mark.parametrize(
+    "model", ["openai:gpt-5-mini", "anthropic:claude-haiku-5-5", "gemini:gemini-3.8-flash"]
+)
 def test_every_provider_works_after_the_patching(model):
     with provider(0.05) as service:
         root = service.environ["OPENAI_BASE_URL"].removesuffix("/v1")

@@ -10,7 +10,9 @@ import smartbatch
 from smartbatch import BatchingClient, SmartbatchError
 from smartbatch.observe.prometheus import PrometheusReporter
 
-client = BatchingClient("openai:m", parallelism=16, request_timeout=20, exit_grace=5, deduplicate=False)
+client = BatchingClient(
+    "openai:gpt-5-mini", parallelism=16, request_timeout=20, exit_grace=5, deduplicate=False
+)
 
 if "USED_BEFORE_THE_FORK" in os.environ:
     client.submit("asked by the process that forks").result()

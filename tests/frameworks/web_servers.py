@@ -96,7 +96,7 @@ class Reply:
 
     @property
     def is_right(self) -> bool:
-        return self.status == 200 and self.text == answer_for(self.prompt, "m")
+        return self.status == 200 and self.text == answer_for(self.prompt, "gpt-5-mini")
 
 
 @frozen

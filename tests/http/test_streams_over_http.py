@@ -17,7 +17,7 @@ SERVICES = {
     "chat": ("openai:gpt-5-mini", {}),
     "responses": ("openai:gpt-5-mini", {"api": "responses"}),
     "anthropic": ("anthropic:claude-haiku-5-5", {}),
-    "gemini": ("gemini:gemini-flash", {}),
+    "gemini": ("gemini:gemini-3.8-flash", {}),
 }
 LONG = " ".join(f"word{number}" for number in range(200))
 """Its chunks take a second at :data:`PER_TOKEN`."""

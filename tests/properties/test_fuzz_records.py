@@ -192,6 +192,18 @@ class _Asked:
     def ask(self, method: str, path: str, timeout: float, **more: Any) -> Any:
         return self._wire.ask(method, path, timeout)
 
+    def begin(self, method: str, path: str, timeout: float) -> _Whole:
+        return _Whole(self._wire.ask(method, path, timeout))
+
+
+class _Whole:
+    def __init__(self, reply: Any) -> None:
+        self._reply = reply
+        self.status = reply.status
+
+    def whole(self) -> Any:
+        return self._reply
+
 
 def _check_batch(batch: RemoteBatch) -> None:
     assert not set("/\\ \n\"'?#") & set(batch.id)

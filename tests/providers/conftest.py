@@ -90,17 +90,27 @@ def side(request):
 
 
 @pytest.fixture
-def api(serve, side):
-    """``api(script, …)`` returns the Batch API of a provider with a scripted server, and the server."""
+def batches_of():
+    """``batches_of(provider)`` returns the Batch API of a provider, which is closed after the test."""
     providers: list[Provider] = []
+
+    def opened(provider: Provider) -> BatchApi:
+        providers.append(provider)
+        batches = provider.batches()
+        assert batches is not None
+        return batches
+
+    yield opened
+    for provider in providers:
+        provider.close()
+
+
+@pytest.fixture
+def api(serve, side, batches_of):
+    """``api(script, …)`` returns the Batch API of a provider with a scripted server, and the server."""
 
     def start(*scripts: Script, tls: bool = False, **options: object) -> tuple[BatchApi, RawServer]:
         server = serve(*scripts, tls=tls)
-        providers.append(side.provider(url_of(server), **options))
-        batches = providers[-1].batches()
-        assert batches is not None
-        return batches, server
+        return batches_of(side.provider(url_of(server), **options)), server
 
-    yield start
-    for provider in providers:
-        provider.close()
+    return start

@@ -24,20 +24,15 @@ CHAT = {
 
 
 @pytest.fixture
-def at(serve):
+def at(serve, batches_of):
     """``at(host, script, …)`` returns the Batch API of a host with a scripted server, and the server."""
-    providers: list[OpenAIProvider] = []
 
     def start(name: str, *scripts: Script, **options: Any) -> tuple[BatchApi, RawServer]:
         server = serve(*scripts)
-        providers.append(OpenAIProvider(api_key=KEY, base_url=server.base_url, host=HOSTS[name], **options))
-        batches = providers[-1].batches()
-        assert batches is not None
-        return batches, server
+        provider = OpenAIProvider(api_key=KEY, base_url=server.base_url, host=HOSTS[name], **options)
+        return batches_of(provider), server
 
-    yield start
-    for provider in providers:
-        provider.close()
+    return start
 
 
 def listed(*batches: dict[str, Any], field: str | None = "data", **more: Any) -> Script:
