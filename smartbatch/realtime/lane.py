@@ -90,21 +90,20 @@ class Lane:
     def demand(self, request: Request, estimated: int, *, priced: bool) -> tuple[int, float]:
         """Return the tokens of ``request`` and, if ``priced``, its maximum cost in USD.
 
-        A flex lane uses the standard price, because a refused request is sent to the standard tier. A request
-        may itself name a dearer tier. ``estimated`` is the number of input tokens estimated from the text.
+        ``estimated`` is the number of input tokens estimated from the text.
         """
         given = self.calibration.input(estimated)
         made = 0 if request.embedding else self.calibration.output(request.params.max_tokens)
         if not priced or request.call is not None:
             return given + made, 0.0
-        rates = self.current_rates(self._dearest_processing(request))
+        rates = self._highest_rates(request)
         if rates is None:
             return given + made, 0.0
         return given + made, rates.cost(rates.expected_usage(*self.calibration.most(request)))
 
     def max_lost_cost(self, request: Request) -> float:
         """Return the maximum cost in USD of a call whose answer is lost; 0 if the price is unknown."""
-        rates = self.current_rates(self._dearest_processing(request))
+        rates = self._highest_rates(request)
         if rates is None or request.call is not None:
             return 0.0
         limit = self.provider.capabilities.output_limit
@@ -116,10 +115,22 @@ class Lane:
         """The price of a request that is answered in the lane's own tier."""
         return self.current_rates("standard" if self.standard is None else "flex")
 
-    def _dearest_processing(self, request: Request) -> Processing:
-        extra = request.params.extra
-        tier = self.provider.flex(self.model) if extra else None
-        return "standard" if tier is None else processing_of(tier.named_in(request)) or "standard"
+    def names_unpriced_tier(self, request: Request) -> bool:
+        """Whether a request names the priority tier of a model with a known price, but not for that tier."""
+        standard, priority = self.current_rates("standard"), self.current_rates("priority")
+        return self._names_priority(request) and standard is not None and priority is None
+
+    def _highest_rates(self, request: Request) -> RateCard | None:
+        """Return the prices of the most expensive tier that may answer a request.
+
+        A request for the flex tier may be answered by the standard one.
+        """
+        priority = self.current_rates("priority") if self._names_priority(request) else None
+        return priority or self.current_rates("standard")
+
+    def _names_priority(self, request: Request) -> bool:
+        tier = self.provider.flex(self.model) if request.params.extra else None
+        return tier is not None and processing_of(tier.named_in(request)) == "priority"
 
     def lane_for(self, request: Request, now: float) -> Lane:
         """Return the lane in which ``request`` waits.

@@ -160,6 +160,12 @@ class Realtime:
         estimated = estimate_request(request)
         # the cost matters only with a budget
         priced = options.own_budget is not None or config.budget is not None
+        if priced and not config.allow_unknown_price and lane.names_unpriced_tier(request):
+            raise InvalidRequest(
+                f"a budget is set, but the price of {lane.label} in the priority tier is unknown: leave the "
+                "tier out, add a price to prices, or set allow_unknown_price",
+                field="extra",
+            )
         tokens, reserve = lane.demand(request, estimated, priced=priced)
         if priced:
             self.warn_of_unbounded(request)

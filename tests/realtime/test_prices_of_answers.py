@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from scenes import PATIENCE, Scripted
 
-from smartbatch.errors import BudgetExceeded
+from smartbatch.errors import BudgetExceeded, InvalidRequest
+from smartbatch.prices import Price
 from smartbatch.providers.openai.errors import FLEX_TIER
 from smartbatch.types import Answer, Usage
 
@@ -44,6 +45,24 @@ def test_an_answer_costs_the_price_of_the_tier_that_gave_it(tier, factor, clock,
 def test_a_tier_whose_price_is_unknown_makes_the_cost_unknown(clock, client_of):
     provider = Scripted(clock, answered("priority"), priced=True, name="openai")
     assert client_of(provider).submit("one", model="gpt-4-turbo").result(PATIENCE).cost is None
+
+
+@pytest.mark.parametrize("tier", ["flex", "default"])
+def test_a_budget_reserves_the_standard_price_for_other_tiers(tier, clock, client_of):
+    provider = Tiered(clock, answered("default"), priced=True, name="openai")
+    client = client_of(provider, budget=0.0001, max_tokens=1000, prices={"default": Price(0.2, 1.2)})
+    future = client.submit("one", model="default", extra={"service_tier": tier})  # up to 0.0012 USD
+    assert isinstance(future.exception(PATIENCE), BudgetExceeded)
+
+
+def test_a_budget_refuses_a_tier_whose_price_is_unknown(clock, client_of):
+    provider = Tiered(clock, answered("priority"), priced=True, name="openai")
+    settings = {"budget": 1.0, "max_tokens": 10, "prices": {"default": "openai:gpt-4-turbo"}}
+    dear = {"model": "gpt-4-turbo", "extra": {"service_tier": "priority"}}
+    with pytest.raises(InvalidRequest, match="gpt-4-turbo in the priority tier is unknown"):
+        client_of(provider, **settings).submit("one", **dear)
+    accepted = client_of(provider, allow_unknown_price=True, **settings).submit("one", **dear)
+    assert accepted.result(PATIENCE).cost is None
 
 
 def test_a_budget_reserves_the_price_of_the_tier_that_a_request_names(clock, client_of):

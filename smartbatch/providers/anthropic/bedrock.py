@@ -72,6 +72,7 @@ class BedrockProvider(MessagesProvider):
     """
 
     models = re.compile(r"\w[\w.:/-]{0,255}", re.ASCII)  # ids, inference profiles and ARNs
+    versions = (BEDROCK_VERSION, API_VERSION)
     without_batches = NOT_YET
     accept = "application/json"  # the content type of the answer inside the frames
 
@@ -90,10 +91,6 @@ class BedrockProvider(MessagesProvider):
         max_body: int = MAX_BODY,
         allow_http: bool = False,
     ) -> None:
-        if api_version not in (BEDROCK_VERSION, API_VERSION):
-            raise ConfigError(
-                f"api_version={api_version!r} is unknown; use {BEDROCK_VERSION!r} or {API_VERSION!r}"
-            )
         key = setting(api_key, "AWS_BEARER_TOKEN_BEDROCK")
         if key is not None and profile is not None:
             raise ConfigError(

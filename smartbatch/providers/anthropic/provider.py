@@ -60,6 +60,8 @@ class MessagesProvider(Provider):
     capabilities = Capabilities(max_shared=1, streams=True, schemas=True)
     models = PLAIN_ID
     """The form of a model's name."""
+    versions = (API_VERSION, OLD_API_VERSION)
+    """Accepted values of ``api_version``."""
     accept = EVENT_STREAM_TYPE
     """The content type that streams ask for."""
     split: Callable[[Iterable[bytes]], Iterator[tuple[str, bytes]]] = staticmethod(events)
@@ -76,6 +78,9 @@ class MessagesProvider(Provider):
         api_version: str,
         default_max_tokens: int,
     ) -> None:
+        if api_version not in self.versions:
+            known = " or ".join(map(repr, self.versions))
+            raise ConfigError(f"api_version={api_version!r} is unknown; use {known}")
         if default_max_tokens < 1:
             raise ConfigError(f"default_max_tokens={default_max_tokens!r} must be at least 1")
         self.name, self.scope = name, scope
@@ -163,10 +168,6 @@ class AnthropicProvider(MessagesProvider):
         max_body: int = MAX_BODY,
         allow_http: bool = False,
     ) -> None:
-        if api_version not in (API_VERSION, OLD_API_VERSION):
-            raise ConfigError(
-                f"api_version={api_version!r} is unknown; use {API_VERSION!r} or {OLD_API_VERSION!r}"
-            )
         own = own_headers(headers)
         key, token = _credentials(api_key, auth_token)
         custom = custom_headers()

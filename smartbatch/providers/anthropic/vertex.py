@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from smartbatch._fork import one_at_a_time
-from smartbatch.errors import ConfigError
 from smartbatch.providers.anthropic.bodies import API_VERSION
 from smartbatch.providers.anthropic.errors import ERRORS, understand
 from smartbatch.providers.anthropic.provider import DEFAULT_MAX_TOKENS, MessagesProvider, custom_headers
@@ -60,6 +59,7 @@ class VertexClaudeProvider(MessagesProvider):
     """
 
     models = re.compile(r"\w[\w.@-]{0,127}", re.ASCII)
+    versions = (VERTEX_VERSION, API_VERSION)
     without_batches = NOT_YET
 
     def __init__(
@@ -77,10 +77,6 @@ class VertexClaudeProvider(MessagesProvider):
         max_body: int = MAX_BODY,
         allow_http: bool = False,
     ) -> None:
-        if api_version not in (VERTEX_VERSION, API_VERSION):
-            raise ConfigError(
-                f"api_version={api_version!r} is unknown; use {VERTEX_VERSION!r} or {API_VERSION!r}"
-            )
         own = own_headers(headers)
         secrets = secrets_of(own.values(), custom_headers().values())
         where, url = place_of(host, region, base_url, allow_http=allow_http)

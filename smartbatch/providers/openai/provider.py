@@ -145,12 +145,8 @@ class OpenAIProvider(Provider):
             path=prefix.path,
         )
         host = host or host_at(url.host or "")
-        given_headers = {name.lower() for name in own}
-        if (
-            key is None
-            and host.needs_key
-            and given_headers.isdisjoint({"authorization", host.key_header.lower()})
-        ):
+        has_key_header = any(name.lower() in ("authorization", host.key_header.lower()) for name in own)
+        if key is None and host.needs_key and not has_key_header:
             raise ConfigError(
                 f"no API key: set {' or '.join(prefix.key_variables)} in the environment, "
                 "or set the provider option api_key"
@@ -181,10 +177,9 @@ class OpenAIProvider(Provider):
         )
         sent = _headers(host.key_header, key, organization, project, own)
         self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
-        self._batches = (
-            None
-            if host.batches is None
-            else OpenAIBatches(
+        self._batches: OpenAIBatches | None = None
+        if (dialect := host.batches) is not None:
+            self._batches = OpenAIBatches(
                 PerProcess(partial(_session, self.network, url.url, sent)).get,
                 self._errors,
                 name=self.name,
@@ -193,12 +188,9 @@ class OpenAIProvider(Provider):
                 body=self._body,
                 parameters=self._parameters,
                 dialect=evolve(
-                    host.batches,
-                    window=batch_window or host.batches.window,
-                    purpose=batch_purpose or host.batches.purpose,
+                    dialect, window=batch_window or dialect.window, purpose=batch_purpose or dialect.purpose
                 ),
             )
-        )
         self._reasoning = host.reasoning_turns
         self._flex = host.flex if flex is None else flex
         self._checked: Generation | None = None
