@@ -39,6 +39,7 @@ BELOW_CLIENT = NOUNS | {
     "config",
     "prices",
     "plan",
+    "quality",
     "core",
     "providers",
     "observe",
@@ -82,6 +83,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "jobs": NOUNS | {"config", "prices", "core", "providers", "observe", "setting", "views"},
     # lists
     "plan": NOUNS | {"core", "views"},
+    "quality": NOUNS | {"core", "plan", "tables", "views"},
     "routing": NOUNS
     | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs", "tables", "views"},
     # public entry points

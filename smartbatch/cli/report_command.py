@@ -6,24 +6,21 @@ Outputs are read line by line, in little memory.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 import time
-from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
 from smartbatch._words import escape
 from smartbatch.core.limits.failures import pattern_of
-from smartbatch.core.preparation.validation import MAX_SAMPLES
 from smartbatch.errors import ConfigError, InputError, RowSkipped, snake_case
 from smartbatch.jobs.job_report import run_of_list
 from smartbatch.jobs.report_view import (
@@ -36,8 +33,8 @@ from smartbatch.jobs.report_view import (
 )
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.summary_records import StoredDecision
-from smartbatch.runs.output_lines import defects_of, figures_of, is_answer, number_of, sample_of
-from smartbatch.runs.table_output import read_table, table_format
+from smartbatch.runs.output_lines import defects_of
+from smartbatch.runs.output_reader import read_lines
 from smartbatch.types import DEFECTS
 from smartbatch.views.html import Report
 
@@ -45,11 +42,7 @@ if TYPE_CHECKING:
     from smartbatch.views.html import Report
 
 
-_VALID_SUBJECTS = "pass a job, or an output of smartbatch run or jobs results"
-_TOKENS = ("input_tokens", "output_tokens")
-_ANSWERED, _FAILED = 2, 1
 _SKIPPED = snake_case(RowSkipped.__name__)
-_MAX_ROWS = 200_000_000  # larger indexes only occur in damaged lines
 
 
 def output_report(path: str, runs: Sequence[ReportedRun], made_at: float) -> Report:
@@ -63,17 +56,9 @@ def output_report(path: str, runs: Sequence[ReportedRun], made_at: float) -> Rep
 def figures_of_output(path: str) -> tuple[OutputFigures, float]:
     """Also return when the output was last written, in Unix seconds."""
     figures = OutputFigures()
-    try:
-        with open(path, "rb") as file:
-            counts = _which_counts(_lines(path, file))
-            file.seek(0)
-            written = os.fstat(file.fileno()).st_mtime
-            for line_number, line in enumerate(_lines(path, file)):
-                if counts[line_number]:
-                    figures.count(line)
-    except OSError as error:
-        raise InputError(f"{escape(path)}: cannot be read: {error.strerror or error}") from error
-    return figures, written
+    for line in read_lines(path):
+        figures.count(line)
+    return figures, os.path.getmtime(path)
 
 
 def ended_runs(decisions: Sequence[tuple[str, StoredDecision]]) -> tuple[ReportedRun, ...]:
@@ -134,79 +119,6 @@ class OutputFigures:
             made_at=made_at,
             written_at=written,
         )
-
-
-def _which_counts(lines: Iterator[dict[str, Any]]) -> bytearray:
-    """Return one byte per line: 1 if the line counts.
-
-    During a run, a row that failed or whose answer is replaced has several lines. Its first answer counts,
-    or else its last failure.
-    """
-    counts = bytearray()
-    samples: dict[int, tuple[array[int], bytearray]] = {}
-    for number, line in enumerate(lines):
-        line_of, state = samples.setdefault(sample_of(line), (array("q"), bytearray()))
-        index, found = line["index"], _ANSWERED if is_answer(line) else _FAILED
-        if index >= len(state):
-            more = index + 1 - len(state)
-            state.extend(bytes(more))
-            line_of.extend([0] * more)
-        known = state[index]
-        counts.append(known != _ANSWERED)
-        if known == _FAILED and counts[number]:
-            counts[line_of[index]] = 0
-        if counts[number]:
-            state[index], line_of[index] = found, number
-    return counts
-
-
-def _lines(path: str, file: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the results in an output, except a last line that was cut off by a kill."""
-    format = table_format(path)
-    if format is not None:
-        for number, row in enumerate(
-            read_table(format, file, escape(path), keyed=False, advice=_VALID_SUBJECTS), 1
-        ):
-            result = figures_of(row)
-            if not _is_result(result):
-                raise _foreign(path, f"row {number} is not a result")
-            yield result
-        return
-    for number, text in enumerate(file, 1):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            if number > 1 and not text.endswith(b"\n"):
-                return
-            raise _foreign(path, f"line {number} is not JSON") from None
-        if not _is_result(line):
-            raise _foreign(path, f"line {number} is not a result")
-        yield line
-
-
-def _is_result(line: Any) -> bool:
-    if not isinstance(line, dict) or "error" not in line:
-        return False
-    index, error, usage, dropped = (line.get(name) for name in ("index", "error", "usage", "dropped"))
-    if type(index) is not int or not 0 <= index < _MAX_ROWS:
-        return False
-    if type(sample := line.get("sample", 0)) is not int or not 0 <= sample < MAX_SAMPLES:
-        return False
-    if not all(one is None or isinstance(one, dict) for one in (usage, dropped)):
-        return False
-    numbers = [line.get(name) for name in ("cost", "latency", "attempts")]
-    numbers += [(usage or {}).get(name) for name in _TOKENS]
-    figures = map(number_of, numbers)
-    if any(
-        one is not None and (figure is None or figure < 0)
-        for one, figure in zip(numbers, figures, strict=True)
-    ):
-        return False
-    return error is None or (isinstance(error, dict) and {"kind", "message"} <= error.keys())
-
-
-def _foreign(path: str, what: str) -> InputError:
-    return InputError(f"{escape(path)}: {what}; {_VALID_SUBJECTS}")
 
 
 _BROWSERS = (

@@ -63,7 +63,8 @@ LAST_COLUMNS: Final = {
 FIXED_COLUMNS: Final = frozenset(FIRST_COLUMNS) | frozenset(LAST_COLUMNS)
 RESULT_PREFIX: Final = "result_"
 _PLACE: Final = ("row", "sample")
-_MORE: Final = (*_PLACE, "embedding", *PART_FORMS, "context")
+OTHER_COLUMNS: Final = (*_PLACE, "embedding", *PART_FORMS, "context")  # only if a line has them
+
 _TOKENS: Final = tuple(name for name in fields_dict(Usage) if name not in ("estimated", "unknown"))
 _tokens_of: Final = attrgetter(*_TOKENS)
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
@@ -243,7 +244,7 @@ def answers_of(line: Line) -> dict[str, Any]:
     answers = {name: line.get(name) for name in plain}
     answers |= {name: line["usage"].get(name) for name in _TOKENS}
     answers["dropped"] = text_of(line["dropped"]) if line["dropped"] else None
-    more: Columns = {name: [line[name]] for name in _MORE if name in line}
+    more: Columns = {name: [line[name]] for name in OTHER_COLUMNS if name in line}
     more |= renamed(parsed_columns([line.get("parsed")]), "parsed_", _PLACE)
     answers |= {name: values[0] for name, values in renamed(more, "parsed_", FIXED_COLUMNS).items()}
     return answers | own

@@ -1,0 +1,1 @@
+"""Judges answers: samples, intervals, comparisons, labels and failures. Nothing here sends or stores."""
