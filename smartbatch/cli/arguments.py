@@ -87,10 +87,15 @@ _REQUESTS = {
 --model PROVIDER:MODEL  choose the model, such as openai:gpt-5-mini or sim:echo
 --system S             add an instruction before every prompt
 --max-tokens N         limit the tokens per answer
---embed                compute the embedding of every prompt; needs an embedding model
+--output-field F       request an answer field, such as "stars: int 1-5"; the type may be str, int, float,
+                       bool, date, a|b|c or a list of one of them; can be repeated
 further:
+--schema SCHEMA        request answers that follow a JSON schema: a file such as label.json, or a class as
+                       module:Class
+--embed                compute the embedding of every prompt; needs an embedding model
 --temperature X        set the temperature, 0 to 2
 --seed N               request repeatable sampling
+--extra KEY=JSON       add a field to the request body, such as top_k=40; can be repeated
 --n N                  request N answers per row; each on a separate line, numbered by sample
 --dimensions N         with --embed: set the length of the vectors
 --task-type T          with --embed: state the purpose of the vectors, such as RETRIEVAL_DOCUMENT
@@ -259,6 +264,8 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "--keep-going": {"default": None},
     "--time-value": {"type": number},
     "--provider-option": {"action": "append", "default": []},
+    "--output-field": {"action": "append", "default": []},
+    "--extra": {"action": "append", "default": []},
 }
 
 # -- other commands -----------------------------------------------------------------------------------------

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from attrs import fields_dict
+from attrs import asdict, fields_dict
 
+from smartbatch.cli.answer_schema import answer_schema
 from smartbatch.cli.printing import print_event
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
@@ -54,6 +55,7 @@ def _read(name: str, text: str, kind: Any) -> Any:
 
 
 _PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")
+_ANSWER_OPTIONS: Final = (*_PARAMETERS, "n", "schema", "output_field", "extra")
 _BATCH_OPTIONS: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
 _EMBEDDING_OPTIONS: Final = ("task_type", "dimensions")
 
@@ -68,13 +70,34 @@ def config_of(args: argparse.Namespace) -> BatchingConfig:
 
 
 def params_of(args: argparse.Namespace) -> Generation:
-    return Generation(**{name: getattr(args, name) for name in _PARAMETERS})
+    return Generation(
+        **{name: getattr(args, name) for name in _PARAMETERS},
+        schema=answer_schema(args),
+        extra=_extra_of(args.extra) or None,
+    )
+
+
+def _extra_of(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read the fields of the request body. Errors do not repeat their values."""
+    extra: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--extra {name!r:.40} needs the form KEY=JSON, such as top_k=40")
+        if name in extra:
+            raise ConfigError(f"--extra {name}: is given twice; leave one out")
+        try:
+            extra[name] = json.loads(text)
+        except (ValueError, RecursionError):
+            form = f"""such as {name}=40, {name}='"text"' or {name}='{{"a": true}}'"""
+            raise ConfigError(f"--extra {name}: the value is not JSON; write it {form}") from None
+    return extra
 
 
 def embedding_of(args: argparse.Namespace) -> Embedding | None:
     why = "applies to answers and has no effect with --embed: leave it out" if args.embed else "needs --embed"
-    for name in (*_PARAMETERS, "n") if args.embed else _EMBEDDING_OPTIONS:
-        if getattr(args, name) is not None:
+    for name in _ANSWER_OPTIONS if args.embed else _EMBEDDING_OPTIONS:
+        if getattr(args, name) not in (None, []):
             raise ConfigError(f"--{name.replace('_', '-')} {why}")
     return Embedding(args.task_type, args.dimensions) if args.embed else None
 
@@ -83,7 +106,7 @@ def answers_each(args: argparse.Namespace) -> int:
     return 1 if args.n is None else admit_defaults(Generation(n=args.n)).n or 1
 
 
-def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
+def client_of(args: argparse.Namespace, params: Generation, **options: str) -> BatchingClient:
     """Return a client that is not started. ``--provider-option`` overrides ``options``."""
     for name in _BATCH_OPTIONS if args.strategy == "individual" else ():
         if getattr(args, name) is not None:
@@ -94,7 +117,7 @@ def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
         config=config_of(args),
         provider_options={**options, **options_of(args)},
         observers=[print_event] if args.verbose else [],
-        **{name: getattr(args, name) for name in _PARAMETERS},
+        **asdict(params, recurse=False, filter=lambda _, value: value is not None),
     )
 
 

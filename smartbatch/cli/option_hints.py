@@ -21,10 +21,12 @@ _NEAR_OPTIONS: Final = {
     "max_tpm": ("tpm", "tokens_per_minute"),
     "n": ("samples", "num_samples", "best_of", "num_return_sequences", "candidate_count"),
     "output": ("out", "outfile", "out_file", "output_file", "save"),
+    "output_field": ("field_type", "fields", "schema_field"),
     "parallelism": ("concurrent", "num_workers", "parallel", "jobs", "max_parallel"),
     "prices": ("price", "pricing"),
     "prompt_field": ("column", "col", "field", "prompt_column", "text_column", "input_column"),
     "quiet": ("silent",),
+    "schema": ("response_format", "json_schema"),
     "retries": ("retry", "max_retries"),
     "template": ("prompt", "prompt_template"),
 }
@@ -52,7 +54,6 @@ _NO_OPTION_ADVICE: Final = {
         "smartbatch plan with the same arguments shows time and cost without sending anything",
     ),
     "prices": 'prices are set in a settings file (--config FILE), in a table [prices."PROVIDER:MODEL"]',
-    "schema": "schemas are available in Python: smartbatch.generate(…, schema=…)",
 }
 """Advice on options of other programs that have no equivalent."""
 FOREIGN: Final = (*_NATIVE_NAMES, *_NO_OPTION_ADVICE)

@@ -37,7 +37,7 @@ from smartbatch.runs.row_requests import InputRequests, RunInterrupted
 from smartbatch.runs.run_identity import RunIdentity
 from smartbatch.runs.table_output import check_output_name, look_at_output
 from smartbatch.tables.row_source import RowSource
-from smartbatch.types import Prompt, Result
+from smartbatch.types import Generation, Prompt, Result
 
 _BATCH_STRATEGIES: Final = frozenset({"batch", "hybrid"})
 _PASSED_DEADLINE_SECONDS: Final = 1e-9  # 0 would mean no deadline
@@ -138,13 +138,14 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace, stack: ExitStack) -> tuple[Plan, str | None]:
     maker = prompt_maker(args)
     embedding = embedding_of(args)
-    client = _client(args, stack)
+    params = params_of(args)
+    client = _client(args, params, stack)
     source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))
     rows = InputRequests(
         source,
         maker,
         model=args.model,
-        params=params_of(args),
+        params=params,
         embedding=embedding,
         limit=args.limit,
         n=answers_each(args),
@@ -172,27 +173,26 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> tuple[Plan, str | None]
     return chooser.plan(needed), None if first is None else first[1]
 
 
-def _client(args: argparse.Namespace, stack: ExitStack) -> BatchingClient:
+def _client(args: argparse.Namespace, params: Generation, stack: ExitStack) -> BatchingClient:
     """Return a client that is never started. It needs no key, and if there is no store yet, it uses a
     temporary one.
     """
-    client = _client_without_key(args)
+    client = _client_without_key(args, params)
     if missing_store(client.config.store) is not None:
         client.stop(timeout=0)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="smartbatch-"))
-        client = _client_without_key(
-            argparse.Namespace(**{**vars(args), "store": os.path.join(folder, "jobs.db")})
-        )
+        own = {**vars(args), "store": os.path.join(folder, "jobs.db")}
+        client = _client_without_key(argparse.Namespace(**own), params)
     stack.callback(client.stop, timeout=0)
     return client
 
 
-def _client_without_key(args: argparse.Namespace) -> BatchingClient:
+def _client_without_key(args: argparse.Namespace, params: Generation) -> BatchingClient:
     try:
-        return client_of(args)
+        return client_of(args, params)
     except ConfigError as error:
         try:
-            return client_of(args, api_key=_NO_KEY)
+            return client_of(args, params, api_key=_NO_KEY)
         except (ConfigError, TypeError) as other:  # not only the key is wrong
             known = isinstance(other, TypeError) or "api_key" in str(other)
             raise (error if known else other) from None

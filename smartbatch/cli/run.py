@@ -180,7 +180,8 @@ class _Run:
         embedding = embedding_of(args)
         n = answers_each(args)
         formulas = formulas_of(args)
-        self._client = client_of(args)
+        params = params_of(args)
+        self._client = client_of(args, params)
         source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))
         self._out: OutputFile | TableOutput | None = None
         if args.output is not None:
@@ -195,7 +196,7 @@ class _Run:
             source,
             maker,
             model=args.model,
-            params=params_of(args),
+            params=params,
             embedding=embedding,
             limit=args.limit,
             n=n,

@@ -13,8 +13,8 @@ from smartbatch.cli.main import build_parser, main
 
 OF_THE_COMMAND = {
     *("action", "billed", "config", "csv_formulas", "dask", "delimiter", "embed", "format", "help"),
-    *("help_all", "id_field", "ids", "input", "json", "limit", "model", "output", "prompt_field"),
-    *("provider_option", "quiet", "resend", "template", "verbose", "wait"),
+    *("help_all", "id_field", "ids", "input", "json", "limit", "model", "output", "output_field"),
+    *("prompt_field", "provider_option", "quiet", "resend", "template", "verbose", "wait"),
 }
 
 
@@ -75,11 +75,8 @@ RUN = ["run", "in.txt", "--model", "sim:demo"]
         ([*RUN, "--sep", ";"], "did you mean --delimiter?"),
         ([*RUN, "--concurrency", "4"], "did you mean --parallelism?"),
         (["jobs", "--concurrency", "4"], "set it with the variable SMARTBATCH_PARALLELISM"),
-        ([*RUN, "--schema", "s.json"], "schemas are available in Python: smartbatch.generate(…, schema=…)"),
-        (
-            [*RUN, "--json-schema", "s.json"],
-            "schemas are available in Python: smartbatch.generate(…, schema=…)",
-        ),
+        ([*RUN, "--json-schema", "s.json"], "did you mean --schema?"),
+        ([*RUN, "--response-format", "s.json"], "did you mean --schema?"),
         ([*RUN, "--top-p", "1"], "it is a parameter in Python: smartbatch.generate(…, top_p=…)"),
         ([*RUN, "--wait"], "--wait is an option of smartbatch jobs"),
         (["jobs", "--template", "T"], "--template is an option of smartbatch run and smartbatch plan"),
