@@ -105,8 +105,8 @@ further:
 --max-rpm N            limit the requests per minute
 --budget USD           never spend more than this, on any route
 --deadline D           finish within this time, such as 2h or 6h30min; the cheapest route that does is chosen
---prefer balanced|speed|cost  choose what to optimize if there is no deadline
 further:
+--prefer balanced|speed|cost  choose what to optimize if there is no deadline
 --max-tpm N            limit the tokens per minute
 --call-timeout D       limit the total time of one call, such as 90s
 --retries N            retry a failed request up to N times
@@ -126,6 +126,13 @@ further:
 --batch-max-requests N  limit the rows per batch
 """,
 }
+_RUN_SAMPLE = """
+--sample N             send only N random rows; show answers, time and cost
+further:
+--yes                  after a sample, send the other rows without a question
+--sample-seed N        draw another sample (default: 0)
+--by COLUMN            draw the sample in proportion to the values of this column
+"""
 _RUN_OUTPUT = """
 -o --output OUT.jsonl  write results to this .jsonl, .csv or .parquet file; if it exists, the run resumes
 --quiet                print errors only; no progress and no summary
@@ -186,6 +193,7 @@ def _add_run(add: _AddParser) -> None:
         further=True,
     )
     _add_request_options(parser)
+    add_options(parser.add_argument_group("sample").add_argument, _RUN_SAMPLE, _SPECIAL)
     add_options(parser.add_argument_group("output").add_argument, _RUN_OUTPUT, _SPECIAL)
 
 
@@ -257,6 +265,7 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "N": {"type": whole},
     "X": {"type": number},
     "--limit": {"type": _positive},
+    "--sample": {"type": _positive},
     "--delimiter": {"type": _delimiter},
     "--on-missing": {"default": "error"},
     "--output": {"type": _file},

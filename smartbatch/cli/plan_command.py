@@ -75,7 +75,7 @@ class RouteChooser:
 
     @property
     def batches_only(self) -> bool:
-        if self._client.config.strategy not in _BATCH_STRATEGIES:
+        if (self._constraints["strategy"] or self._client.config.strategy) not in _BATCH_STRATEGIES:
             return False
         return self._client.has_batches("generate" if self._input.embedding is None else "embed")
 

@@ -170,8 +170,8 @@ def _readable(row: KeyedRow, line: Line, width: int) -> str:
     else:
         answer = "".join(f"[{defect}] " for defect in defects_of(line)) + (line["text"] or "")
     number = f"{row.index}  " if row.sample is None else f"{row.index}.{row.sample}  "
-    prompt = fitted(_one_line(_prompt_of(row.fields)), _PROMPT_WIDTH)
-    return fitted(f"{number}{prompt} → {_one_line(answer)}", width)
+    prompt = fitted(one_line(_prompt_of(row.fields)), _PROMPT_WIDTH)
+    return fitted(f"{number}{prompt} → {one_line(answer)}", width)
 
 
 def _prompt_of(fields: Mapping[str, Any]) -> str:
@@ -186,7 +186,7 @@ def _prompt_of(fields: Mapping[str, Any]) -> str:
     return ""
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     return escape(" ".join(text.split()))
 
 

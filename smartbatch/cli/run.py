@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,17 +25,28 @@ from smartbatch.cli.clients import (
 from smartbatch.cli.interrupts import Interrupts
 from smartbatch.cli.plan_command import RouteChooser, RunOutcome
 from smartbatch.cli.printing import ReaderLeft, StandardOutput, note, say
+from smartbatch.cli.sampled_run import (
+    KeptLines,
+    asks_for_rest,
+    check_sample,
+    in_real_time,
+    sampled,
+    show_sample,
+    without_sample,
+)
 from smartbatch.cli.summary import RunSummary, amounts_of, failure_line
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Mode, Progress
+from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.runs.followed_jobs import GRACE_SECONDS
 from smartbatch.runs.output_file import OutputChanged, OutputFile, Recovered
 from smartbatch.runs.output_lines import encode
+from smartbatch.runs.output_reader import read_rows
 from smartbatch.runs.row_keys import KeyedRow, RowKeys
 from smartbatch.runs.row_requests import InputRequests, RunInterrupted
-from smartbatch.runs.run_identity import RunIdentity
+from smartbatch.runs.run_identity import RowSelection, RunIdentity
 from smartbatch.runs.stored_rows import RowResult, Rows, StoredRows, skipped_row
 from smartbatch.runs.table_output import TableOutput, check_output_name, formulas_of, open_output
 from smartbatch.tables.row_source import RowSource
@@ -58,6 +69,7 @@ class JobRun:
     _clock: Clock
     _cluster: Cluster | None  # sends the real-time requests, if given
     _resend: str | None  # id of this attempt to replace answers
+    _selection: RowSelection | None  # the answers to send, if not all
     rows: StoredRows = field(init=False)
     _interrupts: Interrupts = field(init=False)
 
@@ -66,7 +78,7 @@ class JobRun:
         self.rows = StoredRows(
             self._client,
             self._input,
-            RunIdentity(self._args.output, self._args.model, self._input.keys, self._resend),
+            RunIdentity(self._args.output, self._args.model, self._input.keys, self._resend, self._selection),
             self._written,
             self._clock,
             to_file=self._args.output is not None,
@@ -115,8 +127,9 @@ class JobRun:
         mode: Mode = "quiet" if self._args.quiet or not rows.live else "auto"
         if not rows.in_real_time:
             return Progress(total, mode, sys.stderr, self._clock.now)
-        before = rows.identity.rows - total + sum(one.stored for one in rows.live)
-        progress = Progress(rows.identity.rows, mode, sys.stderr, self._clock.now, initial=before)
+        needed = rows.identity.needed_rows
+        before = needed - total + sum(one.stored for one in rows.live)
+        progress = Progress(needed, mode, sys.stderr, self._clock.now, initial=before)
         self._client.observe(progress)
         return progress
 
@@ -154,7 +167,11 @@ class JobRun:
 
 def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
-        return _Run(args, stack).go()
+        only = _Run(args, stack)
+        code = only.go()
+    if only.continues:  # as a run of its own, which finds the answers to the sample
+        return run(without_sample(args))
+    return code
 
 
 class _Run:
@@ -174,6 +191,9 @@ class _Run:
         self._changed: OutputChanged | None = None
         self._reader_left = False
         self._last_written = -1
+        self._completed = 0  # needed answers that are written, or have failed
+        self.continues = False  # whether the rows that a sample left out are to be sent
+        check_sample(args)
         if args.resend is not None and args.output is None:
             raise ConfigError("--resend replaces answers in an output file: give it with -o")
         maker = prompt_maker(args)
@@ -190,7 +210,7 @@ class _Run:
             check_output_name(args.output)
             self._out = open_output(args.output, formulas)
             stack.enter_context(self._out)
-        self._sink = self._out or StandardOutput()
+        self._sink = self._out or (StandardOutput() if args.sample is None else KeptLines())
         stack.callback(self._client.stop, timeout=0)
         self._input = InputRequests(
             source,
@@ -201,58 +221,79 @@ class _Run:
             limit=args.limit,
             n=n,
         )
-        self._chooser = RouteChooser(self._client, self._input, args, self._clock)
+        sent = args if args.sample is None else in_real_time(args)
+        self._chooser = RouteChooser(self._client, self._input, sent, self._clock)
+        self._selection: RowSelection | None = None
 
     def go(self) -> int:
-        # 1. Check the input, and find the rows answered in an existing output.
         keys = self._input.check()
         if self._args.verbose and (first := self._input.first_prompt()) is not None:
             note(f"first prompt, {first[0]}: {first[1]}")
-        if self._out is not None:
-            if self._args.resend is not None:
-                self._start_resend(self._out, keys)
-            self._before = self._out.recover(keys)
-            self._print_resumed(self._out.path)
+        self._recover(keys)
+        if self._args.sample is not None:
+            self._selection = sampled(self._input, self._args)
         written = self._out.is_answered if self._out is not None else lambda _: False
-        skipped = keys.skipped
-        asked = len(keys) - skipped * keys.n
+        needed = len(keys) - keys.skipped * keys.n
+        self._completed = self._before.answered
+        if self._selection is not None:
+            needed = self._selection.count
+            self._completed = sum(map(written, self._selection))
         job_run: JobRun | None = None
         caught, ended = 0, self._clock.now()
-        if self._before.answered < asked:
-            cluster = None if self._args.dask is None else self._stack.enter_context(self._cluster())
-            job_run = JobRun(
-                self._client,
-                self._input,
-                self._chooser,
-                self._args,
-                written,
-                self._clock,
-                cluster,
-                None if self._out is None else self._out.resend,
-            )
+        if self._completed < needed:
+            job_run = self._job_run(written)
             caught = job_run.go(self._write)
             ended = self._clock.now()
-        if skipped and not self._reader_left:
+        if keys.skipped and self._selection is None and not self._reader_left:
             last = -1 if self._out is not None else self._last_written  # rows already on standard output
             self._write_skipped(lambda place: written(place) or place <= last)
         if self._out is not None:
             self._finish(self._out, asked=job_run is not None)
-        done = self._before.answered + self._summary.answered + self._summary.failed
-        unanswered = asked - done
+        unanswered = needed - self._completed
         outcome: RunOutcome | None = None
         if job_run is not None and not caught and not unanswered and self._changed is None:
-            job_run.rows.forget(all_answered=not self._summary.failed)
+            job_run.rows.forget(all_answered=not self._summary.failed and self._selection is None)
             if job_run.rows.submitted_all:
                 outcome = self._chooser.score(ended, job_run.rows.batches)
         if job_run is not None and self._reader_left:  # unprinted answers are paid for, too
             for result in job_run.rows.stored_after(self._last_written):
                 self._summary.count(result)
+        if self._selection is not None and not (caught or self._changed or self._args.quiet):
+            show_sample(self._input, self._selection, self._answers())
         self._print_summary(caught, unanswered, [] if job_run is None else job_run.rows.batches, outcome)
         if self._changed is not None:
             say(f"smartbatch: {self._changed.message}")
         if caught:
             return 128 + caught
+        if self._selection is not None:
+            rest = len(keys) - keys.skipped * keys.n - self._selection.count
+            self.continues = asks_for_rest(self._args, rest)
         return 1 if self._summary.failed or unanswered or self._changed is not None else 0
+
+    def _answers(self) -> Iterable[RecordedRow]:
+        return self._sink.rows() if isinstance(self._sink, KeptLines) else read_rows(self._args.output)
+
+    def _recover(self, keys: RowKeys) -> None:
+        """Find the rows that are answered in an existing output."""
+        if self._out is None:
+            return
+        if self._args.resend is not None:
+            self._start_resend(self._out, keys)
+        self._before = self._out.recover(keys)
+        self._print_resumed(self._out.path)
+
+    def _job_run(self, written: Callable[[int], bool]) -> JobRun:
+        return JobRun(
+            self._client,
+            self._input,
+            self._chooser,
+            self._args,
+            written,
+            self._clock,
+            None if self._args.dask is None else self._stack.enter_context(self._cluster()),
+            None if self._out is None else self._out.resend,
+            self._selection,
+        )
 
     def _start_resend(self, out: OutputFile | TableOutput, keys: RowKeys) -> None:
         """Replace the answers selected by ``--resend``. Every run sends failed rows again."""
@@ -315,8 +356,10 @@ class _Run:
             self._before.amounts.add_amounts(amounts_of(result))
             if result.ok:
                 self._before.answered += 1
+                self._completed += self._selection is None or row.place in self._selection
                 return
             result = evolve(result, cost=0.0, usage=Usage())
+        self._completed += self._selection is None or row.place in self._selection
         self._summary.count_row(row, result)
         self._chooser.add_result(result)
         if not result.ok and self._args.verbose:

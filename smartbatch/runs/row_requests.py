@@ -230,6 +230,17 @@ class InputRequests:
                 request = evolve(request, row=row.index, sample=row.sample)
             yield row, request
 
+    def values_of(self, column: str) -> list[str]:
+        """Read the input again and return the value of a column in each row, as text.
+
+        Raises:
+            InputError: no row has the column.
+        """
+        rows = [row.fields.get(column) if isinstance(row, Row) else None for row in self._rows()]
+        if all(value is None for value in rows):
+            raise InputError(f"{self._source.name}: no row has a value in the column {column!r}")
+        return ["" if value is None else text_of(value) for value in rows]
+
     def first_prompt(self) -> tuple[str, str] | None:
         """Return the position and the beginning of the first prompt that is not skipped; ``None`` if all are
         skipped.

@@ -6,11 +6,11 @@ import hashlib
 import os
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from smartbatch._words import plural
 from smartbatch.client import BatchingClient
@@ -27,6 +27,30 @@ _RUN_LABEL: Final = "run"
 _ROWS_LABEL: Final = "rows"
 # labels of a run's job: its output, the rows of the input, and the real-time route
 _REALTIME_LABELS: Final = {"route": "realtime"}
+_SELECTION_LABEL: Final = "selection"
+
+
+@frozen
+class RowSelection:
+    """The answers that a run sends, if it does not send all of them, such as a sample.
+
+    Attributes:
+        label: what was selected; jobs of another selection are not continued.
+        chosen: one byte per place, 1 for those selected; see :class:`RowKeys`.
+    """
+
+    label: str
+    chosen: bytearray = field(repr=False)
+
+    def __contains__(self, place: int) -> bool:
+        return bool(self.chosen[place])
+
+    def __iter__(self) -> Iterator[int]:
+        return (place for place, chosen in enumerate(self.chosen) if chosen)
+
+    @property
+    def count(self) -> int:
+        return sum(self.chosen)
 
 
 @frozen
@@ -38,6 +62,7 @@ class RunJob:
     realtime: bool
     ended: bool  # every request had its result
     stored: int = 0  # number of results
+    selection: str | None = None  # label of the selection that it sends; ``None`` for all rows
     is_new: bool = False  # submitted by this run
 
 
@@ -96,9 +121,17 @@ class RunIdentity:
         model: ``provider:model``.
         keys: the keys of all rows.
         resend: id of a resend; jobs without this id have the answers that it replaces.
+        selection: the answers to send; ``None`` for all.
     """
 
-    def __init__(self, output: str | None, model: str, keys: RowKeys, resend: str | None = None) -> None:
+    def __init__(
+        self,
+        output: str | None,
+        model: str,
+        keys: RowKeys,
+        resend: str | None = None,
+        selection: RowSelection | None = None,
+    ) -> None:
         self._beginning = _key_of_name("stdout") if output is None else output_key(output)
         self.label = _label_of(output)
         self.rows = len(keys)
@@ -106,13 +139,27 @@ class RunIdentity:
         self._model = model
         self._keys = keys
         self._resend = () if resend is None else (resend,)
+        self.selection = selection
+        self._selection_label = None if selection is None else selection.label
 
-    def key(self, rows: int) -> str:
-        """Return the key prefix of jobs whose rows are among the first ``rows`` rows."""
-        return f"{self._beginning}{self._keys.digest(rows, self.label, self._model, *self._resend)}"
+    @property
+    def needed_rows(self) -> int:
+        """The number of answers that the run sends, or would send if none existed."""
+        return self.rows if self.selection is None else self.selection.count
+
+    def key(self, rows: int, selection: str | None = None) -> str:
+        """Return the key prefix of jobs whose rows are among the first ``rows`` rows.
+
+        Args:
+            selection: label of the selection that the jobs send; ``None`` for all rows.
+        """
+        more = (*self._resend, *(() if selection is None else (selection,)))
+        return f"{self._beginning}{self._keys.digest(rows, self.label, self._model, *more)}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
         labels = {_RUN_LABEL: self.label, _ROWS_LABEL: str(self.rows)}
+        if self._selection_label is not None:
+            labels[_SELECTION_LABEL] = self._selection_label
         return labels | _REALTIME_LABELS if realtime else labels
 
     def free_key(self, taken: set[str | None], *, realtime: bool) -> str:
@@ -122,7 +169,7 @@ class RunIdentity:
         processes run the same command at the same time, only one of them submits. In real time, each run
         submits its own job with a random key.
         """
-        base = self.key(self.rows)
+        base = self.key(self.rows, self._selection_label)
         if realtime:
             return f"{base}#{secrets.token_hex(8)}"
         keys = chain([base], (f"{base}#{number}" for number in count(2)))
@@ -178,7 +225,10 @@ class RunIdentity:
             InputError: a job has answers to other rows.
         """
         under_way = max((one.rows for one in jobs if not one.ended), default=0)
-        needed = bytearray(place >= under_way and not answered(place) for place in range(self.rows))
+        selected = range(self.rows) if self.selection is None else self.selection
+        needed = bytearray(
+            place >= under_way and place in selected and not answered(place) for place in range(self.rows)
+        )
         for one in jobs:
             if one.ended and any(needed):
                 for result in one.job.results(wait=False):
@@ -247,9 +297,11 @@ class RunIdentity:
         1. It has finished: its results are read.
         2. It has another input or model and the same output: it is withdrawn, or the run is rejected.
         3. It is sent as a batch: it continues.
-        4. It is sent in real time, but this run uses batches or another account: its remaining rows are
+        4. It sends another selection, such as a sample: its remaining rows are withdrawn, or the run is
+           rejected.
+        5. It is sent in real time, but this run uses batches or another account: its remaining rows are
            withdrawn.
-        5. It is sent in real time to standard output by another process: it is left alone.
+        6. It is sent in real time to standard output by another process: it is left alone.
         """
         one = _run_job(job)
         if one.ended:
@@ -263,6 +315,16 @@ class RunIdentity:
                     "choose another -o"
                 )
             return None
+        if one.selection != self._selection_label:
+            if self._output is None and one.realtime and not job.is_unowned():
+                return None
+            if not _withdraw(one, "this run selects other rows", report):
+                raise InputError(
+                    f"job {job.id} of an earlier run for this output is still active and sends other rows; "
+                    f"wait for it (smartbatch jobs watch {job.id}), or cancel it (smartbatch jobs cancel "
+                    f"{job.id})"
+                )
+            return _run_job(job)
         if not one.realtime:
             return one
         if batches_only:
@@ -278,7 +340,7 @@ class RunIdentity:
     def _is_mine(self, one: RunJob) -> bool:
         if not 0 < one.rows <= self.rows or one.job.key is None:
             return False
-        return one.job.key.partition("#")[0] == self.key(one.rows)
+        return one.job.key.partition("#")[0] == self.key(one.rows, one.selection)
 
 
 def _run_job(job: Job) -> RunJob:
@@ -290,6 +352,7 @@ def _run_job(job: Job) -> RunJob:
         realtime=_REALTIME_LABELS.items() <= job.metadata.items(),
         ended=status.done,
         stored=status.finished,
+        selection=job.metadata.get(_SELECTION_LABEL),
     )
 
 

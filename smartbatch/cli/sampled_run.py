@@ -1,0 +1,148 @@
+"""A sampled run: draws the rows, shows their answers, and offers to send the other rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from smartbatch._words import plural
+from smartbatch.cli.printing import one_line, print_out, say, terminal_width
+from smartbatch.errors import ConfigError
+from smartbatch.quality.recorded_row import RecordedRow
+from smartbatch.quality.sample import draw
+from smartbatch.runs.output_file import OutputRow
+from smartbatch.runs.output_reader import row_of
+from smartbatch.runs.row_requests import InputRequests
+from smartbatch.runs.run_identity import RowSelection
+from smartbatch.tables.row_prompts import text_of
+from smartbatch.types import Request
+from smartbatch.views.model import Cell, Column
+from smartbatch.views.terminal import fitted, table_lines
+
+_OPTIONS: Final = ("sample", "sample_seed", "by", "yes")
+_MIN_CELL_WIDTH: Final = 12  # of a prompt or an answer, in characters
+_OTHER_CELLS: Final = 24  # width that the columns beside them need
+
+
+def check_sample(args: argparse.Namespace) -> None:
+    """Check the options of a sample.
+
+    Raises:
+        ConfigError: they contradict each other, or the input cannot be read twice.
+    """
+    if args.sample is None:
+        for name in _OPTIONS:
+            if getattr(args, name):
+                raise ConfigError(f"--{name.replace('_', '-')} needs --sample")
+        return
+    if args.input == "-":
+        raise ConfigError("--sample needs an input file, because it is read twice; standard input is not one")
+    if args.resend is not None:
+        raise ConfigError("--sample and --resend each select rows: leave out one of them")
+
+
+def without_sample(args: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments with which the rows that a sample left out are sent."""
+    return argparse.Namespace(**{**vars(args), **dict.fromkeys(_OPTIONS)})
+
+
+def in_real_time(args: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments with which a sample is sent: in real time and without the run's deadline."""
+    return argparse.Namespace(**{**vars(args), "strategy": "individual", "deadline": None})
+
+
+def sampled(rows: InputRequests, args: argparse.Namespace) -> RowSelection:
+    """Draw the sample of a run, all answers of each drawn row.
+
+    Raises:
+        InputError: no row has the column of ``--by``.
+    """
+    keys, seed = rows.keys, args.sample_seed or 0
+    sent = [index for index in range(keys.rows) if not keys.is_skipped(index * keys.n)]
+    groups = None
+    if args.by is not None:
+        values = rows.values_of(args.by)
+        groups = [values[index] for index in sent]
+    chosen = bytearray(len(keys))
+    for position in draw(len(sent), args.sample, random.Random(seed), groups):
+        first = sent[position] * keys.n
+        chosen[first : first + keys.n] = b"\1" * keys.n
+    by = "" if args.by is None else f" by {args.by}"
+    return RowSelection(f"sample of {args.sample}, seed {seed}{by}", chosen)
+
+
+class KeptLines:
+    """Keeps the lines of a sample that has no output file."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+    def append(self, rows: Sequence[OutputRow]) -> None:
+        self.lines += [line for _, line, _ in rows]
+
+    def rows(self) -> Iterable[RecordedRow]:
+        return (row_of(json.loads(line)) for line in self.lines)
+
+
+def show_sample(rows: InputRequests, selection: RowSelection, answers: Iterable[RecordedRow]) -> None:
+    """Print the prompts and answers of a sample on standard output, as a table."""
+    n = rows.keys.n
+    by_place = {row.index * n + (row.sample or 0): row for row in answers}
+    prompts = rows.prompts(skip=lambda place: place not in selection, stopped=lambda: False)
+    shown = [
+        (by_place[place], prompt)
+        for place, prompt in zip(selection, prompts, strict=True)
+        if place in by_place
+    ]
+    width = terminal_width()
+    columns, cells = _table(shown, width)
+    for line in table_lines(columns, cells, width):
+        print_out(line)
+
+
+def _table(
+    shown: Sequence[tuple[RecordedRow, Request]], width: int
+) -> tuple[list[Column], list[tuple[Cell, ...]]]:
+    fields = list(dict.fromkeys(name for row, _ in shown for name in row.fields))
+    names = fields or ["answer"]
+    columns = [Column(name) for name in ("row", "prompt", *names, "problem")]
+    room = max(_MIN_CELL_WIDTH, (width - _OTHER_CELLS) // (1 + len(names)))
+    cells: list[tuple[Cell, ...]] = []
+    for row, prompt in shown:
+        number = str(row.index) if row.sample is None else f"{row.index}.{row.sample}"
+        answers = [row.fields.get(name) for name in fields] or [row.text]
+        texts = ["" if value is None else text_of(value) for value in (_text_of_prompt(prompt), *answers)]
+        cells.append((number, *(fitted(one_line(text), room) for text in texts), _problem(row)))
+    return columns, cells
+
+
+def _text_of_prompt(prompt: Request) -> str:
+    """Return the text of a prompt, or the last message of a chat."""
+    asked: Any = prompt.prompt
+    if isinstance(asked, str) or not asked:
+        return text_of(asked)
+    last = asked[-1]
+    return text_of(last.get("content") if isinstance(last, dict) else last.content)
+
+
+def _problem(row: RecordedRow) -> str:
+    return ", ".join(row.defects) if row.ok else f"{row.error_kind}: {one_line(row.error or '')}"
+
+
+def asks_for_rest(args: argparse.Namespace, rest: int) -> bool:
+    """Ask in a terminal whether to send the other rows; return whether to send them."""
+    if not rest:
+        return False
+    if args.yes:
+        return True
+    if not args.quiet and sys.stdin.isatty() and sys.stderr.isatty():
+        sys.stderr.write(f"Run the other {plural(rest, 'row')}? [y/N] ")
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not args.quiet:
+        say(f"Run the same command without --sample to send the other {plural(rest, 'row')}.")
+    return False
