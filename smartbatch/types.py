@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter
+from os import PathLike
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypedDict
 
@@ -617,6 +618,7 @@ class ConstraintParams(TypedDict, total=False):
     keep_going: bool | None
 
 
+TemplateSource: TypeAlias = "str | PathLike[str]"
 OnMissing: TypeAlias = Literal["error", "skip", "empty"]
 """How to treat a row that lacks a field of its prompt; see :class:`TableParams`."""
 
@@ -625,13 +627,13 @@ class TableParams(TypedDict, total=False):
     """How prompts are made from the rows of a table, as keywords.
 
     Attributes:
-        template: prompt text with ``{column}`` or ``{column:.2f}`` placeholders.
+        template: prompt text with placeholders such as ``{column:.2f}``, or the path of a text or .j2 file.
         column: the column that contains the prompts.
         on_missing: what to do with a row that lacks a field of its prompt: ``"error"`` rejects the list,
             ``"skip"`` returns :class:`~smartbatch.RowSkipped` for it, ``"empty"`` leaves the field empty.
     """
 
-    template: str | None
+    template: TemplateSource | None
     column: str | None
     on_missing: OnMissing | None
 

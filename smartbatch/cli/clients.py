@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from attrs import asdict, fields_dict
@@ -128,8 +129,11 @@ def missing_store(place: str | None) -> str | None:
 
 
 def prompt_maker(args: argparse.Namespace) -> PromptMaker:
+    template = args.template
+    if template is not None and template.startswith("@"):
+        template = template[1:] if template.startswith("@@") else Path(template[1:])
     return PromptMaker(
-        template=args.template,
+        template=template,
         prompt_field=args.prompt_field,
         id_field=args.id_field,
         on_missing=args.on_missing,

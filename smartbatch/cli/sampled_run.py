@@ -18,7 +18,7 @@ from smartbatch.runs.output_file import OutputRow
 from smartbatch.runs.output_reader import row_of
 from smartbatch.runs.row_requests import InputRequests
 from smartbatch.runs.run_identity import RowSelection
-from smartbatch.tables.row_prompts import text_of
+from smartbatch.tables.cells import text_of
 from smartbatch.types import Request
 from smartbatch.views.model import Cell, Column
 from smartbatch.views.terminal import fitted, table_lines

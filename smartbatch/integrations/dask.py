@@ -24,13 +24,13 @@ from smartbatch.observe.list_progress import OnProgress, ProgressCounter
 from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
 from smartbatch.results import ResultList, ended
-from smartbatch.types import ConstraintParams, Prompt, Result
+from smartbatch.types import ConstraintParams, Prompt, Result, TemplateSource
 
 COLUMNS = ("answer", "error", "cost")
 """Columns added to a dataframe: the answer's text, the name of the error, and the cost in USD. A missing
 value leaves its cell empty.
 """
-Template: TypeAlias = str | Callable[[Any], Prompt]
+Template: TypeAlias = TemplateSource | Callable[[Any], Prompt]
 Compute: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """Loads the partitions of a collection into this process."""
 
@@ -152,7 +152,8 @@ def map(
         shared: where workers share limits and the budget; the setting if ``None``; a PostgreSQL store if the
             setting is ``"auto"``.
         key: your name for this list; derived from its contents if ``None``.
-        template: makes the prompt of a row: a string with ``{field}`` placeholders, or a function.
+        template: makes the prompt of a row: a string with ``{field}`` placeholders, the path of a template,
+            or a function.
         provider_options: as for :class:`BatchingClient <smartbatch.BatchingClient>`.
         on_progress: called with a :class:`~smartbatch.ListProgress` for each result as it is read.
         progress: as for :meth:`BatchingClient.map <smartbatch.BatchingClient.map>`.

@@ -15,19 +15,12 @@ from attrs import evolve
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InputError, InvalidRequest
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys, UniqueIds, digest_of_id
+from smartbatch.tables.cells import BadField, MissingFields, listed, missing_fields, text_of
 from smartbatch.tables.row_formats import BadRow
-from smartbatch.tables.row_prompts import (
-    BadField,
-    MissingFields,
-    RowPrompts,
-    SkippedRow,
-    TemplateError,
-    listed,
-    missing_fields,
-    text_of,
-)
+from smartbatch.tables.row_prompts import RowPrompts, SkippedRow
 from smartbatch.tables.row_source import Row, RowSource
-from smartbatch.types import Embedding, Generation, OnMissing, Request
+from smartbatch.tables.templates import TemplateError
+from smartbatch.types import Embedding, Generation, OnMissing, Request, TemplateSource
 
 _MAX_BAD_ROWS: Final = 10  # listed in one error
 _MAX_SHOWN_CHARACTERS: Final = 2000  # of a prompt
@@ -42,7 +35,8 @@ class PromptMaker:
     """Creates the prompt and the id of a row.
 
     Args:
-        template: text with ``{field}`` placeholders.
+        template: text with ``{field}`` placeholders, or a path; see
+            :func:`~smartbatch.tables.templates.template_of`.
         prompt_field: the field with the prompt (a string or a list of chat messages). By default, and without
             a template, it is ``prompt``, otherwise ``messages``, otherwise the only text field.
         id_field: the field with the id, or ``-`` to number the rows. By default, it is ``id``; rows without
@@ -56,18 +50,17 @@ class PromptMaker:
     def __init__(
         self,
         *,
-        template: str | None = None,
+        template: TemplateSource | None = None,
         prompt_field: str | None = None,
         id_field: str | None = None,
         on_missing: OnMissing = "error",
     ) -> None:
-        self.options = (template, prompt_field, id_field, on_missing)
         self._id_field = id_field
         try:
             self._prompts = RowPrompts.of(template, prompt_field, on_missing)
         except TemplateError as error:
             raise InputError(f"--template: {error.message}") from error
-        self.fields = self._prompts.fields  # fields used in prompts; empty if each row decides
+        self.fields = self._prompts.fields  # fields that prompts name; empty if each row decides
         self._may_name_models = template is None and prompt_field in (None, *_REQUEST_FIELDS)
 
     @property

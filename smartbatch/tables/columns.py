@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from attrs import evolve, frozen
 
 from smartbatch.errors import ConfigError
-from smartbatch.tables.row_prompts import text_of
+from smartbatch.tables.cells import text_of
 
 if TYPE_CHECKING:
     import pandas

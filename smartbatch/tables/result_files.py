@@ -23,6 +23,7 @@ from attrs import define, field, fields_dict
 from smartbatch.chats import PART_FORMS
 from smartbatch.errors import SmartbatchError, kind_name
 from smartbatch.tables.answer_columns import parsed_columns, renamed
+from smartbatch.tables.cells import text_of
 from smartbatch.tables.columns import (
     NONE,
     VECTOR,
@@ -34,7 +35,6 @@ from smartbatch.tables.columns import (
     shape_of_value,
     to_arrow,
 )
-from smartbatch.tables.row_prompts import text_of
 from smartbatch.types import Result, Usage
 
 Line: TypeAlias = "dict[str, Any]"

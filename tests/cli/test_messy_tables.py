@@ -10,8 +10,9 @@ import pytest
 from levels import sampled
 
 from smartbatch.cli.main import main
+from smartbatch.tables.cells import BadField
 from smartbatch.tables.row_formats import csv_rows
-from smartbatch.tables.row_prompts import BadField, RowPrompts
+from smartbatch.tables.row_prompts import RowPrompts
 
 OWN = "call:own_calls:ask"
 
@@ -268,3 +269,16 @@ def test_a_run_escapes_formulas_if_it_is_told_to(how):
 def test_formulas_of_other_files_are_refused(capfd):
     assert run("text\na\n", "-o", "out.jsonl", "--csv-formulas", "escape") == 2
     assert "--csv-formulas requires results in CSV" in capfd.readouterr().err
+
+
+def test_a_template_in_a_file_is_the_template_on_the_command_line(calls, capfd):
+    Path("prompt.txt").write_text("Say {text}\n")
+    assert run("id,text\na,one\n", "--template", "Say {text}", "-o", "out.jsonl") == 0
+    assert run("id,text\na,one\n", "--template", "@prompt.txt", "-o", "out.jsonl") == 0
+    assert "1 rows answered already" in capfd.readouterr().err
+    Path("prompt.j2").write_text("@{% if text == 'one' %}{{ text }}!{% else %}{{ text }}?{% endif %}\n")
+    assert run("id,text\na,one\nb,two\n", "--template", "@prompt.j2", "--quiet", "-o", "other.jsonl") == 0
+    assert run("id,text\na,one\n", "--template", "@@{text}", "--quiet", "-o", "at.jsonl") == 0
+    assert sorted(calls.asked) == ["@one", "@one!", "@two?", "Say one"]
+    assert run("id,text\na,one\n", "--template", "@none.txt") == 2
+    assert "--template: none.txt: cannot be read: No such file" in capfd.readouterr().err

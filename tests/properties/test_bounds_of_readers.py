@@ -33,7 +33,7 @@ from smartbatch.providers.http.response import IncomingResponse
 from smartbatch.providers.openai.errors import ERRORS as OPENAI
 from smartbatch.providers.openai.streams import ChatReader
 from smartbatch.realtime.cache import ResponseCache
-from smartbatch.tables.row_prompts import parse_template
+from smartbatch.tables.templates import parse_template
 from smartbatch.types import Answer, Request
 from tests.levels import sampled
 

@@ -52,9 +52,10 @@ from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys
 from smartbatch.runs.row_requests import PromptMaker
 from smartbatch.setting import spec_of
+from smartbatch.tables.cells import BadField
 from smartbatch.tables.row_formats import BadRow
-from smartbatch.tables.row_prompts import BadField, TemplateError, parse_template
 from smartbatch.tables.row_source import READERS, Row, RowSource
+from smartbatch.tables.templates import TemplateError, parse_template
 from smartbatch.types import Answer, Generation, Kind, Request, Result, Route, Usage
 from tests.levels import sampled
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from smartbatch.errors import InputError
 from smartbatch.runs.row_keys import HALF_BYTES, Keys, RowKeys
 from smartbatch.runs.row_requests import InputRequests, PromptMaker
-from smartbatch.tables.row_prompts import BadField
+from smartbatch.tables.cells import BadField
 from smartbatch.tables.row_source import Row, RowSource
 from smartbatch.types import Generation, Request
 

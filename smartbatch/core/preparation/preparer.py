@@ -10,17 +10,21 @@ from attrs import evolve, fields_dict, frozen
 
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InvalidRequest
+from smartbatch.tables.cells import BadField, MissingFields, listed
 from smartbatch.tables.columns import TableKind, is_arrow_column, is_row_stream, kind_of_table
-from smartbatch.tables.row_prompts import (
-    ON_MISSING,
-    BadField,
-    MissingFields,
-    RowPrompts,
-    SkippedRow,
-    TemplateError,
-    listed,
+from smartbatch.tables.row_prompts import ON_MISSING, RowPrompts, SkippedRow
+from smartbatch.tables.templates import TemplateError
+from smartbatch.types import (
+    Answer,
+    Generation,
+    Kind,
+    Message,
+    OnMissing,
+    Prompt,
+    Prompts,
+    Request,
+    TemplateSource,
 )
-from smartbatch.types import Answer, Generation, Kind, Message, OnMissing, Prompt, Prompts, Request
 
 Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
 """A hook that runs before a request is queued. It returns the request, a changed request or a local answer,
@@ -227,7 +231,7 @@ _MISSING_HINT = "on_missing='skip' skips such rows, on_missing='empty' leaves th
 def prompt_list(
     prompts: Prompts,
     *,
-    template: str | None = None,
+    template: TemplateSource | None = None,
     column: str | None = None,
     on_missing: OnMissing | None = None,
 ) -> Iterable[Any]:
@@ -238,7 +242,8 @@ def prompt_list(
 
     Args:
         prompts: also a table or rows (mappings), if ``template`` or ``column`` is given.
-        template: text with ``{column}`` placeholders, filled from each row.
+        template: text with ``{column}`` placeholders, filled from each row, or a path; see
+            :func:`~smartbatch.tables.templates.template_of`.
         column: the column that contains the prompts.
         on_missing: what to do with a row in which a field that the prompt needs is absent, null or
             blank: ``"error"`` (the default) rejects the row, ``"skip"`` replaces it with a
@@ -267,7 +272,7 @@ class _TablePrompts:
     argument: str  # the caller's argument: ``template`` or ``column``
 
     @classmethod
-    def of(cls, template: str | None, column: str | None, on_missing: OnMissing) -> Self:
+    def of(cls, template: TemplateSource | None, column: str | None, on_missing: OnMissing) -> Self:
         if template is not None and column is not None:
             raise InvalidRequest("template and column cannot both be given", field="template")
         argument = "column" if template is None else "template"
@@ -330,15 +335,18 @@ class _TablePrompts:
 def _rows_of(kind: TableKind, table: Any, maker: _TablePrompts) -> Iterator[dict[str, Any]]:
     """Only the needed columns are read."""
     names = kind.columns(table)
-    for name in maker.rows.fields:
+    wanted = [*maker.rows.fields]
+    if maker.rows.reads_all_fields:
+        wanted += [name for name in names if name not in wanted]
+    for name in wanted:
         if (found := names.count(name)) != 1:
             raise InvalidRequest(
                 f"{maker.argument} names {name!r}, but the table has {found or 'no'} columns of that name; "
                 f"its columns are {listed(names)}",
                 field=maker.argument,
             )
-    columns = [kind.values(table, names.index(name)) for name in maker.rows.fields]
-    return (dict(zip(maker.rows.fields, row, strict=True)) for row in zip(*columns, strict=True))
+    columns = [kind.values(table, names.index(name)) for name in wanted]
+    return (dict(zip(wanted, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def _unchunked(rows: Iterable[Any], maker: _TablePrompts) -> Iterator[Any]:
