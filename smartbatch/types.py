@@ -18,6 +18,8 @@ from smartbatch._words import brief, short
 from smartbatch.attempt import Attempt as Attempt
 from smartbatch.chats import Message, TokenLogprob, Tool, ToolCall
 from smartbatch.errors import SmartbatchError, did_you_mean
+from smartbatch.usage import NO_USAGE as NO_USAGE
+from smartbatch.usage import Usage
 
 if TYPE_CHECKING:  # Python 3.11 has no defaults for type variables, but type checkers support them
     from typing_extensions import TypeVar
@@ -79,6 +81,7 @@ StrategyName: TypeAlias = Literal["auto", "individual", "batch", "hybrid", "thre
 Prefer: TypeAlias = Literal["balanced", "speed", "cost"]
 OnError: TypeAlias = Literal["result", "raise"]
 SchemaMode: TypeAlias = Literal["auto", "json_schema", "json_object", "prompt", "tool"]
+ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 Duration: TypeAlias = float | str | timedelta
 """Seconds as a number or a string, a string with units such as ``"6h30min"``, or a ``timedelta``."""
@@ -183,70 +186,10 @@ Texts: TypeAlias = "Iterable[str] | Iterable[Mapping[str, Any]] | Table"
 """The input of list calls for embeddings."""
 
 
-@frozen
-class Usage:
-    """Tokens of one request, including all its attempts.
-
-    Attributes:
-        input_tokens: prompt tokens, including cached ones.
-        output_tokens: answer tokens, including reasoning.
-        cached_tokens: the part of ``input_tokens`` read from the provider's cache.
-        reasoning_tokens: the part of ``output_tokens`` spent on reasoning.
-        estimated: whether some of the numbers are estimates, because the provider did not report them.
-        cache_write_tokens: the part of ``input_tokens`` written to the provider's cache.
-        cache_write_1h_tokens: the part of ``cache_write_tokens`` that Anthropic caches for an hour, at a
-            higher price than for five minutes.
-        unknown: whether a call whose answer was lost may have used further tokens.
-    """
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    estimated: bool = False
-    cache_write_tokens: int = 0
-    cache_write_1h_tokens: int = 0
-    unknown: bool = False
-
-    @property
-    def total_tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-            self.estimated or other.estimated,
-            self.cache_write_tokens + other.cache_write_tokens,
-            self.cache_write_1h_tokens + other.cache_write_1h_tokens,
-            self.unknown or other.unknown,
-        )
-
-
-NO_USAGE = Usage()
-
-
 Defect: TypeAlias = Literal["truncated", "empty", "refused"]
 DEFECTS: Final[tuple[Defect, ...]] = ("truncated", "empty", "refused")
 """Defects that may make a billed answer unusable; each is a property of :class:`Result`."""
 _REFUSALS: Final = frozenset({"refusal", "content_filter"})
-
-
-def shares(total: int, weights: Sequence[int]) -> list[int]:
-    """Split ``total`` by ``weights``, 0 or more, into whole numbers that add up to it exactly.
-
-    Units left after rounding down go to the largest remainders; weights that are all 0 split evenly.
-    """
-    whole = sum(weights)
-    if whole <= 0:
-        weights, whole = [1] * len(weights), len(weights)
-    parts = [total * weight // whole for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda i: -(total * weights[i] % whole))
-    for position in by_remainder[: total - sum(parts)]:
-        parts[position] += 1
-    return parts
 
 
 WRAPPER_PROPERTY = "answer"
@@ -276,6 +219,8 @@ class Generation:
         stop: up to 4 strings that end the output.
         seed: integer for repeatable sampling, if the provider supports it.
         n: number of answers to the prompt, 1 to 128; each is a separate request with its own result.
+        reasoning_effort: how much the model reasons before it answers: ``none``, ``minimal``, ``low``,
+            ``medium``, ``high``, ``xhigh`` or ``max``. Levels that the model does not have are rejected.
         response_format: the provider's own ``response_format`` value.
         schema: a JSON schema the answer must follow, or a class to instantiate, whose schema is derived when
             the request is accepted (:func:`smartbatch.core.preparation.class_schemas.schema_of`); cannot be
@@ -296,6 +241,7 @@ class Generation:
     stop: tuple[str, ...] | None = field(default=None, repr=short)
     seed: int | None = None
     n: int | None = None
+    reasoning_effort: str | None = None
     response_format: Mapping[str, Any] | None = field(default=None, repr=short)
     schema: Mapping[str, Any] | None = field(default=None, converter=_schema, repr=short)
     schema_mode: str | None = None
@@ -585,6 +531,7 @@ class GenerationParams(TypedDict, Generic[T], total=False):
     stop: str | Sequence[str] | None
     seed: int | None
     n: int | None
+    reasoning_effort: ReasoningEffort | None
     response_format: Mapping[str, Any] | None
     schema: type[T] | UnionType | SpecialForm | Mapping[str, Any] | None
     schema_mode: SchemaMode | None

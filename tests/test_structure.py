@@ -29,7 +29,7 @@ from tests.syntax import (
     written_lines,
 )
 
-NOUNS = frozenset({"attempt", "chats", "errors", "types", "events", "results"})
+NOUNS = frozenset({"attempt", "chats", "errors", "types", "usage", "events", "results"})
 """Shared types, which import nothing above them."""
 
 FOR_ALL = frozenset({"_clock", "_words", "_files", "_fork", "_database", "_version"})
@@ -63,7 +63,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "chats": frozenset(),
     "attempt": frozenset(),
-    "types": frozenset({"attempt", "chats", "errors"}),
+    "usage": frozenset(),
+    "types": frozenset({"attempt", "chats", "errors", "usage"}),
     "events": frozenset({"types", "errors"}),
     "tables": frozenset({"chats", "types", "errors", "events"}),
     "views": frozenset(),

@@ -95,6 +95,7 @@ further:
 --embed                compute the embedding of every prompt; needs an embedding model
 --temperature X        set the temperature, 0 to 2
 --seed N               request repeatable sampling
+--reasoning-effort none|minimal|low|medium|high|xhigh|max  choose how much the model reasons
 --extra KEY=JSON       add a field to the request body, such as top_k=40; can be repeated
 --n N                  request N answers per row; each on a separate line, numbered by sample
 --dimensions N         with --embed: set the length of the vectors

@@ -55,7 +55,7 @@ def _read(name: str, text: str, kind: Any) -> Any:
     raise ConfigError(f"--provider-option {name} needs {type_words(kind, 'a JSON object')}")
 
 
-_PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")
+_PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed", "reasoning_effort")
 _ANSWER_OPTIONS: Final = (*_PARAMETERS, "n", "schema", "output_field", "extra")
 _BATCH_OPTIONS: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
 _EMBEDDING_OPTIONS: Final = ("task_type", "dimensions")

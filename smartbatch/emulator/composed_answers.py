@@ -267,10 +267,11 @@ class Completion:
     tokens: int  # tokens of the text or the calls, and of the reasoning
     calls: tuple[ModelToolCall, ...] = ()  # tool calls, which replace the text
     reasoning: str = ""  # if requested
+    hidden_tokens: int = 0  # tokens of further reasoning
 
     @property
     def reasoning_tokens(self) -> int:
-        return count_tokens(self.reasoning) if self.reasoning else 0
+        return self.hidden_tokens + (count_tokens(self.reasoning) if self.reasoning else 0)
 
 
 def compose(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from attrs import evolve, frozen
 
@@ -87,11 +87,24 @@ class GenerationRequest:
     tools: OfferedTools | None = None
     logprobs: int | None = None  # alternatives per token; ``None`` without log-probabilities
     reasoning: bool = False  # whether the answer shows reasoning
+    hidden_tokens: int = 0  # tokens of reasoning that the answer does not show
 
     @property
     def charge(self) -> int:
         """Tokens charged by OpenAI's limits at admission: the larger of the output limit and the prompt."""
         return max(self.max_tokens or 0, self.input_tokens)
+
+
+HIDDEN_TOKENS: Final = {
+    "none": 0,
+    "minimal": 8,
+    "low": 32,
+    "medium": 128,
+    "high": 512,
+    "xhigh": 1024,
+    "max": 2048,
+}
+"""Tokens that the simulated model spends on reasoning, by effort."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -161,13 +174,15 @@ def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completi
     Raises:
         InvalidSchema: no value follows the schema of the request.
     """
+    limit = request.max_tokens
+    hidden = request.hidden_tokens if limit is None else min(request.hidden_tokens, limit)
     try:
         answer = compose(
             request.prompt,
             request.model,
             seed=settings.seed,
             answers=settings.answers,
-            max_tokens=request.max_tokens,
+            max_tokens=None if limit is None else limit - hidden,
             stop=request.stop,
             schema=request.schema,
         )
@@ -176,6 +191,8 @@ def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completi
         if request.schema is None:
             raise
         raise InvalidSchema from error
+    if hidden:
+        answer = evolve(answer, hidden_tokens=hidden, tokens=answer.tokens + hidden)
     if not request.reasoning:
         return answer
     reasoning = f"thinking about {count_tokens(request.prompt)} tokens"

@@ -37,7 +37,8 @@ KNOWN: Final = frozenset(
 """Settings of an application for its client."""
 
 _GENERATION: Final = frozenset(fields_dict(Generation))
-_COMMAND_PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")  # generation parameters
+# generation parameters
+_COMMAND_PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed", "reasoning_effort")
 _WAITED_FOR: Final = frozenset(
     {"submit", "submit_urgent", "submit_embedding", "stream", "map", "as_completed", "generate", "embed"}
     | {"submit_and_wait"}

@@ -41,7 +41,7 @@ _SAMPLED_PLACES = 80
 _MAX_FAILURES = 5_000
 """If there are more failed requests, evenly spaced ones are read."""
 _FALLBACKS = ("are sent in another batch", "are sent in real time")
-_PLAIN_PARAMETERS = ("max_tokens", "temperature", "top_p", "seed")
+_PLAIN_PARAMETERS = ("max_tokens", "temperature", "top_p", "seed", "reasoning_effort")
 
 
 def job_report(store: SqlStore, row: JobRow, wall: float) -> Report:

@@ -18,7 +18,8 @@ from attrs import evolve
 
 from smartbatch.errors import ProviderError
 from smartbatch.providers.foreign_text import unusable, well_formed
-from smartbatch.types import Answer, Request, TokenLogprob, ToolCall, Usage, shares
+from smartbatch.types import Answer, Request, TokenLogprob, ToolCall, Usage
+from smartbatch.usage import shares
 
 
 def tool_call(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from attrs import evolve
 
@@ -48,6 +48,30 @@ def check_turns(prompt: str | Sequence[Message]) -> None:
     """Reject a conversation that contains only instructions."""
     if not isinstance(prompt, str) and all(message.role in INSTRUCTIONS for message in prompt):
         raise InvalidRequest("the conversation needs a user message", field="prompt")
+
+
+# -- reasoning -----------------------------------------------------------------------------------------------
+
+THINKING_BUDGETS: Final = {"minimal": 1024, "low": 1024, "medium": 8192, "high": 24_576}
+"""Tokens for models that take a budget instead of a level, as in Google's OpenAI-compatible API."""
+
+
+def check_effort(effort: str, model: str, levels: Collection[str] | None) -> None:
+    """``levels`` are those that the model has: none if it does not reason, ``None`` if they are unknown."""
+    if levels is None or effort in levels:
+        return
+    if not levels:
+        text = f"{model} does not reason: leave reasoning_effort out"
+    else:
+        text = f"{model} has no reasoning_effort={effort!r}; use one of {', '.join(levels)}"
+    raise InvalidRequest(text, field="reasoning_effort")
+
+
+def refuse_second_control(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the effort is set twice, by reasoning_effort and by {name} in extra: leave one out",
+        field="reasoning_effort",
+    )
 
 
 # -- tools ---------------------------------------------------------------------------------------------------

@@ -26,6 +26,14 @@ from smartbatch.providers.openai.dialect import (
     XAI,
     BatchDialect,
 )
+from smartbatch.providers.openai.reasoning import (
+    DEEPSEEK_EFFORTS,
+    GROQ_EFFORTS,
+    MISTRAL_EFFORTS,
+    OPENAI_EFFORTS,
+    OPENROUTER_EFFORTS,
+    EffortDialect,
+)
 from smartbatch.providers.value_types import fits, type_words
 
 Api: TypeAlias = Literal["openai", "anthropic", "gemini", "bedrock", "vertex", "vertex-claude"]
@@ -35,7 +43,7 @@ API, ``vertex`` uses Gemini's.
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ONLY_IN_CODE = ("name", "apis", "credentials", "region_variables")
+_ONLY_IN_CODE = ("name", "apis", "credentials", "region_variables", "efforts")
 _OTHER_PREFIXES = ("call", "sim")  # of providers that are not hosts
 
 
@@ -73,6 +81,7 @@ class Host:
         stream_usage: whether streamed chats accept ``stream_options``; ``None`` to send it until rejected.
         seed_field: the name of ``seed`` in a chat; ``None`` if the host does not support seeds.
         schema_mode: how schemas are sent at first.
+        efforts: how ``reasoning_effort`` is sent in a chat, and the levels of known models.
         reasoning_turns: whether chats accept the reasoning of earlier turns.
         embeddings: whether the host computes embeddings.
         flex: whether the host has a cheaper, slower tier.
@@ -111,6 +120,7 @@ class Host:
     stream_usage: bool | None = None
     seed_field: str | None = "seed"
     schema_mode: Literal["json_schema", "json_object", "prompt"] = "json_schema"
+    efforts: EffortDialect = field(factory=EffortDialect)
     reasoning_turns: bool = True
     embeddings: bool = True
     flex: bool = False
@@ -203,6 +213,7 @@ _BUILT_IN = (
         batch_share=0.5,  # guide to the Batch API; for cached input it depends on the model
         writes_cache=True,
         max_tokens_field="max_completion_tokens",
+        efforts=OPENAI_EFFORTS,
         reasoning_turns=False,
         flex=True,
         batches=OPENAI,
@@ -277,6 +288,7 @@ _BUILT_IN = (
         batch_share=0.5,
         writes_cache=True,
         max_tokens_field="max_completion_tokens",
+        efforts=OPENAI_EFFORTS,
         reasoning_turns=False,
         telemetry_name="azure.ai.openai",
         batches=AZURE,
@@ -289,6 +301,7 @@ _BUILT_IN = (
         batch_share=0.5,
         stream_usage=False,  # every stream reports its usage, and unknown fields are rejected
         seed_field="random_seed",
+        efforts=MISTRAL_EFFORTS,
         reasoning_turns=False,
         telemetry_name="mistral_ai",
         batches=MISTRAL,
@@ -300,6 +313,7 @@ _BUILT_IN = (
         price_id="groq",
         batch_share=0.5,
         max_tokens_field="max_completion_tokens",
+        efforts=GROQ_EFFORTS,
         reasoning_turns=False,
         embeddings=False,
         batches=GROQ,
@@ -309,6 +323,7 @@ _BUILT_IN = (
         address="https://openrouter.ai/api/v1",
         path="/api/v1",
         price_id="openrouter",
+        efforts=OPENROUTER_EFFORTS,
         batches=OPENROUTER,
     ),
     # the price table has peak hours on every day, but there are none at weekends
@@ -320,6 +335,7 @@ _BUILT_IN = (
         weekend_price_hour=12,
         max_calls={"deepseek-v4-pro": 500},  # others allow more than a client sends
         schema_mode="json_object",
+        efforts=DEEPSEEK_EFFORTS,
         embeddings=False,
     ),
     Host(

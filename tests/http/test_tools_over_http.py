@@ -194,6 +194,38 @@ def test_reasoning_is_in_the_result_and_not_in_the_text(variant, emu):
         assert result.usage.reasoning_tokens > 0
 
 
+@pytest.mark.parametrize("variant", sampled((*VARIANTS, "sim"), keep=2))
+def test_an_effort_decides_how_much_is_reasoned_on_every_route(variant, emu):
+    with client_of(variant, reasoning_effort="low") as client:
+        low = client.submit("a").result()
+        high = client.submit("a", reasoning_effort="high").result()
+        stream = client.stream("a", reasoning_effort="high")
+        assert "".join(stream) == high.text == low.text
+        [batched] = client.map(["a"], reasoning_effort="high", strategy="batch")
+    spent = [each.usage.reasoning_tokens for each in (low, high, stream.result, batched)]
+    assert 0 < spent[0] < spent[1] == spent[2] == spent[3]
+
+
+def test_a_run_sends_the_effort_and_its_rows_depend_on_it(emu, tmp_path, capfd):
+    (tmp_path / "in.txt").write_text("a\n")
+    command = ["run", "in.txt", "--model", "openai:gpt-5-mini", "-o", "out.jsonl", "--reasoning-effort"]
+    assert main([*command, "low"]) == 0
+    line = json.loads((tmp_path / "out.jsonl").read_text())
+    assert line["usage"]["reasoning_tokens"] == 32
+    assert main([*command, "low"]) == 0
+    assert main([*command, "high"]) == 2, "another effort is another run"
+    assert main(["run", "in.txt", "--model", "anthropic:claude-opus-5-5", "--reasoning-effort", "none"]) == 2
+    assert "claude-opus-5-5 has no reasoning_effort='none'; use one of low" in capfd.readouterr().err
+    assert len(emu.ledger.calls) == 1
+
+
+def test_a_level_that_the_server_lacks_fails_and_costs_nothing(emu):
+    with BatchingClient("openai:gpt-5.9", reasoning_effort="minimal") as client:
+        [result] = client.map(["a"])
+    assert "Supported values are: 'none', 'low'" in str(result.error)
+    assert result.cost == 0
+
+
 @pytest.mark.parametrize("variant", ["openai", "responses", "gemini"])
 def test_logprobs_are_in_the_result(variant, emu):
     with client_of(variant) as client:

@@ -61,7 +61,7 @@ class TestHowItIsAsked:
         assert PROMPT.params.extra == {"seed": 7}, "the request itself may go on at the standard price"
 
     def test_gemini_gets_it_at_the_top_of_the_body(self):
-        body = generate_body(GEMINI.apply_to(Request(prompt="Capital of Peru?")))
+        body = generate_body(GEMINI.apply_to(Request(prompt="Capital of Peru?")), "gemini-3.8-flash")
         assert body["serviceTier"] == "flex"
         assert "serviceTier" not in body.get("generationConfig", {})
 

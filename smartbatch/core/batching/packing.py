@@ -21,7 +21,8 @@ from smartbatch.core.batching.prompts_about_packs import suspicious
 from smartbatch.core.limits.cooldown import RandomSource
 from smartbatch.core.preparation.json_recovery import past
 from smartbatch.core.preparation.tokens import estimate, most_tokens
-from smartbatch.types import Request, Usage, shares
+from smartbatch.types import Request, Usage
+from smartbatch.usage import shares
 
 ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"  # base 32: each letter is 5 random bits
 ID_LETTERS = 8
@@ -99,7 +100,8 @@ def batch_key(request: Request) -> Hashable | None:
     for field in (*form, params.seed, params.extra):
         if field is not None:
             return None
-    return request.isolation_key, params.system, params.max_tokens, params.temperature, params.top_p
+    sampling = (params.temperature, params.top_p, params.reasoning_effort)
+    return request.isolation_key, params.system, params.max_tokens, *sampling
 
 
 def packable(request: Request) -> bool:

@@ -29,7 +29,7 @@ from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.core.preparation.json_recovery import surrogate_at
 from smartbatch.core.preparation.json_schemas import check_schema
 from smartbatch.errors import InvalidRequest, did_you_mean
-from smartbatch.types import Embedding, Generation, Message, Priority, Request, SchemaMode
+from smartbatch.types import Embedding, Generation, Message, Priority, ReasoningEffort, Request, SchemaMode
 
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
 MAX_COUNT = 2**31 - 1  # the largest token count that every API's schema accepts
@@ -48,6 +48,8 @@ FOREIGN_NAMES = {
     "instructions": "system",
     "json_schema": "schema",
     "deadline": "timeout",
+    "effort": "reasoning_effort",
+    "thinking_level": "reasoning_effort",
     "functions": "tools",
     "function_call": "tool_choice",
     "top_logprobs": "logprobs",
@@ -330,10 +332,15 @@ def _callable(value: Any, field: str) -> Any:
     return value
 
 
-def _schema_mode(value: Any, field: str) -> str:
-    if value not in get_args(SchemaMode):
-        _refuse(field, f"must be one of {', '.join(get_args(SchemaMode))}, not {value!r:.40}")
-    return str(value)
+def _one_of(words: Any) -> FieldCheck:
+    """``words`` is a ``Literal``."""
+
+    def check(value: Any, field: str) -> str:
+        if not isinstance(value, str) or value not in get_args(words):
+            _refuse(field, f"must be one of {', '.join(get_args(words))}, not {value!r:.40}")
+        return value
+
+    return check
 
 
 # checks of :class:`Generation`
@@ -345,9 +352,10 @@ _GENERATION: dict[str, FieldCheck] = {
     "stop": _stop,
     "seed": _integer(-SEED_LIMIT, SEED_LIMIT - 1),
     "n": _integer(1, MAX_SAMPLES),
+    "reasoning_effort": _one_of(ReasoningEffort),
     "response_format": _object,
     "schema": _schema,
-    "schema_mode": _schema_mode,
+    "schema_mode": _one_of(SchemaMode),
     "tools": checked_tools,
     "tool_choice": checked_choice,
     "logprobs": _logprobs,

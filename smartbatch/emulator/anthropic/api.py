@@ -23,6 +23,7 @@ from smartbatch.emulator.anthropic.parsing import (
     parse_messages,
     with_tools,
 )
+from smartbatch.emulator.anthropic.reasoning import with_thinking
 from smartbatch.emulator.composed_answers import Completion, words_of
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.limits import Level, LimitExceeded, Limits, retry_after_seconds
@@ -85,7 +86,7 @@ def _in_pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str,
 
 
 def parse_message(head: Head, fields: Mapping[str, Any]) -> ModelCall:
-    return _MessageCall(with_tools(parse_messages(head, fields), fields))
+    return _MessageCall(with_thinking(with_tools(parse_messages(head, fields), fields), fields))
 
 
 class _MessageCall(ModelCall):

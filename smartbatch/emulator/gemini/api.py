@@ -28,6 +28,7 @@ from smartbatch.emulator.gemini.parsing import (
     unknown_url,
     with_tools,
 )
+from smartbatch.emulator.gemini.reasoning import with_thinking
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.limits import LimitExceeded
 from smartbatch.emulator.parsed_requests import (
@@ -51,7 +52,8 @@ def generate(model: str, fields: Mapping[str, Any], *, stream: bool = False, sse
         stream: True for ``streamGenerateContent``.
         sse: True for a stream of events (``alt=sse``), False for one JSON array.
     """
-    return _GeminiGeneration(with_tools(generation(model, fields, stream=stream), fields), sse=sse)
+    request = with_tools(generation(model, fields, stream=stream), fields)
+    return _GeminiGeneration(with_thinking(request, fields), sse=sse)
 
 
 def embed(model: str, fields: Mapping[str, Any]) -> ModelCall:

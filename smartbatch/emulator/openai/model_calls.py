@@ -22,6 +22,7 @@ from smartbatch.emulator.openai.parsing import (
     with_chat_tools,
     with_response_tools,
 )
+from smartbatch.emulator.openai.reasoning import with_effort
 from smartbatch.emulator.parsed_requests import (
     GenerationRequest,
     InvalidSchema,
@@ -148,11 +149,12 @@ def _replace_by_refusal(body: dict[str, Any], text: str) -> None:
 
 
 def _chat(_head: Head, body: Mapping[str, Any]) -> ModelCall:
-    return _OpenAIGeneration(with_chat_tools(parse_chat(body), body), bodies.chat_body, bodies.chat_events)
+    request = with_effort(with_chat_tools(parse_chat(body), body), body)
+    return _OpenAIGeneration(request, bodies.chat_body, bodies.chat_events)
 
 
 def _response(_head: Head, body: Mapping[str, Any]) -> ModelCall:
-    request = with_response_tools(parse_responses(as_messages(body)), body)
+    request = with_effort(with_response_tools(parse_responses(as_messages(body)), body), body)
     return _OpenAIGeneration(request, bodies.response_body, bodies.response_events)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
+from smartbatch.providers.anthropic.reasoning import add_effort, check_thinking
 from smartbatch.providers.conversation import (
     INSTRUCTIONS,
     all_tools,
@@ -91,6 +92,8 @@ def message_body(
     dropped = _add_sampling(body, params, version)
     if params.extra:
         body.update(params.extra)
+    if params.reasoning_effort is not None:
+        add_effort(body, params.reasoning_effort, model)
     if params.tools:
         body["tools"] = all_tools([_tool(tool) for tool in params.tools], params.extra)
     if params.tool_choice is not None:
@@ -102,8 +105,10 @@ def message_body(
     return body, dropped
 
 
-def check_request(request: Request, version: str) -> None:
+def check_request(request: Request, model: str, version: str, default_max_tokens: int) -> None:
     params = request.params
+    max_tokens = default_max_tokens if params.max_tokens is None else params.max_tokens
+    check_thinking(params, model, max_tokens, samples=version != API_VERSION)
     if params.response_format is not None:
         raise InvalidRequest("Anthropic has no response_format; use schema", field="response_format")
     if params.logprobs:

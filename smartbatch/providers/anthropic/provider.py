@@ -90,7 +90,7 @@ class MessagesProvider(Provider):
         self.capabilities = evolve(type(self).capabilities, output_limit=default_max_tokens)
         self.network: HttpNetwork = network
         self._sdk, self._batch_sdk = self.network.through(sdk)
-        self._checked: Generation | None = None
+        self._checked: tuple[Generation | None, str] = (None, "")
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
         body, dropped = self._message(request, model)
@@ -117,9 +117,10 @@ class MessagesProvider(Provider):
     def check(self, request: Request, *, model: str) -> None:
         if not self.models.fullmatch(model):
             raise InvalidRequest("the model name is empty or contains invalid characters", field="model")
-        if request.params is not self._checked or not isinstance(request.prompt, str):
-            check_request(request, self._version)
-            self._checked = request.params
+        params, checked_model = self._checked
+        if request.params is not params or model != checked_model or not isinstance(request.prompt, str):
+            check_request(request, model, self._version, self._default_max_tokens)
+            self._checked = (request.params, model)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"

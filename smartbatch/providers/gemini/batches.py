@@ -88,7 +88,7 @@ class GeminiBatches(BatchApi):
             body = embed_body([request], model)["requests"][0]
             del body["model"]  # a batch has one model, in its path
         else:
-            body = generate_body(request)
+            body = generate_body(request, model)
         return encode_json({"key": wire_id, "request": body})
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:

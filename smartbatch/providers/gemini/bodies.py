@@ -24,6 +24,7 @@ from smartbatch.providers.conversation import (
     own_turns,
     text_of_result,
 )
+from smartbatch.providers.gemini.reasoning import add_effort, check_thinking
 from smartbatch.providers.schema_forms import (
     Dialect,
     NotExpressible,
@@ -74,7 +75,7 @@ def resource(model: str) -> str:
     return model if "/" in model else f"models/{model}"
 
 
-def generate_body(request: Request) -> dict[str, Any]:
+def generate_body(request: Request, model: str) -> dict[str, Any]:
     params = request.params
     system: list[Mapping[str, Any]] = [] if params.system is None else [{"text": params.system}]
     contents: list[dict[str, Any]] = []
@@ -102,6 +103,8 @@ def generate_body(request: Request) -> dict[str, Any]:
             config |= value
         else:
             body[name] = value
+    if params.reasoning_effort is not None:
+        add_effort(config, params.reasoning_effort, model)
     if config:
         body["generationConfig"] = config
     if params.tools:
@@ -182,6 +185,7 @@ def check_request(request: Request, model: str) -> None:
                 "a tool result has parts that are not text; Gemini accepts only text or JSON", field="prompt"
             )
     _check_extra(request.params)
+    check_thinking(request.params, model, _CONFIGS)
 
 
 def _check_extra(params: Generation) -> None:

@@ -94,11 +94,11 @@ class ContentProvider(Provider):
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
         path = f"{self.resource(model)}:generateContent"
-        return read_answer(self._ask(path, self.body(request), (request,), timeout))
+        return read_answer(self._ask(path, self.body(request, model), (request,), timeout))
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
         path = f"{self.resource(model)}:streamGenerateContent?alt=sse"
-        body = self.body(request)
+        body = self.body(request, model)
         return EventStream(
             lambda left, cutoff: self._sdk.get().begin(
                 path, left, EVENT_STREAM_TYPE, cutoff=cutoff, body=body
@@ -112,9 +112,9 @@ class ContentProvider(Provider):
         """Return the path of a model, below the version."""
         return resource(model)
 
-    def body(self, request: Request) -> dict[str, Any]:
+    def body(self, request: Request, model: str) -> dict[str, Any]:
         """Return the body of a call."""
-        return generate_body(request)
+        return generate_body(request, model)
 
     def check(self, request: Request, *, model: str) -> None:
         check_request(request, model)

@@ -93,8 +93,8 @@ class VertexGeminiProvider(ContentProvider):
     def resource(self, model: str) -> str:
         return f"publishers/google/models/{model.removeprefix('models/')}"
 
-    def body(self, request: Request) -> dict[str, Any]:
-        body = generate_body(request)
+    def body(self, request: Request, model: str) -> dict[str, Any]:
+        body = generate_body(request, model)
         for content in body["contents"]:
             content["parts"] = [_without_ids(part) for part in content["parts"]]
         return body

@@ -18,10 +18,12 @@ from smartbatch.providers.conversation import (
     check_tools,
     content_of,
     own_turns,
+    refuse_second_control,
     refuse_strict,
     text_of_result,
 )
 from smartbatch.providers.openai.errors import ServerParameters
+from smartbatch.providers.openai.reasoning import add_nested, second_control
 from smartbatch.providers.openai.schema_modes import add_schema, check_tool_mode, sent_schema
 from smartbatch.types import Embedding, Generation, Message, Request, Tool, ToolCall
 
@@ -71,6 +73,8 @@ def chat_body(
             body["top_logprobs"] = params.logprobs
     if params.extra:
         body.update(params.extra)
+    if params.reasoning_effort is not None:
+        parameters.efforts.add_to(body, params.reasoning_effort)
     if params.tools:
         own = [{"type": "function", "function": _tool(tool)} for tool in params.tools]
         body["tools"] = all_tools(own, params.extra)
@@ -99,6 +103,8 @@ def response_body(request: Request, model: str, parameters: ServerParameters) ->
     _add_sampling(body, params)
     if params.extra:
         body.update(params.extra)
+    if params.reasoning_effort is not None:
+        add_nested(body, params.reasoning_effort)
     if params.schema is not None:
         add_schema(body, params.schema, parameters.schema_mode(params, model))
     elif params.response_format is not None:
@@ -158,6 +164,8 @@ def check_params(params: Generation, api: str) -> None:
         check_format(params, ("format",), within="text")
         if params.system is not None and "instructions" in extra:
             raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
+    if params.reasoning_effort is not None and (name := second_control(extra)) is not None:
+        raise refuse_second_control(name)
     if extra.get("n", 1) != 1:
         raise InvalidRequest("extra cannot set n: pass it to the call, as in submit(…, n=3)", field="extra")
 

@@ -154,6 +154,7 @@ class ServerParameters:
         self.seed_field = host.seed_field or "seed"
         self._has_seeds = host.seed_field is not None
         self._first_form = host.schema_mode
+        self.efforts = host.efforts
         forced = {
             "encoding_format": None if encoding_format is None else encoding_format != "omit",
             "stream_options": host.stream_usage if stream_usage is None else stream_usage,

@@ -15,6 +15,7 @@ from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.conversation import check_effort
 from smartbatch.providers.error_reader import ServiceAddress
 from smartbatch.providers.hosts import HOSTS, Host, host_at
 from smartbatch.providers.http.content import encode_json
@@ -255,6 +256,8 @@ class OpenAIProvider(Provider):
         if request.params is not self._checked:
             check_params(request.params, self._api)
             self._checked = request.params
+        if (effort := request.params.reasoning_effort) is not None:
+            check_effort(effort, model, self._parameters.efforts.levels_of(model))
 
     def check_access(self, timeout: float) -> None:
         reply = self.network.realtime.get("/models", timeout)

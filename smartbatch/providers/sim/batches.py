@@ -42,7 +42,10 @@ from smartbatch.types import Answer, Generation, Kind, Request, Tool, Usage
 
 _BATCHES_PER_PAGE = 100
 # request parameters that affect a simulated answer
-_PARAMS = ("system", "max_tokens", "stop", "response_format", "schema", "tools", "tool_choice", "logprobs")
+_PARAMS = (
+    *("system", "max_tokens", "stop", "reasoning_effort", "response_format", "schema", "tools"),
+    *("tool_choice", "logprobs"),
+)
 
 
 class SimBatches(BatchApi):
@@ -148,7 +151,8 @@ class SimBatches(BatchApi):
             case {"body": {"fault": str(fault)}}:
                 raise self._error_of(fault)
             case {"body": {"text": str(text), "in": asked, "out": made, "finish": str(finish), **parts}}:
-                usage = Usage(count(asked) or 0, count(made) or 0)
+                thought = count(parts.get("reasoned")) or 0
+                usage = Usage(count(asked) or 0, count(made) or 0, reasoning_tokens=thought)
                 found = {name: read(parts[name]) for name, (_, read) in PART_FORMS.items() if name in parts}
                 model: Any = parts.get("model")
                 return Answer(text=text, usage=usage, finish_reason=finish, model=model, **found)
@@ -165,6 +169,8 @@ class SimBatches(BatchApi):
             usage = said.usage or Usage()
             body: dict[str, Any] = {"model": said.model, "text": said.text, "finish": said.finish_reason}
             body |= {"in": usage.input_tokens, "out": usage.output_tokens}
+            if usage.reasoning_tokens:
+                body["reasoned"] = usage.reasoning_tokens
             body |= {name: write(v) for name, (write, _) in PART_FORMS.items() if (v := getattr(said, name))}
             return ModelOutput(encode_json(body), usage.output_tokens, usage.total_tokens)
 

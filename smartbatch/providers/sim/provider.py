@@ -18,7 +18,13 @@ from smartbatch._fork import PerProcess
 from smartbatch._words import seconds_of
 from smartbatch.emulator.composed_answers import OfferedTools, logprobs_of, words_of
 from smartbatch.emulator.limits import Limits
-from smartbatch.emulator.parsed_requests import GenerationRequest, InvalidSchema, complete, measure_prompt
+from smartbatch.emulator.parsed_requests import (
+    HIDDEN_TOKENS,
+    GenerationRequest,
+    InvalidSchema,
+    complete,
+    measure_prompt,
+)
 from smartbatch.emulator.settings import EmulatorSettings, FaultPlan
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.answer_parts import token_logprobs
@@ -165,7 +171,7 @@ class SimProvider(Provider):
         logprobs = None if asked.logprobs is None else logprobs_of(words_of(said.text), asked.logprobs)
         return Answer(
             text=said.text,
-            usage=Usage(asked.input_tokens, said.tokens),
+            usage=Usage(asked.input_tokens, said.tokens, reasoning_tokens=said.reasoning_tokens),
             finish_reason=said.finish_reason,
             model=asked.model,
             tool_calls=tuple(
@@ -216,6 +222,7 @@ def _parsed(request: Request, model: str) -> GenerationRequest:
         include_usage=False,
         tools=tools,
         logprobs=int(params.logprobs is not True and params.logprobs) if params.logprobs else None,
+        hidden_tokens=HIDDEN_TOKENS[params.reasoning_effort or "none"],
     )
 
 
