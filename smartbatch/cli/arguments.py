@@ -139,8 +139,11 @@ _RUN_OUTPUT = """
 --quiet                print errors only; no progress and no summary
 -v --verbose           print a line for every failed row, retry and limit
 further:
---resend truncated|empty|refused|failed  send these rows of -o again, with a higher --max-tokens for example;
-                       new answers replace the old ones, whose cost still counts
+--changed rows|all     if prompts or settings have changed since -o was written: send only rows whose prompt
+                       has changed, or all rows; the old answers stay in NAME.previous-1
+--resend KIND          send these rows of -o again, with a higher --max-tokens for example: truncated, empty,
+                       refused, failed, or those with one kind of error such as context_too_long; new
+                       answers replace the old ones, whose cost still counts
 --csv-formulas escape|keep  quote .csv cells that a spreadsheet would read as formulas, or keep them (default)
 --store PLACE          keep rows in this file or postgresql://… until answered (default: your own store)
 --dask ADDRESS         send the requests from the workers of the Dask cluster with this scheduler, such as

@@ -22,6 +22,7 @@ from smartbatch.cli.clients import (
     params_of,
     prompt_maker,
 )
+from smartbatch.cli.earlier_output import EarlierOutput
 from smartbatch.cli.interrupts import Interrupts
 from smartbatch.cli.plan_command import RouteChooser, RunOutcome
 from smartbatch.cli.printing import ReaderLeft, StandardOutput, note, say
@@ -44,13 +45,13 @@ from smartbatch.runs.followed_jobs import GRACE_SECONDS
 from smartbatch.runs.output_file import OutputChanged, OutputFile, Recovered
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.output_reader import read_rows
-from smartbatch.runs.row_keys import KeyedRow, RowKeys
+from smartbatch.runs.row_keys import KeyedRow
 from smartbatch.runs.row_requests import InputRequests, RunInterrupted
 from smartbatch.runs.run_identity import RowSelection, RunIdentity
 from smartbatch.runs.stored_rows import RowResult, Rows, StoredRows, skipped_row
 from smartbatch.runs.table_output import TableOutput, check_output_name, formulas_of, open_output
 from smartbatch.tables.row_source import RowSource
-from smartbatch.types import DEFECTS, Usage, evolve
+from smartbatch.types import Usage, evolve
 
 if TYPE_CHECKING:
     from smartbatch.cluster import Cluster
@@ -229,7 +230,9 @@ class _Run:
         keys = self._input.check()
         if self._args.verbose and (first := self._input.first_prompt()) is not None:
             note(f"first prompt, {first[0]}: {first[1]}")
-        self._recover(keys)
+        if self._out is not None:
+            earlier = EarlierOutput(self._out, self._input, self._client, self._args)
+            self._before, self._selection = earlier.take_up()
         if self._args.sample is not None:
             self._selection = sampled(self._input, self._args)
         written = self._out.is_answered if self._out is not None else lambda _: False
@@ -273,15 +276,6 @@ class _Run:
     def _answers(self) -> Iterable[RecordedRow]:
         return self._sink.rows() if isinstance(self._sink, KeptLines) else read_rows(self._args.output)
 
-    def _recover(self, keys: RowKeys) -> None:
-        """Find the rows that are answered in an existing output."""
-        if self._out is None:
-            return
-        if self._args.resend is not None:
-            self._start_resend(self._out, keys)
-        self._before = self._out.recover(keys)
-        self._print_resumed(self._out.path)
-
     def _job_run(self, written: Callable[[int], bool]) -> JobRun:
         return JobRun(
             self._client,
@@ -293,14 +287,6 @@ class _Run:
             None if self._args.dask is None else self._stack.enter_context(self._cluster()),
             None if self._out is None else self._out.resend,
             self._selection,
-        )
-
-    def _start_resend(self, out: OutputFile | TableOutput, keys: RowKeys) -> None:
-        """Replace the answers selected by ``--resend``. Every run sends failed rows again."""
-        identity = RunIdentity(self._args.output, self._args.model, keys)
-        defect = next((name for name in DEFECTS if name == self._args.resend), None)
-        out.start_resend(
-            keys, defect, lambda all_rows: identity.check_written(self._client, all_rows=all_rows)
         )
 
     def _cluster(self) -> Cluster:
@@ -378,21 +364,6 @@ class _Run:
             if self._changed is None and not self._args.quiet:
                 note(error.message)
             self._changed = error
-
-    def _print_resumed(self, path: str) -> None:
-        before = self._before
-        if self._args.quiet or not (before.answered or before.failed or before.resent or before.cut):
-            return
-        parts = [f"{before.answered:,} rows answered already"]
-        if before.failed:
-            parts.append(f"{before.failed:,} failed rows sent again")
-        if before.resent:
-            parts.append(f"{before.resent:,} answers to be replaced")
-        if before.skipped:
-            parts.append(f"{before.skipped:,} skipped before")
-        if before.cut:
-            parts.append(f"an incomplete last line of {before.cut:,} bytes removed")
-        say(f"{escape(path)}: " + ", ".join(parts))
 
     def _print_summary(
         self, caught: int, unanswered: int, jobs: Sequence[JobStatus], outcome: RunOutcome | None

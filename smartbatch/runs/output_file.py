@@ -44,11 +44,12 @@ from smartbatch.runs.output_lines import (
     replaced_amounts,
     replacing,
     resend_id,
+    sample_of,
     to_resend,
     with_key,
 )
 from smartbatch.runs.row_keys import KeyedRow, RowKeys
-from smartbatch.tables.result_files import to_line
+from smartbatch.tables.result_files import Line, to_line
 from smartbatch.types import Defect
 
 _READ_BYTES: Final = 1 << 16  # bytes per read
@@ -62,6 +63,10 @@ class OutputLost(InputError):
     """Results can no longer be written, for example because the disk is full. Every line written so far is
     complete.
     """
+
+
+class OutputDiffers(InputError):
+    """The output has answers to other prompts, or under other settings."""
 
 
 class OutputChanged(OutputLost):
@@ -136,12 +141,29 @@ class OutputFile:
         self.close()
 
     @property
+    def record(self) -> str:
+        """Path of the file that has the answers."""
+        return self._real
+
+    @property
     def is_empty(self) -> bool:
         return os.fstat(self._fd).st_size == 0
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        with self._reader() as file:
+        with self.reader() as file:
             yield from map(json.loads, file)
+
+    def survey(self) -> Iterator[tuple[int, Line]]:
+        """Yield the offset and the content of each line, for any input. Once all are read, the file may be
+        rewritten.
+        """
+        self._end, self._digest = 0, hashlib.sha256()
+        with self.reader() as file:
+            for line in file:
+                if (content := decoded_line(line)) is not None:
+                    yield self._end, content
+                self._digest.update(line)
+                self._end += len(line)
 
     def is_answered(self, place: int) -> bool:
         return bool(self._answered[place >> 3] & 1 << (place & 7))
@@ -163,17 +185,12 @@ class OutputFile:
         Raises:
             OutputLost: the file cannot be rewritten and stays unchanged.
         """
-        digest, size, places, resend = hashlib.sha256(), 0, set[int | None](), None
-        with self._reader() as file:
-            for line in file:
-                digest.update(line)
-                size += len(line)
-                if (content := decoded_line(line)) is not None:
-                    places.add(place_of(content, keys))
-                    resend = resend or resend_id(content)
-        if not size:
+        places, resend = set[int | None](), None
+        for _, content in self.survey():
+            places.add(place_of(content, keys))
+            resend = resend or resend_id(content)
+        if not self._end:
             return
-        self._end, self._digest = size, digest
         begun = None
         if resend is None:
             check(len(places) >= len(keys) - keys.skipped * (keys.n - 1))
@@ -190,7 +207,7 @@ class OutputFile:
                 content = to_resend(content, begun)
             return to_line(content)
 
-        with self._reader() as file:
+        with self.reader() as file:
             self.rewrite(map(line_of, file), "resending")
 
     def recover(self, keys: RowKeys) -> Recovered:
@@ -205,7 +222,7 @@ class OutputFile:
         self._resent, self.resend = set(), None
         found = Recovered()
         try:
-            with self._reader() as file:
+            with self.reader() as file:
                 self._scan(file, keys, found)
             if os.fstat(self._fd).st_size > self._end and not self._look_only:
                 os.ftruncate(self._fd, self._end)
@@ -241,9 +258,9 @@ class OutputFile:
         keyed, line, _ = row
         if keyed.place not in self._resent:
             return row
-        return keyed, *replacing(line, decode_json(self._line_at(self._offsets[keyed.place])))
+        return keyed, *replacing(line, decode_json(self.line_at(self._offsets[keyed.place])))
 
-    def _line_at(self, offset: int) -> bytes:
+    def line_at(self, offset: int) -> bytes:
         """Read a line without moving the write position."""
         found = b""
         while b"\n" not in found and (more := os.pread(self._fd, _READ_BYTES, offset + len(found))):
@@ -259,7 +276,7 @@ class OutputFile:
         """
         if self._in_order:
             return
-        with self._reader() as source:
+        with self.reader() as source:
             self.rewrite(self._ordered_lines(source), "ordering")
 
     def finish(self, *, asked: bool) -> None:
@@ -329,7 +346,7 @@ class OutputFile:
         """
         self._check_name_and_size()
         try:
-            with self._reader() as file:
+            with self.reader() as file:
                 found = hashlib.file_digest(file, "sha256")
         except OSError as error:
             raise OutputLost(f"{self.shown}: cannot be read: {error.strerror or error}") from error
@@ -394,7 +411,7 @@ class OutputFile:
             verb = "read" if self._look_only else "written"
             raise InputError(f"{self.shown}: cannot be {verb}: {error.strerror or error}") from error
 
-    def _reader(self) -> BufferedReader:
+    def reader(self) -> BufferedReader:
         """Open the locked file itself, even if its name has changed."""
         file = open(os.dup(self._fd), "rb")  # noqa: SIM115 - the caller closes it
         file.seek(0)
@@ -424,7 +441,8 @@ class OutputFile:
                     found.cut = len(line)
                     return
                 if (problem := mismatch(number, content, keys)) is not None:
-                    raise InputError(f"{self.shown} {problem}")
+                    kind = InputError if sample_of(content) >= keys.n else OutputDiffers
+                    raise kind(f"{self.shown} {problem}")
             if not line.endswith(b"\n"):
                 if not self._look_only:
                     self._write(b"\n")

@@ -136,7 +136,7 @@ def is_of_prompt(content: dict[str, Any], key: bytes) -> bool:
 def mismatch(number: int, content: Line, keys: RowKeys) -> str | None:
     """Return why a line cannot belong to an output of these rows; ``None`` if one of them failed."""
     index, sample, key = content["index"], sample_of(content), keys_of(content)[0]
-    way_out = "choose another -o, or remove the file to start again"
+    way_out = "choose another -o, or send what has changed with smartbatch run --changed"
     if index >= keys.rows:
         return (
             f"belongs to another input: its line {number} answers row {index}, but the input has {keys.rows} "

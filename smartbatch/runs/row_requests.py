@@ -223,6 +223,16 @@ class InputRequests:
                 request = evolve(request, row=row.index, sample=row.sample)
             yield row, request
 
+    def ids(self) -> Iterator[str | int]:
+        """Read the input again and yield the ids of its rows."""
+        return (self._maker.id(row) for row in self._rows() if isinstance(row, Row))
+
+    def keyed_rows(self, skip: Callable[[int], bool]) -> Iterator[KeyedRow]:
+        """Read the input again and yield its rows, once for each needed answer; raises the errors of
+        :meth:`read`.
+        """
+        return (row for row, _ in self._read_again(skip, stopped=lambda: False))
+
     def values_of(self, column: str) -> list[str]:
         """Read the input again and return the value of a column in each row, as text.
 
@@ -250,10 +260,7 @@ class InputRequests:
     def skipped_rows(self, written: Callable[[int], bool]) -> Iterator[KeyedRow]:
         """Read the input again and yield the skipped rows that are not ``written``."""
         if self.keys.skipped:
-            rows = self._read_again(
-                lambda place: written(place) or not self.keys.has_skipped(place), stopped=lambda: False
-            )
-            yield from (row for row, _ in rows)
+            yield from self.keyed_rows(lambda place: written(place) or not self.keys.has_skipped(place))
 
     def prompts(self, skip: Callable[[int], bool], stopped: Callable[[], bool]) -> Iterator[Any]:
         """Read the input again and yield its prompts as requests; raises the errors of :meth:`read`."""

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any, Final
 
@@ -68,6 +68,20 @@ class TableOutput:
             self._lines.close()
         else:
             self._lines.remove()
+
+    @property
+    def record(self) -> str:
+        """Path of the file that has the answers: the table, or the lines that it lacks."""
+        return self._lines.record if self._unsaved else self._real
+
+    @property
+    def line_file(self) -> OutputFile:
+        """The lines, once :meth:`recover` has read the table."""
+        return self._lines
+
+    def rewrite(self, lines: Iterable[bytes], purpose: str) -> None:
+        self._unsaved = True
+        self._lines.rewrite(lines, purpose)
 
     def is_answered(self, place: int) -> bool:
         return self._lines.is_answered(place)

@@ -1,0 +1,113 @@
+"""Takes up the output of an earlier run: finds its answers, and decides which of them are sent again."""
+
+from __future__ import annotations
+
+import argparse
+from array import array
+from collections import Counter
+from typing import TypeAlias
+
+from attrs import define
+
+from smartbatch._words import escape
+from smartbatch.cli.printing import say
+from smartbatch.client import BatchingClient
+from smartbatch.errors import InputError
+from smartbatch.runs.edits import find_edit, keep_previous, kept_lines
+from smartbatch.runs.output_file import OutputDiffers, OutputFile, Recovered
+from smartbatch.runs.output_lines import place_of
+from smartbatch.runs.row_requests import InputRequests
+from smartbatch.runs.run_identity import RowSelection, RunIdentity
+from smartbatch.runs.table_output import TableOutput
+from smartbatch.types import DEFECTS
+
+Output: TypeAlias = OutputFile | TableOutput
+
+
+@define(eq=False, repr=False)
+class EarlierOutput:
+    _out: Output
+    _input: InputRequests  # checked
+    _client: BatchingClient
+    _args: argparse.Namespace
+
+    def take_up(self) -> tuple[Recovered, RowSelection | None]:
+        """Find the answers in the output, and return the rows to send, if not all that lack an answer.
+
+        Raises:
+            InputError: the output has answers to other prompts, and ``--changed`` does not say what to send;
+                or no row is to be sent again.
+        """
+        out, resend, keys = self._out, self._args.resend, self._input.keys
+        if resend is not None:
+            identity = RunIdentity(self._args.output, self._args.model, keys)
+            out.start_resend(
+                keys,
+                next((name for name in DEFECTS if name == resend), None),
+                lambda all_rows: identity.check_written(self._client, all_rows=all_rows),
+            )
+        try:
+            found = out.recover(keys)
+        except OutputDiffers:
+            self._keep_unchanged()
+            found = out.recover(keys)
+        by_kind = resend is not None and resend not in ("failed", *DEFECTS)
+        self._print(found, all_failed=not by_kind and self._args.sample is None)
+        return found, self._failed_with(resend) if by_kind else None
+
+    @property
+    def _lines(self) -> OutputFile:
+        return self._out.line_file if isinstance(self._out, TableOutput) else self._out
+
+    def _keep_unchanged(self) -> None:
+        """Keep the answers to unchanged prompts, and a copy of the output if it has others."""
+        out, args, keys = self._out, self._args, self._input.keys
+        edit = find_edit(self._lines, keys, self._input.ids())
+        accepted = edit.only_rows and not (edit.removed and args.limit is not None)
+        if args.changed is None and not accepted:
+            raise InputError(edit.question(escape(out.path)))
+        # a batch for the old prompts must not be paid for next to its replacement
+        RunIdentity(args.output, args.model, keys).find(self._client, say, batches_only=False)
+        previous = None
+        if args.changed == "all" or edit.kept < edit.answers:
+            previous = keep_previous(out.record, out.path)
+        if args.changed == "all":
+            edit.sources = array("q", [-1]) * len(keys)
+        rows = self._input.keyed_rows(lambda place: edit.sources[place] < 0)
+        out.rewrite(kept_lines(self._lines, rows, edit.sources), "matching")
+        if not args.quiet:
+            say("\n".join(edit.report(escape(out.path), previous)))
+
+    def _failed_with(self, kind: str) -> RowSelection:
+        """Select the rows that failed with a kind of error.
+
+        Raises:
+            InputError: there are none.
+        """
+        keys, kinds = self._input.keys, dict[int, str]()
+        for _, content in self._lines.survey():
+            place = place_of(content, keys)
+            if place is not None and content["error"] is not None and not self._out.is_answered(place):
+                kinds[place] = str(content["error"]["kind"])
+        if kind not in kinds.values():
+            counts = Counter(kinds.values()).most_common()
+            others = ", ".join(f"{escape(name)} ({number:,})" for name, number in counts) or "none"
+            raise InputError(
+                f"{escape(self._out.path)}: no row failed with {kind!r:.60}; its errors: {others}"
+            )
+        chosen = bytearray(kinds.get(place) == kind for place in range(len(keys)))
+        return RowSelection(f"resend {kind}", chosen)
+
+    def _print(self, found: Recovered, *, all_failed: bool) -> None:
+        if self._args.quiet or not (found.answered or found.failed or found.resent or found.cut):
+            return
+        parts = [f"{found.answered:,} rows answered already"]
+        if found.failed:
+            parts.append(f"{found.failed:,} failed rows{' sent again' if all_failed else ''}")
+        if found.resent:
+            parts.append(f"{found.resent:,} answers to be replaced")
+        if found.skipped:
+            parts.append(f"{found.skipped:,} skipped before")
+        if found.cut:
+            parts.append(f"an incomplete last line of {found.cut:,} bytes removed")
+        say(f"{escape(self._out.path)}: " + ", ".join(parts))
