@@ -5,17 +5,37 @@ from __future__ import annotations
 import os
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from smartbatch._words import money, short
-from smartbatch.errors import AllRequestsFailed, ListStopped, RowSkipped
-from smartbatch.tables.answer_columns import answer_columns, as_rows, fits, has_samples, rows_of, with_answers
+from smartbatch.errors import AllRequestsFailed, InvalidRequest, ListStopped, RowSkipped, kind_name
+from smartbatch.failure_groups import FailureGroups, remedy_for
+from smartbatch.tables.answer_columns import (
+    answer_columns,
+    as_rows,
+    fits,
+    has_samples,
+    rows_of,
+    taken,
+    with_answers,
+)
 from smartbatch.tables.columns import index_of, table_of, to_arrow, to_pandas, to_polars
-from smartbatch.types import DEFECTS, Result, Route, T, Usage, Vector
+from smartbatch.types import (
+    DEFECTS,
+    ConstraintParams,
+    Defect,
+    Request,
+    RequestParams,
+    Result,
+    Route,
+    T,
+    Usage,
+    Vector,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -40,6 +60,46 @@ class ReportFile(Protocol):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, replacing an existing one."""
         ...
+
+
+class RetryParams(RequestParams[T], ConstraintParams, total=False):
+    """The keywords of :meth:`ResultList.retry_failed`; ``n`` and ``id`` cannot be changed."""
+
+
+class SendAgain(Protocol):
+    """Sends requests of a list again. Returns them as they were sent, and their results."""
+
+    def __call__(
+        self, requests: Mapping[int, Request], changes: Mapping[str, Any], progress: bool | None
+    ) -> tuple[Sequence[Request], ResultList[Any]]:
+        """``requests`` are those to send, by their positions in the list."""
+        ...
+
+
+@frozen(eq=False, repr=False)
+class SentRequests:
+    """The requests of the failed, flawed and displayed results of a list.
+
+    Args:
+        _by_result: results and their requests by the identity of the result, because users sort lists.
+    """
+
+    send_again: SendAgain
+    _by_result: dict[int, tuple[Result, Request]]
+
+    @classmethod
+    def of(
+        cls, results: ResultList[Any], requests: Mapping[int, Request], send_again: SendAgain
+    ) -> SentRequests:
+        """Keep the necessary ones among the requests of a list, given by position."""
+        needed = {at for group in shown_positions(results) for at in group if at is not None}
+        needed |= {at for at, each in enumerate(results) if each.error is not None or each.defects}
+        pairs = ((results[at], requests[at]) for at in needed & requests.keys())
+        return cls(send_again, {id(pair[0]): pair for pair in pairs})
+
+    def request_of(self, result: Result) -> Request | None:
+        found = self._by_result.get(id(result))
+        return None if found is None else found[1]
 
 
 class DefectCounts(Protocol):
@@ -67,12 +127,15 @@ class ResultList(list[Result[T]]):
         rescue: the number of requests planned for a batch but sent in real time, and the reason; ``None`` if
             there are none.
         reporter: creates the report; ``None`` for lists not returned by a client.
+        sent: the requests that :meth:`retry_failed` can send again; ``None`` for lists not returned by a
+            client.
     """
 
     wall: float = 0.0
     table: Any = None
     rescue: str | None = None
     reporter: Callable[[ResultList[Any]], ReportFile] | None = None
+    sent: SentRequests | None = None
 
     @property
     def succeeded(self) -> int:
@@ -200,9 +263,101 @@ class ResultList(list[Result[T]]):
             raise ValueError("only the results of one client call have a report; for a job, use job.report()")
         return self.reporter(self)
 
+    # -- failures --------------------------------------------------------------------------------------------
+
+    @property
+    def failures(self) -> ResultList[T]:
+        """The results of the failed requests, without skipped rows. The ``row`` of each is the position of
+        its prompt, and :attr:`table` has only the rows of these prompts.
+
+        A notebook displays them grouped by kind and message, with a suggested action for each group.
+        """
+        positions = [at for at, each in enumerate(self) if _has_failed(each)]
+        rows = rows_of(self)
+        failed = ResultList[T](evolve(self[at], row=rows[at]) for at in positions)
+        failed.table = self.table
+        if self.table is not None and not has_samples(self):
+            failed.table = taken(self.table, positions)
+        if self.sent is not None:
+            pairs = ((at, self.sent.request_of(self[row])) for at, row in enumerate(positions))
+            requests = {at: request for at, request in pairs if request is not None}
+            failed.sent = SentRequests.of(failed, requests, self.sent.send_again)
+        return failed
+
+    def retry_failed(
+        self,
+        *,
+        also: Defect | Collection[Defect] = (),
+        progress: bool | None = None,
+        **changes: Unpack[RetryParams[T]],
+    ) -> ResultList[T]:
+        """Send the failed requests again, and return all results with the new ones in place.
+
+        The requests are sent through the client that returned this list, with the constraints of that call;
+        a client that was stopped runs until they are answered. The usage, cost and attempts of a new result
+        include those of the old one. If a flawed answer cannot be replaced, the old one remains. Skipped rows
+        are not sent.
+
+        Args:
+            also: defects of answers to replace as well: ``"truncated"``, ``"empty"`` or ``"refused"``, or
+                several of them.
+            progress: see :meth:`BatchingClient.generate`.
+            changes: parameters that replace those of the requests, such as ``max_tokens`` and ``model`` (of
+                the same provider), and constraints for this call.
+
+        Raises:
+            ValueError: these are not the results of one client call in this process, or the prompts were read
+                from an iterator.
+            InvalidRequest, ConfigError: a change is invalid; nothing was sent.
+            AllRequestsFailed: the list has no answer after this call either.
+            Interrupted: Ctrl-C was pressed; its ``results`` are those of the whole list.
+        """
+        defects = {also} if isinstance(also, str) else set(also)
+        if defects - set(DEFECTS):
+            known = ", ".join(map(repr, DEFECTS))
+            raise InvalidRequest(f"also: {sorted(defects)!r:.80} must be some of {known}", field="also")
+        positions = [
+            at for at, each in enumerate(self) if _has_failed(each) or defects.intersection(each.defects)
+        ]
+        if not positions:
+            return self
+        requests: dict[int, Request] = {}
+        for at in positions:
+            request = None if self.sent is None else self.sent.request_of(self[at])
+            if self.sent is None or request is None:
+                raise ValueError(
+                    "only results of generate(), embed() or plan.run() in this process can be sent again, "
+                    "and only if the prompts were not read from an iterator; a job has job.retry_failed()"
+                )
+            if self[at].ok and not changes and request.deduplicate is None:
+                request = evolve(request, deduplicate=False)  # the cache has the old answer
+            requests[at] = request
+        assert self.sent is not None
+        send_again = self.sent.send_again
+        try:
+            sent, new = send_again(requests, changes, progress)
+        except Interrupted as error:
+            came = error.results
+            raise Interrupted(str(error), lambda: self._with_new(requests, came)) from None
+        merged = self._with_new(dict(zip(positions, sent, strict=True)), new)
+        merged.raise_if_all_failed()
+        return merged
+
+    def _with_new(self, requests: Mapping[int, Request], new: ResultList[T]) -> ResultList[T]:
+        """Return a copy of the list with new results at the positions of ``requests``."""
+        merged = ResultList[T](self)
+        merged.wall, merged.table = self.wall + new.wall, self.table
+        for at, result in zip(requests, new, strict=True):
+            merged[at] = _replacement(self[at], result)
+        if self.sent is not None:
+            pairs = ((at, self.sent.request_of(each)) for at, each in enumerate(self))
+            known = {at: request for at, request in pairs if request is not None}
+            merged.sent = SentRequests.of(merged, {**known, **requests}, self.sent.send_again)
+        return merged
+
     # -- as tables: one row per request ----------------------------------------------------------------------
 
-    def to_table(self, table: Any = None) -> Any:
+    def to_table(self, table: Any = None, *, columns: Sequence[str] | None = None, suffix: str = "") -> Any:
         """Return the table the prompts came from, with the answers added as columns. The type stays the same.
 
         Rows, order and index do not change; a prompt with several answers has a row for each. The added
@@ -212,11 +367,16 @@ class ResultList(list[Result[T]]):
         Args:
             table: defaults to :attr:`table`; pass one for results read one by one, for example from
                 :meth:`Job.results`: ``ResultList(job.results()).to_table(table)``.
+            columns: the answer columns to add, in this order; ``None`` for all.
+            suffix: appended to the name of each added column, such as ``"_mini"`` to tell models apart.
 
         Raises:
-            ValueError: there is no table, or it does not have exactly one row per prompt.
+            ValueError: there is no table, it does not have exactly one row per prompt, or there is no answer
+                column of a given name.
         """
-        return with_answers(self.table if table is None else table, self)
+        return with_answers(
+            self.table if table is None else table, self, answer_columns(self, columns, suffix)
+        )
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """Return one dictionary per request: ``text``, the fields of parsed objects by their own names,
@@ -230,26 +390,31 @@ class ResultList(list[Result[T]]):
         """
         return as_rows(answer_columns(self))
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def to_pandas(self, *, columns: Sequence[str] | None = None, suffix: str = "") -> pandas.DataFrame:
         """Return the columns of :meth:`as_dicts` as a pandas frame, with the index of the frame or column the
         prompts came from.
+
+        Args, Raises:
+            see :meth:`to_table`.
         """
+        return to_pandas(answer_columns(self, columns, suffix), self._index())
+
+    def to_polars(self, *, columns: Sequence[str] | None = None, suffix: str = "") -> polars.DataFrame:
+        """Return the columns of :meth:`as_dicts` as a Polars frame; see :meth:`to_table`."""
+        return to_polars(answer_columns(self, columns, suffix))
+
+    def to_arrow(self, *, columns: Sequence[str] | None = None, suffix: str = "") -> pyarrow.Table:
+        """Return the columns of :meth:`as_dicts` as an Arrow table; see :meth:`to_table`."""
+        return to_arrow(answer_columns(self, columns, suffix))
+
+    def _index(self) -> Any:
+        """Return the index of the frame the prompts came from, with one label per result."""
         index = index_of(self.table)
-        if index is not None and has_samples(self):
-            index = index.take(rows_of(self))
-        return to_pandas(answer_columns(self), index)
-
-    def to_polars(self) -> polars.DataFrame:
-        """Return the columns of :meth:`as_dicts` as a Polars frame."""
-        return to_polars(answer_columns(self))
-
-    def to_arrow(self) -> pyarrow.Table:
-        """Return the columns of :meth:`as_dicts` as an Arrow table."""
-        return to_arrow(answer_columns(self))
+        return index.take(rows_of(self)) if index is not None and has_samples(self) else index
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out ``reporter``, which works only in its own process."""
-        return {name: value for name, value in vars(self).items() if name != "reporter"}
+        """Leave out ``reporter`` and ``sent``, which work only in their own process."""
+        return {name: value for name, value in vars(self).items() if name not in ("reporter", "sent")}
 
     def __repr__(self) -> str:
         return f"<ResultList {_summary(self)}>"
@@ -258,12 +423,30 @@ class ResultList(list[Result[T]]):
         from smartbatch.views.html import notebook
         from smartbatch.views.model import DataTable, Section, View  # imported late: rarely needed
 
-        places: list[int | None] = list(range(len(self)))
-        if len(self) > 2 * MAX_SHOWN_RESULTS + 1:
-            places = [*places[:MAX_SHOWN_RESULTS], None, *places[-MAX_SHOWN_RESULTS:]]
-        rows = [("…",) * 6 if at is None else (str(at), *_row(self[at])) for at in places]
-        table = DataTable.of("Results", "row, answer, route, tokens, cost:money, error", rows)
-        return notebook(View(_summary(self), (Section("results", "Results", (table,)),)))
+        labels = self._index()
+        names = [str(row) for row in (rows_of(self) if labels is None else labels)]
+        groups = FailureGroups()
+        for at, each in enumerate(self):
+            if each.error is not None and _has_failed(each):
+                groups.count(kind_name(each.error), each.error.message, names[at], at)
+        found = [
+            (group.kind, group.message, group.count, group.example, remedy_for(group.kind).action)
+            for group in groups.largest()[: 2 * MAX_SHOWN_RESULTS]
+        ]
+        rows: list[tuple[Cell, ...]] = []
+        sent = self.sent
+        columns = f"{'row' if labels is None else 'index'}, {'' if sent is None else 'prompt, '}" + (
+            "answer, route, tokens, cost:money, error"
+        )
+        for shown in (at for group in shown_positions(self) for at in group):
+            if shown is None:
+                rows.append(("…",) * len(columns.split(", ")))
+                continue
+            prompt = () if sent is None else (_prompt_text(sent.request_of(self[shown])),)
+            rows.append((names[shown], *prompt, *_row(self[shown])))
+        failures = DataTable.of("Failures", "error, message, rows:number, first row, suggested action", found)
+        tables = (*((failures,) if found else ()), DataTable.of("Results", columns, rows))
+        return notebook(View(_summary(self), (Section("results", "Results", tables),)))
 
     def raise_if_all_failed(self) -> None:
         if self.failed and not self.succeeded:
@@ -301,7 +484,48 @@ def of_prompts(results: ResultList[T], prompts: object) -> ResultList[T]:
 
 
 MAX_SHOWN_RESULTS = 5
-"""Results a notebook shows from each end of a list."""
+"""Results a notebook shows from each end of a list, and failures before them."""
+
+
+def shown_positions(results: ResultList[Any]) -> tuple[list[int | None], list[int | None]]:
+    """Return the positions a notebook shows, failures first; ``None`` stands for results left out."""
+    failed: list[int | None] = [at for at, each in enumerate(results) if _has_failed(each)]
+    others: list[int | None] = [at for at, each in enumerate(results) if not _has_failed(each)]
+    if len(failed) > MAX_SHOWN_RESULTS + 1:
+        failed = [*failed[:MAX_SHOWN_RESULTS], None]
+    if len(others) > 2 * MAX_SHOWN_RESULTS + 1:
+        others = [*others[:MAX_SHOWN_RESULTS], None, *others[-MAX_SHOWN_RESULTS:]]
+    return failed, others
+
+
+def _has_failed(result: Result[Any]) -> bool:
+    return result.error is not None and not isinstance(result.error, RowSkipped)
+
+
+def _replacement(old: Result[T], new: Result[T]) -> Result[T]:
+    """Return the result of a request that was sent twice: a new answer, or else an old one."""
+    known = [each.cost for each in (old, new) if each.cost is not None]
+    return evolve(
+        old if old.ok and not new.ok else new,
+        usage=old.usage + new.usage,
+        cost=sum(known) if known else None,
+        unconfirmed_cost=old.unconfirmed_cost + new.unconfirmed_cost,
+        attempts=old.attempts + new.attempts,
+        row=old.row,
+        sample=old.sample,
+    )
+
+
+def _prompt_text(request: Request | None) -> str:
+    """Return a string prompt, or the text of the last message of a chat."""
+    if request is None:
+        return ""
+    if isinstance(request.prompt, str):
+        return request.prompt
+    content = request.prompt[-1].content if request.prompt else ""
+    if isinstance(content, str):
+        return content
+    return " ".join(str(part["text"]) for part in content if "text" in part)
 
 
 def _summary(results: ResultList[T]) -> str:

@@ -17,6 +17,7 @@ from smartbatch.jobs.records import StoredResult
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
 from smartbatch.prices import Price
 from smartbatch.results import ResultList
+from smartbatch.testing import MockProvider
 from smartbatch.types import Answer, Generation, Message, Request, Result, Route
 
 BIG = "x" * 100_000
@@ -46,14 +47,34 @@ def test_a_list_shows_its_sums_and_its_first_and_last_results():
     html = results._repr_html_()
     assert "1,000 results: 999 succeeded, 1 failed; at least $499.50" in words(html)
     assert "individual 999, batch 1" in words(html)
-    assert [row[0] for row in rows(html)[1:]] == [*"01234", "…", *map(str, range(995, 1000))]
-    assert rows(html)[1][1:3] == ["answer 0", "individual"]
-    assert rows(html)[-1][-1] == "ProviderError: it broke"
+    groups, shown = rows(html)[:2], rows(html)[3:]
+    assert groups[1] == ["unknown", "it broke", "1", "999", "see the message, then send the rows again"]
+    assert [row[0] for row in shown] == ["999", *"01234", "…", *map(str, range(994, 999))]
+    assert shown[0][-1] == "ProviderError: it broke"
+    assert shown[1][1:3] == ["answer 0", "individual"]
 
 
 def test_a_short_list_is_shown_as_a_whole():
     results = ResultList([answered(number) for number in range(11)])
     assert [row[0] for row in rows(results._repr_html_())[1:]] == list(map(str, range(11)))
+
+
+def test_a_list_shows_its_prompts_and_the_index_of_its_frame():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"text": [SCRIPT, BIG, "fine"]}, index=["k-1", "l-7", SCRIPT])
+    provider = MockProvider(
+        {f"Judge: {SCRIPT}": ProviderError(SCRIPT), f"Judge: {BIG}": BIG, "Judge: fine": "x"}
+    )
+    with BatchingClient("mock", provider=provider, retries=0) as client:
+        results = client.generate(table, template="Judge: {text}")
+    groups, shown = rows(results._repr_html_())[:2], rows(results._repr_html_())[2:]
+    assert groups[1][:4] == ["unknown", SCRIPT, "1", "k-1"]
+    assert [row[:2] for row in shown[:2]] == [["index", "prompt"], ["k-1", f"Judge: {SCRIPT}"]]
+    assert [row[0] for row in shown[2:]] == ["l-7", SCRIPT]
+    assert shown[2][1].startswith("Judge: xxx")
+    assert "<script" not in results._repr_html_()
+    assert len(results._repr_html_()) < 4_000
+    assert [row[0] for row in rows(results.failures._repr_html_())[3:]] == ["k-1"]
 
 
 def test_a_list_without_results_cost_nothing():

@@ -29,7 +29,7 @@ from tests.syntax import (
     written_lines,
 )
 
-NOUNS = frozenset({"attempt", "chats", "errors", "types", "usage", "events", "results"})
+NOUNS = frozenset({"attempt", "chats", "errors", "failure_groups", "types", "usage", "events", "results"})
 """Shared types, which import nothing above them."""
 
 FOR_ALL = frozenset({"_clock", "_words", "_files", "_fork", "_database", "_version"})
@@ -63,12 +63,13 @@ ALLOWED: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "chats": frozenset(),
     "attempt": frozenset(),
+    "failure_groups": frozenset(),
     "usage": frozenset(),
     "types": frozenset({"attempt", "chats", "errors", "usage"}),
     "events": frozenset({"types", "errors"}),
     "tables": frozenset({"chats", "types", "errors", "events"}),
     "views": frozenset(),
-    "results": frozenset({"types", "errors", "tables", "views"}),
+    "results": frozenset({"types", "errors", "failure_groups", "tables", "views"}),
     "prices": frozenset({"errors", "types"}),
     "setting": frozenset({"errors", "prices"}),
     "config": frozenset({"errors", "prices", "setting", "types"}),

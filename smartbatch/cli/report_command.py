@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field
 
 from smartbatch._words import escape
-from smartbatch.core.limits.failures import pattern_of
 from smartbatch.errors import ConfigError, InputError, RowSkipped, snake_case
 from smartbatch.jobs.job_report import run_of_list
 from smartbatch.jobs.report_view import (
@@ -93,8 +92,7 @@ class OutputFigures:
             self.seen.dropped.setdefault(name, str(why))
         if error is not None:
             self.seen.failures_read += 1
-            message = pattern_of(str(error["message"]))
-            self.seen.failures.count(str(error["kind"]), message, str(line.get("id")))
+            self.seen.failures.count(str(error["kind"]), str(error["message"]), str(line.get("id")))
             return
         took = line.get("latency") or 0.0, cost
         self.seen.sample.take(RequestFigures("", *took, *tokens, line.get("attempts") or 0))

@@ -9,12 +9,13 @@ from typing import Final
 from attrs import Factory, define, evolve
 
 from smartbatch._words import duration, escape, money, number, plural
-from smartbatch.core.limits.failures import pattern_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.outcome import ActualCost, rescue_in_words
-from smartbatch.errors import ErrorKind, ListStopped, ProviderError, SmartbatchError, kind_name
+from smartbatch.errors import ErrorKind, ListStopped, ProviderError, kind_name
+from smartbatch.failure_groups import FailureGroups
 from smartbatch.jobs.status import JobStatus, cost_in_words
+from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.results import defects_in_words
 from smartbatch.runs.output_file import Recovered
 from smartbatch.runs.output_lines import Amounts
@@ -30,39 +31,19 @@ _REJECTIONS: Final = frozenset(
 
 def failure_line(row: KeyedRow, result: Result) -> str:
     """Return one line with the row's number, counted from 0, its id and its error."""
+    assert result.error is not None
+    return f"{row_name(row)}: {_error_text(kind_name(result.error), result.error.message)}"
+
+
+def row_name(row: KeyedRow | RecordedRow) -> str:
+    """Return a row's number, counted from 0, and its id."""
     own = "" if row.sample is None else f", sample {row.sample}"
     own += f" (id {escape(str(row.id))[:60]})" if row.id != row.index else ""
-    assert result.error is not None
-    return f"row {row.index}{own}: {_error_text(result.error)}"
+    return f"row {row.index}{own}"
 
 
-def _error_text(error: SmartbatchError) -> str:
-    return f"{kind_name(error)}: {escape(error.message)}"
-
-
-@define
-class EqualErrors:
-    """Failed rows with the same kind of error and the same message."""
-
-    row: int  # index of the first row
-    line: str  # message about that row
-    text: str  # error part of ``line``
-    unsent: bool
-    count: int = 1
-
-    @classmethod
-    def of(cls, row: KeyedRow, result: Result, error: SmartbatchError) -> EqualErrors:
-        return cls(row.index, failure_line(row, result), _error_text(error), _is_unsent(result))
-
-    def merge(self, other: EqualErrors) -> None:
-        if other.row < self.row:
-            self.row, self.line, self.text = other.row, other.line, other.text
-        self.count += other.count
-
-    def __str__(self) -> str:
-        if self.count == 1:
-            return self.line
-        return f"{self.count:,} rows, first {self.line.removesuffix(self.text)}{self.text}"
+def _error_text(kind: str, message: str) -> str:
+    return f"{kind}: {escape(message)}"
 
 
 def _is_unsent(result: Result) -> bool:
@@ -102,7 +83,7 @@ class RunSummary:
     amounts: Amounts = Factory(Amounts)  # tokens and cost of this run, including all attempts
     sequential: float = 0.0  # total seconds of the calls that answered
     together: int = 0  # rows answered in batches or shared calls, which ``sequential`` does not cover
-    failures: dict[tuple[str, str], EqualErrors] = Factory(dict)  # first few groups of identical errors
+    failures: FailureGroups = Factory(FailureGroups)
     skipped: Counter[str] = Factory(Counter)  # rows without a request, by reason
 
     def count_row(self, row: KeyedRow, result: Result) -> None:
@@ -110,11 +91,8 @@ class RunSummary:
         if isinstance(error, ListStopped):
             self.stopped = error
         elif error is not None:
-            key = (kind_name(error), pattern_of(error.message))
-            if key in self.failures:
-                self.failures[key].merge(EqualErrors.of(row, result, error))
-            elif len(self.failures) < _MAX_SHOWN_GROUPS:
-                self.failures[key] = EqualErrors.of(row, result, error)
+            kind, unsent = kind_name(error), _is_unsent(result)
+            self.failures.count(kind, error.message, row_name(row), row.index, is_unsent=unsent)
         self.count(result)
 
     def count(self, result: Result) -> None:
@@ -187,13 +165,15 @@ class RunSummary:
         return ", ".join(counts)
 
     def _failure_lines(self) -> Iterator[str]:
-        groups = sorted(self.failures.values(), key=lambda group: group.row)
-        total = self.failed
+        groups, total = list(self.failures.earliest()), self.failed
         if self.stopped is not None:  # the first line counts the unsent rows
-            groups = [group for group in groups if not group.unsent]
+            groups = [group for group in groups if not group.is_unsent]
             total -= self.unsent
-        yield from (f"{'Not sent' if group.unsent else 'Failed'}: {group}" for group in groups)
-        if (more := total - sum(each.count for each in groups)) > 0:
+        for group in groups[:_MAX_SHOWN_GROUPS]:
+            rows = group.example if group.count == 1 else f"{group.count:,} rows, first {group.example}"
+            text = _error_text(group.kind, group.text)
+            yield f"{'Not sent' if group.is_unsent else 'Failed'}: {rows}: {text}"
+        if (more := total - sum(each.count for each in groups[:_MAX_SHOWN_GROUPS])) > 0:
             yield f"{plural(more, 'more row')} failed (-v shows each)."
 
     def _speedup(self, wall: float) -> str:

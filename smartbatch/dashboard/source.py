@@ -17,9 +17,9 @@ from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_fork
 from smartbatch._version import __version__
 from smartbatch.config import BatchingConfig, given_or_loaded
-from smartbatch.core.limits.failures import OTHER_MESSAGES, pattern_of
 from smartbatch.errors import SmartbatchError, snake_case
 from smartbatch.events import Event, RequestFinished
+from smartbatch.failure_groups import OTHER_MESSAGES, pattern_of
 from smartbatch.jobs.store import SqlStore, is_server, open_store, resolved_place
 from smartbatch.jobs.summary_records import ErrorGroup, Spending
 from smartbatch.observe.participants import Participant, Participants

@@ -10,10 +10,10 @@ from random import Random
 from typing import TypeAlias
 
 from smartbatch._clock import Clock
-from smartbatch.core.limits.failures import OTHER_MESSAGES, pattern_of
 from smartbatch.core.routing.outcome import ListDecision
 from smartbatch.errors import SmartbatchError, snake_case
 from smartbatch.events import RequestFinished
+from smartbatch.failure_groups import OTHER_MESSAGES, pattern_of
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.summary_records import Failures, Spending

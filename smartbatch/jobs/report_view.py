@@ -9,11 +9,11 @@ from attrs import define, evolve, field, frozen
 
 from smartbatch._version import __version__
 from smartbatch._words import UNKNOWN, Unit, duration, moment, money, plural, share, worded
-from smartbatch.core.limits.failures import OTHER_MESSAGES, pattern_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.explanation import decision_parts
 from smartbatch.core.routing.options import Option
 from smartbatch.errors import SmartbatchError, kind_name
+from smartbatch.failure_groups import FailureGroups
 from smartbatch.jobs.status import JobStatus, batch_parts, incident_parts
 from smartbatch.results import defects_in_words
 from smartbatch.types import DEFECTS, Result
@@ -49,8 +49,6 @@ _FIGURES: tuple[tuple[str, Unit], ...] = (
 
 MAX_SAMPLED = 4_000
 """Maximum number of requests in a sample."""
-MAX_GROUPS = 200
-"""Further groups are merged into one group per kind."""
 
 
 @frozen
@@ -87,34 +85,6 @@ class EvenSample:
 
 
 @define
-class FailureGroup:
-    """Requests with the same kind of error and the same message."""
-
-    kind: str  # an ErrorKind, or the error's class
-    message: str  # the part that all messages share
-    count: int
-    example: str  # id of one request
-
-
-class FailureGroups:
-    """Counts failures by kind and message. Beyond a limit, further messages are counted by kind only."""
-
-    def __init__(self) -> None:
-        self._groups: dict[tuple[str, str], FailureGroup] = {}
-
-    def count(self, kind: str, message: str, example: str) -> None:
-        key = (kind, message)
-        if key not in self._groups and len(self._groups) >= MAX_GROUPS:
-            key = (kind, OTHER_MESSAGES)
-        if (group := self._groups.get(key)) is None:
-            group = self._groups[key] = FailureGroup(*key, 0, example)
-        group.count += 1
-
-    def largest(self) -> tuple[FailureGroup, ...]:
-        return tuple(sorted(self._groups.values(), key=lambda group: -group.count))
-
-
-@define
 class SeenResults:
     """Summarizes results in bounded memory."""
 
@@ -142,7 +112,7 @@ class SeenResults:
 
     def count_failure(self, error: SmartbatchError, request_id: str) -> None:
         self.failures_read += 1
-        self.failures.count(kind_name(error), pattern_of(error.message), request_id)
+        self.failures.count(kind_name(error), error.message, request_id)
 
 
 def _by_route(sample: Iterable[RequestFigures]) -> dict[str, list[RequestFigures]]:

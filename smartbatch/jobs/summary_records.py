@@ -40,7 +40,7 @@ class Failures:
     """Failed requests with the same kind of error and the same message."""
 
     kind: str  # an ErrorKind, or the error's class
-    message: str  # shared part of the messages; see ``error_patterns.pattern_of``
+    message: str  # shared part of the messages; see ``failure_groups.pattern_of``
     model: str  # of one request
     count: int = 0
     item: int | None = None  # item number of one request in the store, if it belongs to a job

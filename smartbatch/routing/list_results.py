@@ -6,28 +6,42 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
-from typing import Any, TypeAlias
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeAlias, Unpack
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.failures import EqualFailures
+from smartbatch.core.preparation.preparer import row_named
+from smartbatch.core.preparation.validation import check_params, normalise
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.outcome import ListDecision, Measured, rescue_in_words
-from smartbatch.errors import RequestCancelled, RowSkipped
+from smartbatch.errors import AllRequestsFailed, ClientClosed, RequestCancelled, RowSkipped
 from smartbatch.observe.list_progress import ListDisplay
 from smartbatch.observe.listeners import warn_of_batch
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions, ReadAhead
 from smartbatch.realtime.realtime import Realtime
-from smartbatch.results import Interrupted, ResultList, of_prompts
+from smartbatch.results import Interrupted, ResultList, RetryParams, SentRequests, of_prompts
 from smartbatch.routing.advisor import AnnouncedPlan, individual_calls
 from smartbatch.routing.list_planner import CheckedList, ListPlanner
 from smartbatch.routing.stored_lists import JobResults, StoredLists
 from smartbatch.tables.row_prompts import SkippedRow
-from smartbatch.types import Prompt, Request, Result, Route, Strategy
+from smartbatch.types import (
+    ConstraintParams,
+    ListParams,
+    OnError,
+    Prompt,
+    Prompts,
+    Request,
+    Result,
+    Route,
+    Strategy,
+)
 
 Taken: TypeAlias = JobResults | BoundedMap
 
@@ -202,6 +216,64 @@ class RoutedResults(Iterator[Result]):
             self._results.close()
 
 
+class ListClient(Protocol):
+    """The client that sends a list."""
+
+    def generate(
+        self,
+        prompts: Prompts,
+        *,
+        on_error: OnError | None = None,
+        progress: bool | None = None,
+        **params: Unpack[ListParams[Any]],
+    ) -> ResultList[Any]: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def send_again(
+    client: ListClient,
+    given: Mapping[str, Any],
+    requests: Mapping[int, Request],
+    changes: Mapping[str, Any],
+    progress: bool | None,
+) -> tuple[Sequence[Request], ResultList[Any]]:
+    """Send requests of a list again; return them with the changes, and their results.
+
+    Args:
+        given: the constraints of the list, and its key, which is not used again.
+        requests: by position in the list.
+        changes: parameters and constraints that replace those of the list.
+        progress: see :meth:`smartbatch.BatchingClient.generate`.
+
+    Raises:
+        InvalidRequest: a change is invalid; the message names the row.
+    """
+    check_params(changes, RetryParams.__optional_keys__ - {"n", "id"})
+    constraints = ConstraintParams.__optional_keys__
+    changed = []
+    for row, request in requests.items():
+        own = {name: value for name, value in changes.items() if name not in constraints}
+        own |= {"row": row} if request.embedding is not None else {"row": row, "n": 1}
+        changed.append(row_named(row, partial(normalise, request, **own)))
+    limits = {name: value for name, value in {**given, **changes}.items() if name in constraints}
+    send: Callable[[], ResultList[Any]] = partial(
+        client.generate, changed, on_error="result", progress=progress, **limits
+    )
+    try:
+        try:
+            return changed, send()
+        except ClientClosed:
+            with client:
+                return changed, send()
+    except AllRequestsFailed as error:
+        return changed, error.results
+
+
 @frozen
 class ListFacts:
     requests: Sequence[Request]  # empty if they are read lazily
@@ -210,12 +282,13 @@ class ListFacts:
     prompts: object  # as given
     skipped: dict[int, Result]  # by position
     ordered: bool = True
+    constraints: Mapping[str, Any] = field(factory=dict)  # as given
 
 
 class ListResults(Iterator[Result]):
     """The results of a list, which keep its client alive. Not a generator; see :class:`RoutedResults`."""
 
-    def __init__(self, client: object, results: RoutedResults | Taken, facts: ListFacts) -> None:
+    def __init__(self, client: ListClient, results: RoutedResults | Taken, facts: ListFacts) -> None:
         self._client = client
         self._results = results
         self._merged = Merged(results, facts.skipped, ordered=facts.ordered)
@@ -244,6 +317,14 @@ class ListResults(Iterator[Result]):
     @property
     def decided(self) -> ListDecision | None:
         return self._results.decided if isinstance(self._results, RoutedResults) else None
+
+    def sent(self, results: ResultList) -> SentRequests:
+        """Return the requests that can be sent again, of all results in order; none if they were read
+        lazily.
+        """
+        positions = (at for at in count() if at not in self._facts.skipped)
+        requests = dict(zip(positions, self._facts.requests, strict=False))
+        return SentRequests.of(results, requests, partial(send_again, self._client, self._facts.constraints))
 
     def interrupted(self, error: KeyboardInterrupt, read: Sequence[Result] | None) -> Interrupted:
         """Close the list and return the exception that replaces the interrupt.

@@ -35,6 +35,7 @@ from smartbatch.routing.list_planner import (
     split_known,
 )
 from smartbatch.routing.list_results import (
+    ListClient,
     ListFacts,
     ListResults,
     RoutedResults,
@@ -100,7 +101,7 @@ class ListRouter:
         self,
         prompts: Prompts,
         params: Mapping[str, Any],
-        client: object,
+        client: ListClient,
         reader: ReaderOptions,
     ) -> ListResults:
         """Return the results of a list; see :meth:`smartbatch.BatchingClient.map`.
@@ -114,7 +115,7 @@ class ListRouter:
             raise as_interrupted(error) from None
 
     def _opened(
-        self, given_prompts: Prompts, params: Mapping[str, Any], client: object, reader: ReaderOptions
+        self, given_prompts: Prompts, params: Mapping[str, Any], client: ListClient, reader: ReaderOptions
     ) -> ListResults:
         """Return the results of a list.
 
@@ -148,14 +149,14 @@ class ListRouter:
                     self._routes.chosen(asked, decision, options),
                     self._again(asked.key, decision),
                 )
-        facts = ListFacts(requests, again, display, given_prompts, skipped, reader.ordered)
+        facts = ListFacts(requests, again, display, given_prompts, skipped, reader.ordered, given)
         return ListResults(client, results, facts)
 
     def collected(
         self,
         prompts: Prompts,
         params: Mapping[str, Any],
-        client: object,
+        client: ListClient,
         reader: ReaderOptions,
     ) -> ResultList:
         began = self._clock.now()
@@ -171,6 +172,7 @@ class ListRouter:
         if results.decided is not None:
             collected.rescue = results.decided.rescue
         collected.reporter = partial(_report, self._planner.advisor.label, first, results.decided)
+        collected.sent = results.sent(collected)
         return ended(collected, self._clock.now() - began, results.prompts)
 
     def _options(self, total: int | None, reader: ReaderOptions) -> tuple[ListOptions, ListDisplay]:
@@ -221,11 +223,13 @@ class ListRouter:
         (future,) = job.futures()
         return stored_stream(self._clock, future, job.cancel)
 
-    def plan(self, given: Prompts, params: Mapping[str, Any], client: object) -> Plan:
+    def plan(self, given: Prompts, params: Mapping[str, Any], client: ListClient) -> Plan:
         prompts, params = prompts_of(given, params)
         prompts, skipped = without_skipped(prompts, self._planner.preparer.answers_each(params))
-        asked = self._planner.checked(prompts, *split_known(params))
-        return Plan(self._planner.considered(asked), partial(self._carry_out, client, asked, given, skipped))
+        plain, constraints = split_known(params)
+        asked = self._planner.checked(prompts, plain, constraints)
+        carry_out = partial(self._carry_out, client, asked, given, skipped, constraints)
+        return Plan(self._planner.considered(asked), carry_out)
 
     def job_finished(self, event: JobFinished) -> None:
         """Score the decision on a job of this process when its last result is stored."""
@@ -315,10 +319,11 @@ class ListRouter:
 
     def _carry_out(
         self,
-        client: object,
+        client: ListClient,
         asked: CheckedList,
         prompts: Prompts,
         skipped: dict[int, Result],
+        constraints: Mapping[str, Any],
         decision: Decision,
         progress: bool | None,
     ) -> ResultList:
@@ -331,7 +336,8 @@ class ListRouter:
         options, display = self._options(
             len(asked.requests), ReaderOptions("result", None, progress, whole=True)
         )
-        facts = ListFacts(asked.requests, self._again(asked.key, decision), display, prompts, skipped)
+        again = self._again(asked.key, decision)
+        facts = ListFacts(asked.requests, again, display, prompts, skipped, constraints=constraints)
         began = self._clock.now()
         return self._collect(ListResults(client, self._routes.chosen(asked, decision, options), facts), began)
 

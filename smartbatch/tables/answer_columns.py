@@ -12,21 +12,44 @@ from typing import Any
 import attrs
 
 from smartbatch.chats import PART_FORMS
-from smartbatch.errors import kind_name
+from smartbatch.errors import did_you_mean, kind_name
+from smartbatch.tables.cells import listed
 from smartbatch.tables.columns import Columns, column_name, kind_of_table
 from smartbatch.types import Result
 
 _USAGE = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 
 
-def answer_columns(results: Sequence[Result[Any]]) -> Columns:
+def answer_columns(
+    results: Sequence[Result[Any]], chosen: Sequence[str] | None = None, suffix: str = ""
+) -> Columns:
     """Return results as columns: text, fields of parsed objects, usage, cost, latency, route, attempts,
     model, finish reason and error; also vectors, tool calls, reasoning and log-probabilities, if there are
     any.
 
     A field of parsed objects that has the name of another column is called ``parsed_…``. Objects without
     fields are in the column ``parsed``.
+
+    Args:
+        chosen: names of the wanted columns, in this order; ``None`` for all.
+        suffix: appended to each name.
+
+    Raises:
+        ValueError: there is no column of a chosen name.
     """
+    columns = _all_columns(results)
+    if isinstance(chosen, str):
+        chosen = (chosen,)
+    for name in chosen or ():
+        if name not in columns:
+            raise ValueError(
+                f"there is no answer column {name!r:.80}{did_you_mean(name, columns)}; the columns are "
+                f"{listed(columns)}"
+            )
+    return {f"{name}{suffix}": columns[name] for name in (columns if chosen is None else chosen)}
+
+
+def _all_columns(results: Sequence[Result[Any]]) -> Columns:
     columns: Columns = {}
     if has_samples(results):
         columns |= {"row": rows_of(results), "sample": [result.sample for result in results]}
@@ -124,8 +147,14 @@ def row_count(table: Any) -> int:
     return int(table.num_rows) if hasattr(table, "num_rows") else len(table)
 
 
-def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
-    """Return a table or list of rows of the same type, with the answers as additional columns.
+def taken(table: Any, rows: list[int]) -> Any:
+    """Return the rows of a table or list of rows at some positions, which may repeat."""
+    kind = kind_of_table(table)
+    return [table[row] for row in rows] if kind is None else kind.taken(table, rows)
+
+
+def with_answers(table: Any, results: Sequence[Result[Any]], answers: Columns) -> Any:
+    """Return a table or list of rows of the same type, with columns of answers added.
 
     An answer column with the name of an existing column is called ``result_…``. With several answers per
     prompt, the prompt's row is repeated for each.
@@ -148,10 +177,10 @@ def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
         )
     if has_samples(results):
         rows_wanted = rows_of(results)
-        table = [table[row] for row in rows_wanted] if kind is None else kind.taken(table, rows_wanted)
+        table = taken(table, rows_wanted)
     own_names = (name for row in table for name in row)
     names = list(dict.fromkeys(own_names)) if kind is None else kind.columns(table)
-    columns = renamed(answer_columns(results), "result_", names)
+    columns = renamed(answers, "result_", names)
     if kind is not None:
         return kind.extended(table, columns)
     return [{**row, **own} for row, own in zip(table, as_rows(columns), strict=True)]

@@ -11,10 +11,10 @@ from attrs import evolve
 from jobs.decisions import decision
 from jobs.stores import bench, led, new_items, result, started, store
 
-from smartbatch.core.limits.failures import OTHER_MESSAGES
 from smartbatch.core.routing.outcome import ListDecision, Measured
 from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.failure_groups import OTHER_MESSAGES
 from smartbatch.jobs.actions import retry_failed
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewItem

@@ -389,3 +389,19 @@ def test_no_library_of_tables_is_imported_to_recognise_one(client):
     client.generate(ROWS, template="{text}").to_table()
     client.generate(["a"])
     assert not {name.split(".")[0] for name in set(sys.modules) - before} & {"pandas", "polars", "pyarrow"}
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_answer_columns_are_chosen_and_renamed(client, make):
+    results = client.generate(make(), template="{text} {id}")
+    joined = results.to_table(columns=["model", "text"], suffix="_mock")
+    assert columns_of(joined) == ["id", "text", "n", "model_mock", "text_mock"]
+    assert column_of(joined, "text_mock") == results.texts
+
+
+def test_a_chosen_column_that_does_not_exist_is_named(client):
+    results = client.generate(["a"])
+    assert list(results.to_polars(columns=("cost", "text"), suffix="_a").columns) == ["cost_a", "text_a"]
+    assert results.to_arrow(columns=["text"]).column_names == ["text"]
+    with pytest.raises(ValueError, match=r"'txt'; did you mean text\?; the columns are 'text'"):
+        results.to_pandas(columns=["txt"])

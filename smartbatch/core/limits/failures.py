@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
@@ -19,6 +18,7 @@ from smartbatch.errors import (
     ProviderUnavailable,
     RequestCancelled,
 )
+from smartbatch.failure_groups import pattern_of
 from smartbatch.types import Result
 
 _UNAVAILABLE_STATUSES: Final = frozenset({502, 503, 504, 529})
@@ -141,30 +141,6 @@ def _note(error: ProviderError, classifier: Classifier, what: str) -> None:
         f"the error classifier {name} {what} and was skipped; it must return an ErrorKind, "
         "a ProviderError or None"
     )
-
-
-MAX_PATTERN_CHARACTERS = 200
-"""Maximum characters of the pattern by which error messages are grouped."""
-OTHER_MESSAGES = "(further messages)"
-"""The message under which errors are counted once there are too many groups."""
-_IDS = re.compile(
-    r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"  # UUIDs
-    r"|\b(?=[a-z]*\d|[a-z]*[A-Z])[A-Za-z0-9]{16,}\b"  # random characters
-    r"|\b[a-z]{2,12}_(?=\w*\d)\w{6,}"  # req_0123abcd
-    r"|\b(?:job|shard|batch|file|msg|resp|row)-(?=[\w-]*\d)[\w-]+"
-)
-_NUMBERS = re.compile(r"(?<![\w.-])[+-]?\d[\w.,:%/-]*(?:\s\d[\d.,]*)*")
-_STATUS = re.compile(r"[1-5]\d\d[,:.]?")
-
-
-def pattern_of(message: str) -> str:
-    """Return the message with ids and numbers replaced by ``#``, so that equal causes give equal messages.
-
-    A three-digit number stays, because it may be an HTTP status.
-    """
-    text = _IDS.sub("#", message)
-    text = _NUMBERS.sub(lambda found: found[0] if _STATUS.fullmatch(found[0]) else "#", text)
-    return text if len(text) <= MAX_PATTERN_CHARACTERS else text[: MAX_PATTERN_CHARACTERS - 1] + "…"
 
 
 STOPPING_FAILURES: Final = 20

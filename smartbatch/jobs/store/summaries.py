@@ -17,11 +17,11 @@ from typing import Any
 
 from attrs import astuple, fields_dict, frozen
 
-from smartbatch.core.limits.failures import OTHER_MESSAGES, pattern_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.outcome import ListDecision, Measured, decision_of, decision_text
 from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import StoreError, kind_name
+from smartbatch.failure_groups import OTHER_MESSAGES, pattern_of
 from smartbatch.jobs.payload import decode_error, item_id
 from smartbatch.jobs.records import NewResult, StoredCounts
 from smartbatch.jobs.store.database import Database, Row, Transaction, decoded, encoded, number, position
