@@ -578,11 +578,13 @@ class TableParams(TypedDict, total=False):
         column: the column that contains the prompts.
         on_missing: what to do with a row that lacks a field of its prompt: ``"error"`` rejects the list,
             ``"skip"`` returns :class:`~smartbatch.RowSkipped` for it, ``"empty"`` leaves the field empty.
+        examples: table or rows with the fields of the prompt and ``answer``; every prompt begins with them.
     """
 
     template: TemplateSource | None
     column: str | None
     on_missing: OnMissing | None
+    examples: Prompts | None
 
 
 class RowParams(TypedDict, total=False):

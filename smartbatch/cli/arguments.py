@@ -76,6 +76,8 @@ _USAGE = "%(prog)s INPUT --model PROVIDER:MODEL [option ...]"
 _INPUT_OPTIONS = """
 --limit N              send only the first N rows
 further:
+--examples FILE        begin every prompt with the rows of this table as examples; they have the fields of the
+                       prompt and a field answer
 --on-missing error|skip|empty  handle rows with a blank prompt field: refuse the run (default), skip such
                        rows, or leave the field empty
 --id-field F           take row ids from this field, or - for none (default: "id", else the index)

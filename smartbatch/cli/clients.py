@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from smartbatch.providers.hosts import add_hosts
 from smartbatch.providers.registry import option_types, parse_model
 from smartbatch.providers.value_types import fits, type_words
 from smartbatch.runs.row_requests import PromptMaker
+from smartbatch.tables.row_source import RowSource
 from smartbatch.types import Embedding, Generation
 
 
@@ -56,7 +58,7 @@ def _read(name: str, text: str, kind: Any) -> Any:
 
 
 _PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed", "reasoning_effort")
-_ANSWER_OPTIONS: Final = (*_PARAMETERS, "n", "schema", "output_field", "extra")
+_ANSWER_OPTIONS: Final = (*_PARAMETERS, "n", "schema", "output_field", "extra", "examples")
 _BATCH_OPTIONS: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
 _EMBEDDING_OPTIONS: Final = ("task_type", "dimensions")
 
@@ -132,9 +134,12 @@ def prompt_maker(args: argparse.Namespace) -> PromptMaker:
     template = args.template
     if template is not None and template.startswith("@"):
         template = template[1:] if template.startswith("@@") else Path(template[1:])
-    return PromptMaker(
-        template=template,
-        prompt_field=args.prompt_field,
-        id_field=args.id_field,
-        on_missing=args.on_missing,
-    )
+    with ExitStack() as stack:
+        examples = None if args.examples is None else stack.enter_context(RowSource(args.examples))
+        return PromptMaker(
+            template=template,
+            prompt_field=args.prompt_field,
+            id_field=args.id_field,
+            on_missing=args.on_missing,
+            examples=examples,
+        )

@@ -6,7 +6,7 @@ The whole input is checked before the first request is sent, and then read again
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from smartbatch.errors import InputError, InvalidRequest
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys, UniqueIds, digest_of_id
 from smartbatch.tables.cells import BadField, MissingFields, listed, missing_fields, text_of
 from smartbatch.tables.row_formats import BadRow
-from smartbatch.tables.row_prompts import RowPrompts, SkippedRow
+from smartbatch.tables.row_prompts import MAX_EXAMPLES, RowPrompts, SkippedRow
 from smartbatch.tables.row_source import Row, RowSource
 from smartbatch.tables.templates import TemplateError
 from smartbatch.types import Embedding, Generation, OnMissing, Request, TemplateSource
@@ -42,9 +42,10 @@ class PromptMaker:
         id_field: the field with the id, or ``-`` to number the rows. By default, it is ``id``; rows without
             this field are numbered.
         on_missing: what to do with rows that lack a field of their prompt.
+        examples: rows with the fields of the prompt and their ``answer``. Every prompt begins with them.
 
     Raises:
-        InputError: the template is invalid; the error says where.
+        InputError: the template or an example is invalid; the error says where.
     """
 
     def __init__(
@@ -54,18 +55,37 @@ class PromptMaker:
         prompt_field: str | None = None,
         id_field: str | None = None,
         on_missing: OnMissing = "error",
+        examples: RowSource | None = None,
     ) -> None:
         self._id_field = id_field
         try:
             self._prompts = RowPrompts.of(template, prompt_field, on_missing)
         except TemplateError as error:
             raise InputError(f"--template: {error.message}") from error
+        if examples is not None:
+            self._prompts = evolve(self._prompts, examples=self._turns_of(examples))
         self.fields = self._prompts.fields  # fields that prompts name; empty if each row decides
         self._may_name_models = template is None and prompt_field in (None, *_REQUEST_FIELDS)
 
     @property
     def has_ids(self) -> bool:
         return self._id_field != NO_ID_FIELD
+
+    def _turns_of(self, examples: RowSource) -> Sequence[Mapping[str, str]]:
+        turns: list[Mapping[str, str]] = []
+        for row in examples.rows():
+            try:
+                if isinstance(row, BadRow):
+                    raise BadField(row.message)
+                if row.index == MAX_EXAMPLES:
+                    raise BadField(f"is beyond the limit of {MAX_EXAMPLES:,} examples")
+                turns += self._prompts.example(row.fields)
+            except BadField as error:
+                where = f"--examples {examples.name}: {examples.place(row)}"
+                raise InputError(f"{where}: {error.message}") from error
+        if not turns:
+            raise InputError(f"--examples {examples.name}: has no rows")
+        return turns
 
     def prompt(self, row: Row) -> Any:
         """Return the unvalidated prompt of a row or a :class:`SkippedRow`.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self, get_args
 
 from attrs import frozen
 
-from smartbatch.tables.cells import BadField, check_present, listed
+from smartbatch.tables.cells import BadField, check_present, listed, text_of
 from smartbatch.tables.templates import Template, template_of
 from smartbatch.types import OnMissing, TemplateSource
 
+ANSWER_FIELD: Final = "answer"  # of an example
+MAX_EXAMPLES: Final = 1000  # all of them are part of every prompt
 ON_MISSING: Final[tuple[OnMissing, ...]] = get_args(OnMissing)
 
 # beginning of a chat written as text
@@ -32,6 +34,7 @@ class RowPrompts:
     fields: list[str]  # fields that prompts name; empty if each row decides
     on_missing: OnMissing = "error"
     _template: Template | None = None
+    examples: Sequence[Mapping[str, str]] = ()  # turns before each prompt, from :meth:`example`
 
     @classmethod
     def of(cls, template: TemplateSource | None, column: str | None, on_missing: OnMissing = "error") -> Self:
@@ -55,8 +58,36 @@ class RowPrompts:
 
         Raises:
             MissingFields: the row lacks a field that must not be left empty.
-            BadField: a value does not fit its format, or looks like a chat but cannot be read.
+            BadField: a value does not fit its format, or looks like a chat but cannot be read, or the prompt
+                is a chat and there are examples.
         """
+        prompt = self._prompt(row)
+        if not self.examples:
+            return prompt
+        if not isinstance(prompt, str):
+            raise BadField("the prompt is a chat, which cannot begin with examples: write it as text")
+        return [*self.examples, {"role": "user", "content": prompt}]
+
+    def example(self, row: Mapping[str, Any]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Return the turns of an example: its prompt, made like all prompts, and its field ``answer``.
+
+        Raises:
+            MissingFields: the row lacks a field of the prompt or the answer.
+            BadField: see :meth:`prompt`.
+        """
+        if ANSWER_FIELD in self.fields:
+            raise BadField(
+                f"the field {ANSWER_FIELD!r} of an example is its answer and cannot be part of the prompt: "
+                "rename that field of the input"
+            )
+        check_present([ANSWER_FIELD], row)
+        prompt = self._prompt({name: value for name, value in row.items() if name != ANSWER_FIELD})
+        if not isinstance(prompt, str):
+            raise BadField("the prompt of an example is a chat: write it as text")
+        answer = text_of(row[ANSWER_FIELD])
+        return {"role": "user", "content": prompt}, {"role": "assistant", "content": answer}
+
+    def _prompt(self, row: Mapping[str, Any]) -> Any:
         if self._template is not None:
             return self._template.fill(row)
         name = self.fields[0] if self.fields else _only_text(row)

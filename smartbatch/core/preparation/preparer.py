@@ -12,7 +12,7 @@ from smartbatch.core.preparation import validation
 from smartbatch.errors import InvalidRequest
 from smartbatch.tables.cells import BadField, MissingFields, listed
 from smartbatch.tables.columns import TableKind, is_arrow_column, is_row_stream, kind_of_table
-from smartbatch.tables.row_prompts import ON_MISSING, RowPrompts, SkippedRow
+from smartbatch.tables.row_prompts import MAX_EXAMPLES, ON_MISSING, RowPrompts, SkippedRow
 from smartbatch.tables.templates import TemplateError
 from smartbatch.types import (
     Answer,
@@ -234,6 +234,7 @@ def prompt_list(
     template: TemplateSource | None = None,
     column: str | None = None,
     on_missing: OnMissing | None = None,
+    examples: Prompts | None = None,
 ) -> Iterable[Any]:
     """Return prompts that can be read one by one: a sequence if their number is known.
 
@@ -248,17 +249,22 @@ def prompt_list(
         on_missing: what to do with a row in which a field that the prompt needs is absent, null or
             blank: ``"error"`` (the default) rejects the row, ``"skip"`` replaces it with a
             :class:`SkippedRow`, ``"empty"`` leaves the field empty.
+        examples: a table or rows with the fields of the prompt and their ``answer``. Every prompt begins with
+            them.
 
     Raises:
         InvalidRequest: ``prompts`` cannot be read prompt by prompt, such as a single string.
     """
     if template is None and column is None:
-        if on_missing is not None:
-            raise InvalidRequest("on_missing needs a template or a column", field="on_missing")
+        for name, value in (("on_missing", on_missing), ("examples", examples)):
+            if value is not None:
+                raise InvalidRequest(f"{name} needs a template or a column", field=name)
         return _in_order(prompts)
     maker = _TablePrompts.of(template, column, on_missing or "error")
+    if examples is not None:
+        maker = maker.with_examples(examples)
     if (kind := kind_of_table(prompts)) is not None:
-        return maker.all_prompts(_rows_of(kind, prompts, maker))
+        return maker.all_prompts(_rows_of(kind, prompts, maker.columns_of(kind, prompts), maker.argument))
     if is_row_stream(prompts):
         return maker.prompts(cast("Iterable[Any]", prompts))
     rows = _in_order(prompts)
@@ -283,6 +289,26 @@ class _TablePrompts:
             return cls(RowPrompts.of(template, column, on_missing), argument)
         except TemplateError as error:
             raise InvalidRequest(f"template: {error.message}", field=argument) from error
+
+    def with_examples(self, examples: Any) -> Self:
+        kind = kind_of_table(examples)
+        rows = examples if kind is None else _rows_of(kind, examples, kind.columns(examples), "examples")
+        if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
+            raise InvalidRequest("examples must be a table or a list of rows", field="examples")
+        turns: list[Mapping[str, str]] = []
+        for number, row in enumerate(rows):
+            try:
+                if not isinstance(row, Mapping):
+                    raise BadField("must be a mapping with the fields of the prompt and 'answer'")
+                if number == MAX_EXAMPLES:
+                    raise BadField(f"is beyond the limit of {MAX_EXAMPLES:,} examples")
+                turns += self.rows.example(row)
+            except BadField as error:
+                text = f"examples: row {number} (counted from 0): {error.message}"
+                raise InvalidRequest(text, field="examples", row=number) from error
+        if not turns:
+            raise InvalidRequest("examples has no rows", field="examples")
+        return evolve(self, rows=evolve(self.rows, examples=turns))
 
     def prompts(self, rows: Iterable[Any]) -> Iterator[Any]:
         for number, row in enumerate(rows):
@@ -313,6 +339,11 @@ class _TablePrompts:
             raise self._refusal(first, f"{missing.message}; {count} (rows {rows}); {_MISSING_HINT}")
         return made
 
+    def columns_of(self, kind: TableKind, table: Any) -> Sequence[str]:
+        """Return the columns of a table that prompts need."""
+        fields = self.rows.fields
+        return [*dict.fromkeys((*fields, *kind.columns(table)))] if self.rows.reads_all_fields else fields
+
     def _prompt(self, number: int, row: Any) -> Any:
         if not isinstance(row, Mapping):
             _refuse(
@@ -332,18 +363,15 @@ class _TablePrompts:
         return InvalidRequest(f"row {number} (counted from 0): {message}", field=self.argument, row=number)
 
 
-def _rows_of(kind: TableKind, table: Any, maker: _TablePrompts) -> Iterator[dict[str, Any]]:
-    """Only the needed columns are read."""
+def _rows_of(kind: TableKind, table: Any, wanted: Sequence[str], argument: str) -> Iterator[dict[str, Any]]:
+    """Yield rows with the wanted columns; no others are read."""
     names = kind.columns(table)
-    wanted = [*maker.rows.fields]
-    if maker.rows.reads_all_fields:
-        wanted += [name for name in names if name not in wanted]
     for name in wanted:
         if (found := names.count(name)) != 1:
             raise InvalidRequest(
-                f"{maker.argument} names {name!r}, but the table has {found or 'no'} columns of that name; "
+                f"{argument} names {name!r}, but the table has {found or 'no'} columns of that name; "
                 f"its columns are {listed(names)}",
-                field=maker.argument,
+                field=argument,
             )
     columns = [kind.values(table, names.index(name)) for name in wanted]
     return (dict(zip(wanted, row, strict=True)) for row in zip(*columns, strict=True))
@@ -353,7 +381,10 @@ def _unchunked(rows: Iterable[Any], maker: _TablePrompts) -> Iterator[Any]:
     """Yield rows. Parts of a table, such as batches of a large file, are split into their rows."""
     for row in rows:
         kind = None if isinstance(row, Mapping) else kind_of_table(row)
-        yield from (row,) if kind is None else _rows_of(kind, row, maker)
+        if kind is None:
+            yield row
+        else:
+            yield from _rows_of(kind, row, maker.columns_of(kind, row), maker.argument)
 
 
 def _in_order(prompts: Any) -> Iterable[Any]:
