@@ -155,6 +155,7 @@ PARTS = {
     "resume": lambda: options_tables("resume"),
     "top": lambda: options_tables("top"),
     "report": lambda: options_tables("report"),
+    "compare": lambda: options_tables("compare"),
     "doctor": lambda: options_tables("doctor"),
     "completion": lambda: options_tables("completion"),
 }

@@ -53,10 +53,12 @@ if TYPE_CHECKING:
     from smartbatch.observe.participants import RealtimeStatus as RealtimeStatus
     from smartbatch.plan import Plan as Plan
     from smartbatch.prices import Price as Price
+    from smartbatch.quality.comparison import Comparison as Comparison
     from smartbatch.realtime.text_stream import TextStream as TextStream
     from smartbatch.realtime.ticket import ResultFuture as ResultFuture
     from smartbatch.results import Interrupted as Interrupted
     from smartbatch.results import ResultList as ResultList
+    from smartbatch.runs.compared_outputs import compare as compare
     from smartbatch.sharing.publication import participants as participants
     from smartbatch.shortcuts import EmbeddingScriptParams as EmbeddingScriptParams
     from smartbatch.shortcuts import ScriptParams as ScriptParams
@@ -116,6 +118,8 @@ _NAMES_OF = {
     "observe.participants": "LaneStatus Participant Participants RealtimeStatus",
     "plan": "Plan",
     "prices": "Price",
+    "quality.comparison": "Comparison",
+    "runs.compared_outputs": "compare",
     "sharing.publication": "participants",
     "realtime.text_stream": "TextStream",
     "realtime.ticket": "ResultFuture",

@@ -182,6 +182,7 @@ def add_subcommands(add: _AddParser) -> None:
     _add_pause(add)
     _add_top(add)
     _add_report(add)
+    _add_compare(add)
     _add_dashboard(add)
     add_emulator(add)
     _add_models(add)
@@ -368,6 +369,33 @@ examples:
 --png                  also write a picture next to it; needs Chromium, Chrome or Edge
 """
     add_options(parser.add_argument, options + _STORE_OPTION.lstrip() + _CONFIG_OPTION)
+
+
+def _add_compare(add: _AddParser) -> None:
+    parser = add(
+        "compare",
+        help="compare the answers of two output files row by row",
+        description="""\
+Compare two outputs of smartbatch run (.jsonl, .csv, .parquet, in any combination): how often their answers
+agree, with a 95 % interval, also for each field of parsed answers; which values are confused; how numbers
+differ; failures, cost, tokens and latency; and the first rows with different answers, whose answers are
+shown. Rows match by id. Nothing is sent, and no key is needed.
+
+examples:
+  smartbatch compare old.jsonl new.jsonl
+  smartbatch compare old.jsonl new.parquet -o comparison.html --rows 100
+""",
+        epilog="exit codes: 0 compared, 2 bad usage or file, or no row in common",
+    )
+    parser.add_argument("first", metavar="OLD.jsonl", help="the output to compare with")
+    parser.add_argument("second", metavar="NEW.jsonl", help="the other output")
+    parser.set_defaults(rows=20)
+    options = """
+-o --output FILE.html  write a page to this file instead, replacing an earlier one
+--json                 print JSON instead of text
+--rows N               show up to N rows with different answers (default: 20)
+"""
+    add_options(parser.add_argument, options, {"N": {"type": whole}})
 
 
 def _add_dashboard(add: _AddParser) -> None:

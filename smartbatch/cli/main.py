@@ -24,6 +24,7 @@ _COMMANDS: Final = {
     "resume": "pause_command",
     "top": "top_command",
     "report": "report_command",
+    "compare": "compare_command",
     "dashboard": "dashboard_command",
     "emulator": "emulator_command",
     "models": "models_command",

@@ -197,22 +197,15 @@ _MAX_SEARCHED_JOBS = 10_000  # newest jobs searched for those of an output
 
 def run(args: argparse.Namespace) -> int:
     # imported late, because no other command needs it
-    from smartbatch._words import escape
     from smartbatch.cli.printing import say
     from smartbatch.cli.report_command import browser, screenshot
-    from smartbatch.errors import InputError
-    from smartbatch.runs.output_file import replaced
 
     path = args.output
-    _check(path)
+    check_page(path)
     if args.png:
         browser()  # fails before anything is read or written
     report = _report(args)
-    try:
-        with replaced(path, "writing") as file:
-            file.write(report.html.encode())
-    except OSError as error:
-        raise InputError(f"{escape(path)}: cannot be written: {error.strerror or error}") from error
+    write_page(path, report.html)
     say(f"report of {report.requests:,} requests in {path}")
     if args.png:
         picture = os.path.splitext(path)[0] + ".png"
@@ -221,10 +214,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(path: str) -> None:
+def check_page(path: str) -> None:
     """Refuse a name that does not end in .html, and an existing file that is not a report."""
-    from smartbatch._words import escape
-    from smartbatch.errors import InputError
 
     if os.path.splitext(path)[1].lower() not in (".html", ".htm"):
         raise InputError(f"{escape(path)}: a report is HTML; choose a name ending in .html")
@@ -236,6 +227,16 @@ def _check(path: str) -> None:
             known = False
         if not known:
             raise InputError(f"{escape(path)}: already exists and is not a report; choose another -o")
+
+
+def write_page(path: str, html: str) -> None:
+    from smartbatch.runs.output_file import replaced  # imported late, because only pages need it
+
+    try:
+        with replaced(path, "writing") as file:
+            file.write(html.encode())
+    except OSError as error:
+        raise InputError(f"{escape(path)}: cannot be written: {error.strerror or error}") from error
 
 
 def _report(args: argparse.Namespace) -> Report:

@@ -86,7 +86,7 @@ def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], width
     1. Cells with several values keep only the first, column by column: the highest ``drop`` first.
     2. The first column is cut, down to :data:`_MIN_FIRST_COLUMN` cells.
     3. Whole columns are left out, the highest ``drop`` first.
-    4. The widest column is cut.
+    4. The widest columns are cut.
     """
     listed = [tuple(row) for row in rows]
     texts = [_column_texts(column, [row[at] for row in listed]) for at, column in enumerate(columns)]
@@ -103,9 +103,13 @@ def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], width
             continue
         spare = widths[shown[0]] - _MIN_FIRST_COLUMN
         last = max(shown, key=lambda at: columns[at].drop)
-        if spare >= excess or not columns[last].drop:
-            cut = shown[0] if spare >= excess else max(shown, key=lambda at: widths[at])
-            widths[cut] = max(1, widths[cut] - excess)
+        if spare >= excess:
+            widths[shown[0]] -= excess
+            break
+        if not columns[last].drop:
+            for _ in range(excess):
+                widest = max(shown, key=lambda at: widths[at])
+                widths[widest] = max(1, widths[widest] - 1)
             break
         shown.remove(last)
     lines = zip(*(texts[at] for at in shown), strict=True)

@@ -86,6 +86,7 @@ def test_every_public_name_is_in_the_reference(name):
         ("## Request", (smartbatch.Request,)),
         ("## Result", (smartbatch.Result, smartbatch.ResultList)),
         ("## Plan", (smartbatch.Plan,)),
+        ("## Comparison", (smartbatch.Comparison,)),
         ("## Jobs", (smartbatch.Job, smartbatch.JobStatus)),
         ("## Price", (smartbatch.Price,)),
         ("## Metrics", (MetricsSnapshot, DecisionFigures)),
