@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -166,3 +171,26 @@ def test_control_characters_in_a_sample_are_escaped(calls, capsys):
     assert "\x1b" not in shown
     assert "\u2028" not in shown
     assert len(rows_of_table(shown)) == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("reply", "sent"), [(b"y\n", 8), (b"\n", 3)])
+def test_a_terminal_asks_whether_to_send_the_other_rows(calls, reply, sent):
+    prompts(8)
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "smartbatch", "run", "in.txt", "--model", OWN, "-o", "out.jsonl"]
+    process = subprocess.Popen(
+        [*command, "--sample", "3"], stdin=there, stdout=subprocess.DEVNULL, stderr=there
+    )
+    os.close(there)
+    said = b""
+    with process:
+        while b"Run the other 5 rows? [y/N]" not in said:
+            said += os.read(here, 1 << 16)
+        os.write(here, reply)
+        with suppress(OSError):  # Linux reports the end of a terminal as an error
+            while os.read(here, 1 << 16):
+                pass
+        assert process.wait() == 0
+    os.close(here)
+    assert len(written()) == sent
