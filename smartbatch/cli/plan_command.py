@@ -110,7 +110,8 @@ class RouteChooser:
         """Plan for the answers marked in ``needed``, reading the rows once, in order."""
 
         def prompts() -> Iterator[Prompt]:
-            yield from self._input.prompts(skip=lambda place: not needed[place], stopped=stopped)
+            for _, request in self._input.requests(lambda place: not needed[place], stopped):
+                yield request
             if stopped():
                 raise RunInterrupted
 

@@ -25,12 +25,13 @@ from smartbatch.cli.clients import (
 from smartbatch.cli.earlier_output import EarlierOutput
 from smartbatch.cli.interrupts import Interrupts
 from smartbatch.cli.plan_command import RouteChooser, RunOutcome
-from smartbatch.cli.printing import ReaderLeft, StandardOutput, note, say
+from smartbatch.cli.printing import ReaderLeft, StandardOutput, note, say, terminal_width
 from smartbatch.cli.sampled_run import (
     KeptLines,
     asks_for_rest,
     check_sample,
     in_real_time,
+    projected,
     sampled,
     show_sample,
     without_sample,
@@ -40,6 +41,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Mode, Progress
+from smartbatch.quality.projected_routes import projection_lines
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.runs.followed_jobs import GRACE_SECONDS
 from smartbatch.runs.output_file import OutputChanged, OutputFile, Recovered
@@ -269,9 +271,22 @@ class _Run:
         if caught:
             return 128 + caught
         if self._selection is not None:
-            rest = len(keys) - keys.skipped * keys.n - self._selection.count
-            self.continues = asks_for_rest(self._args, rest)
+            self.continues = self._offer_rest(self._selection, written)
         return 1 if self._summary.failed or unanswered or self._changed is not None else 0
+
+    def _offer_rest(self, sample: RowSelection, written: Callable[[int], bool]) -> bool:
+        """Print time and cost of the other rows on each route; return whether to send them."""
+        keys = self._input.keys
+        needed = bytearray(
+            place not in sample and not keys.is_skipped(place) and not written(place)
+            for place in range(len(keys))
+        )
+        rest = sum(needed)
+        if rest and not self._args.quiet:
+            plan = RouteChooser(self._client, self._input, self._args, self._clock).plan(needed)
+            projection = projected(self._input, self._args, sample, self._answers())
+            say("\n".join(projection_lines(projection, plan, terminal_width())))
+        return asks_for_rest(self._args, rest)
 
     def _answers(self) -> Iterable[RecordedRow]:
         return self._sink.rows() if isinstance(self._sink, KeptLines) else read_rows(self._args.output)

@@ -6,12 +6,16 @@ import argparse
 import json
 import random
 import sys
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from smartbatch._words import plural
+from smartbatch.cli.clients import params_of
 from smartbatch.cli.printing import one_line, print_out, say, terminal_width
+from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ConfigError
+from smartbatch.quality.projection import Projection, project
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.quality.sample import draw
 from smartbatch.runs.output_file import OutputRow
@@ -19,7 +23,7 @@ from smartbatch.runs.output_reader import row_of
 from smartbatch.runs.row_requests import InputRequests
 from smartbatch.runs.run_identity import RowSelection
 from smartbatch.tables.cells import text_of
-from smartbatch.types import Request
+from smartbatch.types import Request, evolve
 from smartbatch.views.model import Cell, Column
 from smartbatch.views.terminal import fitted, table_lines
 
@@ -92,11 +96,10 @@ def show_sample(rows: InputRequests, selection: RowSelection, answers: Iterable[
     """Print the prompts and answers of a sample on standard output, as a table."""
     n = rows.keys.n
     by_place = {row.index * n + (row.sample or 0): row for row in answers}
-    prompts = rows.prompts(skip=lambda place: place not in selection, stopped=lambda: False)
     shown = [
-        (by_place[place], prompt)
-        for place, prompt in zip(selection, prompts, strict=True)
-        if place in by_place
+        (by_place[row.place], request)
+        for row, request in rows.requests(lambda place: place not in selection)
+        if row.place in by_place
     ]
     width = terminal_width()
     columns, cells = _table(shown, width)
@@ -131,6 +134,18 @@ def _text_of_prompt(prompt: Request) -> str:
 
 def _problem(row: RecordedRow) -> str:
     return ", ".join(row.defects) if row.ok else f"{row.error_kind}: {one_line(row.error or '')}"
+
+
+def projected(
+    rows: InputRequests, args: argparse.Namespace, sample: RowSelection, answers: Iterable[RecordedRow]
+) -> Projection:
+    """Project the cost of all rows from the answers to a sample."""
+    keys, params = rows.keys, params_of(args)
+    sizes = array("d", bytes(8 * keys.rows))
+    for row, request in rows.requests(keys.is_skipped):
+        sizes[row.index] = keys.n * estimate_request(evolve(request, params=params, embedding=rows.embedding))
+    drawn = (row for row in answers if row.index * keys.n in sample)
+    return project(drawn, sizes, None if args.by is None else rows.values_of(args.by))
 
 
 def asks_for_rest(args: argparse.Namespace, rest: int) -> bool:

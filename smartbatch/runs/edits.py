@@ -44,7 +44,7 @@ class Edit:
         other_settings: answers under another model, system text or parameters.
         models: models that gave those answers.
         changed: answers to rows whose prompt has changed.
-        added: rows that are new.
+        added: rows that had no answer, such as new ones.
         removed: answers to rows that the input no longer has; ``removed_ids`` has the first ids.
         needed: answers that the input needs.
     """
@@ -76,7 +76,7 @@ class Edit:
         if self.changed:
             yield f"the prompt of {plural(self.changed, 'answered row')} has changed"
         if self.added:
-            yield f"{plural(self.added, 'row')} {'is' if self.added == 1 else 'are'} new"
+            yield f"{plural(self.added, 'row')} {'has' if self.added == 1 else 'have'} no answer yet"
         if self.removed:
             ids = ", ".join(self.removed_ids) + (", …" if self.removed > len(self.removed_ids) else "")
             yield f"{plural(self.removed, 'answered row')} no longer in the input: {ids}"

@@ -231,12 +231,13 @@ class InputRequests:
             InputError: the input has changed since it was checked.
             RunInterrupted: ``stopped`` returned true.
         """
-        for row, request in self._asked(skip, stopped):
+        for row, request in self.requests(skip, stopped):
             yield evolve(request, context=context(row), embedding=self.embedding)
 
-    def _asked(
-        self, skip: Callable[[int], bool], stopped: Callable[[], bool]
+    def requests(
+        self, skip: Callable[[int], bool], stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[tuple[KeyedRow, Request]]:
+        """Read the input again and yield its rows with their requests; raises the errors of :meth:`read`."""
         for row, prompt in self._read_again(skip, stopped):
             request = prompt if isinstance(prompt, Request) else Request(prompt)
             if row.sample is not None:
@@ -281,10 +282,6 @@ class InputRequests:
         """Read the input again and yield the skipped rows that are not ``written``."""
         if self.keys.skipped:
             yield from self.keyed_rows(lambda place: written(place) or not self.keys.has_skipped(place))
-
-    def prompts(self, skip: Callable[[int], bool], stopped: Callable[[], bool]) -> Iterator[Any]:
-        """Read the input again and yield its prompts as requests; raises the errors of :meth:`read`."""
-        return (request for _, request in self._asked(skip, stopped))
 
     def _read_again(
         self, skip: Callable[[int], bool], stopped: Callable[[], bool]

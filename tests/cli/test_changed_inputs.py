@@ -95,7 +95,7 @@ def test_new_rows_are_sent_and_removed_rows_are_listed(first, capfd):
     assert run() == 0
 
     said = capfd.readouterr().err
-    assert "2 rows are new" in said
+    assert "2 rows have no answer yet" in said
     assert "1 answered row no longer in the input: b" in said
     assert sorted(first.asked) == ["say five", "say zero"]
     assert [row["id"] for row in written()] == ["z", "c", "a", "e"]

@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from cli.runs import Child, prompts, stored_jobs, until, written
+from cli.runs import Child, prompts, stored_jobs, until, use_emulator, written
 
 from smartbatch.cli.main import main
+from smartbatch.testing import emulator
 
 OWN = "call:own_calls:ask"
 
@@ -194,3 +195,19 @@ def test_a_terminal_asks_whether_to_send_the_other_rows(calls, reply, sent):
         assert process.wait() == 0
     os.close(here)
     assert len(written()) == sent
+
+
+def test_time_and_cost_of_the_other_rows_are_projected(capsys, folder, monkeypatch, state):
+    with emulator() as emu:
+        use_emulator(emu, monkeypatch)
+        prompts(40)
+        assert (
+            main(["run", "in.txt", "--model", "openai:gpt-5-mini", "-o", "out.jsonl", "--sample", "5"]) == 0
+        )
+
+    said = capsys.readouterr().err
+    assert "In real time, the other 35 rows would cost $" in said
+    assert "projected from 5 answers" in said
+    routes = [line.split()[:2] for line in said.splitlines() if line.startswith(("> ", "  "))]
+    assert {"individual", "batch"} <= {word for words in routes for word in words}
+    assert said.endswith("Run the same command without --sample to send the other 35 rows.\n")

@@ -62,7 +62,7 @@ class Runs:
             )
 
             def planned(needed: bytearray) -> Plan:
-                asked = rows.prompts(skip=lambda place: not needed[place], stopped=lambda: False)
+                asked = (request for _, request in rows.requests(lambda place: not needed[place]))
                 return client.forecast(asked, count=sum(needed), strategy=strategy)
 
             stored.take_up(batches_only=strategy == "batch")
