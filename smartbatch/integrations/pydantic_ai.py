@@ -247,7 +247,7 @@ def _settings(request: Request) -> dict[str, Any]:
             raise InvalidRequest(
                 f"{name} is not supported for agents: set output_type on the agent", field=name
             )
-    for name in ("tools", "logprobs"):
+    for name in ("tools", "logprobs", "reasoning_effort"):
         if getattr(request.params, name):
             raise InvalidRequest(
                 f"agents do not support {name}: set it on the agent or its model", field=name

@@ -25,8 +25,8 @@ LABEL = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}}, "r
 
 
 def options(schema: str | None = None, *fields: str, **more: Any) -> Namespace:
-    usual = {"system": None, "max_tokens": None, "temperature": None, "seed": None, "extra": []}
-    return Namespace(schema=schema, output_field=list(fields), **usual | more)
+    usual = dict.fromkeys(("system", "max_tokens", "temperature", "seed", "reasoning_effort"))
+    return Namespace(schema=schema, output_field=list(fields), **usual | {"extra": []} | more)
 
 
 def field(written: str) -> Any:

@@ -219,6 +219,32 @@ def test_a_run_sends_the_effort_and_its_rows_depend_on_it(emu, tmp_path, capfd):
     assert len(emu.ledger.calls) == 1
 
 
+LEVELS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+REASONING_MODELS = {
+    "anthropic": [
+        *("claude-sonnet-4-20250514", "claude-haiku-4-5", "claude-opus-4-6", "claude-opus-4-8"),
+        *("claude-sonnet-5-5", "claude-haiku-5-5", "claude-opus-5-5", "claude-fable-5-2"),
+    ],
+    "gemini": ["gemini-2.5-pro", "gemini-2.5-flash", "gemini-3.1-pro-preview", "gemini-3.8-flash"],
+}
+
+
+@pytest.mark.parametrize("variant", REASONING_MODELS)
+def test_every_level_that_is_not_rejected_is_accepted_by_the_service(variant, emu):
+    with client_of(variant, max_tokens=30_000) as client:
+        for model in REASONING_MODELS[variant]:
+            spent = []
+            for level in LEVELS:
+                try:
+                    result = client.submit("a", model=model, reasoning_effort=level).result()
+                except InvalidRequest as error:
+                    assert model in str(error)
+                else:
+                    spent.append(result.usage.reasoning_tokens)
+            assert spent == sorted(spent)
+            assert len(spent) >= 3
+
+
 def test_a_level_that_the_server_lacks_fails_and_costs_nothing(emu):
     with BatchingClient("openai:gpt-5.9", reasoning_effort="minimal") as client:
         [result] = client.map(["a"])

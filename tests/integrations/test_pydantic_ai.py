@@ -286,6 +286,8 @@ def test_what_an_agent_cannot_take_is_refused(prompt, field):
             client.submit("x", schema={"type": "object"})
         with pytest.raises(InvalidRequest, match="set it on the agent"):
             client.submit("x", logprobs=True)
+        with pytest.raises(InvalidRequest, match="set it on the agent"):
+            client.submit("x", reasoning_effort="low")
     assert caught.value.field == field
     error = failure_of(agent_call(Agent(saying())), Request(tuple(prompt)))
     assert (error.kind, error.code) == (ErrorKind.CLIENT_ERROR, "invalid_request")

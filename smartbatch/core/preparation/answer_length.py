@@ -47,6 +47,17 @@ ANY_LENGTH = Length(1.0, 40.0, 450.0)  # a value of unknown type
 STRING_LENGTH = Length(2.0, 16.0, 150.0)  # a string without an enum: a name, or one or several sentences
 # tokens of reasoning before an answer; whether a model reasons is known from its first answer
 REASONING_TOKENS = 256.0
+# mean tokens of reasoning by ``reasoning_effort``, until answers with this effort have been observed
+EFFORT_TOKENS = {
+    "none": 0.0,
+    "minimal": 16.0,
+    "low": 64.0,
+    "medium": 256.0,
+    "high": 1024.0,
+    "xhigh": 4096.0,
+    "max": 8192.0,
+}
+_EFFORT_RANGE = 4.0  # upper end of the range of reasoning, as a multiple of the mean
 _FRAME = Length(0.5, 2.0, 2.5)  # the brackets of an object or an array
 _FORMATS = {
     "date": 7.0,
@@ -191,11 +202,12 @@ def _count(value: object, default: float) -> float:
 class AnswerShape:
     """The expected answers of one kind of request."""
 
-    # equal for requests with comparable answers; for free text, those with the same system text,
-    # ``max_tokens`` and tools
+    # equal for requests with comparable answers: with the same schema or, for free text, with the same
+    # system text, ``max_tokens`` and tools; and with the same effort
     key: str
-    length: Length  # of one answer, without reasoning
+    length: Length  # of one answer, with reasoning only if ``reasoning_effort`` is set
     by_schema: bool = False  # derived from a schema
+    sets_effort: bool = False
 
 
 FREE_TEXT = AnswerShape("", TEXT_LENGTH)  # for requests without any limit
@@ -205,8 +217,8 @@ class AnswerShapes:
     """Finds the shapes of requests. Thread-safe, because entries are replaced as a whole."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, AnswerShape]] = {}
-        self._free: dict[tuple[str | None, int | None, tuple[str, ...]], AnswerShape] = {}
+        self._known: dict[tuple[int, str | None], tuple[object, AnswerShape]] = {}
+        self._free: dict[tuple[str | None, int | None, tuple[str, ...], str | None], AnswerShape] = {}
 
     def of(self, params: Generation) -> AnswerShape:
         schema = params.schema
@@ -214,31 +226,37 @@ class AnswerShapes:
             schema = _own_schema(params.response_format)
         if schema is None:
             return self._free_text(params)
-        known = self._known.get(id(schema))
+        effort = params.reasoning_effort
+        known = self._known.get((id(schema), effort))
         if known is not None and known[0] is schema:
             return known[1]
         form = json.dumps(schema, sort_keys=True, default=str)
-        shape = AnswerShape(_digest(form), length_of(schema), by_schema=True)
+        shape = _shape(form + (effort or ""), length_of(schema), effort, by_schema=True)
         if len(self._known) >= MAX_KNOWN_SCHEMAS:
             self._known = {}
-        self._known[id(schema)] = schema, shape
+        self._known[id(schema), effort] = schema, shape
         return shape
 
     def _free_text(self, params: Generation) -> AnswerShape:
-        if params.system is None and params.max_tokens is None and not params.tools:
+        effort = params.reasoning_effort
+        if params.system is None and params.max_tokens is None and not params.tools and effort is None:
             return FREE_TEXT
-        kind = (params.system, params.max_tokens, tuple(tool.name for tool in params.tools or ()))
+        kind = (params.system, params.max_tokens, tuple(tool.name for tool in params.tools or ()), effort)
         shape = self._free.get(kind)
         if shape is None:
-            shape = AnswerShape(_digest(json.dumps(kind)), TEXT_LENGTH)
+            shape = _shape(json.dumps(kind), TEXT_LENGTH, effort)
             if len(self._free) >= MAX_KNOWN_SCHEMAS:
                 self._free = {}
             self._free[kind] = shape
         return shape
 
 
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+def _shape(kind: str, length: Length, effort: str | None, *, by_schema: bool = False) -> AnswerShape:
+    key = hashlib.blake2b(kind.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    if effort is not None:
+        reasoned = EFFORT_TOKENS[effort]
+        length = Length(length.low, length.expected + reasoned, length.high + _EFFORT_RANGE * reasoned)
+    return AnswerShape(key, length, by_schema, sets_effort=effort is not None)
 
 
 def _own_schema(response_format: Mapping[str, Any]) -> Mapping[str, Any] | None:

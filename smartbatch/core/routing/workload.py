@@ -291,7 +291,8 @@ class Workload:
             found = Length(min(levels) / unsure, mean, max(levels) * unsure)
         else:
             of_shape = shape.length
-            high = of_shape.high + (0.0 if learned.observed else REASONING_TOKENS)
+            may_reason = not (learned.observed or shape.sets_effort)
+            high = of_shape.high + (REASONING_TOKENS if may_reason else 0.0)
             found = Length(of_shape.low, of_shape.expected, high)
         most = math.inf if limit is None else limit
         return Length(min(found.low, most), min(found.expected, most), min(found.high, most))

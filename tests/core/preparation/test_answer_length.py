@@ -212,3 +212,19 @@ def test_what_answers_to_one_schema_taught_is_not_taken_for_others():
     assert later.restore(json.loads(json.dumps(learned.state())))
     assert quoted(later, labelled).expected == pytest.approx(7)
     assert quoted(later, Generation()).expected == pytest.approx(300)
+
+
+@pytest.mark.parametrize("schema", [None, an_object(label=LABELS)])
+def test_a_quote_follows_the_effort_and_what_it_taught(schema):
+    plain, *efforts = (
+        Generation(schema=schema, reasoning_effort=effort) for effort in (None, "none", "low", "high")
+    )
+    none, low, high = (quoted(Calibration(), params) for params in efforts)
+    assert none.expected == quoted(Calibration(), plain).expected < low.expected < high.expected
+    assert none.high < quoted(Calibration(), plain).high, "without reasoning"
+    assert quoted(Calibration(), Generation(reasoning_effort="max", max_tokens=20)).high == 20
+    learned = Calibration()
+    for _ in range(50):
+        learned.observe(100, Usage(100, 70), SHAPES.of(efforts[1]).key)
+    assert quoted(learned, efforts[1]).expected == pytest.approx(70)
+    assert quoted(learned, efforts[2]) == high
