@@ -156,6 +156,7 @@ PARTS = {
     "top": lambda: options_tables("top"),
     "report": lambda: options_tables("report"),
     "compare": lambda: options_tables("compare"),
+    "failures": lambda: options_tables("failures"),
     "doctor": lambda: options_tables("doctor"),
     "completion": lambda: options_tables("completion"),
 }

@@ -183,6 +183,7 @@ def add_subcommands(add: _AddParser) -> None:
     _add_top(add)
     _add_report(add)
     _add_compare(add)
+    _add_failures(add)
     _add_dashboard(add)
     add_emulator(add)
     _add_models(add)
@@ -396,6 +397,25 @@ examples:
 --rows N               show up to N rows with different answers (default: 20)
 """
     add_options(parser.add_argument, options, {"N": {"type": whole}})
+
+
+def _add_failures(add: _AddParser) -> None:
+    parser = add(
+        "failures",
+        help="group the failed rows of an output, and show how to send them again",
+        description="""\
+Group the rows of an output (.jsonl, .csv, .parquet) that failed, or whose answers are truncated, empty or
+refused, by kind and message: their number, an example, what to do, and the command that sends them again.
+Prompts and answers are not shown. Nothing is sent, and no key is needed.
+
+examples:
+  smartbatch failures answers.jsonl
+  smartbatch failures labels.csv --json
+""",
+        epilog="exit codes: 0 no such rows, 1 some, 2 bad usage or file",
+    )
+    parser.add_argument("output", metavar="OUT.jsonl", help="output of a run, or of jobs results")
+    add_options(parser.add_argument, "--json                 print JSON instead of text")
 
 
 def _add_dashboard(add: _AddParser) -> None:

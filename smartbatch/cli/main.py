@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "top": "top_command",
     "report": "report_command",
     "compare": "compare_command",
+    "failures": "failures_command",
     "dashboard": "dashboard_command",
     "emulator": "emulator_command",
     "models": "models_command",

@@ -15,7 +15,7 @@ from smartbatch.core.routing.outcome import ActualCost, rescue_in_words
 from smartbatch.errors import ErrorKind, ListStopped, ProviderError, kind_name
 from smartbatch.failure_groups import FailureGroups
 from smartbatch.jobs.status import JobStatus, cost_in_words
-from smartbatch.quality.recorded_row import RecordedRow
+from smartbatch.quality.recorded_row import row_name
 from smartbatch.results import defects_in_words
 from smartbatch.runs.output_file import Recovered
 from smartbatch.runs.output_lines import Amounts
@@ -32,14 +32,11 @@ _REJECTIONS: Final = frozenset(
 def failure_line(row: KeyedRow, result: Result) -> str:
     """Return one line with the row's number, counted from 0, its id and its error."""
     assert result.error is not None
-    return f"{row_name(row)}: {_error_text(kind_name(result.error), result.error.message)}"
+    return f"{_name(row)}: {_error_text(kind_name(result.error), result.error.message)}"
 
 
-def row_name(row: KeyedRow | RecordedRow) -> str:
-    """Return a row's number, counted from 0, and its id."""
-    own = "" if row.sample is None else f", sample {row.sample}"
-    own += f" (id {escape(str(row.id))[:60]})" if row.id != row.index else ""
-    return f"row {row.index}{own}"
+def _name(row: KeyedRow) -> str:
+    return row_name(row.index, row.id, row.sample)
 
 
 def _error_text(kind: str, message: str) -> str:
@@ -92,7 +89,7 @@ class RunSummary:
             self.stopped = error
         elif error is not None:
             kind, unsent = kind_name(error), _is_unsent(result)
-            self.failures.count(kind, error.message, row_name(row), row.index, is_unsent=unsent)
+            self.failures.count(kind, error.message, _name(row), row.index, is_unsent=unsent)
         self.count(result)
 
     def count(self, result: Result) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from smartbatch._words import short
+from smartbatch._words import escape, short
 from smartbatch.errors import kind_name
 from smartbatch.tables.answer_columns import plain
 from smartbatch.types import Defect, Result
@@ -80,6 +80,13 @@ class RecordedRow:
             input_tokens=usage.input_tokens if known else None,
             output_tokens=usage.output_tokens if known else None,
         )
+
+
+def row_name(index: int, id: str | int, sample: int | None) -> str:
+    """Return a row's number, counted from 0, and its id, such as ``row 3 (id k-7)``."""
+    own = "" if sample is None else f", sample {sample}"
+    own += f" (id {escape(str(id))[:60]})" if id != index else ""
+    return f"row {index}{own}"
 
 
 def fields_of_answer(parsed: Any) -> dict[str, Any]:
