@@ -157,6 +157,7 @@ PARTS = {
     "report": lambda: options_tables("report"),
     "compare": lambda: options_tables("compare"),
     "failures": lambda: options_tables("failures"),
+    "view": lambda: options_tables("view"),
     "doctor": lambda: options_tables("doctor"),
     "completion": lambda: options_tables("completion"),
 }

@@ -97,7 +97,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cluster": BELOW_CLIENT | {"client"},
     "runs": BELOW_CLIENT | {"client", "cluster"},
     "cli": BELOW_CLIENT | {"client", "stored_jobs", "emulator", "cluster", "runs", "dashboard"},
-    "dashboard": BELOW_CLIENT | {"client", "stored_jobs"},
+    "dashboard": BELOW_CLIENT | {"client", "stored_jobs", "runs"},
     # frameworks have commands, and mount the dashboard
     "integrations": BELOW_CLIENT | {"client", "stored_jobs", "cluster", "cli", "dashboard"},
     "__main__": frozenset({"cli"}),

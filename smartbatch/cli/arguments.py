@@ -184,6 +184,7 @@ def add_subcommands(add: _AddParser) -> None:
     _add_report(add)
     _add_compare(add)
     _add_failures(add)
+    _add_view(add)
     _add_dashboard(add)
     add_emulator(add)
     _add_models(add)
@@ -416,6 +417,45 @@ examples:
     )
     parser.add_argument("output", metavar="OUT.jsonl", help="output of a run, or of jobs results")
     add_options(parser.add_argument, "--json                 print JSON instead of text")
+
+
+def _add_view(add: _AddParser) -> None:
+    parser = add(
+        "view",
+        help="show the rows of an output file in a browser or the terminal, and mark answers",
+        description="""\
+Show the rows of an output (.jsonl, .csv, .parquet) in a browser, with prompts and answers: filter, search and
+mark them right, wrong or unsure. The page is served on 127.0.0.1 only, and only with the token in the printed
+address, which is new at each start. Marks are kept next to the output: those of out.jsonl in out.marks.jsonl.
+Ctrl-C or SIGTERM stops the server.
+
+examples:
+  smartbatch view out.jsonl --open
+  smartbatch view out.jsonl --text --failed
+  smartbatch view out.jsonl --marks
+""",
+        epilog="exit codes: 0 stopped or printed, 2 bad usage or file, or the port is taken",
+    )
+    parser.add_argument("output", metavar="OUT.jsonl", help="output of a run, or results of a job")
+    parser.set_defaults(port=0, limit=20)
+    options = """
+--template T           show the prompt that this template, or @FILE, makes of each row, instead of its fields
+--port N               use this port (default: a free one)
+--open                 open it in the browser
+--text                 print rows in the terminal instead
+--marks                print the accuracy according to the marks instead
+--limit K              print at most this many rows (default: 20)
+--failed               print only failed rows
+--error KIND           print only rows that failed with this kind of error, such as rate_limit
+--defect truncated|empty|refused  print only answers with this defect
+--search TEXT          print only rows that contain this text
+--where FIELD=VALUE    print only rows with this value in a parsed or input field; can be repeated
+--mark right|wrong|unsure|none  print only rows with this mark
+"""
+    where = {"action": "append", "default": []}
+    add_options(
+        parser.add_argument, options, {"N": {"type": whole}, "K": {"type": _positive}, "--where": where}
+    )
 
 
 def _add_dashboard(add: _AddParser) -> None:

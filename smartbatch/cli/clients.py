@@ -24,7 +24,7 @@ from smartbatch.providers.registry import option_types, parse_model
 from smartbatch.providers.value_types import fits, type_words
 from smartbatch.runs.row_requests import PromptMaker
 from smartbatch.tables.row_source import RowSource
-from smartbatch.types import Embedding, Generation
+from smartbatch.types import Embedding, Generation, TemplateSource
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -130,14 +130,18 @@ def missing_store(place: str | None) -> str | None:
     return None if is_server(place) or os.path.exists(place) else place
 
 
+def template_source(text: str | None) -> TemplateSource | None:
+    """Return the template in ``--template``: ``@`` names a file, and ``@@`` begins a text with ``@``."""
+    if text is None or not text.startswith("@"):
+        return text
+    return text[1:] if text.startswith("@@") else Path(text[1:])
+
+
 def prompt_maker(args: argparse.Namespace) -> PromptMaker:
-    template = args.template
-    if template is not None and template.startswith("@"):
-        template = template[1:] if template.startswith("@@") else Path(template[1:])
     with ExitStack() as stack:
         examples = None if args.examples is None else stack.enter_context(RowSource(args.examples))
         return PromptMaker(
-            template=template,
+            template=template_source(args.template),
             prompt_field=args.prompt_field,
             id_field=args.id_field,
             on_missing=args.on_missing,

@@ -6,10 +6,13 @@ import argparse
 import socketserver
 import sys
 from collections.abc import Callable
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from smartbatch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from smartbatch.dashboard.web_application import WebApplication
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 IDLE_TIMEOUT_SECONDS = 30.0  # per connection
@@ -52,27 +55,41 @@ _MAX_STREAMS = 64  # one thread each; only the owner of the machine can open the
 
 def run(args: argparse.Namespace) -> int:
     # imported late, because other commands need no server
-    import webbrowser
-
     from smartbatch.cli.clients import config_of
-    from smartbatch.cli.dashboard_command import LocalServer
-    from smartbatch.cli.interrupts import Interrupts
-    from smartbatch.cli.printing import print_out
     from smartbatch.dashboard import TokenAccess, app
 
     access = TokenAccess(granted="read" if args.read_only else "all")
     config = config_of(args)
     dashboard = app(config=config, access=access, show_content=args.show_content, streams=_MAX_STREAMS)
+    serve(dashboard, access.token, args)
+    return 0
+
+
+def serve(application: WebApplication, token: str, args: argparse.Namespace) -> None:
+    """Serve an application until Ctrl-C or SIGTERM.
+
+    Args:
+        token: appended to the address that is printed.
+        args: with ``port``, and ``open`` to open the address in a browser.
+
+    Raises:
+        ConfigError: the port is taken or invalid.
+    """
+    # imported late, because other commands need no server
+    import webbrowser
+
+    from smartbatch.cli.interrupts import Interrupts
+    from smartbatch.cli.printing import print_out
+
     try:
-        server = LocalServer(args.port, dashboard)
+        server = LocalServer(args.port, application)
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a valid port"
         raise ConfigError(f"--port {args.port}: {reason}; use another one, or 0 for a free one") from None
-    address = f"http://{server.server_name}:{server.server_port}/?token={access.token}"
+    address = f"http://{server.server_name}:{server.server_port}/?token={token}"
     with server, Interrupts(server.shutdown):
         print_out(address)
         if args.open:
             webbrowser.open(address)
         server.serve_forever()
-        dashboard.stop()
-    return 0
+        application.stop()

@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "report": "report_command",
     "compare": "compare_command",
     "failures": "failures_command",
+    "view": "view_command",
     "dashboard": "dashboard_command",
     "emulator": "emulator_command",
     "models": "models_command",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import IO, Any, Final
 
@@ -43,7 +43,7 @@ def read_lines(path: str) -> Iterator[Line]:
     """
     try:
         with open(path, "rb") as file:
-            counts = _which_counts(_lines(path, file))
+            counts = which_counts(_lines(path, file))
             file.seek(0)
             for line, is_counted in zip(_lines(path, file), counts, strict=False):
                 if is_counted:
@@ -80,7 +80,7 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _which_counts(lines: Iterator[Line]) -> bytearray:
+def which_counts(lines: Iterator[Line]) -> bytearray:
     """Return one byte per line: 1 if the line counts."""
     counts = bytearray()
     samples: dict[int, tuple[array[int], bytearray]] = {}
@@ -102,17 +102,36 @@ def _which_counts(lines: Iterator[Line]) -> bytearray:
 
 def _lines(path: str, file: IO[bytes]) -> Iterator[Line]:
     """Yield the results in an output, except a last line that was cut off by a kill."""
-    format = table_format(path)
+    format, shown = table_format(path), escape(path)
     unit = "line" if format is None else "row"
     read = _decoded if format is None else partial(read_table, format, keyed=False, advice=_VALID_SUBJECTS)
-    for number, line in enumerate(read(file, escape(path)), 1):
-        result = _plain(line) if isinstance(line, dict) and isinstance(line.get("answers"), dict) else line
-        if not _is_result(result):
-            raise _foreign(escape(path), f"{unit} {number} is not a result")
-        yield result
+    for number, line in enumerate(read(file, shown), 1):
+        yield _checked(line, unit, number, shown)
 
 
-def _decoded(file: IO[bytes], shown: str) -> Iterator[Any]:
+def results_in(lines: Iterable[bytes], shown: str) -> Iterator[Line]:
+    """Yield the results in lines of JSON, except a last one that was cut off; ``shown`` is the file's name in
+    errors.
+    """
+    for number, line in enumerate(_decoded(lines, shown), 1):
+        yield _checked(line, "line", number, shown)
+
+
+def _checked(line: Any, unit: str, number: int, shown: str) -> Line:
+    if (result := result_of(line)) is None:
+        raise _foreign(shown, f"{unit} {number} is not a result")
+    return result
+
+
+def result_of(line: Any) -> Line | None:
+    """Return a decoded line with the names and types of an output of JSON lines; ``None`` if it is not a
+    result.
+    """
+    found = _plain(line) if isinstance(line, dict) and isinstance(line.get("answers"), dict) else line
+    return found if _is_result(found) else None
+
+
+def _decoded(file: Iterable[bytes], shown: str) -> Iterator[Any]:
     for number, text in enumerate(file, 1):
         try:
             yield json.loads(text)
@@ -123,7 +142,6 @@ def _decoded(file: IO[bytes], shown: str) -> Iterator[Any]:
 
 
 def _plain(line: Line) -> Line:
-    """Return a line read from a table as one whose values have their own names and types."""
     answers = line["answers"]
     own = [name for name in answers if name not in FIXED_COLUMNS and name not in OTHER_COLUMNS]
     fields = {name: value for name in own if (value := decoded_cell(answers[name])) is not None}

@@ -33,6 +33,7 @@ _CELLS = (model.State, model.Link, model.ProgressBar, model.Moment, model.Form, 
 _PARTS = (
     model.ValueDistribution,
     model.Note,
+    model.LongText,
     model.Bullets,
     model.Facts,
     model.DataTable,

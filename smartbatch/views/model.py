@@ -79,6 +79,7 @@ class Form:
     fields: tuple[Field, ...] = ()
     warning: str = ""  # shown before the form opens
     is_search: bool = False
+    choices: tuple[tuple[str, str], ...] = ()  # further buttons: value of the field ``choice``, and label
 
 
 Value: TypeAlias = Union[str, float, State, Link, ProgressBar, Moment, Form, None]  # noqa: UP007
@@ -95,6 +96,14 @@ class Note:
 
     text: str
     tone: Tone = ""
+
+
+@frozen
+class LongText:
+    """A text of several lines, such as an answer, whose line breaks are kept."""
+
+    label: str
+    text: str
 
 
 @frozen
@@ -187,7 +196,7 @@ class Links:
     links: tuple[Link, ...]
 
 
-Part: TypeAlias = Union[Note, Bullets, Facts, DataTable, Chart, Folded, Links, Form]  # noqa: UP007
+Part: TypeAlias = Union[Note, LongText, Bullets, Facts, DataTable, Chart, Folded, Links, Form]  # noqa: UP007
 
 
 # -- views

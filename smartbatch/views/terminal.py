@@ -24,6 +24,7 @@ from smartbatch.views.model import (
     Kind,
     Link,
     Links,
+    LongText,
     Moment,
     Note,
     Part,
@@ -190,6 +191,10 @@ def _part(part: Part, width: int) -> Iterator[TextLine]:
     match part:
         case Note():
             yield _toned(part.text, part.tone)
+        case LongText():
+            yield TextLine(f"{part.label}:")
+            for line in part.text.split("\n"):
+                yield from (TextLine(f"  {piece}") for piece in _pieces(escape(line), width - 2))
         case Bullets():
             for row in part.rows:
                 yield _toned("".join(cell_text(value) for value in row if value not in (None, "")), part.tone)
@@ -207,6 +212,20 @@ def _part(part: Part, width: int) -> Iterator[TextLine]:
             return
         case _:
             yield from _chart(part)
+
+
+def _pieces(line: str, width: int) -> Iterator[str]:
+    """Split a line into pieces of at most ``width`` cells, at spaces if possible."""
+    while True:
+        head = line[: max(1, width)]
+        while len(head) > 1 and cells_of(head) > width:
+            head = head[:-1]
+        if len(head) == len(line):
+            yield line
+            return
+        end = head.rfind(" ") + 1 or len(head)
+        yield head[:end]
+        line = line[end:]
 
 
 def _chart(chart: Chart) -> Iterator[TextLine]:

@@ -117,7 +117,7 @@ def test_the_rule_of_a_host_application_decides(place):
 )
 def test_a_form_of_another_site_is_refused(visitor, headers):
     answer = visitor.post("/action/none", {}, **headers)
-    assert (answer.status, "from a page of this dashboard" in answer.text) == (403, True)
+    assert (answer.status, "from a page of this application" in answer.text) == (403, True)
 
 
 def test_a_form_that_says_nothing_of_its_origin_is_refused(visitor):

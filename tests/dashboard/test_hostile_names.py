@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
-from smartbatch.dashboard.application import message_page
 from smartbatch.dashboard.page import Query
+from smartbatch.dashboard.web_application import local
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.records import IncidentRow, JobState
@@ -102,6 +102,4 @@ def test_an_address_of_any_fields_is_answered(visitor, opened, asked, status):
     + [f"/{sign}/evil.example" for sign in "\t\n\r\0\x7f\u2028\ud800 "],
 )
 def test_the_way_back_stays_in_the_dashboard(back):
-    read = Elements(message_page("t", "x", Query(), back=back).decode())
-    links = [value for name, value in read.attributes if name == "href"]
-    assert links[-1] == ("/jobs?a=1" if back == "/jobs?a=1" else "/")
+    assert local(back, Query()) == ("/jobs?a=1" if back == "/jobs?a=1" else "/")

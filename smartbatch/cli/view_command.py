@@ -1,0 +1,62 @@
+"""``smartbatch view``: shows the rows of an output in a browser or as text, and their accuracy."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from smartbatch.cli.clients import template_source
+from smartbatch.cli.dashboard_command import serve
+from smartbatch.cli.printing import print_out, terminal_width
+from smartbatch.dashboard.access import TokenAccess
+from smartbatch.dashboard.row_viewer import MarkedRows, RowViewer
+from smartbatch.dashboard.rows_page import field_condition, row_section, row_tiles
+from smartbatch.errors import InputError
+from smartbatch.quality.row_filter import RowFilter
+from smartbatch.tables.row_prompts import RowPrompts
+from smartbatch.tables.templates import TemplateError
+from smartbatch.views.model import Note, Section, View
+from smartbatch.views.terminal import UNLIMITED_WIDTH, lines_of
+
+
+def run(args: argparse.Namespace) -> int:
+    template = template_source(args.template)
+    try:
+        prompts = None if template is None else RowPrompts.of(template, None)
+    except TemplateError as error:
+        raise InputError(f"--template: {error.message}") from None
+    if args.text or args.marks:
+        view = _view_of(args, prompts)
+        width = terminal_width() if sys.stdout is not None and sys.stdout.isatty() else UNLIMITED_WIDTH
+        print_out("\n".join(line.text for line in lines_of(view, width)))
+        return 0
+    access = TokenAccess()
+    serve(RowViewer(args.output, access, prompts), access.token, args)
+    return 0
+
+
+def _view_of(args: argparse.Namespace, prompts: RowPrompts | None) -> View:
+    if not all("=" in text for text in args.where):
+        raise InputError("--where: write FIELD=VALUE, such as sentiment=positive")
+    rows = MarkedRows(args.output)
+    marks, sections = rows.marks(), []
+    if args.text:
+        wanted = RowFilter(
+            failed=True if args.failed else None,
+            error_kind=args.error,
+            defect=args.defect,
+            search=args.search or "",
+            where=tuple(map(field_condition, args.where)),
+            verdict=args.mark,
+        )
+        verdicts = {at: {str(mark.verdict) for mark in of_row} for at, of_row in marks.items()}
+        found = rows.index.find(wanted, verdicts=verdicts, limit=args.limit)
+        sections = [row_section(row, at, marks.get(at, ()), prompts) for at, row in found.rows]
+        if not found.is_last:
+            more = Note(f"Stopped after {args.limit:,} rows; --limit sets another number.")
+            sections.append(Section("more", "More rows", (more,)))
+        elif not sections:
+            sections.append(Section("none", "Rows", (), empty="No rows match."))
+    tiles = row_tiles(len(rows.index), rows.accuracy(marks))
+    return View(os.path.basename(args.output), tuple(sections), tiles=tiles)

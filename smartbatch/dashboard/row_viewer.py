@@ -1,0 +1,134 @@
+"""``smartbatch view``: the rows of an output as a page, on which they are searched and marked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, final
+
+from smartbatch._clock import Clock, RealClock
+from smartbatch.dashboard.access import LOOPBACK, Access
+from smartbatch.dashboard.page import Query, number_of
+from smartbatch.dashboard.rows_page import filter_in, rows_view
+from smartbatch.dashboard.web_application import Refused, Response, WebApplication, local
+from smartbatch.errors import InputError, SmartbatchError
+from smartbatch.quality.marks import VERDICTS, Mark, MarkedAccuracy, Verdict, answer_digest
+from smartbatch.runs.marks_file import MarksFile, marks_path
+from smartbatch.runs.row_index import RowIndex
+from smartbatch.tables.row_prompts import RowPrompts
+from smartbatch.views.model import Form, Note, Part
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIEnvironment
+
+ROWS_PER_PAGE: Final = 25
+_MAX_SEARCH_SECONDS: Final = 1.0  # per page
+_MAX_NOTE_CHARACTERS: Final = 1_024
+_CHANGED: Final = "The output has changed since it was opened."
+
+
+class MarkedRows:
+    """The rows of an output with their marks. Thread-safe.
+
+    Raises:
+        InputError: the output or its marks cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.index = RowIndex(path)
+        self.file = MarksFile(marks_path(path))
+        self.file.read()
+
+    def marks(self) -> Mapping[int, Sequence[Mark]]:
+        """Return the marks of rows in the output, by position."""
+        found: dict[int, list[Mark]] = {}
+        for mark in self.file.read():
+            if (position := self.index.position_of(mark.index, mark.sample or 0)) is not None:
+                found.setdefault(position, []).append(mark)
+        return found
+
+    def accuracy(self, marks: Mapping[int, Sequence[Mark]]) -> MarkedAccuracy:
+        """Count the marks of answers that have not changed since."""
+        return MarkedAccuracy.of(
+            mark for at, of_row in marks.items() for mark in of_row if mark.is_of(self.index.row(at))
+        )
+
+
+@final
+class RowViewer(WebApplication):
+    """The application. Only visitors with access see anything, and what they see are prompts and answers."""
+
+    command = "smartbatch view"
+    navigation: ClassVar = {"": "Rows"}
+
+    def __init__(
+        self, path: str, access: Access, prompts: RowPrompts | None = None, clock: Clock | None = None
+    ) -> None:
+        super().__init__(access, LOOPBACK)
+        self._path = path
+        self._prompts = prompts
+        self._clock = clock or RealClock()
+        self._rows = MarkedRows(path)
+
+    def _page(self, _: WSGIEnvironment, query: Query, /) -> Response:
+        if query.path:
+            raise Refused("404 Not Found", "There is no such page.")
+        rows, until = self._rows, self._clock.now() + _MAX_SEARCH_SECONDS
+        try:
+            marks = rows.marks()
+            after = number_of(query.values.get("after"))
+            found = rows.index.find(
+                filter_in(query),
+                verdicts={at: {str(mark.verdict) for mark in of_row} for at, of_row in marks.items()},
+                after=-1 if after is None else min(after, len(rows.index) - 1),
+                limit=ROWS_PER_PAGE,
+                is_over=lambda: self._clock.now() >= until,
+            )
+            accuracy = rows.accuracy(marks)
+        except SmartbatchError as error:
+            title = "This page is unavailable"
+            return Response(status="503 Service Unavailable", body=self._message(title, error.message, query))
+        notice: tuple[Part, ...] = ()
+        if rows.index.has_changed:
+            notice = (Note(_CHANGED, "warn"), Form(query.link("action", "reopen"), "Read it again"))
+        name = os.path.basename(self._path)
+        view = rows_view(name, len(rows.index), found, marks, accuracy, self._prompts, query, notice)
+        return Response(body=self._rendered("rows.html", query, view=view))
+
+    def _do_action(self, form: Mapping[str, str], _: str, query: Query, /) -> Response:
+        if query.path != "action" or query.argument not in ("mark", "reopen"):
+            raise Refused("404 Not Found", "There is no such action.")
+        back = form.get("back", "")
+        try:
+            if query.argument == "mark":
+                self._mark(form)
+            else:
+                self._rows = MarkedRows(self._path)
+        except SmartbatchError as error:
+            body = self._message("Not done", error.message, query, back=back)
+            return Response(status="409 Conflict", body=body)
+        headers = (("Location", local(back, query)), ("Cache-Control", "no-store"))
+        return Response(status="303 See Other", headers=headers)
+
+    def _mark(self, form: Mapping[str, str]) -> None:
+        rows, choice, field = self._rows, form.get("choice", ""), form.get("field") or None
+        position = number_of(form.get("position"))
+        if position is None or position >= len(rows.index) or choice not in ("", "none", *VERDICTS):
+            raise Refused("400 Bad Request", "This is not a mark of a row.")
+        row = rows.index.row(position)
+        if form.get("answer") != answer_digest(row) or not (field is None or field in row.fields):
+            raise InputError(f"row {row.index} has another answer now; go back, and reload the page")
+        before = [mark.verdict for mark in rows.marks().get(position, ()) if mark.field == field]
+        verdicts: dict[str, Verdict | None] = {name: name for name in VERDICTS}
+        verdicts |= {"none": None, "": before[0] if before else "unsure"}  # "" if only the note was changed
+        rows.file.add(
+            Mark(
+                index=row.index,
+                id=row.id,
+                sample=row.sample,
+                answer=answer_digest(row),
+                verdict=verdicts[choice],
+                note=form.get("note", "")[:_MAX_NOTE_CHARACTERS],
+                field=field,
+            )
+        )

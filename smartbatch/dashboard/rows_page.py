@@ -1,0 +1,266 @@
+"""Rows of an output as a view: prompt or input, answer, parsed fields, error, figures and marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from attrs import evolve
+
+from smartbatch._words import duration, money, plural
+from smartbatch.dashboard.page import Query, number_of
+from smartbatch.errors import ErrorKind
+from smartbatch.quality.intervals import Proportion
+from smartbatch.quality.marks import VERDICTS, Mark, MarkedAccuracy, answer_digest
+from smartbatch.quality.recorded_row import RecordedRow
+from smartbatch.quality.row_filter import RowFilter
+from smartbatch.runs.row_index import FoundRows
+from smartbatch.tables.cells import BadField, text_of
+from smartbatch.tables.row_prompts import RowPrompts
+from smartbatch.types import DEFECTS
+from smartbatch.views.model import (
+    Bullets,
+    Facts,
+    Field,
+    Folded,
+    Form,
+    Link,
+    Links,
+    LongText,
+    Note,
+    Part,
+    Section,
+    State,
+    Tile,
+    Tone,
+    Value,
+    View,
+)
+
+_FOLDED_CHARACTERS: Final = 2_000  # texts from this length on are folded
+_SUMMARY_CHARACTERS: Final = 160
+_SHORT_CHARACTERS: Final = 80  # longest value that is shown in a table
+_MAX_FIELD_TILES: Final = 8
+_TONES: Final[Mapping[str, Tone]] = {"right": "good", "wrong": "bad", "unsure": "warn"}
+_OUTCOMES: Final = (
+    ("", "all"),
+    ("answered", "answered"),
+    ("failed", "failed"),
+    *((name, name) for name in DEFECTS),
+    *((kind.value, f"failed: {kind.value}") for kind in ErrorKind),
+)
+_MARKS: Final = (("", "any or none"), ("none", "none"), *((name, name) for name in VERDICTS))
+
+
+# -- one row -------------------------------------------------------------------------------------------------
+
+
+def row_section(
+    row: RecordedRow,
+    position: int,
+    marks: Sequence[Mark],
+    prompts: RowPrompts | None,
+    form: Part | None = None,
+) -> Section:
+    """Return everything about a row, with its prompt instead of its fields if ``prompts`` are given."""
+    number = f"Row {row.index}" + ("" if row.sample is None else f", answer {row.sample}")
+    title = number if row.id == row.index else f"{number} · {row.id}"
+    parts = (*_input(row, prompts), *_answer(row), *_verdicts(row, marks), Note(_figures(row)), form)
+    return Section(f"row-{position}", title, parts, is_live=False)
+
+
+def _input(row: RecordedRow, prompts: RowPrompts | None) -> Iterator[Part]:
+    if prompts is None:
+        yield from _values("Input", row.input)
+        return
+    try:
+        yield _text("Prompt", text_of(prompts.prompt(row.input)))
+    except BadField as error:
+        yield Note(f"The template does not fit this row: {error.message}", "warn")
+
+
+def _answer(row: RecordedRow) -> Iterator[Part]:
+    if row.defects:
+        yield Note(", ".join(row.defects), "warn")
+    if row.error_kind is not None:
+        yield Note(f"{row.error_kind}: {row.error}", "bad")
+    if row.text is not None:
+        yield _text("Answer", row.text)
+    yield from _values("Parsed", row.fields)
+
+
+def _values(label: str, values: Mapping[str, Any]) -> Iterator[Part]:
+    """Show short values in a table, and each long one by itself."""
+    texts = {name: text_of(value) for name, value in values.items()}
+    short = {
+        name: text for name, text in texts.items() if len(text) <= _SHORT_CHARACTERS and "\n" not in text
+    }
+    if short:
+        yield Facts(tuple(short.items()))
+    yield from (_text(f"{label} · {name}", text) for name, text in texts.items() if name not in short)
+
+
+def _text(label: str, text: str) -> Part:
+    whole = LongText(label, text)
+    if len(text) < _FOLDED_CHARACTERS:
+        return whole
+    start = " ".join(text[: 2 * _SUMMARY_CHARACTERS].split())[:_SUMMARY_CHARACTERS]
+    return Folded(f"{label}, {len(text):,} characters: {start}…", (whole,))
+
+
+def _verdicts(row: RecordedRow, marks: Sequence[Mark]) -> Iterator[Part]:
+    rows: list[tuple[Value, ...]] = []
+    for mark in marks:
+        words = [
+            "" if mark.field is None else f" {mark.field}",
+            f" {mark.note}" if mark.note else "",
+            "" if mark.is_of(row) else " (an older answer was marked)",
+        ]
+        rows.append((State(str(mark.verdict), _TONES[str(mark.verdict)]), *filter(None, words)))
+    if rows:
+        yield Bullets(tuple(rows))
+
+
+def _figures(row: RecordedRow) -> str:
+    tokens = None
+    if row.input_tokens is not None or row.output_tokens is not None:
+        tokens = f"{row.input_tokens or 0:,} + {row.output_tokens or 0:,} tokens"
+    figures = (
+        row.model,
+        tokens,
+        None if row.cost is None else money(row.cost),
+        None if row.latency is None else duration(row.latency),
+        plural(row.attempts, "attempt"),
+        row.finish_reason,
+    )
+    return " · ".join(figure for figure in figures if figure)
+
+
+# -- the page ------------------------------------------------------------------------------------------------
+
+
+def rows_view(
+    name: str,
+    total: int,
+    found: FoundRows,
+    marks: Mapping[int, Sequence[Mark]],
+    accuracy: MarkedAccuracy,
+    prompts: RowPrompts | None,
+    query: Query,
+    notice: tuple[Part, ...] = (),
+) -> View:
+    """Return a page of rows.
+
+    Args:
+        name: the output's name.
+        total: number of rows in the output.
+        marks: by position.
+        notice: shown first.
+    """
+    sections = [
+        Section("filter", "Filter", (*notice, _filter_form(query)), is_live=False),
+        *(
+            row_section(row, at, marks.get(at, ()), prompts, _mark_form(row, at, marks.get(at, ()), query))
+            for at, row in found.rows
+        ),
+        Section("pages", "Pages", (Note(_searched(found, total)), _pages(found, query)), is_live=False),
+    ]
+    return View(name, tuple(sections), tiles=row_tiles(total, accuracy), subtitle=_KEYS)
+
+
+_KEYS: Final = "Keys: j and k move, 1 marks a row right, 2 wrong, 3 unsure."
+
+
+def row_tiles(total: int, accuracy: MarkedAccuracy) -> tuple[Tile, ...]:
+    shares = tuple(accuracy.fields.items())[:_MAX_FIELD_TILES]
+    return (
+        Tile("Rows", f"{total:,}"),
+        _share_tile("Right answers", accuracy.answers, accuracy.unsure),
+        *(_share_tile(f"Right: {name}", share) for name, share in shares),
+    )
+
+
+def _share_tile(label: str, share: Proportion, unsure: int = 0) -> Tile:
+    if share.value is None:
+        return Tile(label, "–", "no rows are marked right or wrong")
+    more = f", {unsure:,} unsure" if unsure else ""
+    interval = f"95 %: {100 * share.low:.1f} to {100 * share.high:.1f} %"
+    return Tile(
+        label, f"{100 * share.value:.1f} %", f"{share.successes:,} of {share.total:,}{more}; {interval}"
+    )
+
+
+def _searched(found: FoundRows, total: int) -> str:
+    if found.is_last:
+        return "These are the last rows found." if found.rows else "No more rows match."
+    return f"Searched {found.searched + 1:,} of {total:,} rows."
+
+
+def _pages(found: FoundRows, query: Query) -> Links | None:
+    links = []
+    if "after" in query.values:
+        links.append(Link("First rows", query.again(after=None)))
+    if not found.is_last:
+        links.append(
+            Link("Next rows" if found.rows else "Continue searching", query.again(after=found.searched))
+        )
+    return Links("Pages of rows", tuple(links)) if links else None
+
+
+def _filter_form(query: Query) -> Form:
+    values = query.values
+    fields = (
+        Field("outcome", "Outcome", values.get("outcome", ""), kind="select", options=_OUTCOMES),
+        Field("mark", "Mark", values.get("mark", ""), kind="select", options=_MARKS),
+        _optional("search", "Search", "text in any field", query),
+        _optional("where", "Field", "sentiment=positive", query),
+        _optional("min", "Minimum length", "characters", query),
+        _optional("max", "Maximum length", "characters", query),
+    )
+    return Form(query.link(query.path), "Show", fields, is_search=True)
+
+
+def _optional(name: str, label: str, hint: str, query: Query) -> Field:
+    return Field(name, label, query.values.get(name, ""), hint, kind="search", is_required=False)
+
+
+def filter_in(query: Query) -> RowFilter:
+    """Return the filter in an address; unknown values select all rows."""
+    values = query.values
+    wanted = RowFilter(
+        search=values.get("search", ""),
+        where=tuple(field_condition(text) for text in [values.get("where", "")] if "=" in text),
+        min_length=number_of(values.get("min")),
+        max_length=number_of(values.get("max")),
+        verdict=values["mark"] if values.get("mark") in dict(_MARKS[1:]) else None,
+    )
+    outcome = values.get("outcome", "")
+    if outcome in ("answered", "failed"):
+        return evolve(wanted, failed=outcome == "failed")
+    if outcome in DEFECTS:
+        return evolve(wanted, defect=outcome)
+    return evolve(wanted, error_kind=outcome if outcome in dict(_OUTCOMES[1:]) else None)
+
+
+def field_condition(text: str) -> tuple[str, str]:
+    """Return the name and the value in ``FIELD=VALUE``."""
+    name, _, value = text.partition("=")
+    return name.strip(), value.strip()
+
+
+def _mark_form(row: RecordedRow, position: int, marks: Sequence[Mark], query: Query) -> Form | None:
+    if query.granted != "all":
+        return None
+    note = next((mark.note for mark in marks if mark.field is None), "")
+    fields = [
+        Field("note", "Note", note, is_required=False),
+        Field("position", value=str(position), kind="hidden"),
+        Field("answer", value=answer_digest(row), kind="hidden"),
+        Field("back", value=query.again().removeprefix(query.root) + f"#row-{position}", kind="hidden"),
+    ]
+    if row.fields:
+        names = ("", "whole answer"), *((name, name) for name in row.fields)
+        fields.insert(1, Field("field", "Marked", kind="select", options=names))
+    removal = (("none", "Remove mark"),) if marks else ()
+    choices = tuple((name, name.capitalize()) for name in VERDICTS) + removal
+    return Form(query.link("action", "mark"), "Save note", tuple(fields), choices=choices)

@@ -1,0 +1,127 @@
+"""``smartbatch view``: rows in the terminal, the accuracy of marks, and the server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from smartbatch.cli.main import main
+from smartbatch.quality.marks import Mark, answer_digest
+from smartbatch.runs.marks_file import MarksFile
+from smartbatch.runs.row_index import RowIndex
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def view(*args: str) -> int:
+    return main(["view", "out.jsonl", *args])
+
+
+def line(index: int, **changes: Any) -> dict[str, Any]:
+    whole = {"index": index, "id": f"r{index}", "input": {"text": f"word {index}"}, "model": "sim:demo"}
+    return {**whole, "text": f"answer {index}", "finish_reason": "stop", "error": None, **changes}
+
+
+def failed(index: int) -> dict[str, Any]:
+    return line(index, text=None, error={"kind": "timeout", "message": "it took too long"})
+
+
+@pytest.fixture
+def written(folder):
+    def write(*lines: dict[str, Any]) -> None:
+        (folder / "out.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+    return write
+
+
+def test_rows_of_a_run_are_printed_with_their_prompts(folder, capfd):
+    (folder / "in.csv").write_text("id,text\nfirst,one\nsecond,two\n")
+    template = ["--template", "Say {text}"]
+    assert main(["run", "in.csv", "--model", "sim:echo", "-o", "out.jsonl", "--quiet", *template]) == 0
+    assert view("--text", *template, "--search", "TWO") == 0
+    printed = capfd.readouterr().out
+    assert "Rows 2 " in printed
+    assert "Row 1 · second\nPrompt:\n  Say two\nAnswer:\n  " in printed
+    assert "first" not in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ((), "0 1 2"),
+        (("--failed",), "1"),
+        (("--error", "timeout"), "1"),
+        (("--defect", "truncated"), "2"),
+        (("--search", "word 0"), "0"),
+        (("--where", "label=good"), "0"),
+        (("--where", "label=good", "--where", "text=word 0"), "0"),
+        (("--mark", "wrong"), "0"),
+        (("--limit", "1"), "0"),
+        (("--search", "nothing"), ""),
+    ],
+)
+def test_options_select_rows(written, capfd, options, rows):
+    written(line(0, parsed={"label": "good"}), failed(1), line(2, finish_reason="length"))
+    MarksFile("out.marks.jsonl").add(Mark(index=0, id="r0", answer="x", verdict="wrong"))
+    assert view("--text", *options) == 0
+    printed = capfd.readouterr().out
+    found = [text.split()[1] for text in printed.splitlines() if text.startswith("Row ")]
+    assert found == rows.split()
+    assert ("--limit sets another number" in printed) is ("--limit" in options)
+    assert ("No rows match." in printed) is (not rows)
+
+
+def test_hostile_texts_are_escaped_in_the_terminal(written, capfd):
+    text = "\x1b]0;title\x07\x1b[2J red\u2028\u202e\r\x9b31m"
+    error = {"kind": text, "message": text}
+    written(line(0, id=text, input={text: text}, text=f"a\nb{text}", model=text), line(1, error=error))
+    assert view("--text") == 0
+    printed = capfd.readouterr().out
+    assert all(sign.isprintable() or sign == "\n" for sign in printed)
+    assert "Answer:\n  a\n  b\\x1b]0;title\\x07\\x1b[2J red\\u2028\\u202e\\r\\x9b31m" in printed
+
+
+def test_long_answers_are_complete_in_the_terminal(written, capfd):
+    text = "界" * 700 + " end"
+    written(line(0, text=text))
+    assert view("--text") == 0
+    printed = capfd.readouterr().out
+    assert printed.count("界") == 700
+    assert "end" in printed
+
+
+def test_the_accuracy_of_marks_is_printed(written, capfd):
+    written(*(line(number) for number in range(3)))
+    index, file = RowIndex("out.jsonl"), MarksFile("out.marks.jsonl")
+    for at, verdict in enumerate(("right", "right", "unsure")):
+        row = index.row(at)
+        digest = answer_digest(row)
+        file.add(Mark(index=row.index, id=row.id, answer=digest, verdict=verdict))  # type: ignore[arg-type]
+    assert view("--marks") == 0
+    printed = capfd.readouterr().out
+    assert "Right answers 100.0 % (2 of 2, 1 unsure; 95 %: 34.2 to 100.0 %)" in printed
+    assert "answer 0" not in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--text", "--where", "label"), "--where: write FIELD=VALUE"),
+        (("--text", "--template", "{a.b}"), "--template: {a.b} is not a plain field name"),
+        (("--defect", "odd"), "invalid choice: 'odd'"),
+        (("--port", "70000"), "--port 70000: not a valid port"),
+    ],
+)
+def test_bad_options_are_refused(written, capfd, options, what):
+    written(line(0))
+    assert view(*options) == 2
+    assert what in capfd.readouterr().err
+
+
+def test_a_file_that_is_no_output_is_refused_by_the_viewer(folder, capfd):
+    (folder / "out.jsonl").write_text("no output\n")
+    for options in ((), ("--text",), ("--marks",)):
+        assert view(*options) == 2
+        assert "out.jsonl: line 1 is not JSON" in capfd.readouterr().err
