@@ -23,7 +23,15 @@ from smartbatch.core.limits.failures import Classifiers
 from smartbatch.core.preparation import tokens
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, read_answer
-from smartbatch.errors import AnswerUnread, ErrorKind, MissingAnswer, ProviderError, RequestCancelled, scrub
+from smartbatch.errors import (
+    AnswerUnread,
+    ErrorKind,
+    InvalidRequest,
+    MissingAnswer,
+    ProviderError,
+    RequestCancelled,
+    scrub,
+)
 from smartbatch.observe import logs
 from smartbatch.providers.base import AnswerStream, FlexTier, Provider
 from smartbatch.providers.callable import normalise, usage_of
@@ -69,6 +77,7 @@ def build_call(
     innermost: Middleware | None = None,
     compiler: BatchCompiler | None = None,
     tier: FlexTier | None = None,
+    checks: bool = False,
 ) -> Call:
     """Return the call to ``provider`` with its layers; it never raises.
 
@@ -77,8 +86,12 @@ def build_call(
             transmitted.
         compiler: combines several requests into one packed prompt.
         tier: the service tier that each request names.
+        checks: whether the provider must check the requests, because they were accepted for another one.
     """
-    call = _classified(_deadlined(provider, model, now, compiler, tier), provider, classifiers)
+    call = _deadlined(provider, model, now, compiler, tier)
+    if checks:
+        call = _checking(call, provider, model)
+    call = _classified(call, provider, classifiers)
     if innermost is not None:
         call = _with_middleware(innermost, call)
     return with_middleware(call, provider, middleware)
@@ -88,6 +101,22 @@ def with_middleware(call: Call, provider: Provider, middleware: Sequence[Middlew
     for layer in reversed(middleware):
         call = _with_middleware(layer, call)
     return _guarded(call, provider) if middleware else call
+
+
+def _checking(call: Call, provider: Provider, model: str) -> Call:
+    def checked_call(spec: CallSpec) -> Sequence[Outcome]:
+        for request in spec.requests:
+            try:
+                provider.check(request, model=model)
+            except InvalidRequest as error:
+                raise ProviderError(
+                    f"the fallback model {model} cannot take over: {error}",
+                    kind=ErrorKind.CLIENT_ERROR,
+                    code="invalid_request",
+                ) from None
+        return call(spec)
+
+    return checked_call
 
 
 def _deadlined(

@@ -293,7 +293,7 @@ class LaneFactory:
         else:
             most = min(abilities.max_shared, self._config.max_batch_size)
         state = self._models.setdefault((_place(provider), model), self._new_state())
-        hooks = self._setup.hooks
+        hooks, fallback = self._setup.hooks, self._setup.fallback
         sharing = replay = None
         if hooks.shareable and (hooks.middleware or self._cache is not None):
             sharing = AnswerSharing(self._cache, provider, model, stores=bool(hooks.middleware))
@@ -320,6 +320,7 @@ class LaneFactory:
                 innermost=sharing,
                 compiler=BatchCompiler(self._words, native_schema=abilities.schemas) if packed else None,
                 tier=tier,
+                checks=fallback is not None and provider is fallback.provider,
             ),
             max_tokens=math.inf if embedding is None else abilities.max_text_tokens,
             max_calls=abilities.calls_of(model),

@@ -9,7 +9,14 @@ from inside import own_registry
 from scenes import PATIENCE, Embedder, InTime, Scripted, broken, failure, submit_all, unavailable
 
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ConfigError, ErrorKind, ProviderError, ProviderUnavailable, RequestTimeout
+from smartbatch.errors import (
+    ConfigError,
+    ErrorKind,
+    InvalidRequest,
+    ProviderError,
+    ProviderUnavailable,
+    RequestTimeout,
+)
 from smartbatch.events import BreakerChanged
 from smartbatch.providers.registry import register
 from smartbatch.types import Route
@@ -118,6 +125,24 @@ def test_an_invalid_request_is_not_sent_to_the_fallback_model(clock, client_of):
     error = client.submit("alone").exception(PATIENCE)
     assert isinstance(error, ProviderError)
     assert (error.kind, len(provider.starts)) == (ErrorKind.CLIENT_ERROR, 1)
+
+
+def test_a_fallback_model_does_not_ignore_what_it_lacks(clock, client_of, monkeypatch):
+    class Spare(Scripted):
+        def check(self, request, *, model):
+            if request.params.reasoning_effort is not None:
+                raise InvalidRequest(f"{model} does not reason", field="reasoning_effort")
+
+    spare = Spare(clock, lambda *_: "from the spare", name="spare")
+    own_registry(monkeypatch)
+    register("spare", lambda *_a, **_k: (spare, "m"))
+    down = Scripted(clock, lambda *_: broken())
+    client = client_of(down, on_breaker_open="fallback", fallback_model="spare:m", retries=1)
+    assert client.submit("plain").result(PATIENCE).text == "from the spare"
+    error = client.submit("alone", reasoning_effort="low").exception(PATIENCE)
+    assert "the fallback model m cannot take over: m does not reason" in str(error)
+    assert (error.kind, error.code) == (ErrorKind.CLIENT_ERROR, "invalid_request")
+    assert [call.prompt for call in spare.starts] == ["plain"]
 
 
 def test_a_fallback_that_fails_too_ends_the_request(clock, client_of, monkeypatch):

@@ -42,6 +42,7 @@ def misspelt_words(client: BatchingClient, prompts: list[str]) -> None:
     smartbatch.generate(prompts, model="sim:demo", strategy="individul")  # wrong
     client.generate(prompts, strategy="individul")  # wrong
     client.map(prompts, prefer="sped")  # wrong
+    client.map(prompts, reasoning_effort="hgh")  # wrong
     client.map(prompts, on_error="rase")  # wrong
     client.submit("x", priority="urgnt")  # wrong
     client.submit_batch(prompts, batch_fallback="individul")  # wrong
