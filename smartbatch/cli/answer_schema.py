@@ -25,6 +25,11 @@ _TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "date": {"type": "string", "format": "date", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"},
 }
 _OTHER_TYPES: Final = {"string": "str", "text": "str", "integer": "int", "number": "float", "boolean": "bool"}
+_STATEMENTS: Final = frozenset(
+    {"type", "properties", "enum", "const", "items", "anyOf", "oneOf", "allOf", "$ref"}
+)
+"""Keywords of which a schema needs one. Without any, such as in the ``json_schema`` of a request, which
+contains a schema, it would allow every answer."""
 _NUMBER: Final = r"-?[0-9]+(?:\.[0-9]+)?"
 _RANGE: Final = re.compile(rf"({_NUMBER}) ?- ?({_NUMBER})")
 _LIST: Final = "list of "
@@ -69,8 +74,11 @@ def _schema_in_file(path: str) -> Any:
         raise ConfigError(f"--schema {path}: is not valid JSON: {error.msg} ({where})") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--schema {path}: is not valid JSON in UTF-8") from error
-    if not isinstance(schema, dict):
-        raise ConfigError(f'--schema {path}: must be a JSON object, such as {{"type": "object", …}}')
+    if not isinstance(schema, dict) or not _STATEMENTS & schema.keys():
+        raise ConfigError(
+            f'--schema {path}: must be a JSON object that describes the answer, such as {{"type": "object", '
+            '"properties": …}'
+        )
     return schema
 
 

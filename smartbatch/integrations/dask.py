@@ -30,7 +30,7 @@ COLUMNS = ("answer", "error", "cost")
 """Columns added to a dataframe: the answer's text, the name of the error, and the cost in USD. A missing
 value leaves its cell empty.
 """
-Template: TypeAlias = TemplateSource | Callable[[Any], Prompt]
+Template: TypeAlias = "TemplateSource | Callable[[Any], Prompt]"
 Compute: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """Loads the partitions of a collection into this process."""
 

@@ -78,10 +78,9 @@ class ListPlanner:
         constraints = self.constraints(given)
         if constraints.budget is not None:
             self.check_priced(self.model_of(plain))
-        kind, batchable = Kind.GENERATE, True
-        if plain.get("embedding") is not None:
-            kind = Kind.EMBED
-            self.preparer.check(self.preparer.request("a text", plain))  # the list may be empty
+        any_request = self.preparer.request("a text", plain)
+        self.preparer.check(any_request)  # the list may be empty
+        kind, batchable = kind_of(any_request), True
         self.check_forced(given, kind, None)
         advisor = self.advisor.for_model(self.model_of(plain))
         workload = advisor.workload(

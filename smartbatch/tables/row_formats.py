@@ -320,7 +320,8 @@ def csv_rows(file: IO[bytes], *, delimiter: str | None = None, usual: str = ",")
         yield from _records(_bounded(text), delimiter, usual)
     finally:
         csv.field_size_limit(before)
-        text.detach()
+        if not file.closed:  # by an error while the rows were read
+            text.detach()
 
 
 def _records(lines: Iterator[str], delimiter: str | None, usual: str) -> Iterator[ParsedRow]:

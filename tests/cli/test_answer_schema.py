@@ -16,7 +16,7 @@ from cli.runs import prompts, use_emulator, written
 from smartbatch import ConfigError
 from smartbatch.cli.answer_schema import answer_schema
 from smartbatch.cli.clients import params_of
-from smartbatch.cli.main import main
+from smartbatch.cli.main import build_parser, main
 from smartbatch.runs.row_keys import Keys
 from smartbatch.testing import emulator
 
@@ -24,9 +24,8 @@ RUN = ["run", "in.txt", "--model", "sim:demo?latency=0"]
 LABEL = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}}, "required": ["mood"]}
 
 
-def options(schema: str | None = None, *fields: str, **more: Any) -> Namespace:
-    usual = dict.fromkeys(("system", "max_tokens", "temperature", "seed", "reasoning_effort"))
-    return Namespace(schema=schema, output_field=list(fields), **usual | {"extra": []} | more)
+def options(schema: str | None = None, *fields: str) -> Namespace:
+    return Namespace(schema=schema, output_field=list(fields))
 
 
 def field(written: str) -> Any:
@@ -104,6 +103,11 @@ number = 5
         ("label.json", None, "label.json: cannot be read: No such file"),
         ("label.json", "{\n 1}", "label.json: is not valid JSON: "),
         ("label.json", "[1]", "label.json: must be a JSON object"),
+        (
+            "label.json",
+            '{"name": "label", "schema": {"type": "object"}}',
+            "label.json: must be a JSON object",
+        ),
         ("label.json", '{"type": "strnig"}', "label.json: "),
         ("own_labels:Label", None, "own_labels:Label: cannot be imported: ModuleNotFoundError"),
         ("own_labels:Labl", CLASS, "own_labels:Labl: cannot be imported: AttributeError"),
@@ -135,9 +139,12 @@ def test_equal_schemas_have_equal_keys_and_others_do_not(folder):
     Path("label.json").write_text(json.dumps(LABEL))
     Path("same.json").write_text(json.dumps(dict(reversed(LABEL.items())), indent=2))
     Path("other.json").write_text(json.dumps({**LABEL, "required": []}))
-    keys = [Keys.of("sim:demo", params_of(options(f"{name}.json"))) for name in ("label", "same", "other")]
-    assert keys[0] == keys[1] != keys[2]
-    assert Keys.of("sim:demo", params_of(options(extra=["top_k=40"]))) not in keys
+
+    def keys(*words: str) -> Keys:
+        return Keys.of("sim:demo", params_of(build_parser().parse_args([*RUN, *words])))
+
+    assert keys("--schema", "label.json") == keys("--schema", "same.json") != keys("--schema", "other.json")
+    assert keys("--extra", "top_k=40") != keys() != keys("--output-field", "mood: good|bad")
 
 
 @pytest.mark.parametrize("table", ["out.csv", "out.parquet"])
@@ -174,6 +181,21 @@ def test_schema_and_extra_are_sent_to_the_provider(folder, monkeypatch):
         (["--extra", "=4"], "needs the form KEY=JSON"),
         (["--extra", "user=sk-secret"], """--extra user: the value is not JSON; write it such as user=40"""),
         (["--extra", "a=1", "--extra", "a=2"], "--extra a: is given twice"),
+        (
+            [
+                "--output-field",
+                "a: str",
+                "--extra",
+                "faults=1",
+                "--model",
+                "openai:m",
+                "--provider-option",
+                "api_key=k",
+                "--extra",
+                'response_format={"type": "text"}',
+            ],
+            "the format is set twice",
+        ),
         (["--embed", "--output-field", "a: str"], "--output-field applies to answers"),
         (["--embed", "--schema", "a.json"], "--schema applies to answers"),
         (["--embed", "--extra", "a=1"], "--extra applies to answers"),
