@@ -361,6 +361,7 @@ and what went wrong. It contains no prompts and no answers. Nothing is sent, and
 examples:
   smartbatch report nightly -o nightly.html
   smartbatch report answers.jsonl -o answers.html --png
+  smartbatch report answers.jsonl --label-column sentiment
 """,
         epilog="exit codes: 0 written, 1 no such job, 2 bad usage, file or store",
     )
@@ -369,6 +370,8 @@ examples:
     options = """
 -o --output FILE.html  write to this file (default: report.html), replacing an earlier report
 --png                  also write a picture next to it; needs Chromium, Chrome or Edge
+--label-column NAME    score the answers against the labels in this column of the input
+--label-field F        compare this field of the answers (default: the only field, or the text)
 """
     add_options(parser.add_argument, options + _STORE_OPTION.lstrip() + _CONFIG_OPTION)
 

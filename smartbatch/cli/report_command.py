@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from smartbatch._words import escape
+from smartbatch.cli.label_options import check_labels, label_scores
 from smartbatch.errors import ConfigError, InputError, RowSkipped, snake_case
 from smartbatch.jobs.job_report import run_of_list
 from smartbatch.jobs.report_view import (
@@ -32,8 +33,9 @@ from smartbatch.jobs.report_view import (
 )
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.summary_records import StoredDecision
+from smartbatch.quality.labels import LabelScores, label_section
 from smartbatch.runs.output_lines import defects_of
-from smartbatch.runs.output_reader import read_lines
+from smartbatch.runs.output_reader import read_lines, row_of
 from smartbatch.types import DEFECTS
 from smartbatch.views.html import Report
 
@@ -44,19 +46,31 @@ if TYPE_CHECKING:
 _SKIPPED = snake_case(RowSkipped.__name__)
 
 
-def output_report(path: str, runs: Sequence[ReportedRun], made_at: float) -> Report:
-    """``runs`` are the stored jobs whose answers the output contains; ``made_at`` is in Unix seconds."""
-    figures, written = figures_of_output(path)
+def output_report(
+    path: str, runs: Sequence[ReportedRun], made_at: float, labels: LabelScores | None = None
+) -> Report:
+    """``runs`` are the stored jobs whose answers the output contains; ``made_at`` is in Unix seconds.
+
+    Args:
+        labels: counts each row, and becomes a section of the report.
+    """
+    figures, written = figures_of_output(path, labels)
     status, asked = figures.status(), figures.asked(path, made_at, written)
     title = f"Results in {os.path.basename(path)}"
-    return Report(report_view(title, status, figures.seen, runs, asked), status.total)
+    view = report_view(title, status, figures.seen, runs, asked)
+    if labels is not None:
+        check_labels(labels, path)
+        view = evolve(view, sections=(*view.sections[:2], label_section(labels), *view.sections[2:]))
+    return Report(view, status.total)
 
 
-def figures_of_output(path: str) -> tuple[OutputFigures, float]:
+def figures_of_output(path: str, labels: LabelScores | None = None) -> tuple[OutputFigures, float]:
     """Also return when the output was last written, in Unix seconds."""
     figures = OutputFigures()
     for line in read_lines(path):
         figures.count(line)
+        if labels is not None:
+            labels.count(row_of(line))
     return figures, os.path.getmtime(path)
 
 
@@ -255,8 +269,11 @@ def _report(args: argparse.Namespace) -> Report:
             f"{subject!r:.80} is not a file, and there is no store at {escape(no_store)} to look for a job; "
             "use --store or SMARTBATCH_STORE for another store"
         )
+    labels = label_scores(args)
+    if labels is not None and not is_file:
+        raise InputError("--label-column needs an output file: a job does not keep the columns of its input")
     if no_store is not None:
-        return output_report(subject, (), time.time())
+        return output_report(subject, (), time.time(), labels)
     stored = StoredJobs(config)
     try:
         if not is_file:
@@ -265,6 +282,6 @@ def _report(args: argparse.Namespace) -> Report:
         ended = stored.kept_decisions(output_key(subject))
         oldest_first = sorted(jobs, key=lambda job: job.created_at)
         runs = (*(job.reported_run() for job in oldest_first), *ended_runs(ended))
-        return output_report(subject, runs, time.time())
+        return output_report(subject, runs, time.time(), labels)
     finally:
         stored.close(GRACE_SECONDS)

@@ -64,6 +64,27 @@ def test_of_lines_of_one_row_the_answered_one_counts(folder):
     assert [group.message for group in figures.seen.failures.largest()] == ["last"]
 
 
+def test_the_report_scores_answers_against_a_column(folder, capfd):
+    rows = [
+        line(at, input={"mood": label}, text=text)
+        for at, (label, text) in enumerate(
+            [("Good", "good"), ("bad", "good"), ("bad", "SECRET"), ("", "bad")]
+        )
+    ]
+    path = written(folder, *rows)
+    assert report(path, "-o", "r.html", "--label-column", "mood") == 0
+    html = (folder / "r.html").read_text("utf-8")
+    assert "33.3 % (95 %: 6.1 to 79.2 %) of 3 answers equal the label (mood)." in html
+    assert "Not scored: 1 row without a label." in html
+    assert "SECRET" not in html
+    assert "secret" not in html
+    capfd.readouterr()
+    assert report(path, "-o", "r.html", "--label-column", "moo") == 2
+    assert "no row has a label in the column 'moo'" in capfd.readouterr().err
+    assert report(path, "-o", "r.html", "--label-field", "mood") == 2
+    assert report("a-job", "-o", "r.html", "--label-column", "mood") == 1
+
+
 def test_skipped_rows_are_no_failed_requests(folder, capfd):
     skipped = {"kind": "row_skipped", "message": "skipped: blank `text`"}
     rows = (line(0), *(line(index, error=skipped, text=None, cost=0.0) for index in (1, 2)), failed(3))
