@@ -288,7 +288,6 @@ _BUILT_IN = (
         batch_share=0.5,
         writes_cache=True,
         max_tokens_field="max_completion_tokens",
-        efforts=OPENAI_EFFORTS,
         reasoning_turns=False,
         telemetry_name="azure.ai.openai",
         batches=AZURE,

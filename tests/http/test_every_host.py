@@ -95,6 +95,17 @@ def test_every_host_is_in_this_table():
     assert {name for name, host in HOSTS.items() if host.api == "openai"} == MODELS.keys()
 
 
+@pytest.mark.parametrize("name", sampled(("openrouter", "mistral", "xai"), keep=1))
+def test_a_host_with_its_own_api_takes_the_effort_on_every_route(name, reached):
+    with emulator(dialect=name) as server:
+        reached(name, server)
+        settings = {"batch_poll_interval": 0.02, "prices": prices_of(name)}
+        with BatchingClient(model_of(name), reasoning_effort="high", **settings) as client:
+            alone = client.submit("hello").result(PATIENCE)
+            [batched] = client.generate(["hello"], strategy="batch")
+    assert alone.usage.reasoning_tokens == batched.usage.reasoning_tokens > 0
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_a_list_within_a_budget_costs_its_tokens_at_the_price_of_the_host(name, reached):
     with emulator() as server:

@@ -73,6 +73,7 @@ def test_hosts_receive_the_level_in_their_own_form():
         ("o3-2025-04-16", "low medium high"),
         ("gpt-5-mini", "minimal low medium high"),
         ("gpt-5.1", "none low medium high"),
+        ("gpt-5.1-codex-max", "low medium high xhigh"),
         ("gpt-5.4-mini", "none low medium high xhigh"),
         ("gpt-6.1-sol", "none minimal low medium high xhigh max"),  # unknown: the server decides
     ],
@@ -84,6 +85,8 @@ def test_levels_of_openais_models_are_checked(model, levels):
 def test_other_servers_check_the_level_themselves():
     server = OpenAIProvider(KEY, base_url="http://127.0.0.1:1/v1")
     assert accepted(server, "gpt-4o-mini") == set(EFFORTS)
+    azure = OpenAIProvider(KEY, base_url="https://acme.openai.azure.com/openai/v1")
+    assert accepted(azure, "gpt-4o-mini") == set(EFFORTS)  # the name of a deployment
 
 
 @pytest.mark.parametrize(
@@ -145,6 +148,7 @@ def test_parameters_that_exclude_thinking_are_named():
         ("gemini-3.1-pro-preview", "low medium high"),
         ("models/gemini-3.8-flash", "low medium high"),
         ("gemini-3.5-flash-lite", "minimal low medium high"),
+        ("gemini-pro-latest", "minimal low medium high xhigh"),
         ("gemini-4-argon", "minimal low medium high xhigh"),
     ],
 )

@@ -16,7 +16,7 @@ from smartbatch.types import Generation
 CONFIGS: Final = ("thinkingConfig", "thinking_config")
 _CONTROLS: Final = ("thinkingLevel", "thinking_level", "thinkingBudget", "thinking_budget")
 _LEVELS: Final = (
-    (re.compile(r"gemini-(?:1|2\.0|pro)|gemma-[1-3]|learnlm"), ()),
+    (re.compile(r"gemini-(?:1|2\.0|pro(?!-latest))|gemma-[1-3]|learnlm"), ()),
     (re.compile(r"gemini-2\.5-pro"), ("minimal", "low", "medium", "high")),
     (re.compile(r"gemini-2\.5"), ("none", "minimal", "low", "medium", "high")),
     (re.compile(r"gemini-3(?:\.\d)?-pro|gemini-3\.[78]-flash"), ("low", "medium", "high")),

@@ -71,6 +71,7 @@ OPENAI_EFFORTS: Final = EffortDialect(
         "gpt-5-codex": _O_SERIES,
         "gpt-5-pro": ("high",),
         "gpt-5.1": _GPT_5_1,
+        "gpt-5.1-codex-max": (*_O_SERIES, "xhigh"),
         **dict.fromkeys(("gpt-5.2", "gpt-5.3", "gpt-5.4", "gpt-5.5"), _GPT_5_2),
         "gpt-5.": ("none", "low", "medium", "high", "xhigh", "max"),
     }

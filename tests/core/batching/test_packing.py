@@ -157,6 +157,7 @@ class TestTheForm:
             Request("b", Generation(temperature=1.0)),
             Request("b", Generation(max_tokens=5)),
             Request("b", Generation(schema={})),
+            Request("b", Generation(reasoning_effort="low")),
         ],
     )
     def test_what_does_not_agree_cannot_be_packed(self, other):
