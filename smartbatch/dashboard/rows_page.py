@@ -65,7 +65,7 @@ def row_section(
     """Return everything about a row, with its prompt instead of its fields if ``prompts`` are given."""
     number = f"Row {row.index}" + ("" if row.sample is None else f", answer {row.sample}")
     title = number if row.id == row.index else f"{number} · {row.id}"
-    parts = (*_input(row, prompts), *_answer(row), *_verdicts(row, marks), Note(_figures(row)), form)
+    parts = (*_input(row, prompts), *_answer(row), Note(_figures(row)), *_verdicts(row, marks), form)
     return Section(f"row-{position}", title, parts, is_live=False)
 
 
@@ -84,9 +84,9 @@ def _answer(row: RecordedRow) -> Iterator[Part]:
         yield Note(", ".join(row.defects), "warn")
     if row.error_kind is not None:
         yield Note(f"{row.error_kind}: {row.error}", "bad")
-    if row.text is not None:
-        yield _text("Answer", row.text)
     yield from _values("Parsed", row.fields)
+    if row.text is not None:
+        yield _text("Answer", row.text, is_folded=bool(row.fields))
 
 
 def _values(label: str, values: Mapping[str, Any]) -> Iterator[Part]:
@@ -100,12 +100,13 @@ def _values(label: str, values: Mapping[str, Any]) -> Iterator[Part]:
     yield from (_text(f"{label} · {name}", text) for name, text in texts.items() if name not in short)
 
 
-def _text(label: str, text: str) -> Part:
+def _text(label: str, text: str, *, is_folded: bool = False) -> Part:
     whole = LongText(label, text)
-    if len(text) < _FOLDED_CHARACTERS:
+    if len(text) < _FOLDED_CHARACTERS and not is_folded:
         return whole
     start = " ".join(text[: 2 * _SUMMARY_CHARACTERS].split())[:_SUMMARY_CHARACTERS]
-    return Folded(f"{label}, {len(text):,} characters: {start}…", (whole,))
+    cut = "" if start == text else "…"
+    return Folded(f"{label}, {plural(len(text), 'character')}: {start}{cut}", (whole,))
 
 
 def _verdicts(row: RecordedRow, marks: Sequence[Mark]) -> Iterator[Part]:
