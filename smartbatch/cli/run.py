@@ -28,12 +28,10 @@ from smartbatch.cli.plan_command import RouteChooser, RunOutcome
 from smartbatch.cli.printing import ReaderLeft, StandardOutput, note, say, terminal_width
 from smartbatch.cli.sampled_run import (
     KeptLines,
+    SampledRun,
     asks_for_rest,
     check_sample,
     in_real_time,
-    projected,
-    sampled,
-    show_sample,
     without_sample,
 )
 from smartbatch.cli.summary import RunSummary, amounts_of, failure_line
@@ -226,7 +224,9 @@ class _Run:
         )
         sent = args if args.sample is None else in_real_time(args)
         self._chooser = RouteChooser(self._client, self._input, sent, self._clock)
+        self._params = params
         self._selection: RowSelection | None = None
+        self._sample: SampledRun | None = None
 
     def go(self) -> int:
         keys = self._input.check()
@@ -236,7 +236,8 @@ class _Run:
             earlier = EarlierOutput(self._out, self._input, self._client, self._args)
             self._before, self._selection = earlier.take_up()
         if self._args.sample is not None:
-            self._selection = sampled(self._input, self._args)
+            self._sample = SampledRun.draw(self._input, self._args, self._params)
+            self._selection = self._sample.selection
         written = self._out.is_answered if self._out is not None else lambda _: False
         needed = len(keys) - keys.skipped * keys.n
         self._completed = self._before.answered
@@ -263,28 +264,28 @@ class _Run:
         if job_run is not None and self._reader_left:  # unprinted answers are paid for, too
             for result in job_run.rows.stored_after(self._last_written):
                 self._summary.count(result)
-        if self._selection is not None and not (caught or self._changed or self._args.quiet):
-            show_sample(self._input, self._selection, self._answers())
+        if self._sample is not None and not (caught or self._changed or self._args.quiet):
+            self._sample.show(self._answers())
         self._print_summary(caught, unanswered, [] if job_run is None else job_run.rows.batches, outcome)
         if self._changed is not None:
             say(f"smartbatch: {self._changed.message}")
         if caught:
             return 128 + caught
-        if self._selection is not None:
-            self.continues = self._offer_rest(self._selection, written)
+        if self._sample is not None:
+            self.continues = self._offer_rest(self._sample, written)
         return 1 if self._summary.failed or unanswered or self._changed is not None else 0
 
-    def _offer_rest(self, sample: RowSelection, written: Callable[[int], bool]) -> bool:
+    def _offer_rest(self, sample: SampledRun, written: Callable[[int], bool]) -> bool:
         """Print time and cost of the other rows on each route; return whether to send them."""
         keys = self._input.keys
         needed = bytearray(
-            place not in sample and not keys.is_skipped(place) and not written(place)
+            place not in sample.selection and not keys.is_skipped(place) and not written(place)
             for place in range(len(keys))
         )
         rest = sum(needed)
-        if rest and not self._args.quiet:
+        if rest and not (self._changed or self._args.quiet):
             plan = RouteChooser(self._client, self._input, self._args, self._clock).plan(needed)
-            projection = projected(self._input, self._args, sample, self._answers())
+            projection = sample.projection(self._answers())
             say("\n".join(projection_lines(projection, plan, terminal_width())))
         return asks_for_rest(self._args, rest)
 

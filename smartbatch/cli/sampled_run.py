@@ -10,8 +10,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from attrs import define, field
+
 from smartbatch._words import plural
-from smartbatch.cli.clients import params_of
 from smartbatch.cli.printing import one_line, print_out, say, terminal_width
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ConfigError
@@ -23,7 +24,7 @@ from smartbatch.runs.output_reader import row_of
 from smartbatch.runs.row_requests import InputRequests
 from smartbatch.runs.run_identity import RowSelection
 from smartbatch.tables.cells import text_of
-from smartbatch.types import Request, evolve
+from smartbatch.types import Generation, Request, evolve
 from smartbatch.views.model import Cell, Column
 from smartbatch.views.terminal import fitted, table_lines
 
@@ -59,26 +60,6 @@ def in_real_time(args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(args), "strategy": "individual", "deadline": None})
 
 
-def sampled(rows: InputRequests, args: argparse.Namespace) -> RowSelection:
-    """Draw the sample of a run, all answers of each drawn row.
-
-    Raises:
-        InputError: no row has the column of ``--by``.
-    """
-    keys, seed = rows.keys, args.sample_seed or 0
-    sent = [index for index in range(keys.rows) if not keys.is_skipped(index * keys.n)]
-    groups = None
-    if args.by is not None:
-        values = rows.values_of(args.by)
-        groups = [values[index] for index in sent]
-    chosen = bytearray(len(keys))
-    for position in draw(len(sent), args.sample, random.Random(seed), groups):
-        first = sent[position] * keys.n
-        chosen[first : first + keys.n] = b"\1" * keys.n
-    by = "" if args.by is None else f" by {args.by}"
-    return RowSelection(f"sample of {args.sample}, seed {seed}{by}", chosen)
-
-
 class KeptLines:
     """Keeps the lines of a sample that has no output file."""
 
@@ -92,19 +73,57 @@ class KeptLines:
         return (row_of(json.loads(line)) for line in self.lines)
 
 
-def show_sample(rows: InputRequests, selection: RowSelection, answers: Iterable[RecordedRow]) -> None:
-    """Print the prompts and answers of a sample on standard output, as a table."""
-    n = rows.keys.n
-    by_place = {row.index * n + (row.sample or 0): row for row in answers}
-    shown = [
-        (by_place[row.place], request)
-        for row, request in rows.requests(lambda place: place not in selection)
-        if row.place in by_place
-    ]
-    width = terminal_width()
-    columns, cells = _table(shown, width)
-    for line in table_lines(columns, cells, width):
-        print_out(line)
+@define(eq=False, repr=False)
+class SampledRun:
+    """The sample of a run.
+
+    Attributes:
+        selection: all answers of each drawn row.
+    """
+
+    _rows: InputRequests
+    _params: Generation
+    _groups: list[str] | None
+    selection: RowSelection
+    _sizes: array[float] = field(factory=lambda: array("d"), init=False)  # estimated tokens of each row
+
+    @classmethod
+    def draw(cls, rows: InputRequests, args: argparse.Namespace, params: Generation) -> SampledRun:
+        """Draw the sample of a checked input.
+
+        Raises:
+            InputError: no row has the column of ``--by``.
+        """
+        keys, seed = rows.keys, args.sample_seed or 0
+        sent = [index for index in range(keys.rows) if not keys.is_skipped(index * keys.n)]
+        groups = None if args.by is None else rows.values_of(args.by)
+        grouped = None if groups is None else [groups[index] for index in sent]
+        chosen = bytearray(len(keys))
+        for position in draw(len(sent), args.sample, random.Random(seed), grouped):
+            first = sent[position] * keys.n
+            chosen[first : first + keys.n] = b"\1" * keys.n
+        by = "" if args.by is None else f" by {args.by}"
+        return cls(rows, params, groups, RowSelection(f"sample of {args.sample}, seed {seed}{by}", chosen))
+
+    def show(self, answers: Iterable[RecordedRow]) -> None:
+        """Print the prompts and answers of the sample on standard output, as a table."""
+        keys = self._rows.keys
+        by_place = {row.index * keys.n + (row.sample or 0): row for row in answers}
+        self._sizes = array("d", bytes(8 * keys.rows))
+        shown = []
+        for row, request in self._rows.requests(keys.is_skipped):
+            sent = evolve(request, params=self._params, embedding=self._rows.embedding)
+            self._sizes[row.index] = keys.n * estimate_request(sent)
+            if row.place in self.selection and row.place in by_place:
+                shown.append((by_place[row.place], request))
+        width = terminal_width()
+        for line in table_lines(*_table(shown, width), width):
+            print_out(line)
+
+    def projection(self, answers: Iterable[RecordedRow]) -> Projection:
+        """Project the cost of all rows, once :meth:`show` has read them."""
+        drawn = (row for row in answers if row.index * self._rows.keys.n in self.selection)
+        return project(drawn, self._sizes, self._groups)
 
 
 def _table(
@@ -134,18 +153,6 @@ def _text_of_prompt(prompt: Request) -> str:
 
 def _problem(row: RecordedRow) -> str:
     return ", ".join(row.defects) if row.ok else f"{row.error_kind}: {one_line(row.error or '')}"
-
-
-def projected(
-    rows: InputRequests, args: argparse.Namespace, sample: RowSelection, answers: Iterable[RecordedRow]
-) -> Projection:
-    """Project the cost of all rows from the answers to a sample."""
-    keys, params = rows.keys, params_of(args)
-    sizes = array("d", bytes(8 * keys.rows))
-    for row, request in rows.requests(keys.is_skipped):
-        sizes[row.index] = keys.n * estimate_request(evolve(request, params=params, embedding=rows.embedding))
-    drawn = (row for row in answers if row.index * keys.n in sample)
-    return project(drawn, sizes, None if args.by is None else rows.values_of(args.by))
 
 
 def asks_for_rest(args: argparse.Namespace, rest: int) -> bool:
