@@ -137,7 +137,7 @@ def template_source(text: str | None) -> TemplateSource | None:
     return text[1:] if text.startswith("@@") else Path(text[1:])
 
 
-def prompt_maker(args: argparse.Namespace) -> PromptMaker:
+def prompt_maker(args: argparse.Namespace, params: Generation) -> PromptMaker:
     with ExitStack() as stack:
         examples = None if args.examples is None else stack.enter_context(RowSource(args.examples))
         return PromptMaker(
@@ -146,4 +146,5 @@ def prompt_maker(args: argparse.Namespace) -> PromptMaker:
             id_field=args.id_field,
             on_missing=args.on_missing,
             examples=examples,
+            schema=params.schema,
         )

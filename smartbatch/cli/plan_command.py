@@ -137,9 +137,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, stack: ExitStack) -> tuple[Plan, str | None]:
-    maker = prompt_maker(args)
     embedding = embedding_of(args)
     params = params_of(args)
+    maker = prompt_maker(args, params)
     client = _client(args, params, stack)
     source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))
     rows = InputRequests(

@@ -197,11 +197,11 @@ class _Run:
         check_sample(args)
         if args.resend is not None and args.output is None:
             raise ConfigError("--resend replaces answers in an output file: give it with -o")
-        maker = prompt_maker(args)
         embedding = embedding_of(args)
         n = answers_each(args)
         formulas = formulas_of(args)
         params = params_of(args)
+        maker = prompt_maker(args, params)
         self._client = client_of(args, params)
         source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))
         self._out: OutputFile | TableOutput | None = None

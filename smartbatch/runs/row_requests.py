@@ -6,7 +6,7 @@ The whole input is checked before the first request is sent, and then read again
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -14,10 +14,11 @@ from attrs import evolve
 
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InputError, InvalidRequest
+from smartbatch.runs.example_turns import example_turns
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys, UniqueIds, digest_of_id
 from smartbatch.tables.cells import BadField, MissingFields, listed, missing_fields, text_of
 from smartbatch.tables.row_formats import BadRow
-from smartbatch.tables.row_prompts import MAX_EXAMPLES, RowPrompts, SkippedRow
+from smartbatch.tables.row_prompts import RowPrompts, SkippedRow
 from smartbatch.tables.row_source import Row, RowSource
 from smartbatch.tables.templates import TemplateError
 from smartbatch.types import Embedding, Generation, OnMissing, Request, TemplateSource
@@ -43,6 +44,7 @@ class PromptMaker:
             this field are numbered.
         on_missing: what to do with rows that lack a field of their prompt.
         examples: rows with the fields of the prompt and their ``answer``. Every prompt begins with them.
+        schema: the schema of answers, for those of the examples.
 
     Raises:
         InputError: the template or an example is invalid; the error says where.
@@ -56,6 +58,7 @@ class PromptMaker:
         id_field: str | None = None,
         on_missing: OnMissing = "error",
         examples: RowSource | None = None,
+        schema: Mapping[str, Any] | None = None,
     ) -> None:
         self._id_field = id_field
         try:
@@ -63,29 +66,14 @@ class PromptMaker:
         except TemplateError as error:
             raise InputError(f"--template: {error.message}") from error
         if examples is not None:
-            self._prompts = evolve(self._prompts, examples=self._turns_of(examples))
+            turns = example_turns(examples, self._prompts, schema)
+            self._prompts = evolve(self._prompts, examples=turns)
         self.fields = self._prompts.fields  # fields that prompts name; empty if each row decides
         self._may_name_models = template is None and prompt_field in (None, *_REQUEST_FIELDS)
 
     @property
     def has_ids(self) -> bool:
         return self._id_field != NO_ID_FIELD
-
-    def _turns_of(self, examples: RowSource) -> Sequence[Mapping[str, str]]:
-        turns: list[Mapping[str, str]] = []
-        for row in examples.rows():
-            try:
-                if isinstance(row, BadRow):
-                    raise BadField(row.message)
-                if row.index == MAX_EXAMPLES:
-                    raise BadField(f"is beyond the limit of {MAX_EXAMPLES:,} examples")
-                turns += self._prompts.example(row.fields)
-            except BadField as error:
-                where = f"--examples {examples.name}: {examples.place(row)}"
-                raise InputError(f"{where}: {error.message}") from error
-        if not turns:
-            raise InputError(f"--examples {examples.name}: has no rows")
-        return turns
 
     def prompt(self, row: Row) -> Any:
         """Return the unvalidated prompt of a row or a :class:`SkippedRow`.

@@ -117,6 +117,48 @@ def test_examples_of_a_file_are_part_of_the_prompts_and_keys(folder, capfd):
     assert "the prompt of 2 answered rows" in capfd.readouterr().err
 
 
+FIELDS = (
+    "--output-field",
+    "mood: good|bad",
+    "--output-field",
+    "stars: int 1-5",
+    "--output-field",
+    "buy: bool",
+)
+
+
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("text,mood,stars,buy", "a,good,5,True"),
+        ("text,answer", 'a,"{""mood"": ""good"", ""stars"": 5, ""buy"": true}"'),
+    ],
+)
+def test_answers_of_a_schema_are_fields_of_examples_or_json(header, row, folder, capfd):
+    Path("examples.csv").write_text(f"{header}\n{row}\n")
+    assert main(["plan", "in.csv", "--model", "sim:demo", "--examples", "examples.csv", *FIELDS]) == 0
+    (_, answer, _) = json.loads(capfd.readouterr().out.partition("First prompt: ")[2])
+    assert json.loads(answer["content"]) == {"mood": "good", "stars": 5, "buy": True}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("text,answer\na,good\n", "row 0 (line 2): the answer does not follow the schema"),
+        ("text,mood,stars,buy\na,good,6,true\n", "row 0 (line 2): the answer violates the schema at prop"),
+        ("text,mood,stars,buy\na,good,,true\n", "row 0 (line 2): the answer violates the schema at "),
+        (
+            "text,mood\na,good\n",
+            "no field 'answer', and no 'stars' of the schema; the row has 'text', 'mood'",
+        ),
+    ],
+)
+def test_examples_that_violate_the_schema_are_refused(content, problem, folder, capfd):
+    Path("examples.csv").write_text(content)
+    assert run("--examples", "examples.csv", *FIELDS) == 2
+    assert problem in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
