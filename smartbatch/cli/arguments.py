@@ -371,6 +371,7 @@ examples:
 -o --output FILE.html  write to this file (default: report.html), replacing an earlier report
 --png                  also write a picture next to it; needs Chromium, Chrome or Edge
 --label-column NAME    score the answers against the labels in this column of the input
+--labels FILE          score them against this file of marks, or of lines with id and label
 --label-field F        compare this field of the answers (default: the only field, or the text)
 """
     add_options(parser.add_argument, options + _STORE_OPTION.lstrip() + _CONFIG_OPTION)

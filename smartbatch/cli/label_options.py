@@ -1,4 +1,4 @@
-"""The options ``--label-column`` and ``--label-field``, with which answers are scored."""
+"""The options ``--label-column``, ``--labels`` and ``--label-field``, with which answers are scored."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ import argparse
 from smartbatch._words import escape
 from smartbatch.errors import ConfigError, InputError
 from smartbatch.quality.labels import LabelScores
+from smartbatch.runs.label_file import read_labels
 
 
 def label_scores(args: argparse.Namespace) -> LabelScores | None:
     """Return scores that have counted nothing yet; ``None`` without labels.
 
     Raises:
-        ConfigError: ``--label-field`` is given alone.
+        ConfigError: the options contradict each other.
+        InputError: the file of labels cannot be used.
     """
-    if args.label_column is None:
-        if args.label_field is not None:
-            raise ConfigError("--label-field needs --label-column")
-        return None
-    return LabelScores(args.label_column, args.label_field)
+    column, path, compared = args.label_column, args.labels, args.label_field
+    if column is not None and path is not None:
+        raise ConfigError("--label-column and --labels both name labels: leave out one of them")
+    if path is not None:
+        return LabelScores(path, compared, read_labels(path, compared))
+    if column is not None:
+        return LabelScores(column, compared)
+    if compared is not None:
+        raise ConfigError("--label-field needs --label-column or --labels")
+    return None
 
 
 def check_labels(scores: LabelScores, path: str) -> None:
     """Raise InputError if no row of an output had a label."""
     if scores.unlabeled and not (scores.scored or scores.unanswered or scores.fields):
-        raise InputError(f"{escape(path)}: no row has a label in the column {scores.column!r:.80}")
+        where = f"the column {scores.column!r:.80}" if scores.given is None else escape(scores.column)
+        raise InputError(f"{escape(path)}: no row has a label in {where}")

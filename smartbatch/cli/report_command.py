@@ -271,7 +271,7 @@ def _report(args: argparse.Namespace) -> Report:
         )
     labels = label_scores(args)
     if labels is not None and not is_file:
-        raise InputError("--label-column needs an output file: a job does not keep the columns of its input")
+        raise InputError("labels need an output file: a job does not keep the columns of its input")
     if no_store is not None:
         return output_report(subject, (), time.time(), labels)
     stored = StoredJobs(config)

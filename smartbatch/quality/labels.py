@@ -21,7 +21,6 @@ _MAX_SHOWN_CLASSES: Final = 12  # in the confusion table
 _MAX_OTHER_ANSWERS: Final = 1_000  # distinct answers that are not a label so far
 _MAX_CLASS_CHARACTERS: Final = 60
 _NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
-_MISSING: Final = ""  # class of an answer without a value
 _OTHER: Final = None  # class of further answers
 
 
@@ -46,9 +45,26 @@ class ClassScore:
         return 2 * self.recall.successes / named if named else None
 
 
+@frozen
+class GivenLabels:
+    """Labels that are not in the input, as classes by row and number of the answer; see :func:`label_place`.
+
+    Attributes:
+        wrong: answers that are wrong, for rows whose right answer is not known.
+    """
+
+    right: dict[tuple[str, int], str] = field(factory=dict)
+    wrong: dict[tuple[str, int], str] = field(factory=dict)
+
+
+def label_place(id: str | int, sample: int | None) -> tuple[str, int]:
+    """Return the key of a row's answer; tables and JSON lines write numeric ids differently."""
+    return str(id), sample or 0
+
+
 @define
 class LabelScores:
-    """Compares answers with the labels in a column, row by row and in bounded memory.
+    """Compares answers with labels, row by row and in bounded memory.
 
     The compared value is the field ``compared``; by default the only field of the parsed answer, the one
     named like the column, or the text of an answer without fields. Upper and lower case and surrounding
@@ -56,8 +72,10 @@ class LabelScores:
     not scored, nor are rows without an answer.
 
     Attributes:
-        column: the column with the labels.
+        column: the column with the labels, or the file with given ones.
         compared: the field of the answer.
+        given: labels used instead of the column. A row whose answer is only known not to be a certain one is
+            scored if it has that answer.
         scored, right: numbers of answers.
         unlabeled, unanswered: numbers of rows that are not scored.
         fields: the fields among which no choice was made; the answers are then not scored.
@@ -65,47 +83,55 @@ class LabelScores:
 
     column: str
     compared: str | None = None
+    given: GivenLabels | None = None
     scored: int = 0
     right: int = 0
     unlabeled: int = 0
     unanswered: int = 0
     fields: tuple[str, ...] = ()
     has_classes: bool = True  # false if there are too many different labels
-    _pairs: Counter[tuple[str, str | None]] = field(factory=Counter)  # by label and answer
+    _pairs: Counter[tuple[str | None, str | None]] = field(factory=Counter)  # by label, if known, and answer
     _labels: set[str] = field(factory=set)
     _others: set[str] = field(factory=set)  # answers that were no label when they were counted
 
     def count(self, row: RecordedRow) -> None:
         """Add a row, unless it was skipped."""
-        label = class_of(row.input.get(self.column))
         if row.error_kind == SKIPPED:
             return
-        if label is None:
+        label, wrong = self._label(row)
+        if label is None and wrong is None:
             self.unlabeled += 1
         elif not row.ok:
             self.unanswered += 1
-        elif self._is_clear(row):
-            answer = class_of(self._answer(row)) or _MISSING
+        elif self.compared is None and len(row.fields) > 1 and self.column not in row.fields:
+            self.fields = self.fields or tuple(row.fields)
+        elif (answer := self.answer_of(row)) != wrong and label is None:
+            self.unlabeled += 1
+        else:
             self.scored += 1
             self.right += label == answer
             if self.has_classes:
-                self._count_pair(_cut(label), _cut(answer))
+                self._count_pair(None if label is None else _cut(label), _cut(answer))
 
-    def _is_clear(self, row: RecordedRow) -> bool:
-        if self.compared is None and len(row.fields) > 1 and self.column not in row.fields:
-            self.fields = self.fields or tuple(row.fields)
-            return False
-        return True
+    def _label(self, row: RecordedRow) -> tuple[str | None, str | None]:
+        """Return the label of a row, or else an answer that is wrong."""
+        if self.given is None:
+            return class_of(row.input.get(self.column)), None
+        place = label_place(row.id, row.sample)
+        return self.given.right.get(place), self.given.wrong.get(place)
 
-    def _answer(self, row: RecordedRow) -> Any:
+    def answer_of(self, row: RecordedRow) -> str:
+        """Return the class of a row's answer; an empty string if it has none."""
+        value: Any = row.text
         if self.compared is not None:
-            return row.fields.get(self.compared)
-        if not row.fields:
-            return row.text
-        return row.fields[self.column] if len(row.fields) > 1 else next(iter(row.fields.values()))
+            value = row.fields.get(self.compared)
+        elif row.fields:
+            value = row.fields[self.column] if len(row.fields) > 1 else next(iter(row.fields.values()))
+        return class_of(value) or ""
 
-    def _count_pair(self, label: str, answer: str) -> None:
-        self._labels.add(label)
+    def _count_pair(self, label: str | None, answer: str) -> None:
+        if label is not None:
+            self._labels.add(label)
         if len(self._labels) > _MAX_CLASSES:
             self.has_classes = False
             self._pairs.clear()
@@ -124,8 +150,9 @@ class LabelScores:
         """Return the scores of each label, the most frequent first; none if there are too many."""
         labels, answers = Counter[str](), Counter[str | None]()
         for (label, answer), rows in self._pairs.items():
-            labels[label] += rows
             answers[answer] += rows
+            if label is not None:
+                labels[label] += rows
         return [
             ClassScore(
                 label,

@@ -28,6 +28,13 @@ def marks_path(output: str) -> str:
     return (stem if suffix.lower() in (".jsonl", ".ndjson") else output) + _SUFFIX
 
 
+def output_of_marks(path: str) -> str | None:
+    """Return the existing output whose marks are kept in a file; ``None`` if there is none."""
+    stem = path.removesuffix(_SUFFIX)
+    candidates = (stem, *(stem + suffix for suffix in (".jsonl", ".ndjson")))
+    return next((each for each in candidates if os.path.isfile(each) and marks_path(each) == path), None)
+
+
 @final
 class MarksFile:
     """Reads and appends marks. Of several marks of a row and field, the last counts. Thread-safe, and safe if
