@@ -12,6 +12,7 @@ from smartbatch.dashboard import (
     decisions_page,
     errors_page,
     job_page,
+    job_rows_page,
     jobs_page,
     models_page,
     now_page,
@@ -35,7 +36,7 @@ DEFAULT_STREAMS = 8  # concurrent streams of updates per process
 @frozen
 class PageEntry:
     name: str  # shown in the navigation
-    page: PageOf
+    page: PageOf | None = None  # ``None`` if the navigation leaves it out
     of_one: PageOf | None = None  # for a single item, such as a job
 
 
@@ -45,6 +46,7 @@ PAGES: Mapping[str, PageEntry] = {
     "decisions": PageEntry("Decisions", decisions_page.page, of_one=decisions_page.page_of_one),
     "models": PageEntry("Models", models_page.page),
     "errors": PageEntry("Errors", errors_page.page),
+    "answers": PageEntry("Answers", of_one=job_rows_page.page_of_one),
 }
 """The pages by the first part of their path, in the order of the navigation."""
 
@@ -54,7 +56,7 @@ class Dashboard(WebApplication):
     """The application, created by :func:`.app`. Thread-safe, and safe in forked processes."""
 
     command = "smartbatch dashboard"
-    navigation: ClassVar = {path: entry.name for path, entry in PAGES.items()}
+    navigation: ClassVar = {path: entry.name for path, entry in PAGES.items() if entry.page is not None}
 
     def __init__(self, source: Source, access: Access | None, hosts: Collection[str], streams: int) -> None:
         super().__init__(access, hosts)

@@ -215,4 +215,6 @@ def _downloads(source: Source, line: JobRow, query: Query) -> tuple[Part, ...]:
         if kind in formats()
     )
     count = f"{line.finished:,} of {line.total:,} requests have results."
-    return Note(count), Links("Downloads", links)
+    if source.show_content:
+        links = (Link("Show answers", query.link("answers", line.id)), *links)
+    return Note(count), Links("Results", links)

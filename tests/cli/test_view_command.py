@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -125,3 +129,20 @@ def test_a_file_that_is_no_output_is_refused_by_the_viewer(folder, capfd):
     for options in ((), ("--text",), ("--marks",)):
         assert view(*options) == 2
         assert "out.jsonl: line 1 is not JSON" in capfd.readouterr().err
+
+
+@pytest.mark.full
+def test_the_command_prints_its_address_serves_rows_and_ends(written):
+    written(line(0))
+    command = (sys.executable, "-m", "smartbatch", "view", "out.jsonl")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.fullmatch(r"http://(127\.0\.0\.1:\d+)/\?token=(.*)\n", process.stdout.readline())
+        assert found is not None
+        for token, status in ((found[2], 200), ("another", 403)):
+            connection = http.client.HTTPConnection(found[1], timeout=30)
+            connection.request("GET", "/", headers={"Authorization": f"Bearer {token}"})
+            response = connection.getresponse()
+            assert (response.status, b"answer 0" in response.read()) == (status, status == 200)
+        process.terminate()
+    assert process.returncode == 0

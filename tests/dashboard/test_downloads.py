@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
 
@@ -72,3 +73,18 @@ def test_what_cannot_be_downloaded_is_not_found(visitor, job_id):
     assert visitor.get(f"/download/{job_id}?format=exe").status == 404
     assert visitor.get("/download/nobody?format=csv").status == 404
     assert visitor.ask("HEAD", f"/download/{job_id}?format=csv").body == b""
+
+
+def test_answers_are_shown_only_with_content(visitor, reader_of, job_id):
+    assert "Show answers" not in visitor.get(f"/jobs/{job_id}").text
+    refused = visitor.get(f"/answers/{job_id}")
+    assert (refused.status, "answer é" in refused.text) == (403, False)
+    reader = reader_of(show_content=True)
+    assert f'href="/answers/{job_id}">Show answers' in reader.get(f"/jobs/{job_id}").text
+    seen = reader.get(f"/answers/{job_id}")
+    assert "Row 0 · row-0 Answer answer é 0 x" in seen.words
+    assert "row-25" not in seen.words
+    (link,) = re.findall(r'href="([^"]*)">Next answers', seen.text)
+    assert "Row 25 · row-25 Answer answer é 25 x" in reader.get(link).words
+    assert "<form" not in seen.text
+    assert reader.get("/answers/nothing").status == 404
