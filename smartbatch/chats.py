@@ -70,8 +70,8 @@ class Message:
 
     Args:
         role: ``system``, ``developer``, ``user``, ``assistant`` or ``tool``.
-        content: text, or the provider's list of content parts. Empty for an assistant message that only calls
-            tools.
+        content: text, or a list of content parts in the form of OpenAI, Anthropic or Gemini; other providers
+            receive them in their own form. Empty for an assistant message that only calls tools.
         tool_calls: the calls in an assistant message.
         tool_call_id: in a ``tool`` message, the id of the call whose result ``content`` is.
         reasoning: the reasoning in an assistant message, for OpenAI-compatible servers that require it; not

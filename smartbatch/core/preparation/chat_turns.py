@@ -2,8 +2,8 @@
 
 Tool calls and their results are accepted in OpenAI's form (``tool_calls``, the role ``tool``), in
 Anthropic's (parts ``tool_use`` and ``tool_result``), and as :class:`~smartbatch.types.Message`.
-Parts are left unchanged, so a chat goes back to its own provider unchanged; adapters translate parts
-for other providers. Errors name the message or tool.
+Parts are left unchanged, so a chat goes back to its own provider unchanged; adapters convert parts for
+other providers. Errors name the message or tool.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class RequestPreparer:
         if not isinstance(prompts, Sequence):
             return checked
         requests = list(checked)
-        for request in requests:
-            self.check(request)
+        for at, request in enumerate(requests):
+            row_named(row_of(at, request), partial(self.check, request))
         return requests
 
     def admitted(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterator[Request]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
+from smartbatch.providers.anthropic.parts import BLOCKS
 from smartbatch.providers.anthropic.reasoning import add_effort, check_thinking
 from smartbatch.providers.conversation import (
     INSTRUCTIONS,
@@ -24,6 +25,7 @@ from smartbatch.providers.conversation import (
     content_of,
     refuse_strict,
 )
+from smartbatch.providers.media_parts import translated
 from smartbatch.providers.schema_forms import (
     Dialect,
     NotExpressible,
@@ -121,6 +123,7 @@ def check_request(request: Request, model: str, version: str, default_max_tokens
     if version != API_VERSION and params.temperature is not None and params.temperature > 1:
         raise InvalidRequest("Anthropic takes temperatures from 0 to 1", field="temperature")
     check_turns(request.prompt)
+    translated(request.prompt, BLOCKS)
     if "system" in (params.extra or {}) and _conversation(request)[0]:
         raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
 
@@ -149,7 +152,7 @@ def _add_sampling(body: dict[str, Any], params: Generation, version: str) -> tup
 
 def _conversation(request: Request) -> tuple[str | list[Any], list[dict[str, Any]]]:
     """Separate the instructions, which the API accepts only outside the messages."""
-    params, prompt = request.params, request.prompt
+    params, prompt = request.params, translated(request.prompt, BLOCKS)
     instructions: list[Any] = [] if params.system is None else [params.system]
     messages: list[dict[str, Any]] = []
     for message in (Message("user", prompt),) if isinstance(prompt, str) else prompt:

@@ -24,7 +24,9 @@ from smartbatch.providers.conversation import (
     own_turns,
     text_of_result,
 )
+from smartbatch.providers.gemini.parts import PARTS
 from smartbatch.providers.gemini.reasoning import add_effort, check_thinking
+from smartbatch.providers.media_parts import translated
 from smartbatch.providers.schema_forms import (
     Dialect,
     NotExpressible,
@@ -79,11 +81,12 @@ def generate_body(request: Request, model: str) -> dict[str, Any]:
     params = request.params
     system: list[Mapping[str, Any]] = [] if params.system is None else [{"text": params.system}]
     contents: list[dict[str, Any]] = []
-    if isinstance(request.prompt, str):
-        contents.append({"role": "user", "parts": [{"text": request.prompt}]})
+    prompt = translated(request.prompt, PARTS)
+    if isinstance(prompt, str):
+        contents.append({"role": "user", "parts": [{"text": prompt}]})
     else:
         names: dict[str, str] = {}  # call id -> tool, of the most recent calls
-        for message in own_turns(request.prompt):
+        for message in own_turns(prompt):
             if message.role in INSTRUCTIONS:
                 system += _parts(message)
             elif message.role == "tool":
@@ -179,7 +182,8 @@ def check_request(request: Request, model: str) -> None:
             field="response_format",
         )
     check_turns(request.prompt)
-    for message in () if isinstance(request.prompt, str) else own_turns(request.prompt):
+    prompt = translated(request.prompt, PARTS)
+    for message in () if isinstance(prompt, str) else own_turns(prompt):
         if message.role == "tool" and text_of_result(message) is None:
             raise InvalidRequest(
                 "a tool result has parts that are not text; Gemini accepts only text or JSON", field="prompt"
@@ -239,10 +243,8 @@ def _parts(message: Message) -> list[Mapping[str, Any]]:
     parts: list[Mapping[str, Any]]
     if isinstance(message.content, str):
         parts = [{"text": message.content}] if message.content or not message.tool_calls else []
-    else:  # chat-style text parts lose their type; other parts are sent unchanged
-        parts = [
-            {"text": part.get("text", "")} if part.get("type") == "text" else part for part in message.content
-        ]
+    else:
+        parts = list(message.content)
     return [*parts, *map(_call, message.tool_calls)]
 
 

@@ -5,7 +5,7 @@ Source of the fields: OpenAI's OpenAPI document 2.3.0 (chat completions and resp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
@@ -22,7 +22,9 @@ from smartbatch.providers.conversation import (
     refuse_strict,
     text_of_result,
 )
+from smartbatch.providers.media_parts import translated
 from smartbatch.providers.openai.errors import ServerParameters
+from smartbatch.providers.openai.parts import CHAT, RESPONSES
 from smartbatch.providers.openai.reasoning import add_nested, second_control
 from smartbatch.providers.openai.schema_modes import add_schema, check_tool_mode, sent_schema
 from smartbatch.types import Embedding, Generation, Message, Request, Tool, ToolCall
@@ -51,10 +53,11 @@ def chat_body(
     messages: list[dict[str, Any]] = []
     if params.system is not None:
         messages.append({"role": "system", "content": params.system})
-    if isinstance(request.prompt, str):
-        messages.append({"role": "user", "content": request.prompt})
+    prompt = translated(request.prompt, CHAT)
+    if isinstance(prompt, str):
+        messages.append({"role": "user", "content": prompt})
     else:
-        messages += [_chat_message(message, reasoning) for message in own_turns(request.prompt)]
+        messages += [_chat_message(message, reasoning) for message in own_turns(prompt)]
     body: dict[str, Any] = {"model": model, "messages": messages}
     if params.max_tokens is not None:
         body[parameters.max_tokens_field(model)] = params.max_tokens
@@ -88,7 +91,7 @@ def chat_body(
 def response_body(request: Request, model: str, parameters: ServerParameters) -> dict[str, Any]:
     """Build the body of ``POST /responses``. The provider stores nothing unless ``extra`` enables it."""
     params = request.params
-    prompt = request.prompt
+    prompt = translated(request.prompt, RESPONSES)
     body: dict[str, Any] = {
         "model": model,
         "input": prompt
@@ -217,22 +220,21 @@ def _input_items(message: Message) -> Iterator[Mapping[str, Any]]:
     """
     if message.role == "tool":
         text = text_of_result(message)
-        output = content_of(message) if text is None else text
+        output = _named_parts(message.content, "input_text") if text is None else text
         yield {"type": "function_call_output", "call_id": message.tool_call_id, "output": output}
         return
     if isinstance(message.content, str):
         if message.content or not message.tool_calls:
             yield {"role": message.role, "content": message.content}
     else:
-        kind = _PART_TYPES.get(message.role, "output_text")
         parts: list[Mapping[str, Any]] = []
-        for part in message.content:
+        for part in _named_parts(message.content, _PART_TYPES.get(message.role, "output_text")):
             if part.get("type") == "reasoning":  # an item of an earlier answer, sent unchanged
                 yield part
             elif part.get("type") == "message":
                 parts += part.get("content") or ()
             else:
-                parts.append({**part, "type": kind} if part.get("type") == "text" else part)
+                parts.append(part)
         if parts:
             yield {"role": message.role, "content": parts}
     for call in message.tool_calls:
@@ -242,6 +244,10 @@ def _input_items(message: Message) -> Iterator[Mapping[str, Any]]:
         else:
             function = {"type": "function_call", "arguments": arguments_text(call)}
             yield {**function, "call_id": call.id, "name": call.name}
+
+
+def _named_parts(parts: Iterable[Any], text_type: str) -> list[Mapping[str, Any]]:
+    return [{**part, "type": text_type} if part.get("type") == "text" else part for part in parts]
 
 
 def _add_sampling(body: dict[str, Any], params: Generation) -> None:

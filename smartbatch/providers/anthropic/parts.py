@@ -1,0 +1,63 @@
+"""Content blocks of Anthropic's Messages API.
+
+Sources: the types of ``anthropic`` 2.14 and Anthropic's guides to vision, PDF support and the Files API
+(November 2026). The API takes no audio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from smartbatch.providers.media_parts import (
+    ANY_TEXT,
+    PDF,
+    PLAIN_TEXT,
+    MediaPart,
+    PartForm,
+    check_type,
+    refuse,
+)
+
+IMAGE_TYPES: Final = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
+
+_API = "Anthropic"
+_TYPES = frozenset(
+    {
+        *("text", "image", "document", "search_result", "thinking", "redacted_thinking"),
+        *("tool_use", "tool_result", "tool_reference", "container_upload", "browser_state"),
+    }
+)
+
+
+def _owns(part: Mapping[str, Any]) -> bool:
+    """Tools of the provider have types of their own, such as ``web_search_tool_result``."""
+    kind = part.get("type")
+    return isinstance(kind, str) and (kind in _TYPES or kind.endswith(("_tool_result", "_tool_use")))
+
+
+def _write(part: MediaPart) -> dict[str, Any]:
+    if part.kind == "text":
+        return {"type": "text", "text": part.text}
+    if part.kind == "audio" or (part.file_id is not None and part.owner != _API):
+        raise refuse(part, _API)
+    source: dict[str, Any]
+    if part.kind == "image":
+        check_type(part, IMAGE_TYPES, _API)
+    else:
+        check_type(part, (PDF, ANY_TEXT), _API)
+    if part.file_id is not None:
+        source = {"type": "file", "file_id": part.file_id}
+    elif part.url is not None:
+        if part.is_text_file:
+            raise refuse(part, _API)
+        source = {"type": "url", "url": part.url}
+    elif part.is_text_file:
+        source = {"type": "text", "media_type": PLAIN_TEXT, "data": part.text_in_file()}
+    else:
+        source = {"type": "base64", "media_type": part.media_type, "data": part.data}
+    title = {"title": part.name} if part.kind == "document" and part.name else {}
+    return {"type": part.kind, "source": source, **title}
+
+
+BLOCKS: Final = PartForm(_API, _owns, _write, files_in_results=True)
