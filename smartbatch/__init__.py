@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from smartbatch.observe.participants import Participants as Participants
     from smartbatch.observe.participants import RealtimeStatus as RealtimeStatus
     from smartbatch.plan import Plan as Plan
+    from smartbatch.preview import Preview as Preview
     from smartbatch.prices import Price as Price
     from smartbatch.quality.comparison import Comparison as Comparison
     from smartbatch.realtime.text_stream import TextStream as TextStream
@@ -117,6 +118,7 @@ _NAMES_OF = {
     "stored_jobs": "StoredJobs",
     "observe.participants": "LaneStatus Participant Participants RealtimeStatus",
     "plan": "Plan",
+    "preview": "Preview",
     "prices": "Price",
     "quality.comparison": "Comparison",
     "runs.compared_outputs": "compare",

@@ -11,17 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, final
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess
 from smartbatch._words import count_of, seconds_of
-from smartbatch.config import (
-    BatchingConfig,
-    ClientParams,
-    changed,
-    check_names,
-    checked,
-    given_or_loaded,
-)
+from smartbatch.config import BatchingConfig, ClientParams, changed, check_names, checked, given_or_loaded
 from smartbatch.core.limits.failures import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import GENERATION, Preprocess
-from smartbatch.errors import StoreError, did_you_mean
+from smartbatch.errors import StoreError
 from smartbatch.events import Observer
 from smartbatch.jobs.job_options import STATUS_TIMEOUT, JobOptions, WaitOptions, batches_of
 from smartbatch.observe import logs
@@ -42,7 +35,7 @@ from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.results import ResultList, as_interrupted
 from smartbatch.routing.advisor import AnnouncedPlan
 from smartbatch.routing.lists import ReaderOptions
-from smartbatch.running import ClientSettings, RunningState, forget
+from smartbatch.running import ClientSettings, RunningState, forget, why_not_settable
 from smartbatch.types import (
     Duration,
     Embedding,
@@ -68,6 +61,7 @@ if TYPE_CHECKING:
     from smartbatch.jobs.job import Job
     from smartbatch.jobs.records import Fallback, JobRow
     from smartbatch.jobs.status import JobStatus
+    from smartbatch.preview import Preview
 
 
 @final
@@ -148,7 +142,7 @@ class BatchingClient:
     def __setattr__(self, name: str, value: Any) -> None:
         """Reject assignments that would have no effect."""
         if name not in BatchingClient.__slots__:
-            raise AttributeError(_no_attribute(name, value))
+            raise AttributeError(why_not_settable(BatchingClient, name, value))
         object.__setattr__(self, name, value)
 
     def __del__(self) -> None:
@@ -339,14 +333,9 @@ class BatchingClient:
         **params: Unpack[EmbeddingListParams],
     ) -> ResultList:
         """Like :meth:`generate`, for embeddings: ``embed(texts).vectors`` has the vectors in order."""
-        embedding = Embedding(task_type, dimensions)
+        wanted = Embedding(task_type, dimensions)
         return self.generate(
-            texts,
-            on_error=on_error,
-            on_progress=on_progress,
-            progress=progress,
-            embedding=embedding,
-            **params,
+            texts, on_error=on_error, on_progress=on_progress, progress=progress, embedding=wanted, **params
         )
 
     def plan(self, prompts: Prompts, **params: Unpack[ListParams[T]]) -> Plan[T]:
@@ -363,12 +352,35 @@ class BatchingClient:
         except KeyboardInterrupt as error:
             raise as_interrupted(error) from None
 
-    def forecast(
+    def preview(
         self,
         prompts: Prompts,
         *,
-        count: int | None = None,
-        **params: Unpack[ListParams[Any]],
+        sample: int = 20,
+        sample_seed: int = 0,
+        by: str | None = None,
+        progress: bool | None = None,
+        **params: Unpack[ListParams[T]],
+    ) -> Preview[T]:
+        """Send a random sample of a list in real time and plan the other rows, see :meth:`Preview.run`.
+
+        Args:
+            prompts, params: see :meth:`map`, for the whole list; without a ``key``.
+            sample: number of rows, spread over the list.
+            sample_seed: the same seed draws the same rows.
+            by: a column of the table; each of its values contributes rows in proportion, and at least one.
+            progress: see :meth:`generate`.
+
+        Raises:
+            InvalidRequest, ConfigError, Interrupted: see :meth:`generate`.
+        """
+        from smartbatch.preview import SampleOptions, preview  # imported late: rarely needed
+
+        options = SampleOptions(sample, sample_seed, by, progress)
+        return preview(self, self._running.planner, prompts, options, params)
+
+    def forecast(
+        self, prompts: Prompts, *, count: int | None = None, **params: Unpack[ListParams[Any]]
     ) -> Plan:
         """Plan any number of prompts, like :meth:`plan`. They are read once and not stored.
 
@@ -686,12 +698,3 @@ class BatchingClient:
         from smartbatch.jobs.job import Job
 
         return Job(lambda: self._running.jobs.engine, row)
-
-
-def _no_attribute(name: str, value: Any) -> str:
-    if name == "parallelism":
-        return f"change parallelism with client.set_parallelism({value!r:.20})"
-    if name in ClientParams.__optional_keys__ or isinstance(getattr(BatchingClient, name, None), property):
-        return f"{name} cannot be changed: create a client with it, BatchingClient(model, {name}=…)"
-    names = (each for each in dir(BatchingClient) if not each.startswith("_"))
-    return f"a BatchingClient has no attribute {name!r:.60}{did_you_mean(name, names)}"

@@ -348,7 +348,7 @@ class ResultList(list[Result[T]]):
         merged = ResultList[T](self)
         merged.wall, merged.table = self.wall + new.wall, self.table
         for at, result in zip(requests, new, strict=True):
-            merged[at] = _replacement(self[at], result)
+            merged[at] = replacement(self[at], result)
         if self.sent is not None:
             pairs = ((at, self.sent.request_of(each)) for at, each in enumerate(self))
             known = {at: request for at, request in pairs if request is not None}
@@ -442,7 +442,7 @@ class ResultList(list[Result[T]]):
             if shown is None:
                 rows.append(("…",) * len(columns.split(", ")))
                 continue
-            prompt = () if sent is None else (_prompt_text(sent.request_of(self[shown])),)
+            prompt = () if sent is None else (prompt_text(sent.request_of(self[shown])),)
             rows.append((names[shown], *prompt, *_row(self[shown])))
         failures = DataTable.of("Failures", "error, message, rows:number, first row, suggested action", found)
         tables = (*((failures,) if found else ()), DataTable.of("Results", columns, rows))
@@ -502,7 +502,7 @@ def _has_failed(result: Result[Any]) -> bool:
     return result.error is not None and not isinstance(result.error, RowSkipped)
 
 
-def _replacement(old: Result[T], new: Result[T]) -> Result[T]:
+def replacement(old: Result[T], new: Result[T]) -> Result[T]:
     """Return the result of a request that was sent twice: a new answer, or else an old one."""
     known = [each.cost for each in (old, new) if each.cost is not None]
     return evolve(
@@ -516,7 +516,7 @@ def _replacement(old: Result[T], new: Result[T]) -> Result[T]:
     )
 
 
-def _prompt_text(request: Request | None) -> str:
+def prompt_text(request: Request | None) -> str:
     """Return a string prompt, or the text of the last message of a chat."""
     if request is None:
         return ""
@@ -554,14 +554,18 @@ def _way(result: Result[T]) -> str:
     return "outcome unknown" if result.cost is None else "not sent"
 
 
+def answer_text(result: Result[T]) -> str:
+    """Return the text of an answer, or a short description of its vector or parsed object."""
+    if result.text is not None:
+        return result.text
+    if result.embedding is not None:
+        return f"a vector of {len(result.embedding):,}"
+    return "" if result.parsed is None else short(result.parsed)
+
+
 def _row(result: Result[T]) -> tuple[Cell, ...]:
-    answer = result.text
-    if answer is None and result.embedding is not None:
-        answer = f"a vector of {len(result.embedding):,}"
-    elif answer is None:
-        answer = "" if result.parsed is None else short(result.parsed)
     return (
-        answer,
+        answer_text(result),
         "" if result.route is None else result.route.value,
         tokens_in_words(result.usage),
         "unknown" if result.cost is None else result.cost,

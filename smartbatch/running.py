@@ -15,10 +15,10 @@ from attrs import Factory, evolve, field, frozen
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_collection
-from smartbatch.config import BatchingConfig
+from smartbatch.config import BatchingConfig, ClientParams
 from smartbatch.core.preparation.preparer import Preprocess, RequestPreparer
 from smartbatch.core.preparation.validation import admit_defaults
-from smartbatch.errors import ConfigError, SmartbatchError, StoreError
+from smartbatch.errors import ConfigError, SmartbatchError, StoreError, did_you_mean
 from smartbatch.events import (
     BatchEnded,
     BreakerChanged,
@@ -561,3 +561,13 @@ def _late(_: str) -> StoreError:
 def callback_raised(error: BaseException) -> None:
     logs.warn("callback_raised", error=type(error).__name__)
     logs.user_error("a callback", error)
+
+
+def why_not_settable(client: type, name: str, value: Any) -> str:
+    """Return why an attribute of a client cannot be set, and what to do instead."""
+    if name == "parallelism":
+        return f"change parallelism with client.set_parallelism({value!r:.20})"
+    if name in ClientParams.__optional_keys__ or isinstance(getattr(client, name, None), property):
+        return f"{name} cannot be changed: create a client with it, BatchingClient(model, {name}=…)"
+    names = (each for each in dir(client) if not each.startswith("_"))
+    return f"a BatchingClient has no attribute {name!r:.60}{did_you_mean(name, names)}"

@@ -90,7 +90,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs", "tables", "views"},
     # public entry points
     "running": BELOW_CLIENT,
-    "client": BELOW_CLIENT | {"running"},
+    "preview": BELOW_CLIENT,  # a sample of a list, and the plan of the rest
+    "client": BELOW_CLIENT | {"running", "preview"},
     "stored_jobs": BELOW_CLIENT | {"running"},
     "shortcuts": BELOW_CLIENT | {"client", "stored_jobs"},
     # users of the public client

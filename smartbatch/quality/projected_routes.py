@@ -12,7 +12,7 @@ from smartbatch.plan import Plan
 from smartbatch.quality.projection import Projection, Range
 from smartbatch.types import Route
 from smartbatch.views.model import DataTable, Note, Part
-from smartbatch.views.terminal import table_lines
+from smartbatch.views.terminal import UNLIMITED_WIDTH, table_lines
 
 
 @frozen
@@ -135,7 +135,7 @@ def projection_parts(projection: Projection, plan: Plan) -> Iterator[Part]:
         yield routes_table(projected_routes(projection, plan))
 
 
-def projection_lines(projection: Projection, plan: Plan, width: int) -> Iterator[str]:
+def projection_lines(projection: Projection, plan: Plan, width: int = UNLIMITED_WIDTH) -> Iterator[str]:
     """Yield the same as lines of a terminal, ``width`` characters wide. ``>`` marks the chosen route."""
     yield from projection_notes(projection)
     if projection.remaining:
