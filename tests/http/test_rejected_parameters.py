@@ -129,3 +129,15 @@ def test_the_lines_of_a_batch_learn_and_are_sent_once_more(tmp_path, caplog):
             assert client.submit("x").result(30).attempts == 1, "real time knows it from the batch"
         assert emu.ledger.paid_twice() == []
     assert len([text for text in warnings_in(caplog) if "seed" in text]) == 1
+
+
+def test_an_effort_that_the_server_rejects_is_never_left_out():
+    with (
+        emulator(rejects=["reasoning_effort"]) as emu,
+        BatchingClient("openai:m", provider_options=options(emu), reasoning_effort="low") as client,
+    ):
+        error = client.submit("one").exception()
+        assert isinstance(error, ProviderError)
+        assert "'reasoning_effort' is not supported" in str(error)
+        assert client.submit("two", reasoning_effort="high").exception() is not None
+        assert refused(emu) == len(emu.ledger.calls) == 2

@@ -75,7 +75,7 @@ def check_thinking(params: Generation, model: str, max_tokens: int, *, samples: 
     if effort == "none":
         return
     if version < _ADAPTIVE and max_tokens <= (budget := THINKING_BUDGETS[effort]):
-        problem = f"{model} thinks for up to {budget:,} tokens, which must be below max_tokens"
+        problem = f"{model} thinks for up to {budget:,} tokens: set max_tokens above that number"
         raise _conflict(effort, problem, "max_tokens")
     if params.tool_choice not in (None, "auto", "none"):
         raise _conflict(effort, "models that think cannot be forced to call a tool", "tool_choice")
