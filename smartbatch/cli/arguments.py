@@ -84,9 +84,16 @@ further:
 --delimiter C          set the CSV delimiter: a character, comma, semicolon, tab or pipe (default: detected)
 --format txt|jsonl|json|csv|tsv|parquet  set the format of INPUT, if the file name does not show it
 """
+_MODEL = """
+--model PROVIDER:MODEL  choose the model, such as openai:gpt-5-mini or sim:echo
+"""
+_MODELS = """\
+further:
+--models MODEL,MODEL   send a sample to each of these models and compare their answers; needs --sample and -o,
+                       from which the name of each output is made; --budget is divided evenly
+"""
 _REQUESTS = {
     "model": """
---model PROVIDER:MODEL  choose the model, such as openai:gpt-5-mini or sim:echo
 --system S             add an instruction before every prompt
 --max-tokens N         limit the tokens per answer
 --output-field F       request an answer field, such as "stars: int 1-5"; the type may be str, int, float,
@@ -201,7 +208,7 @@ def _add_run(add: _AddParser) -> None:
         usage=_USAGE,
         further=True,
     )
-    _add_request_options(parser)
+    _add_request_options(parser, takes_models=True)
     add_options(parser.add_argument_group("sample").add_argument, _RUN_SAMPLE, _SPECIAL)
     add_options(parser.add_argument_group("output").add_argument, _RUN_OUTPUT, _SPECIAL)
 
@@ -238,7 +245,7 @@ def _add_jobs(add: _AddParser) -> None:
     add_options(parser.add_argument, _JOBS_OPTIONS, _SPECIAL)
 
 
-def _add_request_options(parser: argparse.ArgumentParser) -> None:
+def _add_request_options(parser: argparse.ArgumentParser, *, takes_models: bool = False) -> None:
     parser.add_argument("input", metavar="INPUT", help="file of prompts, or - for standard input")
     group = parser.add_argument_group("input")
     prompt = group.add_mutually_exclusive_group()
@@ -247,7 +254,13 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt-field", metavar="F", help="take the prompt (text or chat) from this field")
     add_options(group.add_argument, _INPUT_OPTIONS, _SPECIAL)
     for title, table in _REQUESTS.items():
-        add_options(parser.add_argument_group(title).add_argument, table, _SPECIAL)
+        group = parser.add_argument_group(title)
+        if title == "model" and takes_models:
+            choice = group.add_mutually_exclusive_group(required=True)
+            add_options(choice.add_argument, _MODEL + _MODELS)
+        elif title == "model":
+            add_options(group.add_argument, _MODEL, {"--model": {"required": True}})
+        add_options(group.add_argument, table, _SPECIAL)
 
 
 def _positive(text: str) -> int:
@@ -278,7 +291,6 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "--delimiter": {"type": _delimiter},
     "--on-missing": {"default": "error"},
     "--output": {"type": _file},
-    "--model": {"required": True},
     "--keep-going": {"default": None},
     "--time-value": {"type": number},
     "--provider-option": {"action": "append", "default": []},

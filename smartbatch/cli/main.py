@@ -164,7 +164,7 @@ class _Parser(CommandParser):
         from smartbatch._words import escape  # imported late, because most commands report no error
 
         # an unknown option may be a misspelt required one, and its value may look like an invalid choice
-        if "are required" in message or "invalid choice" in message:
+        if "required" in message or "invalid choice" in message:
             for word in (word.partition("=")[0] for word in self.words):
                 is_unknown = word.startswith("--") and word not in self._option_string_actions
                 if is_unknown and (hint := self.hint(word)):

@@ -24,6 +24,7 @@ from smartbatch.cli.clients import (
 )
 from smartbatch.cli.earlier_output import EarlierOutput
 from smartbatch.cli.interrupts import Interrupts
+from smartbatch.cli.model_runs import AnsweredSample, runs_of_models, show_models, without_options
 from smartbatch.cli.plan_command import RouteChooser, RunOutcome
 from smartbatch.cli.printing import ReaderLeft, StandardOutput, note, say, terminal_width
 from smartbatch.cli.sampled_run import (
@@ -167,11 +168,27 @@ class JobRun:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.models is not None:
+        return _run_models(args)
     with ExitStack() as stack:
         only = _Run(args, stack)
         code = only.go()
     if only.continues:  # as a run of its own, which finds the answers to the sample
         return run(without_sample(args))
+    return code
+
+
+def _run_models(args: argparse.Namespace) -> int:
+    """Send a sample to several models, one after the other, and compare their answers."""
+    code = 0
+    with ExitStack() as stack:
+        # all are made first, so that a wrong model is reported before anything is sent
+        runs = [_Run(each, stack) for each in runs_of_models(args)]
+        for each in runs:
+            code = max(code, each.go())
+            if code > 1:  # interrupted
+                return code
+        show_models([each.answered_sample() for each in runs])
     return code
 
 
@@ -186,7 +203,6 @@ class _Run:
         self._args = args
         self._stack = stack
         self._clock = RealClock()
-        self._began = self._clock.now()
         self._summary = RunSummary()
         self._before = Recovered()
         self._changed: OutputChanged | None = None
@@ -229,7 +245,10 @@ class _Run:
         self._sample: SampledRun | None = None
 
     def go(self) -> int:
+        self._began = self._clock.now()
         keys = self._input.check()
+        if self._args.models is not None and not self._args.quiet:
+            say(f"{escape(without_options(self._args.model))}: answers in {escape(self._args.output)}")
         if self._args.verbose and (first := self._input.first_prompt()) is not None:
             note(f"first prompt, {first[0]}: {first[1]}")
         if self._out is not None:
@@ -264,14 +283,15 @@ class _Run:
         if job_run is not None and self._reader_left:  # unprinted answers are paid for, too
             for result in job_run.rows.stored_after(self._last_written):
                 self._summary.count(result)
-        if self._sample is not None and not (caught or self._changed or self._args.quiet):
+        is_shown = self._args.models is None and not (caught or self._changed or self._args.quiet)
+        if self._sample is not None and is_shown:
             self._sample.show(self._answers())
         self._print_summary(caught, unanswered, [] if job_run is None else job_run.rows.batches, outcome)
         if self._changed is not None:
             say(f"smartbatch: {self._changed.message}")
         if caught:
             return 128 + caught
-        if self._sample is not None:
+        if self._sample is not None and self._args.models is None:
             self.continues = self._offer_rest(self._sample, written)
         return 1 if self._summary.failed or unanswered or self._changed is not None else 0
 
@@ -288,6 +308,13 @@ class _Run:
             projection = sample.projection(self._answers())
             say("\n".join(projection_lines(projection, plan, terminal_width())))
         return asks_for_rest(self._args, rest)
+
+    def answered_sample(self) -> AnsweredSample:
+        """Return the answers to the sample that was sent."""
+        assert self._sample is not None
+        answers = [row for row, _ in self._sample.read(self._answers())]
+        name = without_options(self._args.model)
+        return AnsweredSample(name, self._args.output, answers, self._sample.projection(answers))
 
     def _answers(self) -> Iterable[RecordedRow]:
         return self._sink.rows() if isinstance(self._sink, KeptLines) else read_rows(self._args.output)

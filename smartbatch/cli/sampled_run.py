@@ -107,21 +107,25 @@ class SampledRun:
 
     def show(self, answers: Iterable[RecordedRow]) -> None:
         """Print the prompts and answers of the sample on standard output, as a table."""
+        width = terminal_width()
+        for line in table_lines(*_table(self.read(answers), width), width):
+            print_out(line)
+
+    def read(self, answers: Iterable[RecordedRow]) -> list[tuple[RecordedRow, Request]]:
+        """Estimate the tokens of each row; return the answers of the sample with their requests."""
         keys = self._rows.keys
         by_place = {row.index * keys.n + (row.sample or 0): row for row in answers}
         self._sizes = array("d", bytes(8 * keys.rows))
-        shown = []
+        answered = []
         for row, request in self._rows.requests(keys.is_skipped):
             sent = evolve(request, params=self._params, embedding=self._rows.embedding)
             self._sizes[row.index] = keys.n * estimate_request(sent)
             if row.place in self.selection and row.place in by_place:
-                shown.append((by_place[row.place], request))
-        width = terminal_width()
-        for line in table_lines(*_table(shown, width), width):
-            print_out(line)
+                answered.append((by_place[row.place], request))
+        return answered
 
     def projection(self, answers: Iterable[RecordedRow]) -> Projection:
-        """Project the cost of all rows, once :meth:`show` has read them."""
+        """Project the cost of all rows, once :meth:`read` has read them."""
         drawn = (row for row in answers if row.index * self._rows.keys.n in self.selection)
         return project(drawn, self._sizes, self._groups)
 

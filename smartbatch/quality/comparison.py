@@ -11,6 +11,7 @@ from attrs import asdict, frozen
 from smartbatch._words import UNKNOWN, duration, known_money, money, number, plural
 from smartbatch.quality.intervals import Proportion
 from smartbatch.quality.recorded_row import RecordedRow
+from smartbatch.tables.cells import text_of
 from smartbatch.types import DEFECTS
 from smartbatch.views.drawings import quantile
 from smartbatch.views.model import Cell, Column, DataTable, Facts, Note, Part, Section, Tile, View
@@ -220,8 +221,9 @@ def _serialized(_: object, __: object, value: Any) -> Any:
 
 def _view(one: Comparison) -> View:
     first, second = one.first.name, one.second.name
+    interval = f"95 %: {one.agreement.interval}" if one.agreement.total else ""
     tiles = (
-        Tile("agreement", _percent(one.agreement.value), _interval(one.agreement)),
+        Tile("agreement", one.agreement.percent, interval),
         Tile("rows in both", number(one.matched)),
         Tile("different answers", number(one.flipped_rows)),
     )
@@ -308,13 +310,13 @@ def _field_table(fields: Sequence[ComparedField]) -> DataTable:
         (
             each.name,
             each.kind,
-            _percent(each.agreement.value),
-            _interval(each.agreement),
+            each.agreement.percent,
+            each.agreement.interval,
             each.agreement.total,
         )
         for each in fields
     ]
-    return DataTable.of("Agreement of each field", "field, kind, agreement, interval, rows:number", rows)
+    return DataTable.of("Agreement of each field", "field, kind, agreement, 95 % interval, rows:number", rows)
 
 
 def _difference_sections(one: Comparison) -> Iterator[Section]:
@@ -375,7 +377,7 @@ def _flipped_parts(one: Comparison) -> tuple[Part, ...]:
 def _answer(row: RecordedRow, fields: Sequence[str]) -> str:
     if not fields:
         return _cut(" ".join((row.text or "").split()), _MAX_CELL_CHARACTERS)
-    values = ", ".join(f"{name}: {row.fields.get(name)}" for name in fields)
+    values = ", ".join(f"{name}: {text_of(row.fields.get(name))}" for name in fields)
     return _cut(" ".join(values.split()), _MAX_CELL_CHARACTERS)
 
 
@@ -385,11 +387,3 @@ def _cut(text: str, most: int) -> str:
 
 def _label(label: str | None) -> str:
     return "(missing)" if label is None else label or "(blank)"
-
-
-def _percent(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{100 * value:.1f} %"
-
-
-def _interval(one: Proportion) -> str:
-    return f"95 %: {100 * one.low:.1f} to {100 * one.high:.1f} %" if one.total else ""

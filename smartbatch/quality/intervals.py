@@ -7,6 +7,8 @@ from typing import Final
 
 from attrs import frozen
 
+from smartbatch._words import UNKNOWN
+
 _Z_95: Final = 1.959964  # 97.5 % quantile of the normal distribution
 
 
@@ -24,10 +26,18 @@ class Proportion:
         """The share itself; ``None`` if there was no trial."""
         return self.successes / self.total if self.total else None
 
+    @property
+    def percent(self) -> str:
+        """The share in words."""
+        return UNKNOWN if self.value is None else f"{100 * self.value:.1f} %"
+
+    @property
+    def interval(self) -> str:
+        """The interval in words; empty if there was no trial."""
+        return f"{100 * self.low:.1f} to {100 * self.high:.1f} %" if self.total else ""
+
     def __str__(self) -> str:
-        if self.value is None:
-            return "unknown"
-        return f"{100 * self.value:.1f} % (95 %: {100 * self.low:.1f} to {100 * self.high:.1f} %)"
+        return f"{self.percent} (95 %: {self.interval})" if self.total else self.percent
 
 
 def wilson(successes: int, total: int) -> Proportion:

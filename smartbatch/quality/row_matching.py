@@ -100,7 +100,7 @@ def _comparison(sides: tuple[_Side, _Side], pairs: _Pairs, names: tuple[str, str
         agreement=wilson(pairs.agreed, pairs.compared),
         fields=tuple(tally.field(name) for name, tally in pairs.fields.items() if tally.rows),
         fields_left_out=len(pairs.left_out),
-        flipped=tuple(pairs.flipped),
+        flipped=tuple(sorted(pairs.flipped, key=lambda row: row.first.index)),
     )
 
 

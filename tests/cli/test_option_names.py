@@ -13,7 +13,7 @@ from smartbatch.cli.main import build_parser, main
 
 OF_THE_COMMAND = {
     *("action", "billed", "config", "csv_formulas", "dask", "delimiter", "embed", "format", "help"),
-    *("help_all", "id_field", "ids", "input", "json", "limit", "model", "output", "output_field"),
+    *("help_all", "id_field", "ids", "input", "json", "limit", "model", "models", "output", "output_field"),
     *("prompt_field", "provider_option", "quiet", "resend", "template", "verbose", "wait"),
     *("sample", "sample_seed", "by", "yes", "changed"),
 }
