@@ -460,6 +460,7 @@ examples:
 --open                 open it in the browser
 --text                 print rows in the terminal instead
 --marks                print the accuracy according to the marks instead
+--save-examples FILE.jsonl  write the rows marked right to a new file instead, for smartbatch run --examples
 --limit K              print at most this many rows (default: 20)
 --failed               print only failed rows
 --error KIND           print only rows that failed with this kind of error, such as rate_limit

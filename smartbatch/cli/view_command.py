@@ -6,15 +6,17 @@ import argparse
 import os
 import sys
 
+from smartbatch._words import escape, plural
 from smartbatch.cli.clients import template_source
 from smartbatch.cli.dashboard_command import serve
-from smartbatch.cli.printing import print_out, terminal_width
+from smartbatch.cli.printing import print_out, say, terminal_width
 from smartbatch.dashboard.access import TokenAccess
 from smartbatch.dashboard.row_viewer import MarkedRows, RowViewer
 from smartbatch.dashboard.rows_page import field_condition, row_section, row_tiles
 from smartbatch.errors import InputError
 from smartbatch.quality.row_filter import RowFilter
-from smartbatch.tables.row_prompts import RowPrompts
+from smartbatch.tables.result_files import to_line
+from smartbatch.tables.row_prompts import ANSWER_FIELD, RowPrompts
 from smartbatch.tables.templates import TemplateError
 from smartbatch.views.model import Note, Section, View
 from smartbatch.views.terminal import UNLIMITED_WIDTH, lines_of
@@ -26,6 +28,9 @@ def run(args: argparse.Namespace) -> int:
         prompts = None if template is None else RowPrompts.of(template, None)
     except TemplateError as error:
         raise InputError(f"--template: {error.message}") from None
+    if args.save_examples is not None:
+        _save_examples(args.output, args.save_examples)
+        return 0
     if args.text or args.marks:
         view = _view_of(args, prompts)
         width = terminal_width() if sys.stdout is not None and sys.stdout.isatty() else UNLIMITED_WIDTH
@@ -60,3 +65,15 @@ def _view_of(args: argparse.Namespace, prompts: RowPrompts | None) -> View:
             sections.append(Section("none", "Rows", (), empty="No rows match."))
     tiles = row_tiles(len(rows.index), rows.accuracy(marks))
     return View(os.path.basename(args.output), tuple(sections), tiles=tiles)
+
+
+def _save_examples(output: str, path: str) -> None:
+    rows = list(MarkedRows(output).right_rows())
+    if not rows:
+        raise InputError(f"{escape(output)}: no answer is marked right")
+    try:
+        with open(path, "xb") as file:
+            file.writelines(to_line({**row.input, ANSWER_FIELD: row.text}) for row in rows)
+    except OSError as error:
+        raise InputError(f"{escape(path)}: cannot be written: {error.strerror or error}") from error
+    say(f"wrote {plural(len(rows), 'example')} to {path}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, final
 
 from smartbatch._clock import Clock, RealClock
@@ -13,6 +13,7 @@ from smartbatch.dashboard.rows_page import filter_in, rows_view
 from smartbatch.dashboard.web_application import Refused, Response, WebApplication, local
 from smartbatch.errors import InputError, SmartbatchError
 from smartbatch.quality.marks import VERDICTS, Mark, MarkedAccuracy, Verdict, answer_digest
+from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.runs.marks_file import MarksFile, marks_path
 from smartbatch.runs.row_index import RowIndex
 from smartbatch.tables.row_prompts import RowPrompts
@@ -38,6 +39,7 @@ class MarkedRows:
         self.index = RowIndex(path)
         self.file = MarksFile(marks_path(path))
         self.file.read()
+        self._digests: dict[int, str] = {}  # of marked answers, by position; the rows do not change
 
     def marks(self) -> Mapping[int, Sequence[Mark]]:
         """Return the marks of rows in the output, by position."""
@@ -49,9 +51,18 @@ class MarkedRows:
 
     def accuracy(self, marks: Mapping[int, Sequence[Mark]]) -> MarkedAccuracy:
         """Count the marks of answers that have not changed since."""
+        for at in marks.keys() - self._digests.keys():
+            self._digests[at] = answer_digest(self.index.row(at))
         return MarkedAccuracy.of(
-            mark for at, of_row in marks.items() for mark in of_row if mark.is_of(self.index.row(at))
+            mark for at, of_row in marks.items() for mark in of_row if mark.answer == self._digests[at]
         )
+
+    def right_rows(self) -> Iterator[RecordedRow]:
+        """Yield the rows whose answer, as it is now, is marked right, in order."""
+        for at, of_row in sorted(self.marks().items()):
+            row = self.index.row(at)
+            if any(mark.field is None and mark.verdict == "right" and mark.is_of(row) for mark in of_row):
+                yield row
 
 
 @final

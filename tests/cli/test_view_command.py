@@ -96,13 +96,16 @@ def test_long_answers_are_complete_in_the_terminal(written, capfd):
     assert "end" in printed
 
 
+def mark_rows(*verdicts: Any) -> None:
+    index, file = RowIndex("out.jsonl"), MarksFile("out.marks.jsonl")
+    for at, verdict in enumerate(verdicts):
+        row = index.row(at)
+        file.add(Mark(index=row.index, id=row.id, answer=answer_digest(row), verdict=verdict))
+
+
 def test_the_accuracy_of_marks_is_printed(written, capfd):
     written(*(line(number) for number in range(3)))
-    index, file = RowIndex("out.jsonl"), MarksFile("out.marks.jsonl")
-    for at, verdict in enumerate(("right", "right", "unsure")):
-        row = index.row(at)
-        digest = answer_digest(row)
-        file.add(Mark(index=row.index, id=row.id, answer=digest, verdict=verdict))  # type: ignore[arg-type]
+    mark_rows("right", "right", "unsure")
     assert view("--marks") == 0
     printed = capfd.readouterr().out
     assert "Right answers 100.0 % (2 of 2, 1 unsure; 95 %: 34.2 to 100.0 %)" in printed
@@ -129,6 +132,28 @@ def test_a_file_that_is_no_output_is_refused_by_the_viewer(folder, capfd):
     for options in ((), ("--text",), ("--marks",)):
         assert view(*options) == 2
         assert "out.jsonl: line 1 is not JSON" in capfd.readouterr().err
+
+
+def test_rows_marked_right_become_examples_of_a_run(written, folder, capfd):
+    written(*(line(number, input={"text": f"word {number}", "n": number}) for number in range(3)))
+    mark_rows("right", "wrong", "right")
+    assert view("--save-examples", "examples.jsonl") == 0
+    assert "wrote 2 examples to examples.jsonl" in capfd.readouterr().err
+    saved = [json.loads(text) for text in (folder / "examples.jsonl").read_text().splitlines()]
+    assert saved == [{"text": f"word {n}", "n": n, "answer": f"answer {n}"} for n in (0, 2)]
+    (folder / "in.csv").write_text("text\nnew\n")
+    options = ["--template", "{text}", "--examples", "examples.jsonl", "-o", "new.jsonl", "--quiet"]
+    assert main(["run", "in.csv", "--model", "sim:echo", *options]) == 0
+    assert view("--save-examples", "examples.jsonl") == 2
+    assert "examples.jsonl: cannot be written: File exists" in capfd.readouterr().err
+
+
+def test_without_right_answers_there_are_no_examples(written, folder, capfd):
+    written(line(0))
+    mark_rows("wrong")
+    assert view("--save-examples", "examples.jsonl") == 2
+    assert "out.jsonl: no answer is marked right" in capfd.readouterr().err
+    assert not (folder / "examples.jsonl").exists()
 
 
 @pytest.mark.full
