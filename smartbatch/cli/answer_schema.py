@@ -33,6 +33,7 @@ contains a schema, it would allow every answer."""
 _NUMBER: Final = r"-?[0-9]+(?:\.[0-9]+)?"
 _RANGE: Final = re.compile(rf"({_NUMBER}) ?- ?({_NUMBER})")
 _LIST: Final = "list of "
+_NULL: Final = "|null"
 _EXAMPLES: Final = (
     '"sentiment: positive|negative|mixed", "stars: int 1-5", "share: float 0-1", "reason: str", '
     '"refund: bool", "due: date" or "topics: list of str"'
@@ -107,7 +108,7 @@ def _schema_of_fields(fields: list[str]) -> Mapping[str, Any]:
             raise ConfigError(f"--output-field {field!r}: needs a name and a type, such as {_EXAMPLES}")
         if name in properties:
             raise ConfigError(f"--output-field {name}: is given twice; leave one out")
-        properties[name] = _schema_of_type(" ".join(written.split()), name)
+        properties[name] = _schema_of_type(re.sub(r"\s*(\||\s)\s*", r"\1", written), name)
     return {
         "type": "object",
         "properties": properties,
@@ -122,16 +123,21 @@ def _schema_of_type(written: str, field: str) -> dict[str, Any]:
 
     # 1. A list.
     if written.startswith(_LIST):
-        return {"type": "array", "items": _schema_of_type(written.removeprefix(_LIST).lstrip(), field)}
-    # 2. One of several strings.
+        return {"type": "array", "items": _schema_of_type(written.removeprefix(_LIST), field)}
+    # 2. A value that may be missing.
+    if (always := written.removesuffix(_NULL)) != written:
+        return {"anyOf": [_schema_of_type(always, field), {"type": "null"}]}
+    # 3. One of several strings.
     if "|" in written:
-        values = [value.strip() for value in written.split("|")]
+        values = written.split("|")
         if "" in values or len({*values}) < len(values):
             raise refusal("has an empty or a repeated value; write them as in positive|negative|mixed")
-        if {*values} <= {*_TYPES, "null", "None"}:
+        if "null" in values:
+            raise refusal("null comes last, as in positive|negative|null")
+        if {*values} <= _TYPES.keys():
             raise refusal("has several types; choose one, or describe the answer with --schema FILE")
         return {"type": "string", "enum": values}
-    # 3. A type, and for numbers a range.
+    # 4. A type, and for numbers a range.
     name, _, bounds = written.partition(" ")
     if name not in _TYPES:
         meant = _OTHER_TYPES.get(name)

@@ -14,6 +14,8 @@ _NEAR_OPTIONS: Final = {
     "call_timeout": ("timeout", "request_timeout"),
     "config": ("settings", "config_file"),
     "delimiter": ("sep", "separator"),
+    "examples": ("few_shot", "shots", "demonstrations"),
+    "extra": ("extra_body", "model_option", "param"),
     "id_field": ("id", "id_column", "id_col"),
     "keep_going": ("continue_on_error", "ignore_errors"),
     "limit": ("head", "nrows", "first", "max_rows"),
@@ -28,7 +30,7 @@ _NEAR_OPTIONS: Final = {
     "quiet": ("silent",),
     "schema": ("response_format", "json_schema"),
     "retries": ("retry", "max_retries"),
-    "template": ("prompt", "prompt_template"),
+    "template": ("prompt", "prompt_template", "prompt_file", "template_file"),
 }
 """Options, each with the names that other programs use."""
 _NATIVE_NAMES: Final = {

@@ -242,6 +242,8 @@ def split_known(
 def prompts_of(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Prompt], dict[str, Any]]:
     """Make prompts from table rows if ``prompts`` is a table; return them with the other arguments."""
     others, of_table = split_constraints(params, TableParams.__optional_keys__)
+    if "examples" in of_table and others.get("embedding") is not None:
+        raise InvalidRequest("examples has no effect on embeddings: leave it out", field="examples")
     return prompt_list(prompts, **of_table), others
 
 

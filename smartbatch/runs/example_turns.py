@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from smartbatch.core.preparation.class_schemas import schema_of
+from smartbatch.core.preparation.json_schemas import Misfit, plain_schema
 from smartbatch.core.preparation.structured import Problem, check_answer
 from smartbatch.errors import InputError
 from smartbatch.tables.cells import BadField, is_missing, listed
 from smartbatch.tables.row_formats import BadRow
 from smartbatch.tables.row_prompts import ANSWER_FIELD, MAX_EXAMPLES, RowPrompts
 from smartbatch.tables.row_source import RowSource
-
-_TEXT_TYPES: Final = (None, "string")  # types of properties whose cells are used as they are
 
 
 def example_turns(
@@ -62,19 +61,27 @@ def _with_answer(
         raise BadField(
             f"no field {ANSWER_FIELD!r}, and no {absent[0]!r} of the schema; the row has {listed(fields)}"
         )
-    answer = {
-        name: _value(fields[name], part)
-        for name, part in properties.items()
-        if name in fields and not is_missing(fields[name])
-    }
+    answer: dict[str, Any] = {}
+    for name, part in properties.items():
+        own = part if isinstance(part, Mapping) else {}
+        value = _value(fields.get(name), {"$defs": schema.get("$defs", {}), **own})
+        if value is not None or name in schema.get("required", ()):
+            answer[name] = value
     others = {name: value for name, value in fields.items() if name not in answer or name in prompts.fields}
     return {**others, ANSWER_FIELD: answer}
 
 
-def _value(cell: Any, part: Any) -> Any:
-    """Return the value of a property. Cells of a text file are converted from text."""
-    if isinstance(cell, str) and isinstance(part, Mapping) and part.get("type") not in _TEXT_TYPES:
+def _value(cell: Any, schema: Mapping[str, Any]) -> Any:
+    """Return the value of a property. A cell of a text file is converted if the schema allows no text."""
+    possible = [cell]
+    if is_missing(cell) or (isinstance(cell, str) and not cell.strip()):
+        possible.append(None)
+    elif isinstance(cell, str):
         for text in (cell, cell.lower()):  # true and false may be capitalized
             with suppress(ValueError, RecursionError):
-                return json.loads(text)
+                possible.append(json.loads(text))
+    check = plain_schema(json.dumps(schema))
+    for value in possible:
+        with suppress(Misfit):
+            return check(value)
     return cell

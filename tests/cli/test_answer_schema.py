@@ -28,7 +28,7 @@ def options(schema: str | None = None, *fields: str) -> Namespace:
     return Namespace(schema=schema, output_field=list(fields))
 
 
-def field(written: str) -> Any:
+def field_of(written: str) -> Any:
     schema = answer_schema(options(None, f"it: {written}"))
     assert schema is not None
     return schema["properties"]["it"]
@@ -45,12 +45,14 @@ def field(written: str) -> Any:
         ("float 0-0.5", {"type": "number", "minimum": 0.0, "maximum": 0.5}),
         ("positive|negative | mixed", {"type": "string", "enum": ["positive", "negative", "mixed"]}),
         ("date|time|place", {"type": "string", "enum": ["date", "time", "place"]}),
+        ("date|null", {"anyOf": [field_of("date"), {"type": "null"}]}),
+        ("a|b|null", {"anyOf": [{"type": "string", "enum": ["a", "b"]}, {"type": "null"}]}),
         ("list of str", {"type": "array", "items": {"type": "string"}}),
         ("list of a|b", {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}),
     ],
 )
 def test_a_field_has_the_schema_of_its_type(written, schema):
-    assert field(written) == schema
+    assert field_of(written) == schema
 
 
 def test_all_fields_of_the_options_are_required_and_no_others_allowed():
@@ -75,6 +77,7 @@ def test_all_fields_of_the_options_are_required_and_no_others_allowed():
         (["stars: good||bad"], "an empty or a repeated value"),
         (["stars: good|good"], "an empty or a repeated value"),
         (["stars: int|str"], "has several types"),
+        (["stars: a|null|b"], "null comes last"),
         (["stars: list of"], "is not a type"),
     ],
 )
@@ -147,7 +150,7 @@ def test_equal_schemas_have_equal_keys_and_others_do_not(folder):
     assert keys("--extra", "top_k=40") != keys() != keys("--output-field", "mood: good|bad")
 
 
-@pytest.mark.parametrize("table", ["out.csv", "out.parquet"])
+@pytest.mark.parametrize("table", ["out.csv", pytest.param("out.parquet", marks=pytest.mark.full)])
 def test_fields_of_the_answers_become_columns(table, folder):
     prompts(3)
     fields = ("--output-field", "mood: good|bad", "--output-field", "stars: int 1-5")

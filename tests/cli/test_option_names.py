@@ -77,6 +77,8 @@ RUN = ["run", "in.txt", "--model", "sim:demo"]
         ([*RUN, "--concurrency", "4"], "did you mean --parallelism?"),
         (["jobs", "--concurrency", "4"], "set it with the variable SMARTBATCH_PARALLELISM"),
         ([*RUN, "--json-schema", "s.json"], "did you mean --schema?"),
+        ([*RUN, "--prompt-file", "p.txt"], "did you mean --template?"),
+        ([*RUN, "--few-shot", "e.csv"], "did you mean --examples?"),
         ([*RUN, "--response-format", "s.json"], "did you mean --schema?"),
         ([*RUN, "--top-p", "1"], "it is a parameter in Python: smartbatch.generate(…, top_p=…)"),
         ([*RUN, "--wait"], "--wait is an option of smartbatch jobs"),

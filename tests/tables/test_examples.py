@@ -52,6 +52,7 @@ def test_examples_of_a_column_have_its_prompts_and_json_answers(client, sent):
     assert sent == [[("user", "One?"), ("assistant", '{"n": 1}'), ("user", "Two?")]]
 
 
+@pytest.mark.full
 def test_a_job_has_the_examples_in_every_request(client, sent):
     job = client.submit_batch(
         [{"text": "Fine."}], template=TEMPLATE, examples=EXAMPLES, batch_fallback="individual"
@@ -89,6 +90,8 @@ def test_prompts_that_cannot_follow_examples_are_refused(client):
     chat = json.dumps([{"role": "user", "content": "hi"}])
     with pytest.raises(InvalidRequest, match="the prompt is a chat, which cannot begin with examples"):
         client.generate([{"text": chat}], column="text", examples=EXAMPLES)
+    with pytest.raises(InvalidRequest, match="examples has no effect on embeddings"):
+        client.embed([{"text": "a"}], column="text", examples=EXAMPLES)
     with pytest.raises(InvalidRequest, match="rename that field of the input"):
         client.generate([{"answer": "a"}], template="Right? {answer}", examples=EXAMPLES)
 
@@ -117,36 +120,36 @@ def test_examples_of_a_file_are_part_of_the_prompts_and_keys(folder, capfd):
     assert "the prompt of 2 answered rows" in capfd.readouterr().err
 
 
-FIELDS = (
-    "--output-field",
-    "mood: good|bad",
-    "--output-field",
-    "stars: int 1-5",
-    "--output-field",
-    "buy: bool",
-)
+FIELDS = [
+    word
+    for field in ("mood: good|bad", "stars: int 1-5", "buy: bool", "due: date|null")
+    for word in ("--output-field", field)
+]
 
 
 @pytest.mark.parametrize(
     ("header", "row"),
     [
-        ("text,mood,stars,buy", "a,good,5,True"),
-        ("text,answer", 'a,"{""mood"": ""good"", ""stars"": 5, ""buy"": true}"'),
+        ("text,mood,stars,buy,due", "a,good,5,True,"),
+        ("text,answer", 'a,"{""mood"": ""good"", ""stars"": 5, ""buy"": true, ""due"": null}"'),
     ],
 )
 def test_answers_of_a_schema_are_fields_of_examples_or_json(header, row, folder, capfd):
     Path("examples.csv").write_text(f"{header}\n{row}\n")
     assert main(["plan", "in.csv", "--model", "sim:demo", "--examples", "examples.csv", *FIELDS]) == 0
     (_, answer, _) = json.loads(capfd.readouterr().out.partition("First prompt: ")[2])
-    assert json.loads(answer["content"]) == {"mood": "good", "stars": 5, "buy": True}
+    assert json.loads(answer["content"]) == {"mood": "good", "stars": 5, "buy": True, "due": None}
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         ("text,answer\na,good\n", "row 0 (line 2): the answer does not follow the schema"),
-        ("text,mood,stars,buy\na,good,6,true\n", "row 0 (line 2): the answer violates the schema at prop"),
-        ("text,mood,stars,buy\na,good,,true\n", "row 0 (line 2): the answer violates the schema at "),
+        (
+            "text,mood,stars,buy,due\na,good,6,true,\n",
+            "the answer violates the schema at properties/stars",
+        ),
+        ("text,mood,stars,buy,due\na,good,,true,\n", "row 0 (line 2): the answer violates the schema at "),
         (
             "text,mood\na,good\n",
             "no field 'answer', and no 'stars' of the schema; the row has 'text', 'mood'",
