@@ -303,6 +303,11 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
 _STORE_OPTION = """
 --store PLACE          use this file or postgresql://… (default: your own store)
 """
+_LABEL_OPTIONS = """\
+--label-column NAME    score the answers against the labels in this column of the input
+--labels FILE          score them against this file of marks, or of lines with id and label
+--label-field F        compare this field of the answers (default: the only field, or the text)
+"""
 _CONFIG_OPTION = """\
 --config FILE          read settings from a TOML or YAML file; options override them
 """
@@ -382,11 +387,8 @@ examples:
     options = """
 -o --output FILE.html  write to this file (default: report.html), replacing an earlier report
 --png                  also write a picture next to it; needs Chromium, Chrome or Edge
---label-column NAME    score the answers against the labels in this column of the input
---labels FILE          score them against this file of marks, or of lines with id and label
---label-field F        compare this field of the answers (default: the only field, or the text)
 """
-    add_options(parser.add_argument, options + _STORE_OPTION.lstrip() + _CONFIG_OPTION)
+    add_options(parser.add_argument, options + _LABEL_OPTIONS + _STORE_OPTION.lstrip() + _CONFIG_OPTION)
 
 
 def _add_compare(add: _AddParser) -> None:
@@ -451,6 +453,7 @@ examples:
   smartbatch view out.jsonl --marks
 """,
         epilog="exit codes: 0 stopped or printed, 2 bad usage or file, or the port is taken",
+        further=True,
     )
     parser.add_argument("output", metavar="OUT.jsonl", help="output of a run, or results of a job")
     parser.set_defaults(port=0, limit=20)
@@ -460,7 +463,6 @@ examples:
 --open                 open it in the browser
 --text                 print rows in the terminal instead
 --marks                print the accuracy according to the marks instead
---save-examples FILE.jsonl  write the rows marked right to a new file instead, for smartbatch run --examples
 --limit K              print at most this many rows (default: 20)
 --failed               print only failed rows
 --error KIND           print only rows that failed with this kind of error, such as rate_limit
@@ -468,10 +470,15 @@ examples:
 --search TEXT          print only rows that contain this text
 --where FIELD=VALUE    print only rows with this value in a parsed or input field; can be repeated
 --mark right|wrong|unsure|none  print only rows with this mark
+further:
+--save-examples FILE.jsonl  write the rows marked right to a new file instead, for smartbatch run --examples
+--scored right|wrong   print only answers that are right or wrong according to their label
 """
     where = {"action": "append", "default": []}
     add_options(
-        parser.add_argument, options, {"N": {"type": whole}, "K": {"type": _positive}, "--where": where}
+        parser.add_argument,
+        options + _LABEL_OPTIONS,
+        {"N": {"type": whole}, "K": {"type": _positive}, "--where": where},
     )
 
 

@@ -9,11 +9,12 @@ import sys
 from smartbatch._words import escape, plural
 from smartbatch.cli.clients import template_source
 from smartbatch.cli.dashboard_command import serve
+from smartbatch.cli.label_options import label_scores
 from smartbatch.cli.printing import print_out, say, terminal_width
 from smartbatch.dashboard.access import TokenAccess
 from smartbatch.dashboard.row_viewer import MarkedRows, RowViewer
-from smartbatch.dashboard.rows_page import field_condition, row_section, row_tiles
-from smartbatch.errors import InputError
+from smartbatch.dashboard.rows_page import Shown, field_condition, row_section, row_tiles
+from smartbatch.errors import ConfigError, InputError
 from smartbatch.quality.row_filter import RowFilter
 from smartbatch.tables.result_files import to_line
 from smartbatch.tables.row_prompts import ANSWER_FIELD, RowPrompts
@@ -28,22 +29,25 @@ def run(args: argparse.Namespace) -> int:
         prompts = None if template is None else RowPrompts.of(template, None)
     except TemplateError as error:
         raise InputError(f"--template: {error.message}") from None
+    shown = Shown(prompts, label_scores(args))
     if args.save_examples is not None:
         _save_examples(args.output, args.save_examples)
         return 0
     if args.text or args.marks:
-        view = _view_of(args, prompts)
+        view = _view_of(args, shown)
         width = terminal_width() if sys.stdout is not None and sys.stdout.isatty() else UNLIMITED_WIDTH
         print_out("\n".join(line.text for line in lines_of(view, width)))
         return 0
     access = TokenAccess()
-    serve(RowViewer(args.output, access, prompts), access.token, args)
+    serve(RowViewer(args.output, access, shown), access.token, args)
     return 0
 
 
-def _view_of(args: argparse.Namespace, prompts: RowPrompts | None) -> View:
+def _view_of(args: argparse.Namespace, shown: Shown) -> View:
     if not all("=" in text for text in args.where):
         raise InputError("--where: write FIELD=VALUE, such as sentiment=positive")
+    if args.scored is not None and shown.scores is None:
+        raise ConfigError("--scored needs --label-column or --labels")
     rows = MarkedRows(args.output)
     marks, sections = rows.marks(), []
     if args.text:
@@ -54,10 +58,12 @@ def _view_of(args: argparse.Namespace, prompts: RowPrompts | None) -> View:
             search=args.search or "",
             where=tuple(map(field_condition, args.where)),
             verdict=args.mark,
+            scores=shown.scores,
+            scored_right=None if args.scored is None else args.scored == "right",
         )
         verdicts = {at: {str(mark.verdict) for mark in of_row} for at, of_row in marks.items()}
         found = rows.index.find(wanted, verdicts=verdicts, limit=args.limit)
-        sections = [row_section(row, at, marks.get(at, ()), prompts) for at, row in found.rows]
+        sections = [row_section(row, at, marks.get(at, ()), shown) for at, row in found.rows]
         if not found.is_last:
             more = Note(f"Stopped after {args.limit:,} rows; --limit sets another number.")
             sections.append(Section("more", "More rows", (more,)))

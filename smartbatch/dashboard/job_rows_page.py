@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from smartbatch.dashboard.page import Page, Query, number_of, pages_of
-from smartbatch.dashboard.rows_page import row_section
+from smartbatch.dashboard.rows_page import Shown, row_section
 from smartbatch.dashboard.source import Source
 from smartbatch.dashboard.web_application import Refused
 from smartbatch.quality.recorded_row import RecordedRow
@@ -28,5 +28,5 @@ def page_of_one(source: Source, query: Query) -> Page:
     ]
     last = rows[-1].index if len(stored) > ROWS_PER_PAGE else None
     pages = Section("pages", "Pages", (pages_of("answers", query, "after", last, words=("First", "Next")),))
-    sections = [row_section(row, row.index, (), None) for row in rows]
+    sections = [row_section(row, row.index, (), Shown()) for row in rows]
     return Page(View(f"Answers of job {job.key or job.id}", (*sections, pages)), REFRESH_SECONDS)

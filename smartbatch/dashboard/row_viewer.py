@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, Final, final
 from smartbatch._clock import Clock, RealClock
 from smartbatch.dashboard.access import LOOPBACK, Access
 from smartbatch.dashboard.page import Query, number_of
-from smartbatch.dashboard.rows_page import filter_in, rows_view
+from smartbatch.dashboard.rows_page import Shown, filter_in, rows_view
 from smartbatch.dashboard.web_application import Refused, Response, WebApplication, local
 from smartbatch.errors import InputError, SmartbatchError
 from smartbatch.quality.marks import VERDICTS, Mark, MarkedAccuracy, Verdict, answer_digest
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.runs.marks_file import MarksFile, marks_path
 from smartbatch.runs.row_index import RowIndex
-from smartbatch.tables.row_prompts import RowPrompts
 from smartbatch.views.model import Form, Note, Part
 
 if TYPE_CHECKING:
@@ -73,11 +72,11 @@ class RowViewer(WebApplication):
     navigation: ClassVar = {"": "Rows"}
 
     def __init__(
-        self, path: str, access: Access, prompts: RowPrompts | None = None, clock: Clock | None = None
+        self, path: str, access: Access, shown: Shown | None = None, clock: Clock | None = None
     ) -> None:
         super().__init__(access, LOOPBACK)
         self._path = path
-        self._prompts = prompts
+        self._shown = shown or Shown()
         self._clock = clock or RealClock()
         self._rows = MarkedRows(path)
 
@@ -89,7 +88,7 @@ class RowViewer(WebApplication):
             marks = rows.marks()
             after = number_of(query.values.get("after"))
             found = rows.index.find(
-                filter_in(query),
+                filter_in(query, self._shown.scores),
                 verdicts={at: {str(mark.verdict) for mark in of_row} for at, of_row in marks.items()},
                 after=-1 if after is None else min(after, len(rows.index) - 1),
                 limit=ROWS_PER_PAGE,
@@ -103,7 +102,7 @@ class RowViewer(WebApplication):
         if rows.index.has_changed:
             notice = (Note(_CHANGED, "warn"), Form(query.link("action", "reopen"), "Read it again"))
         name = os.path.basename(self._path)
-        view = rows_view(name, len(rows.index), found, marks, accuracy, self._prompts, query, notice)
+        view = rows_view(name, len(rows.index), found, marks, accuracy, self._shown, query, notice)
         return Response(body=self._rendered("rows.html", query, view=view))
 
     def _do_action(self, form: Mapping[str, str], _: str, query: Query, /) -> Response:

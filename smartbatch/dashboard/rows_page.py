@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from smartbatch._words import duration, money, plural
 from smartbatch.dashboard.page import Query, number_of
 from smartbatch.errors import ErrorKind
 from smartbatch.quality.intervals import Proportion
+from smartbatch.quality.labels import LabelScores
 from smartbatch.quality.marks import VERDICTS, Mark, MarkedAccuracy, answer_digest
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.quality.row_filter import RowFilter
@@ -51,21 +52,39 @@ _OUTCOMES: Final = (
 )
 _MARKS: Final = (("", "any or none"), ("none", "none"), *((name, name) for name in VERDICTS))
 
+_SCORED: Final = (("", "any or none"), ("right", "right"), ("wrong", "wrong"))
+
 
 # -- one row -------------------------------------------------------------------------------------------------
 
 
+@frozen
+class Shown:
+    """What is shown besides the input and the answer of each row.
+
+    Attributes:
+        prompts: makes the prompt that is shown instead of the input.
+        scores: the labels with which answers are compared.
+    """
+
+    prompts: RowPrompts | None = None
+    scores: LabelScores | None = None
+
+
 def row_section(
-    row: RecordedRow,
-    position: int,
-    marks: Sequence[Mark],
-    prompts: RowPrompts | None,
-    form: Part | None = None,
+    row: RecordedRow, position: int, marks: Sequence[Mark], shown: Shown, form: Part | None = None
 ) -> Section:
-    """Return everything about a row, with its prompt instead of its fields if ``prompts`` are given."""
     number = f"Row {row.index}" + ("" if row.sample is None else f", answer {row.sample}")
     title = number if row.id == row.index else f"{number} · {row.id}"
-    parts = (*_input(row, prompts), *_answer(row), Note(_figures(row)), *_verdicts(row, marks), form)
+    judged = [] if shown.scores is None else _judged(row, shown.scores)
+    parts = (
+        *_input(row, shown.prompts),
+        *_answer(row),
+        Note(_figures(row)),
+        *judged,
+        *_verdicts(row, marks),
+        form,
+    )
     return Section(f"row-{position}", title, parts, is_live=False)
 
 
@@ -109,6 +128,14 @@ def _text(label: str, text: str, *, is_folded: bool = False) -> Part:
     return Folded(f"{label}, {plural(len(text), 'character')}: {start}{cut}", (whole,))
 
 
+def _judged(row: RecordedRow, scores: LabelScores) -> Iterator[Part]:
+    is_right, label = scores.judged(row), scores.label_of(row)
+    if is_right is not None:
+        state = State("right", "good") if is_right else State("wrong", "bad")
+        known = "an answer marked wrong" if label is None else f"the label {label!r}"
+        yield Bullets(((state, f" according to {known}"),))
+
+
 def _verdicts(row: RecordedRow, marks: Sequence[Mark]) -> Iterator[Part]:
     rows: list[tuple[Value, ...]] = []
     for mark in marks:
@@ -146,7 +173,7 @@ def rows_view(
     found: FoundRows,
     marks: Mapping[int, Sequence[Mark]],
     accuracy: MarkedAccuracy,
-    prompts: RowPrompts | None,
+    shown: Shown,
     query: Query,
     notice: tuple[Part, ...] = (),
 ) -> View:
@@ -159,9 +186,9 @@ def rows_view(
         notice: shown first.
     """
     sections = [
-        Section("filter", "Filter", (*notice, _filter_form(query)), is_live=False),
+        Section("filter", "Filter", (*notice, _filter_form(query, shown)), is_live=False),
         *(
-            row_section(row, at, marks.get(at, ()), prompts, _mark_form(row, at, marks.get(at, ()), query))
+            row_section(row, at, marks.get(at, ()), shown, _mark_form(row, at, marks.get(at, ()), query))
             for at, row in found.rows
         ),
         Section("pages", "Pages", (Note(_searched(found, total)), _pages(found, query)), is_live=False),
@@ -208,11 +235,13 @@ def _pages(found: FoundRows, query: Query) -> Links | None:
     return Links("Pages of rows", tuple(links)) if links else None
 
 
-def _filter_form(query: Query) -> Form:
+def _filter_form(query: Query, shown: Shown) -> Form:
     values = query.values
+    scored = Field("scored", "By label", values.get("scored", ""), kind="select", options=_SCORED)
     fields = (
         Field("outcome", "Outcome", values.get("outcome", ""), kind="select", options=_OUTCOMES),
         Field("mark", "Mark", values.get("mark", ""), kind="select", options=_MARKS),
+        *((scored,) if shown.scores else ()),
         _optional("search", "Search", "text in any field", query),
         _optional("where", "Field", "sentiment=positive", query),
         _optional("min", "Minimum length", "characters", query),
@@ -225,7 +254,7 @@ def _optional(name: str, label: str, hint: str, query: Query) -> Field:
     return Field(name, label, query.values.get(name, ""), hint, kind="search", is_required=False)
 
 
-def filter_in(query: Query) -> RowFilter:
+def filter_in(query: Query, scores: LabelScores | None) -> RowFilter:
     """Return the filter in an address; unknown values select all rows."""
     values = query.values
     wanted = RowFilter(
@@ -233,6 +262,8 @@ def filter_in(query: Query) -> RowFilter:
         where=tuple(field_condition(text) for text in [values.get("where", "")] if "=" in text),
         min_length=number_of(values.get("min")),
         max_length=number_of(values.get("max")),
+        scores=scores,
+        scored_right={"right": True, "wrong": False}.get(values.get("scored", "")),
         verdict=values["mark"] if values.get("mark") in dict(_MARKS[1:]) else None,
     )
     outcome = values.get("outcome", "")

@@ -113,6 +113,16 @@ class LabelScores:
             if self.has_classes:
                 self._count_pair(None if label is None else _cut(label), _cut(answer))
 
+    def judged(self, row: RecordedRow) -> bool | None:
+        """Return whether the answer of a row is right, without counting it; ``None`` if it is not scored."""
+        one = LabelScores(self.column, self.compared, self.given)
+        one.count(row)
+        return one.right == 1 if one.scored else None
+
+    def label_of(self, row: RecordedRow) -> str | None:
+        """Return the class of a row's label; ``None`` without a label."""
+        return self._label(row)[0]
+
     def _label(self, row: RecordedRow) -> tuple[str | None, str | None]:
         """Return the label of a row, or else an answer that is wrong."""
         if self.given is None:

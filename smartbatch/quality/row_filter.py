@@ -6,6 +6,7 @@ from collections.abc import Iterator, Set
 
 from attrs import frozen
 
+from smartbatch.quality.labels import LabelScores
 from smartbatch.quality.marks import Verdict
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.tables.cells import text_of
@@ -24,6 +25,8 @@ class RowFilter:
         where: values of fields: of the parsed answer or, if that has no such field, of the input.
         min_length, max_length: characters of the answer's text.
         verdict: a mark of the answer or of one of its fields; ``"none"`` if it must have none.
+        scores: the labels by which answers are scored.
+        scored_right: the answer is right, or (if false) wrong, by its label.
     """
 
     failed: bool | None = None
@@ -34,6 +37,8 @@ class RowFilter:
     min_length: int | None = None
     max_length: int | None = None
     verdict: Verdict | str | None = None
+    scores: LabelScores | None = None
+    scored_right: bool | None = None
 
     def matches(self, row: RecordedRow, verdicts: Set[str] = frozenset()) -> bool:
         """Whether a row with these marks meets all conditions."""
@@ -49,6 +54,8 @@ class RowFilter:
         if not (self.min_length or 0) <= length <= (length if self.max_length is None else self.max_length):
             return False
         if any(_value(row, name) != wanted for name, wanted in self.where):
+            return False
+        if self.scores and self.scored_right not in (None, self.scores.judged(row)):
             return False
         wanted = self.search.lower()
         return not wanted or any(wanted in text.lower() for text in _texts(row))

@@ -62,12 +62,15 @@ def test_rows_of_a_run_are_printed_with_their_prompts(folder, capfd):
         (("--where", "label=good"), "0"),
         (("--where", "label=good", "--where", "text=word 0"), "0"),
         (("--mark", "wrong"), "0"),
+        (("--scored", "right", "--label-column", "own"), "2"),
+        (("--scored", "wrong", "--label-column", "own"), "0"),
         (("--limit", "1"), "0"),
         (("--search", "nothing"), ""),
     ],
 )
 def test_options_select_rows(written, capfd, options, rows):
-    written(line(0, parsed={"label": "good"}), failed(1), line(2, finish_reason="length"))
+    cut = line(2, finish_reason="length", input={"text": "word 2", "own": "Answer 2"})
+    written(line(0, parsed={"label": "good"}, input={"text": "word 0", "own": "bad"}), failed(1), cut)
     MarksFile("out.marks.jsonl").add(Mark(index=0, id="r0", answer="x", verdict="wrong"))
     assert view("--text", *options) == 0
     printed = capfd.readouterr().out
@@ -116,6 +119,7 @@ def test_the_accuracy_of_marks_is_printed(written, capfd):
     ("options", "what"),
     [
         (("--text", "--where", "label"), "--where: write FIELD=VALUE"),
+        (("--text", "--scored", "wrong"), "--scored needs --label-column or --labels"),
         (("--text", "--template", "{a.b}"), "--template: {a.b} is not a plain field name"),
         (("--defect", "odd"), "invalid choice: 'odd'"),
         (("--port", "70000"), "--port 70000: not a valid port"),

@@ -12,6 +12,8 @@ import pytest
 
 from smartbatch._clock import VirtualClock
 from smartbatch.dashboard.row_viewer import ROWS_PER_PAGE, RowViewer
+from smartbatch.dashboard.rows_page import Shown
+from smartbatch.quality.labels import LabelScores
 from smartbatch.runs.marks_file import MarksFile
 from smartbatch.tables.row_prompts import RowPrompts
 from tests.dashboard.visits import LOCAL, Answer, Visitor
@@ -71,10 +73,21 @@ def test_a_row_shows_its_input_answer_fields_and_figures(viewer_of):
 
 
 def test_with_a_template_a_row_shows_its_prompt(viewer_of):
-    prompts = RowPrompts.of("Judge {text}!", None)
-    seen = viewer_of(line(0), line(1, input={"other": 1}), prompts=prompts).get("/").words
+    shown = Shown(RowPrompts.of("Judge {text}!", None))
+    seen = viewer_of(line(0), line(1, input={"other": 1}), shown=shown).get("/").words
     assert "Prompt Judge word 0!" in seen
     assert "The template does not fit this row: no field 'text'" in seen
+
+
+def test_answers_are_compared_with_their_labels(viewer_of):
+    texts = [("good", "Good"), ("bad", "good"), ("", "bad")]
+    rows = [line(at, text=text, input={"mood": mood}) for at, (mood, text) in enumerate(texts)]
+    visitor = viewer_of(*rows, shown=Shown(scores=LabelScores("mood")))
+    seen = visitor.get("/").words
+    assert "right according to the label 'good'" in seen
+    assert "wrong according to the label 'bad'" in seen
+    assert seen.count("according to the label") == 2
+    assert rows_in(visitor.get("/?scored=wrong")) == ["Row 1 · r1"]
 
 
 def test_long_texts_are_folded(viewer_of):

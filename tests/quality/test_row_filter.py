@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 
+from smartbatch.quality.labels import LabelScores
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.quality.row_filter import RowFilter
 
 ROWS = [
-    RecordedRow(index=0, id="a", input={"text": "Füße"}, text="yes", fields={"label": "good", "stars": 5}),
-    RecordedRow(index=1, id="b", input={"text": "plain", "label": "own"}, text="", defects=("empty",)),
+    RecordedRow(
+        index=0,
+        id="a",
+        input={"text": "Füße", "mood": "Good"},
+        text="yes",
+        fields={"label": "good", "stars": 5},
+    ),
+    RecordedRow(
+        index=1, id="b", input={"text": "plain", "label": "own", "mood": "no"}, text="", defects=("empty",)
+    ),
     RecordedRow(index=2, id="c", input={"text": "plain"}, error_kind="timeout", error="It took too long"),
 ]
 
@@ -35,6 +44,9 @@ ROWS = [
         ({"where": (("stars", "4"),)}, ""),
         ({"min_length": 1}, "a"),
         ({"max_length": 2}, "bc"),
+        ({"scores": LabelScores("mood", "label"), "scored_right": True}, "a"),
+        ({"scores": LabelScores("mood", "label"), "scored_right": False}, "b"),
+        ({"scores": LabelScores("mood", "label")}, "abc"),
         ({"verdict": "wrong"}, "b"),
         ({"verdict": "none"}, "ac"),
     ],
