@@ -75,11 +75,26 @@ def test_hosts_receive_the_level_in_their_own_form():
         ("gpt-5.1", "none low medium high"),
         ("gpt-5.1-codex-max", "low medium high xhigh"),
         ("gpt-5.4-mini", "none low medium high xhigh"),
+        ("gpt-5.6-sol", "none low medium high xhigh max"),
         ("gpt-6.1-sol", "none minimal low medium high xhigh max"),  # unknown: the server decides
     ],
 )
 def test_levels_of_openais_models_are_checked(model, levels):
     assert accepted(OpenAIProvider(KEY), model) == set(levels.split())
+
+
+@pytest.mark.parametrize(
+    ("host", "model", "levels"),
+    [
+        ("groq", "openai/gpt-oss-120b", "low medium high"),
+        ("groq", "qwen/qwen3-32b", "none"),
+        ("groq", "llama-3.3-70b-versatile", ""),
+        ("mistral", "mistral-small-latest", "none high"),
+        ("xai", "grok-4.3", "none minimal low medium high xhigh max"),
+    ],
+)
+def test_levels_of_hosts_are_checked(host, model, levels):
+    assert accepted(OpenAIProvider(KEY, host=HOSTS[host]), model) == set(levels.split())
 
 
 def test_other_servers_check_the_level_themselves():
@@ -93,9 +108,11 @@ def test_other_servers_check_the_level_themselves():
     ("model", "levels"),
     [
         ("claude-3-5-haiku-latest", ""),
+        ("claude-3-7-sonnet-latest", "none low medium high"),
         ("claude-sonnet-4-20250514", "none low medium high"),
         ("us.anthropic.claude-haiku-4-5-20251001-v1:0", "none low medium high"),
         ("claude-sonnet-4-6", "none low medium high max"),
+        ("claude-opus-4-7", "none low medium high xhigh max"),
         ("claude-opus-5", "none low medium high xhigh max"),
         ("claude-opus-5-5", "low medium high xhigh max"),
         ("claude-fable-5-2", "low medium high xhigh max"),
@@ -132,10 +149,13 @@ def test_parameters_that_exclude_thinking_are_named():
         assert error.field == name
         assert "reasoning_effort='low' conflicts" in str(error)
         old.check(request_of("Hi", reasoning_effort="none", **{name: value}), model="claude-haiku-5-5")
-    new = AnthropicProvider(KEY)  # drops the temperature
-    new.check(request_of("Hi", reasoning_effort="low", temperature=0.2), model="claude-haiku-5-5")
-    error = refusal(new, "claude-haiku-4-5", "medium")  # 4,096 tokens by default
-    assert (error.field, "8,192" in str(error)) == ("max_tokens", True)
+    for name, value in (("temperature", 1.0), ("top_p", 0.95), ("tool_choice", "none")):
+        old.check(request_of("Hi", reasoning_effort="low", **{name: value}), model="claude-haiku-5-5")
+    new = AnthropicProvider(KEY)  # drops temperature and top_p
+    new.check(request_of("Hi", reasoning_effort="low", temperature=0.2, top_p=0.5), model="claude-haiku-5-5")
+    for given in ({}, {"max_tokens": 8192}):  # 4,096 tokens by default
+        error = refusal(new, "claude-haiku-4-5", "medium", **given)
+        assert (error.field, "8,192" in str(error)) == ("max_tokens", True)
     new.check(request_of("Hi", reasoning_effort="medium", max_tokens=8193), model="claude-haiku-4-5")
 
 
