@@ -207,9 +207,9 @@ class Comparison:
         return "\n".join(line.text for line in lines_of(self.view, _TEXT_WIDTH))
 
     def _repr_html_(self) -> str:
-        from smartbatch.views.html import notebook  # imported late: Jinja is slow to import
+        from smartbatch.views.html import render, report  # imported late: Jinja is slow to import
 
-        return notebook(self.view)
+        return render("frame.html", document=report(self.view))
 
 
 def _serialized(_: object, __: object, value: Any) -> Any:

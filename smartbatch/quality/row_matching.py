@@ -168,10 +168,10 @@ class _Side:
 
     def wait(self, row: RecordedRow, prepared: _PreparedRow) -> None:
         self.waiting_rows += 1
-        self.waiting_characters += _size(prepared)
-        if self.waiting_characters > _MAX_WAITING_CHARACTERS:
-            self.waiting_characters -= _size(prepared)
-            prepared.row = None
+        prepared.row = evolve(row, input={})
+        if self.waiting_characters + (size := _size(prepared)) > _MAX_WAITING_CHARACTERS:
+            prepared.row, size = None, 0
+        self.waiting_characters += size
         last = self.waiting.setdefault(_key(row), prepared)
         if last is not prepared:
             while last.next is not None:
@@ -235,15 +235,16 @@ class _Pairs:
                 self.fields[name] = _FieldTally()
             elif name not in self.fields and len(self.left_out) < _MAX_FIELDS:
                 self.left_out.add(name)
-        text = _normalized(row.text or "")
         if values:
             text = json.dumps([(name, _label(values[name])) for name in sorted(values)])
+        else:
+            text = _normalized(row.text or "")
         return _PreparedRow(
             id=row.id,
             is_answered=row.ok,
             digest=_digest(text) if text else None,
             values=tuple(map(values.get, self.fields)) if values else (),
-            row=evolve(row, input={}),
+            row=row,
         )
 
     def compare(self, first: _PreparedRow, second: _PreparedRow) -> None:
@@ -262,7 +263,9 @@ class _Pairs:
         if first.digest == second.digest:
             self.agreed += 1
         elif len(self.flipped) < self.max_flipped and first.row is not None and second.row is not None:
-            self.flipped.append(FlippedRow(first.row, second.row, differing))
+            self.flipped.append(
+                FlippedRow(evolve(first.row, input={}), evolve(second.row, input={}), differing)
+            )
 
 
 @define

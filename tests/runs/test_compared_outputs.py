@@ -6,6 +6,7 @@ import pytest
 import smartbatch
 from smartbatch.results import ResultList
 from smartbatch.types import Result
+from tests.hostile import Elements
 
 
 @pytest.fixture(scope="module")
@@ -82,5 +83,8 @@ def test_a_notebook_shows_a_comparison_escaped():
 
     html = smartbatch.compare(one, other)._repr_html_()
 
-    assert "&lt;script&gt;" in html
-    assert "<script" not in html
+    frame = Elements(html)
+    assert frame.tags == ["iframe"]
+    page = dict(frame.attributes)["srcdoc"] or ""
+    assert "&lt;script&gt;x&lt;/script&gt;" in page
+    assert "script" not in Elements(page).tags
