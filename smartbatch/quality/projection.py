@@ -58,7 +58,7 @@ class Range:
     def plus(self, amount: float) -> Range:
         low, high = self.low, self.high
         return Range(
-            amount + self.expected,
+            max(0.0, amount + self.expected),
             None if low is None else max(0.0, amount + low),
             None if high is None else amount + high,
         )
