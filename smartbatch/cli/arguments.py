@@ -453,6 +453,7 @@ examples:
   smartbatch view out.jsonl --marks
 """,
         epilog="exit codes: 0 stopped or printed, 2 bad usage or file, or the port is taken",
+        usage="%(prog)s OUT.jsonl [option ...]",
         further=True,
     )
     parser.add_argument("output", metavar="OUT.jsonl", help="output of a run, or results of a job")
@@ -461,18 +462,18 @@ examples:
 --template T           show the prompt that this template, or @FILE, makes of each row, instead of its fields
 --port N               use this port (default: a free one)
 --open                 open it in the browser
---text                 print rows in the terminal instead
+--text                 print rows in the terminal instead of serving the page
 --marks                print the accuracy according to the marks instead
---limit K              print at most this many rows (default: 20)
---failed               print only failed rows
---error KIND           print only rows that failed with this kind of error, such as rate_limit
---defect truncated|empty|refused  print only answers with this defect
---search TEXT          print only rows that contain this text
---where FIELD=VALUE    print only rows with this value in a parsed or input field; can be repeated
---mark right|wrong|unsure|none  print only rows with this mark
+--limit K              with --text: print at most this many rows (default: 20)
+--failed               show only failed rows
+--error KIND           show only rows that failed with this kind of error, such as rate_limit
+--defect truncated|empty|refused  show only answers with this defect
+--search TEXT          show only rows that contain this text
+--where FIELD=VALUE    show only rows with this value in a parsed or input field; can be repeated with --text
+--mark right|wrong|unsure|none  show only rows with this mark
 further:
 --save-examples FILE.jsonl  write the rows marked right to a new file instead, for smartbatch run --examples
---scored right|wrong   print only answers that are right or wrong according to their label
+--scored right|wrong   show only answers that are right or wrong according to their label
 """
     where = {"action": "append", "default": []}
     add_options(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import socketserver
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, final
+from urllib.parse import urlencode
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from smartbatch.errors import ConfigError
@@ -61,15 +62,15 @@ def run(args: argparse.Namespace) -> int:
     access = TokenAccess(granted="read" if args.read_only else "all")
     config = config_of(args)
     dashboard = app(config=config, access=access, show_content=args.show_content, streams=_MAX_STREAMS)
-    serve(dashboard, access.token, args)
+    serve(dashboard, {"token": access.token}, args)
     return 0
 
 
-def serve(application: WebApplication, token: str, args: argparse.Namespace) -> None:
+def serve(application: WebApplication, query: Mapping[str, str], args: argparse.Namespace) -> None:
     """Serve an application until Ctrl-C or SIGTERM.
 
     Args:
-        token: appended to the address that is printed.
+        query: the query string of the address that is printed, with the token; empty values are left out.
         args: with ``port``, and ``open`` to open the address in a browser.
 
     Raises:
@@ -86,7 +87,8 @@ def serve(application: WebApplication, token: str, args: argparse.Namespace) -> 
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a valid port"
         raise ConfigError(f"--port {args.port}: {reason}; use another one, or 0 for a free one") from None
-    address = f"http://{server.server_name}:{server.server_port}/?token={token}"
+    given = {name: value for name, value in query.items() if value}
+    address = f"http://{server.server_name}:{server.server_port}/?{urlencode(given)}"
     with server, Interrupts(server.shutdown):
         print_out(address)
         if args.open:

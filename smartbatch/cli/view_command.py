@@ -30,6 +30,12 @@ def run(args: argparse.Namespace) -> int:
     except TemplateError as error:
         raise InputError(f"--template: {error.message}") from None
     shown = Shown(prompts, label_scores(args))
+    if args.scored is not None and shown.scores is None:
+        raise ConfigError("--scored needs --label-column or --labels")
+    if args.defect is not None and (args.failed or args.error is not None):
+        raise ConfigError("--defect selects answers, which failed rows do not have: leave out one of them")
+    if not all("=" in text for text in args.where):
+        raise InputError("--where: write FIELD=VALUE, such as sentiment=positive")
     if args.save_examples is not None:
         _save_examples(args.output, args.save_examples)
         return 0
@@ -39,15 +45,21 @@ def run(args: argparse.Namespace) -> int:
         print_out("\n".join(line.text for line in lines_of(view, width)))
         return 0
     access = TokenAccess()
-    serve(RowViewer(args.output, access, shown), access.token, args)
+    if len(args.where) > 1:
+        raise ConfigError("--where can be repeated only with --text")
+    query = {
+        "token": access.token,
+        "outcome": args.error or args.defect or ("failed" if args.failed else ""),
+        "mark": args.mark or "",
+        "scored": args.scored or "",
+        "search": args.search or "",
+        "where": "".join(args.where),
+    }
+    serve(RowViewer(args.output, access, shown), query, args)
     return 0
 
 
 def _view_of(args: argparse.Namespace, shown: Shown) -> View:
-    if not all("=" in text for text in args.where):
-        raise InputError("--where: write FIELD=VALUE, such as sentiment=positive")
-    if args.scored is not None and shown.scores is None:
-        raise ConfigError("--scored needs --label-column or --labels")
     rows = MarkedRows(args.output)
     marks, sections = rows.marks(), []
     if args.text:

@@ -237,9 +237,11 @@ def _pages(found: FoundRows, query: Query) -> Links | None:
 
 def _filter_form(query: Query, shown: Shown) -> Form:
     values = query.values
+    outcome = values.get("outcome", "")
+    outcomes = _OUTCOMES if outcome in dict(_OUTCOMES) else (*_OUTCOMES, (outcome, f"failed: {outcome}"))
     scored = Field("scored", "By label", values.get("scored", ""), kind="select", options=_SCORED)
     fields = (
-        Field("outcome", "Outcome", values.get("outcome", ""), kind="select", options=_OUTCOMES),
+        Field("outcome", "Outcome", outcome, kind="select", options=outcomes),
         Field("mark", "Mark", values.get("mark", ""), kind="select", options=_MARKS),
         *((scored,) if shown.scores else ()),
         _optional("search", "Search", "text in any field", query),
@@ -255,7 +257,7 @@ def _optional(name: str, label: str, hint: str, query: Query) -> Field:
 
 
 def filter_in(query: Query, scores: LabelScores | None) -> RowFilter:
-    """Return the filter in an address; unknown values select all rows."""
+    """Return the filter in an address; an unknown outcome is a kind of error."""
     values = query.values
     wanted = RowFilter(
         search=values.get("search", ""),
@@ -271,7 +273,7 @@ def filter_in(query: Query, scores: LabelScores | None) -> RowFilter:
         return evolve(wanted, failed=outcome == "failed")
     if outcome in DEFECTS:
         return evolve(wanted, defect=outcome)
-    return evolve(wanted, error_kind=outcome if outcome in dict(_OUTCOMES[1:]) else None)
+    return evolve(wanted, error_kind=outcome or None)
 
 
 def field_condition(text: str) -> tuple[str, str]:

@@ -119,6 +119,8 @@ def test_the_accuracy_of_marks_is_printed(written, capfd):
     ("options", "what"),
     [
         (("--text", "--where", "label"), "--where: write FIELD=VALUE"),
+        (("--where", "a=1", "--where", "b=2"), "--where can be repeated only with --text"),
+        (("--failed", "--defect", "empty"), "--defect selects answers, which failed rows do not have"),
         (("--text", "--scored", "wrong"), "--scored needs --label-column or --labels"),
         (("--text", "--template", "{a.b}"), "--template: {a.b} is not a plain field name"),
         (("--defect", "odd"), "invalid choice: 'odd'"),
@@ -163,10 +165,12 @@ def test_without_right_answers_there_are_no_examples(written, folder, capfd):
 @pytest.mark.full
 def test_the_command_prints_its_address_serves_rows_and_ends(written):
     written(line(0))
-    command = (sys.executable, "-m", "smartbatch", "view", "out.jsonl")
+    command = (sys.executable, "-m", "smartbatch", "view", "out.jsonl", "--search", "0", "--error", "own")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = re.fullmatch(r"http://(127\.0\.0\.1:\d+)/\?token=(.*)\n", process.stdout.readline())
+        found = re.fullmatch(
+            r"http://(127\.0\.0\.1:\d+)/\?token=(.*)&outcome=own&search=0\n", process.stdout.readline()
+        )
         assert found is not None
         for token, status in ((found[2], 200), ("another", 403)):
             connection = http.client.HTTPConnection(found[1], timeout=30)

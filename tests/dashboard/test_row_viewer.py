@@ -119,7 +119,8 @@ def test_pages_follow_each_other_to_the_last_row(viewer_of):
         ("max=8", [0, 1]),
         ("mark=none", [0, 1, 2]),
         ("mark=wrong", []),
-        ("outcome=nonsense&min=x&mark=y", [0, 1, 2]),
+        ("outcome=own_error", []),
+        ("min=x&mark=y&scored=z&where=w", [0, 1, 2]),
     ],
 )
 def test_filters_select_rows(viewer_of, query, rows):
