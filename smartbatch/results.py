@@ -93,7 +93,7 @@ class SentRequests:
     ) -> SentRequests:
         """Keep the necessary ones among the requests of a list, given by position."""
         needed = {at for group in shown_positions(results) for at in group if at is not None}
-        needed |= {at for at, each in enumerate(results) if each.error is not None or each.defects}
+        needed |= {at for at, each in enumerate(results) if not _is_plain(each)}
         pairs = ((results[at], requests[at]) for at in needed & requests.keys())
         return cls(send_again, {id(pair[0]): pair for pair in pairs})
 
@@ -424,11 +424,11 @@ class ResultList(list[Result[T]]):
         from smartbatch.views.model import DataTable, Section, View  # imported late: rarely needed
 
         labels = self._index()
-        names = [str(row) for row in (rows_of(self) if labels is None else labels)]
+        names = rows_of(self) if labels is None else labels
         groups = FailureGroups()
         for at, each in enumerate(self):
             if each.error is not None and _has_failed(each):
-                groups.count(kind_name(each.error), each.error.message, names[at], at)
+                groups.count(kind_name(each.error), each.error.message, str(names[at]), at)
         found = [
             (group.kind, group.message, group.count, group.example, remedy_for(group.kind).action)
             for group in groups.largest()[: 2 * MAX_SHOWN_RESULTS]
@@ -443,7 +443,7 @@ class ResultList(list[Result[T]]):
                 rows.append(("…",) * len(columns.split(", ")))
                 continue
             prompt = () if sent is None else (prompt_text(sent.request_of(self[shown])),)
-            rows.append((names[shown], *prompt, *_row(self[shown])))
+            rows.append((str(names[shown]), *prompt, *_row(self[shown])))
         failures = DataTable.of("Failures", "error, message, rows:number, first row, suggested action", found)
         tables = (*((failures,) if found else ()), DataTable.of("Results", columns, rows))
         return notebook(View(_summary(self), (Section("results", "Results", tables),)))
@@ -490,12 +490,20 @@ MAX_SHOWN_RESULTS = 5
 def shown_positions(results: ResultList[Any]) -> tuple[list[int | None], list[int | None]]:
     """Return the positions a notebook shows, failures first; ``None`` stands for results left out."""
     failed: list[int | None] = [at for at, each in enumerate(results) if _has_failed(each)]
-    others: list[int | None] = [at for at, each in enumerate(results) if not _has_failed(each)]
+    left_out = set(failed)
+    others: list[int | None] = [at for at in range(len(results)) if at not in left_out]
     if len(failed) > MAX_SHOWN_RESULTS + 1:
         failed = [*failed[:MAX_SHOWN_RESULTS], None]
     if len(others) > 2 * MAX_SHOWN_RESULTS + 1:
         others = [*others[:MAX_SHOWN_RESULTS], None, *others[-MAX_SHOWN_RESULTS:]]
     return failed, others
+
+
+def _is_plain(result: Result[Any]) -> bool:
+    """Whether a result is an answer without a defect. In long lists, :attr:`Result.defects` takes seconds."""
+    if result.error is None and result.finish_reason == "stop" and result.text and not result.text.isspace():
+        return True
+    return result.error is None and not result.defects
 
 
 def _has_failed(result: Result[Any]) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import signal
+import threading
 from collections import Counter
 from typing import Any
 
 import pytest
 
 import smartbatch
-from smartbatch import BatchingClient, InvalidRequest, ProviderError, Request, ResultList
+from smartbatch import BatchingClient, Interrupted, InvalidRequest, ProviderError, Request, ResultList
 from smartbatch.errors import AllRequestsFailed, ErrorKind
 from smartbatch.providers import OpenAIProvider
 from smartbatch.testing import MockProvider, emulator
@@ -128,6 +130,28 @@ def test_a_stopped_client_is_started_for_the_call():
     again = results.retry_failed()
     assert again.texts == ["a", "b"]
     assert provider.opened == provider.closed
+
+
+def test_an_interrupted_call_keeps_the_whole_list():
+    done, sent = threading.Event(), Counter[str]()
+
+    def answer(request: Request) -> Any:
+        prompt = str(request.prompt)
+        sent[prompt] += 1
+        if prompt != "a" and sent[prompt] == 1:
+            return TOO_LONG
+        if prompt == "c":
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            done.wait(0.2)
+        return f"re: {prompt}"
+
+    with BatchingClient("mock", provider=MockProvider(answer), parallelism=1) as client:
+        results = client.generate(["a", "b", "c"])
+        with pytest.raises(Interrupted) as caught:
+            results.retry_failed()
+        done.set()
+    assert caught.value.results.texts[:2] == ["re: a", "re: b"]
+    assert len(caught.value.results) == 3
 
 
 def test_a_list_without_any_answer_fails_as_before(client_of):
