@@ -216,10 +216,12 @@ class BatchingConfig:
         "individual",
     )
     batch_retention: float | None = seconds(
-        None,
-        "Time after the end of a job until its files at the provider are deleted; none keeps them.",
+        7 * DAY_SECONDS,
+        "Time after the end of a job until its batches and files at the provider are deleted; none keeps "
+        "them.",
         0,
         365 * DAY_SECONDS,
+        optional=True,
     )
     batch_enqueued_tokens: int | None = setting(
         None, "int", "Maximum tokens per model in unfinished batches.", 1, 10**12

@@ -59,7 +59,7 @@ class Spec:
         Raises:
             ConfigError: the value is out of range or of another kind.
         """
-        if value is None and self.optional:
+        if self.optional and (value is None or (value == "none" and self.unit == "s")):
             return None
         if self.kind in ("float", "int", "usd"):
             return self._number(label, value)
@@ -230,15 +230,17 @@ def setting(
 ) -> Any:
     """Declare a setting: a field that checks its value when the object is created.
 
-    ``None`` is allowed if it is the default. ``more`` contains further fields of :class:`Spec`.
+    ``None`` is allowed if it is the default, or with ``optional``. ``more`` contains further fields of
+    :class:`Spec`.
     """
-    spec = Spec(kind=kind, low=low, high=high, help=help, optional=default is None, **more)
+    more.setdefault("optional", default is None)
+    spec = Spec(kind=kind, low=low, high=high, help=help, **more)
     converter = Converter(_checked, takes_field=True)
     return field(default=default, converter=converter, repr=_without_password, metadata={"spec": spec})
 
 
-def seconds(default: float | None, help: str, low: float, high: float) -> Any:
-    return setting(default, "float", help, low, high, unit="s")
+def seconds(default: float | None, help: str, low: float, high: float, **more: Any) -> Any:
+    return setting(default, "float", help, low, high, unit="s", **more)
 
 
 def choice(default: str, help: str, *choices: str) -> Any:

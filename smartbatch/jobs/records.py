@@ -62,7 +62,8 @@ class JobPolicy:
     late_penalty: float | None = None
     budget: float | None = None  # USD
     budget_account: str | None = None  # id of the client that reserves this budget within its own
-    retention: float | None = None  # seconds from the end of the job until the provider's files are deleted
+    # seconds from the end of the job until its batches and files are deleted; None to keep them
+    retention: float | None = None
     exclusive_workspace: bool = False  # no other program creates batches in the account's workspace
     route: Route | None = field(default=None, converter=optional(Route))
     # Items are sent in real time, and only while a process waits for the job. They fail as they would without

@@ -16,7 +16,7 @@ from attrs import field, frozen
 from attrs.converters import optional
 
 from smartbatch.jobs.records import as_texts
-from smartbatch.providers.batch_api import RemoteState
+from smartbatch.providers.batch_api import RemoteKind, RemoteState
 
 
 class ShardState(enum.Enum):
@@ -147,7 +147,7 @@ class ShardRow:
     ended_at: float | None
     settled_at: float | None
     died_at: float | None  # time at which it became DEAD
-    cleaned_up: bool  # its remote files are deleted
+    cleaned_up: bool  # no step is left, and what the provider stores for it is recorded for deletion
     results_until: float | None  # time at which the provider deletes its results
     cost: float | None  # USD of its answers once settled; None if unknown
     note: str | None
@@ -160,6 +160,25 @@ class UnsettledItem:
     verdict: str | None  # "again" or "unrun" if a result line says so; None without a line
     body: bytes | None = field(repr=False)  # the error that came with the verdict
     tries: int  # earlier shards and calls
+
+
+@frozen
+class RemoteAccount:
+    scope: str  # as of a job
+    model: str  # provider:model of one of its batches, from which its provider can be opened
+
+
+@frozen
+class RemoteObject:
+    """Something that a provider stores for a batch that is over."""
+
+    no: int
+    scope: str
+    model: str  # provider:model
+    kind: RemoteKind
+    id: str  # for outputs, the location of the results
+    bytes: int  # 0 if unknown
+    tries: int  # deletions sent so far
 
 
 # -- names sent to a provider --------------------------------------------------------------------------------

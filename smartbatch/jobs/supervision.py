@@ -1,7 +1,8 @@
 """Runs the jobs of a store for as long as the process lives.
 
 The supervisor thread claims jobs that no living process owns, renews leases even during long remote calls,
-and queues the jobs that are due. Each worker thread runs one step of one job at a time.
+and queues the jobs that are due. Each worker thread runs one step of one job at a time. One of them also
+deletes what providers still store for finished jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.realtime_items import is_capped, item_limits
 from smartbatch.jobs.records import LEASE_SECONDS, JobLease, JobRow, JobState, LeaseLost
 from smartbatch.jobs.runner import RealtimeRunner
-from smartbatch.jobs.steps import StepResult, run_step
+from smartbatch.jobs.steps import StepResult, housekeeping, run_step
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.jobs.watching import Changes
 from smartbatch.jobs.wiring import JobRuntime
@@ -41,6 +42,8 @@ MAX_WORKERS = 4
 """More than one, because a long upload of one job must not delay the polls of others."""
 IDLE_SECONDS = 30.0
 """Worker threads end after this long without a step."""
+MAX_DELETIONS = 10
+"""Maximum number of deletions at providers after each search for jobs."""
 MAX_CLAIMS = 200
 """Maximum number of jobs claimed per search, so that the first leases are renewed in time."""
 MAX_PAUSE_SECONDS = 60.0
@@ -90,9 +93,10 @@ class Supervision:
         self._worker_monitor = clock.monitor(self._monitor.lock)
         self._idle_monitor = clock.monitor(self._monitor.lock)
         self._owned: dict[str, OwnedJob] = {}
-        self._ready: deque[OwnedJob] = deque()
+        self._ready: deque[Callable[[], None]] = deque()
         self._threads = OwnThreads(clock)
         self._workers = self._idle = self._busy = 0
+        self._deletes = False
         self._named: dict[str, None] = {}
         self._claim_at = self._renew_at = self._look_at = -math.inf
         self._wall_offset = clock.wall() - clock.now()
@@ -255,7 +259,7 @@ class Supervision:
                 soonest = min(soonest, owned.due - wall)
                 continue
             owned.running = True
-            self._ready.append(owned)
+            self._ready.append(partial(self._step, owned))
         missing = len(self._ready) - self._idle
         if self._ready:
             self._worker_monitor.notify(len(self._ready))
@@ -315,6 +319,14 @@ class Supervision:
         self._runtime.summaries.save(self._store)
         self._refresh_owned()
         self._claim(self._store.leases.claimable())
+        self._queue_deletions()
+
+    def _queue_deletions(self) -> None:
+        if not self._deletes and housekeeping.has_due(self._runtime):
+            with self._monitor:
+                if not self._halted:
+                    self._deletes = True
+                    self._ready.append(self._delete)
 
     def _claim(self, rows: Iterable[JobRow]) -> None:
         """Claim jobs that no living process owns."""
@@ -390,14 +402,14 @@ class Supervision:
     # -- the workers -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (owned := self._next_job()) is not None:
+        while (work := self._next_work()) is not None:
             try:
-                self._step(owned)
+                work()
             finally:
                 self._finished()
 
-    def _next_job(self) -> OwnedJob | None:
-        """Return the next job that is due; ``None`` after a stop or a long idle time."""
+    def _next_work(self) -> Callable[[], None] | None:
+        """Return the next step that is due; ``None`` after a stop or a long idle time."""
         with self._worker_monitor:
             notified = True
             while not self._ready and not self._stopping and notified:
@@ -438,6 +450,17 @@ class Supervision:
         else:
             self._schedule(owned, math.inf if result.next_at is None else result.next_at)
         self._changes.notify(lease.job_id)
+
+    def _delete(self) -> None:
+        try:
+            for _ in range(MAX_DELETIONS):
+                if self._halted or not housekeeping.delete_next(self._runtime):
+                    break
+        except BaseException as error:  # tried again after the next search
+            if not self._stopping:
+                self._report(None, error)
+        finally:
+            self._deletes = False
 
     def _release_unwanted(self, owned: OwnedJob) -> None:
         if self.realtime.withdraw(owned.lease.job_id):

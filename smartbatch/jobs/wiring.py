@@ -106,6 +106,18 @@ class _OpenedProvider:
     at: float
 
 
+class InAccount(Protocol):
+    """Anything with the account and a model of a provider, such as a job."""
+
+    @property
+    def scope(self) -> str: ...
+
+    @property
+    def model(self) -> str:
+        """As ``provider:model``."""
+        ...
+
+
 class JobProviders:
     """Finds a provider that uses the account with which a job was submitted."""
 
@@ -115,7 +127,7 @@ class JobProviders:
         self._opening = threading.Lock()
         self._opened: dict[str, _OpenedProvider] = {}
 
-    def provider_of(self, row: JobRow) -> Provider | None:
+    def provider_of(self, row: InAccount) -> Provider | None:
         """Return ``None`` if this process lacks the key or server."""
         name = row.model.partition(":")[0]
         for provider in self._wiring.providers:
@@ -198,6 +210,7 @@ class StepLimits:
     # possible batch has ended.
     orphan_watch: float = 26 * HOUR
     longest_pause: float = 10 * MINUTE  # between tries of a failing call
+    deletions_per_hour: int = 600  # of what an account still stores for finished batches
 
     @classmethod
     def of(cls, config: BatchingConfig) -> Self:
@@ -222,7 +235,7 @@ class JobRuntime:
     prices: PriceBook
     limits: StepLimits
     # None if this process lacks the job's key; then only steps that need no provider run
-    provider_of: Callable[[JobRow], Provider | None]
+    provider_of: Callable[[InAccount], Provider | None]
     pause_of: Callable[[str], Pause | None]  # the pause of a provider:model, as far as this process knows
     publish_event: Callable[[Event], None]  # publishes an event, but the end of a job only once
     wiring: JobWiring

@@ -12,7 +12,7 @@ import enum
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,14 @@ from attrs import frozen
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.http.content import decode_answer
 from smartbatch.types import Answer, Kind, Request
+
+
+class RemoteKind(enum.Enum):
+    """What a provider stores for a batch."""
+
+    INPUT = "input"
+    OUTPUT = "output"  # a file of results or of errors
+    BATCH = "batch"
 
 
 @frozen
@@ -35,6 +43,7 @@ class BatchAbilities:
     cancels: bool = True  # running batches can be cancelled
     counts: bool = True  # a running batch reports how many requests are done
     retention: float = 29 * 86_400.0  # seconds from the create call until results expire
+    deletes: frozenset[RemoteKind] = frozenset(RemoteKind)  # what can be deleted before it expires
     priced: bool = True  # False if batches never cost anything, so that a missing price is not an error
 
 
@@ -196,11 +205,12 @@ class BatchApi(ABC):
         """Request cancellation; succeeds if the batch has already ended."""
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
-        """Delete the provider's data about an ended batch, except files."""
+        """Delete an ended batch without its files. A missing batch counts as deleted."""
+        raise NotImplementedError(f"{self.name} does not delete batches")
 
-    def output_files(self, batch: RemoteBatch) -> Sequence[str]:  # noqa: ARG002
-        """Return the ids of result files to delete."""
-        return ()
+    def delete_output(self, output: str, timeout: float) -> None:
+        """Delete the file at one of a batch's outputs. A missing file counts as deleted."""
+        self.delete_file(output, timeout)
 
     # -- results ---------------------------------------------------------------------------------------------
 

@@ -121,6 +121,9 @@ class Api(BatchApi):
         self._call("delete_file")
         self._files.pop(file_id, None)
 
+    def delete_batch(self, batch_id: str, timeout: float) -> None:
+        self._call("delete_batch")
+
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:
         self._call("create")
         assert creation.file_id is not None

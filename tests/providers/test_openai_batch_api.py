@@ -229,7 +229,6 @@ def test_both_files_are_read_and_one_that_is_there_twice_once(api):
     )
     found = [batches.get("batch_1", 5) for _ in range(3)]
     assert [batch.outputs for batch in found] == [("file-2", "file-3"), ("file-2",), ("file-3",)]
-    assert batches.output_files(found[0]) == ("file-2", "file-3")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ _STEPS: Mapping[ShardState, Callable[[Step, ShardRow], ShardRow]] = {
     _S.ENDED: collect.download_results,
     _S.INGESTING: reconcile.reconcile_shard,
     _S.DEAD: orphans.watch_dead_shard,
-    _S.SETTLED: orphans.clean_up,
+    _S.SETTLED: orphans.examine_suspect,
 }
 _UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
 

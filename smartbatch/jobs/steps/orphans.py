@@ -18,7 +18,6 @@ from attrs import evolve, field, frozen
 
 from smartbatch._words import duration
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs.records import JobState
 from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.result_lines import OddLines, ResultReader, pages_of, read_lines
@@ -149,14 +148,11 @@ def report_unreadable(step: Step, shard: ShardRow, batch: RemoteBatch) -> None:
 
 
 def watch_dead_shard(step: Step, shard: ShardRow) -> ShardRow:
-    # 1. an orphan was salvaged: delete what the provider still stores for it, as for any settled batch
-    if shard.candidate is not None and shard.candidate == shard.batch_id:
-        return clean_up(step, shard)
     with step.provider_calls():
-        # 2. a list contained a batch that is, or could be, an orphan: handle it
+        # 1. a list contained a batch that is, or could be, an orphan: handle it
         if shard.candidate is not None:
             return _handle_orphan(step, shard, shard.candidate)
-        # 3. an orphan may still appear: read the list, which records orphans on their shards, including this
+        # 2. an orphan may still appear: read the list, which records orphans on their shards, including this
         # one
         if is_watched(step, shard):
             newer_than_intent(step, shard)
@@ -164,10 +160,7 @@ def watch_dead_shard(step: Step, shard: ShardRow) -> ShardRow:
             if fresh.candidate is not None:
                 return fresh
             return step.reschedule(fresh, step.limits.longest_pause, tries=0)
-        # 4. an orphan can no longer appear: delete the input file (unless the fence deleted it) and the local
-        # files
-        if shard.file_id is not None and shard.fenced_at is None:
-            step.api.delete_file(shard.file_id, step.limits.call_timeout)
+    # 3. an orphan can no longer appear: nothing is left to do
     step.clear_files(shard)
     return step.reschedule(shard, 0.0, cleaned_up=True)
 
@@ -248,8 +241,8 @@ def _salvage_orphan(step: Step, shard: ShardRow, batch: RemoteBatch) -> ShardRow
         )
     step.clear_files(shard)
     wasted = shard.reserved if totals.wasted is None else totals.wasted  # used answers are already charged
-    cleaned_up = step.policy.retention is None
-    return step.reschedule(shard, 0.0, cleaned_up=cleaned_up, batch_id=batch.id, reserved=wasted)
+    remote = evolve(shard.remote, outputs=batch.outputs)
+    return step.reschedule(shard, 0.0, cleaned_up=True, batch_id=batch.id, remote=remote, reserved=wasted)
 
 
 # -- duplicates ----------------------------------------------------------------------------------------------
@@ -297,7 +290,8 @@ def cancel_duplicates(step: Step, shard: ShardRow, duplicates: Iterable[RemoteBa
         )
 
 
-def _examine_suspect(step: Step, shard: ShardRow) -> ShardRow:
+def examine_suspect(step: Step, shard: ShardRow) -> ShardRow:
+    """Examine a batch that may be a duplicate of a settled shard's."""
     suspect, *others = shard.remote.suspected_duplicates
     twice = 0.0
     with step.provider_calls():
@@ -314,9 +308,10 @@ def _examine_suspect(step: Step, shard: ShardRow) -> ShardRow:
         # 3. its results have the shard's ids: it is a duplicate, so report its cost as an incident
         if batch is not None and shard.nonce in nonces:
             twice = _report_cost(step, shard, batch)
-    # 4. it is gone, unreadable, foreign, or reported: done
+    # 4. it is gone, unreadable, foreign, or reported: done with it
     remote = evolve(shard.remote, suspected_duplicates=others)
-    return step.reschedule(shard, 0.0, tries=0, remote=remote, reserved=shard.reserved + twice)
+    reserved = shard.reserved + twice
+    return step.reschedule(shard, 0.0, tries=0, remote=remote, reserved=reserved, cleaned_up=not others)
 
 
 def _report_cost(step: Step, shard: ShardRow, duplicate: RemoteBatch) -> float:
@@ -353,32 +348,3 @@ def _results_are_gone(step: Step, shard: ShardRow, batch: RemoteBatch) -> bool:
             return True
         raise
     return False
-
-
-# -- retention -----------------------------------------------------------------------------------------------
-
-
-def clean_up(step: Step, shard: ShardRow) -> ShardRow:
-    # 1. there may be a second batch of the shard: examine it first
-    if shard.remote.suspected_duplicates:
-        return _examine_suspect(step, shard)
-    retention = step.policy.retention
-    # 2. the user set no retention: nothing is deleted
-    if retention is None:
-        return step.reschedule(shard, 0.0, cleaned_up=True)
-    # 3. the job is not done, or its retention is not over: wait
-    if step.job.state is not JobState.DONE:
-        return step.reschedule(shard, step.limits.longest_pause)
-    rest = (step.job.finished_at or step.wall) + retention - step.wall
-    if rest > 0:
-        return step.reschedule(shard, min(rest, step.limits.longest_pause))
-    # 4. delete the outputs, the batch and the input at the provider
-    with step.provider_calls():
-        batch = None if shard.batch_id is None else step.api.get(shard.batch_id, step.limits.call_timeout)
-        if batch is not None:
-            for file_id in step.api.output_files(batch):
-                step.api.delete_file(file_id, step.limits.call_timeout)
-            step.api.delete_batch(batch.id, step.limits.call_timeout)
-        if shard.file_id is not None:
-            step.api.delete_file(shard.file_id, step.limits.call_timeout)
-    return step.reschedule(shard, 0.0, cleaned_up=True)

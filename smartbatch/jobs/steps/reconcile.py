@@ -128,7 +128,7 @@ def _settle_with(
         at=now,
         settled_at=now,
         reserved=unused,
-        cleaned_up=step.policy.retention is None and not shard.remote.suspected_duplicates,
+        cleaned_up=not shard.remote.suspected_duplicates,
         cost=cost,
         note=None,
         remote=remote,

@@ -20,7 +20,7 @@ from smartbatch.jobs.records import (
     NamedPlace,
     NewItem,
 )
-from smartbatch.jobs.store import outcomes, summaries
+from smartbatch.jobs.store import outcomes, remote_objects, summaries
 from smartbatch.jobs.store.database import (
     DAMAGES,
     PAGE_BYTES,
@@ -38,7 +38,7 @@ from smartbatch.jobs.store.database import (
 from smartbatch.jobs.store.job_actions import record_action
 from smartbatch.jobs.store.leases import LeaseTable, Owner, leased
 from smartbatch.jobs.store.outcomes import delete_items, job_number
-from smartbatch.jobs.store.schema import JOBS, job_row
+from smartbatch.jobs.store.schema import JOBS, SHARD_COLUMNS, job_row, shard_row
 
 MAX_KEY_BYTES = 1_024  # PostgreSQL allows 2,704 in an index entry
 PAGE_ITEMS = 5_000
@@ -237,6 +237,8 @@ class JobTable:
     def forget(self, job_id: str, by: str | None = None, *, keep_decision: bool = False) -> None:
         """Delete a finished job with all its data, and reclaim the space.
 
+        What providers still store for it is deleted later, as for other jobs.
+
         The job itself is deleted in one transaction; its items follow in several.
 
         Args:
@@ -252,12 +254,12 @@ class JobTable:
         self.db.reclaim()
 
     def _drop(self, tx: Transaction, job_id: str, by: str | None, keep_decision: bool) -> int:
-        found = tx.row("SELECT no, state FROM job WHERE id = ?{for_update}", job_id)
+        found = tx.row("SELECT no, state, finished_at FROM job WHERE id = ?{for_update}", job_id)
         if found is None:
             raise JobNotFound(
                 f"the store {self.db.place} has no job {job_id!r}; it may have been deleted already"
             )
-        no, state = int(found[0]), found[1]
+        no, state, finished_at = int(found[0]), found[1], found[2]
         if state != JobState.DONE.value:
             raise StoreError(
                 f"job {job_id} is not finished, and deleting it could lose paid answers; cancel it and wait"
@@ -265,6 +267,9 @@ class JobTable:
             )
         if keep_decision:
             summaries.keep_decision(tx, no)
+        for row in tx.rows(f"SELECT {SHARD_COLUMNS} FROM shard WHERE job = ? AND cleaned_up = 0", no):
+            remote_objects.record(tx, no, shard_row(row))
+        remote_objects.job_deleted(tx, no, finished_at)
         for table, column in (
             ("job", "no"),
             ("job_params", "no"),

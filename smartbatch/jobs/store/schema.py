@@ -160,6 +160,23 @@ TABLES = (
     )""",
     "CREATE INDEX turnaround_model ON turnaround (model, no)",
     "CREATE TABLE owner (id TEXT NOT NULL PRIMARY KEY, host TEXT NOT NULL, pid {int} NOT NULL, since {real})",
+    # what providers store for batches that are over; retention: seconds after the end of the job; due_at: of
+    # the next try to delete it
+    """CREATE TABLE remote_object (
+        no {serial},
+        job {int} NOT NULL,
+        scope TEXT NOT NULL,
+        model TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        id TEXT NOT NULL,
+        bytes {int} NOT NULL,
+        retention {real},
+        due_at {real},
+        expires_at {real} NOT NULL,
+        tries {int} NOT NULL DEFAULT 0
+    )""",
+    "CREATE INDEX remote_object_due ON remote_object (due_at, scope)",
+    "CREATE INDEX remote_object_job ON remote_object (job)",
     # items that are not sent: each gets the result of an identical item of its job, the leader
     "CREATE TABLE follower (no {key}, leader {int} NOT NULL)",
     "CREATE INDEX follower_leader ON follower (leader, no)",

@@ -23,7 +23,7 @@ from smartbatch.jobs.shard_records import (
     ShardState,
     UnsettledItem,
 )
-from smartbatch.jobs.store import outcomes
+from smartbatch.jobs.store import outcomes, remote_objects
 from smartbatch.jobs.store.database import (
     Database,
     Reader,
@@ -347,7 +347,8 @@ class ShardTable:
 
 
 def _move(tx: Transaction, job: int, shard: ShardRow, to: ShardState, changes: Mapping[str, Any]) -> ShardRow:
-    """Change a shard that is still in the state it was read in, and its job's reservation.
+    """Change a shard that is still in the state it was read in, and its job's reservation. What the provider
+    stores for a shard without further steps is recorded for deletion.
 
     Raises:
         ValueError: see :func:`check_change`.
@@ -364,6 +365,8 @@ def _move(tx: Transaction, job: int, shard: ShardRow, to: ShardState, changes: M
     moved = shard_row(found)
     if moved.reserved != shard.reserved:
         outcomes.reserve_anyway(tx, job, moved.reserved - shard.reserved)
+    if moved.cleaned_up and not shard.cleaned_up:
+        remote_objects.record(tx, job, moved)
     return moved
 
 

@@ -44,6 +44,7 @@ from smartbatch.jobs.store.job_actions import ControlTable, JobActions
 from smartbatch.jobs.store.job_overview import JobOverview
 from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.leases import Counted, FileLocks, LeaseTable, Owner, OwnerLocks, leased
+from smartbatch.jobs.store.remote_objects import RemoteObjectTable
 from smartbatch.jobs.store.schema import incident_row
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.jobs.store.summaries import SummaryTable
@@ -89,6 +90,7 @@ class SqlStore:
         self.overview = JobOverview(database, self.jobs)
         self.items = ItemTable(database, self.leases)
         self.shards = ShardTable(database, self.leases)
+        self.remote_objects = RemoteObjectTable(database)
         self.facts = FactTable(database, self.leases)
         self.summaries = SummaryTable(database)
         self.controls = ControlTable(database)

@@ -26,6 +26,7 @@ from smartbatch.providers.batch_api import (
     Creation,
     Line,
     RemoteBatch,
+    RemoteKind,
     RemoteState,
 )
 from smartbatch.providers.error_reader import ErrorReader, error_in
@@ -62,6 +63,7 @@ class AnthropicBatches(BatchApi):
         fence=False,
         counts=False,
         retention=29 * 86_400.0,
+        deletes=frozenset({RemoteKind.BATCH}),  # with its results, which are no file
     )
 
     def __init__(

@@ -16,7 +16,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -30,6 +30,7 @@ from smartbatch.providers.batch_api import (
     Line,
     RemoteBatch,
     RemoteFile,
+    RemoteKind,
     RemoteState,
 )
 from smartbatch.providers.error_reader import ErrorReader, error_in
@@ -75,6 +76,8 @@ class GeminiBatches(BatchApi):
         kinds=frozenset({Kind.GENERATE, Kind.EMBED}),
         # Files are kept for 48 hours; nothing longer is documented for results.
         retention=48 * 3600.0,
+        # the ids of result files are longer than the delete call accepts (googleapis/python-genai#1759)
+        deletes=frozenset({RemoteKind.INPUT, RemoteKind.BATCH}),
     )
 
     def __init__(self, scope: str, errors: ErrorReader, sdk: Callable[[], GeminiSdk]) -> None:
@@ -174,9 +177,6 @@ class GeminiBatches(BatchApi):
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
         self._calls.gone(self._sdk().ask("delete", _path(batch_id), timeout))
-
-    def output_files(self, batch: RemoteBatch) -> Sequence[str]:
-        return batch.outputs
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         sdk = self._sdk()

@@ -21,6 +21,7 @@ from smartbatch.providers.batch_api import (
     Line,
     LineOutcome,
     RemoteBatch,
+    RemoteKind,
 )
 from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.foreign_text import fields, http_date
@@ -89,6 +90,7 @@ class OpenAIBatches(FileInputs):
             newest_first=dialect.newest_first,
             cancels=dialect.cancel is not None,
             retention=dialect.retention,
+            deletes=_deleted_by(dialect),
         )
         self._session = session
         self._errors = errors
@@ -207,11 +209,7 @@ class OpenAIBatches(FileInputs):
             self._calls.checked(reply)
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
-        if self._dialect.deletes:
-            self._calls.gone(self._session().ask("DELETE", self._path(batch_id), timeout))
-
-    def output_files(self, batch: RemoteBatch) -> Sequence[str]:
-        return batch.outputs if self._dialect.results == "files" else ()
+        self._calls.gone(self._session().ask("DELETE", self._path(batch_id), timeout))
 
     # -- results ---------------------------------------------------------------------------------------------
 
@@ -258,3 +256,12 @@ class OpenAIBatches(FileInputs):
         if self._dialect.detail_errors and "detail" in fields(data):
             return True
         return bool(error_in(data)) or fields(data).get("object") == "error"
+
+
+def _deleted_by(dialect: BatchDialect) -> frozenset[RemoteKind]:
+    kinds = {
+        RemoteKind.INPUT: not dialect.inline,
+        RemoteKind.OUTPUT: dialect.results == "files",
+        RemoteKind.BATCH: dialect.deletes,
+    }
+    return frozenset(kind for kind, deletes in kinds.items() if deletes)

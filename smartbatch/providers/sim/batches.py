@@ -32,6 +32,7 @@ from smartbatch.providers.batch_api import (
     Line,
     RemoteBatch,
     RemoteFile,
+    RemoteKind,
     RemoteState,
     line_of,
     not_run,
@@ -41,6 +42,7 @@ from smartbatch.providers.http.content import encode_json
 from smartbatch.types import Answer, Generation, Kind, Request, Tool, Usage
 
 _BATCHES_PER_PAGE = 100
+_DELETES = frozenset({RemoteKind.INPUT, RemoteKind.BATCH})  # a batch with its results
 # request parameters that affect a simulated answer
 _PARAMS = (
     *("system", "max_tokens", "stop", "reasoning_effort", "response_format", "schema", "tools"),
@@ -60,7 +62,7 @@ class SimBatches(BatchApi):
     """
 
     name = "sim"
-    abilities = BatchAbilities(max_requests=50_000, max_bytes=200_000_000, priced=False)
+    abilities = BatchAbilities(max_requests=50_000, max_bytes=200_000_000, deletes=_DELETES, priced=False)
 
     def __init__(
         self,

@@ -60,10 +60,11 @@ class CrashPoints:
 WRITES = {
     *("accept", "unhold", "claim", "plan", "advance", "mark_submitting"),
     *("discard", "fail", "ingest", "settle", "remember"),
+    *("take", "remove", "postpone"),
     *("fail_open", "move_to_realtime", "claim_realtime", "answer", "drop_unsent", "note", "add_incident"),
 }
 """The commits that matter. Leases and observed turnarounds are written outside the protocol."""
-PARTS = ("jobs", "leases", "items", "shards", "facts")  # the parts of a store that write
+PARTS = ("jobs", "leases", "items", "shards", "facts", "remote_objects")  # the parts of a store that write
 
 
 class CrashingStore:
@@ -126,7 +127,7 @@ _STEPS = {
     "K21": ("ingest.",),
     "K22": ("settle.",),
     "K23": ("deliver",),
-    "K24": ("settled>same.", "dead>same.", "delete_batch"),
+    "K24": ("settled>same.", "dead>same.", "delete_batch", "take.", "remove.", "postpone."),
 }
 
 

@@ -30,6 +30,12 @@ class Disk:
     def close(self) -> None:
         self.connection.close()
 
+    def next_deletion(self, scope: str) -> float | None:
+        """Return the Unix time at which something is deleted at the provider."""
+        next_due = "SELECT min(due_at) FROM remote_object WHERE scope = ?"
+        [(due,)] = self.connection.execute(next_due, (scope,))
+        return None if due is None else float(due)
+
     def files(self) -> list[str]:
         there = os.listdir(self.spool) if os.path.isdir(self.spool) else ()
         return sorted(name for name in there if name != "owners")

@@ -8,6 +8,7 @@ I3 each result is the answer to its item's own prompt, or an incident says that 
 I4 a result is delivered only after it is committed, and only once
 I7 no item is sent more often than the policy says; no shard is created twice
 I10 a second recovery changes nothing
+I11 nothing is deleted at the provider that is still needed, or that is none of the job's
 I12 once nothing fails any more, everything ends in time
 """
 
@@ -33,6 +34,8 @@ from tests.faults.simulation.simulated_remote import digest_of
 _SHARDED, _FINAL = 3, 4
 _MASK = (1 << 32) - 1
 _ENDED = ("settled", "dead")
+_WITHOUT_INPUT = ("uncertain", "fenced", "provisional", "submitted", "ended", "ingesting", *_ENDED)
+"""States in which no further create call names the input. A former owner may still delete it as a fence."""
 _COSTLY = frozenset({"maybe_billed", "missing_items", "token_mismatch", "double_submission"})
 """Incidents that say: of what this shard was paid for, not everything is of use."""
 
@@ -85,6 +88,22 @@ class InvariantChecker:
             if state == _SHARDED and alive.get(shard, "dead") in _ENDED:
                 raise Violation(f"I1 item {no & _MASK} is in shard {shard}, which is over")
         return True
+
+    def check_deletion(self, identity: str) -> None:
+        """I11: check a file or batch that is about to be deleted, by its id."""
+        shards = (
+            "SELECT state, file_id, cleaned_up FROM shard WHERE file_id = ? OR batch_id = ? OR remote LIKE ?"
+        )
+        found = self.disk.execute(shards, (identity, identity, f'%{identity}"%')).fetchall()
+        if not found:
+            raise Violation(f"I11 {identity} is deleted, but belongs to no shard")
+        for state, file_id, cleaned_up in found:
+            if file_id == identity:
+                needed = state not in _WITHOUT_INPUT
+            else:
+                needed = self.state is not JobState.DONE or state not in _ENDED or not cleaned_up
+            if needed:
+                raise Violation(f"I11 {identity} is deleted, but its shard is {state}")
 
     # -- at the end ------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import Event
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
 from smartbatch.jobs.records import JobLease, JobState, LeaseLost, NewResult, StoredItem
-from smartbatch.jobs.steps import run_step
+from smartbatch.jobs.steps import housekeeping, run_step
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wiring import JobProviders
 from smartbatch.prices import Price
@@ -62,6 +62,7 @@ class Process:
         self._clock = clock
         self._points = points
         self._ask = ask
+        self._disk = disk
         self.plain = SimStore(disk, wall=clock.wall, rng=rng)
         self.store = cast(SqlStore, CrashingStore(self.plain, points))
         self.api = SimApi(network, key)
@@ -94,7 +95,10 @@ class Process:
         """Do what is due, once, and say when to come again."""
         try:
             if not self.leases and not self._claim():
-                self.due = math.inf
+                if housekeeping.delete_next(self.runtime):
+                    self.due = self._clock.now()
+                else:
+                    self._wait_for_deletion()
                 return
             self._run_step(self.leases[0])
             self.failures = 0
@@ -120,12 +124,16 @@ class Process:
                 return True
         return False
 
+    def _wait_for_deletion(self) -> None:
+        due = self._disk.next_deletion(self.api.scope)
+        self.due = math.inf if due is None else max(self._clock.now() + 1.0, due - SimClock.START)
+
     def _run_step(self, lease: JobLease) -> None:
         step_result = run_step(self.runtime, lease)
         if step_result.finished:
             self.store.leases.release(lease)
             self.leases = []
-            self.due = math.inf
+            self._wait_for_deletion()
             return
         if step_result.realtime and self._ask_some(lease):
             self.due = self._clock.now()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +23,7 @@ from smartbatch.providers.batch_api import (
     LineOutcome,
     RemoteBatch,
     RemoteFile,
+    RemoteKind,
     RemoteState,
 )
 from smartbatch.providers.error_table import explained
@@ -82,6 +83,8 @@ class Network:
         self.repeats = repeats
         self.creates: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
+        # called with the id of a file or batch before it is deleted
+        self.check_deletion: Callable[[str], object] = lambda _: None
         self.called_at: list[float] = []
         self._arrivals = 0
         self._foreign = 0
@@ -143,6 +146,7 @@ class SimApi(BatchApi):
             files=self._flavour.files,
             labels=self._flavour.labels,
             fence=self._flavour.files,
+            deletes=frozenset(RemoteKind if self._flavour.files else {RemoteKind.BATCH}),
             retention=25 * MINUTE if self._is("short") else 29 * 24 * HOUR,
         )
 
@@ -187,6 +191,7 @@ class SimApi(BatchApi):
         return next((_file(file) for file in files if file.name == name and file.batch is None), None)
 
     def delete_file(self, file_id: str, timeout: float) -> None:
+        self._network.check_deletion(file_id)
         self._change("delete_file")
         self._network.backend.delete_file(self._flavour.api, self._key, file_id, self._now())
         self._answer("delete_file")
@@ -267,12 +272,13 @@ class SimApi(BatchApi):
         self._answer("cancel")
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
+        self._network.check_deletion(batch_id)
         self._change("delete_batch")
         self._network.backend.delete(self._flavour.api, self._key, batch_id, self._now())
         self._answer("delete_batch")
 
-    def output_files(self, batch: RemoteBatch) -> Sequence[str]:
-        return [output.partition(" ")[2] for output in batch.outputs] if self._flavour.files else ()
+    def delete_output(self, output: str, timeout: float) -> None:
+        self.delete_file(output.partition(" ")[2], timeout)
 
     # -- results ---------------------------------------------------------------------------------------------
 

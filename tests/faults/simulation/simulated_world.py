@@ -87,6 +87,7 @@ class World:
         self.prompts = [f"question {number} {'x' * (number % 7) * 9}" for number in range(self.what.items)]
         rng = BatchRandomness(self.faults.settings)
         self.checker = InvariantChecker(self.disk.connection, self.ledger, self.prompts, rng.identity)
+        self.network.check_deletion = self.checker.check_deletion
         self._started = 0
         self._resumes_at: float | None = None
         self._cancelled = False
@@ -235,7 +236,9 @@ class World:
     def _over(self) -> bool:
         if self.checker.state is not JobState.DONE or any(process.leases for process in self.processes):
             return False
-        return not self.processes[0].plain.leases.claimable()
+        if self.processes[0].plain.leases.claimable():
+            return False
+        return self.disk.next_deletion(f"sim {KEY}") is None
 
     def _end(self) -> Counter[str]:
         assert self.job is not None

@@ -1,0 +1,72 @@
+"""Delete what providers store for finished batches, once their jobs' retention has passed.
+
+Only recorded objects are deleted (see :mod:`smartbatch.jobs.store.remote_objects`), one per call. Deleting
+twice does no harm, since a missing object counts as deleted: after a crash or a lost answer, the call is
+repeated. Any process that uses the store and has the account's key may do it, without owning the job.
+"""
+
+from __future__ import annotations
+
+from smartbatch.core.limits.cooldown import backoff
+from smartbatch.errors import ErrorKind
+from smartbatch.jobs.shard_records import RemoteObject
+from smartbatch.jobs.wiring import HOUR, JobRuntime
+from smartbatch.observe import logs
+from smartbatch.providers.batch_api import BatchApi, RemoteKind
+
+LONGEST_PAUSE_SECONDS = 24 * HOUR  # between tries of a failing deletion
+
+
+def has_due(runtime: JobRuntime) -> bool:
+    """Whether this process can delete an object now, unless the hour's maximum is reached."""
+    accounts = runtime.store.remote_objects.accounts(runtime.wall())
+    return any(runtime.provider_of(account) is not None for account in accounts)
+
+
+def delete_next(runtime: JobRuntime) -> bool:
+    """Delete one object, with at most one remote call; return false if there is none to delete now."""
+    objects, wall = runtime.store.remote_objects, runtime.wall()
+    for account in objects.accounts(wall):
+        provider = runtime.provider_of(account)
+        api = None if provider is None else provider.batches()
+        if api is None:
+            continue
+        one = objects.take(account.scope, at=wall, most=runtime.limits.deletions_per_hour)
+        if one is not None:
+            _delete(runtime, api, one)
+            return True
+    return False
+
+
+def _delete(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> None:
+    objects = runtime.store.remote_objects
+    # 1. the provider does not delete such objects: leave it until it expires
+    if one.kind not in api.abilities.deletes:
+        objects.postpone(one, None)
+        return
+    delete = {
+        RemoteKind.INPUT: api.delete_file,
+        RemoteKind.OUTPUT: api.delete_output,
+        RemoteKind.BATCH: api.delete_batch,
+    }[one.kind]
+    try:
+        delete(one.id, runtime.limits.call_timeout)
+    except Exception as raised:
+        error = api.classify(raised)
+        logs.warn("deletion_failed", scope=one.scope, what=one.kind.value, kind=error.kind.value)
+        # 2. it refuses to: leave the object until it expires
+        if error.kind is ErrorKind.CLIENT_ERROR:
+            objects.postpone(one, None)
+            return
+        # 3. the call failed: repeat it after a growing pause
+        wait = backoff(
+            one.tries + 1,
+            runtime.rng,
+            first=runtime.limits.longest_pause,
+            longest=LONGEST_PAUSE_SECONDS,
+            asked=error.retry_after,
+        )
+        objects.postpone(one, runtime.wall() + wait)
+        return
+    # 4. it was deleted, or was missing
+    objects.remove(one)

@@ -1,0 +1,134 @@
+"""What providers store for batches that are over: the table ``remote_object``.
+
+The objects of a batch are recorded in the transaction that ends the work on its shard, or that deletes its
+job; nothing else is ever deleted at a provider. They are deleted once the job is done and its retention has
+passed. An object whose deletion is not due (``due_at`` is null) stays until it expires: its job keeps
+everything, or the provider does not delete such objects.
+"""
+
+from __future__ import annotations
+
+import json
+
+from attrs import frozen
+
+from smartbatch.jobs.records import JobPolicy, JobState
+from smartbatch.jobs.shard_records import RemoteAccount, RemoteObject, ShardRow
+from smartbatch.jobs.store.database import (
+    REMEMBER_FACT,
+    Database,
+    Transaction,
+    ascii_json,
+    encoded,
+    record_of,
+)
+from smartbatch.jobs.store.schema import maker
+from smartbatch.providers.batch_api import RemoteKind
+
+HOUR_SECONDS = 3600.0
+ANSWER_SECONDS = 600.0  # a deletion without a recorded outcome is repeated after this time
+LIFETIME_SECONDS = 30 * 86_400.0  # until the objects of a batch expire, if its provider names no time
+
+_ADD = """INSERT INTO remote_object (job, scope, model, kind, id, bytes, retention, due_at, expires_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_EXPIRE = "DELETE FROM remote_object WHERE due_at IS NULL AND expires_at <= ?"
+_NEXT = """SELECT no, scope, model, kind, id, bytes, tries, job, retention FROM remote_object
+    WHERE scope = ? AND due_at <= ? ORDER BY due_at, no LIMIT 1{skip_locked}"""
+_POSTPONE = "UPDATE remote_object SET due_at = ? WHERE no = ?"
+_remote_object = maker(RemoteObject, kind=RemoteKind)
+
+
+@frozen
+class RemoteObjectTable:
+    db: Database
+
+    def accounts(self, due: float) -> list[RemoteAccount]:
+        """Return the accounts with an object to delete at the Unix time ``due``."""
+        those = "SELECT scope, min(model) FROM remote_object WHERE due_at <= ? GROUP BY scope ORDER BY scope"
+        return [RemoteAccount(scope, model) for scope, model in self.db.rows(those, due)]
+
+    def take(self, scope: str, *, at: float, most: int) -> RemoteObject | None:
+        """Return an object to delete now, and record the deletion before it is sent.
+
+        No other process takes the object in the next ten minutes.
+
+        Args:
+            at: Unix seconds.
+            most: maximum number of deletions per hour in the scope.
+
+        Returns:
+            ``None`` if nothing is due, or if the hour's maximum is reached.
+        """
+
+        def work(tx: Transaction) -> RemoteObject | None:
+            while (found := tx.row(_NEXT, scope, at)) is not None:
+                *_, job, retention = found
+                one = _remote_object(found)
+                # 1. the job is not done, or was done again later: wait
+                if (ready := _ready_at(tx, job, retention, at)) > at:
+                    tx.change(_POSTPONE, ready, one.no)
+                    continue
+                # 2. the hour's maximum is reached: nothing is deleted
+                if not _count_deletion(tx, scope, at, most):
+                    return None
+                # 3. otherwise take it
+                taken = "UPDATE remote_object SET due_at = ?, tries = tries + 1 WHERE no = ?"
+                tx.change(taken, at + ANSWER_SECONDS, one.no)
+                return one
+            return None
+
+        return self.db.write(work)
+
+    def remove(self, one: RemoteObject) -> None:
+        """Record that an object was deleted."""
+        self.db.change("DELETE FROM remote_object WHERE no = ?", one.no)
+
+    def postpone(self, one: RemoteObject, due: float | None) -> None:
+        """Delete an object at the Unix time ``due``; with ``None``, leave it until it expires."""
+        self.db.change(_POSTPONE, due, one.no)
+
+
+def record(tx: Transaction, job: int, shard: ShardRow) -> None:
+    """Record what a provider stores for a shard whose batch is over or was never created."""
+    [(text,)] = tx.rows("SELECT policy FROM job WHERE no = ?", job)
+    retention = record_of(JobPolicy, text).retention
+    over_at = shard.settled_at or shard.died_at or shard.due_at
+    due = None if retention is None else over_at + retention
+    objects = [(RemoteKind.OUTPUT, output, 0) for output in shard.remote.outputs]
+    if shard.batch_id is not None:
+        objects.append((RemoteKind.BATCH, shard.batch_id, 0))
+    if shard.file_id is not None and shard.fenced_at is None:
+        objects.append((RemoteKind.INPUT, shard.file_id, shard.bytes))
+    expires = max(shard.results_until or 0.0, over_at + LIFETIME_SECONDS)
+    for kind, object_id, size in objects:
+        tx.change(_ADD, job, shard.scope, shard.model, kind.value, object_id, size, retention, due, expires)
+    if objects:
+        tx.change(_EXPIRE, over_at)
+
+
+def job_deleted(tx: Transaction, job: int, finished_at: float) -> None:
+    """Keep the objects of a job that is being deleted until its retention has passed."""
+    due = "UPDATE remote_object SET due_at = ? + retention WHERE job = ? AND due_at IS NOT NULL"
+    tx.change(due, finished_at, job)
+
+
+def _ready_at(tx: Transaction, job: int, retention: float, at: float) -> float:
+    found = tx.row("SELECT state, finished_at FROM job WHERE no = ?", job)
+    if found is None:  # the job was deleted, which set the time
+        return at
+    state, finished_at = found
+    done = state == JobState.DONE.value and finished_at is not None
+    return float(finished_at + retention) if done else at + HOUR_SECONDS
+
+
+def _count_deletion(tx: Transaction, scope: str, at: float, most: int) -> bool:
+    """Count a deletion in the current hour; return false if the maximum is reached."""
+    name, hour = encoded(f"deletions:{scope}"), int(at // HOUR_SECONDS)
+    found = tx.row("SELECT value FROM fact WHERE name = ?", name)
+    counted, count = (hour, 0) if found is None else json.loads(found[0])
+    if counted != hour:
+        count = 0
+    if count >= most:
+        return False
+    tx.change(REMEMBER_FACT, name, ascii_json([hour, count + 1]))
+    return True

@@ -1,0 +1,166 @@
+"""What providers store for finished batches is deleted in time, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from jobs.remote import Remote
+from jobs.stores import bench, ingesting, result, started, store
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.records import JobPolicy, JobState
+from smartbatch.jobs.shard_records import RemoteProgress, ShardState
+from smartbatch.providers.batch_api import RemoteKind
+
+__all__ = ["bench", "store"]  # fixtures
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+KEPT = 300.0  # seconds of virtual time, in which every store is searched for jobs 30 times
+SCOPE = "scope-1"
+
+
+@pytest.fixture
+def finished(client_of, clock, tmp_path):
+    """Run a job to its end; return it with the provider's Batch API."""
+
+    def run(retention=KEPT, *, deletes=frozenset(RemoteKind)):
+        remote = Remote(clock)
+        remote.api.abilities = evolve(remote.api.abilities, deletes=deletes)
+        client = client_of(remote, store=str(tmp_path / "jobs.db"), batch_retention=retention)
+        job = client.submit_batch(["a", "b"])
+        assert job.wait(DAY).completed == 2
+        return job, remote.api
+
+    return run
+
+
+def deletions(api):
+    return [call for call in api.calls if call.startswith("delete")]
+
+
+def test_batches_and_files_are_deleted_after_the_retention(finished, clock):
+    job, api = finished()
+    clock.sleep(KEPT - 30.0)
+    assert deletions(api) == []
+    clock.sleep(60.0)
+    assert sorted(deletions(api)) == ["delete_batch", "delete_file", "delete_file"]
+    assert [result.text for result in job.results()] == ["by batch: a", "by batch: b"]
+    clock.sleep(2 * KEPT)
+    assert len(deletions(api)) == 3
+
+
+@pytest.mark.full
+def test_by_default_the_retention_is_a_week(finished, clock):
+    _, api = finished(None)  # not given
+    clock.sleep(7 * DAY - 60.0)
+    assert deletions(api) == []
+    clock.sleep(120.0)
+    assert len(deletions(api)) == 3
+
+
+def test_without_a_retention_everything_is_kept(finished, clock):
+    _, api = finished("none")
+    clock.sleep(2 * KEPT)
+    assert deletions(api) == []
+
+
+def test_what_a_forgotten_job_left_is_deleted_after_the_retention(finished, clock):
+    job, api = finished()
+    clock.sleep(KEPT / 2)
+    job.forget()
+    clock.sleep(KEPT / 2 - 30.0)
+    assert deletions(api) == []
+    clock.sleep(60.0)
+    assert len(deletions(api)) == 3
+
+
+def test_what_a_provider_does_not_delete_is_left_to_expire(finished, clock):
+    _, api = finished(deletes=frozenset({RemoteKind.INPUT}))
+    clock.sleep(2 * KEPT)
+    assert deletions(api) == ["delete_file"]
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_failed_deletion_is_repeated_unless_it_was_refused(refused, finished, clock, monkeypatch):
+    job, api = finished(deletes=frozenset({RemoteKind.BATCH}))
+    sent = []
+
+    def fail(batch_id, _):
+        sent.append(batch_id)
+        raise ProviderError("no", kind=ErrorKind.CLIENT_ERROR if refused else ErrorKind.AUTH_ERROR)
+
+    monkeypatch.setattr(api, "delete_batch", fail)
+    clock.sleep(KEPT + 4 * 600.0)
+    assert (len(sent) == 1) is refused
+    assert len(sent) < 6  # with pauses of some ten minutes, which grow
+    assert job.status().done
+    assert list(job.incidents()) == []
+
+
+# -- the store -----------------------------------------------------------------------------------------------
+
+
+def settled(store, bench, *, retention=HOUR, count=1, at=1.0):
+    """Settle a shard whose batch left an input and an output, and return its job's lease."""
+    _, lease = started(store, bench, count, policy=JobPolicy(retention=retention))
+    shard = ingesting(store, bench, lease, 0)
+    known = {"batch_id": "b-1", "file_id": "f-1", "remote": RemoteProgress(outputs=("o-1",))}
+    shard = store.shards.advance(lease, shard, ShardState.INGESTING, **known)
+    store.shards.ingest(lease, shard, [result(0)], at=at)
+    store.shards.settle(lease, shard, at=at, cleaned_up=True)
+    return lease
+
+
+def taken(store, at, most=100):
+    found = []
+    while (one := store.remote_objects.take(SCOPE, at=at, most=most)) is not None:
+        found.append(one)
+    return found
+
+
+def test_no_two_processes_delete_the_same_object_at_once(bench):
+    store, other = bench.open(), bench.open()
+    settled(store, bench)
+    assert store.remote_objects.accounts(1.0 + HOUR - 1.0) == []
+    [account] = other.remote_objects.accounts(1.0 + HOUR)
+    assert (account.scope, account.model) == (SCOPE, "openai:m")
+    mine = taken(store, 1.0 + HOUR)
+    assert sorted((one.kind.value, one.id) for one in mine) == [
+        ("batch", "b-1"),
+        ("input", "f-1"),
+        ("output", "o-1"),
+    ]
+    assert taken(other, 1.0 + HOUR + 599.0) == []
+    store.remote_objects.remove(mine[0])
+    assert [one.tries for one in taken(other, 1.0 + HOUR + 600.0)] == [1, 1]  # the others may have failed
+
+
+def test_a_deletion_waits_for_the_end_of_its_job(store, bench):
+    lease = settled(store, bench, count=2)
+    assert store.jobs.get(lease.job_id).state is JobState.ACTIVE
+    assert taken(store, 10 * HOUR) == []
+    store.items.move_to_realtime(lease, [1])
+    store.items.answer(
+        lease, [result(item.ix) for item in store.items.claim_realtime(lease, 1)], at=20 * HOUR
+    )
+    assert taken(store, 21 * HOUR - 1.0) == []
+    assert len(taken(store, 21 * HOUR)) == 3
+
+
+def test_an_account_has_a_maximum_of_deletions_per_hour(store, bench):
+    for _ in range(2):
+        settled(store, bench)
+    assert len(taken(store, 2 * HOUR, most=4)) == 4
+    assert taken(store, 3 * HOUR - 1.0, most=4) == []
+    assert len(taken(store, 3 * HOUR, most=4)) == 4
+
+
+def test_records_of_what_is_never_deleted_end_when_it_has_expired(store, bench):
+    settled(store, bench, retention=None)
+    count = "SELECT count(*) FROM remote_object"
+    settled(store, bench, retention=None, at=29 * DAY)
+    assert bench.behind(count) == [(6,)]
+    settled(store, bench, retention=None, at=31 * DAY)
+    assert bench.behind(count) == [(6,)]
+    assert taken(store, 100 * DAY) == []
