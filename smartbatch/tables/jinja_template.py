@@ -53,14 +53,17 @@ class JinjaTemplate:
             undefined=jinja2.Undefined if allows_blanks else _BlankField,
             finalize=text_of,
         )
+        environment.globals.clear()  # a column may be called range
         try:
             parsed = environment.parse(text)
             self._template = environment.from_string(text)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
+        except RecursionError as error:
+            raise ValueError("its expressions are nested too deeply") from error
         if any(True for _ in jinja2.meta.find_referenced_templates(parsed)):
             raise ValueError("a template cannot include, import or extend others: copy their text into it")
-        names = jinja2.meta.find_undeclared_variables(parsed) - environment.globals.keys()
+        names = jinja2.meta.find_undeclared_variables(parsed)
         self.reads_all_fields = _ROW in names
         self.fields = sorted(names - {_ROW})
         if not names:

@@ -35,7 +35,7 @@ class TemplateError(SmartbatchError, ValueError):
 
 
 class Template(Protocol):
-    """What makes the prompt of a row."""
+    """Makes the prompt of a row."""
 
     @property
     def fields(self) -> list[str]:
@@ -84,7 +84,7 @@ def template_of(source: TemplateSource, *, allows_blanks: bool) -> Template:
         from smartbatch.tables.jinja_template import JinjaTemplate
 
         return JinjaTemplate(text, allows_blanks=allows_blanks)
-    except (TemplateError, ValueError) as error:
+    except ValueError as error:
         raise TemplateError(f"{path}: {error}") from error
 
 
