@@ -335,12 +335,10 @@ def _difference_sections(one: Comparison) -> Iterator[Section]:
     ]
     if rows:
         columns = (
-            *(Column("field"), Column(f"mean of {one.first.name}", "number")),
-            *(Column(f"mean of {one.second.name}", "number"), Column("mean difference", "number")),
-            *(Column("median difference", "number", drop=2), Column("largest difference", "number", drop=3)),
-            Column("correlation", "number", drop=1),
+            "field, first mean:number, second mean:number, mean change:number, median change:number/2, "
+            "max change:number, correlation:number/1"
         )
-        yield Section("numbers", "Numbers", (DataTable("Differences of numbers", columns, tuple(rows)),))
+        yield Section("numbers", "Numbers", (DataTable.of("Changes of numbers", columns, rows),))
 
 
 def _confusion_table(field: ComparedField, one: Comparison) -> DataTable | None:

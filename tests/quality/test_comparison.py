@@ -211,15 +211,29 @@ def test_names_of_too_many_fields_are_counted():
 
 
 @pytest.mark.full
-def test_a_hundred_thousand_reversed_rows_keep_no_answers():
+def test_rows_whose_answers_were_too_long_to_keep_are_counted():
+    def rows(order, end):
+        return (row(at, f"{at} " + "x" * 2_000_000 + end) for at in order)
+
+    found = compare_rows(
+        rows(range(20), "a"), rows(range(19, -1, -1), "b"), names=("old", "new"), max_flipped=99
+    )
+
+    assert found.flipped_rows == 20
+    assert 0 < len(found.flipped) < 20
+    assert f"{20 - len(found.flipped)} more rows have different answers." in str(found)
+
+
+@pytest.mark.full
+def test_reversed_rows_keep_few_of_their_answers():
     def rows(step: int):
-        for at in range(100_000)[::step]:
-            yield row(f"id {at}", f"{at} " + "long " * 400, fields={"label": "ab"[at % 2]}, cost=0.1)
+        for at in range(5_000)[::step]:
+            yield row(f"id {at}", f"{at} " + "x" * 16_000, cost=0.1)
 
     tracemalloc.start()
     found = compare_rows(rows(1), rows(-1), names=("old", "new"), max_flipped=20)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
-    assert (found.matched, found.flipped_rows) == (100_000, 0)
-    assert peak < 100_000_000
+    assert (found.matched, found.flipped_rows) == (5_000, 0)
+    assert peak < 60_000_000  # all answers have 80 MB of each output
