@@ -211,6 +211,7 @@ def _add_run(add: _AddParser) -> None:
     _add_request_options(parser, takes_models=True)
     add_options(parser.add_argument_group("sample").add_argument, _RUN_SAMPLE, _SPECIAL)
     add_options(parser.add_argument_group("output").add_argument, _RUN_OUTPUT, _SPECIAL)
+    add_options(parser.add_argument_group("labels").add_argument, "\nfurther:\n" + _LABEL_OPTIONS)
 
 
 def _add_plan(add: _AddParser) -> None:
@@ -304,7 +305,7 @@ _STORE_OPTION = """
 --store PLACE          use this file or postgresql://… (default: your own store)
 """
 _LABEL_OPTIONS = """\
---label-column NAME    score the answers against the labels in this column of the input
+--label-column NAME    score the answers against the labels in this column of INPUT
 --labels FILE          score them against this file of marks, or of lines with id and label
 --label-field F        compare this field of the answers (default: the only field, or the text)
 """

@@ -24,6 +24,7 @@ from smartbatch.cli.clients import (
 )
 from smartbatch.cli.earlier_output import EarlierOutput
 from smartbatch.cli.interrupts import Interrupts
+from smartbatch.cli.label_options import label_scores
 from smartbatch.cli.model_runs import AnsweredSample, runs_of_models, show_models, without_options
 from smartbatch.cli.plan_command import RouteChooser, RunOutcome
 from smartbatch.cli.printing import ReaderLeft, StandardOutput, note, say, terminal_width
@@ -40,6 +41,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Mode, Progress
+from smartbatch.quality.labels import LabelScores, label_view
 from smartbatch.quality.projected_routes import projection_lines
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.runs.followed_jobs import GRACE_SECONDS
@@ -53,6 +55,7 @@ from smartbatch.runs.stored_rows import RowResult, Rows, StoredRows, skipped_row
 from smartbatch.runs.table_output import TableOutput, check_output_name, formulas_of, open_output
 from smartbatch.tables.row_source import RowSource
 from smartbatch.types import Usage, evolve
+from smartbatch.views.terminal import lines_of
 
 if TYPE_CHECKING:
     from smartbatch.cluster import Cluster
@@ -213,6 +216,9 @@ class _Run:
         check_sample(args)
         if args.resend is not None and args.output is None:
             raise ConfigError("--resend replaces answers in an output file: give it with -o")
+        self._labels = label_scores(args)
+        if self._labels is not None and args.output is None and args.sample is None:
+            raise ConfigError("labels are compared with the answers in an output file: add -o, or --sample")
         embedding = embedding_of(args)
         n = answers_each(args)
         formulas = formulas_of(args)
@@ -247,6 +253,8 @@ class _Run:
     def go(self) -> int:
         self._began = self._clock.now()
         keys = self._input.check()
+        if self._args.label_column is not None:
+            self._input.check_column(self._args.label_column)
         if self._args.models is not None and not self._args.quiet:
             say(f"{escape(without_options(self._args.model))}: answers in {escape(self._args.output)}")
         if self._args.verbose and (first := self._input.first_prompt()) is not None:
@@ -287,6 +295,8 @@ class _Run:
         if self._sample is not None and is_shown:
             self._sample.show(self._answers())
         self._print_summary(caught, unanswered, [] if job_run is None else job_run.rows.batches, outcome)
+        if self._labels is not None and not (caught or self._changed or self._args.quiet):
+            self._print_labels(self._labels)
         if self._changed is not None:
             say(f"smartbatch: {self._changed.message}")
         if caught:
@@ -433,3 +443,11 @@ class _Run:
             why = "Interrupted: " if caught else ""
             missing = "printed, as the reader closed the pipe" if self._reader_left else "answered"
             say(f"{why}{plural(unanswered, 'row')} not {missing}. Run the same command again to resume.")
+
+    def _print_labels(self, labels: LabelScores) -> None:
+        """Print the scores of the sample, or of all answers in the output."""
+        n, sample = self._input.keys.n, self._sample
+        for row in self._answers():
+            if sample is None or row.index * n + (row.sample or 0) in sample.selection:
+                labels.count(row)
+        say("\n".join(line.text for line in lines_of(label_view(labels), terminal_width())))

@@ -6,11 +6,12 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Collection
 from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from smartbatch._words import plural
+from smartbatch._words import UNKNOWN, plural
 from smartbatch.quality.failed_rows import SKIPPED
 from smartbatch.quality.intervals import Proportion, wilson
 from smartbatch.quality.recorded_row import RecordedRow
@@ -47,19 +48,16 @@ class ClassScore:
 
 @frozen
 class GivenLabels:
-    """Labels that are not in the input, as classes by row and number of the answer; see :func:`label_place`.
+    """Labels that are not in the input, by row id as text, because tables and JSON lines write numeric ids
+    differently.
 
     Attributes:
-        wrong: answers that are wrong, for rows whose right answer is not known.
+        right: the classes of the labels.
+        wrong: classes of wrong answers, for rows whose right answer may not be known.
     """
 
-    right: dict[tuple[str, int], str] = field(factory=dict)
-    wrong: dict[tuple[str, int], str] = field(factory=dict)
-
-
-def label_place(id: str | int, sample: int | None) -> tuple[str, int]:
-    """Return the key of a row's answer; tables and JSON lines write numeric ids differently."""
-    return str(id), sample or 0
+    right: dict[str, str] = field(factory=dict)
+    wrong: dict[str, set[str]] = field(factory=dict)
 
 
 @define
@@ -99,13 +97,13 @@ class LabelScores:
         if row.error_kind == SKIPPED:
             return
         label, wrong = self._label(row)
-        if label is None and wrong is None:
+        if label is None and not wrong:
             self.unlabeled += 1
         elif not row.ok:
             self.unanswered += 1
         elif self.compared is None and len(row.fields) > 1 and self.column not in row.fields:
             self.fields = self.fields or tuple(row.fields)
-        elif (answer := self.answer_of(row)) != wrong and label is None:
+        elif (answer := self.answer_of(row)) not in wrong and label is None:
             self.unlabeled += 1
         else:
             self.scored += 1
@@ -123,12 +121,11 @@ class LabelScores:
         """Return the class of a row's label; ``None`` without a label."""
         return self._label(row)[0]
 
-    def _label(self, row: RecordedRow) -> tuple[str | None, str | None]:
-        """Return the label of a row, or else an answer that is wrong."""
+    def _label(self, row: RecordedRow) -> tuple[str | None, Collection[str]]:
+        """Return the label of a row, and answers that are wrong."""
         if self.given is None:
-            return class_of(row.input.get(self.column)), None
-        place = label_place(row.id, row.sample)
-        return self.given.right.get(place), self.given.wrong.get(place)
+            return class_of(row.input.get(self.column)), ()
+        return self.given.right.get(str(row.id)), self.given.wrong.get(str(row.id), ())
 
     def answer_of(self, row: RecordedRow) -> str:
         """Return the class of a row's answer; an empty string if it has none."""
@@ -208,7 +205,7 @@ def _cut(text: str) -> str:
 
 def label_view(scores: LabelScores) -> View:
     """Return the scores as a view. It shows labels, and no answer that is not one of them."""
-    return View(f"Answers compared with the column {scores.column}", (label_section(scores),))
+    return View(f"Labels: {scores.column}", (label_section(scores),))
 
 
 def label_section(scores: LabelScores) -> Section:
@@ -246,13 +243,13 @@ def _tables(scores: LabelScores) -> tuple[Part, ...]:
         (
             each.name,
             each.recall.total,
-            str(each.precision),
-            str(each.recall),
+            _share(each.precision),
+            _share(each.recall),
             None if each.f1 is None else f"{each.f1:.2f}",
         )
         for each in classes
     ]
-    table = DataTable.of("Each label", "label, rows:number, precision, recall, F1", rows)
+    table = DataTable.of("Each label", "label, rows:number, precision (95 %), recall (95 %), F1", rows)
     if len(classes) > _MAX_SHOWN_CLASSES:
         return (table,)
     confusion = scores.confusion()
@@ -262,3 +259,9 @@ def _tables(scores: LabelScores) -> tuple[Part, ...]:
     )
     counts: list[tuple[Cell, ...]] = [(label, *found) for label, found in confusion.items()]
     return table, DataTable("Labels (rows) and answers (columns)", columns, tuple(counts))
+
+
+def _share(share: Proportion) -> str:
+    if share.value is None:
+        return UNKNOWN
+    return f"{100 * share.value:.1f} % ({100 * share.low:.1f} to {100 * share.high:.1f})"

@@ -7,7 +7,7 @@ from typing import Any
 
 from smartbatch._words import escape
 from smartbatch.errors import InputError
-from smartbatch.quality.labels import GivenLabels, LabelScores, class_of, label_place
+from smartbatch.quality.labels import GivenLabels, LabelScores, class_of
 from smartbatch.quality.marks import Mark
 from smartbatch.runs.marks_file import MarksFile, output_of_marks
 from smartbatch.runs.output_reader import read_rows
@@ -38,7 +38,7 @@ def read_labels(path: str, compared: str | None) -> GivenLabels:
                         "and label, or name a file of marks"
                     )
                 if (label := class_of(line["label"])) is not None:
-                    labels.right[label_place(row, line.get("sample"))] = label
+                    labels.right[str(row)] = label
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise InputError(f"{escape(path)}: cannot be read: {reason}") from error
@@ -64,11 +64,11 @@ def _labels_of_marks(path: str, compared: str | None) -> GivenLabels:
     labels, scores = GivenLabels(), LabelScores("", compared)
     for row in read_rows(output):
         for mark in marks.get((row.index, row.sample or 0), ()):
-            place, is_whole = label_place(row.id, row.sample), mark.field is None and len(row.fields) > 1
+            is_whole = mark.field is None and len(row.fields) > 1
             if not mark.is_of(row) or (is_whole and compared is None):
                 continue
             if mark.verdict == "right":
-                labels.right[place] = scores.answer_of(row)
+                labels.right[str(row.id)] = scores.answer_of(row)
             elif mark.verdict == "wrong" and not is_whole:  # else it is unknown which field is wrong
-                labels.wrong[place] = scores.answer_of(row)
+                labels.wrong.setdefault(str(row.id), set()).add(scores.answer_of(row))
     return labels

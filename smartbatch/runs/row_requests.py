@@ -13,7 +13,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from smartbatch.core.preparation import validation
-from smartbatch.errors import InputError, InvalidRequest
+from smartbatch.errors import InputError, InvalidRequest, did_you_mean
 from smartbatch.runs.example_turns import example_turns
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys, UniqueIds, digest_of_id
 from smartbatch.tables.cells import BadField, MissingFields, listed, missing_fields, text_of
@@ -248,10 +248,24 @@ class InputRequests:
         Raises:
             InputError: no row has the column.
         """
+        self.check_column(column)
         rows = [row.fields.get(column) if isinstance(row, Row) else None for row in self._rows()]
-        if all(value is None for value in rows):
-            raise InputError(f"{self._source.name}: no row has a value in the column {column!r}")
         return ["" if value is None else text_of(value) for value in rows]
+
+    def check_column(self, column: str) -> None:
+        """Read the input again, up to the first row that has a value in a column.
+
+        Raises:
+            InputError: no row has one.
+        """
+        known: set[str] = set()
+        for row in self._rows():
+            if isinstance(row, Row):
+                known.update(row.fields)
+                if row.fields.get(column) not in (None, ""):
+                    return
+        hint = did_you_mean(column, known)
+        raise InputError(f"{self._source.name}: no row has a value in the column {column!r:.80}{hint}")
 
     def first_prompt(self) -> tuple[str, str] | None:
         """Return the position and the beginning of the first prompt that is not skipped; ``None`` if all are

@@ -15,7 +15,7 @@ OF_THE_COMMAND = {
     *("action", "billed", "config", "csv_formulas", "dask", "delimiter", "embed", "format", "help"),
     *("help_all", "id_field", "ids", "input", "json", "limit", "model", "models", "output", "output_field"),
     *("prompt_field", "provider_option", "quiet", "resend", "template", "verbose", "wait"),
-    *("sample", "sample_seed", "by", "yes", "changed"),
+    *("sample", "sample_seed", "by", "yes", "changed", "label_column", "label_field", "labels"),
 }
 
 
