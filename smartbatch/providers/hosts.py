@@ -21,6 +21,7 @@ from smartbatch.providers.openai.dialect import (
     GROQ,
     MISTRAL,
     OPENAI,
+    OPENAI_LIKE,
     OPENROUTER,
     TOGETHER,
     XAI,
@@ -200,7 +201,7 @@ def _server_of(address: str) -> str:
 COMPATIBLE = Host(
     name="openai",
     needs_key=False,
-    batches=OPENAI,
+    batches=OPENAI_LIKE,
 )
 """A server about which only the address is known."""
 
@@ -455,7 +456,7 @@ def _host_of(name: str, table: Mapping[str, Any]) -> Host:
             if value not in with_batches:
                 near = did_you_mean(value, with_batches)
                 raise ConfigError(f"host {name}: batches must be one of {', '.join(with_batches)}{near}")
-            value = built_in[value].batches
+            value = (COMPATIBLE if value == COMPATIBLE.name else built_in[value]).batches
         # 3. Wrong types and words.
         words = get_args(kind) if get_origin(kind) is Literal else ()
         if not fits(value, kind) or (words and value not in words):

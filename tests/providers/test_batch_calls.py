@@ -15,7 +15,7 @@ from batching import MARK, PATIENCE, ended, fails, requests, results
 from raw_server import hangs, http, resets, says, trickles
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.batch_api import LineOutcome, RemoteBatch, RemoteState
+from smartbatch.providers.batch_api import LineOutcome, RemoteBatch, RemoteKind, RemoteState
 from smartbatch.providers.http import batch_calls
 from smartbatch.testing import answer_for
 from smartbatch.types import Embedding, Kind, Request
@@ -56,8 +56,9 @@ def test_a_batch_from_the_create_to_the_last_result(side, tmp_path):
         assert abs(page.batches[0].created_at - time.time()) < 60
         [record] = emu.ledger.batches
         assert all(line.delivered for line in record.lines.values())
-        api.delete_batch(batch.id, PATIENCE)
-        api.delete_batch(batch.id, PATIENCE)
+        assert (RemoteKind.BATCH in api.abilities.deletes) is side.deletes
+        for delete in 2 * deletions(api, side):
+            delete(batch.id, PATIENCE)
         assert (api.get(batch.id, PATIENCE) is None) is side.deletes
 
 

@@ -13,7 +13,7 @@ from raw_server import RawServer, Script, error, says
 from smartbatch.errors import ConfigError, ErrorKind
 from smartbatch.providers import OpenAIProvider
 from smartbatch.providers.batch_api import BatchApi, Creation, LineOutcome, RemoteState
-from smartbatch.providers.hosts import HOSTS
+from smartbatch.providers.hosts import COMPATIBLE, HOSTS, add_hosts
 from smartbatch.types import Kind
 
 CHAT = {
@@ -403,14 +403,26 @@ def test_an_ended_batch_of_openrouter_contains_its_results(at):
 # -- hosts that differ less ----------------------------------------------------------------------------------
 
 
-def test_files_at_azure_expire_because_only_500_may_stay(at, tmp_path):
+@pytest.mark.parametrize("name", ["openai", "azure"])
+def test_files_that_nobody_deletes_expire(name, at, tmp_path):
     (tmp_path / "lines").write_bytes(b"{}\n")
-    batches, server = at("azure", says({"id": "file-1", "bytes": 3}), says({"id": "batch_1"}))
+    batches, server = at(name, says({"id": "file-1", "bytes": 3}), says({"id": "batch_1"}))
     batches.upload("sb-x", tmp_path / "lines", 5)
     assert b'name="expires_after[anchor]"\r\n\r\ncreated_at\r\n' in server.requests[0].body
     assert b'name="expires_after[seconds]"\r\n\r\n1209600\r\n' in server.requests[0].body
     batches.create(creation(), 5)
     assert server.requests[1].json()["output_expires_after"] == {"anchor": "created_at", "seconds": 2592000}
+
+
+def test_compatible_servers_receive_no_expiry(serve, batches_of, known_hosts, tmp_path):
+    (tmp_path / "lines").write_bytes(b"{}\n")
+    add_hosts({"like": {"address": "https://batches.example/v1", "batches": "openai"}})
+    for host in (COMPATIBLE, HOSTS["like"]):
+        server = serve(says({"id": "file-1", "bytes": 3}), says({"id": "batch_1"}))
+        batches = batches_of(OpenAIProvider(api_key=KEY, base_url=server.base_url, host=host))
+        batches.upload("sb-x", tmp_path / "lines", 5)
+        batches.create(creation(), 5)
+        assert b"expires_after" not in b"".join(request.body for request in server.requests)
 
 
 @pytest.mark.parametrize(("more", "following"), [({}, None), ({"has_more": True}, "b")])

@@ -93,14 +93,19 @@ class BatchDialect:
         return int(found[1]) * (24 if found[2] == "d" else 1)
 
 
-OPENAI = BatchDialect()
+# servers modelled on OpenAI's: some of them, such as Perplexity's, reject files with an expiry
+OPENAI_LIKE = BatchDialect()
+
+# OpenAI's OpenAPI document 2.3.0: both expiries are 1 hour to 30 days. They remove files that no process
+# deletes: inputs after 14 days, results after 30
+OPENAI = BatchDialect(
+    upload_fields={"expires_after[anchor]": "created_at", "expires_after[seconds]": "1209600"},
+    create={**OPENAI_LIKE.create, "output_expires_after": {"anchor": "created_at", "seconds": 2_592_000}},
+)
 
 # Azure's REST reference and Batch guide: at most 500 files may exist without an expiry, the shortest of which
 # is 14 days; batches never expire
-AZURE = BatchDialect(
-    upload_fields={"expires_after[anchor]": "created_at", "expires_after[seconds]": "1209600"},
-    create={**OPENAI.create, "output_expires_after": {"anchor": "created_at", "seconds": 2_592_000}},
-)
+AZURE = OPENAI
 
 # SDK groq 1.7.0: the list has no parameters
 GROQ = BatchDialect(
