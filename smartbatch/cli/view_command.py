@@ -77,7 +77,7 @@ def _view_of(args: argparse.Namespace, shown: Shown) -> View:
         found = rows.index.find(wanted, verdicts=verdicts, limit=args.limit)
         sections = [row_section(row, at, marks.get(at, ()), shown) for at, row in found.rows]
         if not found.is_last:
-            more = Note(f"Stopped after {args.limit:,} rows; --limit sets another number.")
+            more = Note(f"Stopped after {plural(args.limit, 'row')}; --limit sets another number.")
             sections.append(Section("more", "More rows", (more,)))
         elif not sections:
             sections.append(Section("none", "Rows", (), empty="No rows match."))

@@ -115,7 +115,7 @@ def _values(label: str, values: Mapping[str, Any]) -> Iterator[Part]:
         name: text for name, text in texts.items() if len(text) <= _SHORT_CHARACTERS and "\n" not in text
     }
     if short:
-        yield Facts(tuple(short.items()))
+        yield Facts(tuple(short.items()), label)
     yield from (_text(f"{label} · {name}", text) for name, text in texts.items() if name not in short)
 
 

@@ -117,6 +117,7 @@ class Bullets:
 @frozen
 class Facts:
     rows: tuple[tuple[str, Cell], ...]
+    label: str = ""
 
 
 @frozen

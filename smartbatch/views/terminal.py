@@ -199,9 +199,12 @@ def _part(part: Part, width: int) -> Iterator[TextLine]:
             for row in part.rows:
                 yield _toned("".join(cell_text(value) for value in row if value not in (None, "")), part.tone)
         case Facts():
+            if part.label:
+                yield TextLine(f"{part.label}:")
+            indent = "  " if part.label else ""
             wide = max((cells_of(name) for name, _ in part.rows), default=0)
             yield from (
-                TextLine(f"{name}{' ' * (wide - cells_of(name))}  {cell_text(what)}")
+                TextLine(f"{indent}{name}{' ' * (wide - cells_of(name))}  {cell_text(what)}")
                 for name, what in part.rows
             )
         case DataTable():
