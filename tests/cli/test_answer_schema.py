@@ -19,6 +19,7 @@ from smartbatch.cli.clients import params_of
 from smartbatch.cli.main import build_parser, main
 from smartbatch.runs.row_keys import Keys
 from smartbatch.testing import emulator
+from smartbatch.types import Generation
 
 RUN = ["run", "in.txt", "--model", "sim:demo?latency=0"]
 LABEL = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}}, "required": ["mood"]}
@@ -138,6 +139,11 @@ def test_a_class_of_the_current_folder_gives_its_schema(folder, monkeypatch):
     assert schema["properties"]["mood"]["enum"] == ["good", "bad"]
 
 
+def test_a_file_whose_name_looks_like_a_class_is_a_file(folder):
+    Path("labels:v1").write_text(json.dumps(LABEL))
+    assert answer_schema(options("labels:v1")) == LABEL
+
+
 def test_equal_schemas_have_equal_keys_and_others_do_not(folder):
     Path("label.json").write_text(json.dumps(LABEL))
     Path("same.json").write_text(json.dumps(dict(reversed(LABEL.items())), indent=2))
@@ -147,6 +153,7 @@ def test_equal_schemas_have_equal_keys_and_others_do_not(folder):
         return Keys.of("sim:demo", params_of(build_parser().parse_args([*RUN, *words])))
 
     assert keys("--schema", "label.json") == keys("--schema", "same.json") != keys("--schema", "other.json")
+    assert keys() == Keys.of("sim:demo", Generation())
     assert keys("--extra", "top_k=40") != keys() != keys("--output-field", "mood: good|bad")
 
 

@@ -141,6 +141,14 @@ def test_answers_of_a_schema_are_fields_of_examples_or_json(header, row, folder,
     assert json.loads(answer["content"]) == {"mood": "good", "stars": 5, "buy": True, "due": None}
 
 
+def test_a_field_of_prompt_and_schema_is_in_both_turns(folder, capfd):
+    Path("examples.csv").write_text("text\nBroke.\n")
+    line = ["plan", "in.csv", "--model", "sim:demo", "--template", TEMPLATE, "--output-field", "text: str"]
+    assert main([*line, "--examples", "examples.csv"]) == 0
+    turns = json.loads(capfd.readouterr().out.partition("First prompt: ")[2])
+    assert [turn["content"] for turn in turns] == ["Rate: Broke.", '{"text": "Broke."}', "Rate: Fine."]
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -168,6 +176,7 @@ def test_examples_that_violate_the_schema_are_refused(content, problem, folder, 
         ("text,label\na,good\n", "row 0 (line 2): no field 'answer'; the row has 'text', 'label'"),
         ("text,answer\na,good\n,bad\n", "row 1 (line 3): field 'text' is blank"),
         ("text,answer\n", "has no rows"),
+        ("text,answer\n" + "a,good\n" * 1001, "row 1000 (line 1002): is beyond the limit of 1,000 examples"),
         ("text,answer\na,b,c\n", "line 2: "),
     ],
 )

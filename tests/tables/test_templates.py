@@ -51,6 +51,13 @@ def test_a_jinja_template_reads_only_its_columns_of_a_table(kind, client, tmp_pa
     assert results.texts == ["re: Kettle: good", "re: bad"]
 
 
+@pytest.mark.parametrize("kind", sampled(TABLES))
+def test_the_variable_row_has_all_columns_of_a_table(kind, client, tmp_path):
+    (tmp_path / "prompt.j2").write_text("{{ row['Review Text'] }} {{ n }}")
+    table = TABLES[kind]([{"n": 1, "Review Text": "good"}])
+    assert client.generate(table, template=tmp_path / "prompt.j2").texts == ["re: good 1"]
+
+
 @pytest.mark.parametrize(
     ("text", "row", "filled"),
     [
