@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, Unpack, cast
 from attrs import evolve, frozen
 
 from smartbatch._words import count_of, plural
+from smartbatch.core.preparation.preparer import row_of
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import AllRequestsFailed, ConfigError, InvalidRequest
 from smartbatch.plan import Plan
@@ -33,7 +34,7 @@ from smartbatch.results import (
     tokens_in_words,
 )
 from smartbatch.routing.list_planner import ListPlanner, prompts_of, split_known
-from smartbatch.routing.list_results import ListClient, send_again, without_skipped
+from smartbatch.routing.list_results import ListClient, send_again, unanswered, without_skipped
 from smartbatch.tables.answer_columns import has_samples, taken
 from smartbatch.tables.cells import text_of
 from smartbatch.tables.columns import index_of, kind_of_table, table_of
@@ -86,7 +87,7 @@ class _CheckedRows:
     @property
     def rows(self) -> list[int]:
         """The position of each row that has a request."""
-        return list(dict.fromkeys(row_of(request) for request in self.requests))
+        return list(dict.fromkeys(row_of(at, request) for at, request in enumerate(self.requests)))
 
 
 class Preview(Generic[T]):
@@ -109,9 +110,9 @@ class Preview(Generic[T]):
             at for at in range(len(rows.requests)) if at not in self._sampled or not self._sampled[at].ok
         ]
         sizes = [0] * (1 + max(rows.rows, default=-1))
-        for request in rows.requests:
-            sizes[row_of(request)] += estimate_request(request)
-        recorded = [RecordedRow.of_result(row_of(rows.requests[at]), self._sampled[at]) for at in sampled]
+        for at, request in enumerate(rows.requests):
+            sizes[row_of(at, request)] += estimate_request(request)
+        recorded = [RecordedRow.of_result(row_of(at, rows.requests[at]), self._sampled[at]) for at in sampled]
         groups = None if rows.groups is None else rows.groups[: len(sizes)]
         self.projection: Projection = project(recorded, sizes, groups)
         self._plan = self._planned()
@@ -182,17 +183,19 @@ class Preview(Generic[T]):
         return merged
 
     def _with_new(self, new: ResultList[T]) -> ResultList[T]:
-        """Return the results of all rows."""
+        """Return the results of all rows; ``new`` are those of the rest, or of none if it was interrupted."""
         rows = self._rows
         found = {at: evolve(result, paid_before=True) for at, result in self._sampled.items()}
-        for at, result in zip(self._rest, new, strict=True):
+        for at, result in zip(self._rest, new, strict=False):
             found[at] = replacement(found[at], result) if at in found else result
+        of_requests = (
+            found.get(at) or unanswered(request, sent=False) for at, request in enumerate(rows.requests)
+        )
         total = len(rows.requests) + len(rows.skipped)
-        positions = [at for at in range(total) if at not in rows.skipped]
-        of_requests = dict(zip(positions, (found[at] for at in sorted(found)), strict=True))
-        merged = ResultList[T](rows.skipped.get(at) or of_requests[at] for at in range(total))
+        merged = ResultList[T](rows.skipped.get(at) or next(of_requests) for at in range(total))
         merged.wall = self.results.wall + new.wall
         merged.rescue = new.rescue
+        positions = (at for at in range(total) if at not in rows.skipped)
         requests = dict(zip(positions, rows.requests, strict=True))
         merged.sent = SentRequests.of(merged, requests, partial(send_again, rows.client, rows.constraints))
         return of_prompts(merged, rows.prompts)
@@ -223,7 +226,7 @@ class Preview(Generic[T]):
         rows: list[tuple[Cell, ...]] = []
         for at in shown[:MAX_SHOWN_ROWS]:
             request, result = self._rows.requests[at], self._sampled[at]
-            row = row_of(request)
+            row = row_of(at, request)
             rows.append(
                 (
                     str(row if labels is None else labels[row]),
@@ -239,12 +242,6 @@ class Preview(Generic[T]):
             rows.append(("…",) * 6)
         name = "row" if labels is None else "index"
         return DataTable.of(caption, f"{name}, prompt, answer, problem, tokens, cost:money", rows)
-
-
-def row_of(request: Request) -> int:
-    """Return the position of the row of a checked request."""
-    assert request.row is not None
-    return request.row
 
 
 def preview(
@@ -267,7 +264,7 @@ def preview(
     groups = None if rows.groups is None else [rows.groups[row] for row in sent]
     drawn = [sent[at] for at in draw(len(sent), size, random.Random(options.seed), groups)]
     in_sample = frozenset(drawn)
-    sampled = [at for at, request in enumerate(rows.requests) if row_of(request) in in_sample]
+    sampled = [at for at, request in enumerate(rows.requests) if row_of(at, request) in in_sample]
     constraints = {**rows.constraints, "strategy": "individual", "deadline": None}
     try:
         results = client.generate(
@@ -295,10 +292,7 @@ def _checked_rows(
     plain, constraints = split_known(others)
     asked = planner.checked(prompts, plain, constraints)
     planner.considered(asked)  # rejects constraints that no route meets
-    requests = [
-        request if request.row is not None else evolve(request, row=position)
-        for position, request in enumerate(asked.requests)
-    ]
+    requests = [evolve(request, row=row_of(at, request)) for at, request in enumerate(asked.requests)]
     if planner.preparer.answers_each({}) > 1:  # each of these requests is for one answer
         requests = [
             request if request.embedding is not None else evolve(request, params=evolve(request.params, n=1))

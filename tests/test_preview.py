@@ -1,12 +1,18 @@
 """A preview answers a random sample of a list, and its run sends the other rows only."""
 
+import signal
+import threading
+
 import pandas
 import pytest
 
 from smartbatch import (
     AllRequestsFailed,
     Answer,
+    BatchingClient,
     ConfigError,
+    Embedding,
+    Interrupted,
     InvalidRequest,
     Route,
     RowSkipped,
@@ -49,6 +55,7 @@ def test_a_preview_sends_a_sample_and_its_run_the_other_rows(tmp_path):
         assert results.texts == w.right(prompts)
         assert len(w.requests("ask")) == 20
         assert w.emu.ledger.paid_twice() == []
+        assert results.wall >= 20 * MINUTE
         assert results.paid_now == pytest.approx(results.cost - preview.results.cost)
         assert results.cost == pytest.approx(preview.projection.paid + batch.cost.expected, rel=0.5)
 
@@ -68,10 +75,14 @@ def test_the_sample_and_the_results_keep_the_index_of_the_frame(client_of):
 
 
 def test_every_value_of_a_column_is_in_a_sample_by_it(client_of):
-    preview = client_of(MockProvider()).preview(table(), column="text", sample=5, by="kind")
+    def answer(request):
+        return Answer("yes", usage=Usage(10, 1000 if request.prompt.startswith("rare") else 10))
 
-    assert set(preview.results.to_table().kind) == {"rare", "usual"}
-    assert preview.projection.rows == 100
+    preview = client_of(MockProvider(answer)).preview(table(), template="{kind}: {text}", sample=5, by="kind")
+
+    assert sorted(preview.results.to_table().kind) == ["rare"] + 4 * ["usual"]
+    # the rare row stands for 2 other rows, the usual ones for 93
+    assert preview.projection.output_tokens.expected == pytest.approx(2 * 1000 + 93 * 10)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +123,7 @@ def test_sampled_rows_without_an_answer_are_sent_again(client_of):
     results = preview.run()
     assert results.succeeded == 20
     assert [len(asked(provider)), len(set(asked(provider)))] == [21, 20]
+    assert sorted(result.attempts for result in results) == [1] * 19 + [2]
 
 
 def test_a_sample_without_any_answer_is_shown_not_raised(client_of):
@@ -193,6 +205,13 @@ def test_a_wrong_argument_is_rejected_before_anything_is_sent(client_of, argumen
     assert provider.calls == []
 
 
+def test_a_deadline_that_no_route_meets_is_rejected_before_the_sample(tmp_path):
+    with world("openai", tmp_path) as w:
+        with pytest.raises(ConfigError, match="no route meets a deadline"):
+            w.process().preview(texts(500), deadline=1)
+        assert not w.service.seen
+
+
 def test_an_invalid_row_outside_the_sample_is_rejected_as_well(client_of):
     provider = MockProvider()
 
@@ -217,3 +236,54 @@ def test_a_notebook_shows_answers_with_problems_first(client_of):
     assert "<script>" not in page
     assert "<b>refused" not in page
     assert "question" not in repr(preview)
+
+
+def test_ctrl_c_keeps_the_sample_and_the_answers_so_far():
+    prompts = texts(12)
+
+    def answer(request):
+        if request.prompt == interrupting:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        return f"re: {request.prompt}"
+
+    interrupting = None
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with BatchingClient(MockProvider(answer), parallelism=1) as client:
+            preview = client.preview(prompts, sample=4)
+            sampled = {result.row for result in preview.results}
+            interrupting = [prompt for at, prompt in enumerate(prompts) if at not in sampled][5]
+            with pytest.raises(Interrupted) as caught:
+                preview.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    results = caught.value.results
+    assert len(results) == 12
+    assert results.succeeded >= 4 + 5
+    assert all(result.ok for at, result in enumerate(results) if at in sampled)
+    assert all(text == f"re: {prompt}" for text, prompt in zip(results.texts, prompts, strict=True) if text)
+
+
+def test_failed_rows_of_a_run_can_be_sent_again(client_of):
+    provider = MockProvider(fail_on={9: ErrorKind.CLIENT_ERROR})
+    results = client_of(provider, parallelism=1).preview(texts(20), sample=5).run()
+    assert results.failed == 1
+
+    again = results.retry_failed()
+
+    assert again.succeeded == 20
+    assert len(provider.calls) == 21
+
+
+def test_vectors_can_be_previewed(tmp_path):
+    prompts = texts(30)
+    with world("openai", tmp_path) as w:
+        client = w.process(model="text-embedding-3-small")
+        preview = client.preview(prompts, sample=5, embedding=Embedding())
+        vectors = preview.run().vectors
+
+    assert vectors.shape[0] == 30
+    assert preview.projection.total.expected > 0
+    assert preview.projection.total.high == pytest.approx(preview.projection.total.low, rel=0.5)
+    assert "a vector of" in preview._repr_html_()

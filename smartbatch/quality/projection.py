@@ -237,7 +237,7 @@ def _willink(t: float, skewness: float) -> float:
 
 def _student(z: float, freedom: int) -> float:
     """Return the quantile of Student's t at the probability of a normal quantile, by the expansion 26.7.5 of
-    Abramowitz and Stegun, which is within 2 % for two degrees of freedom.
+    Abramowitz and Stegun, which is within 3 % for two degrees of freedom.
     """
     terms = (
         (z**3 + z) / 4,

@@ -346,7 +346,7 @@ class ListResults(Iterator[Result]):
             found = skipped | dict(enumerate(before))
             for at, row in zip(range(total), rows, strict=False):  # only the requested rows
                 request = requests[at] if at < len(requests) else Request()
-                found.setdefault(row, came.get(at) or _unanswered(request, sent=was_sent(at)))
+                found.setdefault(row, came.get(at) or unanswered(request, sent=was_sent(at)))
             return of_prompts(ResultList(found[row] for row in sorted(found)), self.prompts)
 
         of = f" of {len(requests):,}" if requests else ""
@@ -361,7 +361,8 @@ class ListResults(Iterator[Result]):
         return shown
 
 
-def _unanswered(request: Request, *, sent: bool) -> Result:
+def unanswered(request: Request, *, sent: bool) -> Result:
+    """Return the result of a request whose list was interrupted before its answer arrived."""
     error = RequestCancelled("the list was interrupted before its answer arrived", request_id=request.id)
     return Result(
         request.id or "",

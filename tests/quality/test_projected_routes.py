@@ -3,7 +3,12 @@
 import pytest
 
 from smartbatch import Answer, Route, Usage
-from smartbatch.quality.projected_routes import projected_routes, projection_lines, routes_table
+from smartbatch.quality.projected_routes import (
+    projected_routes,
+    projection_lines,
+    projection_notes,
+    routes_table,
+)
 from smartbatch.quality.projection import project
 from smartbatch.quality.recorded_row import RecordedRow
 from tests.faults.world import texts, world
@@ -37,6 +42,28 @@ def test_each_route_costs_its_share_of_the_projection(tmp_path):
     assert lines[0].endswith("projected from 20 answers.")
     assert [line[0] for line in lines[2:]] == [">" if each.chosen else " " for each in routes.values()]
     assert all(len(line) <= 100 for line in lines[1:])
+
+
+def test_a_route_that_misses_the_deadline_has_a_note(tmp_path):
+    with world("openai", tmp_path) as w:
+        plan = w.process(max_tokens=40).plan(texts(60), deadline="3min")
+
+    routes = projected_routes(projected([], 60), plan)
+
+    problems = [each.problem for each in routes]
+    assert problems == [option.problem or option.ruled_out for option in plan.options]
+    assert any(problems)
+    assert [row[-1] or "" for row in routes_table(routes).rows] == problems
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1, "row without an answer is"), (2, "rows without an answer are")],
+)
+def test_sampled_rows_without_an_answer_are_counted(count, words):
+    rows = [RecordedRow(index=index, id=index, error_kind="timeout") for index in range(count)]
+
+    assert next(projection_notes(project(rows, [20] * 9))).startswith(f"{count} sampled {words}")
 
 
 def test_routes_have_the_planned_cost_if_no_sampled_row_was_answered(tmp_path):

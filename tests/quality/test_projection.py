@@ -1,6 +1,8 @@
 """The cost of all rows is projected from a sample, with a range that holds as often as it promises."""
 
+import math
 import random
+from statistics import fmean, stdev
 
 import pytest
 from hypothesis import given
@@ -63,6 +65,14 @@ def test_wrong_token_estimates_are_corrected_by_the_billed_tokens():
     expected = project(rows, sizes).total.expected
 
     assert expected == pytest.approx(2 * sum(sizes) * INPUT_USD + 500 * 10 * OUTPUT_USD)
+
+
+def test_costs_that_fall_with_the_prompt_give_input_no_negative_price():
+    rows = [row(index, 100 * (index + 1), 100, cost=1 / (index + 1) ** 2) for index in range(5)]
+
+    expected = project(rows, [100 * (index + 1) for index in range(5)] + [10**6] * 5).rest.expected
+
+    assert expected == pytest.approx(sum(each.cost for each in rows))
 
 
 def test_proportional_answers_scale_with_their_prompts():
@@ -130,6 +140,60 @@ def test_rows_that_are_not_sent_cost_nothing():
     assert found.total.expected == pytest.approx(4 * row(0).cost)
 
 
+def test_a_row_with_an_answer_of_unknown_cost_is_left_out():
+    rows = [row(index, sample=number) for index in range(4) for number in range(2)]
+    rows[-1] = row(3, sample=1, cost=None)
+
+    found = project(rows, [200] * 10)
+
+    assert found.rest.expected == pytest.approx(6 * 2 * row(0).cost)
+    assert found.paid == pytest.approx(7 * row(0).cost)
+
+
+def ends(rows, sizes):
+    """Return the distances of the ends of a range from the expected cost, in USD of output tokens."""
+    rest = project(rows, sizes).rest
+    return (rest.expected - rest.low) / OUTPUT_USD, (rest.high - rest.expected) / OUTPUT_USD
+
+
+def test_symmetric_answers_have_the_range_of_students_t():
+    lengths_of_answers = [10, 20, 30, 40, 50, 50, 60, 70, 80, 90]
+    rows = [row(index, made=made) for index, made in enumerate(lengths_of_answers)]
+
+    below, above = ends(rows, [100] * 50)
+
+    error = stdev(lengths_of_answers) * math.sqrt(50 * 40 / 10)
+    assert below == pytest.approx(1.4537 * error, rel=0.001)  # 91 % quantile of 9 degrees of freedom
+    assert above == pytest.approx(2.8214 * error, rel=0.001)  # 99 %
+
+
+def test_the_range_of_skewed_answers_is_corrected_for_their_skewness():
+    lengths_of_answers = [5, 6, 7, 8, 9, 10, 12, 14, 30, 150]
+    rows = [row(index, made=made) for index, made in enumerate(lengths_of_answers)]
+
+    below, above = ends(rows, [100] * 50)
+
+    mean, size = fmean(lengths_of_answers), len(lengths_of_answers)
+    error = stdev(lengths_of_answers) * math.sqrt(50 * 40 / 10)
+    cubes = sum((made - mean) ** 3 for made in lengths_of_answers)
+    skewness = cubes / sum((made - mean) ** 2 for made in lengths_of_answers) ** 1.5
+    # Hall's transformation, which Willink's interval inverts, leads back to Student's t
+    for distance, quantile in ((below / error, 1.4537), (-above / error, -2.8214)):
+        t = distance + skewness * distance**2 / 3 + skewness**2 * distance**3 / 27 + skewness / 6
+        assert t == pytest.approx(quantile, rel=0.001)
+    assert size == 10
+    assert above > 3 * below
+
+
+def test_answers_from_the_cache_leave_fewer_rows_uncertain():
+    rows = [row(0, made=10), row(1, made=20), row(2, made=30)]
+    cached = [row(index, 0, 0, cost=0.0, attempts=0) for index in range(3, 9)]
+
+    _, above = ends([*rows, *cached], [100] * 10)
+
+    assert above == pytest.approx(6.965 * 10 * math.sqrt(1 * 4 / 3), rel=0.03)  # one row of ten is left
+
+
 def test_each_sampled_row_stands_for_its_group():
     groups = ["short"] * 90 + ["long"] * 10
     rows = [row(0, made=10), row(1, made=10), row(90, made=1000), row(91, made=1000)]
@@ -139,24 +203,30 @@ def test_each_sampled_row_stands_for_its_group():
     assert expected == pytest.approx(100 * 100 * INPUT_USD + (90 * 10 + 10 * 1000) * OUTPUT_USD)
 
 
-def test_a_group_without_answers_is_projected_from_the_others():
+@pytest.mark.parametrize("answered", [3, 50])
+def test_a_group_without_answers_is_projected_from_the_others(answered):
     groups = ["a"] * 50 + ["b"] * 50
 
-    found = project([row(0), row(1), row(2), failed(50)], [100] * 100, groups)
+    rows = [row(index) for index in range(answered)]
+
+    found = project([*rows, failed(50)], [100] * 100, groups)
 
     assert found.total.expected == pytest.approx(100 * row(0).cost)
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6)), min_size=3, max_size=60),
+    st.lists(
+        st.tuples(st.integers(1, 10**6), st.integers(0, 10**6), st.floats(0, 10)), min_size=3, max_size=60
+    ),
     st.integers(0, 100),
     st.randoms(use_true_random=False),
 )
-def test_the_expected_cost_lies_within_its_range(tokens, others, rng):
-    sizes = [rng.randint(1, 10**5) for _ in range(len(tokens) + others)]
+def test_the_expected_cost_lies_within_its_range(answers, others, rng):
+    sizes = [rng.randint(1, 10**5) for _ in range(len(answers) + others)]
     groups = [rng.choice("aab") for _ in sizes]
 
-    found = project([row(index, *each) for index, each in enumerate(tokens)], sizes, groups)
+    rows = [row(index, given, made, cost=cost) for index, (given, made, cost) in enumerate(answers)]
+    found = project(rows, sizes, groups)
 
     assert 0 <= found.rest.low <= found.rest.expected * (1 + 1e-9) <= found.rest.high * (1 + 2e-9)
     assert found.total.low >= found.paid
