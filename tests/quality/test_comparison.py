@@ -210,6 +210,39 @@ def test_names_of_too_many_fields_are_counted():
     assert found.flipped_rows == 1
 
 
+def test_flipped_rows_are_in_the_order_of_the_input_without_their_inputs():
+    first = [row(at, "a", index=at, input={"text": "PROMPT"}) for at in (0, 1, 2)]
+    second = [row(at, "b\ud800", index=at, input={"text": "PROMPT"}) for at in (2, 1, 0)]
+
+    found = compared(first, second)
+
+    assert [each.first.index for each in found.flipped] == [0, 1, 2]
+    assert [dict(one.input) for each in found.flipped for one in (each.first, each.second)] == [{}] * 6
+
+
+def test_strings_that_rarely_repeat_are_no_category():
+    names = [with_fields(at, name=f"name {at}") for at in range(10)]
+
+    assert compared(names, names).fields[0].kind == "text"
+    assert compared(names[:3], names[:3]).fields[0].kind == "category"
+
+
+def test_nested_records_are_equal_in_any_order():
+    first = with_fields(1, place={"city": "Lima", "zip": [1, 2]})
+    second = with_fields(1, place={"zip": [1, 2], "city": "lima"})
+
+    assert compared([first], [second]).flipped_rows == 0
+
+
+def test_the_largest_difference_may_be_a_decrease():
+    (field,) = compared(
+        [with_fields(1, n=9), with_fields(2, n=1)], [with_fields(1, n=2), with_fields(2, n=3)]
+    ).fields
+
+    assert field.differences is not None
+    assert field.differences.max_absolute == 7
+
+
 @pytest.mark.full
 def test_rows_whose_answers_were_too_long_to_keep_are_counted():
     def rows(order, end):
