@@ -505,7 +505,7 @@ examples:
 --port N               use this port, or 0 for a free one (default: 8137)
 --open                 open it in the browser
 --read-only            allow viewing only
---show-content         show the answers of jobs, and let all visitors download them
+--show-content         show prompts and answers of jobs, and let all visitors download them
 """
     options = _STORE_OPTION + _CONFIG_OPTION + options.lstrip()
     add_options(parser.add_argument, options, {"N": {"type": whole}})

@@ -41,7 +41,7 @@ def app(
             dashboard`` uses :class:`TokenAccess`: a token, on this machine only.
         hosts: accepted names in the ``Host`` header, without a port; ``"*"`` for any, if the server or the
             framework checks them.
-        show_content: show the answers of jobs, and let all visitors download them.
+        show_content: show prompts and answers of jobs, and let all visitors download them.
         streams: maximum number of concurrent live connections per process; fewer than the server has
             threads. Further browsers poll every few seconds.
 

@@ -235,7 +235,7 @@ class Source:
         store: overrides the setting ``store``.
         shared: overrides the setting ``shared``.
         client: a client of this process, whose queue is shown as well.
-        show_content: whether answers may be shown.
+        show_content: whether prompts and answers may be shown.
     """
 
     def __init__(

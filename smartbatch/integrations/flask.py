@@ -101,7 +101,7 @@ def dashboard_blueprint(
         access: called in each web request with its WSGI environment; returns ``"all"`` (view and act),
             ``"read"`` or ``None``. Without it every request is answered with 403. Actions are recorded with
             the ``REMOTE_USER`` of the environment, which ``access`` may set.
-        show_content: show the answers of jobs, and let all visitors download them.
+        show_content: show prompts and answers of jobs, and let all visitors download them.
         url_prefix: path of the dashboard.
     """
     pages = Blueprint(f"{_EXTENSION_NAME}_dashboard", __name__, url_prefix=url_prefix)

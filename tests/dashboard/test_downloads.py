@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from smartbatch import BatchingClient, Message
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.types import Result
@@ -75,16 +76,34 @@ def test_what_cannot_be_downloaded_is_not_found(visitor, job_id):
     assert visitor.ask("HEAD", f"/download/{job_id}?format=csv").body == b""
 
 
-def test_answers_are_shown_only_with_content(visitor, reader_of, job_id):
-    assert "Show answers" not in visitor.get(f"/jobs/{job_id}").text
-    refused = visitor.get(f"/answers/{job_id}")
-    assert (refused.status, "answer é" in refused.text) == (403, False)
+@pytest.fixture
+def real_job_id(shelf):
+    options = {"store": shelf.place, "shared": "off", "batch_poll_interval": 0.01}
+    with BatchingClient("sim:demo?batch_seconds=0", **options) as client:
+        prompts = [f"question {ix}" for ix in range(28)] + ["question 26"]
+        job = client.submit_batch([*prompts, [Message("system", "be brief"), Message("user", "why?")]])
+        job.wait(60)
+    return job.id
+
+
+@pytest.mark.full
+def test_prompts_and_answers_are_shown_only_with_content(visitor, reader_of, real_job_id):
+    place = f"/answers/{real_job_id}"
+    assert "Show answers" not in visitor.get(f"/jobs/{real_job_id}").text
+    refused = visitor.get(place)
+    assert (refused.status, "question" in refused.text) == (403, False)
     reader = reader_of(show_content=True)
-    assert f'href="/answers/{job_id}">Show answers' in reader.get(f"/jobs/{job_id}").text
-    seen = reader.get(f"/answers/{job_id}")
-    assert "Row 0 · row-0 Answer answer é 0 x" in seen.words
-    assert "row-25" not in seen.words
+    assert f'href="{place}">Show answers' in reader.get(f"/jobs/{real_job_id}").text
+    seen = reader.get(place)
+    assert "Input prompt question 0 Answer answer" in seen.words
+    assert "question 25" not in seen.words
     (link,) = re.findall(r'href="([^"]*)">Next answers', seen.text)
-    assert "Row 25 · row-25 Answer answer é 25 x" in reader.get(link).words
+    assert "Input prompt question 25 Answer answer" in reader.get(link).words
+    assert reader.get(link).words.count("question 26") == 2
+    assert "system: be brief user: why?" in reader.get(link).words
     assert "<form" not in seen.text
-    assert reader.get("/answers/nothing").status == 404
+
+
+def test_answers_of_no_job_are_not_found(visitor, reader_of, opened):
+    assert reader_of(show_content=True).get("/answers/nothing").status == 404
+    assert visitor.get("/answers/nothing").status == 403

@@ -38,7 +38,7 @@ def dashboard_urls(
     Args:
         access: called with each web request; returns ``"all"`` (view and act), ``"read"`` or ``None``.
             Without it every request is answered with 403. Actions are recorded with the user's name.
-        show_content: show the answers of jobs, and let all visitors download them.
+        show_content: show prompts and answers of jobs, and let all visitors download them.
     """
     made: dict[HostClient, WSGIApplication] = {}
 
