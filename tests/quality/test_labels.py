@@ -8,7 +8,9 @@ import pytest
 
 from smartbatch.quality.labels import LabelScores, class_of, label_view
 from smartbatch.quality.recorded_row import RecordedRow
-from smartbatch.views.terminal import text_of
+from smartbatch.views.html import report
+from smartbatch.views.terminal import lines_of, text_of
+from tests.hostile import HOSTILE, Elements
 
 
 def row(label: Any, answer: Any = None, /, **fields: Any) -> RecordedRow:
@@ -112,3 +114,12 @@ def test_memory_is_bounded_however_long_answers_are():
     scores = scored(*(row("a" if n % 2 else "b", f"{n} " * 1000) for n in range(5000)))
     assert scores.confusion() == {"a": [0, 0, 2500], "b": [0, 0, 2500]}
     assert sum(len(str(pair)) for pair in scores._pairs) < 200_000
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_labels_are_only_text(name):
+    view = label_view(scored(row(HOSTILE[name], HOSTILE[name]), row(HOSTILE[name], "other"), row("b", "b")))
+    assert all(line.text.isprintable() for line in lines_of(view, 80))
+    page = Elements(report(view))
+    assert {"script", "img"}.isdisjoint(page.tags)
+    assert not any(attribute.startswith("on") for attribute, _ in page.attributes)

@@ -41,6 +41,8 @@ def of_a_script(prompts: list[str]) -> None:
     assert_type(plain, ResultList[Any])
     cities = smartbatch.generate(prompts, model="sim:demo", schema=City, strategy="auto", budget="5 USD")
     assert_type(cities[0].parsed, City | None)
+    assert_type(cities.retry_failed(also="truncated", max_tokens=90, deadline="1h"), ResultList[City])
+    assert_type(cities.failures, ResultList[City])
     assert_type(smartbatch.generate(prompts, model="sim:demo", schema=CITY)[0].parsed, Any | None)
     vectors = smartbatch.embed(prompts, model="sim:demo", task_type="RETRIEVAL_DOCUMENT", max_rpm=60)
     assert_type(vectors[0].embedding, array[float] | None)

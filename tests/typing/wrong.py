@@ -34,6 +34,8 @@ def misspelt_names(client: BatchingClient, prompts: list[str]) -> None:
     BatchingClient("sim:demo", paralelism=4)  # wrong
     BatchingConfig(paralelism=4)  # wrong
     BatchingConfig.load(paralelism=4)  # wrong
+    client.generate(prompts).retry_failed(max_token=90)  # wrong
+    client.generate(prompts).retry_failed(also="cut")  # wrong
     emulator(latncy=0.1)  # wrong
     emulator().configure(latncy=0.1)  # wrong
 
