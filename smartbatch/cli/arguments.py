@@ -250,7 +250,10 @@ def _add_request_options(parser: argparse.ArgumentParser, *, takes_models: bool 
     parser.add_argument("input", metavar="INPUT", help="file of prompts, or - for standard input")
     group = parser.add_argument_group("input")
     prompt = group.add_mutually_exclusive_group()
-    template = "make prompts from {field} placeholders; {{ }} for braces; @FILE takes it from a file"
+    template = (
+        "make prompts from {field} placeholders or @FILE; write {{ }} for braces and @@ for a first @; a "
+        ".j2 file is a Jinja template"
+    )
     prompt.add_argument("--template", metavar="T", help=template)
     prompt.add_argument("--prompt-field", metavar="F", help="take the prompt (text or chat) from this field")
     add_options(group.add_argument, _INPUT_OPTIONS, _SPECIAL)

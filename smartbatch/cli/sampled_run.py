@@ -15,6 +15,7 @@ from attrs import define, field
 from smartbatch._words import plural
 from smartbatch.cli.printing import one_line, print_out, say, terminal_width
 from smartbatch.core.preparation.tokens import estimate_request
+from smartbatch.core.preparation.validation import admit_defaults, normalise
 from smartbatch.errors import ConfigError
 from smartbatch.quality.projection import Projection, project
 from smartbatch.quality.recorded_row import RecordedRow
@@ -24,7 +25,7 @@ from smartbatch.runs.output_reader import row_of
 from smartbatch.runs.row_requests import InputRequests
 from smartbatch.runs.run_identity import RowSelection
 from smartbatch.tables.cells import text_of
-from smartbatch.types import Generation, Request, evolve
+from smartbatch.types import Generation, Request
 from smartbatch.views.model import Cell, Column
 from smartbatch.views.terminal import fitted, table_lines
 
@@ -113,12 +114,12 @@ class SampledRun:
 
     def read(self, answers: Iterable[RecordedRow]) -> list[tuple[RecordedRow, Request]]:
         """Estimate the tokens of each row; return the answers of the sample with their requests."""
-        keys = self._rows.keys
+        keys, params = self._rows.keys, admit_defaults(self._params)
         by_place = {row.index * keys.n + (row.sample or 0): row for row in answers}
         self._sizes = array("d", bytes(8 * keys.rows))
         answered = []
         for row, request in self._rows.requests(keys.is_skipped):
-            sent = evolve(request, params=self._params, embedding=self._rows.embedding)
+            sent = normalise(request, params, embedding=self._rows.embedding)
             self._sizes[row.index] = keys.n * estimate_request(sent)
             if row.place in self.selection and row.place in by_place:
                 answered.append((by_place[row.place], request))

@@ -141,6 +141,14 @@ def test_answers_of_a_schema_are_fields_of_examples_or_json(header, row, folder,
     assert json.loads(answer["content"]) == {"mood": "good", "stars": 5, "buy": True, "due": None}
 
 
+def test_a_sample_of_prompts_with_examples_is_shown_and_projected(folder, capfd):
+    assert run("--examples", "examples.csv", "--sample", "1", "-o", "out.jsonl") == 0
+    printed = capfd.readouterr()
+    assert "Rate: " in printed.out
+    assert "Broke at once." not in printed.out
+    assert "Run the same command without --sample to send the other 1 row." in printed.err
+
+
 def test_a_field_of_prompt_and_schema_is_in_both_turns(folder, capfd):
     Path("examples.csv").write_text("text\nBroke.\n")
     line = ["plan", "in.csv", "--model", "sim:demo", "--template", TEMPLATE, "--output-field", "text: str"]
