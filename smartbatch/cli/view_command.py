@@ -73,15 +73,16 @@ def _view_of(args: argparse.Namespace, shown: Shown) -> View:
             scores=shown.scores,
             scored_right=None if args.scored is None else args.scored == "right",
         )
-        verdicts = {at: {str(mark.verdict) for mark in of_row} for at, of_row in marks.items()}
-        found = rows.index.find(wanted, verdicts=verdicts, limit=args.limit)
-        sections = [row_section(row, at, marks.get(at, ()), shown) for at, row in found.rows]
+        found = rows.index.find(wanted, verdicts=marks.verdicts, limit=args.limit)
+        sections = [row_section(row, at, marks.by_position.get(at, ()), shown) for at, row in found.rows]
         if not found.is_last:
             more = Note(f"Stopped after {plural(args.limit, 'row')}; --limit sets another number.")
             sections.append(Section("more", "More rows", (more,)))
         elif not sections:
             sections.append(Section("none", "Rows", (), empty="No rows match."))
-    tiles = row_tiles(len(rows.index), rows.accuracy(marks))
+    if marks.lost_note is not None:
+        sections.append(Section("marks", "Marks", (marks.lost_note,)))
+    tiles = row_tiles(len(rows.index), marks.accuracy)
     return View(os.path.basename(args.output), tuple(sections), tiles=tiles)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, ClassVar, Final, final
 
+from attrs import frozen
+
 from smartbatch._clock import Clock, RealClock
+from smartbatch._words import plural
 from smartbatch.dashboard.access import LOOPBACK, Access
 from smartbatch.dashboard.page import Query, number_of
 from smartbatch.dashboard.rows_page import Shown, filter_in, rows_view
@@ -27,6 +30,30 @@ _MAX_NOTE_CHARACTERS: Final = 1_024
 _CHANGED: Final = "The output has changed since it was opened."
 
 
+@frozen
+class PlacedMarks:
+    """The marks of an output by the positions of its rows.
+
+    Attributes:
+        lost: number of marks of rows that the output no longer has.
+    """
+
+    by_position: Mapping[int, Sequence[Mark]]
+    accuracy: MarkedAccuracy
+    lost: int
+
+    @property
+    def lost_note(self) -> Note | None:
+        if not self.lost:
+            return None
+        lost = plural(self.lost, "mark")
+        return Note(f"{lost} of rows that are no longer in the output: not counted.", "warn")
+
+    @property
+    def verdicts(self) -> Mapping[int, Set[str]]:
+        return {at: {str(mark.verdict) for mark in of_row} for at, of_row in self.by_position.items()}
+
+
 class MarkedRows:
     """The rows of an output with their marks. Thread-safe.
 
@@ -38,29 +65,31 @@ class MarkedRows:
         self.index = RowIndex(path)
         self.file = MarksFile(marks_path(path))
         self.file.read()
-        self._digests: dict[int, str] = {}  # of marked answers, by position; the rows do not change
+        self._known: dict[int, tuple[str | int, str]] = {}  # ids and digests of marked rows, which stay
 
-    def marks(self) -> Mapping[int, Sequence[Mark]]:
-        """Return the marks of rows in the output, by position."""
+    def marks(self) -> PlacedMarks:
+        """Return the marks; those of answers that have changed since do not count in the accuracy."""
         found: dict[int, list[Mark]] = {}
-        for mark in self.file.read():
-            if (position := self.index.position_of(mark.index, mark.sample or 0)) is not None:
-                found.setdefault(position, []).append(mark)
-        return found
-
-    def accuracy(self, marks: Mapping[int, Sequence[Mark]]) -> MarkedAccuracy:
-        """Count the marks of answers that have not changed since."""
-        for at in marks.keys() - self._digests.keys():
-            self._digests[at] = answer_digest(self.index.row(at))
-        return MarkedAccuracy.of(
-            mark for at, of_row in marks.items() for mark in of_row if mark.answer == self._digests[at]
-        )
+        counted, marks = [], self.file.read()
+        for mark in marks:
+            at = self.index.position_of(mark.index, mark.sample or 0)
+            if at is None:
+                continue
+            if at not in self._known:
+                row = self.index.row(at)
+                self._known[at] = row.id, answer_digest(row)
+            id, digest = self._known[at]
+            if id == mark.id:
+                found.setdefault(at, []).append(mark)
+                counted += [mark] if mark.answer == digest else []
+        return PlacedMarks(found, MarkedAccuracy.of(counted), len(marks) - sum(map(len, found.values())))
 
     def right_rows(self) -> Iterator[RecordedRow]:
         """Yield the rows whose answer, as it is now, is marked right, in order."""
-        for at, of_row in sorted(self.marks().items()):
+        for at, of_row in sorted(self.marks().by_position.items()):
             row = self.index.row(at)
-            if any(mark.field is None and mark.verdict == "right" and mark.is_of(row) for mark in of_row):
+            marked = [mark for mark in of_row if mark.field is None and mark.is_of(row)]
+            if row.text is not None and any(mark.verdict == "right" for mark in marked):
                 yield row
 
 
@@ -89,20 +118,19 @@ class RowViewer(WebApplication):
             after = number_of(query.values.get("after"))
             found = rows.index.find(
                 filter_in(query, self._shown.scores),
-                verdicts={at: {str(mark.verdict) for mark in of_row} for at, of_row in marks.items()},
+                verdicts=marks.verdicts,
                 after=-1 if after is None else min(after, len(rows.index) - 1),
                 limit=ROWS_PER_PAGE,
                 is_over=lambda: self._clock.now() >= until,
             )
-            accuracy = rows.accuracy(marks)
         except SmartbatchError as error:
             title = "This page is unavailable"
             return Response(status="503 Service Unavailable", body=self._message(title, error.message, query))
-        notice: tuple[Part, ...] = ()
+        notice: tuple[Part | None, ...] = (marks.lost_note,)
         if rows.index.has_changed:
-            notice = (Note(_CHANGED, "warn"), Form(query.link("action", "reopen"), "Read it again"))
-        name = os.path.basename(self._path)
-        view = rows_view(name, len(rows.index), found, marks, accuracy, self._shown, query, notice)
+            notice += (Note(_CHANGED, "warn"), Form(query.link("action", "reopen"), "Read it again"))
+        name, total = os.path.basename(self._path), len(rows.index)
+        view = rows_view(name, total, found, marks.by_position, marks.accuracy, self._shown, query, notice)
         return Response(body=self._rendered("rows.html", query, view=view))
 
     def _do_action(self, form: Mapping[str, str], _: str, query: Query, /) -> Response:
@@ -128,7 +156,7 @@ class RowViewer(WebApplication):
         row = rows.index.row(position)
         if form.get("answer") != answer_digest(row) or not (field is None or field in row.fields):
             raise InputError(f"row {row.index} has another answer now; go back, and reload the page")
-        before = [mark.verdict for mark in rows.marks().get(position, ()) if mark.field == field]
+        before = [mark.verdict for mark in rows.marks().by_position.get(position, ()) if mark.field == field]
         verdicts: dict[str, Verdict | None] = {name: name for name in VERDICTS}
         verdicts |= {"none": None, "": before[0] if before else "unsure"}  # "" if only the note was changed
         rows.file.add(

@@ -175,7 +175,7 @@ def rows_view(
     accuracy: MarkedAccuracy,
     shown: Shown,
     query: Query,
-    notice: tuple[Part, ...] = (),
+    notice: tuple[Part | None, ...] = (),
 ) -> View:
     """Return a page of rows.
 

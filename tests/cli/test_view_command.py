@@ -113,6 +113,11 @@ def test_the_accuracy_of_marks_is_printed(written, capfd):
     printed = capfd.readouterr().out
     assert "Right answers 100.0 % (2 of 2, 1 unsure; 95 %: 34.2 to 100.0 %)" in printed
     assert "answer 0" not in printed
+    written(line(0), line(1))
+    assert view("--marks") == 0
+    printed = capfd.readouterr().out
+    assert "(2 of 2; 95 %" in printed
+    assert "! 1 mark of rows that are no longer in the output: not counted." in printed
 
 
 @pytest.mark.parametrize(

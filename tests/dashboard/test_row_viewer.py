@@ -195,6 +195,15 @@ def test_a_mark_of_an_older_answer_is_shown_as_such_and_not_counted(viewer_of, o
     assert "row 0 has another answer now" in refused.text
 
 
+def test_marks_of_rows_that_are_gone_are_counted_on_the_page(viewer_of, output):
+    visitor = viewer_of(line(0), line(1))
+    for position in (0, 1):
+        visitor.post("/action/mark", {**form_of(visitor.get("/"), position), "choice": "right"})
+    seen = viewer_of(line(0, id="another row")).get("/")
+    assert "2 marks of rows that are no longer in the output: not counted." in seen.words
+    assert "older answer" not in seen.words
+
+
 @pytest.mark.parametrize(
     ("changes", "status"),
     [({"position": "9"}, 400), ({"choice": "x"}, 400), ({"field": "x"}, 409), ({"answer": ""}, 409)],
