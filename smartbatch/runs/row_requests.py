@@ -24,7 +24,7 @@ from smartbatch.tables.templates import TemplateError
 from smartbatch.types import Embedding, Generation, OnMissing, Request, TemplateSource
 
 _MAX_BAD_ROWS: Final = 10  # listed in one error
-_MAX_SHOWN_CHARACTERS: Final = 2000  # of a prompt
+_SHOWN_CHARACTERS: Final = 1000  # of the beginning and of the end of a prompt
 NO_ID_FIELD: Final = "-"  # numbers the rows
 
 
@@ -268,15 +268,16 @@ class InputRequests:
         raise InputError(f"{self._source.name}: no row has a value in the column {column!r:.80}{hint}")
 
     def first_prompt(self) -> tuple[str, str] | None:
-        """Return the position and the beginning of the first prompt that is not skipped; ``None`` if all are
-        skipped.
+        """Return the position of the first prompt that is not skipped, and its text; ``None`` if all are
+        skipped. Of a long prompt, the text is the beginning and the end, which follows any examples.
         """
         for row in self._rows():
             if isinstance(row, Row) and not self.keys.is_skipped(row.index * self.keys.n):
                 prompt = self._maker.prompt(row)
                 text = text_of(prompt.prompt if isinstance(prompt, Request) else prompt)
-                if len(text) > _MAX_SHOWN_CHARACTERS:
-                    text = f"{text[:_MAX_SHOWN_CHARACTERS]}… ({len(text):,} characters)"
+                if (left_out := len(text) - 2 * _SHOWN_CHARACTERS) > 0:
+                    ends = text[:_SHOWN_CHARACTERS], text[-_SHOWN_CHARACTERS:]
+                    text = f" … ({left_out:,} more characters) … ".join(ends)
                 return self._source.place(row), text
         return None
 

@@ -234,6 +234,12 @@ def test_equal_ids_are_refused_with_both_rows(capfd):
     assert [row["id"] for row in written()] == [0, 1, 2, 3]
 
 
+def test_of_a_long_first_prompt_both_ends_are_shown(capfd):
+    assert run("text\n" + "a" * 4000 + "\n", "--template", "Say {text}!", "--json", command="plan") == 0
+    shown = json.loads(capfd.readouterr().out)["first_prompt"]
+    assert shown == "Say " + "a" * 996 + " … (2,005 more characters) … " + "a" * 999 + "!"
+
+
 def test_the_first_prompt_is_shown(capfd):
     options = ("--template", "Say {text}", "--on-missing", "skip")
     rows = "text\n \nhello\x1b[31m\n"
