@@ -23,16 +23,8 @@ from smartbatch.quality.projected_routes import (
 from smartbatch.quality.projection import Projection, project
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.quality.sample import draw
-from smartbatch.results import (
-    Interrupted,
-    ResultList,
-    SentRequests,
-    answer_text,
-    of_prompts,
-    prompt_text,
-    replacement,
-    tokens_in_words,
-)
+from smartbatch.result_display import answer_text, prompt_text, tokens_in_words
+from smartbatch.results import Interrupted, ResultList, SentRequests, of_prompts, replacement
 from smartbatch.routing.list_planner import ListPlanner, prompts_of, split_known
 from smartbatch.routing.list_results import ListClient, send_again, unanswered, without_skipped
 from smartbatch.tables.answer_columns import has_samples, taken

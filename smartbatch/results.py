@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from attrs import evolve, frozen
 
-from smartbatch._words import money, short
-from smartbatch.errors import AllRequestsFailed, InvalidRequest, ListStopped, RowSkipped, kind_name
-from smartbatch.failure_groups import FailureGroups, remedy_for
+from smartbatch._words import money
+from smartbatch.errors import AllRequestsFailed, InvalidRequest, ListStopped, RowSkipped
+from smartbatch.result_display import has_failed, result_tables, shown_positions
 from smartbatch.tables.answer_columns import (
     answer_columns,
     as_rows,
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     import pyarrow
     from numpy import float32
     from numpy.typing import NDArray
-
-    from smartbatch.views.model import Cell
 
 __all__ = ["ResultList", "ended"]
 
@@ -272,7 +270,7 @@ class ResultList(list[Result[T]]):
 
         A notebook displays them grouped by kind and message, with a suggested action for each group.
         """
-        positions = [at for at, each in enumerate(self) if _has_failed(each)]
+        positions = [at for at, each in enumerate(self) if has_failed(each)]
         rows = rows_of(self)
         failed = ResultList[T](evolve(self[at], row=rows[at]) for at in positions)
         failed.table = self.table
@@ -317,7 +315,7 @@ class ResultList(list[Result[T]]):
             known = ", ".join(map(repr, DEFECTS))
             raise InvalidRequest(f"also: {sorted(defects)!r:.80} must be some of {known}", field="also")
         positions = [
-            at for at, each in enumerate(self) if _has_failed(each) or defects.intersection(each.defects)
+            at for at, each in enumerate(self) if has_failed(each) or defects.intersection(each.defects)
         ]
         if not positions:
             return self
@@ -421,31 +419,11 @@ class ResultList(list[Result[T]]):
 
     def _repr_html_(self) -> str:
         from smartbatch.views.html import notebook
-        from smartbatch.views.model import DataTable, Section, View  # imported late: rarely needed
+        from smartbatch.views.model import Section, View  # imported late: rarely needed
 
-        labels = self._index()
-        names = rows_of(self) if labels is None else labels
-        groups = FailureGroups()
-        for at, each in enumerate(self):
-            if each.error is not None and _has_failed(each):
-                groups.count(kind_name(each.error), each.error.message, str(names[at]), at)
-        found = [
-            (group.kind, group.message, group.count, group.example, remedy_for(group.kind).action)
-            for group in groups.largest()[: 2 * MAX_SHOWN_RESULTS]
-        ]
-        rows: list[tuple[Cell, ...]] = []
-        sent = self.sent
-        columns = f"{'row' if labels is None else 'index'}, {'' if sent is None else 'prompt, '}" + (
-            "answer, route, tokens, cost:money, error"
-        )
-        for shown in (at for group in shown_positions(self) for at in group):
-            if shown is None:
-                rows.append(("…",) * len(columns.split(", ")))
-                continue
-            prompt = () if sent is None else (prompt_text(sent.request_of(self[shown])),)
-            rows.append((str(names[shown]), *prompt, *_row(self[shown])))
-        failures = DataTable.of("Failures", "error, message, rows:number, first row, suggested action", found)
-        tables = (*((failures,) if found else ()), DataTable.of("Results", columns, rows))
+        index, request_of = self._index(), None if self.sent is None else self.sent.request_of
+        labels, heading = (rows_of(self), "row") if index is None else (index, "index")
+        tables = result_tables(self, labels, heading, request_of)
         return notebook(View(_summary(self), (Section("results", "Results", tables),)))
 
     def raise_if_all_failed(self) -> None:
@@ -483,31 +461,11 @@ def of_prompts(results: ResultList[T], prompts: object) -> ResultList[T]:
     return results
 
 
-MAX_SHOWN_RESULTS = 5
-"""Results a notebook shows from each end of a list, and failures before them."""
-
-
-def shown_positions(results: ResultList[Any]) -> tuple[list[int | None], list[int | None]]:
-    """Return the positions a notebook shows, failures first; ``None`` stands for results left out."""
-    failed: list[int | None] = [at for at, each in enumerate(results) if _has_failed(each)]
-    left_out = set(failed)
-    others: list[int | None] = [at for at in range(len(results)) if at not in left_out]
-    if len(failed) > MAX_SHOWN_RESULTS + 1:
-        failed = [*failed[:MAX_SHOWN_RESULTS], None]
-    if len(others) > 2 * MAX_SHOWN_RESULTS + 1:
-        others = [*others[:MAX_SHOWN_RESULTS], None, *others[-MAX_SHOWN_RESULTS:]]
-    return failed, others
-
-
 def _is_plain(result: Result[Any]) -> bool:
     """Whether a result is an answer without a defect. In long lists, :attr:`Result.defects` takes seconds."""
     if result.error is None and result.finish_reason == "stop" and result.text and not result.text.isspace():
         return True
     return result.error is None and not result.defects
-
-
-def _has_failed(result: Result[Any]) -> bool:
-    return result.error is not None and not isinstance(result.error, RowSkipped)
 
 
 def replacement(old: Result[T], new: Result[T]) -> Result[T]:
@@ -522,18 +480,6 @@ def replacement(old: Result[T], new: Result[T]) -> Result[T]:
         row=old.row,
         sample=old.sample,
     )
-
-
-def prompt_text(request: Request | None) -> str:
-    """Return a string prompt, or the text of the last message of a chat."""
-    if request is None:
-        return ""
-    if isinstance(request.prompt, str):
-        return request.prompt
-    content = request.prompt[-1].content if request.prompt else ""
-    if isinstance(content, str):
-        return content
-    return " ".join(str(part["text"]) for part in content if "text" in part)
 
 
 def _summary(results: ResultList[T]) -> str:
@@ -560,32 +506,6 @@ def _way(result: Result[T]) -> str:
     if result.attempts:
         return "failed"
     return "outcome unknown" if result.cost is None else "not sent"
-
-
-def answer_text(result: Result[T]) -> str:
-    """Return the text of an answer, or a short description of its vector or parsed object."""
-    if result.text is not None:
-        return result.text
-    if result.embedding is not None:
-        return f"a vector of {len(result.embedding):,}"
-    return "" if result.parsed is None else short(result.parsed)
-
-
-def _row(result: Result[T]) -> tuple[Cell, ...]:
-    return (
-        answer_text(result),
-        "" if result.route is None else result.route.value,
-        tokens_in_words(result.usage),
-        "unknown" if result.cost is None else result.cost,
-        "" if result.error is None else f"{type(result.error).__name__}: {result.error}",
-    )
-
-
-def tokens_in_words(usage: Usage) -> str:
-    """Describe the tokens of a request; estimates are marked, and unknown tokens are not shown as 0."""
-    if usage.unknown:
-        return f"at least {usage.total_tokens:,}" if usage.total_tokens else "unknown"
-    return f"{usage.total_tokens:,}" + (" (estimated)" if usage.estimated else "")
 
 
 def as_kept(result: Result) -> Result:

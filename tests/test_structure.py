@@ -29,7 +29,9 @@ from tests.syntax import (
     written_lines,
 )
 
-NOUNS = frozenset({"attempt", "chats", "errors", "failure_groups", "types", "usage", "events", "results"})
+NOUNS = frozenset(
+    {"attempt", "chats", "errors", "failure_groups", "types", "usage", "events", "result_display", "results"}
+)
 """Shared types, which import nothing above them."""
 
 FOR_ALL = frozenset({"_clock", "_words", "_files", "_fork", "_database", "_version"})
@@ -69,7 +71,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "events": frozenset({"types", "errors"}),
     "tables": frozenset({"chats", "types", "errors", "events"}),
     "views": frozenset(),
-    "results": frozenset({"types", "errors", "failure_groups", "tables", "views"}),
+    "result_display": frozenset({"types", "errors", "failure_groups", "views"}),
+    "results": frozenset({"types", "errors", "result_display", "tables", "views"}),
     "prices": frozenset({"errors", "types"}),
     "setting": frozenset({"errors", "prices"}),
     "config": frozenset({"errors", "prices", "setting", "types"}),

@@ -1,0 +1,106 @@
+"""Shows results in a notebook: failures first and grouped, then prompts and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from smartbatch._words import short
+from smartbatch.errors import RowSkipped, kind_name
+from smartbatch.failure_groups import FailureGroups, remedy_for
+from smartbatch.types import Request, Result, Usage
+
+if TYPE_CHECKING:
+    from smartbatch.views.model import Cell, DataTable
+
+MAX_SHOWN_RESULTS = 5
+"""Results a notebook shows from each end of a list, and failures before them."""
+
+
+def shown_positions(results: Sequence[Result[Any]]) -> tuple[list[int | None], list[int | None]]:
+    """Return the positions a notebook shows, failures first; ``None`` stands for results left out."""
+    failed: list[int | None] = [at for at, each in enumerate(results) if has_failed(each)]
+    left_out = set(failed)
+    others: list[int | None] = [at for at in range(len(results)) if at not in left_out]
+    if len(failed) > MAX_SHOWN_RESULTS + 1:
+        failed = [*failed[:MAX_SHOWN_RESULTS], None]
+    if len(others) > 2 * MAX_SHOWN_RESULTS + 1:
+        others = [*others[:MAX_SHOWN_RESULTS], None, *others[-MAX_SHOWN_RESULTS:]]
+    return failed, others
+
+
+def has_failed(result: Result[Any]) -> bool:
+    return result.error is not None and not isinstance(result.error, RowSkipped)
+
+
+def result_tables(
+    results: Sequence[Result[Any]],
+    labels: Sequence[object],
+    heading: str,
+    request_of: Callable[[Result[Any]], Request | None] | None,
+) -> tuple[DataTable, ...]:
+    """Return the tables of a list: groups of failures, if any, and some results.
+
+    Args:
+        labels: name of each result's row.
+        heading: what the labels are.
+        request_of: returns the request of a result; ``None`` if no requests are known.
+    """
+    from smartbatch.views.model import DataTable  # imported late: rarely needed
+
+    groups = FailureGroups()
+    for at, each in enumerate(results):
+        if each.error is not None and has_failed(each):
+            groups.count(kind_name(each.error), each.error.message, str(labels[at]), at)
+    found = [
+        (group.kind, group.message, group.count, group.example, remedy_for(group.kind).action)
+        for group in groups.largest()[: 2 * MAX_SHOWN_RESULTS]
+    ]
+    columns = f"{heading}, {'' if request_of is None else 'prompt, '}answer, route, tokens, cost:money, error"
+    rows: list[tuple[Cell, ...]] = []
+    for shown in (at for group in shown_positions(results) for at in group):
+        if shown is None:
+            rows.append(("…",) * len(columns.split(", ")))
+            continue
+        prompt = () if request_of is None else (prompt_text(request_of(results[shown])),)
+        rows.append((str(labels[shown]), *prompt, *_row(results[shown])))
+    failures = DataTable.of("Failures", "error, message, rows:number, first row, suggested action", found)
+    return (*((failures,) if found else ()), DataTable.of("Results", columns, rows))
+
+
+def prompt_text(request: Request | None) -> str:
+    """Return a string prompt, or the text of the last message of a chat."""
+    if request is None:
+        return ""
+    if isinstance(request.prompt, str):
+        return request.prompt
+    content = request.prompt[-1].content if request.prompt else ""
+    if isinstance(content, str):
+        return content
+    return " ".join(str(part["text"]) for part in content if "text" in part)
+
+
+def answer_text(result: Result[Any]) -> str:
+    """Return the text of an answer, or a short description of its vector or parsed object."""
+    if result.text is not None:
+        return result.text
+    if result.embedding is not None:
+        return f"a vector of {len(result.embedding):,}"
+    return "" if result.parsed is None else short(result.parsed)
+
+
+def _row(result: Result[Any]) -> tuple[Cell, ...]:
+    return (
+        answer_text(result),
+        "" if result.route is None else result.route.value,
+        tokens_in_words(result.usage),
+        "unknown" if result.cost is None else result.cost,
+        "" if result.error is None else f"{type(result.error).__name__}: {result.error}",
+    )
+
+
+def tokens_in_words(usage: Usage) -> str:
+    """Describe the tokens of a request; estimates are marked, and unknown tokens are not shown as 0."""
+    if usage.unknown:
+        return f"at least {usage.total_tokens:,}" if usage.total_tokens else "unknown"
+    return f"{usage.total_tokens:,}" + (" (estimated)" if usage.estimated else "")
