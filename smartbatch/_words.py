@@ -49,6 +49,16 @@ def money(usd: float | None, *, rounded_up: bool = False) -> str:
     return f"{sign}${shown if digits == 2 else shown.rstrip('0')}"
 
 
+def money_range(low: float, high: float) -> str:
+    """Format the ends of a range with three figures, so that they differ: ``$4.10 to $4.60``, ``$0.0286 to
+    $0.0318``.
+    """
+    digits = 2 - math.floor(math.log10(high)) if high >= 1e-9 else 0
+    if digits <= 2:
+        return f"{money(low)} to {money(high)}"
+    return f"${low:,.{digits}f} to ${high:,.{digits}f}"
+
+
 def duration(seconds: float, *, rounded_up: bool = False) -> str:
     """Format seconds in a suitable unit: ``350 ms``, ``4 min``, ``2.5 h``, ``3 d``.
 

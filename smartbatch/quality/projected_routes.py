@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
-from smartbatch._words import UNKNOWN, money, number, plural
+from smartbatch._words import UNKNOWN, money_range, number, plural
 from smartbatch.core.routing.options import Option
 from smartbatch.plan import Plan
 from smartbatch.quality.projection import Projection, Range
@@ -95,7 +95,7 @@ def routes_table(routes: Sequence[ProjectedRoute]) -> DataTable:
 def _range(cost: Range) -> str | None:
     if cost.low is None or cost.high is None:
         return None
-    return f"{money(cost.low)} to {money(cost.high)}"
+    return money_range(cost.low, cost.high)
 
 
 def projection_notes(projection: Projection) -> Iterator[str]:

@@ -24,7 +24,7 @@ from typing import Final
 
 from attrs import frozen
 
-from smartbatch._words import money
+from smartbatch._words import money, money_range
 from smartbatch.quality.recorded_row import RecordedRow
 
 MIN_ANSWERS: Final = 3
@@ -66,7 +66,7 @@ class Range:
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"{money(self.expected)} (too few answers for a range)"
-        return f"{money(self.expected)} (90 %: {money(self.low)} to {money(self.high)})"
+        return f"{money(self.expected)} (90 %: {money_range(self.low, self.high)})"
 
 
 @frozen(kw_only=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.projection import DATA_SETS, SAMPLE_SIZES, DataSet, measure
-from smartbatch.quality.projection import Projection, project
+from smartbatch.quality.projection import Projection, Range, project
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.quality.sample import draw
 from tests.shared_data import shared
@@ -138,6 +138,20 @@ def test_rows_that_are_not_sent_cost_nothing():
 
     assert (found.rows, found.remaining) == (4, 1)
     assert found.total.expected == pytest.approx(4 * row(0).cost)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (4.1, 4.6, "$4.10 to $4.60"),
+        (0.0286, 0.0318, "$0.0286 to $0.0318"),
+        (0.0, 0.5, "$0.000 to $0.500"),
+        (0.0, 0.0, "$0 to $0"),
+        (1234.5, 98765.4, "$1,234.50 to $98,765.40"),
+    ],
+)
+def test_the_ends_of_a_range_have_enough_digits(low, high, shown):
+    assert str(Range(3.0, low, high)) == f"$3.00 (90 %: {shown})"
 
 
 def test_a_row_with_an_answer_of_unknown_cost_is_left_out():
