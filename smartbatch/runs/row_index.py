@@ -9,9 +9,10 @@ import tempfile
 import weakref
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from itertools import compress
+from itertools import compress, islice
+from operator import lt
 from typing import IO, Final, final
 
 from attrs import frozen
@@ -70,9 +71,9 @@ class RowIndex:
             is_table = table_format(path) is not None
             self._file = _copy_of(path) if is_table else open(path, "rb")  # noqa: SIM115
             weakref.finalize(self, self._file.close)  # not earlier, because any thread may read
-            plain = _in_order(self._file)
+            plain = _found_by_head(self._file)
             self._is_plain = plain is not None
-            self._places, self._offsets = plain or _put_in_order(self._file, path)
+            self._places, self._offsets = plain or _found_by_content(self._file, path)
         except OSError as error:
             raise InputError(f"{escape(path)}: cannot be read: {error.strerror or error}") from error
 
@@ -176,26 +177,28 @@ def _copy_of(table: str) -> IO[bytes]:
     return copy
 
 
-def _in_order(file: IO[bytes]) -> tuple[array[int], array[int]] | None:
-    """Return the places and offsets of the lines without decoding them; ``None`` if they are not in order, or
-    were not written by this library.
+def _found_by_head(file: IO[bytes]) -> tuple[array[int], array[int]] | None:
+    """Return the places and offsets of the lines, in the order of the rows, without decoding them.
+
+    The result is ``None`` if they must be decoded: a row has several lines, the last line is incomplete, or
+    another program wrote the file.
     """
     places, offsets = array("q"), array("q")
-    last, end = -1, 0
+    end = 0
     for line in file:
         head = _HEAD.match(line)
         if head is None or not line.endswith(b"\n"):
             return None
-        place = int(head[1]) * MAX_SAMPLES + int(head[2] or 0)
-        if place <= last:
-            return None
-        places.append(place)
+        places.append(int(head[1]) * MAX_SAMPLES + int(head[2] or 0))
         offsets.append(end)
-        last, end = place, end + len(line)
-    return places, offsets
+        end += len(line)
+    if all(map(lt, places, islice(places, 1, None))):
+        return places, offsets
+    places, offsets = _in_order(places, offsets, range(len(places)))
+    return (places, offsets) if all(map(lt, places, islice(places, 1, None))) else None
 
 
-def _put_in_order(file: IO[bytes], path: str) -> tuple[array[int], array[int]]:
+def _found_by_content(file: IO[bytes], path: str) -> tuple[array[int], array[int]]:
     """Decode all lines, and return the places and offsets of those that count, in the order of the rows."""
     places, offsets = array("q"), array("q")
 
@@ -212,5 +215,9 @@ def _put_in_order(file: IO[bytes], path: str) -> tuple[array[int], array[int]]:
 
     file.seek(0)
     counts = which_counts(placed())
-    order = sorted(compress(range(len(counts)), counts), key=places.__getitem__)
-    return array("q", (places[at] for at in order)), array("q", (offsets[at] for at in order))
+    return _in_order(places, offsets, compress(range(len(counts)), counts))
+
+
+def _in_order(places: array[int], offsets: array[int], lines: Iterable[int]) -> tuple[array[int], array[int]]:
+    order = sorted(lines, key=places.__getitem__)
+    return array("q", map(places.__getitem__, order)), array("q", map(offsets.__getitem__, order))
