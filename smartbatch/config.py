@@ -23,8 +23,8 @@ VARIABLE_PREFIX = "SMARTBATCH_"
 RESERVED_PREFIXES = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
 """Prefixes of variables for tests and the simulated provider; settings with such names are still read."""
 
-APPLICATION_VARIABLES = ("SMARTBATCH_MODEL", "SMARTBATCH_WEB_TIMEOUT")
-"""Variables read only by applications of web frameworks."""
+APPLICATION_VARIABLES = ("SMARTBATCH_MODEL", "SMARTBATCH_WEB_TIMEOUT", "SMARTBATCH_WEBHOOK_SECRET")
+"""Variables read only by applications of web frameworks and receivers of webhooks."""
 
 _TABLES = ("prices", "hosts")
 """Settings that have no variable."""

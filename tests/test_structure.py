@@ -97,6 +97,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "client": BELOW_CLIENT | {"running", "preview"},
     "stored_jobs": BELOW_CLIENT | {"running"},
     "shortcuts": BELOW_CLIENT | {"client", "stored_jobs"},
+    "webhooks": BELOW_CLIENT,  # events of providers for the jobs of a store
     # users of the public client
     "cluster": BELOW_CLIENT | {"client"},
     "runs": BELOW_CLIENT | {"client", "cluster"},

@@ -37,7 +37,7 @@ RENEW_SECONDS = 5.0
 CLAIM_SECONDS = 10.0
 """Seconds between searches for jobs without an owner. The owned jobs are reread at the same time."""
 LOOK_SECONDS = 1.0
-"""Seconds between checks for user actions. Each check is one indexed read."""
+"""Seconds between checks for user actions and webhook events, with one indexed read for each."""
 MAX_WORKERS = 4
 """More than one, because a long upload of one job must not delay the polls of others."""
 IDLE_SECONDS = 30.0
@@ -99,6 +99,7 @@ class Supervision:
         self._deletes = False
         self._named: dict[str, None] = {}
         self._claim_at = self._renew_at = self._look_at = -math.inf
+        self._last_event = 0
         self._wall_offset = clock.wall() - clock.now()
         self._stepped = self._runtime.wall.ahead()
         self._halted = self._stopping = self._started = False
@@ -280,7 +281,11 @@ class Supervision:
                 self._drop(lease)
 
     def _look(self) -> None:
-        """Apply new user actions to the owned jobs, and claim jobs that can continue because of them."""
+        """Apply new user actions to the owned jobs, and claim jobs that can continue because of them.
+
+        Poll batches that a webhook event names.
+        """
+        self._look_for_events()
         news = self._controls.new_actions()
         if news is None:
             return
@@ -303,6 +308,13 @@ class Supervision:
                 self.realtime.resume(job_id)
             if news.models or acted_on:
                 self.notify(job_id)
+
+    def _look_for_events(self) -> None:
+        before, self._last_event = self._last_event, self._store.webhook_events.last()
+        if self._last_event > before:
+            for job_id in self._store.webhook_events.named_jobs(before):
+                if self.owns(job_id):
+                    self.notify(job_id)
 
     def _claim_named(self, job_ids: Iterable[str]) -> None:
         """Claim jobs by their ids, without reading the possibly many others."""

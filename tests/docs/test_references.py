@@ -27,6 +27,7 @@ from smartbatch.providers.anthropic.vertex import VertexClaudeProvider
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow
 from smartbatch.types import ConstraintParams, Generation, Result, TokenLogprob, ToolCall
+from smartbatch.webhooks import SECRET_VARIABLE
 
 PAGES: dict[str, Page] = {page.name: page for page in pages() if "/decisions/" not in page.name}
 API = "docs/reference/api.md"
@@ -176,7 +177,7 @@ def test_defaults_that_pages_repeat_are_those_of_the_settings(page):
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
 def test_variables_that_pages_name_are_read(page):
-    known = {setting.environment for setting in SETTINGS.values()} | {"SMARTBATCH_SIM_DIR"}
+    known = {setting.environment for setting in SETTINGS.values()} | {"SMARTBATCH_SIM_DIR", SECRET_VARIABLE}
     known |= {f"SMARTBATCH_{name.upper()}" for name in hosting.KNOWN}
     assert set(re.findall(r"SMARTBATCH_[A-Z_]*[A-Z]", page.text)) - known == set()
 

@@ -67,12 +67,14 @@ def _step(step: Step) -> StepResult:
     # batches that were sent are polled until they end, even if the job is held or its model is paused
     held = (paused or step.job.state is JobState.HELD) and not step.job.cancel_requested
     runnable = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
-    due = min(runnable, key=lambda shard: _due_at(step, shard), default=None)
+    polled = [shard.batch_id for shard in runnable if shard.state is _S.SUBMITTED and shard.batch_id]
+    events = step.store.webhook_events.unused(polled)
+    due = min(runnable, key=lambda shard: _due_at(step, shard, events), default=None)
     # 2. no shard may run: the job is finished if no shard is left, else wait for the deadline check
     if due is None:
         finished = not shards and step.job.state is JobState.DONE
         return StepResult(None if check_at == math.inf else check_at, realtime, finished)
-    at = min(_due_at(step, due), check_at)
+    at = min(_due_at(step, due, events), check_at)
     # 3. no shard is due yet: wait
     if at > step.wall:
         return StepResult(at, realtime)
@@ -90,11 +92,17 @@ def _step(step: Step) -> StepResult:
         _STEPS[due.state](own, due)
     except ProviderError as error:
         own.retry_later(due, error)
+    else:
+        if due.batch_id is not None and due.batch_id in events:
+            step.store.webhook_events.mark_used(due.batch_id, events[due.batch_id])
     return StepResult(step.wall, realtime)
 
 
-def _due_at(step: Step, shard: ShardRow) -> float:
+def _due_at(step: Step, shard: ShardRow, events: Mapping[str, int]) -> float:
     limits = step.limits
+    # a webhook event makes a poll due, unless the last one failed: failing calls keep their pauses
+    if shard.batch_id in events and not shard.tries:
+        return -math.inf
     # batches of a cancelled job are cancelled immediately, without waiting for their next poll
     untouched = shard.state is ShardState.SUBMITTED and not (shard.cancelled or shard.tries)
     if step.job.cancel_requested and untouched and step.api.abilities.cancels:

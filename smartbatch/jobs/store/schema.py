@@ -177,6 +177,16 @@ TABLES = (
     )""",
     "CREATE INDEX remote_object_due ON remote_object (due_at, scope)",
     "CREATE INDEX remote_object_job ON remote_object (job)",
+    # notices of providers that a batch has changed; used: a poll that began after its arrival was stored
+    """CREATE TABLE webhook_event (
+        no {serial},
+        id {bytes} NOT NULL UNIQUE,
+        batch TEXT NOT NULL,
+        at {real} NOT NULL,
+        used {int} NOT NULL DEFAULT 0
+    )""",
+    "CREATE INDEX webhook_event_unused ON webhook_event (batch, no) WHERE used = 0",
+    "CREATE INDEX webhook_event_at ON webhook_event (at)",
     # items that are not sent: each gets the result of an identical item of its job, the leader
     "CREATE TABLE follower (no {key}, leader {int} NOT NULL)",
     "CREATE INDEX follower_leader ON follower (leader, no)",
