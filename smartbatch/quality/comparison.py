@@ -345,7 +345,7 @@ def _confusion_table(field: ComparedField, one: Comparison) -> DataTable | None:
     if not field.confusion:
         return None
     counts = {(pair.first, pair.second): pair.rows for pair in field.confusion}
-    labels = list(dict.fromkeys(label for pair in counts for label in pair))
+    labels = sorted({label for pair in counts for label in pair}, key=lambda one: (one is None, one or ""))
     title = f"{field.name}: rows by value in {one.first.name} and {one.second.name}"
     columns = (Column(""), *(Column(_label(label), "number") for label in labels))
     rows: list[tuple[Cell, ...]] = [

@@ -85,8 +85,9 @@ def test_the_values_of_a_category_are_counted_in_pairs():
     first = [with_fields(at, label=one, other=1) for at, (one, _) in enumerate(labels)]
     second = [with_fields(at, label=other, other=1) for at, (_, other) in enumerate(labels)]
 
-    (field, _) = compared(first, second).fields
+    found = compared(first, second)
 
+    (field, _) = found.fields
     assert field.kind == "category"
     assert field.confusion[0] == ConfusedPair("good", "good", 2)
     assert set(field.confusion[1:]) == {
@@ -94,6 +95,13 @@ def test_the_values_of_a_category_are_counted_in_pairs():
         ConfusedPair("bad", "bad", 1),
         ConfusedPair("bad", None, 1),
     }
+    table = [line.split() for line in str(found).partition("label: old (rows)")[2].splitlines()[1:5]]
+    assert table == [
+        ["bad", "good", "(missing)"],
+        ["bad", "1", "0", "1"],
+        ["good", "1", "2", "0"],
+        ["(missing)", "0", "0", "0"],
+    ]
 
 
 def test_fields_of_many_or_long_strings_have_no_table_of_values():
