@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import RetriedRows as RetriedRows
     from smartbatch.jobs.records import StoredResult as StoredResult
     from smartbatch.jobs.status import JobStatus as JobStatus
+    from smartbatch.media import Audio as Audio
+    from smartbatch.media import Document as Document
+    from smartbatch.media import Image as Image
     from smartbatch.observe.list_progress import ListProgress as ListProgress
     from smartbatch.observe.participants import LaneStatus as LaneStatus
     from smartbatch.observe.participants import Participant as Participant
@@ -103,6 +106,7 @@ _NAMES_OF = {
         "QueueFull RequestCancelled RequestTimeout RowSkipped SmartbatchError StoreError ValidationFailed "
         "WrongProcess"
     ),
+    "media": "Audio Document Image",
     "core.limits.model_controls": "ModelLimit Pause",
     "jobs.records": "Action ActionResult JobSelection RetriedRows StoredResult",
     "jobs.job": "Job",

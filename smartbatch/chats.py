@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from attrs import asdict, field, frozen
 
 from smartbatch._words import short
+from smartbatch.media import Media, media_form, media_identity, read_media
+
+Part: TypeAlias = Mapping[str, Any] | Media
+"""A content part: in a provider's form, or an image, a document or audio."""
 
 
 @frozen
@@ -70,8 +74,9 @@ class Message:
 
     Args:
         role: ``system``, ``developer``, ``user``, ``assistant`` or ``tool``.
-        content: text, or a list of content parts in the form of OpenAI, Anthropic or Gemini; other providers
-            receive them in their own form. Empty for an assistant message that only calls tools.
+        content: text, or content parts: strings, :class:`~smartbatch.Image`, :class:`~smartbatch.Document`,
+            :class:`~smartbatch.Audio`, and parts in the form of OpenAI, Anthropic or Gemini, which other
+            providers receive in their own form. Empty for an assistant message that only calls tools.
         tool_calls: the calls in an assistant message.
         tool_call_id: in a ``tool`` message, the id of the call whose result ``content`` is.
         reasoning: the reasoning in an assistant message, for OpenAI-compatible servers that require it; not
@@ -79,10 +84,18 @@ class Message:
     """
 
     role: str
-    content: str | tuple[Mapping[str, Any], ...] = field(default="", repr=short)
+    content: str | tuple[Part | str, ...] = field(default="", repr=short)
     tool_calls: tuple[ToolCall, ...] = field(default=(), kw_only=True)
     tool_call_id: str | None = field(default=None, kw_only=True)
     reasoning: str | None = field(default=None, kw_only=True, repr=short)
+
+
+def texts_in(content: str | Sequence[Part | str]) -> Iterator[str]:
+    """Yield the text of a message part by part, without files."""
+    for part in (content,) if isinstance(content, str) else content:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            yield text
 
 
 def call_form(call: ToolCall) -> dict[str, Any]:
@@ -93,9 +106,12 @@ def read_call(form: Mapping[str, Any]) -> ToolCall:
     return ToolCall(**form)
 
 
-def message_form(message: Message) -> list[Any]:
+def message_form(message: Message, of_media: Callable[[Media], dict[str, Any]] = media_form) -> list[Any]:
     """Return ``[role, content, other fields]``."""
-    form: list[Any] = [message.role, message.content]
+    content: Any = message.content
+    if type(content) is tuple:
+        content = [of_media(part) if isinstance(part, Media) else part for part in content]
+    form: list[Any] = [message.role, content]
     rest: dict[str, Any] = {}
     if message.tool_calls:
         rest["tool_calls"] = [call_form(call) for call in message.tool_calls]
@@ -105,12 +121,19 @@ def message_form(message: Message) -> list[Any]:
     return [*form, rest] if rest else form
 
 
+def identity_form(message: Message) -> list[Any]:
+    """Return the :func:`message_form` in which files are their hashes."""
+    return message_form(message, media_identity)
+
+
 def read_message(form: Sequence[Any]) -> Message:
     role, content, *others = form
     rest = dict(others[0]) if others else {}
     if "tool_calls" in rest:
         rest["tool_calls"] = tuple(map(read_call, rest["tool_calls"]))
-    return Message(role, content if isinstance(content, str) else tuple(content), **rest)
+    if not isinstance(content, str):
+        content = tuple(read_media(part) or part for part in content)
+    return Message(role, content, **rest)
 
 
 def _logprob_form(token: TokenLogprob) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from smartbatch._words import short
+from smartbatch.chats import texts_in
 from smartbatch.errors import RowSkipped, kind_name
 from smartbatch.failure_groups import FailureGroups, remedy_for
 from smartbatch.types import Request, Result, Usage
@@ -74,10 +75,7 @@ def prompt_text(request: Request | None) -> str:
         return ""
     if isinstance(request.prompt, str):
         return request.prompt
-    content = request.prompt[-1].content if request.prompt else ""
-    if isinstance(content, str):
-        return content
-    return " ".join(str(part["text"]) for part in content if "text" in part)
+    return " ".join(texts_in(request.prompt[-1].content)) if request.prompt else ""
 
 
 def answer_text(result: Result[Any]) -> str:

@@ -18,6 +18,7 @@ from smartbatch._words import brief, short
 from smartbatch.attempt import Attempt as Attempt
 from smartbatch.chats import Message, TokenLogprob, Tool, ToolCall
 from smartbatch.errors import SmartbatchError, did_you_mean
+from smartbatch.media import Media
 from smartbatch.usage import NO_USAGE as NO_USAGE
 from smartbatch.usage import Usage
 
@@ -162,8 +163,10 @@ class Kind(enum.Enum):
     """The request's callable makes the call."""
 
 
-Prompt: TypeAlias = "str | Sequence[Message | Mapping[str, Any]] | Request"
-"""A prompt: a string, a list of chat messages, or a :class:`Request`."""
+Prompt: TypeAlias = "str | Sequence[Message | Mapping[str, Any] | Media | str] | Request"
+"""A prompt: a string, a list of strings and files (one user message), a list of chat messages, or a
+:class:`Request`.
+"""
 
 RunCallback: TypeAlias = Callable[[Callable[[], Any]], Any]
 """Calls the given function and returns its value; may do something before and after the call."""
@@ -180,7 +183,7 @@ class Table(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-Prompts: TypeAlias = "Iterable[Prompt] | Iterable[Mapping[str, Any]] | Table"
+Prompts: TypeAlias = "Iterable[Prompt | Mapping[str, Any]] | Table"
 """The input of list calls: prompts, or a table or rows as mappings with a template or a column."""
 Texts: TypeAlias = "Iterable[str] | Iterable[Mapping[str, Any]] | Table"
 """The input of list calls for embeddings."""
@@ -273,7 +276,8 @@ class Request:
     """One request.
 
     Args:
-        prompt: a string, or chat messages; normalized when the client accepts it.
+        prompt: a string, a list of strings and files, or chat messages; normalized when the client accepts
+            it.
         params: generation parameters; ``None`` fields are filled from the client's.
         priority: see :class:`Priority`.
         max_wait: maximum seconds in the window; ``None`` for the client's setting.

@@ -30,7 +30,8 @@ from tests.syntax import (
 )
 
 NOUNS = frozenset(
-    {"attempt", "chats", "errors", "failure_groups", "types", "usage", "events", "result_display", "results"}
+    {"attempt", "chats", "errors", "failure_groups", "media", "types", "usage", "events"}
+    | {"result_display", "results"}
 )
 """Shared types, which import nothing above them."""
 
@@ -63,15 +64,16 @@ ALLOWED: dict[str, frozenset[str]] = {
     "_version": frozenset(),
     # shared types
     "errors": frozenset(),
-    "chats": frozenset(),
+    "media": frozenset({"errors"}),
+    "chats": frozenset({"media"}),
     "attempt": frozenset(),
     "failure_groups": frozenset(),
     "usage": frozenset(),
-    "types": frozenset({"attempt", "chats", "errors", "usage"}),
+    "types": frozenset({"attempt", "chats", "errors", "media", "usage"}),
     "events": frozenset({"types", "errors"}),
     "tables": frozenset({"chats", "types", "errors", "events"}),
     "views": frozenset(),
-    "result_display": frozenset({"types", "errors", "failure_groups", "views"}),
+    "result_display": frozenset({"chats", "types", "errors", "failure_groups", "views"}),
     "results": frozenset({"types", "errors", "result_display", "tables", "views"}),
     "prices": frozenset({"errors", "types"}),
     "setting": frozenset({"errors", "prices"}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +13,9 @@ from attrs import evolve, frozen
 
 from smartbatch.emulator.composed_answers import Completion, OfferedTools, compose, count_tokens, with_calls
 from smartbatch.emulator.settings import EmulatorSettings
+
+HASH_WORD: Final = "SHA-256"
+"""A prompt with this word and files is answered with the SHA-256 of each file, one per line."""
 
 
 class ApiError(Exception):
@@ -88,6 +93,12 @@ class GenerationRequest:
     logprobs: int | None = None  # alternatives per token; ``None`` without log-probabilities
     reasoning: bool = False  # whether the answer shows reasoning
     hidden_tokens: int = 0  # tokens of reasoning that the answer does not show
+    files: tuple[str, ...] = ()  # SHA-256 of each file in the messages, hexadecimal
+
+    @property
+    def identity(self) -> str:
+        """Identifies the request in the ledger."""
+        return "\n".join((self.prompt, *self.files))
 
     @property
     def charge(self) -> int:
@@ -127,6 +138,18 @@ def decode_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MalformedBody("Invalid body: expected a JSON object.")
     return value
+
+
+def hash_of_base64(data: Any) -> str:
+    """Return the SHA-256 of a file, hexadecimal.
+
+    Raises:
+        ValueError: ``data`` is not a string in base64, or is empty.
+    """
+    content = base64.b64decode(data, validate=True) if isinstance(data, str) else b""
+    if not content:
+        raise ValueError
+    return hashlib.sha256(content).hexdigest()
 
 
 def measure_prompt(
@@ -174,6 +197,9 @@ def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completi
     Raises:
         InvalidSchema: no value follows the schema of the request.
     """
+    answers = settings.answers
+    if request.files and HASH_WORD in request.prompt:
+        answers = {request.prompt: "\n".join(request.files), **answers}
     limit = request.max_tokens
     hidden = request.hidden_tokens if limit is None else min(request.hidden_tokens, limit)
     try:
@@ -181,7 +207,7 @@ def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completi
             request.prompt,
             request.model,
             seed=settings.seed,
-            answers=settings.answers,
+            answers=answers,
             max_tokens=None if limit is None else limit - hidden,
             stop=request.stop,
             schema=request.schema,

@@ -16,6 +16,7 @@ from typing import Any
 from attrs import define, field
 
 from smartbatch._words import seconds_of
+from smartbatch.chats import Part
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, scrub
 from smartbatch.integrations.event_loop import Tasks
@@ -289,7 +290,9 @@ def _content(message: Message) -> Any:
     return "".join(texts) if len(texts) == len(parts) else parts
 
 
-def _part(part: Mapping[str, Any]) -> Any:
+def _part(part: Part | str) -> Any:
+    if not isinstance(part, Mapping):
+        part = {"type": "text", "text": part} if isinstance(part, str) else {}
     text, image = part.get("text"), part.get("image_url")
     if part.get("type") == "text" and isinstance(text, str):
         return text

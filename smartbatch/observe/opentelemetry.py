@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, Type
 from attrs import frozen
 
 from smartbatch._fork import imported
+from smartbatch.chats import Part
 from smartbatch.errors import ConfigError
 from smartbatch.events import (
     BatchEnded,
@@ -346,11 +347,17 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_call", "id": call.id, "name": call.name, "arguments": arguments}
 
 
-def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _parts(content: str | Sequence[Part | str]) -> list[dict[str, Any]]:
     """Return the parts of a message; for parts other than text, such as images, only their type."""
     if isinstance(content, str):
         return [_text(content)]
-    return [_text(part["text"]) if "text" in part else {"type": part.get("type")} for part in content]
+    return [_part(part) for part in content]
+
+
+def _part(part: Part | str) -> dict[str, Any]:
+    if isinstance(part, Mapping):
+        return _text(part["text"]) if "text" in part else {"type": part.get("type")}
+    return _text(part) if isinstance(part, str) else {"type": part.kind}
 
 
 def _text(content: str) -> dict[str, str]:

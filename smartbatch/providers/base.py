@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, field, frozen
 
-from smartbatch.errors import ErrorKind, ProviderError, scrub
+from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, scrub
 from smartbatch.types import Answer, Request
 
 if TYPE_CHECKING:
@@ -229,6 +229,8 @@ class Provider(ABC):
         """Convert an exception that :meth:`generate` raised."""
         if isinstance(error, ProviderError):
             return error
+        if isinstance(error, InvalidRequest):  # found when the body was made, such as a file that has changed
+            return ProviderError(error.message, kind=ErrorKind.CLIENT_ERROR, code="invalid_request")
         if self.network is not None and (found := self.network.meaning_of(error)) is not None:
             return found
         kind = ErrorKind.TIMEOUT if isinstance(error, TimeoutError) else ErrorKind.UNKNOWN

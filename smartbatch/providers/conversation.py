@@ -16,7 +16,12 @@ INSTRUCTIONS = ("system", "developer")  # roles of instructions to the model
 
 
 def content_of(message: Message) -> str | list[Mapping[str, Any]]:
-    return message.content if isinstance(message.content, str) else list(message.content)
+    return message.content if isinstance(message.content, str) else parts_of(message)
+
+
+def parts_of(message: Message) -> list[Mapping[str, Any]]:
+    """Return the parts of a message whose parts are in the API's form."""
+    return [part for part in message.content if isinstance(part, Mapping)]
 
 
 def check_extra(extra: Mapping[str, Any], reserved: Collection[str]) -> None:
@@ -121,7 +126,7 @@ def own_turns(prompt: Sequence[Message]) -> Iterator[Message]:
             continue
         rest: list[Mapping[str, Any]] = []
         calls = list(message.tool_calls)
-        for part in message.content:
+        for part in parts_of(message):
             kind = part.get("type")
             if kind == "tool_use" and message.role == "assistant":
                 calls.append(ToolCall(part["id"], part["name"], part.get("input") or {}))
@@ -139,5 +144,5 @@ def text_of_result(message: Message) -> str | None:
     """``None`` if the result has parts that are not text."""
     if isinstance(message.content, str):
         return message.content
-    texts = [part.get("text") for part in message.content]
+    texts = [part.get("text") for part in parts_of(message)]
     return "".join(text for text in texts if text) if all(isinstance(text, str) for text in texts) else None

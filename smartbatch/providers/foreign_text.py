@@ -11,6 +11,7 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any
 
+from smartbatch.chats import texts_in
 from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.types import Request, Usage
 
@@ -71,10 +72,7 @@ def texts(requests: Sequence[Request]) -> Iterator[str]:
             yield request.prompt
             continue
         for message in request.prompt:
-            if isinstance(message.content, str):
-                yield message.content
-            else:
-                yield from (part["text"] for part in message.content if isinstance(part.get("text"), str))
+            yield from texts_in(message.content)
             for call in message.tool_calls:
                 yield from (value for value in (call.arguments or {}).values() if isinstance(value, str))
 

@@ -18,12 +18,11 @@ from attrs import evolve, field, frozen
 
 from smartbatch._words import short
 from smartbatch.errors import InvalidRequest
+from smartbatch.media import PDF, PLAIN_TEXT, Media, MediaKind, kind_of_type
 from smartbatch.types import Message
 
-PartKind: TypeAlias = Literal["text", "image", "document", "audio"]
+PartKind: TypeAlias = MediaKind | Literal["text"]
 
-PDF: Final = "application/pdf"
-PLAIN_TEXT: Final = "text/plain"
 ANY_TEXT: Final = "text/*"
 
 
@@ -41,7 +40,7 @@ class MediaPart:
         data: the file in base64.
         url: where the provider reads the file.
         file_id: id or address of a file uploaded to :attr:`owner`.
-        owner: whose file it is: ``OpenAI``, ``Anthropic`` or ``Gemini``.
+        owner: whose file it is: ``OpenAI``, ``Anthropic`` or ``Gemini``; ``None`` if unknown.
         media_type: in lower case, such as ``image/png``; ``None`` if unknown.
         name: the file's name or title.
         detail: OpenAI's level of detail.
@@ -92,43 +91,57 @@ class PartForm:
 
 
 def translated(prompt: str | Sequence[Message], form: PartForm) -> str | Sequence[Message]:
-    """Return the messages with every part in the form of one API.
+    """Return the messages with every part in the form of one API. Files are read.
 
     Raises:
-        InvalidRequest: names the message, the part and what the API lacks.
+        InvalidRequest: names the message, the part and what the API lacks, or the file that has changed.
     """
+    return _translated(prompt, form, _with_content)
+
+
+def check_parts(prompt: str | Sequence[Message], form: PartForm) -> None:
+    """Raise the errors of :func:`translated`, without reading files."""
+    _translated(prompt, form, lambda media, _: _without_content(media))
+
+
+def _translated(prompt: str | Sequence[Message], form: PartForm, read: _ReadMedia) -> str | Sequence[Message]:
     if isinstance(prompt, str) or all(isinstance(message.content, str) for message in prompt):
         return prompt
-    return [_message(message, f"prompt[{place}]", form) for place, message in enumerate(prompt)]
+    found = []
+    for place, message in enumerate(prompt):
+        if not isinstance(message.content, str):
+            parts = _parts(
+                message.content, f"prompt[{place}].content", form, read, is_result=message.role == "tool"
+            )
+            message = evolve(message, content=parts)
+        found.append(message)
+    return found
 
 
-def _message(message: Message, field: str, form: PartForm) -> Message:
-    if isinstance(message.content, str):
-        return message
-    is_result = message.role == "tool"
-    return evolve(message, content=_parts(message.content, f"{field}.content", form, is_result=is_result))
+_ReadMedia: TypeAlias = Callable[[Media, str], MediaPart]
 
 
 def _parts(
-    parts: Sequence[Mapping[str, Any]], field: str, form: PartForm, *, is_result: bool
+    parts: Sequence[Any], field: str, form: PartForm, read: _ReadMedia, *, is_result: bool
 ) -> tuple[Mapping[str, Any], ...]:
-    return tuple(_part(part, f"{field}[{at}]", form, is_result=is_result) for at, part in enumerate(parts))
+    return tuple(
+        _part(part, f"{field}[{at}]", form, read, is_result=is_result) for at, part in enumerate(parts)
+    )
 
 
 # types of parts that ``conversation.own_turns`` converts, or leaves out, for each API
 _TURNS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 
 
-def _part(part: Mapping[str, Any], field: str, form: PartForm, *, is_result: bool) -> Mapping[str, Any]:
-    kind, content = part.get("type"), part.get("content")
-    if kind == "tool_result" and isinstance(content, (list, tuple)):
-        if not all(isinstance(inner, Mapping) for inner in content):
-            raise InvalidRequest(f"{field}.content must contain JSON objects", field=field)
-        return {**part, "content": list(_parts(content, f"{field}.content", form, is_result=True))}
-    if form.owns(part) or kind in _TURNS:
-        return part
+def _part(part: Any, field: str, form: PartForm, read: _ReadMedia, *, is_result: bool) -> Mapping[str, Any]:
+    if isinstance(part, Mapping):
+        kind, content = part.get("type"), part.get("content")
+        if kind == "tool_result" and isinstance(content, (list, tuple)):
+            return {**part, "content": list(_parts(content, f"{field}.content", form, read, is_result=True))}
+        if form.owns(part) or kind in _TURNS:
+            return part
     try:
-        media = read_part(part)
+        media = read(part, field) if isinstance(part, Media) else read_part(part)
         if is_result and media.kind != "text" and not form.files_in_results:
             raise Untranslatable(f"is {media.described()} in a tool result, where {form.api} takes only text")
         return form.write(media)
@@ -150,11 +163,11 @@ def check_type(part: MediaPart, accepted: Collection[str], api: str) -> None:
 
 def refuse(part: MediaPart, api: str) -> Untranslatable:
     """Return the error for a part that ``api`` does not accept in any form."""
-    if part.file_id is not None:
+    if part.file_id is not None and part.owner not in (None, api):
         return Untranslatable(
             f"is a file uploaded to {part.owner}, which {api} cannot read: pass the file itself"
         )
-    by = " by URL" if part.url is not None else ""
+    by = " by URL" if part.url is not None else " by the id of a file" if part.file_id is not None else ""
     instead = ": pass the file itself" if by and part.kind != "audio" else ""
     return Untranslatable(f"is {part.described()}, which {api} does not take{by}{instead}")
 
@@ -175,14 +188,40 @@ _ALIASES = {
 # fields that change the price or speed but not the answer; they are left out of converted parts
 _HINTS = frozenset({"cache_control", "prompt_cache_breakpoint", "mediaResolution", "media_resolution"})
 _GEMINI_FILES = ("https://generativelanguage.googleapis.com/", "gs://", "files/")
+# how the ids of uploaded files begin; other ids may belong to any server
+_OWNERS = (("file-", "OpenAI"), ("file_", "Anthropic"), *((start, "Gemini") for start in _GEMINI_FILES))
 
 
-def read_part(part: Mapping[str, Any]) -> MediaPart:
+def _without_content(media: Media) -> MediaPart:
+    if media.url is not None:
+        media_type = media.media_type or _type_of_name(media.url)
+        return MediaPart(media.kind, url=media.url, media_type=media_type, name=media.name)
+    if media.file_id is None:
+        return MediaPart(media.kind, data="", media_type=media.media_type, name=media.name)
+    return MediaPart(
+        media.kind,
+        file_id=media.file_id,
+        owner=next((owner for start, owner in _OWNERS if media.file_id.startswith(start)), None),
+        media_type=media.media_type,
+        name=media.name,
+    )
+
+
+def _with_content(media: Media, field: str) -> MediaPart:
+    part = _without_content(media)
+    if part.data is None:
+        return part
+    return evolve(part, data=base64.b64encode(media.content(field)).decode())
+
+
+def read_part(part: Any) -> MediaPart:
     """Read a part in any known form.
 
     Raises:
         Untranslatable: the form is unknown or incomplete, or has a field that other APIs lack.
     """
+    if not isinstance(part, Mapping):
+        raise Untranslatable(f"is of the type {type(part).__name__}, not a JSON object")
     kind = part.get("type")
     reader = _read_gemini if kind is None else _READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
@@ -342,4 +381,4 @@ def _kind_of(media_type: str) -> PartKind:
     family = media_type.partition("/")[0]
     if family == "video":
         raise Untranslatable(f"is a video ({media_type}), which cannot be converted")
-    return "image" if family == "image" else "audio" if family == "audio" else "document"
+    return kind_of_type(media_type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, assert_type
 
 import polars
@@ -11,10 +12,14 @@ from attrs import frozen
 
 import smartbatch
 from smartbatch import (
+    Audio,
     BatchingClient,
     BatchingConfig,
+    Document,
+    Image,
     Job,
     ListParams,
+    Message,
     Priority,
     Request,
     Result,
@@ -60,6 +65,12 @@ def of_a_client(client: BatchingClient, prompts: list[str]) -> None:
     client.submit("x", schema=Literal["a", "b"])
     client.submit("x", schema=City | None)
     client.submit("x", schema=Entry)
+    client.submit(["What is it?", Image("cat.png")])
+    client.submit([{"role": "user", "content": ["What is it?", Image(b"GIF89a")]}])
+    client.submit([Message("user", ("What is it?", Image(file_id="file-1"), {"type": "text", "text": "a"}))])
+    client.generate(
+        [["What is it?", Image(Path("cat.png"))], ["And this?", Document("a.pdf"), Audio("b.wav")]]
+    )
     assert_type(client.submit_urgent("x", schema=City, timeout=timedelta(seconds=9)), ResultFuture[City])
     assert_type(client.submit_background("x", schema=City, priority=Priority.LOW), ResultFuture[City])
     assert_type(client.submit(Request("x"), schema=None, stop="."), ResultFuture[Any])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import smartbatch
-from smartbatch import BatchingClient, BatchingConfig
+from smartbatch import BatchingClient, BatchingConfig, Image
 from smartbatch.testing import emulator
 
 
@@ -53,6 +53,9 @@ def misspelt_words(client: BatchingClient, prompts: list[str]) -> None:
 
 
 def wrong_types(client: BatchingClient, prompts: list[str]) -> None:
+    client.submit(["What is it?", 3])  # wrong
+    Image("cat.png", file="file-1")  # wrong
+    Image("cat.png", name=3)  # wrong
     client.submit("x", max_tokens="4")  # wrong
     client.submit("x", deduplicate="no")  # wrong
     client.generate(prompts, template=4)  # wrong

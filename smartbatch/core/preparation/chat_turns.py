@@ -16,10 +16,12 @@ from typing import Any, NoReturn
 
 from attrs import evolve
 
+from smartbatch.chats import Part
 from smartbatch.core.preparation.class_schemas import PydanticType, schema_of
 from smartbatch.core.preparation.json_recovery import NotJson, snapshot, surrogate_at
 from smartbatch.core.preparation.json_schemas import check_schema
 from smartbatch.errors import InvalidRequest, did_you_mean
+from smartbatch.media import Media
 from smartbatch.types import Message, Tool, ToolCall
 
 
@@ -66,6 +68,11 @@ def checked_messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
         InvalidRequest: no provider accepts a message, a tool result has no call, or a call has no
             result.
     """
+    if any(isinstance(part, Media) for part in prompt):  # strings and files form one user message
+        for place, part in enumerate(prompt):
+            if not isinstance(part, (str, Media)):
+                refuse(f"prompt[{place}]", "is neither a string nor a file: put files into a message")
+        prompt = [Message("user", tuple(prompt))]
     messages = tuple(_message(message, f"prompt[{place}]") for place, message in enumerate(prompt))
     if any(
         message.tool_calls or type(message.content) is tuple or message.role == "tool" for message in messages
@@ -132,7 +139,7 @@ def _check_keys(message: Mapping[Any, Any], field: str) -> None:
         )
 
 
-def _content(content: Any, field: str, *, may_be_empty: bool) -> str | tuple[Mapping[str, Any], ...]:
+def _content(content: Any, field: str, *, may_be_empty: bool) -> str | tuple[Part, ...]:
     if may_be_empty and (content is None or isinstance(content, str) or content == []):
         return encodable(content, field) if content else ""
     if content is None:
@@ -144,7 +151,17 @@ def _content(content: Any, field: str, *, may_be_empty: bool) -> str | tuple[Map
         refuse(field, f"must be a string or a list of content parts, not {type(content).__name__}{hint}")
     if not content and not may_be_empty:
         refuse(field, "is empty")
-    return tuple(copied_object(part, f"{field}[{i}]") for i, part in enumerate(content))
+    return tuple(_part(part, f"{field}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, field: str) -> Part:
+    if isinstance(part, Media):
+        return part.accepted(field)
+    if isinstance(part, str):
+        return {"type": "text", "text": checked_text(part, field)}
+    if isinstance(part, bytes) or hasattr(part, "__fspath__"):
+        refuse(field, f"is {type(part).__name__}: pass Image(…), Document(…) or Audio(…)")
+    return copied_object(part, field)
 
 
 # -- calls ---------------------------------------------------------------------------------------------------
@@ -256,7 +273,7 @@ def _calls_in(message: Message, field: str) -> Iterator[tuple[str, str]]:
 def _parts(message: Message, kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if not isinstance(message.content, str):
         for place, part in enumerate(message.content):
-            if part.get("type") == kind:
+            if isinstance(part, Mapping) and part.get("type") == kind:
                 yield place, part
 
 

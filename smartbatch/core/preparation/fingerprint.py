@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import asdict
 
-from smartbatch.chats import message_form
+from smartbatch.chats import identity_form
 from smartbatch.core.preparation.class_schemas import BuiltSchema
 from smartbatch.types import Embedding, Generation, Request
 
@@ -48,7 +48,7 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
         key.update(prompt.encode("utf-8", "surrogatepass"))
     else:
         key.update(b"chat:")
-        key.update(_json([message_form(message) for message in prompt]))
+        key.update(_json([identity_form(message) for message in prompt]))
     return key.digest()
 
 

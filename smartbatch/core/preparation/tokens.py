@@ -18,6 +18,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from smartbatch.chats import Part
 from smartbatch.types import Message, Request, Usage
 
 # Characters per token, by the length of a character in UTF-8, which indicates the script:
@@ -123,7 +124,9 @@ class _CountingRule:
             tokens += self.message + self.text(call.name) + self._json(call.arguments or call.arguments_text)
         return self.message + tokens
 
-    def _part(self, part: Mapping[str, Any]) -> int:
+    def _part(self, part: Part | str) -> int:
+        if not isinstance(part, Mapping):
+            return self.text(part) if isinstance(part, str) else self.media
         for name in ("text", "input", "thinking"):
             if name in part:
                 return self.text(part[name]) if isinstance(part[name], str) else self._json(part[name])

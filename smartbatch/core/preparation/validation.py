@@ -29,6 +29,7 @@ from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.core.preparation.json_recovery import surrogate_at
 from smartbatch.core.preparation.json_schemas import check_schema
 from smartbatch.errors import InvalidRequest, did_you_mean
+from smartbatch.media import Media
 from smartbatch.types import Embedding, Generation, Message, Priority, ReasoningEffort, Request, SchemaMode
 
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
@@ -218,8 +219,9 @@ def _prompt(prompt: Any) -> str | tuple[Message, ...]:
             "is a mapping but not a message: pass a string such as row['text']; calls that take a list also "
             "accept column='text' or template='… {title} … {text} …' for its rows",
         )
-    if isinstance(prompt, (Mapping, Message)):
-        _refuse("prompt", "is a single message: put it in a list")
+    if isinstance(prompt, (Mapping, Message, Media)):
+        what = "file" if isinstance(prompt, Media) else "message"
+        _refuse("prompt", f"is a single {what}: put it in a list")
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
         kind = type(prompt).__name__
         _refuse("prompt", f"must be a string, a list of messages or a Request, not {kind}")

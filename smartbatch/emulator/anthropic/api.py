@@ -91,7 +91,7 @@ def parse_message(head: Head, fields: Mapping[str, Any]) -> ModelCall:
 
 class _MessageCall(ModelCall):
     def __init__(self, request: GenerationRequest) -> None:
-        self.model, self.prompt = request.model, request.prompt
+        self.model, self.prompt = request.model, request.identity
         self.charge = request.input_tokens
         self._request = request
 

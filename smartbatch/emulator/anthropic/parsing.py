@@ -5,8 +5,9 @@ Source: the types of the ``anthropic`` SDK 2.11 and Anthropic's API reference of
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -19,6 +20,7 @@ from smartbatch.emulator.parsed_requests import (
     MalformedBody,
     asked_schema,
     decode_object,
+    hash_of_base64,
     measure_prompt,
 )
 from smartbatch.emulator.schema_rules import anthropic_flaw
@@ -111,6 +113,7 @@ def parse_messages(head: Head, body: Mapping[str, Any], *, counting: bool = Fals
         schema=asked_schema(_schema(body.get("output_config")), _system(body)),
         stream=body.get("stream") is True and not counting,
         include_usage=True,
+        files=tuple(_hashes(body["messages"], "messages")),
     )
 
 
@@ -158,6 +161,42 @@ def _text(content: Any, where: str) -> str:
             raise api_error(400, f"{where}.{number}.type: Field required")
     texts = [part.get("text") for part in content]
     return "".join(text for text in texts if isinstance(text, str))
+
+
+_BLOCKS = frozenset(
+    {
+        *("text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use"),
+        *("tool_result", "server_tool_use", "container_upload"),
+    }
+)
+_IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+
+
+def _hashes(items: Sequence[Any], where: str) -> Iterator[str]:
+    """Yield the SHA-256 of each file, and check the types of all blocks."""
+    for number, item in enumerate(items):
+        content = item.get("content")
+        for place, block in enumerate(content if isinstance(content, list) else ()):
+            field = f"{where}.{number}.content.{place}"
+            kind = block["type"]
+            if kind not in _BLOCKS and not kind.endswith("_tool_result"):
+                raise api_error(400, f"{field}: Input tag '{kind}' found using 'type' does not match")
+            if kind == "tool_result":
+                yield from _hashes([block], field)
+            source = block.get("source") if kind in ("image", "document") else None
+            if not isinstance(source, Mapping) or source.get("type") not in ("base64", "text"):
+                continue
+            accepted = _IMAGE_TYPES if kind == "image" else ("application/pdf", "text/plain")
+            if source.get("media_type") not in accepted:
+                names = ", ".join(accepted)
+                raise api_error(400, f"{field}.source.media_type: Input should be {names}")
+            if source["type"] == "text":
+                yield hashlib.sha256(str(source.get("data")).encode()).hexdigest()
+                continue
+            try:
+                yield hash_of_base64(source.get("data"))
+            except ValueError:
+                raise api_error(400, f"{field}.source.base64: invalid base64 data") from None
 
 
 def _system(body: Mapping[str, Any]) -> list[str]:

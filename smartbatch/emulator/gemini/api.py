@@ -74,7 +74,7 @@ def embed_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
 
 class _GeminiGeneration(ModelCall):
     def __init__(self, request: GenerationRequest, *, sse: bool) -> None:
-        self.model, self.prompt, self.charge = request.model, request.prompt, request.input_tokens
+        self.model, self.prompt, self.charge = request.model, request.identity, request.input_tokens
         self.tier = request.tier
         self._request = request
         self._sse = sse

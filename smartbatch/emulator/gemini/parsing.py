@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -20,6 +20,7 @@ from smartbatch.emulator.parsed_requests import (
     MalformedBody,
     asked_schema,
     decode_object,
+    hash_of_base64,
     measure_prompt,
 )
 from smartbatch.emulator.schema_rules import gemini_flaw
@@ -126,6 +127,7 @@ def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> Genera
         schema=asked_schema(_schema(config), system),
         stream=stream,
         include_usage=True,
+        files=tuple(_hashes(contents)),
         tier=_tier(found(fields, "serviceTier")),
     )
 
@@ -138,6 +140,36 @@ def texts_of(content: Any, where: str) -> list[str]:
     if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
         raise api_error(400, f"* GenerateContentRequest.{where}.parts: contents.parts must not be empty.")
     return [part["text"] for part in parts if isinstance(part.get("text"), str)]
+
+
+_PARTS = frozenset(
+    {
+        *("text", "inlineData", "fileData", "functionCall", "functionResponse", "thought"),
+        *("thoughtSignature", "executableCode", "codeExecutionResult", "videoMetadata", "mediaResolution"),
+    }
+)
+
+
+def _hashes(contents: Sequence[Any]) -> Iterator[str]:
+    """Yield the SHA-256 of each file, and check the fields of all parts."""
+    for number, content in enumerate(contents):
+        parts = content["parts"]
+        for place, part in enumerate([parts] if isinstance(parts, Mapping) else parts):
+            where = f"contents[{number}].parts[{place}]"
+            if unknown := [name for name in part if _camel(name) not in _PARTS]:
+                text = f"Invalid JSON payload received. Unknown name \"{unknown[0]}\" at '{where}'"
+                raise api_error(400, f"{text}: Cannot find field.")
+            blob = found(part, "inlineData")
+            if not isinstance(blob, Mapping):
+                continue
+            if not found(blob, "mimeType"):
+                raise api_error(400, f"* GenerateContentRequest.{where}.inline_data.mime_type: is required")
+            try:
+                yield hash_of_base64(blob.get("data"))
+            except ValueError:
+                raise api_error(
+                    400, f"Invalid value at '{where}.inline_data.data' (TYPE_BYTES), Base64 decoding failed"
+                ) from None
 
 
 def embedded_texts(model: str, fields: Mapping[str, Any]) -> tuple[list[str], int]:

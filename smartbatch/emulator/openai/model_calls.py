@@ -108,7 +108,7 @@ class _OpenAIGeneration(ModelCall):
         make_body: Callable[..., dict[str, Any]],
         make_events: Callable[..., list[bytes]],
     ) -> None:
-        self.model, self.prompt, self.charge = request.model, request.prompt, request.charge
+        self.model, self.prompt, self.charge = request.model, request.identity, request.charge
         self.tier = request.tier
         self._request = request
         self._make_body = make_body

@@ -19,6 +19,7 @@ from smartbatch.emulator.parsed_requests import (
     MalformedBody,
     asked_schema,
     decode_object,
+    hash_of_base64,
     measure_prompt,
 )
 from smartbatch.emulator.schema_rules import openai_flaw
@@ -29,6 +30,8 @@ _RANGES = (("temperature", 0, 2), ("top_p", 0, 1), ("frequency_penalty", -2, 2),
 _TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 _COUNTS = (("max_tokens", 1), ("max_completion_tokens", 1), ("max_output_tokens", 1), ("n", 1))
 _MAX_CHOICES = 128
+_CHAT_PARTS = frozenset({"text", "refusal", "image_url", "input_audio", "file"})
+_RESPONSE_PARTS = frozenset({"input_text", "output_text", "refusal", "input_image", "input_file"})
 
 
 def api_error(
@@ -79,10 +82,12 @@ def check_rejected(body: Mapping[str, Any], rejects: Collection[str]) -> None:
 
 def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
     messages = _messages(body, "messages")
+    files = _files(body["messages"], "messages", _CHAT_PARTS)
     options = body.get("stream_options")
     return _generation(
         body,
         messages,
+        files,
         max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
         schema=_schema(body.get("response_format"), "response_format", nested=True),
         include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
@@ -94,11 +99,13 @@ def parse_responses(body: Mapping[str, Any]) -> GenerationRequest:
     messages = [("user", given)] if isinstance(given, str) else _messages(body, "input")
     if isinstance(instructions := body.get("instructions"), str):
         messages.insert(0, ("developer", instructions))
+    files = () if isinstance(given, str) else _files(given, "input", _RESPONSE_PARTS)
     text = body.get("text")
     text_format = text.get("format") if isinstance(text, Mapping) else None
     return _generation(
         body,
         messages,
+        files,
         max_tokens=body.get("max_output_tokens"),
         schema=_schema(text_format, "text.format", nested=False),
         include_usage=True,
@@ -108,6 +115,7 @@ def parse_responses(body: Mapping[str, Any]) -> GenerationRequest:
 def _generation(
     body: Mapping[str, Any],
     messages: list[tuple[str, str]],
+    files: tuple[str, ...],
     *,
     max_tokens: int | None,
     schema: Mapping[str, Any] | None,
@@ -131,6 +139,7 @@ def _generation(
         schema=asked_schema(schema, [text for role, text in messages if role == "system"]),
         stream=body.get("stream") is True,
         include_usage=include_usage,
+        files=files,
         tier=_tier(body.get("service_tier")),
     )
 
@@ -177,6 +186,47 @@ def _message(item: Any, where: str) -> tuple[str, str]:
         400, f"Invalid type for '{where}.content': expected a string or an array.",
         code="invalid_type", param=f"{where}.content",
     )  # fmt: skip
+
+
+def _files(items: Any, where: str, known: Collection[str]) -> tuple[str, ...]:
+    """Return the SHA-256 of each file, and check the types of all parts."""
+    found = []
+    for number, item in enumerate(items):
+        content = item.get("content")
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            field = f"{where}[{number}].content[{place}]"
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind not in known:
+                names = ", ".join(f"'{name}'" for name in sorted(known))
+                raise api_error(
+                    400, f"Invalid value: '{kind}'. Supported values are: {names}.",
+                    code="invalid_value", param=f"{field}.type",
+                )  # fmt: skip
+            if (data := _data_of(part)) is not None:
+                try:
+                    found.append(hash_of_base64(data))
+                except ValueError:
+                    raise api_error(400, f"Invalid '{field}': not a file in base64.", param=field) from None
+    return tuple(found)
+
+
+def _data_of(part: Mapping[str, Any]) -> Any:
+    """Return the base64 data of a file; ``None`` for text, URLs and uploaded files."""
+    match part["type"]:
+        case "input_audio":
+            return part["input_audio"]["data"]
+        case "image_url":
+            data = part["image_url"]["url"]
+        case "input_image":
+            data = part.get("image_url")
+        case "file":
+            data = part["file"].get("file_data")
+        case "input_file":
+            data = part.get("file_data")
+        case _:
+            return None
+    is_url = isinstance(data, str) and data.startswith("https://")
+    return None if data is None or is_url else data.partition(",")[2] or data
 
 
 def _check_numbers(body: Mapping[str, Any]) -> None:

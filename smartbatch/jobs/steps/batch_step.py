@@ -90,6 +90,8 @@ def _step(step: Step) -> StepResult:
     # 5. otherwise run the function for its state; after a provider error, retry later
     try:
         _STEPS[due.state](own, due)
+    except create.UnsendableRequests as found:
+        create.end_unsendable(own, found)
     except ProviderError as error:
         own.retry_later(due, error)
     else:

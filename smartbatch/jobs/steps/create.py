@@ -25,7 +25,7 @@ from smartbatch.jobs.job_budget import (
     remaining_budget,
 )
 from smartbatch.jobs.payload import encode_error, model_of
-from smartbatch.jobs.records import ACCOUNT_ERRORS, ItemState, OpenItem, OverJobBudget
+from smartbatch.jobs.records import ACCOUNT_ERRORS, ItemState, NewResult, OpenItem, OverJobBudget
 from smartbatch.jobs.shard_records import (
     BEGUN_SHARDS,
     OPEN_SHARDS,
@@ -65,6 +65,14 @@ FALLBACK_TRIES = 3  # failures before a job that may fall back sends its request
 SERVER_ERROR_TRIES = 8  # consecutive server errors (about eight minutes) before such a job avoids batches
 _NO_SUCH_PATH = (404, 405, 410, 501)
 _NOT_OFFERED = (403, *_NO_SUCH_PATH)  # HTTP statuses of an account or a server without a Batch API
+
+
+class UnsendableRequests(Exception):
+    """Requests that can no longer be written, because their files have changed or are missing."""
+
+    def __init__(self, shard: ShardRow, errors: Mapping[int, InvalidRequest]) -> None:
+        self.shard = shard
+        self.errors = errors  # by position in the shard
 
 
 # -- open items become shards --------------------------------------------------------------------------------
@@ -276,15 +284,38 @@ def _input_file(step: Step, shard: ShardRow) -> Path:
 
     Raises:
         StoreError: the disk is full.
+        UnsendableRequests: requests whose files have changed.
     """
     path = step.spool_path(shard, "in")
-    if not path.exists():
-        lines = (
-            step.api.encode(request, model=step.model, wire_id=wire_id(shard.nonce, position)) + b"\n"
-            for position, request in step.requests_of(shard)
-        )
-        step.write_file(path, lines)
+    if path.exists():
+        return path
+    unsendable: dict[int, InvalidRequest] = {}
+
+    def lines() -> Iterator[bytes]:
+        for position, request in step.requests_of(shard):
+            name = wire_id(shard.nonce, position)
+            try:
+                yield step.api.encode(request, model=step.model, wire_id=name) + b"\n"
+            except InvalidRequest as error:
+                unsendable[position] = error
+
+    step.write_file(path, lines())
+    if unsendable:
+        path.unlink()
+        raise UnsendableRequests(shard, unsendable)
     return path
+
+
+def end_unsendable(step: Step, found: UnsendableRequests) -> ShardRow:
+    """Fail these requests; the others go into a new shard."""
+    items = step.store.shards.items_at(found.shard.id, found.errors)
+    failed = [
+        NewResult(item.ix, "failed", encode_error(found.errors[position]), cost=0.0)
+        for position, item in items.items()
+    ]
+    dead = step.discard(found.shard, "files of its requests have changed or are missing", ended=failed)
+    step.runtime.publish_progress(step.job)
+    return dead
 
 
 # -- the create call -----------------------------------------------------------------------------------------

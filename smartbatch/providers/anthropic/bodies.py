@@ -25,7 +25,7 @@ from smartbatch.providers.conversation import (
     content_of,
     refuse_strict,
 )
-from smartbatch.providers.media_parts import translated
+from smartbatch.providers.media_parts import check_parts, translated
 from smartbatch.providers.schema_forms import (
     Dialect,
     NotExpressible,
@@ -123,7 +123,7 @@ def check_request(request: Request, model: str, version: str, default_max_tokens
     if version != API_VERSION and params.temperature is not None and params.temperature > 1:
         raise InvalidRequest("Anthropic takes temperatures from 0 to 1", field="temperature")
     check_turns(request.prompt)
-    translated(request.prompt, BLOCKS)
+    check_parts(request.prompt, BLOCKS)
     if "system" in (params.extra or {}) and _conversation(request)[0]:
         raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
 

@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from smartbatch.providers.media_parts import (
-    ANY_TEXT,
-    PDF,
-    PLAIN_TEXT,
-    MediaPart,
-    PartForm,
-    check_type,
-    refuse,
-)
+from smartbatch.media import PDF, PLAIN_TEXT
+from smartbatch.providers.media_parts import ANY_TEXT, MediaPart, PartForm, check_type, refuse
 
 IMAGE_TYPES: Final = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
 
@@ -39,7 +32,7 @@ def _owns(part: Mapping[str, Any]) -> bool:
 def _write(part: MediaPart) -> dict[str, Any]:
     if part.kind == "text":
         return {"type": "text", "text": part.text}
-    if part.kind == "audio" or (part.file_id is not None and part.owner != _API):
+    if part.kind == "audio" or (part.file_id is not None and part.owner not in (None, _API)):
         raise refuse(part, _API)
     source: dict[str, Any]
     if part.kind == "image":

@@ -22,6 +22,7 @@ from smartbatch.providers.conversation import (
     check_tools,
     check_turns,
     own_turns,
+    parts_of,
     text_of_result,
 )
 from smartbatch.providers.gemini.parts import PARTS
@@ -244,7 +245,7 @@ def _parts(message: Message) -> list[Mapping[str, Any]]:
     if isinstance(message.content, str):
         parts = [{"text": message.content}] if message.content or not message.tool_calls else []
     else:
-        parts = list(message.content)
+        parts = parts_of(message)
     return [*parts, *map(_call, message.tool_calls)]
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from smartbatch.media import PDF
 from smartbatch.providers.media_parts import (
     ANY_TEXT,
-    PDF,
     MediaPart,
     PartForm,
     Untranslatable,
@@ -47,7 +47,10 @@ def _write(part: MediaPart) -> dict[str, Any]:
     if part.kind == "text":
         return {"text": part.text}
     if part.file_id is not None:
-        raise refuse(part, _API)
+        if part.owner not in (None, _API):
+            raise refuse(part, _API)
+        named = {} if part.media_type is None else {"mimeType": part.media_type}
+        return {"fileData": {**named, "fileUri": part.file_id}}
     accepted = {"image": IMAGE_TYPES, "audio": AUDIO_TYPES}.get(part.kind, (PDF, ANY_TEXT))
     check_type(part, accepted, _API)
     if part.media_type is None:

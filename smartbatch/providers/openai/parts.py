@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from smartbatch.media import PDF
 from smartbatch.providers.media_parts import (
     ANY_TEXT,
-    PDF,
     MediaPart,
     PartForm,
     Untranslatable,
@@ -22,6 +22,7 @@ from smartbatch.providers.media_parts import (
 IMAGE_TYPES: Final = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
 AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
+_OWN = ("OpenAI", None)
 _CHAT_API = "the chat completions API"
 _RESPONSES_API = "the responses API"
 _CHAT_TYPES = frozenset(
@@ -49,7 +50,7 @@ def _write_chat(part: MediaPart) -> dict[str, Any]:
             check_type(part, AUDIO_FORMATS, _CHAT_API)
             sound = {"data": part.data, "format": AUDIO_FORMATS[part.media_type or ""]}
             return {"type": "input_audio", "input_audio": sound}
-        case "document" if part.file_id is not None and part.owner == "OpenAI":
+        case "document" if part.file_id is not None and part.owner in _OWN:
             return {"type": "file", "file": {"file_id": part.file_id}}
         case "document" if part.data is not None and part.is_text_file:
             return {"type": "text", "text": part.text_in_file()}
@@ -63,12 +64,12 @@ def _write_responses(part: MediaPart) -> dict[str, Any]:
     match part.kind:
         case "text":
             return {"type": "text", "text": part.text}  # named by its direction when it is sent
-        case "image" if part.owner == "OpenAI":
+        case "image" if part.file_id is not None and part.owner in _OWN:
             return {"type": "input_image", "file_id": part.file_id, **_detail(part)}
         case "image" if part.file_id is None:
             address = _image_address(part, _RESPONSES_API)
             return {"type": "input_image", "image_url": address, **_detail(part)}
-        case "document" if part.owner == "OpenAI":
+        case "document" if part.file_id is not None and part.owner in _OWN:
             return {"type": "input_file", "file_id": part.file_id, **_detail(part)}
         case "document" if part.url is not None:
             return {"type": "input_file", "file_url": part.url, **_detail(part)}
@@ -96,9 +97,10 @@ def _refused(part: MediaPart, api: str) -> Untranslatable:
     """Point to the other API if it takes the part."""
     if api == _RESPONSES_API and part.kind == "audio" and part.data is not None:
         return Untranslatable(f"is {part.described()}, which {api} does not take: use api='chat'")
-    by_responses = part.owner == "OpenAI" or (part.kind == "document" and part.url is not None)
+    is_image_id = part.kind == "image" and part.file_id is not None and part.owner in _OWN
+    by_responses = is_image_id or (part.kind == "document" and part.url is not None)
     if api == _CHAT_API and by_responses:
-        what = "an uploaded image" if part.owner else "the address of a document"
+        what = "an uploaded image" if is_image_id else "the address of a document"
         return Untranslatable(f"is {what}, which {api} does not take: use api='responses', or pass the file")
     return refuse(part, api)
 

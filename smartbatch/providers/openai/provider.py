@@ -31,7 +31,7 @@ from smartbatch.providers.http.endpoint import (
 )
 from smartbatch.providers.http.event_stream import EventStream
 from smartbatch.providers.http.replies import MAX_BODY, Reply
-from smartbatch.providers.media_parts import translated
+from smartbatch.providers.media_parts import check_parts
 from smartbatch.providers.openai.answers import read_chat, read_embeddings, read_response
 from smartbatch.providers.openai.batches import OpenAIBatches
 from smartbatch.providers.openai.bodies import (
@@ -258,7 +258,7 @@ class OpenAIProvider(Provider):
         if request.params is not self._checked:
             check_params(request.params, self._api)
             self._checked = request.params
-        translated(request.prompt, CHAT if self._api == "chat" else RESPONSES)
+        check_parts(request.prompt, CHAT if self._api == "chat" else RESPONSES)
         if (effort := request.params.reasoning_effort) is not None:
             check_effort(effort, model, self._parameters.efforts.levels_of(model))
 

@@ -39,6 +39,8 @@ from smartbatch.providers.batch_api import (
 )
 from smartbatch.providers.foreign_text import count, unusable
 from smartbatch.providers.http.content import encode_json
+from smartbatch.providers.media_parts import translated
+from smartbatch.providers.sim.parts import PARTS
 from smartbatch.types import Answer, Generation, Kind, Request, Tool, Usage
 
 _BATCHES_PER_PAGE = 100
@@ -83,7 +85,7 @@ class SimBatches(BatchApi):
     # -- input -----------------------------------------------------------------------------------------------
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
-        prompt = request.prompt
+        prompt = translated(request.prompt, PARTS)
         asked: Any = prompt if isinstance(prompt, str) else [message_form(message) for message in prompt]
         given = {name: getattr(request.params, name) for name in _PARAMS}
         if request.params.tools is not None:

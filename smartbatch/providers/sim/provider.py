@@ -11,11 +11,12 @@ import math
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from smartbatch._fork import PerProcess
 from smartbatch._words import seconds_of
+from smartbatch.chats import texts_in
 from smartbatch.emulator.composed_answers import OfferedTools, logprobs_of, words_of
 from smartbatch.emulator.limits import Limits
 from smartbatch.emulator.parsed_requests import (
@@ -30,6 +31,8 @@ from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.answer_parts import token_logprobs
 from smartbatch.providers.base import AnswerStream, Capabilities, MadeStream, Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.media_parts import check_parts, translated
+from smartbatch.providers.sim.parts import PARTS, hashes_in
 from smartbatch.types import Answer, Duration, Message, Request, ToolCall, Usage
 
 _EMULATED = {"500": "500", "503": "503", "429": "429", "timeout": "hang", "network": "reset"}
@@ -100,6 +103,9 @@ class SimProvider(Provider):
         account = (settings.latency, latency_sigma, settings.per_token, rpm, tpm, settings.faults, seed)
         self.scope = f"sim:{hashlib.sha256(repr(account).encode()).hexdigest()[:12]}"
 
+    def check(self, request: Request, *, model: str) -> None:  # noqa: ARG002
+        check_parts(request.prompt, PARTS)
+
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
         answer, index, fault = self._admit(request, model, attempt)
         self._spend(self._plan.latency(index, _tokens(answer)), timeout)
@@ -153,7 +159,7 @@ class SimProvider(Provider):
             answer = self._answer(asked)
         except InvalidSchema:
             raise _error("400") from None
-        index = _index(asked.prompt, attempt)
+        index = _index(asked.identity, attempt)
         fault = self._plan.fault(index)
         if self._limits:
             tokens = asked.input_tokens + _tokens(answer)
@@ -167,7 +173,7 @@ class SimProvider(Provider):
 
     def _answer(self, asked: GenerationRequest) -> Answer:
         said = complete(self._settings, asked)
-        identity = self._plan.identity(_index(asked.prompt, 0)) if said.calls else ""
+        identity = self._plan.identity(_index(asked.identity, 0)) if said.calls else ""
         logprobs = None if asked.logprobs is None else logprobs_of(words_of(said.text), asked.logprobs)
         return Answer(
             text=said.text,
@@ -192,19 +198,15 @@ def prompt_text(request: Request) -> str:
     return measure_prompt("", _messages(request.prompt))[0]
 
 
-def _messages(prompt: str | tuple[Message, ...]) -> list[tuple[str, str]]:
+def _messages(prompt: str | Sequence[Message]) -> list[tuple[str, str]]:
     if isinstance(prompt, str):
         return [("user", prompt)]
-    return [
-        (message.role, content)
-        if isinstance(content := message.content, str)
-        else (message.role, "".join(str(part["text"]) for part in content if "text" in part))
-        for message in prompt
-    ]
+    return [(message.role, "".join(texts_in(message.content))) for message in prompt]
 
 
 def _parsed(request: Request, model: str) -> GenerationRequest:
-    params, messages = request.params, _messages(request.prompt)
+    chat = translated(request.prompt, PARTS)
+    params, messages = request.params, _messages(chat)
     prompt, tokens = measure_prompt(model, messages, (params.system or "",))
     tools = None
     if params.tools:
@@ -222,6 +224,7 @@ def _parsed(request: Request, model: str) -> GenerationRequest:
         include_usage=False,
         tools=tools,
         logprobs=int(params.logprobs is not True and params.logprobs) if params.logprobs else None,
+        files=hashes_in(chat),
         hidden_tokens=HIDDEN_TOKENS[params.reasoning_effort or "none"],
     )
 

@@ -102,7 +102,7 @@ class TestPrompts:
             ({"role": "user", "content": " "}, "prompt[1].content"),
             ({"role": "user", "content": 7}, "prompt[1].content"),
             ({"role": "user", "content": []}, "prompt[1].content"),
-            ({"role": "user", "content": ["a"]}, "prompt[1].content[0]"),
+            ({"role": "user", "content": [7]}, "prompt[1].content[0]"),
             ({"role": "user", "content": [{"type": "text", "text": math.nan}]}, "prompt[1].content[0]"),
             ({"role": "user", "content": "a", "tool_calls": [{"id": "c"}]}, "prompt[1].tool_calls"),
             ({"role": "user", "content": "a", "tool_call_id": "c"}, "prompt[1].tool_call_id"),

@@ -1,0 +1,134 @@
+"""Files over HTTP, in real time and by batch: each request gets its own."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+import smartbatch
+from smartbatch import Audio, BatchingClient, Document, ErrorKind, Image, InvalidRequest
+from smartbatch.testing import emulator
+from tests.levels import sampled
+
+MODELS = {
+    "sim": "demo?latency=0&batch_seconds=0",
+    "openai": "gpt-5-mini",
+    "anthropic": "claude-haiku-5-5",
+    "gemini": "gemini-3.8-flash",
+}
+VARIANTS = ("openai", "responses", "anthropic", "gemini", "sim")
+QUESTION = "What is the SHA-256?"
+
+
+@pytest.fixture
+def emu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
+    with emulator() as emu:
+        for name, url in (("OPENAI", emu.base_url), ("ANTHROPIC", emu.url), ("GOOGLE_GEMINI", emu.url)):
+            monkeypatch.setenv(f"{name.removeprefix('GOOGLE_')}_API_KEY", "key")
+            monkeypatch.setenv(f"{name}_BASE_URL", url)
+        yield emu
+
+
+def client_of(variant, **params):
+    provider = "openai" if variant == "responses" else variant
+    if variant == "responses":
+        params["provider_options"] = {"api": "responses"}
+    return BatchingClient(f"{provider}:{MODELS[provider]}", batch_poll_interval=0.02, **params)
+
+
+def files(folder):
+    """Write files that differ in their content only, and return them with their contents."""
+    made = []
+    for number in range(4):
+        for kind, start in ((Image, b"\x89PNG\r\n\x1a\n"), (Document, b"%PDF-1.7 ")):
+            path = folder / f"{kind.__name__}{number}"
+            path.write_bytes(start + b"%d" % number)
+            made.append((kind(path), path.read_bytes()))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("variant", "strategy"),
+    sampled([(each, way) for each in VARIANTS for way in ("individual", "batch")], keep=4, first=1),
+)
+def test_every_request_gets_its_own_file(variant, strategy, emu, tmp_path):
+    made = files(tmp_path)
+    with client_of(variant) as client:
+        results = client.generate([[QUESTION, file] for file, _ in made], strategy=strategy)
+    assert [result.text for result in results] == [hashlib.sha256(data).hexdigest() for _, data in made]
+
+
+@pytest.mark.parametrize("variant", ["openai", "gemini", "sim"])
+def test_several_files_and_audio_are_sent_in_order(variant, emu):
+    contents = [b"RIFF0000WAVEfmt ", b"\xff\xd8\xff\xe0", b"RIFF0000WAVEdata"]
+    kinds = (Audio, Image, Audio)
+    with client_of(variant) as client:
+        result = client.submit(
+            [QUESTION, *(kind(data) for kind, data in zip(kinds, contents, strict=True))]
+        ).result()
+    assert result.text.split() == [hashlib.sha256(data).hexdigest() for data in contents]
+
+
+def test_what_a_provider_lacks_is_rejected_before_anything_is_sent(emu):
+    with client_of("anthropic") as client:
+        for file, problem in (
+            (Audio(b"fLaC"), r"is audio \(audio/flac\), which Anthropic does not take"),
+            (Image(b"\0\0\0\x18ftypheic"), "takes only image/gif, image/jpeg"),
+            (Image(file_id="file-1"), "uploaded to OpenAI"),
+        ):
+            with pytest.raises(
+                InvalidRequest, match=rf"row 1 .*prompt\[0\]\.content\[1\] {problem}|{problem}"
+            ):
+                client.generate(["a", [QUESTION, file]])
+    assert emu.ledger.received == 0
+
+
+def test_the_ids_of_uploaded_files_are_sent(emu):
+    for variant, file_id in (("responses", "file-1"), ("anthropic", "file_1"), ("gemini", "files/1")):
+        with client_of(variant) as client:
+            assert client.submit(["a", Document(file_id=file_id)]).result().ok
+
+
+@pytest.mark.parametrize("variant", sampled(("anthropic", "openai", "gemini", "sim"), keep=1))
+def test_a_file_that_changes_before_its_batch_is_sent_fails_its_row(variant, emu, tmp_path):
+    made = files(tmp_path)
+    store = str(tmp_path / "jobs.db")
+    smartbatch.pause(variant, store=store)
+    with client_of(variant, store=store) as client:
+        job = client.submit_batch([[QUESTION, file] for file, _ in made], key="files")
+        (tmp_path / "Image1").write_bytes(b"\x89PNG\r\n\x1a\nchanged")
+        (tmp_path / "Document2").unlink()
+        smartbatch.resume(variant, store=store)
+        results = list(job.results(timeout=60))
+    expected = [hashlib.sha256(data).hexdigest() for _, data in made]
+    failed = {2: "Image1', which has changed", 5: "Document2', which can no longer be read"}
+    for row, result in enumerate(results):
+        if row in failed:
+            assert isinstance(result.error, InvalidRequest)
+            assert failed[row] in result.error.message
+            assert (result.cost, result.text) == (0.0, None)
+        else:
+            assert result.text == expected[row]
+
+
+def test_a_job_rejects_bytes_and_says_what_to_do(emu):
+    image = Image(b"\x89PNG\r\n\x1a\n")
+    with client_of("openai") as client, pytest.raises(InvalidRequest, match="only paths: save it and pass"):
+        client.submit_batch([[QUESTION, image]])
+    assert emu.ledger.received == 0
+
+
+@pytest.mark.full  # imports an SDK
+def test_the_emulator_rejects_parts_of_other_apis(emu):
+    from openai import BadRequestError, OpenAI
+
+    client = OpenAI(api_key="k", base_url=emu.base_url, max_retries=0)
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aQ=="}}
+    for part in (block, {"type": "image_url", "image_url": {"url": "data:image/png;base64,???"}}):
+        with pytest.raises(BadRequestError, match="Invalid"):
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": [part]}])
+    assert ErrorKind.CLIENT_ERROR not in {call.fault for call in emu.ledger.calls}
