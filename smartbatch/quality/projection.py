@@ -3,10 +3,11 @@
 The prompts of all rows are known in advance, only the answers are not. So the projection has two parts:
 
 1. Input: the estimated input tokens of the remaining rows, at the price per estimated token that the sample
-   paid (a difference estimator; Cochran, "Sampling Techniques", 3rd edition, 1977, section 7.3). The share of
+   paid (a regression estimator; Cochran, "Sampling Techniques", 3rd edition, 1977, section 7.3). The share of
    input in the cost of an answer comes from a least-squares fit of the costs to the billed tokens.
 2. Everything else, mainly the answers: the weighted mean of what remains of the sampled costs. Its standard
-   error has the finite population correction, so it is zero once every row is sampled.
+   error has the finite population correction, so it is zero once every row is sampled. In a sample by
+   groups, it is that of stratified sampling (Cochran, section 5.4): only the variation within groups counts.
 
 Lengths of answers are skewed: most are short and a few are very long, so a sample often misses the longest
 ones. The interval is therefore Willink's ("A confidence interval and test for the mean of an asymmetric
@@ -144,7 +145,7 @@ def project(
     paid = sum(each.cost or 0.0 for found in by_row.values() for each in found)
 
     paid_for = [each for each in answered if each.input_tokens]
-    outputs = [(each.output_tokens, weight) for each, weight in _weighted(paid_for, sizes, groups)]
+    tokens = [each.output_tokens for each in paid_for]
     rest = _cost_of_rest(
         _weighted([each for each in paid_for if each.cost is not None], sizes, groups),
         remaining,
@@ -159,35 +160,43 @@ def project(
         paid=paid,
         rest=rest,
         total=None if rest is None else rest.plus(paid),
-        output_tokens=_sum_of_rest(outputs, remaining) if outputs else None,
+        output_tokens=_sum_of_rest(tokens, _weighted(paid_for, sizes, groups), remaining) if tokens else None,
     )
+
+
+@frozen
+class _Weighted:
+    row: _Answered
+    weight: float  # number of rows of the table for which it stands, itself included
+    stratum: Hashable  # its group, or ``None`` if it is the only sampled row of its group
 
 
 def _weighted(
     rows: Sequence[_Answered], sizes: Sequence[float], groups: Sequence[Hashable] | None
-) -> list[tuple[_Answered, float]]:
-    """Add to each row the number of rows of the table for which it stands, itself included."""
+) -> list[_Weighted]:
     if groups is None:
         total = sum(size > 0 for size in sizes)
-        return [(row, total / len(rows)) for row in rows]
+        return [_Weighted(row, total / len(rows), None) for row in rows]
     members = Counter(group for group, size in zip(groups, sizes, strict=True) if size > 0)
     drawn = Counter(groups[row.index] for row in rows)
     covered = sum(members[group] for group in drawn) or 1
     scale = sum(members.values()) / covered  # more than 1 if no row of a group was answered
-    return [(row, scale * members[groups[row.index]] / drawn[groups[row.index]]) for row in rows]
+    of_groups = [(row, groups[row.index]) for row in rows]
+    return [
+        _Weighted(row, scale * members[group] / drawn[group], group if drawn[group] > 1 else None)
+        for row, group in of_groups
+    ]
 
 
-def _cost_of_rest(
-    sample: Sequence[tuple[_Answered, float]], remaining: int, remaining_size: float
-) -> Range | None:
+def _cost_of_rest(sample: Sequence[_Weighted], remaining: int, remaining_size: float) -> Range | None:
     if not sample:
         return None
-    billed = sum(weight * row.input_tokens for row, weight in sample)
-    estimated = sum(weight * row.size for row, weight in sample)
-    highest = sum(weight * (row.cost or 0.0) for row, weight in sample) / billed
-    price = min(max(_input_price([row for row, _ in sample]), 0.0), highest) * billed / estimated
-    others = [((row.cost or 0.0) - price * row.size, weight) for row, weight in sample]
-    return _sum_of_rest(others, remaining).plus(price * remaining_size)
+    billed = sum(each.weight * each.row.input_tokens for each in sample)
+    estimated = sum(each.weight * each.row.size for each in sample)
+    highest = sum(each.weight * (each.row.cost or 0.0) for each in sample) / billed
+    price = min(max(_input_price([each.row for each in sample]), 0.0), highest) * billed / estimated
+    others = [(each.row.cost or 0.0) - price * each.row.size for each in sample]
+    return _sum_of_rest(others, sample, remaining).plus(price * remaining_size)
 
 
 def _input_price(rows: Sequence[_Answered]) -> float:
@@ -202,29 +211,47 @@ def _input_price(rows: Sequence[_Answered]) -> float:
     return (by_input * ridged - by_output * products) / (squares * ridged - products**2)
 
 
-def _sum_of_rest(sample: Sequence[tuple[float, float]], remaining: int) -> Range:
-    """Return the sum over the remaining rows of a value that is known for the sample.
+def _sum_of_rest(values: Sequence[float], sample: Sequence[_Weighted], remaining: int) -> Range:
+    """Return the sum of a value over the remaining rows.
 
     Args:
-        sample: values with their weights, which add up to the number of all rows.
+        values: of the sample.
     """
-    n, total = len(sample), sum(weight for _, weight in sample)
+    n, total = len(sample), sum(each.weight for each in sample)
     if not remaining:
         return Range(0.0, 0.0, 0.0)
-    mean = sum((weight - 1) * value for value, weight in sample) / (total - n)
+    unseen = sum((each.weight - 1) * value for each, value in zip(sample, values, strict=True))
+    expected = remaining * unseen / (total - n)
     if n < MIN_ANSWERS:
-        return Range(remaining * mean)
-    errors = [math.sqrt(max(0.0, weight * (weight - 1))) * (value - mean) for value, weight in sample]
+        return Range(expected)
+    # Values vary around the mean of their stratum. Single rows of groups form a stratum together.
+    strata: dict[Hashable, list[tuple[float, float]]] = defaultdict(list)
+    for each, value in zip(sample, values, strict=True):
+        strata[each.stratum].append((each.weight, value))
+    errors = [error for stratum in strata.values() for error in _errors(stratum, expected / remaining)]
     squares = sum(error**2 for error in errors)
+    skewness = sum(error**3 for error in errors) / squares**1.5 if squares > 0 else 0.0
     # less than 1 if rows were answered that the sample leaves out
     share = remaining * (remaining + n) / (total * (total - n))
-    deviation = math.sqrt(share * squares * n / (n - 1))
-    skewness = sum(error**3 for error in errors) / squares**1.5 if squares > 0 else 0.0
+    deviation, freedom = math.sqrt(share * squares), max(1, n - len(strata))
     return Range(
-        remaining * mean,
-        remaining * mean - deviation * _willink(_student(_Z_BELOW, n - 1), skewness),
-        remaining * mean - deviation * _willink(-_student(_Z_ABOVE, n - 1), skewness),
+        expected,
+        expected - deviation * _willink(_student(_Z_BELOW, freedom), skewness),
+        expected - deviation * _willink(-_student(_Z_ABOVE, freedom), skewness),
     )
+
+
+def _errors(stratum: Sequence[tuple[float, float]], mean: float) -> list[float]:
+    """Return the contributions of weighted values to the standard error, whose squares add up to its own.
+
+    Args:
+        mean: of all values, for a stratum with one value.
+    """
+    n = len(stratum)
+    if n > 1:
+        mean = sum(weight * value for weight, value in stratum) / sum(weight for weight, _ in stratum)
+    factor = n / (n - 1) if n > 1 else 1.0
+    return [math.sqrt(factor * max(0.0, weight * (weight - 1))) * (value - mean) for weight, value in stratum]
 
 
 def _willink(t: float, skewness: float) -> float:

@@ -164,9 +164,9 @@ def test_a_row_with_an_answer_of_unknown_cost_is_left_out():
     assert found.paid == pytest.approx(7 * row(0).cost)
 
 
-def ends(rows, sizes):
+def ends(rows, sizes, groups=None):
     """Return the distances of the ends of a range from the expected cost, in USD of output tokens."""
-    rest = project(rows, sizes).rest
+    rest = project(rows, sizes, groups).rest
     return (rest.expected - rest.low) / OUTPUT_USD, (rest.high - rest.expected) / OUTPUT_USD
 
 
@@ -261,6 +261,26 @@ def test_ranges_of_grouped_samples_contain_the_cost():
     totals = [projected().total for _ in range(100)]
 
     assert sum(total.low <= cost <= total.high for total in totals) in range(85, 100)
+
+
+def test_groups_with_different_answers_make_the_range_narrower():
+    rng = random.Random(3)
+    groups = ["short"] * 50 + ["long"] * 50
+    mean = {"short": 20, "long": 400}
+    rows = [row(index, made=mean[group] + rng.randint(0, 20)) for index, group in enumerate(groups)]
+    sample = [rows[index] for index in draw(100, 10, rng, groups)]
+
+    below, above = ends(sample, [100] * 100, groups)
+    below_without, above_without = ends(sample, [100] * 100)
+
+    assert 10 * below < below_without
+    assert 10 * above < above_without
+
+
+def test_single_rows_of_groups_vary_around_their_common_mean():
+    rows = [row(index, made=made) for index, made in enumerate([10, 20, 30])]
+
+    assert ends(rows, [100] * 30, list(range(3)) * 10) == pytest.approx(ends(rows, [100] * 30))
 
 
 def check_coverage(data: DataSet, size: int, draws: int) -> None:
