@@ -425,20 +425,21 @@ examples:
 def _add_failures(add: _AddParser) -> None:
     parser = add(
         "failures",
-        help="group the failed rows of an output, and show how to send them again",
+        help="group the failed rows of an output or a job, and show how to send them again",
         description="""\
-Group the rows of an output (.jsonl, .csv, .parquet) that failed, or whose answers are truncated, empty or
-refused, by kind and message: their number, an example, what to do, and the command that sends them again.
-Prompts and answers are not shown. Nothing is sent, and no key is needed.
+Group the rows of an output (.jsonl, .csv, .parquet) or of a job (given by id or key) that failed, or whose
+answers are truncated, empty or refused, by kind and message: their number, an example, what to do, and the
+command that sends them again. Prompts and answers are not shown. Nothing is sent, and no key is needed.
 
 examples:
   smartbatch failures answers.jsonl
   smartbatch failures labels.csv --json
 """,
-        epilog="exit codes: 0 no such rows, 1 some, 2 bad usage or file",
+        epilog="exit codes: 0 no such rows, 1 some, or no such job, 2 bad usage, file or store",
     )
-    parser.add_argument("output", metavar="OUT.jsonl", help="output of a run, or of jobs results")
-    add_options(parser.add_argument, "--json                 print JSON instead of text")
+    parser.add_argument("subject", metavar="JOB|OUT.jsonl", help="id or key of a job, or the output of a run")
+    options = "--json                 print JSON instead of text"
+    add_options(parser.add_argument, options + _STORE_OPTION + _CONFIG_OPTION)
 
 
 def _add_view(add: _AddParser) -> None:

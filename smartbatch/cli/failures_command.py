@@ -1,41 +1,65 @@
-"""``smartbatch failures``: groups the failed and flawed rows of an output, with what to do about them."""
+"""``smartbatch failures``: groups the failed and flawed rows of an output or a job, with what to do."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from attrs import asdict
 
 from smartbatch._words import escape, plural
+from smartbatch.cli.clients import config_of, missing_store
 from smartbatch.cli.printing import print_out
+from smartbatch.errors import JobNotFound
 from smartbatch.quality.failed_rows import FailedKind, FailedRows
-from smartbatch.runs.output_reader import read_rows
+from smartbatch.runs.followed_jobs import GRACE_SECONDS
+from smartbatch.runs.output_reader import read_rows, row_of
+from smartbatch.stored_jobs import StoredJobs
+from smartbatch.tables.result_files import stored_lines
+from smartbatch.types import DEFECTS
 
 _MAX_SHOWN_MESSAGES: Final = 5  # per kind
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = FailedRows()
-    for row in read_rows(args.output):
-        rows.count(row)
-    kinds = list(rows.kinds())
-    if args.json:
-        print_out(json.dumps(_plain(args.output, rows, kinds)))
+    rows, config = FailedRows(), config_of(args)
+    command: Callable[[str, FailedKind], str | None] = _resend_command
+    if os.path.isfile(args.subject) or missing_store(config.store) is not None:
+        for row in read_rows(args.subject):
+            rows.count(row)
     else:
-        print_out("\n".join(_lines(args.output, rows, kinds)))
+        command = _retry_command
+        stored = StoredJobs(config)
+        try:
+            for line in stored_lines(stored.job(args.subject)):
+                rows.count(row_of(json.loads(line)))
+        except JobNotFound as error:
+            raise JobNotFound(f"{args.subject!r:.80} is not a file, and {error.message}") from None
+        finally:
+            stored.close(GRACE_SECONDS)
+    kinds = [(kind, command(args.subject, kind)) for kind in rows.kinds()]
+    if args.json:
+        print_out(json.dumps(_plain(rows, kinds)))
+    else:
+        print_out("\n".join(_lines(args.subject, rows, kinds)))
     return 1 if kinds else 0
 
 
-def _command(output: str, kind: FailedKind) -> str:
+def _resend_command(output: str, kind: FailedKind) -> str:
     """``INPUT …`` stands for the arguments of the run."""
     return f"smartbatch run INPUT … -o {shlex.quote(output)} {kind.options}"
 
 
-def _plain(output: str, rows: FailedRows, kinds: list[FailedKind]) -> dict[str, Any]:
+def _retry_command(job: str, kind: FailedKind) -> str | None:
+    """A job sends failed requests again, but does not replace answers."""
+    return None if kind.kind in DEFECTS else f"smartbatch jobs retry-failed {shlex.quote(job)}"
+
+
+def _plain(rows: FailedRows, kinds: list[tuple[FailedKind, str | None]]) -> dict[str, Any]:
     counts = {name: getattr(rows, name) for name in ("answered", "failed", "skipped")}
     return {
         **counts,
@@ -44,13 +68,13 @@ def _plain(output: str, rows: FailedRows, kinds: list[FailedKind]) -> dict[str, 
                 "kind": kind.kind,
                 "rows": kind.rows,
                 "action": kind.action,
-                "command": _command(output, kind),
+                "command": command,
                 "messages": [
                     asdict(group, filter=lambda attribute, _: attribute.name in _PLAIN)
                     for group in kind.groups
                 ],
             }
-            for kind in kinds
+            for kind, command in kinds
         ],
     }
 
@@ -58,16 +82,17 @@ def _plain(output: str, rows: FailedRows, kinds: list[FailedKind]) -> dict[str, 
 _PLAIN: Final = ("message", "count", "row", "example")
 
 
-def _lines(output: str, rows: FailedRows, kinds: list[FailedKind]) -> Iterator[str]:
+def _lines(subject: str, rows: FailedRows, kinds: list[tuple[FailedKind, str | None]]) -> Iterator[str]:
     skipped = f", {rows.skipped:,} skipped" if rows.skipped else ""
-    yield f"{escape(output)}: {rows.answered:,} answered, {rows.failed:,} failed{skipped}."
-    for kind in kinds:
+    yield f"{escape(subject)}: {rows.answered:,} answered, {rows.failed:,} failed{skipped}."
+    for kind, command in kinds:
         yield f"\n{escape(kind.kind)}: {plural(kind.rows, 'row')}; {kind.action}"
         for group in kind.groups[:_MAX_SHOWN_MESSAGES]:
             text = f": {escape(group.message)}" if group.message else ""
             yield f"  {plural(group.count, 'row')}, such as {group.example}{text}"
         if (more := len(kind.groups) - _MAX_SHOWN_MESSAGES) > 0:
             yield f"  {plural(more, 'more message')} (--json shows each)"
-        yield f"  {escape(_command(output, kind))}"
-    if kinds:
+        if command is not None:
+            yield f"  {escape(command)}"
+    if any("INPUT …" in (command or "") for _, command in kinds):
         yield "\nINPUT … stands for the other arguments of the run."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -436,6 +437,8 @@ class _Run:
         )
         for line in () if outcome is None else outcome.lines:
             say(line)
+        if self._summary.failed and self._out is not None:
+            say(f"Advice on the failed rows: smartbatch failures {escape(shlex.quote(self._out.path))}")
         asked_texts = self._summary.failed and not (self._summary.answered or self._args.embed)
         if asked_texts and "embed" in self._args.model:  # part of the name of every embedding model
             say("This looks like an embedding model: use --embed to get vectors.")

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from smartbatch import BatchingClient
 from smartbatch.cli.main import main
+from smartbatch.errors import AllRequestsFailed
 from tests.hostile import HOSTILE
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -96,8 +98,8 @@ def test_an_output_without_failures_has_no_groups(folder, capfd):
 def test_failures_of_a_table_are_the_same(folder, capfd, ending):
     (folder / "in.txt").write_text("a\nb\n")
     model = "sim:demo?latency=0&faults=500:1"
-    assert main(["run", "in.txt", "--model", model, "--retries", "0", "-o", f"out.{ending}", "--quiet"]) == 1
-    capfd.readouterr()
+    assert main(["run", "in.txt", "--model", model, "--retries", "0", "-o", f"out.{ending}"]) == 1
+    assert f"Advice on the failed rows: smartbatch failures out.{ending}\n" in capfd.readouterr().err
     assert main(["failures", f"out.{ending}"]) == 1
     assert "server_error: 2 rows; send the rows again later" in capfd.readouterr().out
 
@@ -121,3 +123,22 @@ def test_the_printed_command_sends_the_rows_again(folder, capfd):
     assert command is not None
     assert main([*run, *shlex.split(command[1])[2:], "--max-tokens", "200", "--quiet"]) == 0
     assert main(["failures", "out.jsonl"]) == 0
+
+
+def test_failures_of_a_job_are_grouped_as_well(folder, capfd):
+    model = "sim:demo?latency=0&faults=500:1"
+    client = BatchingClient(model, batch_enabled=False, batch_fallback="individual", retries=0)
+    with client, pytest.raises(AllRequestsFailed):
+        client.submit_and_wait(["a", "b"], key="letters")
+    assert main(["failures", "letters"]) == 1
+    printed = capfd.readouterr().out
+    assert printed.startswith("letters: 0 answered, 2 failed.\n\nserver_error: 2 rows; ")
+    assert printed.endswith("  smartbatch jobs retry-failed letters\n")
+    assert main(["failures", "numbers"]) == 1
+    assert "'numbers' is not a file, and the store" in capfd.readouterr().err
+
+
+def test_a_name_that_is_neither_a_file_nor_a_job_is_an_error(folder, capfd):
+    assert main(["failures", "no.jsonl", "--store", "none.db"]) == 2
+    assert "no.jsonl: cannot be read" in capfd.readouterr().err
+    assert not (folder / "none.db").exists()
