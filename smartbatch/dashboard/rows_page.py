@@ -39,6 +39,7 @@ from smartbatch.views.model import (
 )
 
 _FOLDED_CHARACTERS: Final = 2_000  # texts from this length on are folded
+_MAX_CHARACTERS: Final = 100_000  # of a text
 _SUMMARY_CHARACTERS: Final = 160
 _SHORT_CHARACTERS: Final = 80  # longest value that is shown in a table
 _MAX_FIELD_TILES: Final = 8
@@ -120,7 +121,9 @@ def _values(label: str, values: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _text(label: str, text: str, *, is_folded: bool = False) -> Part:
-    whole = LongText(label, text)
+    left = len(text) - _MAX_CHARACTERS
+    rest = f"\n… {plural(left, 'more character')} in the output" if left > 0 else ""
+    whole = LongText(label, text[:_MAX_CHARACTERS] + rest)
     if len(text) < _FOLDED_CHARACTERS and not is_folded:
         return whole
     start = " ".join(text[: 2 * _SUMMARY_CHARACTERS].split())[:_SUMMARY_CHARACTERS]

@@ -95,6 +95,12 @@ def test_long_texts_are_folded(viewer_of):
     assert re.search(r"<details><summary>Answer, 5,000 characters: long long .*…</summary>", seen.text)
 
 
+def test_the_end_of_a_huge_text_is_left_out_and_counted(viewer_of):
+    seen = viewer_of(line(0, text="x" * 103_000)).get("/")
+    assert "x\n… 3,000 more characters in the output</pre>" in seen.text
+    assert len(seen.text) < 150_000
+
+
 def test_pages_follow_each_other_to_the_last_row(viewer_of):
     visitor = viewer_of(*(line(number) for number in range(ROWS_PER_PAGE + 3)))
     first = visitor.get("/")
