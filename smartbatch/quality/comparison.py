@@ -20,6 +20,7 @@ FieldKind: TypeAlias = Literal["boolean", "number", "category", "text"]
 
 _TEXT_WIDTH: Final = 100  # cells per line of ``str(comparison)``
 _MAX_CELL_CHARACTERS: Final = 1_000  # per answer shown
+_MAX_NAME_CHARACTERS: Final = 60  # per id or field shown
 
 
 @frozen
@@ -235,7 +236,11 @@ def _view(one: Comparison) -> View:
         *([Section("fields", "Fields", (_field_table(one.fields), more))] if one.fields else ()),
         *_difference_sections(one),
         *(
-            Section(f"values-{place}", f"{each.name}: {first} (rows) and {second} (columns)", (table,))
+            Section(
+                f"values-{place}",
+                f"{_cut(each.name)}: {first} (rows) and {second} (columns)",
+                (table,),
+            )
             for place, each in enumerate(one.fields)
             if (table := _confusion_table(each, one)) is not None
         ),
@@ -260,7 +265,7 @@ def _row_facts(one: Comparison) -> Facts:
     for name, count, ids in only:
         if count:
             rest = f", and {count - len(ids):,} more" if count > len(ids) else ""
-            facts.append((name, f"{count:,}: {', '.join(_cut(str(id), 60) for id in ids)}{rest}"))
+            facts.append((name, f"{count:,}: {', '.join(_cut(str(id)) for id in ids)}{rest}"))
     return Facts(tuple(facts))
 
 
@@ -269,7 +274,7 @@ def _output_table(first: ComparedOutput, second: ComparedOutput) -> DataTable:
         return title, text(first), text(second)
 
     rows = [
-        both("model", lambda one: ", ".join(one.models) or UNKNOWN),
+        both("model", lambda one: _cut(", ".join(one.models), _MAX_CELL_CHARACTERS) or UNKNOWN),
         both("rows", lambda one: number(one.rows)),
         both("failed", _failures),
         *(
@@ -308,7 +313,7 @@ def _spread(amounts: ComparedAmounts, text: Callable[[float], str]) -> str:
 def _field_table(fields: Sequence[ComparedField]) -> DataTable:
     rows = [
         (
-            each.name,
+            _cut(each.name),
             each.kind,
             each.agreement.percent,
             each.agreement.interval,
@@ -322,7 +327,7 @@ def _field_table(fields: Sequence[ComparedField]) -> DataTable:
 def _difference_sections(one: Comparison) -> Iterator[Section]:
     rows = [
         (
-            each.name,
+            _cut(each.name),
             found.first_mean,
             found.second_mean,
             found.mean,
@@ -346,7 +351,7 @@ def _confusion_table(field: ComparedField, one: Comparison) -> DataTable | None:
         return None
     counts = {(pair.first, pair.second): pair.rows for pair in field.confusion}
     labels = sorted({label for pair in counts for label in pair}, key=lambda one: (one is None, one or ""))
-    title = f"{field.name}: rows by value in {one.first.name} and {one.second.name}"
+    title = f"{_cut(field.name)}: rows by value in {one.first.name} and {one.second.name}"
     columns = (Column(""), *(Column(_label(label), "number") for label in labels))
     rows: list[tuple[Cell, ...]] = [
         (_label(row), *(counts.get((row, each), 0) for each in labels)) for row in labels
@@ -359,7 +364,7 @@ def _flipped_parts(one: Comparison) -> tuple[Part, ...]:
         return ()
     rows = [
         (
-            _cut(str(row.first.id), 60) + ("" if row.first.sample is None else f" #{row.first.sample}"),
+            _cut(str(row.first.id)) + ("" if row.first.sample is None else f" #{row.first.sample}"),
             _answer(row.first, row.fields),
             _answer(row.second, row.fields),
         )
@@ -379,7 +384,7 @@ def _answer(row: RecordedRow, fields: Sequence[str]) -> str:
     return _cut(" ".join(values.split()), _MAX_CELL_CHARACTERS)
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, most: int = _MAX_NAME_CHARACTERS) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

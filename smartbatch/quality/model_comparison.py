@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from smartbatch._words import UNKNOWN, known_money, plural
+from smartbatch._words import UNKNOWN, known_money, plural, without_middle
 from smartbatch.quality.comparison import Comparison
 from smartbatch.quality.projection import Projection
 from smartbatch.results import defects_in_words
@@ -68,5 +68,5 @@ def _field_table(models: Sequence[SampledModel], title: str) -> DataTable:
     for each in models:
         shares = {field.name: field.agreement.percent for field in each.comparison.fields}
         rows.append((each.comparison.second.name, *(shares.get(name) for name in names)))
-    columns = (Column("model"), *(Column(name, drop=at) for at, name in enumerate(names)))
+    columns = (Column("model"), *(Column(without_middle(name, 60), drop=at) for at, name in enumerate(names)))
     return DataTable(title, columns, tuple(rows))

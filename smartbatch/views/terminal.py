@@ -108,9 +108,14 @@ def table_lines(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], width
             widths[shown[0]] -= excess
             break
         if not columns[last].drop:
-            for _ in range(excess):
-                widest = max(shown, key=lambda at: widths[at])
-                widths[widest] = max(1, widths[widest] - 1)
+            room = sum(widths.values()) - excess
+            fits = (
+                most
+                for most in range(width, 1, -1)
+                if sum(min(each, most) for each in widths.values()) <= room
+            )
+            limit = next(fits, 1)
+            widths = {at: min(each, limit) for at, each in widths.items()}
             break
         shown.remove(last)
     lines = zip(*(texts[at] for at in shown), strict=True)
