@@ -21,6 +21,7 @@ from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, JobNotFound, WrongProcess
 from smartbatch.events import CallFinished
 from smartbatch.jobs.actions import retry_failed
+from smartbatch.jobs.cleaning import CleanResult
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.records import Action, ActionResult, JobRow, JobSelection, actor, one_line
@@ -212,6 +213,18 @@ class StoredJobs:
         """
         before, most = None if before is None else count_of("before", before), count_of("limit", limit)
         return self._state.engine.store.controls.latest(before=before, job_id=job_id, limit=most)
+
+    def clean(self, *, remote: bool = False, dry_run: bool = False) -> CleanResult:
+        """Delete what forgotten jobs left in the store, and return the space to the system.
+
+        Jobs, requests and results that were not forgotten stay.
+
+        Args:
+            remote: also delete now what finished jobs left at providers, whatever their ``batch_retention``;
+                only for accounts of which this process has the key, and at most 600 deletions per hour.
+            dry_run: delete nothing; return what would be deleted.
+        """
+        return self._state.engine.clean(remote=remote, dry_run=dry_run)
 
     def close(self, timeout: Duration | None = None) -> None:
         """Release the jobs, storing results for up to ``timeout`` seconds (default: ``exit_grace``)."""

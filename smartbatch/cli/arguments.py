@@ -24,6 +24,8 @@ JOBS_ACTIONS: Final = {
     "set-deadline": "set the deadline of the given jobs to --deadline",
     "set-budget": "set the budget of each given job to --budget",
     "forget": "delete the given jobs, if finished, and their results",
+    "clean": "delete what forgotten jobs left in the store; with --remote also what finished jobs left at "
+    "providers",
 }
 
 # -- run, plan and jobs --------------------------------------------------------------------------------------
@@ -177,6 +179,8 @@ _JOBS_OPTIONS = """
 further:
 --csv-formulas escape|keep  results: quote .csv cells that a spreadsheet would read as formulas, or keep them
                        (default)
+--remote               clean: also delete files and batches of finished jobs at their providers now
+--dry-run              clean: list what would be deleted, and delete nothing
 --batch-poll-interval D  set the time between polls of a batch, such as 2min
 --config FILE          read settings from a TOML or YAML file; options override them
 """

@@ -44,8 +44,14 @@ from smartbatch.views.terminal import UNLIMITED_WIDTH, table_lines
 
 _MAX_LISTED_JOBS: Final = 1_000_000
 _NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancelling"})  # left out or converted
-_ACTION_OF_OPTION: Final = {"deadline": "set-deadline", "budget": "set-budget", "billed": "retry-failed"}
-_ACTIONS_WITH_NAMES: Final = ("show", "cancel", "forget", *_ACTION_OF_OPTION.values())
+_ACTION_OF_OPTION: Final = {
+    "deadline": "set-deadline",
+    "budget": "set-budget",
+    "billed": "retry-failed",
+    "remote": "clean",
+    "dry_run": "clean",
+}
+_ACTIONS_WITH_NAMES: Final = ("show", "cancel", "forget", "set-deadline", "set-budget", "retry-failed")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,6 +67,8 @@ def _check(args: argparse.Namespace) -> None:
     named, action = len(args.ids), args.action
     if action == "list" and named:
         raise InputError("jobs list takes no names; use smartbatch jobs show ID_OR_KEY")
+    if action == "clean" and named:
+        raise InputError("jobs clean takes no names; use smartbatch jobs forget ID_OR_KEY to delete a job")
     if action in _ACTIONS_WITH_NAMES and not named:
         raise InputError(f"jobs {action} needs the ids or keys of jobs; list them with smartbatch jobs")
     if action == "results" and named != 1:
@@ -72,7 +80,7 @@ def _check(args: argparse.Namespace) -> None:
     for option, only in _ACTION_OF_OPTION.items():
         given = getattr(args, option)
         if given and action != only:
-            raise InputError(f"--{option} is for jobs {only} only")
+            raise InputError(f"--{option.replace('_', '-')} is for jobs {only} only")
         if action == only and option in ("deadline", "budget") and given is None:
             raise InputError(f"jobs {only} needs --{option}, or --{option} none")
     if args.output is not None:
@@ -198,6 +206,35 @@ class _Jobs:
             self._say(job, "deleted, with its requests and results")
 
         return self._each(stored, forget)
+
+    def _clean(self, stored: StoredJobs) -> int:
+        remote, dry_run = self._args.remote, self._args.dry_run
+        found = stored.clean(remote=remote, dry_run=dry_run)
+        if self._args.json:
+            plain = asdict(found, value_serializer=lambda _, __, value: getattr(value, "value", value))
+            print_out(json.dumps(plain))
+            return int(bool(found.left))
+        if dry_run:
+            for one in found.deleted:
+                size = f", {one.bytes:,} bytes" if one.bytes else ""
+                print_out(f"{one.kind.value} {escape(one.id)} of {escape(one.model)}{size}")
+        verb = "would be deleted" if dry_run else "deleted"
+        in_store = (
+            f"{plural(found.files, 'temporary file')} and "
+            f"{plural(found.names, 'name of a forgotten request', 'names of forgotten requests')} {verb}"
+        )
+        say(f"{stored.place}: {in_store}")
+        if remote:
+            text = f"at providers: {plural(len(found.deleted), 'file or batch', 'files and batches')} {verb}"
+            if found.undeletable:
+                text += f"; {len(found.undeletable):,} can only expire"
+            if found.left:
+                text += (
+                    f"; {len(found.left):,} could not be deleted yet: a call failed, a key is missing, or "
+                    "600 were deleted in this hour; run the same command later"
+                )
+            say(text)
+        return int(bool(found.left))
 
     def _named_or_open(self, stored: StoredJobs) -> list[Job]:
         if self._args.ids:

@@ -28,6 +28,7 @@ from smartbatch.events import (
     ShardChanged,
 )
 from smartbatch.jobs.actions import LiveControls
+from smartbatch.jobs.cleaning import CleanResult, clean
 from smartbatch.jobs.client_store import ClientStore, SummaryLog
 from smartbatch.jobs.records import JobLease, JobRow, JobState, ResultRow, StoredCounts
 from smartbatch.jobs.status import JobStatus, read_status
@@ -235,6 +236,9 @@ class JobsEngine:
             publish_event=self.publish_event,
             wiring=self.wiring,
         )
+
+    def clean(self, *, remote: bool, dry_run: bool) -> CleanResult:
+        return clean(self._runtime(self.store), remote=remote, dry_run=dry_run)
 
     def release_attended(self, job_id: str) -> None:
         """Stop running an attended job unless a future waits for it.

@@ -134,6 +134,27 @@ def test_a_job_is_forgotten_once_it_has_ended(done, capfd):
     assert "no jobs in " in capfd.readouterr().err
 
 
+def test_what_a_finished_job_left_at_its_provider_is_listed_and_deleted(done, capfd):
+    assert jobs("clean", "--remote", "--dry-run") == 0
+    shown = capfd.readouterr()
+    kinds = [line.split()[0] for line in shown.out.splitlines()]
+    assert sorted(kinds) == ["batch", "input"]
+    assert f" of {done.model}" in shown.out
+    assert shown.err.endswith("at providers: 2 files and batches would be deleted\n")
+    assert jobs("clean", "--remote", "--json") == 0
+    found = json.loads(capfd.readouterr().out)
+    assert sorted(one["kind"] for one in found["deleted"]) == ["batch", "input"]
+    assert jobs("clean", "--remote") == 0
+    assert "0 files and batches deleted" in capfd.readouterr().err
+    assert done.status().completed == 3
+
+
+@pytest.mark.parametrize("args", [["clean", "letters"], ["list", "--remote"], ["forget", "a", "--dry-run"]])
+def test_options_of_clean_are_for_clean_only(args, done, capfd):
+    assert jobs(*args) == 2
+    assert "clean" in capfd.readouterr().err
+
+
 def test_a_job_that_is_cancelled_ends_with_exit_code_0(client, capfd):
     slow = BatchingClient("sim:demo?batch_seconds=3600")
     job = slow.submit_batch(["a", "b"])

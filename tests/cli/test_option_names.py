@@ -16,6 +16,7 @@ OF_THE_COMMAND = {
     *("help_all", "id_field", "ids", "input", "json", "limit", "model", "models", "output", "output_field"),
     *("prompt_field", "provider_option", "quiet", "resend", "template", "verbose", "wait"),
     *("sample", "sample_seed", "by", "yes", "changed", "label_column", "label_field", "labels"),
+    *("remote", "dry_run"),
 }
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from attrs import evolve
 from jobs.remote import Remote
-from jobs.stores import bench, ingesting, result, started, store
+from jobs.stores import bench, ingesting, new_items, result, started, store
 
-from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs.records import JobPolicy, JobState
+from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
+from smartbatch.jobs.payload import encode_error
+from smartbatch.jobs.records import ItemName, JobPolicy, JobSelection, JobState
 from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 from smartbatch.providers.batch_api import RemoteKind
 
@@ -30,6 +33,7 @@ def finished(client_of, clock, tmp_path):
         client = client_of(remote, store=str(tmp_path / "jobs.db"), batch_retention=retention)
         job = client.submit_batch(["a", "b"])
         assert job.wait(DAY).completed == 2
+        clock.sleep(1.0)  # the batch is over a moment after its last result is stored
         return job, remote.api
 
     return run
@@ -164,3 +168,61 @@ def test_records_of_what_is_never_deleted_end_when_it_has_expired(store, bench):
     settled(store, bench, retention=None, at=31 * DAY)
     assert bench.behind(count) == [(6,)]
     assert taken(store, 100 * DAY) == []
+
+
+# -- cleaning now --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retention", [KEPT, "none"])
+def test_what_finished_jobs_left_can_be_deleted_at_once(retention, finished):
+    job, api = finished(retention)
+    engine = job._engine
+    shown = engine.clean(remote=True, dry_run=True)
+    assert sorted(one.kind.value for one in shown.deleted) == ["batch", "input", "output"]
+    assert deletions(api) == []
+    assert engine.clean(remote=False, dry_run=False).deleted == ()
+    assert deletions(api) == []
+    assert engine.clean(remote=True, dry_run=False) == shown
+    assert len(deletions(api)) == 3
+    assert engine.clean(remote=True, dry_run=False).deleted == ()
+    assert len(list(job.results())) == 2
+
+
+def test_what_could_not_be_deleted_is_reported(finished, monkeypatch):
+    job, api = finished(deletes=frozenset({RemoteKind.INPUT, RemoteKind.BATCH}))
+
+    def fail(batch_id, _):
+        raise ProviderError("no", kind=ErrorKind.NETWORK_ERROR)
+
+    monkeypatch.setattr(api, "delete_batch", fail)
+    found = job._engine.clean(remote=True, dry_run=False)
+    kinds = [[one.kind for one in each] for each in (found.deleted, found.left, found.undeletable)]
+    assert kinds == [[RemoteKind.INPUT], [RemoteKind.BATCH], [RemoteKind.OUTPUT]]
+
+
+def test_objects_of_unfinished_jobs_are_not_cleaned(store, bench):
+    settled(store, bench, count=2)
+    assert store.remote_objects.of_finished_jobs() == []
+    settled(store, bench)
+    assert len(store.remote_objects.of_finished_jobs()) == 3
+
+
+def test_cleaning_removes_what_forgotten_jobs_left(store, bench):
+    _, lease = started(store, bench, 1)
+    shard = ingesting(store, bench, lease, 0, id="shard-needed")
+    named = [evolve(item, name=ItemName(f"name {n}", "00")) for n, item in enumerate(new_items(600))]
+    gone, _ = store.jobs.accept_named(bench.job(), named[:599])
+    store.jobs.accept_named(bench.job(), named[599:])
+    body = encode_error(RequestCancelled("no"))
+    lost = store.leases.claim(gone.id, 60.0)
+    store.actions.cancel(JobSelection(ids=(gone.id,)), "ada")
+    store.items.drop_unsent(lost, body, at=1.0)
+    store.jobs.forget(gone.id)
+    for name in (f"{shard.id}.in", "shard-old.in", "shard-old.out0", "notes.txt"):
+        (Path(store.spool) / name).touch()
+    assert store.clean(at=1.0, dry_run=True) == (599, 2)
+    assert store.clean(at=1.0, dry_run=False) == (599, 2)
+    assert store.clean(at=1.0, dry_run=False) == (0, 0)
+    assert (Path(store.spool) / f"{shard.id}.in").exists()
+    assert (Path(store.spool) / "notes.txt").exists()
+    assert list(store.jobs.find_named(["name 1", "name 599"])) == ["name 599"]

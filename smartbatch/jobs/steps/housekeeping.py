@@ -40,7 +40,11 @@ def delete_next(runtime: JobRuntime) -> bool:
 
 def _delete(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> None:
     objects = runtime.store.remote_objects
-    # 1. the provider does not delete such objects: leave it until it expires
+    # 1. results that are part of their batch are deleted with it
+    if one.kind is RemoteKind.OUTPUT and not api.abilities.result_files:
+        objects.remove(one)
+        return
+    # 2. the provider does not delete such objects: leave it until it expires
     if one.kind not in api.abilities.deletes:
         objects.postpone(one, None)
         return
@@ -54,11 +58,11 @@ def _delete(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> None:
     except Exception as raised:
         error = api.classify(raised)
         logs.warn("deletion_failed", scope=one.scope, what=one.kind.value, kind=error.kind.value)
-        # 2. it refuses to: leave the object until it expires
+        # 3. it refuses to: leave the object until it expires
         if error.kind is ErrorKind.CLIENT_ERROR:
             objects.postpone(one, None)
             return
-        # 3. the call failed: repeat it after a growing pause
+        # 4. the call failed: repeat it after a growing pause
         wait = backoff(
             one.tries + 1,
             runtime.rng,
@@ -68,5 +72,5 @@ def _delete(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> None:
         )
         objects.postpone(one, runtime.wall() + wait)
         return
-    # 4. it was deleted, or was missing
+    # 5. it was deleted, or was missing
     objects.remove(one)

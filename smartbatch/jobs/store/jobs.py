@@ -37,6 +37,7 @@ from smartbatch.jobs.store.database import (
 )
 from smartbatch.jobs.store.job_actions import record_action
 from smartbatch.jobs.store.leases import LeaseTable, Owner, leased
+from smartbatch.jobs.store.leftovers import NAMED_ITEM_PREFIX
 from smartbatch.jobs.store.outcomes import delete_items, job_number
 from smartbatch.jobs.store.schema import JOBS, SHARD_COLUMNS, job_row, shard_row
 
@@ -48,7 +49,6 @@ size needs little memory and blocks other writers only briefly.
 MAX_JOINED_ITEMS = 1_000  # per job; named items share jobs, since each job has a lease and a thread
 PAGE_NAMES = 500  # names looked up per query
 Digest = Callable[[], bytes] | None  # returns the job's digest once all items have been read
-_NAMED_ITEM_PREFIX = "named-item "  # prefix of the facts that store the places of named items
 _BY_ID = JOBS + "WHERE j.id = ?"
 _BY_KEY = JOBS + "WHERE j.user_key = ?"
 _SELECT_JOINABLE = """SELECT no, total, seq FROM job
@@ -228,7 +228,7 @@ class JobTable:
             for name, place in places.items():
                 tx.change(
                     forget,
-                    encoded(_NAMED_ITEM_PREFIX + name),
+                    encoded(NAMED_ITEM_PREFIX + name),
                     ascii_json([place.job_id, place.ix, place.digest]),
                 )
 
@@ -321,13 +321,13 @@ def _named_places(reader: Reader, names: Sequence[str]) -> dict[str, NamedPlace]
     marks = ", ".join("?" * len(names))
     facts = f"SELECT name, value FROM fact WHERE name IN ({marks})"
     for key, value in (
-        reader.rows(facts, *(encoded(_NAMED_ITEM_PREFIX + name) for name in names)) if names else ()
+        reader.rows(facts, *(encoded(NAMED_ITEM_PREFIX + name) for name in names)) if names else ()
     ):
         try:
             job_id, ix, digest = json.loads(value)
         except DAMAGES:
             raise damaged("name of a request") from None
-        found[(decoded(key) or "").removeprefix(_NAMED_ITEM_PREFIX)] = job_id, ix, digest
+        found[(decoded(key) or "").removeprefix(NAMED_ITEM_PREFIX)] = job_id, ix, digest
     ids = list({job_id for job_id, _, _ in found.values()})
     jobs: dict[str, int] = dict(reader.rows("SELECT id, no FROM job WHERE id IN {texts}", ids)) if ids else {}
     numbers = [number(jobs[job_id], ix) for job_id, ix, _ in found.values() if job_id in jobs]
@@ -376,7 +376,7 @@ def _store_items(tx: Transaction, job: int, job_id: str, start: int, page: Seque
     for ix, item in enumerate(page, start):
         if item.name is not None:
             fact = ascii_json([job_id, ix, item.name.digest])
-            tx.change(REMEMBER_FACT, encoded(_NAMED_ITEM_PREFIX + item.name.text), fact)
+            tx.change(REMEMBER_FACT, encoded(NAMED_ITEM_PREFIX + item.name.text), fact)
 
 
 def _state(item: NewItem) -> ItemState:

@@ -9,8 +9,9 @@ everything, or the provider does not delete such objects.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import fields_dict, frozen
 
 from smartbatch.jobs.records import JobPolicy, JobState
 from smartbatch.jobs.shard_records import RemoteAccount, RemoteObject, ShardRow
@@ -32,8 +33,11 @@ LIFETIME_SECONDS = 30 * 86_400.0  # until the objects of a batch expire, if its 
 _ADD = """INSERT INTO remote_object (job, scope, model, kind, id, bytes, retention, due_at, expires_at)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _EXPIRE = "DELETE FROM remote_object WHERE due_at IS NULL AND expires_at <= ?"
-_NEXT = """SELECT no, scope, model, kind, id, bytes, tries, job, retention FROM remote_object
-    WHERE scope = ? AND due_at <= ? ORDER BY due_at, no LIMIT 1{skip_locked}"""
+_COLUMNS = ", ".join(f"o.{name}" for name in fields_dict(RemoteObject))
+_NEXT = f"""SELECT {_COLUMNS}, o.job, o.retention FROM remote_object o
+    WHERE o.scope = ? AND o.due_at <= ? ORDER BY o.due_at, o.no LIMIT 1{{skip_locked}}"""
+_OF_FINISHED = f"""SELECT {_COLUMNS} FROM remote_object o LEFT JOIN job j ON j.no = o.job
+    WHERE j.no IS NULL OR j.state = {{done}} ORDER BY o.no"""
 _POSTPONE = "UPDATE remote_object SET due_at = ? WHERE no = ?"
 _remote_object = maker(RemoteObject, kind=RemoteKind)
 
@@ -42,10 +46,24 @@ _remote_object = maker(RemoteObject, kind=RemoteKind)
 class RemoteObjectTable:
     db: Database
 
-    def accounts(self, due: float) -> list[RemoteAccount]:
-        """Return the accounts with an object to delete at the Unix time ``due``."""
-        those = "SELECT scope, min(model) FROM remote_object WHERE due_at <= ? GROUP BY scope ORDER BY scope"
-        return [RemoteAccount(scope, model) for scope, model in self.db.rows(those, due)]
+    def accounts(self, due: float | None = None) -> list[RemoteAccount]:
+        """Return the accounts with objects, or only those with one to delete at the Unix time ``due``."""
+        those, values = ("", ()) if due is None else ("WHERE due_at <= ? ", (due,))
+        found = f"SELECT scope, min(model) FROM remote_object {those}GROUP BY scope ORDER BY scope"
+        return [RemoteAccount(scope, model) for scope, model in self.db.rows(found, *values)]
+
+    def of_finished_jobs(self) -> list[RemoteObject]:
+        """Return the objects of jobs that are done or were deleted, oldest first."""
+        return [_remote_object(row) for row in self.db.rows(_OF_FINISHED)]
+
+    def make_due(self, numbers: Sequence[int], *, at: float) -> None:
+        """Have objects deleted now, whatever the retention of their jobs."""
+        due = "UPDATE remote_object SET retention = 0, due_at = ? WHERE no IN {numbers}"
+        self.db.change(due, at, list(numbers))
+
+    def expire(self, at: float) -> None:
+        """Remove the records of objects that are not deleted and have expired."""
+        self.db.change(_EXPIRE, at)
 
     def take(self, scope: str, *, at: float, most: int) -> RemoteObject | None:
         """Return an object to delete now, and record the deletion before it is sent.

@@ -19,6 +19,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -29,7 +30,7 @@ from smartbatch._files import own_folder, resolved_file, state_folder
 from smartbatch._fork import on_fork
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow
-from smartbatch.jobs.store import outcomes
+from smartbatch.jobs.store import leftovers, outcomes
 from smartbatch.jobs.store.database import (
     DAMAGES,
     REMEMBER_FACT,
@@ -124,6 +125,32 @@ class SqlStore:
         """
         self._owner.require_folder()
         return self.spool
+
+    def clean(self, *, at: float, dry_run: bool) -> tuple[int, int]:
+        """Delete what forgotten jobs and killed processes left, and return the space to the system.
+
+        Jobs that were not forgotten keep everything.
+
+        Args:
+            at: Unix seconds.
+            dry_run: delete nothing.
+
+        Returns:
+            The number of names of requests, and of temporary files on this machine.
+        """
+        files = leftovers.stale_files(self._db, self.spool)
+        names = 0
+        for page in leftovers.forgotten_names(self._db):
+            names += len(page)
+            if not dry_run:
+                self._db.write(partial(leftovers.delete_names, names=page))
+        if not dry_run:
+            for path in files:
+                path.unlink(missing_ok=True)
+            self.remote_objects.expire(at)
+            self._owner.enter()  # deletes rows of dead owners, and items that never became part of a job
+            self._db.reclaim()
+        return names, len(files)
 
     def give_up(self) -> None:
         """Make pending database calls fail immediately, because the database hangs and the process must end.

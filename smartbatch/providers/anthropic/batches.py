@@ -63,7 +63,8 @@ class AnthropicBatches(BatchApi):
         fence=False,
         counts=False,
         retention=29 * 86_400.0,
-        deletes=frozenset({RemoteKind.BATCH}),  # with its results, which are no file
+        result_files=False,
+        deletes=frozenset({RemoteKind.BATCH}),
     )
 
     def __init__(

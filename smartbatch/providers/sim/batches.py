@@ -44,7 +44,7 @@ from smartbatch.providers.sim.parts import PARTS
 from smartbatch.types import Answer, Generation, Kind, Request, Tool, Usage
 
 _BATCHES_PER_PAGE = 100
-_DELETES = frozenset({RemoteKind.INPUT, RemoteKind.BATCH})  # a batch with its results
+_DELETES = frozenset({RemoteKind.INPUT, RemoteKind.BATCH})
 # request parameters that affect a simulated answer
 _PARAMS = (
     *("system", "max_tokens", "stop", "reasoning_effort", "response_format", "schema", "tools"),
@@ -64,7 +64,9 @@ class SimBatches(BatchApi):
     """
 
     name = "sim"
-    abilities = BatchAbilities(max_requests=50_000, max_bytes=200_000_000, deletes=_DELETES, priced=False)
+    abilities = BatchAbilities(
+        max_requests=50_000, max_bytes=200_000_000, result_files=False, deletes=_DELETES, priced=False
+    )
 
     def __init__(
         self,

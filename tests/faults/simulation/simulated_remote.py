@@ -146,6 +146,7 @@ class SimApi(BatchApi):
             files=self._flavour.files,
             labels=self._flavour.labels,
             fence=self._flavour.files,
+            result_files=self._flavour.files,
             deletes=frozenset(RemoteKind if self._flavour.files else {RemoteKind.BATCH}),
             retention=25 * MINUTE if self._is("short") else 29 * 24 * HOUR,
         )
