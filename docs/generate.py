@@ -151,6 +151,7 @@ PARTS = {
     "emulator": lambda: options_tables("emulator"),
     "models": lambda: options_tables("models"),
     "dashboard": lambda: options_tables("dashboard"),
+    "webhooks": lambda: options_tables("webhooks"),
     "pause": lambda: options_tables("pause"),
     "resume": lambda: options_tables("resume"),
     "top": lambda: options_tables("top"),

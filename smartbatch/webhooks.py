@@ -46,17 +46,17 @@ def app(
 
     Args:
         store: where the jobs are stored: a path or a PostgreSQL address. Defaults to the setting ``store``.
-        secret: the provider's signing secret, ``whsec_…``. Several are accepted while a secret is rotated, or
-            if several projects send their events here. By default, those in the environment variable
-            ``SMARTBATCH_WEBHOOK_SECRET``, separated by spaces.
+        secret: the provider's signing secret, ``whsec_…``. Several, as a list or separated by spaces, are
+            accepted while a secret is rotated, or if several projects send their events here. By default,
+            those in the environment variable ``SMARTBATCH_WEBHOOK_SECRET``.
         clock: the time, for tests.
 
     Raises:
         ConfigError: there is no secret, one is not valid, or the store's address is not valid.
         StoreError: no file can have the store's name.
     """
-    given = os.environ.get(SECRET_VARIABLE, "").split() if secret is None else secret
-    secrets = [given] if isinstance(given, str) else list(given)
+    given = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
+    secrets = given.split() if isinstance(given, str) else list(given)
     if not secrets:
         raise ConfigError(
             f"no webhook secret: pass secret=, or set {SECRET_VARIABLE} to the secret that the provider "
@@ -171,7 +171,10 @@ def _body_of(environ: WSGIEnvironment) -> bytes:
         raise _RefusedEvent("411 Length Required", "the header Content-Length is required")
     if len(length) > 10 or int(length) > MAX_BODY_BYTES:
         raise _RefusedEvent("413 Content Too Large", f"an event has at most {MAX_BODY_BYTES:,} bytes")
-    body: bytes = environ["wsgi.input"].read(int(length))
+    try:
+        body: bytes = environ["wsgi.input"].read(int(length))
+    except OSError:  # the sender stalled or disconnected
+        raise _RefusedEvent("400 Bad Request", "the body could not be read") from None
     if len(body) != int(length):
         raise _RefusedEvent("400 Bad Request", "the body is shorter than its Content-Length")
     return body

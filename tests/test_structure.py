@@ -103,10 +103,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     # users of the public client
     "cluster": BELOW_CLIENT | {"client"},
     "runs": BELOW_CLIENT | {"client", "cluster"},
-    "cli": BELOW_CLIENT | {"client", "stored_jobs", "emulator", "cluster", "runs", "dashboard"},
+    "cli": BELOW_CLIENT | {"client", "stored_jobs", "emulator", "cluster", "runs", "dashboard", "webhooks"},
     "dashboard": BELOW_CLIENT | {"client", "stored_jobs", "runs"},
-    # frameworks have commands, and mount the dashboard
-    "integrations": BELOW_CLIENT | {"client", "stored_jobs", "cluster", "cli", "dashboard"},
+    # frameworks have commands, and mount the dashboard and the receiver of webhooks
+    "integrations": BELOW_CLIENT | {"client", "stored_jobs", "cluster", "cli", "dashboard", "webhooks"},
     "__main__": frozenset({"cli"}),
     # the offline APIs, and helpers for users' tests
     "emulator": NOUNS,

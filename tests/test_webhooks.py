@@ -5,16 +5,14 @@ from __future__ import annotations
 import base64
 import hmac
 import io
-import json
 
 import pytest
 from jobs.remote import LONG, Remote
+from signed_events import OTHER_SECRET, SECRET, body_of, headers_of
 
 from smartbatch import webhooks
 from smartbatch.errors import ConfigError
 
-SECRET = "whsec_" + base64.b64encode(b"the secret of the project").decode()
-OTHER_SECRET = "whsec_" + base64.b64encode(b"the secret of another one").decode()
 INTERVAL = 3600.0
 TURNAROUND = 100.0
 
@@ -28,18 +26,14 @@ class Sender:
         self.text = ""
 
     def post(self, body, *, event_id="evt_1", secrets=(SECRET,), late=0.0, **environ):
-        at = str(int(self.clock.wall() - late))
-        signed = f"{event_id}.{at}.".encode() + body
-        keys = [base64.b64decode(secret.removeprefix("whsec_")) for secret in secrets]
-        signatures = [base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys]
+        signed = headers_of(body, self.clock.wall() - late, *secrets, event_id=event_id)
+        headers = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in signed.items()}
         return self.send(
             {
                 "REQUEST_METHOD": "POST",
                 "CONTENT_LENGTH": str(len(body)),
                 "wsgi.input": io.BytesIO(body),
-                "HTTP_WEBHOOK_ID": event_id,
-                "HTTP_WEBHOOK_TIMESTAMP": at,
-                "HTTP_WEBHOOK_SIGNATURE": " ".join(f"v1,{one}" for one in signatures),
+                **headers,
                 **environ,
             }
         )
@@ -51,7 +45,7 @@ class Sender:
         return status[0]
 
     def event(self, batch_id, kind="batch.completed", **how):
-        return self.post(json.dumps({"type": kind, "data": {"id": batch_id}}).encode(), **how)
+        return self.post(body_of(batch_id, kind), **how)
 
 
 @pytest.fixture
@@ -178,7 +172,7 @@ def test_old_events_are_deleted(sender, clock):
 
 
 def test_a_forged_event_is_refused(sender):
-    body = json.dumps({"type": "batch.completed", "data": {"id": "batch-1"}}).encode()
+    body = body_of("batch-1")
     assert sender.event("batch-1", secrets=[OTHER_SECRET]) == 401
     assert sender.event("batch-1", secrets=[]) == 400
     assert sender.post(body, HTTP_WEBHOOK_SIGNATURE="v1") == 401

@@ -197,6 +197,7 @@ def add_subcommands(add: _AddParser) -> None:
     _add_failures(add)
     _add_view(add)
     _add_dashboard(add)
+    _add_webhooks(add)
     add_emulator(add)
     _add_models(add)
     _add_doctor(add)
@@ -514,6 +515,31 @@ examples:
 --open                 open it in the browser
 --read-only            allow viewing only
 --show-content         show prompts and answers of jobs, and let all visitors download them
+"""
+    options = _STORE_OPTION + _CONFIG_OPTION + options.lstrip()
+    add_options(parser.add_argument, options, {"N": {"type": whole}})
+
+
+def _add_webhooks(add: _AddParser) -> None:
+    parser = add(
+        "webhooks",
+        help="receive webhooks, so that batches are polled as soon as they end",
+        description="""\
+Receive webhooks of providers about the batches of a store, check their signatures, and store them. The
+processes that run the jobs then poll these batches at once. The secrets that the providers showed are read
+from the environment variable SMARTBATCH_WEBHOOK_SECRET, separated by spaces. Connections are not encrypted:
+pass the events on from a proxy that ends TLS. Ctrl-C or SIGTERM stops the command.
+
+examples:
+  smartbatch webhooks --store jobs.db --port 8200
+  smartbatch webhooks --store postgresql://db.example/jobs --address 10.0.0.7
+""",
+        epilog="exit codes: 0 stopped, 2 bad usage, no secret, or the port is taken",
+    )
+    parser.set_defaults(port=8138, address="127.0.0.1")
+    options = """
+--port N               use this port, or 0 for a free one (default: 8138)
+--address ADDRESS      listen on this address of the machine (default: 127.0.0.1, this machine only)
 """
     options = _STORE_OPTION + _CONFIG_OPTION + options.lstrip()
     add_options(parser.add_argument, options, {"N": {"type": whole}})

@@ -29,20 +29,20 @@ class _Handler(WSGIRequestHandler):
 
 @final
 class LocalServer(socketserver.ThreadingMixIn, WSGIServer):
-    """A server on the loopback address, with a thread per request. Port 0 selects a free one."""
+    """A server with a thread per request, on the loopback address by default. Port 0 selects a free one."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, port: int, application: Callable[..., Any]) -> None:
-        super().__init__((LOOPBACK_ADDRESS, port), _Handler)
+    def __init__(self, port: int, application: Callable[..., Any], address: str = LOOPBACK_ADDRESS) -> None:
+        super().__init__((address, port), _Handler)
         # the standard handler reports a single thread
         self.set_app(lambda environ, start: application({**environ, "wsgi.multithread": True}, start))
 
     def server_bind(self) -> None:
         """Bind without looking up the host name, which may take seconds."""
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = LOOPBACK_ADDRESS, int(self.server_address[1])
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "failures": "failures_command",
     "view": "view_command",
     "dashboard": "dashboard_command",
+    "webhooks": "webhooks_command",
     "emulator": "emulator_command",
     "models": "models_command",
     "doctor": "doctor_command",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from smartbatch.client import BatchingClient
 
-__all__ = ["Smartbatch", "blueprint", "current_smartbatch", "dashboard_blueprint"]
+__all__ = ["Smartbatch", "blueprint", "current_smartbatch", "dashboard_blueprint", "webhook_blueprint"]
 
 _EXTENSION_NAME = "smartbatch"  # name of the extension, its blueprint and its command group
 
@@ -117,6 +117,27 @@ def dashboard_blueprint(
         root = request.environ["SCRIPT_NAME"] + request.environ["PATH_INFO"].removesuffix(path)
         placed = {**request.environ, "SCRIPT_NAME": root.rstrip("/"), "PATH_INFO": f"/{path}"}
         return cast(Response, current_app.response_class.from_app(found[1], placed))
+
+    return pages
+
+
+def webhook_blueprint(url_prefix: str = f"/{_EXTENSION_NAME}/webhooks") -> Blueprint:
+    """Return a blueprint that receives webhooks for the application's jobs.
+
+    The secrets are in the setting ``SMARTBATCH_WEBHOOK_SECRET`` of the application or the environment.
+
+    Args:
+        url_prefix: path of the address to which the provider sends its events.
+    """
+    pages = Blueprint(f"{_EXTENSION_NAME}_webhooks", __name__, url_prefix=url_prefix)
+
+    @pages.post("")
+    def receive() -> Response:
+        host, kept = _host(), f"{_EXTENSION_NAME}:{request.blueprint}"
+        found: tuple[HostClient, WSGIApplication] | None = current_app.extensions.get(kept)
+        if found is None or found[0] is not host:  # init_app was called again
+            found = current_app.extensions[kept] = host, host.webhooks()
+        return cast(Response, current_app.response_class.from_app(found[1], request.environ))
 
     return pages
 

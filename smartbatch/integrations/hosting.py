@@ -21,9 +21,11 @@ from smartbatch.config import APPLICATION_VARIABLES, VARIABLE_PREFIX, BatchingCo
 from smartbatch.dashboard import Access, Dashboard
 from smartbatch.dashboard import app as dashboard_app
 from smartbatch.errors import ConfigError, RequestTimeout, SmartbatchError
+from smartbatch.jobs.store import default_place
 from smartbatch.realtime.setup import HookParams
 from smartbatch.stored_jobs import StoredJobs
 from smartbatch.types import Generation, Request
+from smartbatch.webhooks import app as webhooks_app
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -32,7 +34,8 @@ MARGIN_SECONDS: Final = 1.0  # left before the end of a time limit for the calle
 COMMANDS: Final = ("jobs", "plan", "run")  # commands that frameworks also offer
 
 KNOWN: Final = frozenset(
-    {"model", "provider_options", "web_timeout", *fields_dict(BatchingConfig), *fields_dict(Generation)}
+    {"model", "provider_options", "web_timeout", "webhook_secret"}
+    | {*fields_dict(BatchingConfig), *fields_dict(Generation)}
 )
 """Settings of an application for its client."""
 
@@ -121,6 +124,7 @@ class HostSettings:
     place: str  # name of the settings, for errors
     model: str | None  # ``provider:model``
     web_timeout: float | None  # seconds per web request
+    webhook_secret: str | Sequence[str] | None = field(repr=False)
     provider_options: Mapping[str, Any] = field(repr=False)
     generation: Mapping[str, Any]  # generation parameters of all requests
     table: Mapping[str, Any] = field(repr=False)  # settings of ``BatchingConfig``, as given
@@ -141,6 +145,7 @@ class HostSettings:
                 place=place,
                 model=given.get("model"),
                 web_timeout=seconds_of("web_timeout", given.get("web_timeout")),
+                webhook_secret=given.get("webhook_secret"),
                 provider_options=given.get("provider_options") or {},
                 generation={name: value for name, value in given.items() if name in _GENERATION},
                 table=table,
@@ -212,6 +217,16 @@ class HostClient:
             return found.get()(environ, start_response)
 
         return dashboard
+
+    def webhooks(self) -> WSGIApplication:
+        """Return the receiver of webhooks for the application's store, as a WSGI application.
+
+        Raises:
+            ConfigError: the setting ``webhook_secret`` is missing or invalid.
+        """
+        return webhooks_app(
+            self.settings.config.store or default_place(), secret=self.settings.webhook_secret
+        )
 
     def get(self, began: float | None = None) -> BatchingClient:
         """Return the client.

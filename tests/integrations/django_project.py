@@ -17,7 +17,7 @@ from django.urls import include, path
 
 from smartbatch import ConfigError
 from smartbatch.integrations.django import get_client
-from smartbatch.integrations.django.urls import dashboard_urls
+from smartbatch.integrations.django.urls import dashboard_urls, webhooks
 
 settings.configure(
     ALLOWED_HOSTS=["testserver"],
@@ -65,6 +65,7 @@ def may_see_jobs(request: HttpRequest) -> Any:
 urlpatterns = [
     path("", view),
     path("closed/", include(dashboard_urls())),
+    path("hooks", webhooks),
     path("board/", include(dashboard_urls(may_see_jobs))),
     path("asynchronous", asynchronous),
     path("smartbatch/", include("smartbatch.integrations.django.urls")),

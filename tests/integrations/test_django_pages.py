@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.core.management import call_command
 from django.db import connection
 from django.http import Http404
 from django.test import Client, RequestFactory, override_settings
 from django.urls import resolve
+from docs.pages import ROOT, Page
 from integrations.django_project import StoredJob, database, project, site
+from signed_events import OTHER_SECRET, SECRET, body_of, headers_of
 
 from smartbatch.dashboard import application
 from smartbatch.integrations.django import get_client
+from smartbatch.integrations.django.urls import webhooks
+from smartbatch.jobs.store import open_store
 
 __all__ = ["project"]  # a fixture
 
@@ -193,3 +200,27 @@ def test_an_action_has_its_form_and_the_name_of_the_user(project, monkeypatch):
 
 
 FORM = {"content_type": "application/x-www-form-urlencoded"}
+
+
+def test_the_page_on_webhooks_mounts_the_view():
+    page = Page("docs/how-to/webhooks.md", (ROOT / "docs/how-to/webhooks.md").read_text())
+    namespace: dict[str, Any] = {}
+    for block in page.blocks():
+        if "django" in block.text:
+            exec(block.text, namespace)
+    assert [pattern.callback for pattern in namespace["urlpatterns"]] == [webhooks]
+
+
+def test_webhooks_are_received_with_the_secret_of_the_project(project, tmp_path):
+    body, provider = body_of("batch_1"), Client()
+    signed, forged = (headers_of(body, time.time(), secret) for secret in (SECRET, OTHER_SECRET))
+    with override_settings(SMARTBATCH={**settings.SMARTBATCH, "webhook_secret": [OTHER_SECRET[:-8], SECRET]}):
+        answers = [
+            provider.post("/hooks", body, "application/json", headers=headers)
+            for headers in (signed, signed, forged)
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200, 401]
+    assert [answer.content for answer in answers[:2]] == [b"stored\n", b"ignored: received before\n"]
+    store = open_store(str(tmp_path / "jobs.db"))
+    assert store.webhook_events.unused(["batch_1"]) == {"batch_1": 1}
+    store.close()

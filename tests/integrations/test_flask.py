@@ -8,15 +8,24 @@ import html
 import json
 import os
 import re
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from flask import Flask, abort, request
+from signed_events import OTHER_SECRET, SECRET, body_of, headers_of
 
 from smartbatch import Answer, ConfigError, Request, RequestTimeout
-from smartbatch.integrations.flask import Smartbatch, blueprint, current_smartbatch, dashboard_blueprint
+from smartbatch.integrations.flask import (
+    Smartbatch,
+    blueprint,
+    current_smartbatch,
+    dashboard_blueprint,
+    webhook_blueprint,
+)
+from smartbatch.jobs.store import open_store
 
 AppOf = Callable[..., Flask]
 
@@ -310,3 +319,17 @@ def test_the_dashboard_has_the_queue_of_the_client_of_the_process(app_of):
         current_smartbatch.submit("x").result()
     assert "sim:demo" not in before
     assert "sim:demo" in browser.get("/smartbatch/dashboard/").text
+
+
+def test_webhooks_are_received_with_the_secret_of_the_application(app_of, tmp_path):
+    app = app_of(webhook_secret=SECRET)
+    app.register_blueprint(webhook_blueprint("/hooks"))
+    provider, body = app.test_client(), body_of("batch_1")
+    signed, forged = (headers_of(body, time.time(), secret) for secret in (SECRET, OTHER_SECRET))
+    assert provider.post("/hooks", data=body, headers=signed).text == "stored\n"
+    assert provider.post("/hooks", data=body, headers=signed).text == "ignored: received before\n"
+    assert provider.post("/hooks", data=body, headers=forged).status_code == 401
+    assert provider.get("/hooks").status_code == 405
+    store = open_store(str(tmp_path / "jobs.db"))
+    assert store.webhook_events.unused(["batch_1"]) == {"batch_1": 1}
+    store.close()

@@ -1,4 +1,4 @@
-"""Operations URLs: the health of the client, and the dashboard of the project's jobs."""
+"""Operations URLs: the health of the client, the dashboard of the project's jobs, and their webhooks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from smartbatch.dashboard.page import Granted
 
 
-__all__ = ["dashboard_urls"]
+__all__ = ["dashboard_urls", "webhooks"]
 
 Access: TypeAlias = "Callable[[HttpRequest], Granted | None]"
 
@@ -66,7 +66,7 @@ def _asked(access: Access) -> Callable[[dict[str, Any]], Granted | None]:
     return granted
 
 
-def _answer(dashboard: WSGIApplication, request: HttpRequest, page: str) -> HttpResponseBase:
+def _answer(application: WSGIApplication, request: HttpRequest, page: str) -> HttpResponseBase:
     environ = {
         **request.META,
         "REQUEST_METHOD": request.method,
@@ -82,7 +82,7 @@ def _answer(dashboard: WSGIApplication, request: HttpRequest, page: str) -> Http
         head[:] = status, headers
         return lambda _: None
 
-    body: Iterable[bytes] = dashboard(environ, start)
+    body: Iterable[bytes] = application(environ, start)
     status, headers = head
     answer: HttpResponseBase = (
         HttpResponse(b"".join(body)) if isinstance(body, list) else StreamingHttpResponse(body)
@@ -92,6 +92,23 @@ def _answer(dashboard: WSGIApplication, request: HttpRequest, page: str) -> Http
     for name, value in headers:
         answer[name] = value
     return answer
+
+
+_receivers: dict[HostClient, WSGIApplication] = {}
+
+
+@csrf_exempt  # events are signed
+def webhooks(request: HttpRequest) -> HttpResponseBase:
+    """Receive webhooks for the project's jobs: a view for ``path("webhooks", webhooks)``.
+
+    The secrets are in ``settings.SMARTBATCH["webhook_secret"]`` or the environment variable
+    ``SMARTBATCH_WEBHOOK_SECRET``.
+    """
+    found = host()
+    if found not in _receivers:  # tests change the settings
+        _receivers.clear()
+        _receivers[found] = found.webhooks()
+    return _answer(_receivers[found], request, "")
 
 
 app_name = "smartbatch"

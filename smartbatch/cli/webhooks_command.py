@@ -1,0 +1,29 @@
+"""``smartbatch webhooks``: receives webhooks of providers and stores them for the jobs of a store."""
+
+from __future__ import annotations
+
+import argparse
+
+from smartbatch.cli.clients import config_of
+from smartbatch.cli.dashboard_command import LocalServer
+from smartbatch.cli.interrupts import Interrupts
+from smartbatch.cli.printing import print_out
+from smartbatch.errors import ConfigError
+from smartbatch.jobs.store import default_place
+from smartbatch.webhooks import app
+
+
+def run(args: argparse.Namespace) -> int:
+    receiver = app(config_of(args).store or default_place())
+    try:
+        server = LocalServer(args.port, receiver, args.address)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a valid port"
+        raise ConfigError(
+            f"--address {args.address} --port {args.port}: {reason}; use another port, or 0 for a free one"
+        ) from None
+    with server, Interrupts(server.shutdown):
+        print_out(f"http://{server.server_name}:{server.server_port}/")
+        server.serve_forever()
+    receiver.close()
+    return 0
