@@ -151,7 +151,8 @@ class Preview(Generic[T]):
     def run(self, *, budget: float | str | None = None, progress: bool | None = None) -> ResultList[T]:
         """Send the other rows by the planned route, and return the results of all rows in order.
 
-        Answers to the sample are not paid for again; sampled rows without an answer are sent again.
+        Answers to the sample are not paid for again; sampled rows without an answer are sent again. Every
+        call sends the other rows, so keep the list it returns.
 
         Args:
             budget, progress: see :meth:`Plan.run`. The budget is for the other rows alone.

@@ -21,6 +21,7 @@ from smartbatch import (
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.testing import MockProvider
 from tests.faults.world import MINUTE, texts, world
+from tests.hostile import HOSTILE, Elements
 
 
 def table(rows=100):
@@ -287,3 +288,17 @@ def test_vectors_can_be_previewed(tmp_path):
     assert preview.projection.total.expected > 0
     assert preview.projection.total.high == pytest.approx(preview.projection.total.low, rel=0.5)
     assert "a vector of" in preview._repr_html_()
+
+
+def test_hostile_prompts_and_answers_add_nothing_to_a_notebook(client_of):
+    prompts = [text.encode("utf-8", "replace").decode() for text in HOSTILE.values()]
+    answers = dict(zip(prompts, HOSTILE.values(), strict=True))
+    frame = pandas.DataFrame({"text": prompts}, index=prompts)
+    client = client_of(MockProvider(lambda request: answers[request.prompt]))
+
+    preview = client.preview(frame, column="text")
+    found = Elements(preview._repr_html_())
+
+    assert preview.results.succeeded >= len(HOSTILE) - 1  # a provider cannot send half a pair
+    assert set(found.tags) <= {"div", "p", "strong", "table", "thead", "tbody", "tr", "th", "td", "b"}
+    assert {name for name, _ in found.attributes} == {"style"}

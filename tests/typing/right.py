@@ -86,6 +86,9 @@ def of_a_client(client: BatchingClient, prompts: list[str]) -> None:
     client.embed(prompts, deadline=60, purpose="search")
     client.plan(prompts, schema=CITY, budget=0.5).explain()
     assert_type(client.plan(prompts, schema=City).run(), ResultList[City])
+    preview = client.preview(prompts, sample=30, sample_seed=7, schema=City, deadline="2h")
+    assert_type(preview.results, ResultList[City])
+    assert_type(preview.run(budget=2), ResultList[City])
     client.stream("x", temperature=0)
     assert_type(client.stream("x", schema=City).result.parsed, City | None)
 
