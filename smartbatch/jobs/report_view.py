@@ -13,7 +13,7 @@ from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.explanation import decision_parts
 from smartbatch.core.routing.options import Option
 from smartbatch.errors import SmartbatchError, kind_name
-from smartbatch.failure_groups import FailureGroups
+from smartbatch.failure_groups import FailureGroups, remedy_for
 from smartbatch.jobs.status import JobStatus, batch_parts, incident_parts
 from smartbatch.results import defects_in_words
 from smartbatch.types import DEFECTS, Result
@@ -432,8 +432,12 @@ def _quantiles(route: str, sample: Sequence[RequestFigures]) -> Iterator[tuple[s
 def _failures(s: JobStatus, seen: SeenResults) -> Iterator[Part]:
     if not s.failed:
         return
-    rows = [(one.kind, one.message, one.count, one.example) for one in seen.failures.largest()]
-    yield DataTable.of("Failures by kind and message", "kind, message, requests:number, example", rows)
+    rows = [
+        (one.kind, one.message, one.count, one.example, remedy_for(one.kind).action)
+        for one in seen.failures.largest()
+    ]
+    columns = "kind, message, requests:number, example, suggested action"
+    yield DataTable.of("Failures by kind and message", columns, rows)
     if seen.failures_read < s.failed:
         yield Note(
             f"The groups count an evenly spaced sample of {seen.failures_read:,} of {s.failed:,} failures."

@@ -52,6 +52,7 @@ def test_of_an_output_the_report_has_its_sums_and_no_answer(folder, capfd):
     html = (folder / "r.html").read_text("utf-8")
     assert "2 of 3 requests were answered, 1 failed. They cost $0.50, without 2 results" in html
     assert "it broke" in html
+    assert "allow more time per call" in html
     assert "SECRET" not in html
     assert "the store has no job for it" in html
 

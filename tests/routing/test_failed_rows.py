@@ -56,14 +56,20 @@ def test_flawed_answers_are_replaced_on_request(client_of):
         results.retry_failed(also="cut")  # type: ignore[arg-type]
 
 
-def test_a_flawed_answer_stays_until_it_is_replaced(client_of, tmp_path):
+def test_a_flawed_answer_stays_until_it_is_replaced(client_of):
     reasons = iter(["length", None, "stop"])
     provider = MockProvider(lambda _: _said(next(reasons)))
-    client = client_of(provider, cache=str(tmp_path / "cache.db"))
-    results = client.generate(["a"])
+    results = client_of(provider).generate(["a"])
     assert results.retry_failed(also=["truncated"]).texts == ["length"]
     again = results.retry_failed(also=["truncated"])
     assert (again.texts, again[0].attempts) == (["stop"], 2)
+
+
+def test_an_empty_answer_is_not_taken_from_the_cache_again(client_of, tmp_path):
+    texts = iter(["", "an answer"])
+    provider = MockProvider(lambda _: Answer(next(texts), finish_reason="stop"))
+    results = client_of(provider, cache=str(tmp_path / "cache.db")).generate(["a"])
+    assert results.retry_failed(also="empty").texts == ["an answer"]
 
 
 def _said(reason: str | None) -> Any:
