@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import stat
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from attrs import evolve, field, frozen
@@ -77,8 +79,7 @@ class Media:
         media_type: of a URL or an uploaded file, such as ``image/png``; ``None`` for the type that the end of
             the URL suggests. For all other files, it is detected from the content.
         name: sent as the title or file name of a document, if the provider has a field for it.
-        sha256: of the content, hexadecimal; set by the library.
-        size: bytes of the content; set by the library.
+        sha256, size, width, height: hash (hexadecimal), bytes and pixels of the content; set by the library.
 
     Raises:
         InvalidRequest: the source is missing or of an unsupported type. Files are read when a request with
@@ -93,6 +94,8 @@ class Media:
     name: str | None = field(default=None, kw_only=True)
     sha256: str | None = field(default=None, kw_only=True)
     size: int | None = field(default=None, kw_only=True)
+    width: int | None = field(default=None, kw_only=True)
+    height: int | None = field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if (self.source is None) == (self.file_id is None):
@@ -153,7 +156,9 @@ class Media:
             raise self._refusal(
                 field, f"which is {found.media_type}, not {_KNOWN[self.kind]}: use {other}(…)"
             )
-        return evolve(self, source=source, sha256=found.sha256, size=found.size, media_type=found.media_type)
+        width, height = found.pixels or (None, None)
+        known = evolve(self, source=source, sha256=found.sha256, size=found.size)
+        return evolve(known, media_type=found.media_type, width=width, height=height)
 
     def content(self, field: str) -> bytes:
         """Return the content of an accepted file.
@@ -180,11 +185,46 @@ class Media:
 class Image(Media):
     """An image in a prompt: PNG, JPEG, WebP or GIF, for Gemini also HEIC and HEIF.
 
+    Args:
+        max_pixels: a larger image is turned upright and scaled down to this many pixels when it is sent;
+            this needs Pillow. ``None`` sends it as it is.
+
     Images of PIL and figures of matplotlib are accepted as well and sent as PNG; a PIL image is turned
-    upright as its EXIF data says. See :class:`Media` for the arguments and errors.
+    upright as its EXIF data says. See :class:`Media` for the other arguments and the errors.
     """
 
     kind = "image"
+    max_pixels: int | None = field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        Media.__attrs_post_init__(self)
+        most = self.max_pixels
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+            raise InvalidRequest("Image: max_pixels must be a whole number above 0", field="max_pixels")
+        if most is not None and (self.file_id is not None or self.url is not None):
+            raise InvalidRequest("Image: max_pixels needs the file itself", field="max_pixels")
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the accepted image is larger than :attr:`max_pixels`."""
+        if self.max_pixels is None:
+            return False
+        return self.width is None or self.height is None or self.width * self.height > self.max_pixels
+
+    def accepted(self, field: str) -> Self:
+        found = Media.accepted(self, field)
+        if found.is_scaled and find_spec("PIL") is None:
+            raise self._refusal(field, "which max_pixels scales with Pillow: pip install pillow")
+        return found
+
+    def content(self, field: str) -> bytes:
+        data = Media.content(self, field)
+        if not self.is_scaled:
+            return data
+        try:
+            return _scaled(data, self.max_pixels or 1)
+        except Exception as error:  # Pillow's readers raise many kinds of errors for damaged files
+            raise self._refusal(field, f"which Pillow cannot scale ({type(error).__name__})") from None
 
 
 @frozen(repr=False)
@@ -206,7 +246,7 @@ class Audio(Media):
 
 _CLASSES: Final[Mapping[str, type[Media]]] = {each.kind: each for each in (Image, Document, Audio)}
 _FORM_PREFIX = "smartbatch."
-_STORED = ("source", "file_id", "media_type", "name", "sha256", "size")
+_STORED = ("source", "file_id", "media_type", "name", "sha256", "size", "width", "height", "max_pixels")
 
 
 def media_form(media: Media) -> dict[str, Any]:
@@ -221,13 +261,14 @@ def media_form(media: Media) -> dict[str, Any]:
             "or send it in real time with strategy='individual'",
             field="prompt",
         )
-    given = {name: value for name in _STORED if (value := getattr(media, name)) is not None}
+    given = {name: value for name in _STORED if (value := getattr(media, name, None)) is not None}
     return {"type": _FORM_PREFIX + media.kind, **given}
 
 
 def media_identity(media: Media) -> dict[str, Any]:
     """Return what distinguishes an accepted file from others, regardless of its path."""
-    form = {name: getattr(media, name) for name in ("file_id", "media_type", "name", "sha256")}
+    names = ("file_id", "media_type", "name", "sha256", "max_pixels")
+    form = {name: getattr(media, name, None) for name in names}
     return {"type": _FORM_PREFIX + media.kind, "url": media.url, **form}
 
 
@@ -247,6 +288,7 @@ class _Examined:
     sha256: str
     size: int
     media_type: str | None  # None if unknown
+    pixels: tuple[int, int] | None  # width and height of an image, if its header has them
 
 
 def _identity(path: str) -> tuple[int, int, int]:
@@ -270,7 +312,8 @@ def _examined_file(path: str, inode: int, changed: int, size: int) -> _Examined:
 
 
 def _examine(data: bytes) -> _Examined:
-    return _Examined(hashlib.sha256(data).hexdigest(), len(data), type_of_content(data))
+    media_type = type_of_content(data)
+    return _Examined(hashlib.sha256(data).hexdigest(), len(data), media_type, pixels_of(data, media_type))
 
 
 # bytes at the beginning of a file, and for containers also those at the position 8
@@ -309,6 +352,59 @@ def type_of_content(data: bytes) -> str | None:
         return None if b"\0" in data else data.decode() and PLAIN_TEXT
     except UnicodeDecodeError:
         return None
+
+
+def pixels_of(data: bytes, media_type: str | None) -> tuple[int, int] | None:
+    """Return width and height from the header of a PNG, GIF, WebP or JPEG; ``None`` if it has none."""
+    if len(data) < 30:
+        return None
+    match media_type:
+        case "image/png" if data[12:16] == b"IHDR":
+            return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+        case "image/gif":
+            return int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little")
+        case "image/webp" if data[12:16] == b"VP8X":
+            return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+        case "image/webp" if data[12:16] == b"VP8L":
+            bits = int.from_bytes(data[21:25], "little")
+            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        case "image/webp" if data[12:16] == b"VP8 ":
+            size = int.from_bytes(data[26:28], "little"), int.from_bytes(data[28:30], "little")
+            return size[0] & 0x3FFF, size[1] & 0x3FFF
+        case "image/jpeg":
+            return _pixels_of_jpeg(data)
+    return None
+
+
+def _pixels_of_jpeg(data: bytes) -> tuple[int, int] | None:
+    """Segments precede the frame header, which has the size."""
+    at = 2
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return int.from_bytes(data[at + 7 : at + 9]), int.from_bytes(data[at + 5 : at + 7])
+        # fill bytes and markers without a length are single
+        at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
+    return None
+
+
+def _scaled(data: bytes, max_pixels: int) -> bytes:
+    """Return an upright image of at most ``max_pixels``; a JPEG stays one, any other becomes a PNG."""
+    from PIL import Image as Pictures
+    from PIL import ImageOps
+
+    with Pictures.open(io.BytesIO(data)) as opened:
+        upright: Any = ImageOps.exif_transpose(opened)
+        is_jpeg = opened.format == "JPEG"
+    factor = math.sqrt(max_pixels / (upright.width * upright.height))
+    if factor < 1:
+        if upright.mode not in ("L", "LA", "RGB", "RGBA"):
+            upright = upright.convert("RGBA" if "transparency" in upright.info else "RGB")
+        size = max(1, int(upright.width * factor)), max(1, int(upright.height * factor))
+        upright = upright.resize(size, Pictures.Resampling.LANCZOS)
+    if is_jpeg:
+        return _written(lambda file: upright.convert("RGB").save(file, format="JPEG", quality=90))
+    return _written(lambda file: upright.save(file, format="PNG"))
 
 
 def kind_of_type(media_type: str) -> MediaKind:

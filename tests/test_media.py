@@ -16,7 +16,11 @@ from smartbatch import Audio, BatchingClient, Document, Image, InvalidRequest, M
 from smartbatch.chats import message_form, read_message
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.validation import normalise
-from smartbatch.media import type_of_content
+from smartbatch.media import pixels_of, type_of_content
+from smartbatch.providers.anthropic.parts import BLOCKS
+from smartbatch.providers.gemini.parts import PARTS
+from smartbatch.providers.media_parts import check_parts
+from smartbatch.providers.openai.parts import CHAT
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"first"
 OTHER_PNG = b"\x89PNG\r\n\x1a\n" + b"second"
@@ -240,3 +244,115 @@ def test_pillow_and_matplotlib_are_not_imported():
     code = "import sys, smartbatch; smartbatch.Image(b'a'); print({'PIL', 'matplotlib'} & set(sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"
+
+
+PICTURES = {
+    "png": b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR" + (9000).to_bytes(4) + (20).to_bytes(4) + b"\x08\x02\0\0\0CRC!",
+    "gif": b"GIF89a" + (30).to_bytes(2, "little") + (20).to_bytes(2, "little") + b"\0" * 20,
+}
+
+
+def picture_of(kind, size, **options):
+    from PIL import Image as Pillow
+
+    file = io.BytesIO()
+    Pillow.new("RGB", size, "red").save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in ("png", "gif", "jpeg", "webp")),
+        ("jpeg", {"progressive": True, "comment": b"a" * 300}),
+        ("webp", {"lossless": True}),
+        ("webp", {"exif": b"Exif\0\0MM\0*"}),
+    ],
+)
+def test_pixels_are_read_from_the_header(kind, options):
+    data = picture_of(kind, (300, 20), **options)
+    image = accepted("a", Image(data))[1]
+    assert (image.width, image.height) == (300, 20)
+    assert pixels_of(data[:20], image.media_type) is None
+
+
+def test_a_damaged_header_has_no_pixels():
+    for start in (b"\xff\xd8", b"\xff\xd8\xff\xe0\0\x10", b"\xff\xd8" + b"\xff" * 40, b"RIFF0000WEBPodd "):
+        assert pixels_of(start + b"\0" * 30, type_of_content(start + b"\0" * 30)) is None
+
+
+def test_a_large_image_is_scaled_and_upright_when_it_is_sent(tmp_path):
+    from PIL import Image as Pillow
+
+    turned = Pillow.Exif()
+    turned[0x0112] = 6
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(picture_of("jpeg", (400, 100), exif=turned))
+    image = accepted("a", Image(path, max_pixels=10_000))[1]
+    with Pillow.open(io.BytesIO(image.content(""))) as sent:
+        assert (sent.format, sent.size) == ("JPEG", (50, 200))
+    assert image.sha256 == sha256(path.read_bytes())
+    small = accepted("a", Image(path, max_pixels=40_000))[1]
+    assert small.content("") == path.read_bytes()
+    keys = {fingerprint(normalise(["a", Image(path, max_pixels=n)]), "m", "s") for n in (None, 9, 10)}
+    assert len(keys) == 3
+    assert read_message(message_form(Message("user", (image,)))).content[0] == image
+    gif = Image(picture_of("gif", (30, 20)), max_pixels=6).accepted("")
+    with Pillow.open(io.BytesIO(gif.content(""))) as sent:
+        assert (sent.format, sent.size) == ("PNG", (3, 2))
+
+
+def test_an_image_that_cannot_be_scaled_fails_its_request():
+    image = Image(PICTURES["gif"], max_pixels=6).accepted("")
+    with pytest.raises(InvalidRequest, match="here is a file of 30 bytes, which Pillow cannot scale"):
+        image.content("here")
+    for wrong in (0, True, "9"):
+        with pytest.raises(InvalidRequest, match="max_pixels must be a whole number above 0"):
+            Image(PNG, max_pixels=wrong)
+    with pytest.raises(InvalidRequest, match="max_pixels needs the file itself"):
+        Image("https://a.example/b.png", max_pixels=6)
+
+
+def test_scaling_without_pillow_is_rejected_when_the_request_is_accepted(monkeypatch):
+    monkeypatch.setattr("smartbatch.media.find_spec", lambda name: None)
+    with pytest.raises(InvalidRequest, match="which max_pixels scales with Pillow: pip install pillow"):
+        accepted("a", Image(PICTURES["png"], max_pixels=6))
+    assert accepted("a", Image(PICTURES["png"], max_pixels=180_000))
+
+
+@pytest.mark.parametrize(
+    ("form", "make", "problem"),
+    [
+        (
+            BLOCKS,
+            lambda: [Image(PICTURES["png"])],
+            r"9,000 × 20 pixels; Anthropic takes at most 8,000 .*max_pixels",
+        ),
+        (
+            BLOCKS,
+            lambda: [Image(PNG + b"a" * 8_000_000)],
+            r"bytes in base64; Anthropic takes at most 10,485,760",
+        ),
+        (BLOCKS, lambda: [Document(b"%PDF-" + b"a" * 26_000_000)], "takes at most 33,554,432 in a request"),
+        (BLOCKS, lambda: [Image(PNG)] * 601, "601 images; Anthropic takes at most 600"),
+        (CHAT, lambda: [Document(b"%PDF-" + b"a" * 38_000_000)], "document .*takes at most 50,000,000$"),
+        (CHAT, lambda: [Image(PNG)] * 1501, "1,501 images"),
+        (PARTS, lambda: [Document(b"%PDF-" + b"a" * 38_000_000)], "Gemini takes at most 50,000,000$"),
+        (
+            PARTS,
+            lambda: [Image(PNG + b"a" * 38_000_000)] * 2,
+            "Gemini takes at most 100,000,000 in a request",
+        ),
+    ],
+)
+def test_files_beyond_the_limits_of_an_api_are_rejected(form, make, problem):
+    prompt = normalise(["a", *make()]).prompt
+    with pytest.raises(InvalidRequest, match=problem):
+        check_parts(prompt, form)
+
+
+def test_many_images_have_a_lower_limit_at_anthropic():
+    image = Image(PICTURES["png"].replace((9000).to_bytes(4), (2001).to_bytes(4)))
+    check_parts(normalise(["a", *[image] * 20]).prompt, BLOCKS)
+    with pytest.raises(InvalidRequest, match=r"2,001 × 20 pixels; .*at most 2,000 on each side with so many"):
+        check_parts(normalise(["a", *[image] * 21]).prompt, BLOCKS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import mimetypes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
@@ -18,7 +19,7 @@ from attrs import evolve, field, frozen
 
 from smartbatch._words import short
 from smartbatch.errors import InvalidRequest
-from smartbatch.media import PDF, PLAIN_TEXT, Media, MediaKind, kind_of_type
+from smartbatch.media import PDF, PLAIN_TEXT, Image, Media, MediaKind, kind_of_type, pixels_of
 from smartbatch.types import Message
 
 PartKind: TypeAlias = MediaKind | Literal["text"]
@@ -44,6 +45,8 @@ class MediaPart:
         media_type: in lower case, such as ``image/png``; ``None`` if unknown.
         name: the file's name or title.
         detail: OpenAI's level of detail.
+        size: bytes of the file in base64; 0 if they are not known yet.
+        sides: width and height in pixels, if known.
     """
 
     kind: PartKind
@@ -55,6 +58,8 @@ class MediaPart:
     media_type: str | None = field(default=None, kw_only=True)
     name: str | None = field(default=None, kw_only=True)
     detail: str | None = field(default=None, kw_only=True)
+    size: int = field(default=0, kw_only=True)
+    sides: tuple[int, int] | None = field(default=None, kw_only=True)
 
     def described(self) -> str:
         """Return for example ``an image (image/heic)``."""
@@ -73,6 +78,20 @@ class MediaPart:
             raise Untranslatable("is a text that is not UTF-8") from None
 
 
+@frozen(kw_only=True)
+class FileLimits:
+    """The limits that an API documents for the files in a request. Bytes are those of base64."""
+
+    image_bytes: float = math.inf  # of one image
+    document_bytes: float = math.inf  # of one document
+    request_bytes: float = math.inf  # of all files together
+    images: float = math.inf  # number of images
+    side: float = math.inf  # pixels of the longer side of an image
+    many: tuple[int, int] | None = (
+        None  # with more images than the first number, the second replaces ``side``
+    )
+
+
 @frozen
 class PartForm:
     """What an API accepts in the content of messages.
@@ -81,12 +100,14 @@ class PartForm:
         api: its name in errors.
         owns: whether a part is in the API's own form, so that it is sent unchanged.
         write: writes any other part, or raises :class:`Untranslatable`.
+        limits: of files given as ``Image``, ``Document`` or ``Audio``.
         files_in_results: whether tool results may contain converted files.
     """
 
     api: str
     owns: Callable[[Mapping[str, Any]], bool]
     write: Callable[[MediaPart], dict[str, Any]]
+    limits: FileLimits = FileLimits()
     files_in_results: bool = False
 
 
@@ -108,14 +129,47 @@ def _translated(prompt: str | Sequence[Message], form: PartForm, read: _ReadMedi
     if isinstance(prompt, str) or all(isinstance(message.content, str) for message in prompt):
         return prompt
     found = []
+    files: list[tuple[str, MediaPart]] = []
+
+    def noted(media: Media, field: str) -> MediaPart:
+        files.append((field, read(media, field)))
+        return files[-1][1]
+
     for place, message in enumerate(prompt):
         if not isinstance(message.content, str):
-            parts = _parts(
-                message.content, f"prompt[{place}].content", form, read, is_result=message.role == "tool"
-            )
+            field = f"prompt[{place}].content"
+            parts = _parts(message.content, field, form, noted, is_result=message.role == "tool")
             message = evolve(message, content=parts)
         found.append(message)
+    if files:
+        _check_limits(files, form)
     return found
+
+
+def _check_limits(files: Sequence[tuple[str, MediaPart]], form: PartForm) -> None:
+    limits, api = form.limits, form.api
+    images = [part for _, part in files if part.kind == "image"]
+    side = limits.side if limits.many is None or len(images) <= limits.many[0] else limits.many[1]
+    for place, part in files:
+        most = {"image": limits.image_bytes, "document": limits.document_bytes}.get(part.kind, math.inf)
+        problem = ""
+        if part.sides is not None and max(part.sides) > side:
+            width, height = part.sides
+            many = " with so many images" if side != limits.side else ""
+            problem = f"{width:,} × {height:,} pixels; {api} takes at most {side:,.0f} on each side{many}"
+        elif part.size > most:
+            problem = f"{part.size:,} bytes in base64; {api} takes at most {most:,.0f}"
+        if problem:
+            advice = ": pass Image(…, max_pixels=…)" if part.kind == "image" else ""
+            raise InvalidRequest(f"{place} is {part.described()} of {problem}{advice}", field=place)
+    if len(images) > limits.images:
+        text = f"prompt has {len(images):,} images; {api} takes at most {limits.images:,.0f} in a request"
+        raise InvalidRequest(text, field="prompt")
+    if (total := sum(part.size for _, part in files)) > limits.request_bytes:
+        text = (
+            f"prompt has files of {total:,} bytes in base64; {api} takes at most {limits.request_bytes:,.0f}"
+        )
+        raise InvalidRequest(f"{text} in a request", field="prompt")
 
 
 _ReadMedia: TypeAlias = Callable[[Media, str], MediaPart]
@@ -197,7 +251,12 @@ def _without_content(media: Media) -> MediaPart:
         media_type = media.media_type or _type_of_name(media.url)
         return MediaPart(media.kind, url=media.url, media_type=media_type, name=media.name)
     if media.file_id is None:
-        return MediaPart(media.kind, data="", media_type=media.media_type, name=media.name)
+        part = MediaPart(media.kind, data="", media_type=media.media_type, name=media.name)
+        if isinstance(media, Image) and media.is_scaled:  # size and type are known once it has been scaled
+            is_jpeg = media.media_type == "image/jpeg"
+            return part if is_jpeg else evolve(part, media_type="image/png")
+        sides = (media.width, media.height) if media.width and media.height else None
+        return evolve(part, size=4 * -(-(media.size or 0) // 3), sides=sides)
     return MediaPart(
         media.kind,
         file_id=media.file_id,
@@ -211,7 +270,9 @@ def _with_content(media: Media, field: str) -> MediaPart:
     part = _without_content(media)
     if part.data is None:
         return part
-    return evolve(part, data=base64.b64encode(media.content(field)).decode())
+    content = media.content(field)
+    data = base64.b64encode(content).decode()
+    return evolve(part, data=data, size=len(data), sides=pixels_of(content, part.media_type))
 
 
 def read_part(part: Any) -> MediaPart:

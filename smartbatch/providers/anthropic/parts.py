@@ -1,7 +1,7 @@
 """Content blocks of Anthropic's Messages API.
 
 Sources: the types of ``anthropic`` 2.14 and Anthropic's guides to vision, PDF support and the Files API
-(November 2026). The API takes no audio.
+(November 2026). The API takes no audio; Bedrock and Vertex take images of at most 5 MB, which is not checked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from smartbatch.media import PDF, PLAIN_TEXT
-from smartbatch.providers.media_parts import ANY_TEXT, MediaPart, PartForm, check_type, refuse
+from smartbatch.providers.media_parts import ANY_TEXT, FileLimits, MediaPart, PartForm, check_type, refuse
 
 IMAGE_TYPES: Final = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
 
@@ -53,4 +53,12 @@ def _write(part: MediaPart) -> dict[str, Any]:
     return {"type": part.kind, "source": source, **title}
 
 
-BLOCKS: Final = PartForm(_API, _owns, _write, files_in_results=True)
+# the guide to vision: 10 MB for an image; 32 MB and 600 images in a request; 8,000 pixels on each side,
+# or 2,000 with more than 20 images
+BLOCKS: Final = PartForm(
+    _API,
+    _owns,
+    _write,
+    FileLimits(image_bytes=10 * 2**20, request_bytes=32 * 2**20, images=600, side=8000, many=(20, 2000)),
+    files_in_results=True,
+)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from smartbatch.media import PDF
 from smartbatch.providers.media_parts import (
     ANY_TEXT,
+    FileLimits,
     MediaPart,
     PartForm,
     Untranslatable,
@@ -64,4 +65,5 @@ def _write(part: MediaPart) -> dict[str, Any]:
     return {"inlineData": {"mimeType": media_type, "data": part.data}}
 
 
-PARTS: Final = PartForm(_API, _owns, _write)
+# the guide to file input methods: 100 MB in a request, 50 MB for a PDF
+PARTS: Final = PartForm(_API, _owns, _write, FileLimits(document_bytes=50_000_000, request_bytes=100_000_000))

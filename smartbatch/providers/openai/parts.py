@@ -12,6 +12,7 @@ from typing import Any, Final
 from smartbatch.media import PDF
 from smartbatch.providers.media_parts import (
     ANY_TEXT,
+    FileLimits,
     MediaPart,
     PartForm,
     Untranslatable,
@@ -105,7 +106,14 @@ def _refused(part: MediaPart, api: str) -> Untranslatable:
     return refuse(part, api)
 
 
-CHAT: Final = PartForm(_CHAT_API, lambda part: part.get("type") in _CHAT_TYPES, _write_chat)
+# the same guides: 50 MB for each file; 1,500 images and 512 MB in a request
+_LIMITS = FileLimits(document_bytes=50_000_000, request_bytes=512_000_000, images=1500)
+
+CHAT: Final = PartForm(_CHAT_API, lambda part: part.get("type") in _CHAT_TYPES, _write_chat, _LIMITS)
 RESPONSES: Final = PartForm(
-    _RESPONSES_API, lambda part: part.get("type") in _RESPONSES_TYPES, _write_responses, files_in_results=True
+    _RESPONSES_API,
+    lambda part: part.get("type") in _RESPONSES_TYPES,
+    _write_responses,
+    _LIMITS,
+    files_in_results=True,
 )
