@@ -15,7 +15,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import InputError
 from smartbatch.runs.edits import find_edit, keep_previous, kept_lines
 from smartbatch.runs.output_file import OutputDiffers, OutputFile, Recovered
-from smartbatch.runs.output_lines import place_of
+from smartbatch.runs.output_lines import place_of, resend_id
 from smartbatch.runs.row_requests import InputRequests
 from smartbatch.runs.run_identity import RowSelection, RunIdentity
 from smartbatch.runs.table_output import TableOutput
@@ -36,7 +36,7 @@ class EarlierOutput:
 
         Raises:
             InputError: the output has answers to other prompts, and ``--changed`` does not say what to send;
-                or no row is to be sent again.
+                or ``--resend`` names rows that it does not have.
         """
         out, resend, keys = self._out, self._args.resend, self._input.keys
         if resend is not None:
@@ -51,9 +51,8 @@ class EarlierOutput:
         except OutputDiffers:
             self._keep_unchanged()
             found = out.recover(keys)
-        by_kind = resend is not None and resend not in ("failed", *DEFECTS)
-        self._print(found, all_failed=not by_kind and self._args.sample is None)
-        return found, self._failed_with(resend) if by_kind else None
+        self._print(found, all_failed=self._args.sample is None and resend in (None, "failed"))
+        return found, None if resend is None else self._selected(resend)
 
     @property
     def _lines(self) -> OutputFile:
@@ -78,25 +77,36 @@ class EarlierOutput:
         if not args.quiet:
             say("\n".join(edit.report(escape(out.path), previous)))
 
-    def _failed_with(self, kind: str) -> RowSelection:
-        """Select the rows that failed with a kind of error.
+    def _selected(self, resend: str) -> RowSelection:
+        """Select the rows to send again: those with a defect, those that failed, or those with one kind of
+        error.
 
         Raises:
-            InputError: there are none.
+            InputError: the output has no rows, or none failed with this kind.
         """
-        keys, kinds = self._input.keys, dict[int, str]()
-        for _, content in self._lines.survey():
+        keys, path, kinds = self._input.keys, escape(self._out.path), dict[int, str]()
+        chosen, lines = bytearray(len(keys)), 0
+        for lines, (_, content) in enumerate(self._lines.survey(), 1):
             place = place_of(content, keys)
-            if place is not None and content["error"] is not None and not self._out.is_answered(place):
+            if place is None or self._out.is_answered(place):
+                continue
+            if content["error"] is not None:
                 kinds[place] = str(content["error"]["kind"])
-        if kind not in kinds.values():
-            counts = Counter(kinds.values()).most_common()
-            others = ", ".join(f"{escape(name)} ({number:,})" for name, number in counts) or "none"
-            raise InputError(
-                f"{escape(self._out.path)}: no row failed with {kind!r:.60}; its errors: {others}"
-            )
-        chosen = bytearray(kinds.get(place) == kind for place in range(len(keys)))
-        return RowSelection(f"resend {kind}", chosen)
+            chosen[place] = resend in DEFECTS and resend_id(content) is not None
+        if not lines:
+            raise InputError(f"{path}: has no rows to send again; leave out --resend to send all rows")
+        if resend not in DEFECTS:
+            for place, kind in kinds.items():
+                chosen[place] = resend in ("failed", kind)
+        if not any(chosen):
+            if resend not in ("failed", *DEFECTS):
+                counts = Counter(kinds.values()).most_common()
+                others = ", ".join(f"{escape(name)} ({number:,})" for name, number in counts) or "none"
+                raise InputError(f"{path}: no row failed with {resend!r:.60}; its errors: {others}")
+            if not self._args.quiet:
+                none = "no row failed" if resend == "failed" else f"no answer is {resend}"
+                say(f"{path}: {none}, so nothing is sent")
+        return RowSelection(f"resend {resend}", chosen)
 
     def _print(self, found: Recovered, *, all_failed: bool) -> None:
         if self._args.quiet or not (found.answered or found.failed or found.resent or found.cut):

@@ -6,6 +6,7 @@ import csv
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,29 @@ def test_resend_needs_an_output(server, capfd):
     prompts(1)
     assert main(["run", "in.txt", "--model", "sim:echo", "--resend", "empty"]) == 2
     assert "--resend replaces answers in an output file: give it with -o" in capfd.readouterr().err
+
+
+def test_resend_sends_no_rows_that_were_never_sent(server, capfd):
+    prompts(8)
+    assert run("--limit", "4") == 0
+    server.asked.clear()
+    assert run("--resend", "failed", tokens=500) == 0
+    assert "out.jsonl: no row failed, so nothing is sent" in capfd.readouterr().err
+    assert run("--resend", "truncated", tokens=500) == 0
+    assert sorted(server.asked) == [("prompt 0", 500), ("prompt 2", 500)]
+    assert run("--resend", "truncated", tokens=500) == 0
+    assert "out.jsonl: no answer is truncated, so nothing is sent" in capfd.readouterr().err
+    assert run(tokens=500) == 0
+    assert len(server.asked) == 6
+    assert len(written("out.jsonl")) == 8
+
+
+def test_resend_without_an_earlier_output_is_refused(server, capfd):
+    prompts(2)
+    assert run("--resend", "truncated") == 2
+    assert "out.jsonl: has no rows to send again" in capfd.readouterr().err
+    assert not server.asked
+    assert not Path("out.jsonl").exists()
 
 
 def test_an_answer_that_is_cut_off_again_is_replaced_once_a_command(server):
