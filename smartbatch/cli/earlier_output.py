@@ -85,16 +85,16 @@ class EarlierOutput:
             InputError: the output has no rows, or none failed with this kind.
         """
         keys, path, kinds = self._input.keys, escape(self._out.path), dict[int, str]()
-        chosen, lines = bytearray(len(keys)), 0
-        for lines, (_, content) in enumerate(self._lines.survey(), 1):
+        if self._lines.is_empty:
+            raise InputError(f"{path}: has no rows to send again; leave out --resend to send all rows")
+        chosen = bytearray(len(keys))
+        for _, content in self._lines.survey():
             place = place_of(content, keys)
             if place is None or self._out.is_answered(place):
                 continue
             if content["error"] is not None:
                 kinds[place] = str(content["error"]["kind"])
             chosen[place] = resend in DEFECTS and resend_id(content) is not None
-        if not lines:
-            raise InputError(f"{path}: has no rows to send again; leave out --resend to send all rows")
         if resend not in DEFECTS:
             for place, kind in kinds.items():
                 chosen[place] = resend in ("failed", kind)
