@@ -88,7 +88,7 @@ class RemoteProgress:
     results_fetched: bool = False  # the results are in local files
     results_refetched: int = field(default=0, converter=int)  # downloads repeated because lines were missing
     results_cut: int = 0  # downloads repeated because the last line was incomplete
-    results_size: int | None = None  # bytes received by the latest of these downloads
+    results_size: int | None = None  # bytes received by the latest download that was incomplete or the last
     results_gone: bool = False  # the provider deleted the results before they were downloaded
     # the job was held because the outcome of the create call was unknown; if it is active again, a user
     # resumed it

@@ -226,3 +226,62 @@ def test_cleaning_removes_what_forgotten_jobs_left(store, bench):
     assert (Path(store.spool) / f"{shard.id}.in").exists()
     assert (Path(store.spool) / "notes.txt").exists()
     assert list(store.jobs.find_named(["name 1", "name 599"])) == ["name 599"]
+
+
+# -- full storage --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (400, "You have exceeded your file storage quota."),
+        (429, "Resource exhausted: file storage limit of 20 GB reached"),
+        (400, "You have exceeded the maximum number of files"),
+    ],
+)
+def test_a_full_storage_holds_the_job_until_it_is_resumed(status, text, client_of, clock, monkeypatch):
+    remote = Remote(clock)
+    upload = remote.api.upload
+
+    def refuse(name, source, timeout):
+        kind = ErrorKind.RATE_LIMIT if status == 429 else ErrorKind.CLIENT_ERROR
+        raise ProviderError(text, kind=kind, status=status)
+
+    monkeypatch.setattr(remote.api, "upload", refuse)
+    job = client_of(remote).submit_batch(["a", "b"])
+    clock.sleep(60.0)
+    status = job.status()
+    assert status.state == "held"
+    assert text in status.note
+    assert "smartbatch jobs clean --remote" in status.note
+    monkeypatch.setattr(remote.api, "upload", upload)
+    job.resume()
+    assert job.wait(DAY).completed == 2
+
+
+def test_other_refusals_of_an_upload_do_not_hold_the_job(client_of, clock, monkeypatch):
+    remote = Remote(clock)
+
+    def refuse(name, source, timeout):
+        raise ProviderError("the file is too large", kind=ErrorKind.CLIENT_ERROR, status=400)
+
+    monkeypatch.setattr(remote.api, "upload", refuse)
+    assert client_of(remote).submit_batch(["a", "b"]).wait(DAY).failed == 2
+
+
+def test_storage_that_is_nearly_full_is_reported_once_per_job(client_of, clock):
+    remote = Remote(clock)
+    client = client_of(remote, batch_max_requests=1)
+    first = client.submit_batch(["a", "b"])
+    first.wait(DAY)
+    clock.sleep(1.0)
+    stored = first._engine.store.remote_objects.stored_bytes(remote.scope, at=clock.wall())
+    [sizes] = {shard.bytes for shard in first._engine.store.shards.of_job(first.id)}
+    assert stored > 2 * sizes  # inputs and results
+    remote.api.abilities = evolve(remote.api.abilities, storage=(stored + sizes) / 0.9 + 1.0)
+    second = client.submit_batch(["c", "d"])
+    assert second.wait(DAY).completed == 2
+    assert [one.kind for one in second.incidents()] == ["storage_nearly_full"]
+    assert list(first.incidents()) == []
+    later = clock.wall() + 40 * DAY  # everything has expired
+    assert first._engine.store.remote_objects.stored_bytes(remote.scope, at=later) == 0

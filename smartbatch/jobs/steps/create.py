@@ -232,6 +232,7 @@ def begin(step: Step, shard: ShardRow) -> ShardRow:
     remote = evolve(shard.remote, omitted=step.api.omitted(model=step.model))
     if not step.api.abilities.files:
         return step.advance(shard, ShardState.READY, remote=remote)
+    refusals.warn_of_full_storage(step, shard)
     shard = step.advance(shard, ShardState.UPLOADING, remote=remote)
     return _send_file(step, shard)  # nothing has been sent yet, so there is no file to search for
 
@@ -472,7 +473,11 @@ def _input_is_gone(step: Step, shard: ShardRow) -> bool:
 def _call_failed(step: Step, shard: ShardRow, failure: Exception) -> ShardRow:
     """Handle the failure of a call that precedes the create call and costs nothing."""
     error, tries = refusals.redacted(step, shard, failure), shard.tries + 1
-    # 1. a web page with 404, 405, 410 or 501 comes from a server without batches, or from a gateway whose
+    # 1. the account may store no more files: hold the job; the shard continues when it is resumed
+    if refusals.storage_is_full(error):
+        step.store.jobs.note(step.lease, refusals.STORAGE_NOTE.format(error.message), hold=True)
+        return step.reschedule(shard, 0.0, note=error.message)
+    # 2. a web page with 404, 405, 410 or 501 comes from a server without batches, or from a gateway whose
     # server is unavailable. Both look alike, so try again; after some tries use real time if the job may fall
     # back, otherwise record an incident that says what to do
     missing = error.status in _NO_SUCH_PATH and error.maybe_billed
@@ -488,10 +493,10 @@ def _call_failed(step: Step, shard: ShardRow, failure: Exception) -> ShardRow:
         )
         step.incident("no_batch_api", detail, shard)
         return step.retry_later(shard, error, note=detail)
-    # 2. a transient error, or a call that may have succeeded: try again
+    # 3. a transient error, or a call that may have succeeded: try again
     if error.kind in _TRANSIENT_KINDS or error.kind is ErrorKind.INVALID_RESPONSE or error.maybe_billed:
         return step.retry_later(shard, error)
-    # 3. otherwise it is refused
+    # 4. otherwise it is refused
     return _refused(step, shard, error)
 
 

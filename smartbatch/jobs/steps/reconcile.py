@@ -67,7 +67,8 @@ def reconcile_shard(step: Step, shard: ShardRow) -> ShardRow:
     elsewhere = _hold_if_cancelled_elsewhere(step, shard, rest)
     # 6. classify each item
     items = _classified(step, shard, rest, may_have_run=may_have_run, elsewhere=elsewhere)
-    return _settle_with(step, shard, items, unused, None if shard.remote.results_gone else read.usd)
+    cost = None if shard.remote.results_gone else read.usd
+    return _settle_with(step, shard, items, unused, cost, read.size)
 
 
 def _lost_cost(step: Step, shard: ShardRow, ixs: Sequence[int]) -> float:
@@ -103,19 +104,20 @@ def _download_again(step: Step, shard: ShardRow, pause: float, size: int, missin
 
 
 def _settle_with(
-    step: Step, shard: ShardRow, items: _Outcomes, unused: float, cost: float | None
+    step: Step, shard: ShardRow, items: _Outcomes, unused: float, cost: float | None, size: int
 ) -> ShardRow:
     """Store the classified items and the state of the shard, and report them.
 
     Args:
         unused: USD that remain reserved because no result accounts for them.
         cost: USD of the results; ``None`` if they are gone.
+        size: bytes of the results.
     """
     before = step.store.jobs.get(step.job.id) or step.job
     now = step.wall
     if items.no_money:
         step.hold(items.no_money)
-    remote = shard.remote
+    remote = evolve(shard.remote, results_size=size)
     if items.realtime and remote.rescue is None:
         remote = evolve(remote, rescue=f"no answer in a batch that ended as {remote.status or 'ended'!r}")
     settled = step.store.shards.settle(

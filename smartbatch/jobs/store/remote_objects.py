@@ -38,6 +38,9 @@ _NEXT = f"""SELECT {_COLUMNS}, o.job, o.retention FROM remote_object o
     WHERE o.scope = ? AND o.due_at <= ? ORDER BY o.due_at, o.no LIMIT 1{{skip_locked}}"""
 _OF_FINISHED = f"""SELECT {_COLUMNS} FROM remote_object o LEFT JOIN job j ON j.no = o.job
     WHERE j.no IS NULL OR j.state = {{done}} ORDER BY o.no"""
+_SUM_OBJECTS = "SELECT coalesce(sum(bytes), 0) FROM remote_object WHERE scope = ? AND expires_at > ?"
+_SUM_INPUTS = """SELECT coalesce(sum(bytes), 0) FROM shard
+    WHERE scope = ? AND cleaned_up = 0 AND file_id IS NOT NULL AND fenced_at IS NULL"""
 _POSTPONE = "UPDATE remote_object SET due_at = ? WHERE no = ?"
 _remote_object = maker(RemoteObject, kind=RemoteKind)
 
@@ -55,6 +58,15 @@ class RemoteObjectTable:
     def of_finished_jobs(self) -> list[RemoteObject]:
         """Return the objects of jobs that are done or were deleted, oldest first."""
         return [_remote_object(row) for row in self.db.rows(_OF_FINISHED)]
+
+    def stored_bytes(self, scope: str, *, at: float) -> int:
+        """Return the bytes that an account stores in files of this store's batches, as far as known.
+
+        The sizes of results are known for finished batches only.
+        """
+        [(over,)] = self.db.rows(_SUM_OBJECTS, scope, at)
+        [(running,)] = self.db.rows(_SUM_INPUTS, scope)
+        return int(over) + int(running)
 
     def make_due(self, numbers: Sequence[int], *, at: float) -> None:
         """Have objects deleted now, whatever the retention of their jobs."""
@@ -112,13 +124,17 @@ def record(tx: Transaction, job: int, shard: ShardRow) -> None:
     retention = record_of(JobPolicy, text).retention
     over_at = shard.settled_at or shard.died_at or shard.due_at
     due = None if retention is None else over_at + retention
-    objects = [(RemoteKind.OUTPUT, output, 0) for output in shard.remote.outputs]
+    outputs = shard.remote.outputs
+    sizes = [shard.remote.results_size or 0, *[0] * len(outputs)]  # known only for all of them together
+    objects = [(RemoteKind.OUTPUT, *output) for output in zip(outputs, sizes, strict=False)]
     if shard.batch_id is not None:
         objects.append((RemoteKind.BATCH, shard.batch_id, 0))
     if shard.file_id is not None and shard.fenced_at is None:
         objects.append((RemoteKind.INPUT, shard.file_id, shard.bytes))
-    expires = max(shard.results_until or 0.0, over_at + LIFETIME_SECONDS)
     for kind, object_id, size in objects:
+        expires = over_at + LIFETIME_SECONDS
+        if kind is not RemoteKind.BATCH and shard.results_until is not None:
+            expires = shard.results_until
         tx.change(_ADD, job, shard.scope, shard.model, kind.value, object_id, size, retention, due, expires)
     if objects:
         tx.change(_EXPIRE, over_at)

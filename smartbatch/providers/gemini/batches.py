@@ -76,6 +76,7 @@ class GeminiBatches(BatchApi):
         kinds=frozenset({Kind.GENERATE, Kind.EMBED}),
         # Files are kept for 48 hours; nothing longer is documented for results.
         retention=48 * 3600.0,
+        storage=20e9,  # guide to the Files API: 20 GB per project
         # the ids of result files are longer than the delete call accepts (googleapis/python-genai#1759)
         deletes=frozenset({RemoteKind.INPUT, RemoteKind.BATCH}),
     )

@@ -90,6 +90,7 @@ class OpenAIBatches(FileInputs):
             newest_first=dialect.newest_first,
             cancels=dialect.cancel is not None,
             retention=dialect.retention,
+            storage=dialect.storage,
             result_files=dialect.results == "files",
             deletes=_deleted_by(dialect),
         )

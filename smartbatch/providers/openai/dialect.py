@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from smartbatch.errors import ConfigError
 from smartbatch.types import Kind
@@ -49,6 +50,7 @@ class BatchDialect:
         detail_errors: whether a refusal may have ``detail`` as its only field, as gateways' answers do.
         labels: whether listed batches show their mark or their input file.
         retention: seconds from the create call until results are deleted.
+        storage: bytes that an account may store in files.
     """
 
     kinds: frozenset[Kind] = frozenset({Kind.GENERATE, Kind.EMBED})
@@ -79,6 +81,7 @@ class BatchDialect:
     detail_errors: bool = False
     labels: bool = True
     retention: float = 29 * _DAY
+    storage: float = math.inf
 
     @property
     def window_hours(self) -> int:
@@ -97,15 +100,16 @@ class BatchDialect:
 OPENAI_LIKE = BatchDialect()
 
 # OpenAI's OpenAPI document 2.3.0: both expiries are 1 hour to 30 days. They remove files that no process
-# deletes: inputs after 14 days, results after 30
+# deletes: inputs after 14 days, results after 30. Files API reference: a project may store 2.5 TB
 OPENAI = BatchDialect(
+    storage=2.5e12,
     upload_fields={"expires_after[anchor]": "created_at", "expires_after[seconds]": "1209600"},
     create={**OPENAI_LIKE.create, "output_expires_after": {"anchor": "created_at", "seconds": 2_592_000}},
 )
 
 # Azure's REST reference and Batch guide: at most 500 files may exist without an expiry, the shortest of which
-# is 14 days; batches never expire
-AZURE = OPENAI
+# is 14 days; batches never expire. No size is documented for all files together
+AZURE = evolve(OPENAI, storage=math.inf)
 
 # SDK groq 1.7.0: the list has no parameters
 GROQ = BatchDialect(
