@@ -12,6 +12,7 @@ from signed_events import OTHER_SECRET, SECRET, body_of, headers_of
 
 from smartbatch import webhooks
 from smartbatch.errors import ConfigError
+from tests.levels import sampled
 
 INTERVAL = 3600.0
 TURNAROUND = 100.0
@@ -148,6 +149,74 @@ def test_the_path_before_the_name_of_a_batch_does_not_matter(named, known, place
     events.mark_used(known, 1)
     assert events.unused([known]) == {}
     sender.receiver.close()
+
+
+# -- polls while events arrive -------------------------------------------------------------------------------
+
+
+def run_job(client, remote, clock, sender=None, size=2):
+    """Run a job, and send an event when its batch ends; return the number of polls, and how late it ended."""
+    before, known = polls(remote), set(remote.api.made)
+    began = clock.now()
+    job = client.submit_batch([f"question {number}" for number in range(size)])
+    clock.sleep(remote.api.turnaround)
+    if sender is not None:
+        [batch_id] = set(remote.api.made) - known
+        assert sender.event(batch_id, event_id=f"evt about {batch_id}") == 200
+    assert job.wait(LONG).completed == size
+    return polls(remote) - before, clock.now() - began - remote.api.turnaround
+
+
+@pytest.fixture
+def often(client_of, remote, place):
+    """A client that polls every 30 seconds, as by default."""
+    return client_of(remote, store=place)
+
+
+@pytest.mark.parametrize("turnaround", sampled([420.0, 60.0, 1500.0], keep=1))
+def test_while_events_arrive_a_job_polls_at_most_four_times(turnaround, often, remote, sender, clock):
+    remote.api.turnaround = turnaround
+    without, _ = run_job(often, remote, clock, sender)
+    assert without >= turnaround / 30
+    for _ in range(2):
+        count, late = run_job(often, remote, clock, sender, size=1000)
+        assert count <= 4
+        assert late < 5.0
+
+
+def test_when_events_stop_arriving_polls_are_frequent_again(often, remote, sender, clock):
+    remote.api.turnaround = 420.0
+    usual, _ = run_job(often, remote, clock, sender)
+    lost = [run_job(often, remote, clock) for _ in range(3)]
+    assert [count < usual / 2 for count, _ in lost] == [True, True, False]
+    assert all(late <= 900.0 for _, late in lost)
+    assert lost[2][1] <= 30.0
+    assert run_job(often, remote, clock, sender)[0] > usual / 2
+    assert run_job(often, remote, clock, sender)[0] <= 4
+
+
+def test_an_event_ahead_of_the_api_does_not_make_the_next_poll_late(often, remote, sender, clock):
+    run_job(often, remote, clock, sender)
+    known = set(remote.api.made)
+    remote.api.turnaround = 600.0
+    job = often.submit_batch(["a", "b"])
+    clock.sleep(590.0)
+    [batch_id] = set(remote.api.made) - known
+    sender.event(batch_id, event_id="evt early")
+    clock.sleep(45.0)
+    assert job.status().completed == 2
+
+
+def test_a_batch_that_takes_too_long_is_cancelled_in_time_although_polls_are_rare(
+    client_of, remote, place, sender, clock
+):
+    client = client_of(remote, store=place, batch_timeout=700.0, batch_fallback="individual")
+    run_job(client, remote, clock, sender)
+    remote.api.turnaround = LONG
+    job = client.submit_batch(["a", "b"])
+    clock.sleep(720.0)
+    assert remote.api.calls.count("cancel") == 1
+    assert job.wait(LONG).completed == 2
 
 
 # -- which events are accepted -------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ SEEN = RemoteProgress(state=RemoteState.RUNNING)
 def shard(**given):
     plain = {
         "id": "shard",
+        "scope": "scope",
         "batch_id": "batch",
         "submitted_at": SENT,
         "results_until": None,
@@ -59,7 +60,8 @@ class Step:
             ),
         )
         shards = SimpleNamespace(of_job=lambda *_, states: [], is_answered=lambda _: self.answered)
-        self.store = SimpleNamespace(shards=shards)
+        events = SimpleNamespace(is_expected=lambda *_, at: False)
+        self.store = SimpleNamespace(shards=shards, webhook_events=events)
         for name, value in given.items():
             part, _, field = name.rpartition("__")
             setattr(getattr(self, part) if part else self, field, value)

@@ -37,7 +37,7 @@ from smartbatch.jobs.shard_records import (
     new_nonce,
     wire_id,
 )
-from smartbatch.jobs.steps import refusals
+from smartbatch.jobs.steps import poll, refusals
 from smartbatch.jobs.steps.orphans import find_orphans
 from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.wiring import MINUTE
@@ -391,7 +391,8 @@ def adopt(step: Step, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> 
         candidate=None,
         remote=RemoteProgress(status=batch.word, held_job=before.held_job, omitted=before.omitted),
         results_until=submitted + step.api.abilities.retention,
-        due_at=step.wall + min(step.limits.poll_interval, MINUTE),
+        due_at=step.wall
+        + poll.seconds_to_poll(step, shard, batch.id, min(step.limits.poll_interval, MINUTE)),
     )
 
 

@@ -30,6 +30,11 @@ ANSWERED_NOTE = "its requests were answered by a batch that was written off but 
 STUCK_CANCEL_SECONDS = 15 * 60.0  # at all three providers, a cancelled batch ends sooner
 MIN_CANCEL_SECONDS = 10.0  # minimum time from the cancel of a batch until it is abandoned, even if late
 CANCEL_POLL_SECONDS = 1.0  # from a cancel to the next poll; later pauses grow with the time since the cancel
+EVENT_POLL_FACTOR = 4
+"""While webhook events arrive, pauses are this many times as long as a batch has run, but at most
+:data:`MAX_EVENT_POLL_SECONDS`: a lost event costs no more.
+"""
+MAX_EVENT_POLL_SECONDS = 15 * 60.0
 MAX_REFUSED_BATCHES = 2
 """Number of batches that may be refused at validation, which costs nothing, before their items fail. It does
 not apply to errors of the provider itself.
@@ -39,7 +44,8 @@ _VISIBILITY_POLLS = 4  # minimum number of polls before a missing batch is repor
 
 
 def poll_batch(step: Step, shard: ShardRow) -> ShardRow:
-    assert shard.batch_id is not None
+    batch_id = shard.batch_id
+    assert batch_id is not None
     overdue = step.wall >= abandon_at(step, shard)
     # 1. the job was cancelled, the batch takes too long, or all of its requests were answered by an
     # orphan: cancel it
@@ -47,7 +53,7 @@ def poll_batch(step: Step, shard: ShardRow) -> ShardRow:
         return cancel(step, shard, reason, rescues=reason == OVERDUE_NOTE)
     try:
         with step.provider_calls():
-            batch = step.api.get(shard.batch_id, step.limits.call_timeout)
+            batch = step.api.get(batch_id, step.limits.call_timeout)
     except ProviderError as error:
         if not overdue or (step.policy.deadline is None and error.kind in _UNREACHED):
             raise
@@ -72,13 +78,27 @@ def poll_batch(step: Step, shard: ShardRow) -> ShardRow:
     # 5. it is running: store its progress. After a cancel, poll sooner at first: most cancels take seconds
     late = step.wall - (shard.submitted_at or step.wall) > PROMISED_SECONDS
     note = _LATE_NOTE.format(word=batch.word) if late else None
-    pause = step.limits.poll_interval
+    pause = seconds_to_poll(step, shard, batch_id, step.limits.poll_interval)
     if remote.cancel_sent_at is not None:
         pause = min(pause, max(CANCEL_POLL_SECONDS, step.wall - remote.cancel_sent_at))
     moved = step.reschedule(shard, pause, tries=0, note=note, remote=remote)
     if remote != shard.remote:
         step.runtime.publish_progress(step.job, running=_processed_not_stored(step))
     return moved
+
+
+def seconds_to_poll(step: Step, shard: ShardRow, batch_id: str, usual: float) -> float:
+    """Return the seconds until the next poll of a running batch; ``usual`` without webhooks."""
+    # 1. no webhook event is expected, or it has arrived, perhaps before the provider's API shows the end
+    if not step.store.webhook_events.is_expected(shard.scope, batch_id, at=step.wall):
+        return usual
+    age = 0.0 if shard.submitted_at is None else max(0.0, step.wall - shard.submitted_at)
+    pause = min(EVENT_POLL_FACTOR * max(usual, age), MAX_EVENT_POLL_SECONDS)
+    # 2. the batch must be cancelled when it has taken too long
+    if step.falls_back and step.policy.deadline is None:
+        pause = min(pause, step.timeout - age)
+    # 3. otherwise poll less often
+    return max(usual, pause)
 
 
 def _progress(known: RemoteProgress, batch: RemoteBatch) -> RemoteProgress:

@@ -132,6 +132,7 @@ TABLES = (
     )""",
     "CREATE INDEX shard_scope ON shard (scope, state)",
     "CREATE INDEX shard_batch ON shard (batch_id)",
+    "CREATE INDEX shard_ended ON shard (scope, ended_at) WHERE ended_at IS NOT NULL",
     # the positions in the job of a shard's items, four bytes each, little-endian
     "CREATE TABLE shard_items (id TEXT NOT NULL PRIMARY KEY, job {int} NOT NULL, positions {bytes} NOT NULL)",
     """CREATE TABLE result (
@@ -185,7 +186,7 @@ TABLES = (
         at {real} NOT NULL,
         used {int} NOT NULL DEFAULT 0
     )""",
-    "CREATE INDEX webhook_event_unused ON webhook_event (batch, no) WHERE used = 0",
+    "CREATE INDEX webhook_event_batch ON webhook_event (batch, used, no)",
     "CREATE INDEX webhook_event_at ON webhook_event (at)",
     # items that are not sent: each gets the result of an identical item of its job, the leader
     "CREATE TABLE follower (no {key}, leader {int} NOT NULL)",

@@ -4,6 +4,9 @@ An event only names a batch that has changed. It is unused until a poll that beg
 stored; until then, the batch is due for a poll. Events about unknown batches are kept, because an event may
 arrive before the answer to the create call is stored. Used events are kept for :data:`KEPT_SECONDS`, so that
 a repeated delivery is recognized.
+
+Batches of an account are polled less often while events arrive for it: at least one of the latest
+:data:`MAX_MISSED_EVENTS` batches that have ended was named by an event.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from attrs import frozen
 from smartbatch.jobs.store.database import Database, Transaction, encoded
 
 KEPT_SECONDS = 4 * 86_400.0  # longer than any sender repeats a delivery; the longest is 72 hours
+MAX_MISSED_EVENTS = 2  # consecutive batches without an event, after which none is expected
 TRIM_INTERVAL = 50  # old events are deleted once per this many new ones
 
 _ADD = """INSERT INTO webhook_event (id, batch, at) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING
@@ -25,6 +29,10 @@ _NAMED_JOBS = """SELECT DISTINCT j.id FROM webhook_event e
     JOIN shard s ON s.batch_id IN (e.batch, 'batches/' || e.batch)
     JOIN job j ON j.no = s.job
     WHERE e.used = 0 AND e.no > ? AND s.state = {submitted}"""
+
+_KNOWN = "SELECT DISTINCT batch FROM webhook_event WHERE batch IN {texts}"
+_LATEST_ENDED = """SELECT batch_id FROM shard WHERE scope = ? AND ended_at > ? AND batch_id IS NOT NULL
+    ORDER BY ended_at DESC LIMIT ?"""
 
 
 def batch_name(batch_id: str) -> str:
@@ -72,3 +80,16 @@ class WebhookEventTable:
         """Mark the events about a batch up to ``number`` as used, after a later poll was stored."""
         used = "UPDATE webhook_event SET used = 1 WHERE used = 0 AND batch = ? AND no <= ?"
         self.db.change(used, batch_name(batch_id), number)
+
+    def is_expected(self, scope: str, batch_id: str, *, at: float) -> bool:
+        """Whether an event will probably arrive when a batch ends, because others of its account had one.
+
+        Args:
+            at: the current time in Unix seconds.
+        """
+        # 1. no event is stored, or this batch had one: none
+        if not self.last() or self.db.rows(_KNOWN, [batch_name(batch_id)]):
+            return False
+        # 2. otherwise one of the latest batches of the account must have had one
+        latest = self.db.rows(_LATEST_ENDED, scope, at - KEPT_SECONDS, MAX_MISSED_EVENTS)
+        return bool(latest) and bool(self.db.rows(_KNOWN, [batch_name(ended) for (ended,) in latest]))
