@@ -347,7 +347,9 @@ class ListResults(Iterator[Result]):
             for at, row in zip(range(total), rows, strict=False):  # only the requested rows
                 request = requests[at] if at < len(requests) else Request()
                 found.setdefault(row, came.get(at) or unanswered(request, sent=was_sent(at)))
-            return of_prompts(ResultList(found[row] for row in sorted(found)), self.prompts)
+            listed = ResultList(found[row] for row in sorted(found))
+            listed.sent = self.sent(listed)
+            return of_prompts(listed, self.prompts)
 
         of = f" of {len(requests):,}" if requests else ""
         those = "them" if read is not None else "the unread ones"

@@ -9,9 +9,18 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from jobs.remote import Remote
 
 import smartbatch
-from smartbatch import BatchingClient, Interrupted, InvalidRequest, ProviderError, Request, ResultList
+from smartbatch import (
+    BatchingClient,
+    Interrupted,
+    InvalidRequest,
+    ListProgress,
+    ProviderError,
+    Request,
+    ResultList,
+)
 from smartbatch.errors import AllRequestsFailed, ErrorKind
 from smartbatch.providers import OpenAIProvider
 from smartbatch.testing import MockProvider, emulator
@@ -136,6 +145,29 @@ def test_a_stopped_client_is_started_for_the_call():
     again = results.retry_failed()
     assert again.texts == ["a", "b"]
     assert provider.opened == provider.closed
+
+
+def test_the_rest_of_an_interrupted_list_is_sent_again(client_of, clock):
+    interrupted = threading.Event()
+
+    def reply(prompt: str) -> str:
+        if int(prompt[1:]) >= 12:  # the others are answered before the interrupt
+            interrupted.wait()
+        return prompt
+
+    def interrupt(progress: ListProgress) -> None:
+        if progress.finished == 10:
+            raise KeyboardInterrupt
+
+    client = client_of(Remote(clock, reply=reply), parallelism=2)
+    prompts = [f"p{number}" for number in range(30)]
+    with pytest.raises(Interrupted) as caught:
+        client.generate(prompts, strategy="individual", on_progress=interrupt)
+    results = caught.value.results
+    interrupted.set()
+    again = results.retry_failed()
+    assert results.failed > again.failed == 0
+    assert again.texts == prompts
 
 
 def test_an_interrupted_call_keeps_the_whole_list():
