@@ -10,6 +10,7 @@ import hashlib
 import io
 import math
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Mapping
@@ -79,7 +80,10 @@ class Media:
         media_type: of a URL or an uploaded file, such as ``image/png``; ``None`` for the type that the end of
             the URL suggests. For all other files, it is detected from the content.
         name: sent as the title or file name of a document, if the provider has a field for it.
-        sha256, size, width, height: hash (hexadecimal), bytes and pixels of the content; set by the library.
+        sha256, size: hash (hexadecimal) and bytes of the content; set by the library, like all that follow.
+        width, height: pixels of an image.
+        pages: pages of a PDF, estimated if the PDF is compressed.
+        seconds: length of a recording, estimated if its format does not state it.
 
     Raises:
         InvalidRequest: the source is missing or of an unsupported type. Files are read when a request with
@@ -96,6 +100,8 @@ class Media:
     size: int | None = field(default=None, kw_only=True)
     width: int | None = field(default=None, kw_only=True)
     height: int | None = field(default=None, kw_only=True)
+    pages: int | None = field(default=None, kw_only=True)
+    seconds: float | None = field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if (self.source is None) == (self.file_id is None):
@@ -158,7 +164,8 @@ class Media:
             )
         width, height = found.pixels or (None, None)
         known = evolve(self, source=source, sha256=found.sha256, size=found.size)
-        return evolve(known, media_type=found.media_type, width=width, height=height)
+        known = evolve(known, media_type=found.media_type, width=width, height=height)
+        return evolve(known, pages=found.pages, seconds=found.seconds)
 
     def content(self, field: str) -> bytes:
         """Return the content of an accepted file.
@@ -211,6 +218,14 @@ class Image(Media):
             return False
         return self.width is None or self.height is None or self.width * self.height > self.max_pixels
 
+    def sent_size(self) -> tuple[int, int]:
+        """Return width and height of the image that is sent, if those of the file are known."""
+        width, height = self.width or 0, self.height or 0
+        if not (self.is_scaled and self.max_pixels and width and height):
+            return width, height
+        factor = math.sqrt(self.max_pixels / (width * height))
+        return max(1, int(width * factor)), max(1, int(height * factor))
+
     def accepted(self, field: str) -> Self:
         found = Media.accepted(self, field)
         if found.is_scaled and find_spec("PIL") is None:
@@ -246,7 +261,19 @@ class Audio(Media):
 
 _CLASSES: Final[Mapping[str, type[Media]]] = {each.kind: each for each in (Image, Document, Audio)}
 _FORM_PREFIX = "smartbatch."
-_STORED = ("source", "file_id", "media_type", "name", "sha256", "size", "width", "height", "max_pixels")
+_STORED = (
+    "source",
+    "file_id",
+    "media_type",
+    "name",
+    "sha256",
+    "size",
+    "width",
+    "height",
+    "max_pixels",
+    "pages",
+    "seconds",
+)
 
 
 def media_form(media: Media) -> dict[str, Any]:
@@ -289,6 +316,8 @@ class _Examined:
     size: int
     media_type: str | None  # None if unknown
     pixels: tuple[int, int] | None  # width and height of an image, if its header has them
+    pages: int | None
+    seconds: float | None
 
 
 def _identity(path: str) -> tuple[int, int, int]:
@@ -313,7 +342,14 @@ def _examined_file(path: str, inode: int, changed: int, size: int) -> _Examined:
 
 def _examine(data: bytes) -> _Examined:
     media_type = type_of_content(data)
-    return _Examined(hashlib.sha256(data).hexdigest(), len(data), media_type, pixels_of(data, media_type))
+    return _Examined(
+        hashlib.sha256(data).hexdigest(),
+        len(data),
+        media_type,
+        pixels_of(data, media_type),
+        pages_of(data) if media_type == PDF else None,
+        seconds_of_audio(data, media_type) if media_type and kind_of_type(media_type) == "audio" else None,
+    )
 
 
 # bytes at the beginning of a file, and for containers also those at the position 8
@@ -386,6 +422,24 @@ def _pixels_of_jpeg(data: bytes) -> tuple[int, int] | None:
         # fill bytes and markers without a length are single
         at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
     return None
+
+
+_PAGE = re.compile(rb"/Type\s*/Page(?![a-zA-Z])")
+_PDF_PAGE_BYTES = 50_000  # assumed for a PDF whose pages are in compressed streams
+_AUDIO_BYTES_PER_SECOND = 16_000  # assumed for MP3, Ogg and AAC: 128 kbit/s
+
+
+def pages_of(data: bytes) -> int:
+    return len(_PAGE.findall(data)) or math.ceil(len(data) / _PDF_PAGE_BYTES)
+
+
+def seconds_of_audio(data: bytes, media_type: str) -> float:
+    if media_type == "audio/wav" and data[12:16] == b"fmt " and len(data) > 44:
+        rate = int.from_bytes(data[28:32], "little")
+        return len(data) / (rate or _AUDIO_BYTES_PER_SECOND)
+    if media_type == "audio/flac" and len(data) >= 26 and (rate := int.from_bytes(data[18:21]) >> 4):
+        return (int.from_bytes(data[21:26]) & 0xF_FFFF_FFFF) / rate
+    return len(data) / _AUDIO_BYTES_PER_SECOND
 
 
 def _scaled(data: bytes, max_pixels: int) -> bytes:

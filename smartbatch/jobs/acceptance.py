@@ -113,7 +113,7 @@ class Items:
             encode, model = self._api.encode, request.model or self._job.model.partition(":")[2]
             size = len(row_named(row, lambda: encode(request, model=model, wire_id=_LONGEST_WIRE_ID)))
         name = self._names[row] if self._names else None
-        tokens = estimate_request(request)
+        tokens = estimate_request(request, model_label(request, self._job))
         return NewItem(request.id, payload, size, tokens, realtime=in_real_time, name=name)
 
 

@@ -19,7 +19,6 @@ from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.core.preparation.fingerprint import object_key
 from smartbatch.core.preparation.preparer import RequestPreparer
-from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ClientClosed, InvalidRequest, WrongProcess
 from smartbatch.events import ClientStarted, ClientStopped, Event
 from smartbatch.observe.listeners import warn_of_unbounded_answers
@@ -157,7 +156,7 @@ class Realtime:
             shared = object_key(shared, request)
             if lane.standard is not None:
                 shared += b"flex"  # a request that pays for speed must not join one in the flex tier
-        estimated = estimate_request(request)
+        estimated = lane.calibration.estimate(request)
         # the cost matters only with a budget
         priced = options.own_budget is not None or config.budget is not None
         if priced and not config.allow_unknown_price and lane.names_unpriced_tier(request):

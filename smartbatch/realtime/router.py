@@ -22,7 +22,6 @@ from smartbatch.core.limits.failures import (
 )
 from smartbatch.core.limits.retry import Circumstances, RetryCount, RetryPolicy, decide
 from smartbatch.core.preparation.answer_length import SHAPES
-from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import (
     MissingAnswer,
     ParameterRejected,
@@ -514,7 +513,7 @@ def _resize(ticket: Ticket, request: Request) -> None:
     """Replace the ticket's request with one that needs more tokens and money."""
     before = ticket.input_tokens
     ticket.request = request
-    ticket.input_tokens = estimate_request(request)
     calibration = ticket.lane.calibration
+    ticket.input_tokens = calibration.estimate(request)
     ticket.tokens += calibration.input(ticket.input_tokens) - calibration.input(before)
     ticket.reserve = ticket.lane.demand(request, ticket.input_tokens, priced=ticket.reserve > 0)[1]

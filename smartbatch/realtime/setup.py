@@ -97,7 +97,7 @@ class RealtimeSetup:
     report: Callable[[BaseException], None] = lambda _: None  # receives exceptions from user callbacks
     hooks: UserHooks = field(factory=UserHooks)
     # known token counts by model and kind of request; may read a file
-    calibration: Callable[[str, Kind], Calibration] = lambda _model, _kind: Calibration()
+    calibration: Callable[[str, Kind], Calibration] = lambda model, _kind: Calibration(model=model)
     fallback: OpenedModel | None = None  # answers while the breaker of another model is open
     metrics: BatchMetrics | None = None
     # reloads the user's settings for models; may read a store, never raises

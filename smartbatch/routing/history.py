@@ -180,7 +180,7 @@ class ProcessMemory:
 
     def calibration(self, model: str, kind: Kind) -> Calibration:
         with self._lock:
-            return self._tokens.setdefault((model, kind), Calibration())
+            return self._tokens.setdefault((model, kind), Calibration(model=model))
 
     def keep(self, name: str, seen: Iterable[Observation]) -> None:
         with self._lock:

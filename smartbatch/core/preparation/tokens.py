@@ -19,6 +19,13 @@ from typing import Any
 from attrs import evolve, frozen
 
 from smartbatch.chats import Part
+from smartbatch.core.preparation.media_tokens import (
+    UNKNOWN_MOST_TOKENS,
+    UNKNOWN_TOKENS,
+    MediaRule,
+    media_rule,
+)
+from smartbatch.media import Media
 from smartbatch.types import Message, Request, Usage
 
 # Characters per token, by the length of a character in UTF-8, which indicates the script:
@@ -31,8 +38,6 @@ CHANCE_STANDARD_ERRORS = 2.0  # standard errors by which two mean lengths may di
 # role and separators of a message (OpenAI's cookbook, "How to count tokens": 3 per message and 1 per role)
 MESSAGE_TOKENS = 4
 TOOL_TOKENS = 8  # around a tool's name, description and parameters
-MEDIA_TOKENS = 765  # an image of 1024 x 1024 at high detail (OpenAI's vision guide: 85 + 4 x 170)
-MOST_MEDIA_TOKENS = 5000  # for budgets: room for a large image; a long document or recording can take more
 MEAN_KEPT_ANSWERS = 2_000  # answers after which a mean length is dropped unless it recurs
 MAX_SHAPES = 64  # kinds of requests whose answers are learned separately
 # output tokens before any observation: the 95 % quantile of the Azure 2023 conversation trace (451)
@@ -91,18 +96,19 @@ class _CountingRule:
     frame: int  # around the answer
     message: int  # around a message
     tool: int  # around a tool
-    media: int  # a part that is not text
+    media: int  # a part that is not text, in a provider's form
+    file: Callable[[MediaRule, Media], int]  # returns the tokens of a file
     tools: int  # a provider's own instructions for tools
     schema: int  # instructions around a schema
     forms: int  # factor by which a schema may grow in a provider's dialect
 
-    def request(self, request: Request) -> int:
+    def request(self, request: Request, rule: MediaRule) -> int:
         params, prompt = request.params, request.prompt
         tokens = self.frame
         if isinstance(prompt, str):
             tokens += self.message + self.text(prompt)
         else:
-            tokens += sum(self._message(message) for message in prompt)
+            tokens += sum(self._message(message, rule) for message in prompt)
         if params.system is not None:
             tokens += self.message + self.text(params.system)
         tokens += self.tools if params.tools else 0
@@ -117,23 +123,28 @@ class _CountingRule:
     def _json(self, value: Any) -> int:
         return self.text(json.dumps(value, ensure_ascii=False, default=str))
 
-    def _message(self, message: Message) -> int:
+    def _message(self, message: Message, rule: MediaRule) -> int:
         content = message.content
-        tokens = self.text(content) if isinstance(content, str) else sum(self._part(part) for part in content)
+        if isinstance(content, str):
+            tokens = self.text(content)
+        else:
+            tokens = sum(self._part(part, rule) for part in content)
         for call in message.tool_calls:
             tokens += self.message + self.text(call.name) + self._json(call.arguments or call.arguments_text)
         return self.message + tokens
 
-    def _part(self, part: Part | str) -> int:
+    def _part(self, part: Part | str, rule: MediaRule) -> int:
         if not isinstance(part, Mapping):
-            return self.text(part) if isinstance(part, str) else self.media
+            return self.text(part) if isinstance(part, str) else self.file(rule, part)
         for name in ("text", "input", "thinking"):
             if name in part:
                 return self.text(part[name]) if isinstance(part[name], str) else self._json(part[name])
         if part.get("type") != "tool_result":
             return self.media
         content = part.get("content") or ""
-        return self.text(content) if isinstance(content, str) else sum(self._part(inner) for inner in content)
+        if isinstance(content, str):
+            return self.text(content)
+        return sum(self._part(inner, rule) for inner in content)
 
 
 _EXPECTED_COUNTS = _CountingRule(
@@ -141,7 +152,8 @@ _EXPECTED_COUNTS = _CountingRule(
     frame=3,  # from the same source as MESSAGE_TOKENS
     message=MESSAGE_TOKENS,
     tool=TOOL_TOKENS,
-    media=MEDIA_TOKENS,
+    media=UNKNOWN_TOKENS,
+    file=MediaRule.expected,
     tools=0,
     schema=0,
     forms=1,
@@ -151,31 +163,37 @@ _MAXIMUM_COUNTS = _CountingRule(
     frame=16,
     message=2 * MESSAGE_TOKENS,
     tool=8 * TOOL_TOKENS,
-    media=MOST_MEDIA_TOKENS,
+    media=UNKNOWN_MOST_TOKENS,
+    file=MediaRule.most,
     tools=1000,
     schema=200,
     forms=2,
 )
 
 
-_TEXT_COUNTS = _CountingRule(estimate, frame=0, message=0, tool=0, media=0, tools=0, schema=0, forms=0)
+_TEXT_COUNTS = evolve(
+    _EXPECTED_COUNTS, frame=0, message=0, tool=0, media=0, file=lambda *_: 0, schema=0, forms=0
+)
 
 
-def estimate_request(request: Request) -> int:
-    """Estimate the input tokens of a request: prompt, system text, schema and message frames."""
-    return _EXPECTED_COUNTS.request(request)
+def estimate_request(request: Request, model: str = "") -> int:
+    """Estimate the input tokens of a request: prompt, system text, schema and message frames.
+
+    ``model`` decides how files are counted.
+    """
+    return _EXPECTED_COUNTS.request(request, media_rule(model))
 
 
 def estimate_texts(request: Request) -> int:
     """Estimate the texts alone. Some providers bill neither message frames nor schemas."""
-    return _TEXT_COUNTS.request(request)
+    return _TEXT_COUNTS.request(request, media_rule(""))
 
 
-def most_of_request(request: Request) -> int:
+def most_of_request(request: Request, model: str = "") -> int:
     """Return the maximum input tokens, including instructions that providers may add for messages, schemas
     and tools.
     """
-    return _MAXIMUM_COUNTS.request(request)
+    return _MAXIMUM_COUNTS.request(request, media_rule(model))
 
 
 class Calibration:
@@ -202,7 +220,8 @@ class Calibration:
     # limits of the ratio: a value outside them comes from a wrong count, not from another tokenizer
     RATIO = (0.2, 8.0)
 
-    def __init__(self, outputs_for: Calibration | None = None) -> None:
+    def __init__(self, outputs_for: Calibration | None = None, model: str = "") -> None:
+        self._model: str = model if outputs_for is None else outputs_for._model
         self._outputs_for = outputs_for
         self._known = _KnownTokens()
         self._shapes: dict[str, _LatestLengths] = {}
@@ -225,6 +244,10 @@ class Calibration:
             return 1.0
         low, high = self.RATIO
         return min(high, max(low, known.billed / known.estimated))
+
+    def estimate(self, request: Request) -> int:
+        """Estimate the input tokens of a request to the model, before they are corrected."""
+        return estimate_request(request, self._model)
 
     def input(self, request_estimate: int) -> int:
         return math.ceil(request_estimate * self.ratio)
@@ -252,10 +275,10 @@ class Calibration:
         Underestimated texts cause a constant factor; tokens that a server adds to each request cause a
         constant difference. The smaller of the two bounds still covers every observed answer.
         """
-        most, known = most_of_request(request), self._known
+        most, known = most_of_request(request, self._model), self._known
         if known.factor <= 1.0:
             return most
-        estimated = estimate_request(request)
+        estimated = self.estimate(request)
         return max(most, math.ceil(min(estimated * known.factor, estimated + known.excess)))
 
     def most_output(self, max_tokens: int | None) -> int:

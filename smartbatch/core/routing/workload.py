@@ -20,7 +20,7 @@ from smartbatch.core.preparation.answer_length import (
     AnswerShape,
     Length,
 )
-from smartbatch.core.preparation.tokens import Calibration, estimate_request, estimate_texts
+from smartbatch.core.preparation.tokens import Calibration, estimate_texts
 from smartbatch.types import Kind, Request, Usage
 
 # standard deviation of answer lengths, divided by their mean, in the Azure 2023 conversations
@@ -206,7 +206,7 @@ class Workload:
         shape = None if embeds else SHAPES.of(request.params)
         limit = request.params.max_tokens
         learned = self._calibration if other is None else other.calibration
-        estimated = estimate_request(request)
+        estimated = learned.estimate(request)
         texts = estimated if learned.observed else estimate_texts(request)
         each = self._each(estimated, texts, limit, shape, other)
         self._add(1, each, repeated)

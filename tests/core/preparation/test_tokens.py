@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.preparation.tokens import (
-    MEDIA_TOKENS,
     OUTPUT_TOKENS,
+    UNKNOWN_TOKENS,
     Calibration,
     estimate,
     estimate_request,
@@ -113,7 +113,7 @@ def test_a_picture_counts_as_a_picture_whatever_the_length_of_its_data():
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
     words = {"type": "text", "text": ENGLISH}
     size = estimate_request(Request((Message("user", (words, picture)),)))
-    assert size == estimate_request(Request(ENGLISH)) + MEDIA_TOKENS
+    assert size == estimate_request(Request(ENGLISH)) + UNKNOWN_TOKENS
 
 
 def test_without_history_the_estimate_stands_and_the_cap_is_reserved():
