@@ -53,10 +53,13 @@ def money_range(low: float, high: float) -> str:
     """Format the ends of a range with three figures, so that they differ: ``$4.10 to $4.60``, ``$0.0286 to
     $0.0318``.
     """
+    return f"{money_within(low, high)} to {money_within(high, high)}"
+
+
+def money_within(usd: float, high: float) -> str:
+    """Format an amount with the decimals of a range that ends at ``high``."""
     digits = 2 - math.floor(math.log10(high)) if high >= 1e-9 else 0
-    if digits <= 2:
-        return f"{money(low)} to {money(high)}"
-    return f"${low:,.{digits}f} to ${high:,.{digits}f}"
+    return money(usd) if digits <= 2 else f"${usd:,.{digits}f}"
 
 
 def duration(seconds: float, *, rounded_up: bool = False) -> str:

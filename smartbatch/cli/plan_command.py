@@ -27,7 +27,7 @@ from smartbatch.cli.printing import print_out, say
 from smartbatch.cli.summary import outcome_lines
 from smartbatch.client import BatchingClient
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.explanation import ON_COMMAND_LINE, explain, plan_lines
+from smartbatch.core.routing.explanation import OF_SAMPLE, ON_COMMAND_LINE, explain, plan_lines
 from smartbatch.core.routing.outcome import ActualCost
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.status import JobStatus
@@ -60,6 +60,7 @@ class RouteChooser:
         self._input = input
         self._clock = clock
         self._quiet, self._verbose = args.quiet, getattr(args, "verbose", False)
+        self._voice = ON_COMMAND_LINE if getattr(args, "sample", None) is None else OF_SAMPLE
         self._chosen: tuple[Plan, AnnouncedPlan, float] | None = None
         self._began = clock.now()
         self._constraints: dict[str, Any] = {
@@ -86,9 +87,9 @@ class RouteChooser:
         if not self._quiet:
             now = datetime.fromtimestamp(self._clock.wall()).astimezone()
             if self._verbose:
-                say(explain(plan.decision, details=True, voice=ON_COMMAND_LINE, now=now))
+                say(explain(plan.decision, details=True, voice=self._voice, now=now))
             else:
-                say("\n".join(plan_lines(plan.decision, voice=ON_COMMAND_LINE, now=now)))
+                say("\n".join(plan_lines(plan.decision, voice=self._voice, now=now)))
         return plan
 
     def add_result(self, result: Result) -> None:

@@ -309,11 +309,11 @@ class _Run:
     def _offer_rest(self, sample: SampledRun, written: Callable[[int], bool]) -> bool:
         """Print time and cost of the other rows on each route; return whether to send them."""
         keys = self._input.keys
-        needed = bytearray(
-            place not in sample.selection and not keys.is_skipped(place) and not written(place)
-            for place in range(len(keys))
-        )
-        rest = sum(needed)
+        if self._out is None:
+            kept = {row.index * keys.n + (row.sample or 0) for row in self._answers() if row.ok}
+            written = kept.__contains__
+        needed = bytearray(not keys.is_skipped(place) and not written(place) for place in range(len(keys)))
+        rest = sum(any(needed[first : first + keys.n]) for first in range(0, len(keys), keys.n))
         if rest and not (self._changed or self._args.quiet):
             plan = RouteChooser(self._client, self._input, self._args, self._clock).plan(needed)
             projection = sample.projection(self._answers())

@@ -54,7 +54,7 @@ def _model_table(models: Sequence[SampledModel]) -> DataTable:
                 output.failed,
                 defects_in_words(output) or None,
                 known_money(output.cost.total or 0.0, output.cost.unknown),
-                UNKNOWN if total is None else total.expected,
+                UNKNOWN if total is None else total.amount,
                 output.latency.median,
             )
         )

@@ -8,6 +8,7 @@ from attrs import frozen
 
 from smartbatch._words import UNKNOWN, money_range, number, plural
 from smartbatch.core.routing.options import Option
+from smartbatch.core.routing.workload import Load
 from smartbatch.plan import Plan
 from smartbatch.quality.projection import Projection, Range
 from smartbatch.types import Route
@@ -64,15 +65,20 @@ def _cost(option: Option, projection: Projection, plan: Plan) -> Range | None:
     planned, alone, load = option.cost, plan.decision.alone.cost, plan.decision.load
     if projection.rest is None:
         return None if planned is None else Range(planned.expected, planned.low, planned.high)
-    # identical and cached requests are part of the projection but cost nothing
-    requests = load.requests + load.duplicates + load.cached
-    paid_share = load.requests / requests if requests else 0.0
     if option.route is Route.INDIVIDUAL:
-        return projection.rest.times(paid_share)
+        return projection.rest.times(_paid_share(load))
     if planned is None or alone is None:
         return None
     price = planned.expected / alone.expected if alone.expected else 1.0
-    return projection.rest.times(paid_share * price)
+    return projection.rest.times(_paid_share(load) * price)
+
+
+def _paid_share(load: Load) -> float:
+    """Return the share of the rows that cost something: identical and cached requests are part of the
+    projection but cost nothing.
+    """
+    requests = load.requests + load.duplicates + load.cached
+    return load.requests / requests if requests else 0.0
 
 
 def routes_table(routes: Sequence[ProjectedRoute]) -> DataTable:
@@ -81,7 +87,7 @@ def routes_table(routes: Sequence[ProjectedRoute]) -> DataTable:
             each.route.value + (f" ({number(each.first)} at once)" if each.first else ""),
             each.p50,
             each.p95,
-            UNKNOWN if each.cost is None else each.cost.expected,
+            UNKNOWN if each.cost is None else each.cost.amount,
             None if each.cost is None else _range(each.cost),
             each.problem or None,
         )
@@ -98,8 +104,10 @@ def _range(cost: Range) -> str | None:
     return money_range(cost.low, cost.high)
 
 
-def projection_notes(projection: Projection) -> Iterator[str]:
-    """Yield sentences about the cost of all rows and about the answers from which it is projected."""
+def _notes(projection: Projection, load: Load) -> Iterator[str]:
+    """Yield sentences about the cost of the remaining rows and about the answers from which it is
+    projected.
+    """
     if projection.unanswered:
         are = "is" if projection.unanswered == 1 else "are"
         rows = plural(projection.unanswered, "sampled row")
@@ -112,10 +120,11 @@ def projection_notes(projection: Projection) -> Iterator[str]:
     elif projection.rest is None:
         yield f"The price is unknown; {_tokens_in_words(projection)}, projected from {answers}."
     else:
-        yield (
-            f"In real time, the other {plural(projection.remaining, 'row')} would cost {projection.rest}, "
-            f"projected from {answers}."
-        )
+        cost = projection.rest.times(_paid_share(load))
+        rows = plural(projection.remaining, "row")
+        if load.duplicates:
+            rows += f" ({plural(load.duplicates, 'duplicate')})"
+        yield f"In real time, the other {rows} would cost {cost}, projected from {answers}."
 
 
 def _tokens_in_words(projection: Projection) -> str:
@@ -130,14 +139,14 @@ def _tokens_in_words(projection: Projection) -> str:
 
 def projection_parts(projection: Projection, plan: Plan) -> Iterator[Part]:
     """Yield the parts of a page: the projected cost in words, and the table of routes."""
-    yield from map(Note, projection_notes(projection))
+    yield from map(Note, _notes(projection, plan.decision.load))
     if projection.remaining:
         yield routes_table(projected_routes(projection, plan))
 
 
 def projection_lines(projection: Projection, plan: Plan, width: int = UNLIMITED_WIDTH) -> Iterator[str]:
     """Yield the same as lines of a terminal, ``width`` characters wide. ``>`` marks the chosen route."""
-    yield from projection_notes(projection)
+    yield from _notes(projection, plan.decision.load)
     if projection.remaining:
         table = routes_table(projected_routes(projection, plan))
         rows = [

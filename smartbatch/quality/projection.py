@@ -25,7 +25,7 @@ from typing import Final
 
 from attrs import frozen
 
-from smartbatch._words import money, money_range
+from smartbatch._words import money, money_range, money_within
 from smartbatch.quality.recorded_row import RecordedRow
 
 MIN_ANSWERS: Final = 3
@@ -64,10 +64,15 @@ class Range:
             None if high is None else amount + high,
         )
 
+    @property
+    def amount(self) -> str:
+        """The best estimate as text, with the decimals of the range."""
+        return money(self.expected) if self.high is None else money_within(self.expected, self.high)
+
     def __str__(self) -> str:
         if self.low is None or self.high is None:
-            return f"{money(self.expected)} (too few answers for a range)"
-        return f"{money(self.expected)} (90 %: {money_range(self.low, self.high)})"
+            return f"{self.amount} (too few answers for a range)"
+        return f"{self.amount} (90 %: {money_range(self.low, self.high)})"
 
 
 @frozen(kw_only=True)

@@ -149,6 +149,18 @@ def test_a_sample_after_a_killed_run_sends_no_row_outside_it(calls):
     assert stored_jobs() == []
 
 
+def test_the_rows_left_are_counted_with_failed_ones_and_once_per_row(calls, capsys):
+    prompts(6)
+    calls.broken.add("prompt 1")
+
+    assert run("--sample", "4", "--sample-seed", "1", "--n", "2", "--retries", "0") == 1
+
+    failed = sum(row["error"] is not None for row in written())
+    said = capsys.readouterr().err
+    assert failed == 2
+    assert said.endswith("Run the same command without --sample to send the other 3 rows.\n")
+
+
 @pytest.mark.parametrize("option", [["--yes"], ["--by", "kind"], ["--sample-seed", "3"]])
 def test_options_of_a_sample_need_one(calls, capsys, option):
     prompts(3)
@@ -206,6 +218,7 @@ def test_time_and_cost_of_the_other_rows_are_projected(capsys, folder, monkeypat
         )
 
     said = capsys.readouterr().err
+    assert "Samples are never sent as a batch." in said
     assert "In real time, the other 35 rows would cost $" in said
     assert "projected from 5 answers" in said
     routes = [line.split()[:2] for line in said.splitlines() if line.startswith(("> ", "  "))]

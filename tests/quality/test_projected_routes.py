@@ -6,7 +6,6 @@ from smartbatch import Answer, Route, Usage
 from smartbatch.quality.projected_routes import (
     projected_routes,
     projection_lines,
-    projection_notes,
     routes_table,
 )
 from smartbatch.quality.projection import project
@@ -38,8 +37,10 @@ def test_each_route_costs_its_share_of_the_projection(tmp_path):
     assert [each.p95 for each in routes.values()] == [option.p95 for option in plan.options]
 
     lines = list(projection_lines(found, plan, 100))
-    assert lines[0].startswith("In real time, the other 41 rows would cost $0.00")
-    assert lines[0].endswith("projected from 20 answers.")
+    assert lines[0] == (
+        f"In real time, the other 41 rows (1 duplicate) would cost {alone}, projected from 20 answers."
+    )
+    assert routes_table(list(routes.values())).rows[0][3] == alone.amount
     assert [line[0] for line in lines[2:]] == [">" if each.chosen else " " for each in routes.values()]
     assert all(len(line) <= 100 for line in lines[1:])
 
@@ -60,10 +61,12 @@ def test_a_route_that_misses_the_deadline_has_a_note(tmp_path):
     ("count", "words"),
     [(1, "row without an answer is"), (2, "rows without an answer are")],
 )
-def test_sampled_rows_without_an_answer_are_counted(count, words):
+def test_sampled_rows_without_an_answer_are_counted(count, words, tmp_path):
     rows = [RecordedRow(index=index, id=index, error_kind="timeout") for index in range(count)]
+    with world("openai", tmp_path) as w:
+        plan = w.process(max_tokens=40).plan(texts(9))
 
-    assert next(projection_notes(project(rows, [20] * 9))).startswith(f"{count} sampled {words}")
+    assert next(projection_lines(project(rows, [20] * 9), plan)).startswith(f"{count} sampled {words}")
 
 
 def test_routes_have_the_planned_cost_if_no_sampled_row_was_answered(tmp_path):

@@ -28,6 +28,7 @@ class Voice:
     unit: str  # name of a list item, such as "row"
     lead: str = "Sending"  # first word of the first sentence
     is_command: bool = False  # name settings as command-line options
+    is_sample: bool = False  # the list is a sample, for which the caller never uses a batch
 
     def setting(self, name: str, value: str | None = None) -> str:
         if self.is_command:
@@ -37,6 +38,7 @@ class Voice:
 
 IN_PYTHON = Voice("request")
 ON_COMMAND_LINE = Voice("row", is_command=True)
+OF_SAMPLE = Voice("row", is_command=True, is_sample=True)
 IN_REPORTS = Voice("request", lead="Planned")
 
 
@@ -156,6 +158,8 @@ def _against_batch(decision: Decision, voice: Voice) -> str:
     if any(route is Route.BATCH for route, _ in decision.closed) or batch is None:
         if load.requests <= asked.at_once:
             return f"Lists of up to {plural(asked.at_once, voice.unit)} are never sent as a batch."
+        if voice.is_sample:
+            return "Samples are never sent as a batch."
         if asked.strategy is Strategy.INDIVIDUAL:
             return f"Batches are ruled out by {voice.setting('strategy', 'individual')}."
         if batch is None:
