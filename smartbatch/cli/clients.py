@@ -58,7 +58,8 @@ def _read(name: str, text: str, kind: Any) -> Any:
 
 
 _PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed", "reasoning_effort")
-_ANSWER_OPTIONS: Final = (*_PARAMETERS, "n", "schema", "output_field", "extra", "examples")
+_LABEL_OPTIONS: Final = ("label_column", "labels", "label_field")
+_ANSWER_OPTIONS: Final = (*_PARAMETERS, "n", "schema", "output_field", "extra", "examples", *_LABEL_OPTIONS)
 _BATCH_OPTIONS: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
 _EMBEDDING_OPTIONS: Final = ("task_type", "dimensions")
 
@@ -100,7 +101,7 @@ def _extra_of(pairs: Sequence[str]) -> dict[str, Any]:
 def embedding_of(args: argparse.Namespace) -> Embedding | None:
     why = "applies to answers and has no effect with --embed: leave it out" if args.embed else "needs --embed"
     for name in _ANSWER_OPTIONS if args.embed else _EMBEDDING_OPTIONS:
-        if getattr(args, name) not in (None, []):
+        if getattr(args, name, None) not in (None, []):
             raise ConfigError(f"--{name.replace('_', '-')} {why}")
     return Embedding(args.task_type, args.dimensions) if args.embed else None
 

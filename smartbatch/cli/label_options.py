@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from smartbatch._words import escape
-from smartbatch.errors import ConfigError, InputError
+from smartbatch.errors import ConfigError, InputError, did_you_mean
 from smartbatch.quality.labels import LabelScores
 from smartbatch.runs.label_file import read_labels
 
@@ -27,6 +29,17 @@ def label_scores(args: argparse.Namespace) -> LabelScores | None:
     if compared is not None:
         raise ConfigError("--label-field needs --label-column or --labels")
     return None
+
+
+def check_label_field(name: str, schema: Mapping[str, Any] | None) -> None:
+    """Raise ConfigError if answers that follow a schema have no such field."""
+    if schema is None:
+        raise ConfigError("--label-field needs answers with fields: add --output-field or --schema")
+    fields = schema.get("properties")
+    if isinstance(fields, Mapping) and name not in fields:
+        raise ConfigError(
+            f"--label-field {name!r:.60} is no field of the answers{did_you_mean(name, fields)}"
+        )
 
 
 def check_labels(scores: LabelScores, path: str) -> None:

@@ -25,7 +25,7 @@ from smartbatch.cli.clients import (
 )
 from smartbatch.cli.earlier_output import EarlierOutput
 from smartbatch.cli.interrupts import Interrupts
-from smartbatch.cli.label_options import label_scores
+from smartbatch.cli.label_options import check_label_field, label_scores
 from smartbatch.cli.model_runs import AnsweredSample, runs_of_models, show_models, without_options
 from smartbatch.cli.plan_command import RouteChooser, RunOutcome
 from smartbatch.cli.printing import ReaderLeft, StandardOutput, note, say, terminal_width
@@ -224,6 +224,8 @@ class _Run:
         n = answers_each(args)
         formulas = formulas_of(args)
         params = params_of(args)
+        if args.label_field is not None:
+            check_label_field(args.label_field, params.schema)
         maker = prompt_maker(args, params)
         self._client = client_of(args, params)
         source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))

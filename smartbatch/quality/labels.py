@@ -66,8 +66,8 @@ class LabelScores:
 
     The compared value is the field ``compared``; by default the only field of the parsed answer, the one
     named like the column, or the text of an answer without fields. Upper and lower case and surrounding
-    whitespace are ignored; booleans and numbers are equal however they are written. Rows without a label are
-    not scored, nor are rows without an answer.
+    whitespace are ignored, and ``4`` equals ``4.0``. Rows without a label are not scored, nor are rows
+    without an answer.
 
     Attributes:
         column: the column with the labels, or the file with given ones.

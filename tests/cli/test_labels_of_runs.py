@@ -19,6 +19,9 @@ ROWS = "id,text,mood\n" + "".join(
 )
 
 
+LABELED = ["--label-column", "mood"]
+
+
 @pytest.fixture
 def run(folder: Path, calls: Any, capfd: Any):
     calls.ask = lambda request, attempt: request.prompt
@@ -70,6 +73,18 @@ def test_a_sample_is_scored_apart_from_other_answers(run):
         ),
         (["--label-field", "x", "-o", "out.jsonl"], "--label-field needs --label-column or --labels"),
         (["--labels", "no.jsonl", "-o", "out.jsonl"], "no.jsonl: cannot be read"),
+        (
+            ["--label-column", "mood", "--label-field", "mood", "-o", "out.jsonl"],
+            "--label-field needs answers with fields: add --output-field or --schema",
+        ),
+        (
+            [*LABELED, "--label-field", "moood", "--output-field", "mood: str", "-o", "out.jsonl"],
+            "--label-field 'moood' is no field of the answers; did you mean mood?",
+        ),
+        (
+            [*LABELED, "--embed", "-o", "out.jsonl"],
+            "--label-column applies to answers and has no effect with --embed: leave it out",
+        ),
     ],
 )
 def test_wrong_options_are_rejected_before_anything_is_sent(run, folder, options, message):
