@@ -12,7 +12,7 @@ from pathlib import Path
 from smartbatch.cli.arguments import JOBS_ACTIONS
 from smartbatch.cli.main import build_parser
 from smartbatch.config import BatchingConfig
-from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
+from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS, WEBHOOK_FAULTS
 from smartbatch.emulator.hosts.dialects import DIALECTS
 from smartbatch.emulator.settings import FAULTS
 from smartbatch.observe.families import OPERATED, REACHABLE, families_of, live_families, times_of
@@ -57,6 +57,12 @@ def faults_table() -> str:
 def batch_faults_table() -> str:
     """Return the table of faults that an emulator can inject into batches and their lines."""
     rows = [f"| `{name}` | {what} |" for name, what in {**BATCH_FAULTS, **LINE_FAULTS}.items()]
+    return "\n".join(["| fault | what happens |", "|---|---|", *rows])
+
+
+def webhook_faults_table() -> str:
+    """Return the table of faults that an emulator can inject into webhooks."""
+    rows = [f"| `{name}` | {what} |" for name, what in WEBHOOK_FAULTS.items()]
     return "\n".join(["| fault | what happens |", "|---|---|", *rows])
 
 
@@ -141,6 +147,7 @@ PARTS = {
     "faults": faults_table,
     "settings": settings_table,
     "batch_faults": batch_faults_table,
+    "webhook_faults": webhook_faults_table,
     "dialects": dialects_table,
     "actions": actions_table,
     "figures": figures_table,

@@ -88,6 +88,10 @@ further:
 --batch-max-bytes SIZE  limit the file size, such as 200MB (default: the provider's limit)
 --batch-no-metadata    leave out the metadata of OpenAI's batches
 --batch-no-input-file  leave out the input file of OpenAI's batches
+--batch-webhook-url URL  send an event to this http:// address on this machine when a batch ends
+--batch-webhook-secret SECRET  sign these events with this secret: whsec_ and bytes in base64
+--batch-webhook-faults KIND=RATE,…  inject faults into events, such as lost=0.1; a wrong name lists all kinds
+--batch-webhook-late-seconds S  send late events within this many seconds (default: 1)
 """,
 }
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from smartbatch.emulator.batches.batch import BatchRecord as BatchRecord
     from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS as BATCH_FAULTS
     from smartbatch.emulator.batches.batch_settings import LINE_FAULTS as LINE_FAULTS
+    from smartbatch.emulator.batches.batch_settings import WEBHOOK_FAULTS as WEBHOOK_FAULTS
     from smartbatch.emulator.composed_answers import answer_for as answer_for
     from smartbatch.emulator.http.server import Emulator as Emulator
     from smartbatch.emulator.ledger import Call as Call
@@ -33,6 +34,7 @@ _MODULE_OF = {
     "FAULTS": "settings",
     "LINE_FAULTS": "batches.batch_settings",
     "Ledger": "ledger",
+    "WEBHOOK_FAULTS": "batches.batch_settings",
     "answer_for": "composed_answers",
 }
 

@@ -246,6 +246,10 @@ class EmulatorParams(TypedDict, total=False):
     batch_echo_input_file: bool
     batch_inline_metadata: bool
     batch_error_details: bool
+    batch_webhook_url: str | None
+    batch_webhook_secret: str | None
+    batch_webhook_faults: Mapping[str, float]
+    batch_webhook_late_seconds: Duration
 
 
 def loopback(host: str) -> str:

@@ -17,6 +17,7 @@ from smartbatch.emulator.batches.batch_records import (
     Account,
     AnswerLost,
     BatchBackendError,
+    BatchEnd,
     BatchSnapshot,
     Download,
     Entry,
@@ -82,6 +83,7 @@ class BatchBackend:
         self._batches: dict[Account, dict[str, StoredBatch]] = defaultdict(dict)
         self._unfinished: list[StoredBatch] = []
         self._late_creates: list[StoredBatch] = []
+        self._ends: list[BatchEnd] = []
         self._creates: dict[str, int] = defaultdict(int)
         self._new_ids = 0
         self.open_uploads = {}
@@ -396,6 +398,12 @@ class BatchBackend:
             for batch in tuple(self._unfinished):
                 self._run(batch, now)
 
+    def take_ends(self) -> list[BatchEnd]:
+        """Return the batches that have ended since the last call and are reported by webhooks."""
+        with self._lock:
+            ends, self._ends = self._ends, []
+            return ends
+
     def _has_file(self, batch: StoredBatch, now: float) -> bool:
         return (
             batch.file_id is None or self._files.get((batch.api, batch.key), batch.file_id, now) is not None
@@ -428,6 +436,8 @@ class BatchBackend:
             self._unfinished.remove(batch)
             end = {"batch": batch.id, "event": "ended", "at": batch.ended_at, "state": batch.final}
             self._record(end)
+            if self._settings.batch_webhook_url is not None and batch.api != "anthropic":
+                self._ends.append(BatchEnd(batch.api, batch.index, batch.id, batch.final))
 
     def _timeline(
         self,

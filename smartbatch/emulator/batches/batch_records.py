@@ -177,6 +177,14 @@ class BatchSnapshot:
 
 
 @frozen
+class BatchEnd:
+    api: str
+    index: int  # of the batch's create call
+    batch_id: str
+    state: str  # ``completed``, ``failed``, ``expired`` or ``cancelled``
+
+
+@frozen
 class OutputLine:
     custom_id: str | None
     position: int | None  # position of its request, from 0; ``None`` for a line without a request

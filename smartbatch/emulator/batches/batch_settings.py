@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast
+from urllib.parse import urlsplit
 
 from attrs import Attribute, Converter, field, fields, frozen
 
@@ -53,6 +55,14 @@ LINE_FAULTS = {
     "foreign_lines": "an additional result whose id belongs to no request",
 }
 
+# the faults of webhooks, with their effects; rates are probabilities per batch
+WEBHOOK_FAULTS = {
+    "lost": "no event is sent",
+    "repeated": "the event is sent twice, with the same id",
+    "late": "the event is sent up to batch_webhook_late_seconds later",
+    "forged": "another event about the batch is sent, signed with another secret",
+}
+
 # A batch or line has at most one fault of each group. Faults outside the groups are independent.
 _GROUPS = (
     ("lost_create", "dropped_create", "late_create"),
@@ -89,6 +99,15 @@ def _batch_faults(faults: Mapping[str, float]) -> dict[str, float]:
     return dict(faults)
 
 
+def _webhook_faults(faults: Mapping[str, float]) -> dict[str, float]:
+    for name, rate in faults.items():
+        if name not in WEBHOOK_FAULTS:
+            raise ConfigError(f"unknown webhook fault {name!r}; use one of {', '.join(WEBHOOK_FAULTS)}")
+        if not 0 <= rate <= 1:
+            raise ConfigError(f"the rate of webhook fault {name!r} must be from 0 to 1, not {rate!r}")
+    return dict(faults)
+
+
 @frozen(kw_only=True)
 class BatchSettings:
     """The settings of batches. Times are seconds, or strings such as ``6h30min``.
@@ -121,6 +140,11 @@ class BatchSettings:
         batch_echo_input_file: False omits the id of the input file of OpenAI's batches.
         batch_inline_metadata: False omits the metadata of the inline results of Gemini's batches.
         batch_error_details: True adds ``details``, which the SDK cannot read, to Gemini's error lines.
+        batch_webhook_url: the ``http://`` address on this machine to which an event is sent when a batch of
+            any API except Anthropic's ends; ``None`` for no events. Takes effect when the server starts.
+        batch_webhook_secret: the secret with which events are signed, as ``whsec_`` and base64.
+        batch_webhook_faults: rates by the names in :data:`WEBHOOK_FAULTS`.
+        batch_webhook_late_seconds: time within which late events are sent.
     """
 
     batch_validating: float = seconds(0.0)
@@ -145,6 +169,10 @@ class BatchSettings:
     batch_echo_input_file: bool = True
     batch_inline_metadata: bool = True
     batch_error_details: bool = False
+    batch_webhook_url: str | None = None
+    batch_webhook_secret: str | None = field(default=None, repr=False)
+    batch_webhook_faults: Mapping[str, float] = field(factory=dict, converter=_webhook_faults)
+    batch_webhook_late_seconds: float = seconds(1.0)
 
     def check_batches(self) -> None:
         """Raise ``ConfigError`` for a value out of range; the message names the setting."""
@@ -156,10 +184,23 @@ class BatchSettings:
                     raise ConfigError(f"{name} must be a number of 1 or more, not {value!r}")
             elif attribute.type in ("float", float) and not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must be a number of 0 or more, not {value!r}")
+        if self.batch_webhook_url is not None:
+            self._check_webhooks(self.batch_webhook_url)
         if self.batch_enqueued_refusal not in ("late", "early"):
             raise ConfigError(
                 f"batch_enqueued_refusal must be 'late' or 'early', not {self.batch_enqueued_refusal!r}"
             )
+
+    def _check_webhooks(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+            raise ConfigError(f"batch_webhook_url must be an http:// address on this machine, not {url!r}")
+        try:
+            key = base64.b64decode((self.batch_webhook_secret or "").removeprefix("whsec_"), validate=True)
+        except ValueError:
+            key = b""
+        if not key:
+            raise ConfigError("batch_webhook_url needs batch_webhook_secret: whsec_ and bytes in base64")
 
 
 def checked_names(named: str | Sequence[str] | None, known: Mapping[str, Any], hook: str) -> tuple[str, ...]:

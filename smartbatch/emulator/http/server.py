@@ -16,6 +16,7 @@ from typing import Any, Unpack
 
 from attrs import evolve
 
+from smartbatch.emulator.batches.webhook_sender import WebhookSender
 from smartbatch.emulator.hosts.dialects import dialect_named
 from smartbatch.emulator.http.head import BadRequest, ChunkedBody, Head, parse_head
 from smartbatch.emulator.ledger import Ledger
@@ -456,10 +457,14 @@ class Emulator:
             self.stop()
 
     def _run(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[None]) -> None:
+        sends = self.settings.batch_webhook_url is not None
+        sender = WebhookSender(self.handler.backend, lambda: self.settings) if sends else None
         try:
             loop.run_until_complete(self._serve_until(loop, end))
         finally:
             loop.close()
+            if sender is not None:
+                sender.stop()
 
     async def _serve_until(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[None]) -> None:
         connections: set[ServerConnection] = set()
