@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import math
 import os
 import select
@@ -95,6 +96,12 @@ class KillLoop:
     @property
     def worst_stuck(self) -> int:
         return len(self._most_idle)
+
+    @property
+    def deletions(self) -> int:
+        """Deletions at the provider in the last hour with any."""
+        counts = "SELECT value FROM fact WHERE CAST(name AS TEXT) LIKE 'deletions:%'"
+        return sum(int(json.loads(value)[1]) for (value,) in self._store.rows(counts))
 
     @property
     def disturbances(self) -> int:

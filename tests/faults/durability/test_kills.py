@@ -45,6 +45,7 @@ def test_workers_killed_fifty_times_lose_nothing_and_pay_nothing_twice(tmp_path)
             reports: list[RunReport] = list(threads.map(KillLoop.run, loops))
     assert [fault for report in reports for fault in report.faults] == []
     assert sum(loop.kills for loop in loops) >= 50
+    assert min(loop.deletions for loop in loops) > JOBS
     outcomes = sum((report.outcomes for report in reports), start=reports[0].outcomes.__class__())
     assert outcomes["lost"] + outcomes["dropped"] + outcomes["late"] + outcomes["fenced"] > 0, (
         "no create failed"

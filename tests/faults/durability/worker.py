@@ -188,6 +188,7 @@ def client_of(task: WorkerTask) -> BatchingClient:
         batch_poll_interval=task.poll,
         batch_settle=task.settle,
         batch_max_requests=task.max_requests,
+        batch_retention=0,  # what a job left at the provider is deleted while its answers are still read
         parallelism=task.parallelism,
         max_parallel_individual=task.parallelism if task.capped else None,
     )

@@ -64,12 +64,15 @@ class InvariantChecker:
     state: JobState = JobState.ACTIVE
     unnamed: int = 0
     delivered: Deliveries = field(factory=Deliveries)
+    deleted: list[str] = field(factory=list)  # what was deleted although it was needed or not the job's
     _changes: int = -1
 
     # -- after every step ------------------------------------------------------------------------------------
 
     def check_step(self) -> bool:
         """Check what is on disk, if it has changed: I1; return whether it has."""
+        if self.deleted:
+            raise Violation(f"I11 something was deleted: {self.deleted[0]}")
         if self.disk.total_changes == self._changes:
             return False
         self._changes = self.disk.total_changes
@@ -90,20 +93,24 @@ class InvariantChecker:
         return True
 
     def check_deletion(self, identity: str) -> None:
-        """I11: check a file or batch that is about to be deleted, by its id."""
+        """I11: check a file or batch that is about to be deleted, by its id.
+
+        A problem is raised after the step, because the step takes exceptions for failed calls.
+        """
         shards = (
             "SELECT state, file_id, cleaned_up FROM shard WHERE file_id = ? OR batch_id = ? OR remote LIKE ?"
         )
         found = self.disk.execute(shards, (identity, identity, f'%{identity}"%')).fetchall()
+        [(job,)] = self.disk.execute("SELECT state FROM job")
         if not found:
-            raise Violation(f"I11 {identity} is deleted, but belongs to no shard")
+            self.deleted.append(f"{identity}, which belongs to no shard")
         for state, file_id, cleaned_up in found:
             if file_id == identity:
                 needed = state not in _WITHOUT_INPUT
             else:
-                needed = self.state is not JobState.DONE or state not in _ENDED or not cleaned_up
+                needed = job != JobState.DONE.value or state not in _ENDED or not cleaned_up
             if needed:
-                raise Violation(f"I11 {identity} is deleted, but its shard is {state}")
+                self.deleted.append(f"{identity}, whose shard is {state} and whose job is {job}")
 
     # -- at the end ------------------------------------------------------------------------------------------
 
@@ -111,6 +118,7 @@ class InvariantChecker:
         self, store: SqlStore, job: JobRow, creates: Counter[str], *, repeats: bool
     ) -> Counter[str]:
         """Check a job that has ended against the ledger: I2, I3, I4, I7; return its incidents by kind."""
+        self.check_step()
         self.delivered.read(store, job.id)
         rows = store.items.results(job.id)
         if [row.ix for row in rows] != list(range(len(self.prompts))):

@@ -24,6 +24,8 @@ from smartbatch import _fork
 from smartbatch._fork import PerProcess
 from smartbatch.jobs import shard_records
 from smartbatch.jobs.steps import batch_step, collect, create, orphans, recover, result_lines
+from smartbatch.jobs.store import remote_objects
+from smartbatch.jobs.store.remote_objects import RemoteObjectTable
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.jobs.wiring import JobProviders
 from smartbatch.providers.http.transport import Transport
@@ -201,6 +203,17 @@ MUTANTS = (
         ),
         test="tests/jobs/test_duplicates.py::"
         "test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once",
+    ),
+    mutant(
+        18,
+        "what a batch left is deleted before its job is done",
+        (remote_objects._ready_at, ("at + HOUR_SECONDS", "at")),
+    ),
+    mutant(
+        19,
+        "a deletion is not recorded before it is sent",
+        (RemoteObjectTable.take, ("tx.change(taken, at + ANSWER_SECONDS, one.no)", "pass")),
+        test="tests/jobs/test_housekeeping.py::test_no_two_processes_delete_the_same_object_at_once",
     ),
 )
 

@@ -94,11 +94,12 @@ class Process:
     def step(self) -> None:
         """Do what is due, once, and say when to come again."""
         try:
+            due = self._disk.next_deletion(self.api.scope)
+            if due is not None and due <= self._clock.wall() and housekeeping.delete_next(self.runtime):
+                self.due = self._clock.now()
+                return
             if not self.leases and not self._claim():
-                if housekeeping.delete_next(self.runtime):
-                    self.due = self._clock.now()
-                else:
-                    self._wait_for_deletion()
+                self._wait_for_deletion()
                 return
             self._run_step(self.leases[0])
             self.failures = 0
