@@ -40,7 +40,7 @@ class FailureGroup:
     kind: str  # an ErrorKind, or the error's class
     message: str  # the part that all messages share
     example: str  # the name of one request
-    row: int  # the position of that request: the lowest of the group
+    row: int  # the position of that request, the lowest in the group
     text: str  # the message of that request
     is_unsent: bool = False  # whether it was never sent
     count: int = 0

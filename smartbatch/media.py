@@ -36,7 +36,7 @@ _KNOWN: Final[Mapping[MediaKind, str]] = {
 
 
 def _source(value: Any) -> str | bytes | None:
-    """Copy what may change later: buffers, images of PIL and figures of matplotlib."""
+    """Copy what may change later: buffers, PIL images and matplotlib figures."""
     if value is None or isinstance(value, (str, bytes)):
         return value
     if isinstance(value, os.PathLike):
@@ -56,7 +56,7 @@ def _source(value: Any) -> str | bytes | None:
 
 
 def _png_of_picture(picture: Any) -> bytes:
-    from PIL import ImageOps  # loaded, because the picture is one of its objects
+    from PIL import ImageOps  # already loaded, because the picture is a PIL image
 
     upright: Any = ImageOps.exif_transpose(picture)
     if upright.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
@@ -196,8 +196,8 @@ class Image(Media):
         max_pixels: a larger image is turned upright and scaled down to this many pixels when it is sent;
             this needs Pillow. ``None`` sends it as it is.
 
-    Images of PIL and figures of matplotlib are accepted as well and sent as PNG; a PIL image is turned
-    upright as its EXIF data says. See :class:`Media` for the other arguments and the errors.
+    PIL images and matplotlib figures are also accepted and sent as PNG; a PIL image is turned upright
+    according to its EXIF data. See :class:`Media` for the other arguments and the errors.
     """
 
     kind = "image"
@@ -352,7 +352,7 @@ def _examine(data: bytes) -> _Examined:
     )
 
 
-# bytes at the beginning of a file, and for containers also those at the position 8
+# bytes at the beginning of a file and, for containers, also those at offset 8
 _MAGIC: Final[tuple[tuple[bytes, bytes, str], ...]] = (
     (b"\x89PNG\r\n\x1a\n", b"", "image/png"),
     (b"\xff\xd8\xff", b"", "image/jpeg"),
@@ -419,7 +419,7 @@ def _pixels_of_jpeg(data: bytes) -> tuple[int, int] | None:
         marker = data[at + 1]
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             return int.from_bytes(data[at + 7 : at + 9]), int.from_bytes(data[at + 5 : at + 7])
-        # fill bytes and markers without a length are single
+        # fill bytes are skipped one by one
         at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
     return None
 

@@ -61,7 +61,7 @@ class _CheckedRows:
 
     Attributes:
         prompts: as given.
-        requests: those of all rows, in order; each has its ``row``.
+        requests: the requests of all rows, in order; each has its ``row``.
         skipped: results of skipped rows, by position in the results of the whole list.
         groups: the group of every row, if the sample is drawn by groups.
         constraints: as given.
@@ -176,7 +176,7 @@ class Preview(Generic[T]):
         return merged
 
     def _with_new(self, new: ResultList[T]) -> ResultList[T]:
-        """Return the results of all rows; ``new`` are those of the rest, or of none if it was interrupted."""
+        """Return the results of all rows; ``new`` has the results of the rows that were sent now."""
         rows = self._rows
         found = {at: evolve(result, paid_before=True) for at, result in self._sampled.items()}
         for at, result in zip(self._rest, new, strict=False):

@@ -1,4 +1,4 @@
-"""Receive webhooks of providers: a WSGI application that stores which batches have changed.
+"""Receives webhooks from providers: a WSGI application that stores which batches have changed.
 
 An event is only a reason to poll a batch now: its state is read from the provider's API. Lost, late, repeated
 and early events therefore change nothing but the time of a poll.
@@ -146,7 +146,7 @@ class WebhookReceiver:
         signed = f"{event_id}.{sent_at}.".encode("latin-1", "replace") + body
         expected = [hmac.digest(key, signed, "sha256") for key in self._keys]
         sent = [value for value in map(_decoded_signature, signatures.split()) if value is not None]
-        # every pair is compared, so that the time needed tells nothing about the secrets
+        # every pair is compared, so that the time taken reveals nothing about the secrets
         if not sum(hmac.compare_digest(one, other) for one in expected for other in sent):
             raise _RefusedEvent("401 Unauthorized", "the signature is not valid for any configured secret")
         at = int(sent_at) if sent_at.isascii() and sent_at.isdigit() and len(sent_at) < 16 else 0

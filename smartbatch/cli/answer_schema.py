@@ -28,8 +28,8 @@ _OTHER_TYPES: Final = {"string": "str", "text": "str", "integer": "int", "number
 _STATEMENTS: Final = frozenset(
     {"type", "properties", "enum", "const", "items", "anyOf", "oneOf", "allOf", "$ref"}
 )
-"""Keywords of which a schema needs one. Without any, such as in the ``json_schema`` of a request, which
-contains a schema, it would allow every answer."""
+"""A schema needs at least one of these keywords; without them, it would allow every answer. The
+``json_schema`` of a request, which wraps a schema, has none of them."""
 _NUMBER: Final = r"-?[0-9]+(?:\.[0-9]+)?"
 _RANGE: Final = re.compile(rf"({_NUMBER}) ?- ?({_NUMBER})")
 _LIST: Final = "list of "

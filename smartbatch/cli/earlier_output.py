@@ -1,4 +1,4 @@
-"""Takes up the output of an earlier run: finds its answers, and decides which of them are sent again."""
+"""Resumes the output of an earlier run: finds its answers, and decides which rows are sent again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EarlierOutput:
     _args: argparse.Namespace
 
     def take_up(self) -> tuple[Recovered, RowSelection | None]:
-        """Find the answers in the output, and return the rows to send, if not all that lack an answer.
+        """Find the answers in the output; return the rows to send, or ``None`` for all that lack an answer.
 
         Raises:
             InputError: the output has answers to other prompts, and ``--changed`` does not say what to send;
@@ -59,13 +59,13 @@ class EarlierOutput:
         return self._out.line_file if isinstance(self._out, TableOutput) else self._out
 
     def _keep_unchanged(self) -> None:
-        """Keep the answers to unchanged prompts, and a copy of the output if it has others."""
+        """Keep the answers to unchanged prompts. If the output has other answers, keep a copy of it."""
         out, args, keys = self._out, self._args, self._input.keys
         edit = find_edit(self._lines, keys, self._input.ids())
         accepted = edit.only_rows and not (edit.removed and args.limit is not None)
         if args.changed is None and not accepted:
             raise InputError(edit.question(escape(out.path)))
-        # a batch for the old prompts must not be paid for next to its replacement
+        # a batch with the old prompts must not be paid for in addition to its replacement
         RunIdentity(args.output, args.model, keys).find(self._client, say, batches_only=False)
         previous = None
         if args.changed == "all" or edit.kept < edit.answers:

@@ -1,4 +1,4 @@
-"""The options ``--label-column``, ``--labels`` and ``--label-field``, with which answers are scored."""
+"""The options ``--label-column``, ``--labels`` and ``--label-field``, which score answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smartbatch.runs.label_file import read_labels
 
 
 def label_scores(args: argparse.Namespace) -> LabelScores | None:
-    """Return scores that have counted nothing yet; ``None`` without labels.
+    """Return scores without any rows yet; ``None`` if no labels were given.
 
     Raises:
         ConfigError: the options contradict each other.

@@ -1,4 +1,4 @@
-"""The same sample, sent to several models, one output each: the arguments of each run, and the comparison."""
+"""Sends the same sample to several models: the arguments and output of each run, and the comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.quality.row_matching import compare_rows
 from smartbatch.views.terminal import lines_of
 
-_UNSAFE: Final = re.compile(r"[^\w.]+")  # not for the name of a file
+_UNSAFE: Final = re.compile(r"[^\w.]+")  # not used in file names
 
 
 def without_options(model: str) -> str:

@@ -31,7 +31,7 @@ from smartbatch.views.terminal import fitted, table_lines
 
 _OPTIONS: Final = ("sample", "sample_seed", "by", "yes")
 _MIN_CELL_WIDTH: Final = 12  # of a prompt or an answer, in characters
-_OTHER_CELLS: Final = 24  # width that the columns beside them need
+_OTHER_CELLS: Final = 24  # width of the other columns
 
 
 def check_sample(args: argparse.Namespace) -> None:
@@ -52,12 +52,12 @@ def check_sample(args: argparse.Namespace) -> None:
 
 
 def without_sample(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments with which the rows that a sample left out are sent."""
+    """Return the arguments of the run that sends the other rows."""
     return argparse.Namespace(**{**vars(args), **dict.fromkeys(_OPTIONS)})
 
 
 def in_real_time(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments with which a sample is sent: in real time and without the run's deadline."""
+    """Return the arguments of the run that sends the sample: in real time, without the run's deadline."""
     return argparse.Namespace(**{**vars(args), "strategy": "individual", "deadline": None})
 
 
@@ -79,7 +79,7 @@ class SampledRun:
     """The sample of a run.
 
     Attributes:
-        selection: all answers of each drawn row.
+        selection: the drawn rows, each with all its answers.
     """
 
     _rows: InputRequests

@@ -1,4 +1,4 @@
-"""``smartbatch view``: the rows of an output as a page, on which they are searched and marked."""
+"""``smartbatch view``: serves a page on which the rows of an output are searched and marked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PlacedMarks:
     """The marks of an output by the positions of its rows.
 
     Attributes:
-        lost: number of marks of rows that the output no longer has.
+        lost: number of marks whose rows are no longer in the output.
     """
 
     by_position: Mapping[int, Sequence[Mark]]
@@ -65,10 +65,10 @@ class MarkedRows:
         self.index = RowIndex(path)
         self.file = MarksFile(marks_path(path))
         self.file.read()
-        self._known: dict[int, tuple[str | int, str]] = {}  # ids and digests of marked rows, which stay
+        self._known: dict[int, tuple[str | int, str]] = {}  # cached ids and digests of marked rows
 
     def marks(self) -> PlacedMarks:
-        """Return the marks; those of answers that have changed since do not count in the accuracy."""
+        """Return the marks. The accuracy leaves out those of answers that have changed since."""
         found: dict[int, list[Mark]] = {}
         counted, marks = [], self.file.read()
         for mark in marks:
@@ -95,7 +95,7 @@ class MarkedRows:
 
 @final
 class RowViewer(WebApplication):
-    """The application. Only visitors with access see anything, and what they see are prompts and answers."""
+    """The application. Its pages contain prompts and answers, and only visitors with access see them."""
 
     command = "smartbatch view"
     navigation: ClassVar = {"": "Rows"}

@@ -38,7 +38,7 @@ from smartbatch.views.model import (
     View,
 )
 
-_FOLDED_CHARACTERS: Final = 2_000  # texts from this length on are folded
+_FOLDED_CHARACTERS: Final = 2_000  # texts of this length or longer are folded
 _MAX_CHARACTERS: Final = 100_000  # of a text
 _SUMMARY_CHARACTERS: Final = 160
 _SHORT_CHARACTERS: Final = 80  # longest value that is shown in a table
@@ -110,7 +110,7 @@ def _answer(row: RecordedRow) -> Iterator[Part]:
 
 
 def _values(label: str, values: Mapping[str, Any]) -> Iterator[Part]:
-    """Show short values in a table, and each long one by itself."""
+    """Show short values in a table, and each long value separately."""
     texts = {name: text_of(value) for name, value in values.items()}
     short = {
         name: text for name, text in texts.items() if len(text) <= _SHORT_CHARACTERS and "\n" not in text

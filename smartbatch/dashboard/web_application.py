@@ -92,10 +92,10 @@ class WebApplication(ABC):
 
     @abstractmethod
     def _do_action(self, form: Mapping[str, str], by: str, query: Query, /) -> Response:
-        """Perform an action for a visitor who may, sent from an own page. May raise Refused."""
+        """Perform an action that an authorized visitor sent from one of the pages. May raise Refused."""
 
     def stop(self) -> None:
-        """End open streams, before the server stops."""
+        """Close open streams before the server stops."""
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         try:
@@ -178,7 +178,7 @@ class WebApplication(ABC):
 
 
 def local(path: str, query: Query) -> str:
-    """Return the address of a path that a form contains; that of the first page if it leads elsewhere."""
+    """Return the address of a path from a form; a path outside the application becomes the first page."""
     return query.root + (path if _LOCAL_PATH.fullmatch(path) else "/")
 
 

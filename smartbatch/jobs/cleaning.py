@@ -1,4 +1,4 @@
-"""Clean up now: what forgotten jobs left in a store, and what finished jobs left at providers."""
+"""Deletes what forgotten jobs left in a store, and what finished jobs left at providers."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ANY_TEXT: Final = "text/*"
 
 
 class Untranslatable(ValueError):
-    """A part cannot be converted. The text follows the name of the part in a sentence."""
+    """A part cannot be converted. The message completes a sentence that begins with the part's name."""
 
 
 @frozen
@@ -37,15 +37,15 @@ class MediaPart:
 
     Attributes:
         kind: what it contains.
-        text: the text, of a part of the kind ``text``.
+        text: the text, if the kind is ``text``.
         data: the file in base64.
         url: where the provider reads the file.
         file_id: id or address of a file uploaded to :attr:`owner`.
-        owner: whose file it is: ``OpenAI``, ``Anthropic`` or ``Gemini``; ``None`` if unknown.
+        owner: where the file was uploaded: ``OpenAI``, ``Anthropic`` or ``Gemini``; ``None`` if unknown.
         media_type: in lower case, such as ``image/png``; ``None`` if unknown.
         name: the file's name or title.
         detail: OpenAI's level of detail.
-        size: bytes of the file in base64; 0 if they are not known yet.
+        size: size of the file in base64, in bytes; 0 if it is not known yet.
         sides: width and height in pixels, if known.
     """
 
@@ -62,7 +62,7 @@ class MediaPart:
     sides: tuple[int, int] | None = field(default=None, kw_only=True)
 
     def described(self) -> str:
-        """Return for example ``an image (image/heic)``."""
+        """Describe the part, for example as ``an image (image/heic)``."""
         noun = {"image": "an image", "document": "a document", "audio": "audio"}.get(self.kind, "text")
         return noun if self.media_type is None else f"{noun} ({self.media_type})"
 
@@ -80,7 +80,7 @@ class MediaPart:
 
 @frozen(kw_only=True)
 class FileLimits:
-    """The limits that an API documents for the files in a request. Bytes are those of base64."""
+    """The limits that an API documents for the files in a request. Sizes are those of the base64 text."""
 
     image_bytes: float = math.inf  # of one image
     document_bytes: float = math.inf  # of one document
@@ -100,7 +100,7 @@ class PartForm:
         api: its name in errors.
         owns: whether a part is in the API's own form, so that it is sent unchanged.
         write: writes any other part, or raises :class:`Untranslatable`.
-        limits: of files given as ``Image``, ``Document`` or ``Audio``.
+        limits: limits for files given as ``Image``, ``Document`` or ``Audio``.
         files_in_results: whether tool results may contain converted files.
     """
 

@@ -1,1 +1,1 @@
-"""Judges answers: samples, intervals, comparisons, labels and failures. Nothing here sends or stores."""
+"""Judges answers: samples, intervals, comparisons, labels and failures. It sends and stores nothing."""

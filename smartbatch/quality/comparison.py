@@ -112,8 +112,8 @@ class ComparedField:
 
     Attributes:
         agreement: share of the rows with equal values, among those in which an answer has the field.
-        confusion: of a boolean or a category, the pairs of values, the most frequent first.
-        differences: of a number.
+        confusion: the pairs of values of a boolean or a category, the most frequent first.
+        differences: the differences of a number.
     """
 
     name: str

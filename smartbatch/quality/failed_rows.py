@@ -22,7 +22,7 @@ class FailedKind:
 
     Attributes:
         kind: an :class:`ErrorKind`, the class of another error, or a defect.
-        rows: their number.
+        rows: the number of rows.
         groups: these rows by message, the largest group first; the message of a defect is empty.
         action: what to do.
         options: the options of ``smartbatch run`` that send these rows again.

@@ -28,12 +28,12 @@ class Proportion:
 
     @property
     def percent(self) -> str:
-        """The share in words."""
+        """The share as text, such as ``94.0 %``."""
         return UNKNOWN if self.value is None else f"{100 * self.value:.1f} %"
 
     @property
     def interval(self) -> str:
-        """The interval in words; empty if there was no trial."""
+        """The interval as text; empty if there was no trial."""
         return f"{100 * self.low:.1f} to {100 * self.high:.1f} %" if self.total else ""
 
     def __str__(self) -> str:

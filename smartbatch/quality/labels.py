@@ -32,7 +32,7 @@ class ClassScore:
     Attributes:
         name: the label, in lower case.
         precision: share of the answers with this value that are right.
-        recall: share of the rows with this label that are answered so.
+        recall: share of the rows with this label that have this answer.
     """
 
     name: str
@@ -41,15 +41,15 @@ class ClassScore:
 
     @property
     def f1(self) -> float | None:
-        """The harmonic mean of precision and recall; ``None`` without such a label or answer."""
+        """The harmonic mean of precision and recall; ``None`` if no row has this label or answer."""
         named = self.precision.total + self.recall.total
         return 2 * self.recall.successes / named if named else None
 
 
 @frozen
 class GivenLabels:
-    """Labels that are not in the input, by row id as text, because tables and JSON lines write numeric ids
-    differently.
+    """Labels that are not in the input, by row id. Ids are text, because tables and JSON lines write numeric
+    ids differently.
 
     Attributes:
         right: the classes of the labels.
@@ -70,13 +70,13 @@ class LabelScores:
     without an answer.
 
     Attributes:
-        column: the column with the labels, or the file with given ones.
+        column: the column with the labels, or the file they were read from.
         compared: the field of the answer.
-        given: labels used instead of the column. A row whose answer is only known not to be a certain one is
-            scored if it has that answer.
+        given: labels used instead of the column. If only a wrong answer is known for a row, the row is scored
+            if it has that answer.
         scored, right: numbers of answers.
         unlabeled, unanswered: numbers of rows that are not scored.
-        fields: the fields among which no choice was made; the answers are then not scored.
+        fields: the fields of the answers, if none was chosen; the answers are then not scored.
     """
 
     column: str
@@ -90,7 +90,7 @@ class LabelScores:
     has_classes: bool = True  # false if there are too many different labels
     _pairs: Counter[tuple[str | None, str | None]] = field(factory=Counter)  # by label, if known, and answer
     _labels: set[str] = field(factory=set)
-    _others: set[str] = field(factory=set)  # answers that were no label when they were counted
+    _others: set[str] = field(factory=set)  # answers that were not a label when they were counted
 
     def count(self, row: RecordedRow) -> None:
         """Add a row, unless it was skipped."""
@@ -170,8 +170,8 @@ class LabelScores:
         ]
 
     def confusion(self) -> dict[str, list[int]]:
-        """Return, for each label, how many of its rows have each label as their answer, and how many another
-        answer.
+        """Return, for each label, how many of its rows were answered with each label; the last number counts
+        all other answers.
         """
         names = [each.name for each in self.classes()]
         rows = {
@@ -204,7 +204,7 @@ def _cut(text: str) -> str:
 
 
 def label_view(scores: LabelScores) -> View:
-    """Return the scores as a view. It shows labels, and no answer that is not one of them."""
+    """Return the scores as a view. It shows labels, but no other answers."""
     return View(f"Labels: {scores.column}", (label_section(scores),))
 
 

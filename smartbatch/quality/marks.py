@@ -1,4 +1,4 @@
-"""Marks: what a person says about an answer. Together they yield the accuracy of the answers."""
+"""Marks: the verdicts of people on answers, and the accuracy computed from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Verdict: TypeAlias = Literal["right", "wrong", "unsure"]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 
 MarkedPlace: TypeAlias = "tuple[int, int, str | None]"
-"""Index, sample and field, of which the last mark counts."""
+"""Index, sample and field of a mark. If several marks have the same place, the last one counts."""
 
 
 @frozen(kw_only=True)
@@ -50,7 +50,7 @@ class Mark:
 
 
 def answer_digest(row: RecordedRow) -> str:
-    """Return a digest of a row's id, input and answer, which changes if the row is answered anew."""
+    """Return a digest of a row's id, input and answer, which changes if the row is answered again."""
     content = [row.id, row.input, row.text, row.fields, row.error_kind]
     text = json.dumps(content, default=str)
     return hashlib.blake2s(text.encode(), digest_size=12).hexdigest()

@@ -23,7 +23,7 @@ class ProjectedRoute:
     Attributes:
         route: the route.
         first: rows of a hybrid that are sent in real time first.
-        p50, p95: seconds until the last answer, for half of such lists and for 95 %.
+        p50, p95: seconds until the last answer, which half of such lists and 95 % of them do not exceed.
         cost: USD; ``None`` if the price is unknown.
         chosen: whether the plan chose it.
         problem: why it does not meet the constraints; empty if it does.
@@ -42,7 +42,7 @@ def projected_routes(projection: Projection, plan: Plan) -> list[ProjectedRoute]
     """Return the routes that the plan considered.
 
     The cost of a route is the projected cost in real time, multiplied by the planned cost of the route and
-    divided by the planned cost in real time. Without a projection, it is the planned one.
+    divided by the planned cost in real time. Without a projection, it is the planned cost.
 
     Args:
         plan: a plan of the remaining rows.
@@ -145,7 +145,7 @@ def projection_parts(projection: Projection, plan: Plan) -> Iterator[Part]:
 
 
 def projection_lines(projection: Projection, plan: Plan, width: int = UNLIMITED_WIDTH) -> Iterator[str]:
-    """Yield the same as lines of a terminal, ``width`` characters wide. ``>`` marks the chosen route."""
+    """Yield the same as lines for a terminal, ``width`` characters wide. ``>`` marks the chosen route."""
     yield from _notes(projection, plan.decision.load)
     if projection.remaining:
         table = routes_table(projected_routes(projection, plan))

@@ -134,7 +134,7 @@ def project(
     Args:
         sample: the sampled rows, drawn at random; a row may have several answers.
         sizes: estimated input tokens of every row of the table, 0 for a row that is not sent.
-        groups: the group of every row, if the sample was drawn by groups. Each sampled row then stands for
+        groups: the group of every row, if the sample was drawn by groups. Each sampled row then represents
             the rows of its group.
     """
     by_row: dict[int, list[RecordedRow]] = defaultdict(list)
@@ -172,7 +172,7 @@ def project(
 @frozen
 class _Weighted:
     row: _Answered
-    weight: float  # number of rows of the table for which it stands, itself included
+    weight: float  # number of rows in the table that it represents, including itself
     stratum: Hashable  # its group, or ``None`` if it is the only sampled row of its group
 
 
@@ -220,7 +220,7 @@ def _sum_of_rest(values: Sequence[float], sample: Sequence[_Weighted], remaining
     """Return the sum of a value over the remaining rows.
 
     Args:
-        values: of the sample.
+        values: one for each row of ``sample``.
     """
     n, total = len(sample), sum(each.weight for each in sample)
     if not remaining:
@@ -229,7 +229,7 @@ def _sum_of_rest(values: Sequence[float], sample: Sequence[_Weighted], remaining
     expected = remaining * unseen / (total - n)
     if n < MIN_ANSWERS:
         return Range(expected)
-    # Values vary around the mean of their stratum. Single rows of groups form a stratum together.
+    # Values vary around the mean of their stratum. Rows that are alone in their group share one stratum.
     strata: dict[Hashable, list[tuple[float, float]]] = defaultdict(list)
     for each, value in zip(sample, values, strict=True):
         strata[each.stratum].append((each.weight, value))
@@ -247,10 +247,10 @@ def _sum_of_rest(values: Sequence[float], sample: Sequence[_Weighted], remaining
 
 
 def _errors(stratum: Sequence[tuple[float, float]], mean: float) -> list[float]:
-    """Return the contributions of weighted values to the standard error, whose squares add up to its own.
+    """Return the contributions of weighted values to the standard error; their squares add up to its square.
 
     Args:
-        mean: of all values, for a stratum with one value.
+        mean: the mean of all values, used for a stratum with one value.
     """
     n = len(stratum)
     if n > 1:

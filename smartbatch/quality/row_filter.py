@@ -22,7 +22,7 @@ class RowFilter:
         error_kind: the kind of its error.
         defect: a defect of its answer.
         search: text that occurs in its id, input, answer or error, in upper or lower case.
-        where: values of fields: of the parsed answer or, if that has no such field, of the input.
+        where: values of fields of the parsed answer or, if it has no such field, of the input.
         min_length, max_length: characters of the answer's text.
         verdict: a mark of the answer or of one of its fields; ``"none"`` if it must have none.
         scores: the labels by which answers are scored.

@@ -114,7 +114,7 @@ class _PreparedRow:
     id: str | int
     is_answered: bool
     digest: bytes | None  # of all fields, or else of the text; ``None`` if there is neither
-    values: tuple[_Value, ...]  # by the place of the field
+    values: tuple[_Value, ...]  # by the position of the field
     row: RecordedRow | None  # ``None`` if too many answers wait
     next: _PreparedRow | None = None  # the next one with the same id
 

@@ -82,7 +82,7 @@ class Edit:
             yield f"{plural(self.removed, 'answered row')} no longer in the input: {ids}"
 
     def question(self, path: str) -> str:
-        """Return the error of a run that must be told which rows to send."""
+        """Return the error that lists the differences and asks for ``--changed`` or another output."""
         head = f"{path}: was made from other prompts or settings, and nothing was sent:"
         answers, rows = plural(self.kept, "answer"), plural(self.needed - self.kept, "row")
         ways = (

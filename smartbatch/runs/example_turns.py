@@ -22,7 +22,7 @@ def example_turns(
 ) -> list[Mapping[str, str]]:
     """Return the turns of all examples; see :meth:`RowPrompts.example`.
 
-    If answers have a schema, an example may have fields with the names of its properties in place of the
+    If answers have a schema, an example may have one field per property of the schema in place of the
     answer.
 
     Raises:

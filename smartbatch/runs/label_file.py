@@ -1,4 +1,4 @@
-"""Reads labels from a file of JSON lines, or makes them of the marks of an output."""
+"""Reads labels from a file of JSON lines, or derives them from the marks of an output."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def output_of_marks(path: str) -> str | None:
 
 @final
 class MarksFile:
-    """Reads and appends marks. Of several marks of a row and field, the last counts. Thread-safe, and safe if
-    several processes mark rows of the same output.
+    """Reads and appends marks. If a row and field has several marks, the last one counts. Thread-safe, and
+    safe if several processes mark rows of the same output.
 
     Args:
         path: created when the first mark is added.

@@ -23,7 +23,7 @@ _MAX_ROWS: Final = 200_000_000  # larger indexes only occur in damaged lines
 
 
 def read_rows(path: str) -> Iterator[RecordedRow]:
-    """Yield the rows of an output, in the order of the file. Of several lines of a row, one counts; see
+    """Yield the rows of an output, in the order of the file. If a row has several lines, one counts; see
     :func:`read_lines`.
 
     Raises:

@@ -40,7 +40,7 @@ _NO_VERDICTS: Final[Mapping[int, Set[str]]] = {}
 
 @frozen
 class FoundRows:
-    """Some rows of an output that were found.
+    """Rows of an output that a search found.
 
     Attributes:
         rows: the position and content of each row.
@@ -58,7 +58,7 @@ class RowIndex:
     """The rows of an output (.jsonl, .csv, .parquet) in the order of the input, by position. Thread-safe.
 
     The file is read once and kept open. Rows that are written later are not seen; if the file is replaced,
-    the old content is. A table is copied to a temporary file of JSON lines.
+    the old content stays. A table is copied to a temporary file of JSON lines.
 
     Raises:
         InputError: the file cannot be read, or is not an output.
@@ -70,7 +70,7 @@ class RowIndex:
             self._version = _version_of(path)
             is_table = table_format(path) is not None
             self._file = _copy_of(path) if is_table else open(path, "rb")  # noqa: SIM115
-            weakref.finalize(self, self._file.close)  # not earlier, because any thread may read
+            weakref.finalize(self, self._file.close)  # not closed earlier, because any thread may be reading
             plain = _found_by_head(self._file)
             self._is_plain = plain is not None
             self._places, self._offsets = plain or _found_by_content(self._file, path)
@@ -155,7 +155,7 @@ class RowIndex:
 
 
 def _hints(wanted: RowFilter) -> Sequence[bytes]:
-    """Return what occurs in every line that matches, in lowercase. Other lines need not be decoded."""
+    """Return lowercase text that every matching line contains. Lines without it need not be decoded."""
     texts = [wanted.search, *(value for _, value in wanted.where)]
     words = [max(_WORDS.findall(text.lower()), key=len, default="") for text in texts]
     if wanted.failed:

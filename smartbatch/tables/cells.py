@@ -21,7 +21,7 @@ class MissingFields(BadField):
 
     @property
     def reason(self) -> str:
-        """The missing fields without their content, so that it is the same for all rows that lack them."""
+        """The names of the missing fields: the same text for all rows that lack these fields."""
         return "blank " + ", ".join(f"`{name}`" for name in self.names)
 
 

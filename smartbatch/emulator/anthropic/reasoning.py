@@ -1,4 +1,4 @@
-"""Effort and thinking in Anthropic's requests: checks, and the tokens that the simulated model thinks.
+"""Checks effort and thinking in Anthropic's requests, and sets the simulated model's thinking tokens.
 
 Source: Anthropic's guide "Troubleshooting thinking", with the configurations that each model rejects,
 November 2026.
@@ -27,11 +27,11 @@ _REJECTED: Final = (
     (re.compile(r"claude-"), ("enabled", "between_tools")),
 )
 _MIN_BUDGET: Final = 1024
-_TOKENS_PER_HIDDEN: Final = 32  # tokens of the budget for each token that the simulated model thinks
+_TOKENS_PER_HIDDEN: Final = 32  # budget tokens per thinking token of the simulated model
 
 
 def with_thinking(request: GenerationRequest, body: Mapping[str, Any]) -> GenerationRequest:
-    """Add the tokens of thinking that the answer does not show to a parsed request.
+    """Add the number of hidden thinking tokens to a parsed request.
 
     Raises:
         ApiError: the API or the model does not accept the effort or the thinking.

@@ -1,4 +1,4 @@
-"""Thinking in Gemini's requests: checks, and the tokens that the simulated model thinks.
+"""Checks thinking in Gemini's requests, and sets the simulated model's thinking tokens.
 
 Source: Google's guide to thinking, with the levels of each model, November 2026.
 """
@@ -18,11 +18,11 @@ _LEVELS: Final = ("minimal", "low", "medium", "high", "xhigh")
 _WITHOUT: Final = re.compile(r"gemini-(?:1|2\.0)|gemma-[1-3]")
 _WITHOUT_MINIMAL: Final = re.compile(r"gemini-3(?:\.\d)?-pro|gemini-3\.[78]-flash")
 _MAX_BUDGET: Final = 32_768
-_TOKENS_PER_HIDDEN: Final = 32  # tokens of the budget for each token that the simulated model thinks
+_TOKENS_PER_HIDDEN: Final = 32  # budget tokens per thinking token of the simulated model
 
 
 def with_thinking(request: GenerationRequest, fields: Mapping[str, Any]) -> GenerationRequest:
-    """Add the tokens of thinking that the answer does not show to a parsed request.
+    """Add the number of hidden thinking tokens to a parsed request.
 
     Raises:
         ApiError: the model does not accept the level or the budget.

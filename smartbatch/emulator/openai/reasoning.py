@@ -1,4 +1,4 @@
-"""The effort in OpenAI's requests: checks, and the tokens that the simulated model spends on reasoning.
+"""Checks the effort in OpenAI's requests, and sets the simulated model's reasoning tokens.
 
 Source: OpenAI's reasoning guide and the wording of its errors, November 2026.
 """
@@ -26,7 +26,7 @@ _LACKING: Final = (
 
 
 def with_effort(request: GenerationRequest, body: Mapping[str, Any]) -> GenerationRequest:
-    """Add the tokens of reasoning that the answer does not show to a parsed request.
+    """Add the number of hidden reasoning tokens to a parsed request.
 
     The level is in ``reasoning_effort``, or in ``reasoning.effort`` in the Responses API and at OpenRouter.
 

@@ -14,7 +14,7 @@ from smartbatch.jobs.wiring import HOUR, JobRuntime
 from smartbatch.observe import logs
 from smartbatch.providers.batch_api import BatchApi, RemoteKind
 
-LONGEST_PAUSE_SECONDS = 24 * HOUR  # between tries of a failing deletion
+LONGEST_PAUSE_SECONDS = 24 * HOUR  # between attempts at a failing deletion
 
 
 def has_due(runtime: JobRuntime) -> bool:

@@ -39,7 +39,7 @@ def _job_of(value: str) -> str:
 
 
 def stale_files(db: Database, spool: str) -> list[Path]:
-    """Return the temporary files of batches that are over or whose jobs were deleted."""
+    """Return the temporary files of batches that have ended or whose jobs were deleted."""
     files: dict[str, list[Path]] = {}
     for name in sorted(os.listdir(spool)):
         shard_id, dot, _ = name.partition(".")

@@ -1,4 +1,4 @@
-"""What providers store for batches that are over: the table ``remote_object``.
+"""What providers store for batches that have ended: the table ``remote_object``.
 
 The objects of a batch are recorded in the transaction that ends the work on its shard, or that deletes its
 job; nothing else is ever deleted at a provider. They are deleted once the job is done and its retention has
@@ -69,7 +69,7 @@ class RemoteObjectTable:
         return int(over) + int(running)
 
     def make_due(self, numbers: Sequence[int], *, at: float) -> None:
-        """Have objects deleted now, whatever the retention of their jobs."""
+        """Make objects due for deletion now, regardless of their jobs' retention."""
         due = "UPDATE remote_object SET retention = 0, due_at = ? WHERE no IN {numbers}"
         self.db.change(due, at, list(numbers))
 
@@ -94,7 +94,7 @@ class RemoteObjectTable:
             while (found := tx.row(_NEXT, scope, at)) is not None:
                 *_, job, retention = found
                 one = _remote_object(found)
-                # 1. the job is not done, or was done again later: wait
+                # 1. the job is not done, or finished again later: wait
                 if (ready := _ready_at(tx, job, retention, at)) > at:
                     tx.change(_POSTPONE, ready, one.no)
                     continue

@@ -5,8 +5,8 @@ stored; until then, the batch is due for a poll. Events about unknown batches ar
 arrive before the answer to the create call is stored. Used events are kept for :data:`KEPT_SECONDS`, so that
 a repeated delivery is recognized.
 
-Batches of an account are polled less often while events arrive for it: at least one of the latest
-:data:`MAX_MISSED_EVENTS` batches that have ended was named by an event.
+Batches of an account are polled less often while events arrive for it, that is, if an event named at least
+one of its latest :data:`MAX_MISSED_EVENTS` batches that have ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRIM_INTERVAL = 50  # old events are deleted once per this many new ones
 _ADD = """INSERT INTO webhook_event (id, batch, at) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING
     RETURNING no"""
 _UNUSED = "SELECT batch, max(no) FROM webhook_event WHERE used = 0 AND batch IN {texts} GROUP BY batch"
-# a shard's id of a batch may have a path before the name
+# the batch id of a shard may have a path before the name
 _NAMED_JOBS = """SELECT DISTINCT j.id FROM webhook_event e
     JOIN shard s ON s.batch_id IN (e.batch, 'batches/' || e.batch)
     JOIN job j ON j.no = s.job
@@ -82,12 +82,12 @@ class WebhookEventTable:
         self.db.change(used, batch_name(batch_id), number)
 
     def is_expected(self, scope: str, batch_id: str, *, at: float) -> bool:
-        """Whether an event will probably arrive when a batch ends, because others of its account had one.
+        """Whether an event is expected when a batch ends, because other batches of its account had one.
 
         Args:
             at: the current time in Unix seconds.
         """
-        # 1. no event is stored, or this batch had one: none
+        # 1. no event is stored, or this batch already had one: no event is expected
         if not self.last() or self.db.rows(_KNOWN, [batch_name(batch_id)]):
             return False
         # 2. otherwise one of the latest batches of the account must have had one

@@ -24,7 +24,7 @@ _TYPES = frozenset(
 
 
 def _owns(part: Mapping[str, Any]) -> bool:
-    """Tools of the provider have types of their own, such as ``web_search_tool_result``."""
+    """The provider's own tools add types, such as ``web_search_tool_result``."""
     kind = part.get("type")
     return isinstance(kind, str) and (kind in _TYPES or kind.endswith(("_tool_result", "_tool_use")))
 

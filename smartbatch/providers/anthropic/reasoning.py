@@ -1,4 +1,4 @@
-"""How Anthropic's models take ``reasoning_effort``: as an effort or as a token budget for thinking.
+"""How Anthropic's models accept ``reasoning_effort``: as an effort or as a token budget for thinking.
 
 Sources: Anthropic's guides "Effort" and "Troubleshooting thinking", which lists the configurations that each
 model accepts, November 2026.
@@ -19,7 +19,7 @@ _NAME: Final = re.compile(
     r"(?:-(?P<major>\d{1,2})(?!\d)(?:-(?P<minor>\d{1,2})(?!\d))?)?"
 )
 _LATEST: Final = (99, 0)  # of models without a version in their name
-_ADAPTIVE: Final = (4, 6)  # the first version that decides itself how much it thinks
+_ADAPTIVE: Final = (4, 6)  # the first version that decides how much to think
 _FIRST_THINKING: Final = (3, 7)
 _FIRST_XHIGH: Final = (4, 7)
 _FIRST_5_5: Final = (5, 5)
@@ -62,9 +62,9 @@ def add_effort(body: dict[str, Any], effort: str, model: str) -> None:
 
 
 def check_thinking(params: Generation, model: str, max_tokens: int, *, samples: bool) -> None:
-    """Reject an effort that the model does not have, or that other parameters exclude.
+    """Reject an effort that the model does not support, or that conflicts with other parameters.
 
-    ``samples`` is True if the version of the API takes sampling parameters.
+    ``samples`` is True if the version of the API accepts sampling parameters.
     """
     effort = params.reasoning_effort
     if effort is None:

@@ -1,7 +1,7 @@
 """Parts of Gemini's contents.
 
 Sources: the types of ``google-genai`` 3.6 and Google's guides to file input methods, images, documents and
-audio (November 2026). Files may have public addresses, but only with their media type.
+audio (November 2026). Files may be given as public URLs, but only with their media type.
 """
 
 from __future__ import annotations

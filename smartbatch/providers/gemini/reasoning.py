@@ -1,4 +1,4 @@
-"""How Gemini's models take ``reasoning_effort``: as a thinking level or as a token budget for thinking.
+"""How Gemini's models accept ``reasoning_effort``: as a thinking level or as a token budget for thinking.
 
 Sources: Google's guide to thinking, with the levels of each model, and its page "OpenAI compatibility", with
 the budgets that correspond to OpenAI's levels, November 2026.
@@ -30,7 +30,7 @@ def _name(model: str) -> str:
 
 
 def check_thinking(params: Generation, model: str, config_names: tuple[str, ...]) -> None:
-    """Reject an effort that the model does not have, or that ``extra`` sets as well."""
+    """Reject an effort that the model does not support, or that ``extra`` sets as well."""
     if params.reasoning_effort is None:
         return
     name = _name(model)

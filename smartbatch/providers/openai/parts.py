@@ -2,7 +2,7 @@
 
 Sources: the types of ``openai`` 3.57 and OpenAI's guides to images and to file inputs (November 2026): the
 chat API takes only PDFs as files, no URLs of files and no ids of uploaded images. Other servers with the chat
-API have types of their own, such as vLLM's ``audio_url`` and Mistral's ``document_url``.
+API add types, such as vLLM's ``audio_url`` and Mistral's ``document_url``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _write_chat(part: MediaPart) -> dict[str, Any]:
 def _write_responses(part: MediaPart) -> dict[str, Any]:
     match part.kind:
         case "text":
-            return {"type": "text", "text": part.text}  # named by its direction when it is sent
+            return {"type": "text", "text": part.text}  # becomes input_text or output_text when it is sent
         case "image" if part.file_id is not None and part.owner in _OWN:
             return {"type": "input_image", "file_id": part.file_id, **_detail(part)}
         case "image" if part.file_id is None:

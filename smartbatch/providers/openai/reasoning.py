@@ -1,4 +1,4 @@
-"""How OpenAI's API and other hosts take ``reasoning_effort``.
+"""How OpenAI's API and other hosts accept ``reasoning_effort``.
 
 Sources: OpenAI's reasoning guide and its OpenAPI document; Groq's, Mistral's, DeepSeek's and OpenRouter's
 guides to reasoning, November 2026.
@@ -12,18 +12,18 @@ from typing import Any, Final
 from attrs import field, frozen
 
 _SECOND_CONTROLS: Final = ("reasoning_effort", "thinking", "enable_thinking", "thinking_budget")
-"""Fields of ``extra`` by which hosts control reasoning."""
+"""Fields of ``extra`` that control reasoning at some hosts."""
 _NESTED_CONTROLS: Final = ("effort", "max_tokens", "enabled")
 
 
 @frozen(kw_only=True)
 class EffortDialect:
-    """How a host's chats take ``reasoning_effort``.
+    """How a host's chat API accepts ``reasoning_effort``.
 
     Attributes:
         nested: whether the level is sent as ``{"reasoning": {"effort": …}}``, as in the responses API.
-        none: fields sent instead of the level ``none``; empty if the host has this level.
-        levels: the accepted levels by the beginning of models' names, of which the longest applies; empty for
+        none: fields sent instead of the level ``none``; empty if the host accepts this level.
+        levels: the accepted levels by prefix of the model's name, of which the longest applies; empty for
             models that do not reason. The server checks the levels of all other models.
     """
 
