@@ -7,6 +7,7 @@ import json
 import random
 import sys
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -127,8 +128,13 @@ class SampledRun:
 
     def projection(self, answers: Iterable[RecordedRow]) -> Projection:
         """Project the cost of all rows, once :meth:`read` has read them."""
-        drawn = (row for row in answers if row.index * self._rows.keys.n in self.selection)
-        return project(drawn, self._sizes, self._groups)
+        drawn, earlier = list[RecordedRow](), defaultdict[int, float](float)
+        for row in answers:
+            if row.index * self._rows.keys.n in self.selection:
+                drawn.append(row)
+            elif row.ok:
+                earlier[row.index] += row.cost or 0.0
+        return project(drawn, self._sizes, self._groups, earlier)
 
 
 def _table(

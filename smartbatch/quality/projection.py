@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
 from attrs import frozen
@@ -127,7 +127,10 @@ class _Answered:
 
 
 def project(
-    sample: Iterable[RecordedRow], sizes: Sequence[float], groups: Sequence[Hashable] | None = None
+    sample: Iterable[RecordedRow],
+    sizes: Sequence[float],
+    groups: Sequence[Hashable] | None = None,
+    earlier: Mapping[int, float] | None = None,
 ) -> Projection:
     """Project the cost of all rows of a table.
 
@@ -136,7 +139,9 @@ def project(
         sizes: estimated input tokens of every row of the table, 0 for a row that is not sent.
         groups: the group of every row, if the sample was drawn by groups. Each sampled row then represents
             the rows of its group.
+        earlier: USD of each row, by its index, that is answered but not in the sample.
     """
+    earlier = earlier or {}
     by_row: dict[int, list[RecordedRow]] = defaultdict(list)
     for each in sample:
         by_row[each.index].append(each)
@@ -146,7 +151,7 @@ def project(
         for index, found in by_row.items()
         if all(each.ok for each in found)
     ]
-    remaining = rows - len(answered)
+    remaining = rows - len(answered) - len(earlier)
     paid = sum(each.cost or 0.0 for found in by_row.values() for each in found)
 
     paid_for = [each for each in answered if each.input_tokens]
@@ -154,7 +159,7 @@ def project(
     rest = _cost_of_rest(
         _weighted([each for each in paid_for if each.cost is not None], sizes, groups),
         remaining,
-        sum(sizes) - sum(each.size for each in answered),
+        sum(sizes) - sum(each.size for each in answered) - sum(sizes[index] for index in earlier),
     )
     return Projection(
         rows=rows,
@@ -164,7 +169,7 @@ def project(
         remaining=remaining,
         paid=paid,
         rest=rest,
-        total=None if rest is None else rest.plus(paid),
+        total=None if rest is None else rest.plus(paid + sum(earlier.values())),
         output_tokens=_sum_of_rest(tokens, _weighted(paid_for, sizes, groups), remaining) if tokens else None,
     )
 

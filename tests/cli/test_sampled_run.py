@@ -77,6 +77,17 @@ def test_another_seed_draws_other_rows(calls):
     assert 5 < len(set(calls.asked)) == len(calls.asked) <= 10
 
 
+def test_rows_of_an_earlier_sample_are_not_projected(folder, capsys):
+    prompts(30)
+    line = ["run", "in.txt", "--model", "sim:demo?latency=0", "-o", "out.jsonl"]
+    assert main([*line, "--sample", "4", "--quiet"]) == 0
+    assert main([*line, "--sample", "5", "--sample-seed", "1"]) == 0
+
+    left = 30 - len(written())
+    assert 21 <= left < 25
+    assert capsys.readouterr().err.count(f"the other {left} rows") == 2
+
+
 def test_yes_sends_the_other_rows_at_once(calls):
     expected = prompts(12)
 

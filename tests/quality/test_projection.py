@@ -41,6 +41,14 @@ def test_the_cost_of_a_completely_sampled_table_is_certain():
     assert found.total.high == pytest.approx(sum(each.cost for each in rows))
 
 
+def test_rows_answered_before_the_sample_are_not_projected():
+    found = project([row(index) for index in range(5)], [100] * 50, earlier={7: 0.5, 9: 0.25})
+
+    assert (found.rows, found.sampled, found.remaining) == (50, 5, 43)
+    assert found.rest.expected == pytest.approx(43 * row(0).cost)
+    assert found.total.expected == pytest.approx(48 * row(0).cost + 0.75)
+
+
 def test_a_range_of_equal_costs_has_no_width():
     found = project([row(index) for index in range(5)], [100] * 50)
 
