@@ -17,7 +17,7 @@ from smartbatch.chats import message_form, read_message
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.validation import normalise
 from smartbatch.media import pixels_of, type_of_content
-from smartbatch.providers.anthropic.parts import BLOCKS
+from smartbatch.providers.anthropic.parts import BLOCKS, CLOUD_BLOCKS
 from smartbatch.providers.gemini.parts import PARTS
 from smartbatch.providers.media_parts import check_parts
 from smartbatch.providers.openai.parts import CHAT
@@ -334,6 +334,13 @@ def test_scaling_without_pillow_is_rejected_when_the_request_is_accepted(monkeyp
             r"bytes in base64; Anthropic takes at most 10,485,760",
         ),
         (BLOCKS, lambda: [Document(b"%PDF-" + b"a" * 26_000_000)], "takes at most 33,554,432 in a request"),
+        (CLOUD_BLOCKS, lambda: [Image(PNG + b"a" * 4_000_000)], "Bedrock or Vertex takes at most 5,242,880"),
+        (
+            CLOUD_BLOCKS,
+            lambda: [Image("https://a.example/b.png")],
+            "does not take by URL: pass the",
+        ),
+        (CLOUD_BLOCKS, lambda: [Document(file_id="file_1")], "to Anthropic, which Claude on Bedrock"),
         (BLOCKS, lambda: [Image(PNG)] * 601, "601 images; Anthropic takes at most 600"),
         (CHAT, lambda: [Document(b"%PDF-" + b"a" * 38_000_000)], "document .*takes at most 50,000,000$"),
         (CHAT, lambda: [Image(PNG)] * 1501, "1,501 images"),

@@ -20,6 +20,7 @@ from smartbatch._fork import one_at_a_time
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.anthropic.bodies import API_VERSION
 from smartbatch.providers.anthropic.errors import kind_of
+from smartbatch.providers.anthropic.parts import CLOUD_BLOCKS
 from smartbatch.providers.anthropic.provider import DEFAULT_MAX_TOKENS, MessagesProvider, custom_headers
 from smartbatch.providers.base import NOT_YET
 from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
@@ -73,6 +74,7 @@ class BedrockProvider(MessagesProvider):
 
     models = re.compile(r"\w[\w.:/-]{0,255}", re.ASCII)  # ids, inference profiles and ARNs
     versions = (BEDROCK_VERSION, API_VERSION)
+    parts = CLOUD_BLOCKS
     without_batches = NOT_YET
     accept = "application/json"  # the content type of the answer inside the frames
 

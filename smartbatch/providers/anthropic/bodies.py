@@ -25,7 +25,7 @@ from smartbatch.providers.conversation import (
     content_of,
     refuse_strict,
 )
-from smartbatch.providers.media_parts import check_parts, translated
+from smartbatch.providers.media_parts import PartForm, check_parts, translated
 from smartbatch.providers.schema_forms import (
     Dialect,
     NotExpressible,
@@ -74,14 +74,15 @@ _RESERVED = ("model", "messages", "stream")
 
 
 def message_body(
-    request: Request, model: str, version: str, default_max_tokens: int
+    request: Request, model: str, version: str, default_max_tokens: int, parts: PartForm = BLOCKS
 ) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
     """Build the body of ``POST /v1/messages``, and list the omitted parameters with the reasons.
 
-    ``default_max_tokens`` applies to requests without ``max_tokens``, which the API requires.
+    ``default_max_tokens`` applies to requests without ``max_tokens``, which the API requires. ``parts`` is
+    the form of content parts.
     """
     params = request.params
-    system, messages = _conversation(request)
+    system, messages = _conversation(request, parts)
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": default_max_tokens if params.max_tokens is None else params.max_tokens,
@@ -107,7 +108,9 @@ def message_body(
     return body, dropped
 
 
-def check_request(request: Request, model: str, version: str, default_max_tokens: int) -> None:
+def check_request(
+    request: Request, model: str, version: str, default_max_tokens: int, parts: PartForm = BLOCKS
+) -> None:
     params = request.params
     max_tokens = default_max_tokens if params.max_tokens is None else params.max_tokens
     check_thinking(params, model, max_tokens, samples=version != API_VERSION)
@@ -123,8 +126,8 @@ def check_request(request: Request, model: str, version: str, default_max_tokens
     if version != API_VERSION and params.temperature is not None and params.temperature > 1:
         raise InvalidRequest("Anthropic takes temperatures from 0 to 1", field="temperature")
     check_turns(request.prompt)
-    check_parts(request.prompt, BLOCKS)
-    if "system" in (params.extra or {}) and _conversation(request)[0]:
+    check_parts(request.prompt, parts)
+    if "system" in (params.extra or {}) and _conversation(request, parts)[0]:
         raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
 
 
@@ -150,9 +153,9 @@ def _add_sampling(body: dict[str, Any], params: Generation, version: str) -> tup
     return tuple(dropped)
 
 
-def _conversation(request: Request) -> tuple[str | list[Any], list[dict[str, Any]]]:
+def _conversation(request: Request, parts: PartForm) -> tuple[str | list[Any], list[dict[str, Any]]]:
     """Separate the instructions, which the API accepts only outside the messages."""
-    params, prompt = request.params, translated(request.prompt, BLOCKS)
+    params, prompt = request.params, translated(request.prompt, parts)
     instructions: list[Any] = [] if params.system is None else [params.system]
     messages: list[dict[str, Any]] = []
     for message in (Message("user", prompt),) if isinstance(prompt, str) else prompt:

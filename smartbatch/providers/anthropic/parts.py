@@ -1,7 +1,8 @@
 """Content blocks of Anthropic's Messages API.
 
 Sources: the types of ``anthropic`` 2.14 and Anthropic's guides to vision, PDF support and the Files API
-(November 2026). The API takes no audio; Bedrock and Vertex take images of at most 5 MB, which is not checked.
+(November 2026). The API takes no audio. On Bedrock and Vertex, it takes neither URLs nor uploaded files, and
+images of at most 5 MB.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from attrs import evolve
+
 from smartbatch.media import PDF, PLAIN_TEXT
 from smartbatch.providers.media_parts import ANY_TEXT, FileLimits, MediaPart, PartForm, check_type, refuse
 
 IMAGE_TYPES: Final = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
 
 _API = "Anthropic"
+_CLOUD_API = "Claude on Bedrock or Vertex"
 _TYPES = frozenset(
     {
         *("text", "image", "document", "search_result", "thinking", "redacted_thinking"),
@@ -53,6 +57,12 @@ def _write(part: MediaPart) -> dict[str, Any]:
     return {"type": part.kind, "source": source, **title}
 
 
+def _write_for_cloud(part: MediaPart) -> dict[str, Any]:
+    if part.kind != "text" and part.data is None:
+        raise refuse(part, _CLOUD_API)
+    return _write(part)
+
+
 # the guide to vision: 10 MB for an image; 32 MB and 600 images in a request; 8,000 pixels on each side,
 # or 2,000 with more than 20 images
 BLOCKS: Final = PartForm(
@@ -61,4 +71,7 @@ BLOCKS: Final = PartForm(
     _write,
     FileLimits(image_bytes=10 * 2**20, request_bytes=32 * 2**20, images=600, side=8000, many=(20, 2000)),
     files_in_results=True,
+)
+CLOUD_BLOCKS: Final = evolve(
+    BLOCKS, api=_CLOUD_API, write=_write_for_cloud, limits=evolve(BLOCKS.limits, image_bytes=5 * 2**20)
 )

@@ -14,6 +14,7 @@ from smartbatch.providers.anthropic.answers import MessageReader, read_message
 from smartbatch.providers.anthropic.batches import AnthropicBatches
 from smartbatch.providers.anthropic.bodies import API_VERSION, OLD_API_VERSION, check_request, message_body
 from smartbatch.providers.anthropic.errors import ERRORS
+from smartbatch.providers.anthropic.parts import BLOCKS
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.error_reader import ErrorReader, ServiceAddress
@@ -33,6 +34,7 @@ from smartbatch.providers.http.endpoint import (
 from smartbatch.providers.http.event_stream import EVENT_STREAM_TYPE, EventStream, events
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
+from smartbatch.providers.media_parts import PartForm
 from smartbatch.types import Answer, Duration, Generation, Request
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class MessagesProvider(Provider):
     """The form of a model's name."""
     versions = (API_VERSION, OLD_API_VERSION)
     """Accepted values of ``api_version``."""
+    parts: PartForm = BLOCKS
+    """What the API accepts in the content of messages."""
     accept = EVENT_STREAM_TYPE
     """The content type that streams ask for."""
     split: Callable[[Iterable[bytes]], Iterator[tuple[str, bytes]]] = staticmethod(events)
@@ -119,7 +123,7 @@ class MessagesProvider(Provider):
             raise InvalidRequest("the model name is empty or contains invalid characters", field="model")
         params, checked_model = self._checked
         if request.params is not params or model != checked_model or not isinstance(request.prompt, str):
-            check_request(request, model, self._version, self._default_max_tokens)
+            check_request(request, model, self._version, self._default_max_tokens, self.parts)
             self._checked = (request.params, model)
 
     def __repr__(self) -> str:
@@ -128,7 +132,7 @@ class MessagesProvider(Provider):
     __reduce__ = not_pickled
 
     def _message(self, request: Request, model: str) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-        return message_body(request, model, self._version, self._default_max_tokens)
+        return message_body(request, model, self._version, self._default_max_tokens, self.parts)
 
 
 class AnthropicProvider(MessagesProvider):

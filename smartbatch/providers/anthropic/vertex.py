@@ -15,6 +15,7 @@ from attrs import evolve
 from smartbatch._fork import one_at_a_time
 from smartbatch.providers.anthropic.bodies import API_VERSION
 from smartbatch.providers.anthropic.errors import ERRORS, understand
+from smartbatch.providers.anthropic.parts import CLOUD_BLOCKS
 from smartbatch.providers.anthropic.provider import DEFAULT_MAX_TOKENS, MessagesProvider, custom_headers
 from smartbatch.providers.base import NOT_YET
 from smartbatch.providers.error_reader import Refusal
@@ -60,6 +61,7 @@ class VertexClaudeProvider(MessagesProvider):
 
     models = re.compile(r"\w[\w.@-]{0,127}", re.ASCII)
     versions = (VERTEX_VERSION, API_VERSION)
+    parts = CLOUD_BLOCKS
     without_batches = NOT_YET
 
     def __init__(
