@@ -9,6 +9,7 @@ from attrs import define, frozen
 
 MAX_PATTERN_CHARACTERS = 200
 """Maximum characters of the pattern by which error messages are grouped."""
+_MAX_SCANNED_CHARACTERS: Final = 1_000  # the time of a search grows with the square of the length
 OTHER_MESSAGES = "(further messages)"
 """The message under which errors are counted once there are too many groups."""
 MAX_FAILURE_GROUPS = 200
@@ -28,7 +29,7 @@ def pattern_of(message: str) -> str:
 
     A three-digit number stays, because it may be an HTTP status.
     """
-    text = _IDS.sub("#", message)
+    text = _IDS.sub("#", message[:_MAX_SCANNED_CHARACTERS])
     text = _NUMBERS.sub(lambda found: found[0] if _STATUS.fullmatch(found[0]) else "#", text)
     return text if len(text) <= MAX_PATTERN_CHARACTERS else text[: MAX_PATTERN_CHARACTERS - 1] + "…"
 

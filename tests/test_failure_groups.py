@@ -43,6 +43,11 @@ def test_a_pattern_is_bounded():
     assert len(pattern_of("long words " * 500)) == MAX_PATTERN_CHARACTERS
 
 
+def test_a_long_message_from_a_file_is_not_searched_as_a_whole():
+    """Without the limit, this takes minutes."""
+    assert pattern_of("row-" * 25_000) == "row-" * 49 + "row…"
+
+
 def test_a_group_keeps_its_earliest_row_as_an_example():
     groups = FailureGroups()
     for row in (7, 3, 9):

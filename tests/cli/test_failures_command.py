@@ -14,6 +14,7 @@ from smartbatch import BatchingClient
 from smartbatch.cli.main import main
 from smartbatch.errors import AllRequestsFailed
 from tests.hostile import HOSTILE
+from tests.levels import sampled
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -104,7 +105,7 @@ def test_failures_of_a_table_are_the_same(folder, capfd, ending):
     assert "server_error: 2 rows; send the rows again later" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", sampled(HOSTILE, keep=2, first=6))
 def test_hostile_errors_do_not_reach_the_terminal_or_the_shell(folder, capfd, name):
     evil = f"$(rm x); {HOSTILE[name]}"
     main(["failures", written(folder, failed(0, evil, evil), line(1, id=evil, finish_reason="length"))])

@@ -25,6 +25,7 @@ from smartbatch.errors import AllRequestsFailed, ErrorKind
 from smartbatch.providers import OpenAIProvider
 from smartbatch.testing import MockProvider, emulator
 from smartbatch.types import Answer, Usage
+from tests.levels import sampled
 from tests.tables.kinds import TABLES
 
 TOO_LONG = ProviderError("the prompt has 9000 tokens", kind=ErrorKind.CONTEXT_TOO_LONG)
@@ -94,7 +95,7 @@ def test_changes_stay_for_the_next_time(client_of):
     assert [call.request.params.max_tokens for call in provider.calls] == [None, None, 100, 100]
 
 
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("kind", sampled(TABLES))
 def test_failures_know_their_rows(client_of, kind):
     table = TABLES[kind]([{"id": 3, "text": "long a"}, {"id": 1, "text": "b"}, {"id": 2, "text": "long c"}])
     results = client_of(MockProvider(answered)).generate(table, template="{text}")
