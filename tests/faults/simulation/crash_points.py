@@ -60,11 +60,19 @@ class CrashPoints:
 WRITES = {
     *("accept", "unhold", "claim", "plan", "advance", "mark_submitting"),
     *("discard", "fail", "ingest", "settle", "remember"),
-    *("take", "remove", "postpone"),
+    *("take", "remove", "postpone", "mark_used"),
     *("fail_open", "move_to_realtime", "claim_realtime", "answer", "drop_unsent", "note", "add_incident"),
 }
 """The commits that matter. Leases and observed turnarounds are written outside the protocol."""
-PARTS = ("jobs", "leases", "items", "shards", "facts", "remote_objects")  # the parts of a store that write
+PARTS = (
+    "jobs",
+    "leases",
+    "items",
+    "shards",
+    "facts",
+    "remote_objects",
+    "webhook_events",
+)  # the parts of a store that write
 
 
 class CrashingStore:
@@ -122,7 +130,7 @@ _STEPS = {
     "K16": ("delete_file.before",),
     "K17": ("delete_file.after", "uncertain>fenced."),
     "K18": ("discard.",),
-    "K19": ("get", "submitted>ended."),
+    "K19": ("get", "submitted>ended.", "mark_used."),
     "K20": ("download", "ended>ingesting."),
     "K21": ("ingest.",),
     "K22": ("settle.",),

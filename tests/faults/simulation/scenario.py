@@ -61,6 +61,7 @@ class Plan:
     # what the provider does against its own word, by name: see :class:`~tests.faults.simulation.
     # simulated_remote.SimApi`
     odd: tuple[str, ...] = ()
+    webhooks: bool = False  # events about batches arrive, some of them wrong
 
     def line(self) -> str:
         crash = ",".join(map(str, self.crashes)) or f"p{self.crash_rate:g}"
@@ -72,6 +73,7 @@ class Plan:
             value = getattr(self, name)
             more += "" if value is None else f" {name}={value:g}"
         more += "".join(f" {name}" for name in self.odd)
+        more += " webhooks" if self.webhooks else ""
         return f"seed={self.seed} flavour={self.flavour} crash={crash}{more}"
 
 

@@ -31,6 +31,7 @@ from tests.faults.simulation.invariants import InvariantChecker
 from tests.faults.simulation.process import LEASE, PROVIDER, Process
 from tests.faults.simulation.scenario import FLAVOURS, HOUR, MINUTE, Plan, scenario
 from tests.faults.simulation.simulated_remote import Network, digest_of, tokens_of
+from tests.faults.simulation.webhooks import NOTICE_SECONDS, Webhooks
 from tests.figures import runs
 
 BOUND = 40 * HOUR
@@ -88,6 +89,7 @@ class World:
         rng = BatchRandomness(self.faults.settings)
         self.checker = InvariantChecker(self.disk.connection, self.ledger, self.prompts, rng.identity)
         self.network.check_deletion = self.checker.check_deletion
+        self.webhooks = Webhooks(plan, self.backend, self.clock) if plan.webhooks else None
         self._started = 0
         self._resumes_at: float | None = None
         self._cancelled = False
@@ -110,6 +112,7 @@ class World:
             if self._over():
                 return self._end()
             self._act_as_user()
+            self._receive_events()
             self.points.calm = self.faults.calm
             self._next()
         raise Violation(f"I12 the job is not over after {STEPS} steps: {self._describe()}")
@@ -138,6 +141,7 @@ class World:
         turn = min(able, key=lambda process: process.due)
         moments = [turn.due, self._resumes_at, None if self._cancelled else self.what.cancel_at]
         moments += [process.leaves_at for process in able]
+        moments += [self.webhooks.next_at] if self.webhooks else []
         moment = min(moment for moment in moments if moment is not None)
         if moment > BOUND + self.what.calm_at:
             raise Violation(f"I12 the job does not go on: {self._describe()}")
@@ -212,6 +216,14 @@ class World:
             self._resumes_at = None
             store.actions.resume(JobSelection(ids=(self.job.id,)), "ada")
             self._make_due()
+
+    def _receive_events(self) -> None:
+        if self.webhooks is not None:
+            self.webhooks.plan()
+            if self.webhooks.deliver(self.processes[0].plain):
+                for process in self.processes:
+                    if process.leases:
+                        process.due = min(process.due, self.clock.now() + NOTICE_SECONDS)
 
     def _make_due(self) -> None:
         for process in self.processes:
@@ -350,6 +362,8 @@ class World:
             "crashed": len(self.points.crashed),
             "frozen": self.points.frozen,
         }
+        if self.webhooks is not None:
+            found["notices"], found["repeats"] = self.webhooks.arrived, self.webhooks.repeated
         for name, each in counts.items():
             found[name] = " ".join(f"{key}:{count}" for key, count in sorted(each.items()))
         return {name: str(figure) for name, figure in found.items() if figure}

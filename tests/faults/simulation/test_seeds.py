@@ -103,6 +103,31 @@ def test_a_seed_that_once_failed_is_clean(seed, flavour, rate):
     assert outcome.incidents["double_submission"] == 0
 
 
+# -- webhook events, some of them wrong ----------------------------------------------------------------------
+
+WEBHOOKS = 20_000  # the first seed
+
+
+def with_webhooks(count: int) -> Iterator[Plan]:
+    return (evolve(plan, webhooks=True) for plan in seeded(range(WEBHOOKS, WEBHOOKS + count)))
+
+
+def test_webhook_events_lose_nothing_and_pay_nothing_twice():
+    outcomes = [simulate(plan) for plan in with_webhooks(5)]
+    assert Totals.of(outcomes).problems == []
+    assert sum(int(outcome.figures.get("notices", 0)) for outcome in outcomes) >= 3
+
+
+@pytest.mark.full
+def test_of_400_jobs_with_webhook_events_none_is_lost_or_paid_twice(run):
+    outcomes = list(run(with_webhooks(MANY)))
+    total = Totals.of(outcomes)
+    assert total.problems == []
+    assert total.unnamed == 0
+    assert any(name.startswith("mark_used") for name in total.names)
+    assert sum(int(outcome.figures.get("repeats", 0)) for outcome in outcomes) > MANY / 10
+
+
 # -- the negative control: something below the library repeats creates ---------------------------------------
 
 
