@@ -229,7 +229,7 @@ class Image(Media):
     def accepted(self, field: str) -> Self:
         found = Media.accepted(self, field)
         if found.is_scaled and find_spec("PIL") is None:
-            raise self._refusal(field, "which max_pixels scales with Pillow: pip install pillow")
+            raise self._refusal(field, "which max_pixels can scale only with Pillow: pip install pillow")
         return found
 
     def content(self, field: str) -> bytes:

@@ -315,7 +315,7 @@ def test_an_image_that_cannot_be_scaled_fails_its_request():
 
 def test_scaling_without_pillow_is_rejected_when_the_request_is_accepted(monkeypatch):
     monkeypatch.setattr("smartbatch.media.find_spec", lambda name: None)
-    with pytest.raises(InvalidRequest, match="which max_pixels scales with Pillow: pip install pillow"):
+    with pytest.raises(InvalidRequest, match="can scale only with Pillow: pip install pillow"):
         accepted("a", Image(PICTURES["png"], max_pixels=6))
     assert accepted("a", Image(PICTURES["png"], max_pixels=180_000))
 

@@ -141,9 +141,9 @@ further:
 _RUN_SAMPLE = """
 --sample N             send only N random rows; show answers, time and cost
 further:
---yes                  after a sample, send the other rows without a question
+--yes                  after a sample, send the other rows without asking
 --sample-seed N        draw another sample (default: 0)
---by COLUMN            draw the sample in proportion to the values of this column
+--by COLUMN            draw rows in proportion to the frequency of each value in this column
 """
 _RUN_OUTPUT = """
 -o --output OUT.jsonl  write results to this .jsonl, .csv or .parquet file; if it exists, the run resumes
@@ -407,8 +407,8 @@ def _add_compare(add: _AddParser) -> None:
         description="""\
 Compare two outputs of smartbatch run (.jsonl, .csv, .parquet, in any combination): how often their answers
 agree, with a 95 % interval, also for each field of parsed answers; which values are confused; how numbers
-differ; failures, cost, tokens and latency; and the first rows with different answers, whose answers are
-shown. Rows match by id. Nothing is sent, and no key is needed.
+differ; failures, cost, tokens and latency; and the answers of the first rows whose answers differ. Rows
+match by id. Nothing is sent, and no key is needed.
 
 examples:
   smartbatch compare old.jsonl new.jsonl
@@ -440,7 +440,7 @@ examples:
   smartbatch failures answers.jsonl
   smartbatch failures labels.csv --json
 """,
-        epilog="exit codes: 0 no such rows, 1 some, or no such job, 2 bad usage, file or store",
+        epilog="exit codes: 0 no failed or flawed rows, 1 some, or no such job, 2 bad usage, file or store",
     )
     parser.add_argument("subject", metavar="JOB|OUT.jsonl", help="id or key of a job, or the output of a run")
     options = "--json                 print JSON instead of text"
@@ -469,7 +469,7 @@ examples:
     parser.add_argument("output", metavar="OUT.jsonl", help="output of a run, or results of a job")
     parser.set_defaults(port=0, limit=20)
     options = """
---template T           show the prompt that this template, or @FILE, makes of each row, instead of its fields
+--template T           show the prompt that this template or @FILE makes from each row, not its fields
 --port N               use this port (default: a free one)
 --open                 open it in the browser
 --text                 print rows in the terminal instead of serving the page
@@ -525,10 +525,10 @@ def _add_webhooks(add: _AddParser) -> None:
         "webhooks",
         help="receive webhooks, so that batches are polled as soon as they end",
         description="""\
-Receive webhooks of providers about the batches of a store, check their signatures, and store them. The
-processes that run the jobs then poll these batches at once. The secrets that the providers showed are read
-from the environment variable SMARTBATCH_WEBHOOK_SECRET, separated by spaces. Connections are not encrypted:
-pass the events on from a proxy that ends TLS. Ctrl-C or SIGTERM stops the command.
+Receive webhooks from providers about the batches of a store, check their signatures, and store them. The
+processes that run the jobs then poll these batches immediately. The secrets that the providers showed are
+read from the environment variable SMARTBATCH_WEBHOOK_SECRET, separated by spaces. Connections are not
+encrypted: put a proxy that terminates TLS in front. Ctrl-C or SIGTERM stops the command.
 
 examples:
   smartbatch webhooks --store jobs.db --port 8200

@@ -47,7 +47,7 @@ def check_sample(args: argparse.Namespace) -> None:
                 raise ConfigError(f"--{name.replace('_', '-')} needs --sample")
         return
     if args.input == "-":
-        raise ConfigError("--sample needs an input file, because it is read twice; standard input is not one")
+        raise ConfigError("--sample reads the input twice, so it needs an input file, not standard input")
     if args.resend is not None:
         raise ConfigError("--sample and --resend each select rows: leave out one of them")
 

@@ -152,7 +152,7 @@ class RowViewer(WebApplication):
         rows, choice, field = self._rows, form.get("choice", ""), form.get("field") or None
         position = number_of(form.get("position"))
         if position is None or position >= len(rows.index) or choice not in ("", "none", *VERDICTS):
-            raise Refused("400 Bad Request", "This is not a mark of a row.")
+            raise Refused("400 Bad Request", "This is not a valid mark.")
         row = rows.index.row(position)
         if form.get("answer") != answer_digest(row) or not (field is None or field in row.fields):
             raise InputError(f"row {row.index} has another answer now; go back, and reload the page")
