@@ -368,7 +368,7 @@ class BatchingClient:
             prompts, params: see :meth:`map`, for the whole list; without a ``key``.
             sample: number of rows, spread over the list.
             sample_seed: the same seed draws the same rows.
-            by: a column of the table; each of its values contributes rows in proportion, and at least one.
+            by: a column of the table; each of its values contributes rows in proportion to its frequency.
             progress: see :meth:`generate`.
 
         Raises:

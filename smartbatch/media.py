@@ -80,7 +80,7 @@ class Media:
         media_type: of a URL or an uploaded file, such as ``image/png``; ``None`` for the type that the end of
             the URL suggests. For all other files, it is detected from the content.
         name: sent as the title or file name of a document, if the provider has a field for it.
-        sha256, size: hash (hexadecimal) and bytes of the content; set by the library, like all that follow.
+        sha256, size: hash (hexadecimal) and bytes of the content; set by the library, like the following.
         width, height: pixels of an image.
         pages: pages of a PDF, estimated if the PDF is compressed.
         seconds: length of a recording, estimated if its format does not state it.

@@ -89,7 +89,7 @@ class SentRequests:
     def of(
         cls, results: ResultList[Any], requests: Mapping[int, Request], send_again: SendAgain
     ) -> SentRequests:
-        """Keep the necessary ones among the requests of a list, given by position."""
+        """Keep only the necessary requests of a list, given by position."""
         needed = {at for group in shown_positions(results) for at in group if at is not None}
         needed |= {at for at, each in enumerate(results) if not _is_plain(each)}
         pairs = ((results[at], requests[at]) for at in needed & requests.keys())
@@ -469,7 +469,7 @@ def _is_plain(result: Result[Any]) -> bool:
 
 
 def replacement(old: Result[T], new: Result[T]) -> Result[T]:
-    """Return the result of a request that was sent twice: a new answer, or else an old one."""
+    """Return the result of a request that was sent twice: the old one if only that is an answer."""
     known = [each.cost for each in (old, new) if each.cost is not None]
     return evolve(
         old if old.ok and not new.ok else new,

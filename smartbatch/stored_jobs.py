@@ -220,8 +220,9 @@ class StoredJobs:
         Jobs, requests and results that were not forgotten stay.
 
         Args:
-            remote: also delete now what finished jobs left at providers, whatever their ``batch_retention``;
-                only for accounts of which this process has the key, and at most 600 deletions per hour.
+            remote: also delete now what finished jobs left at providers, regardless of their
+                ``batch_retention``; only for accounts whose key this process has, and at most 600 deletions
+                per hour.
             dry_run: delete nothing; return what would be deleted.
         """
         return self._state.engine.clean(remote=remote, dry_run=dry_run)

@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         only = _Run(args, stack)
         code = only.go()
-    if only.continues:  # as a run of its own, which finds the answers to the sample
+    if only.continues:  # as a separate run, which finds the answers to the sample
         return run(without_sample(args))
     return code
 

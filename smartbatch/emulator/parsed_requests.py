@@ -92,7 +92,7 @@ class GenerationRequest:
     tools: OfferedTools | None = None
     logprobs: int | None = None  # alternatives per token; ``None`` without log-probabilities
     reasoning: bool = False  # whether the answer shows reasoning
-    hidden_tokens: int = 0  # tokens of reasoning that the answer does not show
+    hidden_tokens: int = 0  # reasoning tokens that the answer does not show
     files: tuple[str, ...] = ()  # SHA-256 of each file in the messages, hexadecimal
 
     @property

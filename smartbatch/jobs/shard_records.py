@@ -164,13 +164,13 @@ class UnsettledItem:
 
 @frozen
 class RemoteAccount:
-    scope: str  # as of a job
+    scope: str  # like the scope of a job
     model: str  # provider:model of one of its batches, from which its provider can be opened
 
 
 @frozen
 class RemoteObject:
-    """Something that a provider stores for a batch that is over."""
+    """Something that a provider stores for a batch that has ended."""
 
     no: int
     scope: str

@@ -139,7 +139,7 @@ def project(
         sizes: estimated input tokens of every row of the table, 0 for a row that is not sent.
         groups: the group of every row, if the sample was drawn by groups. Each sampled row then represents
             the rows of its group.
-        earlier: USD of each row, by its index, that is answered but not in the sample.
+        earlier: USD of each answered row that is not in the sample, by its index.
     """
     earlier = earlier or {}
     by_row: dict[int, list[RecordedRow]] = defaultdict(list)

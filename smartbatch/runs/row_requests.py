@@ -44,7 +44,7 @@ class PromptMaker:
             this field are numbered.
         on_missing: what to do with rows that lack a field of their prompt.
         examples: rows with the fields of the prompt and their ``answer``. Every prompt begins with them.
-        schema: the schema of answers, for those of the examples.
+        schema: the schema of the answers, which the examples must follow.
 
     Raises:
         InputError: the template or an example is invalid; the error says where.
@@ -269,7 +269,7 @@ class InputRequests:
 
     def first_prompt(self) -> tuple[str, str] | None:
         """Return the position of the first prompt that is not skipped, and its text; ``None`` if all are
-        skipped. Of a long prompt, the text is the beginning and the end, which follows any examples.
+        skipped. Of a long prompt, only the beginning and the end are returned.
         """
         for row in self._rows():
             if isinstance(row, Row) and not self.keys.is_skipped(row.index * self.keys.n):

@@ -35,7 +35,7 @@ def answer_columns(
         suffix: appended to each name.
 
     Raises:
-        ValueError: there is no column of a chosen name.
+        ValueError: a chosen column does not exist.
     """
     columns = _all_columns(results)
     if isinstance(chosen, str):

@@ -45,9 +45,9 @@ TEXT_LENGTH = Length(1.0, float(OUTPUT_TOKENS), 2.8 * OUTPUT_TOKENS)  # free tex
 NO_LENGTH = Length(0.0, 0.0, 0.0)
 ANY_LENGTH = Length(1.0, 40.0, 450.0)  # a value of unknown type
 STRING_LENGTH = Length(2.0, 16.0, 150.0)  # a string without an enum: a name, or one or several sentences
-# tokens of reasoning before an answer; whether a model reasons is known from its first answer
+# reasoning tokens before an answer; whether a model reasons is known from its first answer
 REASONING_TOKENS = 256.0
-# mean tokens of reasoning by ``reasoning_effort``, until answers with this effort have been observed
+# mean reasoning tokens by ``reasoning_effort``, until answers with this effort have been observed
 EFFORT_TOKENS = {
     "none": 0.0,
     "minimal": 16.0,

@@ -81,7 +81,7 @@ def _patches(pixels: int, budget: float, side: float, multiplier: float = 1.0) -
 
 
 def _tiles(base: int, tile: int) -> Callable[[int, int], int]:
-    """Scale into 2,048 × 2,048 pixels and to a shorter side of 768, and count tiles of 512."""
+    """Scale to fit 2,048 × 2,048 pixels and to a shorter side of 768, then count tiles of 512."""
 
     def tokens(width: int, height: int) -> int:
         width, height = _fitted(width, height, 2048)

@@ -22,7 +22,7 @@ from smartbatch.emulator.batches.timeline import BatchRandomness
 from smartbatch.emulator.settings import EmulatorSettings
 
 CHECK_SECONDS = 0.02  # between searches for batches that have ended
-REPEAT_SECONDS = 0.5  # from a refused delivery to the next, doubled each time
+REPEAT_SECONDS = 0.5  # until a refused delivery is repeated, doubled each time
 MAX_TRIES = 8
 TIMEOUT_SECONDS = 5.0
 _FORGED_SECRET = "whsec_" + base64.b64encode(b"known to nobody, so not valid").decode()
@@ -38,7 +38,7 @@ class _EventDelivery:
 
 
 class WebhookSender:
-    """Sends the events of a backend on a thread of its own, until :meth:`stop`.
+    """Sends the events of a backend on its own thread, until :meth:`stop`.
 
     Args:
         settings: returns the current settings.
@@ -93,7 +93,7 @@ class WebhookSender:
         heapq.heappush(self._due, (at, next(self._numbers), delivery))
 
     def _deliver(self, delivery: _EventDelivery) -> None:
-        """Send an event; without a 2xx answer, send it again later."""
+        """Send an event; if the response is not 2xx, send it again later."""
         if not self._is_accepted(delivery) and delivery.tries < MAX_TRIES:
             again = _EventDelivery(delivery.event_id, delivery.body, delivery.secret, delivery.tries + 1)
             self._schedule(time.monotonic() + REPEAT_SECONDS * 2**delivery.tries, again)

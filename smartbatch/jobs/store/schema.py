@@ -161,8 +161,8 @@ TABLES = (
     )""",
     "CREATE INDEX turnaround_model ON turnaround (model, no)",
     "CREATE TABLE owner (id TEXT NOT NULL PRIMARY KEY, host TEXT NOT NULL, pid {int} NOT NULL, since {real})",
-    # what providers store for batches that are over; retention: seconds after the end of the job; due_at: of
-    # the next try to delete it
+    # what providers store for batches that have ended; retention: seconds after the end of the job; due_at:
+    # time of the next attempt to delete it
     """CREATE TABLE remote_object (
         no {serial},
         job {int} NOT NULL,
@@ -178,7 +178,7 @@ TABLES = (
     )""",
     "CREATE INDEX remote_object_due ON remote_object (due_at, scope)",
     "CREATE INDEX remote_object_job ON remote_object (job)",
-    # notices of providers that a batch has changed; used: a poll that began after its arrival was stored
+    # webhook events about changed batches; used: a poll that began after the event arrived was stored
     """CREATE TABLE webhook_event (
         no {serial},
         id {bytes} NOT NULL UNIQUE,

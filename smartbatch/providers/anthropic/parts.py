@@ -1,8 +1,8 @@
 """Content blocks of Anthropic's Messages API.
 
 Sources: the types of ``anthropic`` 2.14 and Anthropic's guides to vision, PDF support and the Files API
-(November 2026). The API takes no audio. On Bedrock and Vertex, it takes neither URLs nor uploaded files, and
-images of at most 5 MB.
+(November 2026). The API accepts no audio. On Bedrock and Vertex, it accepts neither URLs nor uploaded
+files, and only images of at most 5 MB.
 """
 
 from __future__ import annotations
