@@ -38,7 +38,7 @@ def check_label_field(name: str, schema: Mapping[str, Any] | None) -> None:
     fields = schema.get("properties")
     if isinstance(fields, Mapping) and name not in fields:
         raise ConfigError(
-            f"--label-field {name!r:.60} is no field of the answers{did_you_mean(name, fields)}"
+            f"--label-field {name!r:.60} is not a field of the answers{did_you_mean(name, fields)}"
         )
 
 

@@ -44,7 +44,7 @@ def runs_of_models(args: argparse.Namespace) -> list[argparse.Namespace]:
     start, ending = os.path.splitext(args.output)
     outputs = [f"{start}.{_UNSAFE.sub('-', without_options(name))}{ending}" for name in models]
     if len(set(outputs)) < len(outputs):
-        raise ConfigError("--models names a model twice, and each model has its own output file")
+        raise ConfigError("--models names a model twice, but each model needs its own output file")
     total = config_of(args).budget
     budget = args.budget if total is None else total / len(models)
     return [

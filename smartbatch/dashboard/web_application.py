@@ -46,8 +46,8 @@ _NO_ACCESS = (
     "and who may act. There is no default, because behind a proxy every visitor seems to be on this machine."
 )
 _WRONG_HOST = (
-    "This address is not answered under this host name. An application that mounts the dashboard lists the "
-    'names under which it is reached: smartbatch.dashboard.app(…, hosts=["example.org"]).'
+    "This host name is not allowed. An application that mounts the dashboard must list the names under which "
+    'it is reached: smartbatch.dashboard.app(…, hosts=["example.org"]).'
 )
 _DENIED_TEXT = "You may not view this page."
 _LOCAL_PATH = re.compile(r"/(?![/\\])[!-~]*")  # path and query within this application, encoded as in links

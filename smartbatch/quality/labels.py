@@ -231,7 +231,7 @@ def _parts(scores: LabelScores) -> tuple[Part, ...]:
     if left_out:
         parts.append(Note(f"Not scored: {' and '.join(left_out)}."))
     if not scores.has_classes:
-        parts.append(Note(f"More than {_MAX_CLASSES} different labels, so there are no classes."))
+        parts.append(Note(f"More than {_MAX_CLASSES} different labels, so only the accuracy is shown."))
     return (*parts, *_tables(scores))
 
 

@@ -79,7 +79,7 @@ def test_a_sample_is_scored_apart_from_other_answers(run):
         ),
         (
             [*LABELED, "--label-field", "moood", "--output-field", "mood: str", "-o", "out.jsonl"],
-            "--label-field 'moood' is no field of the answers; did you mean mood?",
+            "--label-field 'moood' is not a field of the answers; did you mean mood?",
         ),
         (
             [*LABELED, "--embed", "-o", "out.jsonl"],
