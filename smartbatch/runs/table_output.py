@@ -109,7 +109,7 @@ class TableOutput:
     def _read(self) -> None:
         if not self._lines.is_empty:
             self._lines.shown = escape(self.path + PARTIAL_SUFFIX)
-        elif os.path.exists(self._real):
+        elif not self._unsaved and os.path.exists(self._real):
             self._lines.rewrite(_lines_of_table(self.path), "reading")
 
     def append(self, rows: Sequence[OutputRow]) -> None:

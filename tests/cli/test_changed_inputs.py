@@ -139,6 +139,19 @@ def test_a_table_keeps_the_answers_to_unchanged_prompts(calls, name):
     assert Path(name.replace(".", ".previous-1.")).exists()
 
 
+@pytest.mark.parametrize("name", ["out.csv", pytest.param("out.parquet", marks=pytest.mark.full)])
+def test_a_table_without_an_unchanged_prompt_is_replaced(calls, name):
+    table(*ROWS)
+    assert run(output=name) == 0
+    calls.asked.clear()
+
+    assert run("--changed", "all", "--sample", "1", output=name, template="shout {text}") == 0
+    assert run(output=name, template="shout {text}") == 0
+
+    assert sorted(calls.asked) == ["shout one", "shout three", "shout two"]
+    assert sorted(path.name for path in Path().glob("out*")) == [name, name.replace(".", ".previous-1.")]
+
+
 def test_failed_rows_are_sent_again_after_a_change(calls):
     table(*ROWS)
     calls.broken.add("say two")
