@@ -181,7 +181,7 @@ def test_while_events_arrive_a_job_polls_at_most_four_times(turnaround, often, r
     for _ in range(2):
         count, late = run_job(often, remote, clock, sender, size=1000)
         assert count <= 4
-        assert late < 5.0
+        assert late <= 10.0
 
 
 def test_when_events_stop_arriving_polls_are_frequent_again(often, remote, sender, clock):
