@@ -135,6 +135,7 @@ def test_a_job_is_forgotten_once_it_has_ended(done, capfd):
 
 
 def test_what_a_finished_job_left_at_its_provider_is_listed_and_deleted(done, capfd):
+    until(lambda: done._engine.clean(remote=True, dry_run=True).deleted)  # once the batch is over
     assert jobs("clean", "--remote", "--dry-run") == 0
     shown = capfd.readouterr()
     kinds = [line.split()[0] for line in shown.out.splitlines()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,16 @@ def finished(client_of, clock, tmp_path):
         client = client_of(remote, store=str(tmp_path / "jobs.db"), batch_retention=retention)
         job = client.submit_batch(["a", "b"])
         assert job.wait(DAY).completed == 2
-        clock.sleep(1.0)  # the batch is over a moment after its last result is stored
+        settle(job, clock)
         return job, remote.api
 
     return run
+
+
+def settle(job, clock):
+    """Wait until a job's batches are over, a moment after their last results are stored."""
+    while not all(shard.cleaned_up for shard in job._engine.store.shards.of_job(job.id)):
+        clock.sleep(0.1)
 
 
 def deletions(api):
@@ -220,9 +227,11 @@ def test_cleaning_removes_what_forgotten_jobs_left(store, bench):
     store.jobs.forget(gone.id)
     for name in (f"{shard.id}.in", "shard-old.in", "shard-old.out0", "notes.txt"):
         (Path(store.spool) / name).touch()
-    assert store.clean(at=1.0, dry_run=True) == (599, 2)
-    assert store.clean(at=1.0, dry_run=False) == (599, 2)
-    assert store.clean(at=1.0, dry_run=False) == (0, 0)
+    now = time.time()
+    assert store.clean(at=now, dry_run=True) == (599, 0)  # the files are too young
+    assert store.clean(at=now + 2 * DAY, dry_run=True) == (599, 2)
+    assert store.clean(at=now + 2 * DAY, dry_run=False) == (599, 2)
+    assert store.clean(at=now + 2 * DAY, dry_run=False) == (0, 0)
     assert (Path(store.spool) / f"{shard.id}.in").exists()
     assert (Path(store.spool) / "notes.txt").exists()
     assert list(store.jobs.find_named(["name 1", "name 599"])) == ["name 599"]
@@ -274,7 +283,7 @@ def test_storage_that_is_nearly_full_is_reported_once_per_job(client_of, clock):
     client = client_of(remote, batch_max_requests=1)
     first = client.submit_batch(["a", "b"])
     first.wait(DAY)
-    clock.sleep(1.0)
+    settle(first, clock)
     stored = first._engine.store.remote_objects.stored_bytes(remote.scope, at=clock.wall())
     [sizes] = {shard.bytes for shard in first._engine.store.shards.of_job(first.id)}
     assert stored > 2 * sizes  # inputs and results
@@ -283,5 +292,6 @@ def test_storage_that_is_nearly_full_is_reported_once_per_job(client_of, clock):
     assert second.wait(DAY).completed == 2
     assert [one.kind for one in second.incidents()] == ["storage_nearly_full"]
     assert list(first.incidents()) == []
+    settle(second, clock)
     later = clock.wall() + 40 * DAY  # everything has expired
     assert first._engine.store.remote_objects.stored_bytes(remote.scope, at=later) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from smartbatch.jobs.store.database import DAMAGES, Database, Transaction
 NAMED_ITEM_PREFIX = "named-item "  # prefix of the facts that store the places of named items
 _AFTER_NAMES = b"named-item!"  # the first name that cannot begin with the prefix
 _PAGE = 500
+_DAY_SECONDS = 86_400.0
 _NAMES = "SELECT name, value FROM fact WHERE name > ? AND name < ? ORDER BY name LIMIT ?"
 
 
@@ -26,6 +28,13 @@ def forgotten_names(db: Database) -> Iterator[list[bytes]]:
         last = bytes(page[-1][0])
 
 
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # its process has just deleted it
+        return math.inf
+
+
 def delete_names(tx: Transaction, names: Iterable[bytes]) -> None:
     for name in names:
         tx.change("DELETE FROM fact WHERE name = ?", name)
@@ -38,13 +47,19 @@ def _job_of(value: str) -> str:
         return ""
 
 
-def stale_files(db: Database, spool: str) -> list[Path]:
-    """Return the temporary files of batches that have ended or whose jobs were deleted."""
+def stale_files(db: Database, spool: str, *, at: float) -> list[Path]:
+    """Return the temporary files of batches that have ended or whose jobs were deleted.
+
+    Files that were written in the day before ``at`` are left out: they may belong to another database that
+    had the same address.
+    """
     files: dict[str, list[Path]] = {}
     for name in sorted(os.listdir(spool)):
         shard_id, dot, _ = name.partition(".")
-        if dot and shard_id.startswith("shard-") and shard_id.isascii():
-            files.setdefault(shard_id, []).append(Path(spool) / name)
+        path = Path(spool) / name
+        of_shard = dot and shard_id.startswith("shard-") and shard_id.isascii()
+        if of_shard and _written_at(path) < at - _DAY_SECONDS:
+            files.setdefault(shard_id, []).append(path)
     ids = list(files)
     for start in range(0, len(ids), _PAGE):
         page = ids[start : start + _PAGE]

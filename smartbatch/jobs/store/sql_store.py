@@ -138,7 +138,7 @@ class SqlStore:
         Returns:
             The number of names of requests, and of temporary files on this machine.
         """
-        files = leftovers.stale_files(self._db, self.spool)
+        files = leftovers.stale_files(self._db, self.spool, at=at)
         names = 0
         for page in leftovers.forgotten_names(self._db):
             names += len(page)
