@@ -138,6 +138,7 @@ def finished(*args: str, calls: int) -> list[str]:
     return begun
 
 
+@pytest.mark.full
 def test_a_killed_sample_is_not_paid_for_again(calls):
     expected = prompts(12)
     known = killed_after_two_answers("--sample", "6")

@@ -196,6 +196,7 @@ def test_a_part_that_the_provider_lacks_is_rejected_before_anything_is_sent(serv
     assert servers.ledger.received == 0
 
 
+@pytest.mark.full
 def test_a_fallback_model_receives_its_own_form_or_nothing(servers, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     with BatchingClient(
