@@ -44,7 +44,7 @@ from smartbatch.jobs.store.database import (
 from smartbatch.types import Usage
 
 _T = TypeVar("_T", bound=AttrsInstance)
-SCHEMA_VERSION = 1  # version of the tables below, recorded in each store
+SCHEMA_VERSION = 2  # version of the tables below, recorded in each store
 
 TABLES = (
     # jobs being stored or deleted, whose items belong to no row of the table job
