@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from array import array
 from collections import Counter
+from functools import cache
 from typing import TypeAlias
 
 from attrs import define
@@ -61,7 +62,7 @@ class EarlierOutput:
     def _keep_unchanged(self) -> None:
         """Keep the answers to unchanged prompts. If the output has other answers, keep a copy of it."""
         out, args, keys = self._out, self._args, self._input.keys
-        edit = find_edit(self._lines, keys, self._input.ids())
+        edit = find_edit(self._lines, keys, self._input.ids(), args.model, cache(self._input.settings_with))
         accepted = edit.only_rows and not (edit.removed and args.limit is not None)
         if args.changed is None and not accepted:
             raise InputError(edit.question(escape(out.path)))

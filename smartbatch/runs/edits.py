@@ -11,7 +11,7 @@ import os
 import shutil
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Final
 
@@ -41,7 +41,9 @@ class Edit:
     Attributes:
         sources: for each place, the offset of its answer in the output; -1 if there is none.
         answers: number of answers in the output.
+        model: the model of this run, as ``provider:model``.
         other_settings: answers under another model, system text or parameters.
+        other_model: those of them that differ in nothing but the model.
         models: models that gave those answers.
         changed: answers to rows whose prompt has changed.
         added: rows that had no answer, such as new ones.
@@ -50,8 +52,10 @@ class Edit:
     """
 
     sources: array[int] = field(repr=False)
+    model: str
     answers: int = 0
     other_settings: int = 0
+    other_model: int = 0
     models: dict[str, None] = field(factory=dict)
     changed: int = 0
     added: int = 0
@@ -72,7 +76,12 @@ class Edit:
         if self.other_settings:
             models = ", ".join(escape(model[:100]) for model in self.models)
             answers = plural(self.other_settings, "answer")
-            yield f"the model, system text or parameters have changed ({answers} by {models})"
+            if self.other_model == self.other_settings:
+                yield f"the model has changed from {models} to {escape(self.model)} ({answers})"
+            elif list(self.models) == [self.model]:
+                yield f"the system text or parameters have changed ({answers})"
+            else:
+                yield f"the model, system text or parameters have changed ({answers} by {models})"
         if self.changed:
             yield f"the prompt of {plural(self.changed, 'answered row')} has changed"
         if self.added:
@@ -137,13 +146,21 @@ class _Answers:
         return self.offsets[number]
 
 
-def find_edit(out: OutputFile, keys: RowKeys, ids: Iterable[str | int]) -> Edit:
+def find_edit(
+    out: OutputFile,
+    keys: RowKeys,
+    ids: Iterable[str | int],
+    model: str,
+    settings_with: Callable[[str], bytes],
+) -> Edit:
     """Match the answers in an output with the rows of an input.
 
     Args:
         ids: the ids of all rows, in order.
+        model: the model of this run, as ``provider:model``.
+        settings_with: returns the settings half of the keys that another model would have.
     """
-    edit = Edit(array("q", [-1]) * len(keys))
+    edit = Edit(array("q", [-1]) * len(keys), model)
     answers, shown_ids = _Answers(), list[str]()
     settings = keys.settings.hex()
     for offset, content in out.survey():
@@ -158,7 +175,11 @@ def find_edit(out: OutputFile, keys: RowKeys, ids: Iterable[str | int]) -> Edit:
             shown_ids.append(escape(str(id))[:60])
             if all(key[:_HALF_DIGITS] != settings for key in all_keys):
                 edit.other_settings += 1
-                edit.models[str(content.get("model"))] = None
+                answered_by = str(content.get("model"))
+                edit.models[answered_by] = None
+                edit.other_model += any(
+                    key[:_HALF_DIGITS] == settings_with(answered_by).hex() for key in all_keys
+                )
     edit.answers = len(answers.offsets)
     rows = [_identity(id, sample) for id in ids for sample in range(keys.n)]
     prompts = [bytes(keys[place][HALF_BYTES:]) for place in range(len(keys))]

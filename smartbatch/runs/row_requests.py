@@ -159,6 +159,7 @@ class InputRequests:
         self._source = source
         self._maker = maker
         self.embedding = embedding
+        self._params = params
         self._keys_of = Keys.of(model, params, embedding)
         self._limit = limit
         self.keys = RowKeys(self._keys_of.settings, n)  # complete after check()
@@ -231,6 +232,10 @@ class InputRequests:
             if row.sample is not None:
                 request = evolve(request, row=row.index, sample=row.sample)
             yield row, request
+
+    def settings_with(self, model: str) -> bytes:
+        """Return the settings half of the keys of all rows if another model answered them."""
+        return Keys.of(model, self._params, self.embedding).settings
 
     def ids(self) -> Iterator[str | int]:
         """Read the input again and yield the ids of its rows."""

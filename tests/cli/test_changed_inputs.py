@@ -60,14 +60,25 @@ def test_only_rows_whose_prompt_has_changed_are_sent(first):
 
 def test_changed_rows_keeps_answers_under_other_settings(first, capfd):
     assert run("--temperature", "0.5") == 2
-    assert "model, system text or parameters have changed (3 answers by call:own_calls:ask)" in (
-        capfd.readouterr().err
-    )
+    assert "the system text or parameters have changed (3 answers)" in capfd.readouterr().err
 
     assert run("--temperature", "0.5", "--changed", "rows") == 0
     assert first.asked == []
     assert run("--temperature", "0.5") == 0
     assert first.asked == []
+
+
+def test_a_change_of_the_model_alone_is_named(calls, capfd):
+    table(*ROWS)
+    command = ["run", "in.jsonl", "--template", "say {text}", "-o", "out.jsonl", "--model"]
+    assert main([*command, "sim:echo"]) == 0
+
+    assert main([*command, "sim:demo"]) == 2
+    assert "the model has changed from sim:echo to sim:demo (3 answers)" in capfd.readouterr().err
+    assert main([*command, "sim:demo", "--system", "be brief"]) == 2
+    assert "the model, system text or parameters have changed (3 answers by sim:echo)" in (
+        capfd.readouterr().err
+    )
 
 
 def test_changed_all_sends_every_row_again(first):
