@@ -134,6 +134,8 @@ def missing_store(place: str | None) -> str | None:
 def template_source(text: str | None) -> TemplateSource | None:
     """Return the template in ``--template``: ``@`` names a file, and ``@@`` begins a text with ``@``."""
     if text is None or not text.startswith("@"):
+        if text is not None and os.path.isfile(text):
+            raise ConfigError(f"--template {text!r} is the name of a file: write @{text} to read it")
         return text
     return text[1:] if text.startswith("@@") else Path(text[1:])
 

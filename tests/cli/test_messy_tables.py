@@ -286,5 +286,7 @@ def test_a_template_in_a_file_is_the_template_on_the_command_line(calls, capfd):
     assert run("id,text\na,one\nb,two\n", "--template", "@prompt.j2", "--quiet", "-o", "other.jsonl") == 0
     assert run("id,text\na,one\n", "--template", "@@{text}", "--quiet", "-o", "at.jsonl") == 0
     assert sorted(calls.asked) == ["@one", "@one!", "@two?", "Say one"]
+    assert run("id,text\na,one\n", "--template", "prompt.txt") == 2
+    assert "--template 'prompt.txt' is the name of a file: write @prompt.txt" in capfd.readouterr().err
     assert run("id,text\na,one\n", "--template", "@none.txt") == 2
     assert "--template: none.txt: cannot be read: No such file" in capfd.readouterr().err
