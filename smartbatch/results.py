@@ -307,7 +307,7 @@ class ResultList(list[Result[T]]):
             ValueError: these are not the results of one client call in this process, or the prompts were read
                 from an iterator.
             InvalidRequest, ConfigError: a change is invalid; nothing was sent.
-            AllRequestsFailed: the list has no answer after this call either.
+            AllRequestsFailed: no request was answered, by this call or before it.
             Interrupted: Ctrl-C was pressed; its ``results`` are those of the whole list.
         """
         defects = {also} if isinstance(also, str) else set(also)

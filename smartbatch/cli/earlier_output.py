@@ -67,7 +67,7 @@ class EarlierOutput:
         if args.changed is None and not accepted:
             raise InputError(edit.question(escape(out.path)))
         # a batch with the old prompts must not be paid for in addition to its replacement
-        RunIdentity(args.output, args.model, keys).find(self._client, say, batches_only=False)
+        RunIdentity(args.output, args.model, keys).find(self._client, self._say, batches_only=False)
         previous = None
         if args.changed == "all" or edit.kept < edit.answers:
             previous = keep_previous(out.record, out.path)
@@ -75,8 +75,7 @@ class EarlierOutput:
             edit.sources = array("q", [-1]) * len(keys)
         rows = self._input.keyed_rows(lambda place: edit.sources[place] < 0)
         out.rewrite(kept_lines(self._lines, rows, edit.sources), "matching")
-        if not args.quiet:
-            say("\n".join(edit.report(escape(out.path), previous)))
+        self._say("\n".join(edit.report(escape(out.path), previous)))
 
     def _selected(self, resend: str) -> RowSelection:
         """Select the rows to send again: those with a defect, those that failed, or those with one kind of
@@ -104,13 +103,12 @@ class EarlierOutput:
                 counts = Counter(kinds.values()).most_common()
                 others = ", ".join(f"{escape(name)} ({number:,})" for name, number in counts) or "none"
                 raise InputError(f"{path}: no row failed with {resend!r:.60}; its errors: {others}")
-            if not self._args.quiet:
-                none = "no row failed" if resend == "failed" else f"no answer is {resend}"
-                say(f"{path}: {none}, so nothing is sent")
+            none = "no row failed" if resend == "failed" else f"no answer is {resend}"
+            self._say(f"{path}: {none}, so nothing is sent")
         return RowSelection(f"resend {resend}", chosen)
 
     def _print(self, found: Recovered, *, all_failed: bool) -> None:
-        if self._args.quiet or not (found.answered or found.failed or found.resent or found.cut):
+        if not (found.answered or found.failed or found.resent or found.cut):
             return
         parts = [f"{found.answered:,} rows answered already"]
         if found.failed:
@@ -121,4 +119,8 @@ class EarlierOutput:
             parts.append(f"{found.skipped:,} skipped before")
         if found.cut:
             parts.append(f"an incomplete last line of {found.cut:,} bytes removed")
-        say(f"{escape(self._out.path)}: " + ", ".join(parts))
+        self._say(f"{escape(self._out.path)}: " + ", ".join(parts))
+
+    def _say(self, text: str) -> None:
+        if not self._args.quiet:
+            say(text)

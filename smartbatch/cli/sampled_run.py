@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from attrs import define, field
 
@@ -21,6 +21,7 @@ from smartbatch.errors import ConfigError
 from smartbatch.quality.projection import Projection, project
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.quality.sample import draw
+from smartbatch.result_display import prompt_text
 from smartbatch.runs.output_file import OutputRow
 from smartbatch.runs.output_reader import row_of
 from smartbatch.runs.row_requests import InputRequests
@@ -123,7 +124,7 @@ class SampledRun:
             sent = normalise(request, params, embedding=self._rows.embedding)
             self._sizes[row.index] = keys.n * estimate_request(sent)
             if row.place in self.selection and row.place in by_place:
-                answered.append((by_place[row.place], request))
+                answered.append((by_place[row.place], sent))
         return answered
 
     def projection(self, answers: Iterable[RecordedRow]) -> Projection:
@@ -145,21 +146,12 @@ def _table(
     columns = [Column(name) for name in ("row", "prompt", *names, "problem")]
     room = max(_MIN_CELL_WIDTH, (width - _OTHER_CELLS) // (1 + len(names)))
     cells: list[tuple[Cell, ...]] = []
-    for row, prompt in shown:
+    for row, request in shown:
         number = str(row.index) if row.sample is None else f"{row.index}.{row.sample}"
         answers = [row.fields.get(name) for name in fields] or [row.text]
-        texts = ["" if value is None else text_of(value) for value in (_text_of_prompt(prompt), *answers)]
+        texts = ["" if value is None else text_of(value) for value in (prompt_text(request), *answers)]
         cells.append((number, *(fitted(one_line(text), room) for text in texts), _problem(row)))
     return columns, cells
-
-
-def _text_of_prompt(prompt: Request) -> str:
-    """Return the text of a prompt, or the last message of a chat."""
-    asked: Any = prompt.prompt
-    if isinstance(asked, str) or not asked:
-        return text_of(asked)
-    last = asked[-1]
-    return text_of(last.get("content") if isinstance(last, dict) else last.content)
 
 
 def _problem(row: RecordedRow) -> str:

@@ -147,7 +147,7 @@ class Comparison:
         first, second: models, failures, cost, tokens and latency of each output.
         matched: number of rows in both outputs.
         only_in_first, only_in_second: number of rows in one output only.
-        ids_only_in_first, ids_only_in_second: ids of the first 20 of them.
+        ids_only_in_first, ids_only_in_second: up to 20 ids of these rows.
         both_answered: number of matched rows that both outputs answered.
         only_first_answered, only_second_answered: number of matched rows that failed in the other output.
         not_comparable: number of rows that both answered without a text or fields, such as vectors.

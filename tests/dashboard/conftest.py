@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from smartbatch.dashboard import app
@@ -33,3 +35,18 @@ def reader_of(shelf):
         return Visitor(board)
 
     return make
+
+
+CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    from playwright.sync_api import sync_playwright
+
+    program = next((path for path in CHROMIUM if os.path.exists(path)), None)
+    assert program is not None, "Chromium is not installed: apt-get install chromium"
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -28,7 +28,6 @@ PAGES |= {"models": "/models", "errors": "/errors"}
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 """The pictures of the documentation; ``DASHBOARD_PICTURES``, the address of a dashboard with its token, has
 them made anew, and of its newest job."""
-CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +41,6 @@ def place(tmp_path_factory):
 def served(place):
     with Served(place) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    from playwright.sync_api import sync_playwright
-
-    program = next((path for path in CHROMIUM if os.path.exists(path)), None)
-    assert program is not None, "Chromium is not installed: apt-get install chromium"
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from importlib.resources import files
 
@@ -13,7 +12,6 @@ from smartbatch.cli.dashboard_command import LocalServer
 from smartbatch.dashboard import TokenAccess
 from smartbatch.dashboard.row_viewer import RowViewer
 from smartbatch.runs.marks_file import MarksFile
-from tests.dashboard.test_in_a_browser import CHROMIUM
 from tests.hostile import HOSTILE
 
 pytestmark = [
@@ -37,18 +35,6 @@ def line(index, word, **changes):
     fields = {"input": {"text": word}, "model": "sim:demo", "text": f"answer {index}: {word}", "cost": 0.001}
     usage = {"usage": {"input_tokens": 30, "output_tokens": 50}, "latency": 0.5, "attempts": 1}
     return {"index": index, "id": f"r{index}", **fields, **usage, "error": None, **changes}
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    from playwright.sync_api import sync_playwright
-
-    program = next((path for path in CHROMIUM if os.path.exists(path)), None)
-    assert program is not None, "Chromium is not installed: apt-get install chromium"
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
