@@ -178,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
         only = _Run(args, stack)
         code = only.go()
     if only.continues:  # as a separate run, which finds the answers to the sample
-        return run(without_sample(args))
+        return run(without_sample(args, only.spent))
     return code
 
 
@@ -321,6 +321,11 @@ class _Run:
             projection = sample.projection(self._answers())
             say("\n".join(projection_lines(projection, plan, terminal_width())))
         return asks_for_rest(self._args, rest)
+
+    @property
+    def spent(self) -> float:
+        """USD that this run has spent or may have spent."""
+        return self._client.spent + self._client.unconfirmed_cost
 
     def answered_sample(self) -> AnsweredSample:
         """Return the answers to the sample that was sent."""

@@ -14,6 +14,7 @@ from typing import Final
 from attrs import define, field
 
 from smartbatch._words import plural
+from smartbatch.cli.clients import config_of
 from smartbatch.cli.printing import one_line, print_out, say, terminal_width
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.preparation.validation import admit_defaults, normalise
@@ -53,9 +54,16 @@ def check_sample(args: argparse.Namespace) -> None:
         raise ConfigError("--sample and --resend each select rows: leave out one of them")
 
 
-def without_sample(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments of the run that sends the other rows."""
-    return argparse.Namespace(**{**vars(args), **dict.fromkeys(_OPTIONS)})
+def without_sample(args: argparse.Namespace, spent: float) -> argparse.Namespace:
+    """Return the arguments of the run that sends the other rows.
+
+    Args:
+        spent: USD spent on the sample; the other rows may spend what is left of the budget.
+    """
+    config, rest = config_of(args), {**vars(args), **dict.fromkeys(_OPTIONS)}
+    if config.budget is not None and config.budget_scope == "client":  # a shared budget counts both runs
+        rest["budget"] = max(0.0, config.budget - spent)
+    return argparse.Namespace(**rest)
 
 
 def in_real_time(args: argparse.Namespace) -> argparse.Namespace:

@@ -236,3 +236,20 @@ def test_time_and_cost_of_the_other_rows_are_projected(capsys, folder, monkeypat
     routes = [line.split()[:2] for line in said.splitlines() if line.startswith(("> ", "  "))]
     assert {"individual", "batch"} <= {word for words in routes for word in words}
     assert said.endswith("Run the same command without --sample to send the other 35 rows.\n")
+
+
+def test_the_other_rows_spend_only_what_the_sample_left_of_the_budget(capsys, folder, monkeypatch, state):
+    command = ["run", "in.txt", "--model", "openai:gpt-5-mini", "-o", "out.jsonl", "--max-tokens", "50"]
+    with emulator() as emu:
+        use_emulator(emu, monkeypatch)
+        prompts(40)
+        assert main([*command, "--sample", "20", "--strategy", "individual"]) == 0
+        paid = sum(row["cost"] for row in written())
+        Path("out.jsonl").unlink()
+        budget = str(1.5 * paid + 0.0001)
+        options = ["--strategy", "individual", "--parallelism", "1", "--budget", budget]
+        main([*command, "--sample", "20", "--yes", *options])
+
+    costs = [row["cost"] or 0.0 for row in written()]
+    assert sum(costs) <= float(budget)
+    assert "budget_exceeded" in Path("out.jsonl").read_text()
