@@ -66,6 +66,14 @@ class World:
         return self.ledger.summary()["batches"]
 
 
+def test_result_files_expire_after_their_own_lifetime_or_that_of_all_results():
+    for lifetime, retention in ((100.0, 1000.0), (1000.0, 100.0)):
+        world = World(batch_turnaround=10, batch_retention=retention)
+        world.create(output_lifetime=lifetime)
+        kept = [len(world.backend.files("openai", "k", now)) for now in (9.9, 10.0, 109.9, 110.0)]
+        assert kept == [0, 1, 1, 0]
+
+
 def test_a_batch_goes_from_validation_to_its_end_and_its_counts_grow():
     world = World(batch_validating=10, batch_queueing=10, batch_turnaround=120)
     name = world.create().id

@@ -285,6 +285,8 @@ def test_lines_are_delivered_only_when_the_last_byte_has_left():
             ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
             ({"metadata": {"x" * 65: "x"}}, "metadata"),
             ({"metadata": {"x": "x" * 513}}, "metadata"),
+            ({"output_expires_after": {"anchor": "created_at", "seconds": 3599}}, "output_expires_after"),
+            ({"output_expires_after": {"anchor": "ended_at", "seconds": 3600}}, "output_expires_after"),
         ],
         keep=2,
     ),
@@ -322,6 +324,13 @@ def test_uploads_are_checked(emu, customer):
         assert answer.status == 400
         assert said in answer.json()["error"]["message"]
     assert urllib3.request("PUT", f"{emu.base_url}/files", headers=KEY).status == 405
+
+
+def test_results_expire_when_the_create_call_says(customer):
+    expiry = {"anchor": "created_at", "seconds": 3600}
+    batch = customer.run([line(1)], output_expires_after=expiry)
+    kept = customer.sdk.files.retrieve(batch.output_file_id)
+    assert kept.expires_at - kept.created_at == 3600
 
 
 def test_an_upload_keeps_every_byte(customer):

@@ -62,6 +62,17 @@ def test_azure_keeps_500_files_that_do_not_expire():
     assert expiring.json["expires_at"] - expiring.json["created_at"] == 14 * DAY
 
 
+def test_results_of_azure_are_kept_for_at_least_14_days():
+    with visiting("azure") as host:
+        short, long = (
+            create(host, output_expires_after={"anchor": "created_at", "seconds": seconds})
+            for seconds in (14 * DAY - 1, 14 * DAY)
+        )
+        assert (short.status, long.status) == (400, 200)
+        result = host.get(f"/files/{long.json['output_file_id']}").json
+        assert result["expires_at"] - result["created_at"] == 14 * DAY
+
+
 def test_azure_has_deployments_and_content_filters():
     with visiting("azure", models=("deployed",), faults={"refusal": 1.0}) as host:
         missing = host.chat(model="other")

@@ -414,6 +414,13 @@ def test_files_that_nobody_deletes_expire(name, at, tmp_path):
     assert server.requests[1].json()["output_expires_after"] == {"anchor": "created_at", "seconds": 2592000}
 
 
+def test_input_files_of_xai_expire(at, tmp_path):
+    (tmp_path / "lines").write_bytes(b"{}\n")
+    batches, server = at("xai", says({"id": "file-1", "bytes": 3}))
+    batches.upload("sb-x", tmp_path / "lines", 5)
+    assert b'name="expires_after"\r\n\r\n1209600\r\n' in server.requests[0].body
+
+
 def test_compatible_servers_receive_no_expiry(serve, batches_of, known_hosts, tmp_path):
     (tmp_path / "lines").write_bytes(b"{}\n")
     add_hosts({"like": {"address": "https://batches.example/v1", "batches": "openai"}})

@@ -168,11 +168,7 @@ class BatchBackend:
 
     def _outputs(self, api: str, key: str, now: float) -> list[StoredFile]:
         retention = self._settings.batch_retention
-        batches = [
-            batch
-            for batch in self._batches[api, key].values()
-            if batch.closed and now < batch.ended_at + retention
-        ]
+        batches = self._batches[api, key].values()
         return [file for batch in batches for file in batch.result_files(now, retention)]
 
     def create(
@@ -191,6 +187,7 @@ class BatchBackend:
         ids: IdFormat | None = None,
         windows: float = 1.0,
         needs_file: bool = True,
+        output_lifetime: float = math.inf,
     ) -> BatchSnapshot:
         """Create a batch and return it.
 
@@ -203,6 +200,8 @@ class BatchBackend:
             ids: the format of the batch's ID and those of its result files; ``None`` for that of the API.
             windows: time until lines expire, in multiples of the setting ``batch_window``.
             needs_file: whether a late create call has no effect if the input file was deleted first.
+            output_lifetime: seconds from the end of the batch until its result files expire, if that is
+                before the end of the setting ``batch_retention``.
 
         Raises:
             BatchBackendError: ``no_such_file``, ``enqueued`` or ``bad_line``; no batch was created.
@@ -223,7 +222,7 @@ class BatchBackend:
             batch = StoredBatch(
                 name, index, api, key, model, endpoint, label, file_id, entries, tuple(problems), faults,
                 self._rng, self._timeline(index, api, now, len(entries), faults, windows, failing=failing),
-                ids, windows, needs_file,
+                ids, windows, needs_file, output_lifetime,
             )  # fmt: skip
             return self._accept(batch, now)
 

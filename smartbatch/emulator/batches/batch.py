@@ -167,6 +167,7 @@ class StoredBatch:
     ids: IdFormat = field(factory=IdFormat)
     windows: float = 1.0
     needs_file: bool = True
+    output_lifetime: float = math.inf  # seconds from the end until the result files expire
     stop_at: float = math.inf
     ended_at: float = math.inf
     final: State = "completed"
@@ -287,11 +288,14 @@ class StoredBatch:
         )
 
     def result_files(self, now: float, retention: float) -> list[StoredFile]:
-        """Return the result files, except deleted ones.
+        """Return the result files, except expired and deleted ones.
 
         Args:
-            retention: seconds for which the files are kept after the batch has ended.
+            retention: maximum seconds for which the files are kept after the batch has ended.
         """
+        expires_at = self.ended_at + min(retention, self.output_lifetime)
+        if not self.closed or now >= expires_at:
+            return []
         if self.api == "gemini" and self.file_id is None:
             return []  # inline results are part of the batch
         batch = self.snapshot(now)
@@ -299,7 +303,7 @@ class StoredBatch:
         return [
             StoredFile(
                 identity, f"{self.id}_{part}.jsonl", "batch_output", b"",
-                self.ended_at, self.ended_at + retention, self.id, part,
+                self.ended_at, expires_at, self.id, part,
             )
             for part, identity in zip(parts, (batch.output_id, batch.error_id), strict=False)
             if identity is not None and identity not in self.removed

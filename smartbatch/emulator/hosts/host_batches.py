@@ -19,12 +19,11 @@ from smartbatch.emulator.batches.batch_records import (
 )
 from smartbatch.emulator.hosts.host_dialect import BatchCall
 from smartbatch.emulator.openai.batches import NOT_RUN, answer_of, read_input
-from smartbatch.emulator.openai.files import multipart
+from smartbatch.emulator.openai.files import checked_lifetime, multipart, output_lifetime
 from smartbatch.emulator.openai.parsing import api_error, parse_body
 from smartbatch.emulator.parsed_requests import ApiError
 from smartbatch.emulator.provider_api import ServerReply, json_reply
 
-_MAX_LIFETIME_SECONDS = 2_592_000  # of a file that expires, at all hosts
 _STATUSES = {"no_such_file": 400, "enqueued": 429, "not_found": 404, "not_ended": 400, "gone": 404}
 
 
@@ -79,11 +78,7 @@ def upload(call: BatchCall) -> ServerReply:
         raise api_error(400, message, code="invalid_value", param="purpose")
     lifetime = math.inf
     if (seconds := fields.get(call.dialect.expires_field)) is not None:
-        least = call.dialect.min_lifetime
-        if not seconds.isdecimal() or not least <= int(seconds) <= _MAX_LIFETIME_SECONDS:
-            message = f"expires_after must be from {least} to {_MAX_LIFETIME_SECONDS} seconds."
-            raise api_error(400, message, code="invalid_value", param="expires_after")
-        lifetime = float(seconds)
+        lifetime = checked_lifetime(seconds, "expires_after", least=call.dialect.min_lifetime)
     return json_reply(file_object(put_file(call, name, data, purpose, lifetime), call))
 
 
@@ -181,6 +176,7 @@ def create(call: BatchCall) -> ServerReply:
         model=content.model or fields.get("model") or "", endpoint=endpoint, file_id=file_id,
         problems=content.problems, ids=dialect.ids, windows=_windows(call, fields),
         needs_file=dialect.needs_file,
+        output_lifetime=output_lifetime(fields, least=dialect.min_lifetime),
     )  # fmt: skip
     shape = (dialect.created or dialect.batch)(batch, call)
     return evolve(json_reply(shape), status=dialect.create_status)

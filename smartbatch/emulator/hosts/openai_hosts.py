@@ -37,7 +37,6 @@ def _create_fields(*endpoints: str) -> dict[str, CreateField]:
         "endpoint": CreateField(required=True, values=endpoints),
         "completion_window": CreateField(required=True),
         "metadata": CreateField(dict),
-        "output_expires_after": CreateField(dict),
     }
 
 
@@ -120,9 +119,10 @@ AZURE = HostDialect(
     rules=InputRules(max_lines=50_000, max_bytes=200 * _MB),
     min_lifetime=14 * 86_400,
     max_files=500,
-    create_fields=_create_fields(
-        _CHAT, _EMBEDDINGS, _RESPONSES, "/chat/completions", "/embeddings", "/responses"
-    ),
+    create_fields={
+        **_create_fields(_CHAT, _EMBEDDINGS, _RESPONSES, "/chat/completions", "/embeddings", "/responses"),
+        "output_expires_after": CreateField(dict),
+    },
     cancel_ended=400,
     expires=False,
     variants={

@@ -243,7 +243,7 @@ def answer(head: Head, body: bytes, context: BatchContext, key: str) -> ServerRe
 def _create(head: Head, body: bytes, context: BatchContext, key: str) -> ServerReply:
     fields = parse_body(body)
     endpoint, file_id = fields.get("endpoint"), fields.get("input_file_id")
-    label = _metadata(fields.get("metadata"))
+    label, lifetime = _metadata(fields.get("metadata")), files.output_lifetime(fields)
     if not isinstance(endpoint, str) or endpoint not in MODEL_CALLS:
         names = ", ".join(MODEL_CALLS)
         raise api_error(
@@ -259,7 +259,7 @@ def _create(head: Head, body: bytes, context: BatchContext, key: str) -> ServerR
     content = read_input(file.data, endpoint, head, context.settings)
     batch = context.backend.create(
         _API_NAME, key, content.entries, now=context.now, label=label, model=content.model, endpoint=endpoint,
-        file_id=file_id, problems=content.problems,
+        file_id=file_id, problems=content.problems, output_lifetime=lifetime,
     )  # fmt: skip
     return json_reply(batch_object(batch, context))
 

@@ -23,8 +23,10 @@ from smartbatch.emulator.provider_api import (
     parse_limit,
 )
 
-# seconds a file with purpose ``batch`` is kept by default (OpenAI's API reference, files)
+# seconds a file with purpose ``batch`` is kept by default, and how long other lifetimes may be (OpenAI's API
+# reference, files)
 _FILE_LIFETIME_SECONDS = 30 * 86_400.0
+MIN_LIFETIME_SECONDS, MAX_LIFETIME_SECONDS = 3600, 2_592_000
 _BOUNDARY = re.compile(r'boundary="?([^";,]+)"?')
 _NAME = re.compile(rb'\bname="([^"]*)"')
 _FILE_NAME = re.compile(rb'\bfilename="([^"]*)"')
@@ -43,10 +45,7 @@ def uploaded(head: Head, body: bytes, context: BatchContext, key: str) -> Server
         raise api_error(400, "Invalid file format. The Batch API accepts .jsonl files only.", param="file")
     lifetime = _FILE_LIFETIME_SECONDS if purpose == "batch" else math.inf
     if "expires_after[seconds]" in fields:
-        seconds = fields["expires_after[seconds]"]
-        if not seconds.isdecimal() or not 3600 <= int(seconds) <= 2_592_000:
-            raise api_error(400, "expires_after must be from 3600 to 2592000 seconds.", param="expires_after")
-        lifetime = float(seconds)
+        lifetime = checked_lifetime(fields["expires_after[seconds]"], "expires_after")
     file = context.backend.put_file(
         _API_NAME, key, name, data, context.now, purpose=purpose, lifetime=lifetime
     )
@@ -92,6 +91,34 @@ def deleted(file_id: str, context: BatchContext, key: str) -> ServerReply:
     if not context.backend.delete_file(_API_NAME, key, file_id, context.now):
         raise _missing(file_id)
     return json_reply({"id": file_id, "object": "file", "deleted": True})
+
+
+def checked_lifetime(seconds: Any, param: str, *, least: int = MIN_LIFETIME_SECONDS) -> float:
+    """Return the seconds until a file expires, given as a number or as the text of a form field.
+
+    Raises:
+        ApiError: it is not a whole number from ``least`` to 30 days.
+    """
+    text = seconds if isinstance(seconds, str) else str(seconds) if type(seconds) is int else ""
+    if not text.isdecimal() or not least <= int(text) <= MAX_LIFETIME_SECONDS:
+        message = f"{param} must be from {least} to {MAX_LIFETIME_SECONDS} seconds."
+        raise api_error(400, message, code="invalid_value", param=param)
+    return float(text)
+
+
+def output_lifetime(fields: Mapping[str, Any], *, least: int = MIN_LIFETIME_SECONDS) -> float:
+    """Return the seconds until the result files of a new batch expire; infinity if it names none.
+
+    Raises:
+        ApiError: ``output_expires_after`` is invalid.
+    """
+    given, param = fields.get("output_expires_after"), "output_expires_after"
+    if given is None:
+        return math.inf
+    if not isinstance(given, dict) or given.get("anchor") != "created_at":
+        message = f"Invalid value for '{param}.anchor': use 'created_at'."
+        raise api_error(400, message, code="invalid_value", param=param)
+    return checked_lifetime(given.get("seconds"), param, least=least)
 
 
 def page(

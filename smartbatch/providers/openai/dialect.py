@@ -96,15 +96,18 @@ class BatchDialect:
         return int(found[1]) * (24 if found[2] == "d" else 1)
 
 
+_INPUT_SECONDS = "1209600"  # 14 days: until an input expires that no process deletes
+_OUTPUT_EXPIRY = {"anchor": "created_at", "seconds": 2_592_000}  # 30 days
+
 # servers modelled on OpenAI's: some of them, such as Perplexity's, reject files with an expiry
 OPENAI_LIKE = BatchDialect()
 
-# OpenAI's OpenAPI document 2.3.0: both expiries are 1 hour to 30 days. They remove files that no process
-# deletes: inputs after 14 days, results after 30. Files API reference: a project may store 2.5 TB
+# OpenAI's OpenAPI document 2.3.0: both expiries are 1 hour to 30 days. Files API reference: a project may
+# store 2.5 TB
 OPENAI = BatchDialect(
     storage=2.5e12,
-    upload_fields={"expires_after[anchor]": "created_at", "expires_after[seconds]": "1209600"},
-    create={**OPENAI_LIKE.create, "output_expires_after": {"anchor": "created_at", "seconds": 2_592_000}},
+    upload_fields={"expires_after[anchor]": "created_at", "expires_after[seconds]": _INPUT_SECONDS},
+    create={**OPENAI_LIKE.create, "output_expires_after": _OUTPUT_EXPIRY},
 )
 
 # Azure's REST reference and Batch guide: at most 500 files may exist without an expiry, the shortest of which
@@ -142,9 +145,11 @@ MISTRAL = BatchDialect(
     detail_errors=True,
 )
 
-# litellm 1.110.2, from xAI's REST reference; files have no purpose, and the order of lists is not documented
+# litellm 1.110.2, and xAI's REST reference: files are kept until they are deleted, or for 1 hour to 30 days.
+# They have no purpose, and the order of lists is not documented
 XAI = BatchDialect(
     kinds=_CHATS,
+    upload_fields={"expires_after": _INPUT_SECONDS},
     files_query={"limit": "100"},
     create={"name": "name", "input_file_id": "file"},
     cancel=":cancel",
