@@ -211,6 +211,6 @@ def _disk_errors(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StoreError(
-            f"the folder {path.parent} cannot be written to ({error.strerror}); it contains files being "
-            "uploaded or downloaded: free some disk space, and the job continues automatically"
+            f"the folder {path.parent} cannot be written to ({error.strerror}); it contains the files of "
+            "jobs: free some disk space; jobs that were stored then continue automatically"
         ) from None

@@ -126,13 +126,14 @@ def identity_form(message: Message) -> list[Any]:
     return message_form(message, media_identity)
 
 
-def read_message(form: Sequence[Any]) -> Message:
+def read_message(form: Sequence[Any], folder: str | None = None) -> Message:
+    """Inverse of :func:`message_form`; for ``folder`` see :func:`~smartbatch.media.read_media`."""
     role, content, *others = form
     rest = dict(others[0]) if others else {}
     if "tool_calls" in rest:
         rest["tool_calls"] = tuple(map(read_call, rest["tool_calls"]))
     if not isinstance(content, str):
-        content = tuple(read_media(part) or part for part in content)
+        content = tuple(read_media(part, folder) or part for part in content)
     return Message(role, content, **rest)
 
 

@@ -276,19 +276,31 @@ _STORED = (
 )
 
 
-def media_form(media: Media) -> dict[str, Any]:
+KeepContent: TypeAlias = Callable[[str, bytes], None]
+"""Writes a file with the given hash and content to the folder of its job."""
+
+
+def media_form(media: Media, keep: KeepContent | None = None) -> dict[str, Any]:
     """Return what a store keeps of an accepted file: never its content.
+
+    Args:
+        keep: for files given as bytes; ``None`` rejects them.
 
     Raises:
         InvalidRequest: the content was given as bytes.
+        StoreError: it could not be written.
     """
-    if isinstance(media.source, bytes):
-        raise InvalidRequest(
-            "prompt contains a file given as bytes, but a job stores only paths: save it and pass its path, "
-            "or send it in real time with strategy='individual'",
-            field="prompt",
-        )
     given = {name: value for name in _STORED if (value := getattr(media, name, None)) is not None}
+    if isinstance(media.source, bytes):
+        if keep is None:
+            raise InvalidRequest(
+                "prompt contains a file given as bytes, but a store on a server keeps only paths: save it at "
+                "a path that all processes can read and pass the path, or send it in real time with "
+                "strategy='individual'",
+                field="prompt",
+            )
+        keep(str(media.sha256), media.source)
+        given["source"] = media.sha256  # its name in the folder
     return {"type": _FORM_PREFIX + media.kind, **given}
 
 
@@ -299,12 +311,19 @@ def media_identity(media: Media) -> dict[str, Any]:
     return {"type": _FORM_PREFIX + media.kind, "url": media.url, **form}
 
 
-def read_media(form: Mapping[str, Any]) -> Media | None:
-    """Inverse of :func:`media_form`; ``None`` for any other form."""
+def read_media(form: Mapping[str, Any], folder: str | None = None) -> Media | None:
+    """Inverse of :func:`media_form`; ``None`` for any other form.
+
+    Args:
+        folder: contains the files given as bytes; ``None`` if their content is not needed.
+    """
     prefix, _, kind = str(form.get("type")).rpartition(".")
     if f"{prefix}." != _FORM_PREFIX or kind not in _CLASSES:
         return None
-    return _CLASSES[kind](**{name: form[name] for name in _STORED if name in form})
+    given = {name: form[name] for name in _STORED if name in form}
+    if folder is not None and given.get("source") == given.get("sha256", ""):
+        given["source"] = os.path.join(folder, given["sha256"])
+    return _CLASSES[kind](**given)
 
 
 # -- content -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from smartbatch.errors import InvalidRequest, JobConflict, StoreError
 from smartbatch.jobs.payload import RunningDigest, Shared, difference, encode_request
 from smartbatch.jobs.records import ItemName, JobPolicy, JobRow, NewItem
 from smartbatch.jobs.shard_records import wire_id
-from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store import JobFiles, SqlStore
 from smartbatch.jobs.wiring import JobWiring, PolicyChange
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Priority, Request
@@ -57,6 +57,8 @@ class Items:
     # gets the maximum cost of all items and returns the job's budget
     _within: Callable[[float], float] | None = field(default=None, kw_only=True)
     _names: Sequence[ItemName | None] = field(default=(), kw_only=True)  # in row order
+    _files: JobFiles | None = field(default=None, kw_only=True)  # None rejects files given as bytes
+    kept_in: tuple[str, ...] = field(default=(), kw_only=True)  # jobs that get the files given as bytes
     decision: Decision | None = field(default=None, kw_only=True)
     count: int = field(default=0, init=False)  # rows read so far
     _most: float = field(default=0.0, init=False)
@@ -103,7 +105,8 @@ class Items:
         params = request.params
         if params is not self._shared.params and not difference(params, self._shared.params):
             self._shared = evolve(self._shared, params=params)  # lets the next row reuse this object
-        payload = encode_request(request, self._shared, row=row)
+        keep = None if self._files is None else self._keep
+        payload = encode_request(request, self._shared, row=row, keep=keep)
         size = len(payload)
         first = self._realtime is None or row < self._realtime
         in_real_time = self._api is None or first or request.purpose in self._realtime_for
@@ -115,6 +118,11 @@ class Items:
         name = self._names[row] if self._names else None
         tokens = estimate_request(request, model_label(request, self._job))
         return NewItem(request.id, payload, size, tokens, realtime=in_real_time, name=name)
+
+    def _keep(self, sha256: str, content: bytes) -> None:
+        assert self._files is not None
+        for job_id in self.kept_in:
+            self._files.write(job_id, sha256, content)
 
 
 def accept(
@@ -139,14 +147,19 @@ def accept(
     """
     for _ in range(1 + MAX_ID_DRAWS):
         named(job.id)
-        row, new = store.jobs.accept(
-            job, items, digest=items.digest, policy=items.policy, decision=items.decision
-        )
+        items.kept_in = (job.id,)
+        try:
+            row, new = store.jobs.accept(
+                job, items, digest=items.digest, policy=items.policy, decision=items.decision
+            )
+        finally:
+            store.jobs.drop_files(job.id)
         if new:
             return row, True
         if job.key is not None and row.key == job.key:
             break
         job = evolve(job, id=new_id())  # a seeded generator repeated an id
+    items.kept_in = (row.id,)
     return _with_further_rows(store, row, items, wiring, deadline=job.policy.deadline, at=at), False
 
 

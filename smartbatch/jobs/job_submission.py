@@ -166,7 +166,13 @@ class JobSubmission:
         draft = _Draft(kind, iter(requests), {}, policy, JobOptions(), realtime=None, names=names)
         job, items = self._rows_of(draft, deduplicates=False)
         self._engine.check_open()
-        row, places = self._engine.store.jobs.accept_named(job, list(items), join=join)
+        jobs = self._engine.store.jobs
+        items.kept_in = (job.id,) if join is None else (job.id, join)
+        try:
+            row, places = jobs.accept_named(job, list(items), join=join)
+        finally:
+            for job_id in items.kept_in:
+                jobs.drop_files(job_id)
         if row is None:
             return None, places
         self._start(row, new=row.id == job.id)
@@ -309,7 +315,7 @@ class JobSubmission:
             policy=draft.policy,
             created_at=self._engine.wall(),
         )
-        purposes = self._config.prefer_individual_for
+        purposes, files = self._config.prefer_individual_for, self._engine.store.files
         items = Items(
             self._with_models(draft, model, by_batch=by_batch),
             job,
@@ -323,6 +329,7 @@ class JobSubmission:
             within=within,
             decision=draft.decision,
             names=draft.names,
+            files=files if files.shared else None,
         )
         return job, items
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
 
@@ -29,6 +30,7 @@ from smartbatch.errors import (
     scrub,
 )
 from smartbatch.jobs.records import EarlierTries, NewItem
+from smartbatch.media import KeepContent, media_form
 from smartbatch.providers.answer_parts import from_base64, to_base64
 from smartbatch.providers.http.content import decode_json
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Tool, Usage
@@ -54,10 +56,15 @@ _T = TypeVar("_T")
 
 @frozen
 class Shared:
-    """Parameters that all requests of a job share. Each request stores only the parameters that differ."""
+    """What all requests of a job share. Each request stores only the parameters that differ.
+
+    Attributes:
+        files: the folder of files given as bytes; ``None`` if their content is not needed.
+    """
 
     params: Generation = _NOTHING
     embedding: Embedding | None = None
+    files: str | None = None
 
 
 # -- requests ------------------------------------------------------------------------------------------------
@@ -71,15 +78,19 @@ def encode_params(params: Generation, embedding: Embedding | None = None) -> byt
     return _checked(form, None)
 
 
-def decode_params(data: bytes) -> Shared:
+def decode_params(data: bytes, files: str | None = None) -> Shared:
     """Inverse of :func:`encode_params`, except that a schema made from a class becomes a plain schema."""
     return _read(
         data,
-        lambda form: Shared(Generation(**_generation(form["params"])), _embedding(form.get("embedding"))),
+        lambda form: Shared(
+            Generation(**_generation(form["params"])), _embedding(form.get("embedding")), files
+        ),
     )
 
 
-def encode_request(request: Request, shared: Shared, *, row: int | None = None) -> bytes:
+def encode_request(
+    request: Request, shared: Shared, *, row: int | None = None, keep: KeepContent | None = None
+) -> bytes:
     """Encode everything that affects the answer to ``request``, and its context. Its id is stored separately.
 
     A schema made from a class is written as a plain schema, so ``Result.parsed`` will be plain data.
@@ -88,10 +99,12 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
         request: as returned by :func:`~smartbatch.core.preparation.validation.normalise`.
         shared: the parameters that the job's requests share.
         row: position in the list, from 0, for error messages.
+        keep: for files given as bytes; ``None`` rejects them.
 
     Raises:
         InvalidRequest: the request contains a callable, a context that JSON cannot represent, or a lone
             surrogate. The message names the field and the row.
+        StoreError: a file given as bytes could not be written.
     """
     if request.call is not None:
         problem = "is a callable, which cannot be stored for another process: use submit() for it"
@@ -101,7 +114,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
     if isinstance(prompt, str):
         form["prompt"] = prompt
     else:
-        form["chat"] = [message_form(message) for message in prompt]
+        form["chat"] = [message_form(message, partial(media_form, keep=keep)) for message in prompt]
     if request.params is not shared.params and (different := difference(request.params, shared.params)):
         form["params"] = different
     if (own := request.embedding) != shared.embedding:
@@ -139,7 +152,7 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: floa
             params = evolve(params, **_generation(different))
         prompt: str | tuple[Message, ...]
         if "chat" in form:
-            prompt = tuple(map(read_message, form["chat"]))
+            prompt = tuple(read_message(message, shared.files) for message in form["chat"])
         else:
             prompt = form["prompt"]
             if not isinstance(prompt, str):

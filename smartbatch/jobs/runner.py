@@ -114,7 +114,7 @@ class RealtimeRunner:
         row = self._store.jobs.get(lease.job_id)
         if row is None:
             return
-        shared = decode_params(row.params)
+        shared = decode_params(row.params, self._store.files.folder(row.id))
         remember(shared.params)
         timeout = self._request_timeout if row.policy.attended else None
         job = RealtimeJob(lease, row, shared, self._limit_of(row), timeout, capped=self._is_capped(row))

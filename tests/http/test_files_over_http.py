@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import pytest
 
@@ -19,6 +20,7 @@ MODELS = {
 }
 VARIANTS = ("openai", "responses", "anthropic", "gemini", "sim")
 QUESTION = "What is the SHA-256?"
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture
@@ -115,11 +117,22 @@ def test_a_file_that_changes_before_its_batch_is_sent_fails_its_row(variant, emu
             assert result.text == expected[row]
 
 
-def test_a_job_rejects_bytes_and_says_what_to_do(emu):
-    image = Image(b"\x89PNG\r\n\x1a\n")
-    with client_of("openai") as client, pytest.raises(InvalidRequest, match="only paths: save it and pass"):
-        client.submit_batch([[QUESTION, image]])
-    assert emu.ledger.received == 0
+@pytest.mark.parametrize("variant", sampled(("sim", "gemini", "anthropic", "openai"), keep=1))
+def test_a_job_keeps_files_given_as_bytes_until_it_is_forgotten(variant, emu, tmp_path):
+    contents = [PNG + b"1", PNG + b"2", PNG + b"1"]
+    store, prompts = tmp_path / "jobs.db", [[QUESTION, Image(data)] for data in contents]
+    with client_of(variant, store=str(store)) as client:
+        job = client.submit_batch(prompts, key="bytes")
+        kept = [path for path in (tmp_path / "jobs.db.files").rglob("*") if path.is_file()]
+        assert sorted(path.read_bytes() for path in kept) == contents[:2]
+        assert {path.parent.name for path in kept} == {job.id}
+        assert client.submit_batch([*prompts, [QUESTION, Image(PNG + b"3")]], key="bytes").id == job.id
+        results = list(job.results(timeout=60))
+        assert [r.text for r in results] == [hashlib.sha256(d).hexdigest() for d in [*contents, PNG + b"3"]]
+        assert os.listdir(tmp_path / "jobs.db.files") == [job.id]
+        job.forget()
+    assert os.listdir(tmp_path / "jobs.db.files") == []
+    assert not any(PNG in path.read_bytes() for path in tmp_path.glob("jobs.db*") if path.is_file())
 
 
 @pytest.mark.full  # imports an SDK

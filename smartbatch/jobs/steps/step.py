@@ -255,7 +255,7 @@ class Step:
             path.unlink(missing_ok=True)
 
     def requests_of(self, shard: ShardRow) -> Iterator[tuple[int, Request]]:
-        shared = decode_params(self.job.params)
+        shared = decode_params(self.job.params, self.store.files.folder(self.job.id))
         position = -1
         while page := self.store.shards.payloads(shard.id, after=position, limit=PAGE_REQUESTS):
             for position, item in page.items():

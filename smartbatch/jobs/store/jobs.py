@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -36,6 +37,7 @@ from smartbatch.jobs.store.database import (
     record_text,
 )
 from smartbatch.jobs.store.job_actions import record_action
+from smartbatch.jobs.store.job_files import JobFiles
 from smartbatch.jobs.store.leases import LeaseTable, Owner, leased
 from smartbatch.jobs.store.leftovers import NAMED_ITEM_PREFIX
 from smartbatch.jobs.store.outcomes import delete_items, job_number
@@ -65,6 +67,7 @@ class JobTable:
     db: Database
     leases: LeaseTable
     owner: Owner
+    files: JobFiles
 
     def accept(
         self,
@@ -251,7 +254,14 @@ class JobTable:
         """
         no = self.db.write(lambda tx: self._drop(tx, job_id, by, keep_decision))
         delete_items(self.db, no, "")
+        self.files.delete(job_id)
         self.db.reclaim()
+
+    def drop_files(self, job_id: str) -> None:
+        """Delete the files of a job that was not stored after all. Never raises."""
+        with contextlib.suppress(StoreError):  # otherwise cleaning deletes them
+            if os.path.isdir(self.files.folder(job_id)) and self.get(job_id) is None:
+                self.files.delete(job_id)
 
     def _drop(self, tx: Transaction, job_id: str, by: str | None, keep_decision: bool) -> int:
         found = tx.row("SELECT no, state, finished_at FROM job WHERE id = ?{for_update}", job_id)

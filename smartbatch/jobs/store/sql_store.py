@@ -42,6 +42,7 @@ from smartbatch.jobs.store.database import (
 )
 from smartbatch.jobs.store.items import ItemTable
 from smartbatch.jobs.store.job_actions import ControlTable, JobActions
+from smartbatch.jobs.store.job_files import JobFiles
 from smartbatch.jobs.store.job_overview import JobOverview
 from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.leases import Counted, FileLocks, LeaseTable, Owner, OwnerLocks, leased
@@ -65,6 +66,7 @@ class SqlStore:
 
     Args:
         spool: folder for temporary files.
+        files: the files of jobs.
         wall: Unix seconds; machines need not agree on them.
         rng: random numbers for owner ids.
         counted: called with a job's id and its new counts after each commit that stores results.
@@ -78,6 +80,7 @@ class SqlStore:
         database: Database,
         locks: OwnerLocks,
         spool: str,
+        files: JobFiles,
         *,
         wall: Callable[[], float],
         rng: Random,
@@ -88,7 +91,8 @@ class SqlStore:
         self._spool = spool
         self._owner = Owner(database, locks, wall=wall, rng=rng)
         self.leases = LeaseTable(database, self._owner, counted)
-        self.jobs = JobTable(database, self.leases, self._owner)
+        self.files = files
+        self.jobs = JobTable(database, self.leases, self._owner, files)
         self.overview = JobOverview(database, self.jobs)
         self.items = ItemTable(database, self.leases)
         self.shards = ShardTable(database, self.leases)
@@ -136,9 +140,10 @@ class SqlStore:
             dry_run: delete nothing.
 
         Returns:
-            The number of names of requests, and of temporary files on this machine.
+            The number of names of requests, and of files on this machine.
         """
         files = leftovers.stale_files(self._db, self.spool, at=at)
+        folders = {job_id: self.files.count(job_id) for job_id in self.files.stale(self._db, at=at)}
         names = 0
         for page in leftovers.forgotten_names(self._db):
             names += len(page)
@@ -147,10 +152,12 @@ class SqlStore:
         if not dry_run:
             for path in files:
                 path.unlink(missing_ok=True)
+            for job_id in folders:
+                self.files.delete(job_id)
             self.remote_objects.expire(at)
             self._owner.enter()  # deletes rows of dead owners, and items that never became part of a job
             self._db.reclaim()
-        return names, len(files)
+        return names, len(files) + sum(folders.values())
 
     def give_up(self) -> None:
         """Make pending database calls fail immediately, because the database hangs and the process must end.
@@ -206,13 +213,15 @@ def open_store(
 
         server = PostgresDatabase(address, **database)
         spool = os.path.join(state_folder(), f"spool-{server.address.digest}")
-        return SqlStore(server, SessionLocks(server), spool, wall=wall, rng=rng, counted=counted)
+        files = JobFiles(os.path.join(state_folder(), f"files-{server.address.digest}"), shared=False)
+        return SqlStore(server, SessionLocks(server), spool, files, wall=wall, rng=rng, counted=counted)
     from smartbatch.jobs.store.sqlite import SqliteDatabase
 
     spool = f"{place}.spool"
     file = SqliteDatabase(place, wall=wall, **database)
     locks = FileLocks(os.path.join(spool, "owners"))
-    return SqlStore(file, locks, spool, wall=wall, rng=rng, counted=counted)
+    files = JobFiles(f"{place}.files", shared=True)
+    return SqlStore(file, locks, spool, files, wall=wall, rng=rng, counted=counted)
 
 
 def is_server(place: str) -> bool:

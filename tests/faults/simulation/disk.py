@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.store import JobFiles, SqlStore, open_store
 from smartbatch.jobs.store.database import Database, Row, Transaction
 from smartbatch.jobs.store.leases import FileLocks
 from smartbatch.jobs.store.outcomes import JOB_NUMBER
@@ -103,4 +103,5 @@ class _Database(Database):
 class SimStore(SqlStore):
     def __init__(self, disk: Disk, *, wall: Callable[[], float], rng: Random) -> None:
         locks = FileLocks(os.path.join(disk.spool, "owners"))
-        super().__init__(_Database(disk, wall), locks, disk.spool, wall=wall, rng=rng, counted=None)
+        files = JobFiles(os.path.join(disk.spool, "files"), shared=True)
+        super().__init__(_Database(disk, wall), locks, disk.spool, files, wall=wall, rng=rng, counted=None)
