@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from attrs import Attribute, field, fields, frozen
+from attrs import Attribute, evolve, field, fields, frozen
 
 from smartbatch.errors import ConfigError
 from smartbatch.types import Usage
@@ -60,6 +60,11 @@ class Price:
         flex_input: prompt tokens in the provider's slower tier; ``None`` if the model is not available there.
             Cached tokens cost the same as in the standard tier, but no more than this.
         flex_output: answer tokens in the slower tier; required with ``flex_input``.
+        audio_input: prompt tokens of audio; ``None`` for the price of ``input``. In a batch and in the slower
+            tier, prices of audio and images change like that of other input or output. Cached audio costs
+            as much as other cached input.
+        audio_output: answer tokens of audio; ``None`` for the price of ``output``.
+        image_output: answer tokens of images; ``None`` for the price of ``output``.
 
     Raises:
         ConfigError: a price is negative or not a number, the discount is not a share, or only one price of
@@ -76,6 +81,9 @@ class Price:
     batch_output: float | None = field(default=None, validator=_usd)
     flex_input: float | None = field(default=None, validator=_usd)
     flex_output: float | None = field(default=None, validator=_usd)
+    audio_input: float | None = field(default=None, validator=_usd)
+    audio_output: float | None = field(default=None, validator=_usd)
+    image_output: float | None = field(default=None, validator=_usd)
 
     def __attrs_post_init__(self) -> None:
         if (self.flex_input is None) is not (self.flex_output is None):
@@ -113,6 +121,11 @@ class Band:
     """Input written to the cache."""
     written_1h: float
     """Input written to the cache for an hour."""
+    audio: float
+    """Input that is audio."""
+    cached_audio: float
+    output_audio: float
+    output_image: float
 
 
 @frozen
@@ -128,14 +141,15 @@ class RateCard:
     # computes the USD of one request if bands cannot express the price; slow
     exact: Callable[[Usage], float] | None = None
 
-    def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
-        """Return the tokens to price for a request that has not been sent.
+    def expected_cost(self, tokens: Usage) -> float:
+        """Return the USD of a request that has not been sent.
 
         A model that caches automatically is assumed to write every sufficiently long prompt to the cache,
         because the end of each prompt is new.
         """
-        written = input_tokens if self.writes_by_itself and input_tokens >= MIN_CACHED_TOKENS else 0
-        return Usage(input_tokens, output_tokens, cache_write_tokens=written)
+        if self.writes_by_itself and tokens.input_tokens >= MIN_CACHED_TOKENS:
+            tokens = evolve(tokens, cache_write_tokens=tokens.input_tokens - tokens.audio_tokens)
+        return self.cost(tokens)
 
     def cost(self, usage: Usage) -> float:
         """Return the USD of one request. ``usage`` must not be the total of several requests."""
@@ -154,11 +168,19 @@ class RateCard:
         # some servers do not include them in output tokens
         thought = min(usage.reasoning_tokens, usage.output_tokens)
         extra = 0.0
-        if usage.cache_write_tokens:
-            written = min(usage.cache_write_tokens, tokens - cached)
+        written = min(usage.cache_write_tokens, tokens - cached)
+        if written:
             longer = min(usage.cache_write_1h_tokens, written)
             extra = (written - longer) * (band.written - band.input)
             extra += longer * (band.written_1h - band.input)
+        if usage.audio_tokens:
+            reheard = min(usage.cached_audio_tokens, usage.audio_tokens, cached)
+            heard = min(usage.audio_tokens - reheard, tokens - cached - written)
+            extra += heard * (band.audio - band.input) + reheard * (band.cached_audio - band.cached)
+        if usage.output_audio_tokens or usage.output_image_tokens:
+            spoken = min(usage.output_audio_tokens, usage.output_tokens - thought)
+            drawn = min(usage.output_image_tokens, usage.output_tokens - thought - spoken)
+            extra += spoken * (band.output_audio - band.output) + drawn * (band.output_image - band.output)
         return (
             (tokens - cached) * band.input
             + extra

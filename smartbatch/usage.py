@@ -21,6 +21,10 @@ class Usage:
         cache_write_1h_tokens: the part of ``cache_write_tokens`` that Anthropic caches for an hour, at a
             higher price than for five minutes.
         unknown: whether a call whose answer was lost may have used further tokens.
+        audio_tokens: the part of ``input_tokens`` that was audio.
+        cached_audio_tokens: the part of ``cached_tokens`` that was audio, included in ``audio_tokens``.
+        output_audio_tokens: the part of ``output_tokens`` that was audio.
+        output_image_tokens: the part of ``output_tokens`` that was images.
     """
 
     input_tokens: int = 0
@@ -31,6 +35,11 @@ class Usage:
     cache_write_tokens: int = 0
     cache_write_1h_tokens: int = 0
     unknown: bool = False
+    # stored usages are lists of these values, so new ones are added at the end
+    audio_tokens: int = 0
+    cached_audio_tokens: int = 0
+    output_audio_tokens: int = 0
+    output_image_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -46,6 +55,10 @@ class Usage:
             self.cache_write_tokens + other.cache_write_tokens,
             self.cache_write_1h_tokens + other.cache_write_1h_tokens,
             self.unknown or other.unknown,
+            self.audio_tokens + other.audio_tokens,
+            self.cached_audio_tokens + other.cached_audio_tokens,
+            self.output_audio_tokens + other.output_audio_tokens,
+            self.output_image_tokens + other.output_image_tokens,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import genai_prices
 import pytest
+from attrs import evolve
 from genai_prices import data_snapshot
 from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice, Provider
 
@@ -31,6 +32,11 @@ def listed_price(provider: str, model: str, usage: Usage, wall: float = WALL, **
     }
     if usage.cache_write_1h_tokens:
         tokens["cache_write_1h_tokens"] = usage.cache_write_1h_tokens
+    if usage.audio_tokens:
+        tokens["input_audio_tokens"] = usage.audio_tokens
+        tokens["cache_audio_read_tokens"] = usage.cached_audio_tokens
+    tokens["output_audio_tokens"] = usage.output_audio_tokens
+    tokens["output_image_tokens"] = usage.output_image_tokens
     price = genai_prices.calc_price(
         genai_prices.Usage(**tokens),
         model,
@@ -68,6 +74,10 @@ def test_the_cost_of_any_listed_model_is_what_the_library_computes(processing, c
                     if processing != "standard" and written:
                         continue  # the library has no rates for them
                     usage = Usage(size, 77, cached, reasoning, False, written, written // 2)
+                    if not written:
+                        heard, heard_again = (size - cached) // 2 + cached // 4, cached // 4
+                        usage = evolve(usage, audio_tokens=heard, cached_audio_tokens=heard_again)
+                        usage = evolve(usage, output_audio_tokens=15, output_image_tokens=16)
                     expected = listed_price(provider.id, model.id, usage, **context)
                     assert math.isclose(rates.cost(usage), expected, rel_tol=1e-9, abs_tol=1e-15), model.id
                     compared += 1
@@ -120,10 +130,44 @@ def test_what_a_user_asks_for_writes_holds_in_every_way_of_processing():
 
 def test_automatic_cache_writes_are_expected_for_long_prompts():
     by_itself, asked = card("openai", "gpt-5.6"), card("anthropic", "claude-sonnet-4-5")
-    assert by_itself.expected_usage(1024, 9) == Usage(1024, 9, cache_write_tokens=1024)
-    assert by_itself.expected_usage(1023, 9) == Usage(1023, 9)
-    assert asked.expected_usage(5000, 9) == Usage(5000, 9)
-    assert card("openai", "gpt-5-mini").expected_usage(5000, 9) == Usage(5000, 9)
+    written = Usage(1024, 9, cache_write_tokens=1024)
+    assert by_itself.expected_cost(Usage(1024, 9)) == by_itself.cost(written) > by_itself.cost(Usage(1024, 9))
+    assert by_itself.expected_cost(Usage(1023, 9)) == by_itself.cost(Usage(1023, 9))
+    for other in (asked, card("openai", "gpt-5-mini")):
+        assert other.expected_cost(Usage(5000, 9)) == other.cost(Usage(5000, 9))
+
+
+def test_audio_and_images_cost_what_the_table_lists():
+    flash = card("gemini", "gemini-2.5-flash")  # USD 0.3 per million tokens, 1 for audio
+    assert flash.cost(Usage(1_000_000, audio_tokens=400_000)) == pytest.approx(0.6 * 0.3 + 0.4)
+    cached = Usage(1_000_000, cached_tokens=500_000, audio_tokens=400_000, cached_audio_tokens=300_000)
+    assert flash.cost(cached) == pytest.approx(0.4 * 0.3 + 0.1 + 0.2 * 0.03 + 0.3 * 0.1)
+    speech = card("openai", "gpt-audio")
+    assert speech.cost(Usage(0, 1_000_000, output_audio_tokens=250_000)) == pytest.approx(
+        0.75 * 10 + 0.25 * 64
+    )
+    painter = card("gemini", "gemini-2.5-flash-image")
+    assert painter.cost(Usage(0, 1_000_000, output_image_tokens=900_000)) == pytest.approx(
+        0.1 * 2.5 + 0.9 * 30
+    )
+    for rates in (flash, speech, painter):
+        most = Usage(1000, 1000, 0, 0, False, 0, 0, False, 1000, 0, 1000)
+        beyond = Usage(1000, 1000, 0, 0, False, 0, 0, False, 5000, 900, 5000, 5000)
+        assert rates.cost(beyond) == rates.cost(most), "parts never cost more than their total"
+
+
+def test_the_users_price_of_audio_and_images_holds_in_every_way_of_processing():
+    book = PriceBook(
+        {"m": Price(2, 8, audio_input=10, audio_output=20, image_output=40), "plain": Price(2, 8)}
+    )
+    usage = Usage(1_000_000, 1_000_000, 0, 0, False, 0, 0, False, 500_000, 0, 200_000, 100_000)
+    for processing, share in (("standard", 1.0), ("batch", 0.5)):
+        rates = book.rates("openai", "m", WALL, processing)  # type: ignore[arg-type]
+        assert rates is not None
+        assert rates.cost(usage) == pytest.approx(share * (1 + 5 + 0.7 * 8 + 4 + 4))
+    plain = book.rates("openai", "plain", WALL)
+    assert plain is not None
+    assert plain.cost(usage) == pytest.approx(10), "without a price of their own they cost what texts cost"
 
 
 def test_a_request_above_a_tier_pays_its_rate_for_all_tokens():

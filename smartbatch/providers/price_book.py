@@ -171,7 +171,13 @@ def _card_of(price: Price, processing: Processing) -> RateCard | None:
     # cache writes cost the same multiple of input for each kind of processing
     written = entry if price.cache_write is None else price.cache_write * _share_of(entry, price.input)
     longer = written if price.cache_write_1h is None else price.cache_write_1h * _share_of(entry, price.input)
-    usd = (entry, cached, output, output, written, longer)
+    heard = entry if price.audio_input is None else price.audio_input * _share_of(entry, price.input)
+    reheard = heard if price.cached_input is None else cached
+    spoken, drawn = (
+        output if usd is None else usd * _share_of(output, price.output)
+        for usd in (price.audio_output, price.image_output)
+    )
+    usd = (entry, cached, output, output, written, longer, heard, reheard, spoken, drawn)
     return RateCard("user", (Band(-1, *(each / MILLION for each in usd)),))
 
 
@@ -302,20 +308,8 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
     moment = _priced_moment(provider, wall)
 
     def calculate(usage: Usage) -> PriceCalculation:
-        tokens: dict[str, Any] = {
-            "input_tokens": usage.input_tokens,
-            "cache_read_tokens": min(usage.cached_tokens, usage.input_tokens),
-            "cache_write_tokens": min(
-                usage.cache_write_tokens, max(0, usage.input_tokens - usage.cached_tokens)
-            ),
-            "output_tokens": usage.output_tokens,
-            "output_reasoning_tokens": min(usage.reasoning_tokens, usage.output_tokens),
-        }
-        written = tokens["cache_write_tokens"]
-        if usage.cache_write_1h_tokens:
-            tokens["cache_write_1h_tokens"] = min(usage.cache_write_1h_tokens, written)
         price: PriceCalculation = genai_prices.calc_price(
-            genai_prices.Usage(**tokens),
+            genai_prices.Usage(**_table_tokens(usage)),
             model,
             provider_id=table_id,
             genai_request_timestamp=moment,
@@ -342,6 +336,30 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
     if not _agrees(card, exact):
         card = evolve(card, exact=exact)
     return _Listed(card, dict(vars(price)))
+
+
+def _table_tokens(usage: Usage) -> dict[str, int]:
+    """Return tokens by the names of genai-prices, which raises errors if parts exceed their total."""
+    cached = min(usage.cached_tokens, usage.input_tokens)
+    written = min(usage.cache_write_tokens, usage.input_tokens - cached)
+    reheard = min(usage.cached_audio_tokens, usage.audio_tokens, cached)
+    thought = min(usage.reasoning_tokens, usage.output_tokens)
+    spoken = min(usage.output_audio_tokens, usage.output_tokens - thought)
+    tokens = {
+        "input_tokens": usage.input_tokens,
+        "cache_read_tokens": cached,
+        "cache_write_tokens": written,
+        "output_tokens": usage.output_tokens,
+        "output_reasoning_tokens": thought,
+        "input_audio_tokens": reheard
+        + min(usage.audio_tokens - reheard, usage.input_tokens - cached - written),
+        "cache_audio_read_tokens": reheard,
+        "output_audio_tokens": spoken,
+        "output_image_tokens": min(usage.output_image_tokens, usage.output_tokens - thought - spoken),
+    }
+    if usage.cache_write_1h_tokens:
+        tokens["cache_write_1h_tokens"] = min(usage.cache_write_1h_tokens, written)
+    return tokens
 
 
 def _priced_moment(provider: str, wall: float) -> datetime:
@@ -383,6 +401,10 @@ def _bands(price: ModelPrice) -> tuple[Band, ...]:
         price.output_reasoning_mtok,
         price.cache_write_mtok,
         price.cache_write_1h_mtok,
+        price.input_audio_mtok,
+        price.cache_audio_read_mtok,
+        price.output_audio_mtok,
+        price.output_image_mtok,
     )
     starts = {tier.start for unit in units for tier in getattr(unit, "tiers", ())}
     bands = []
@@ -393,7 +415,10 @@ def _bands(price: ModelPrice) -> tuple[Band, ...]:
         reasoning = output if listed[3] is None else listed[3]
         written = entry if listed[4] is None else listed[4]
         longer = written if listed[5] is None else listed[5]
-        usd = (entry, cached, output, reasoning, written, longer)
+        heard = entry if listed[6] is None else listed[6]
+        reheard = (heard if listed[1] is None else cached) if listed[7] is None else listed[7]
+        spoken, drawn = (output if rate is None else rate for rate in listed[8:])
+        usd = (entry, cached, output, reasoning, written, longer, heard, reheard, spoken, drawn)
         bands.append(Band(above, *(float(rate / MILLION) for rate in usd)))
     return tuple(bands)
 
@@ -410,7 +435,18 @@ def _agrees(card: RateCard, exact: Callable[[Usage], float]) -> bool:
     """Whether the card and the library compute equal costs on both sides of every tier boundary."""
     sizes = {0, 1000, *(size for band in card.bands[1:] for size in (band.above, band.above + 1))}
     usages = [
-        Usage(size, 500, size // 3, 120, cache_write_tokens=size // 2, cache_write_1h_tokens=size // 4)
+        Usage(
+            size,
+            500,
+            size // 3,
+            120,
+            cache_write_tokens=size // 2,
+            cache_write_1h_tokens=size // 4,
+            audio_tokens=size // 6,
+            cached_audio_tokens=size // 12,
+            output_audio_tokens=60,
+            output_image_tokens=50,
+        )
         for size in sizes
     ]
     return all(math.isclose(card.cost(u), exact(u), rel_tol=1e-9, abs_tol=1e-15) for u in usages)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
-from attrs import frozen
+from attrs import fields_dict, frozen
 
 from smartbatch.core.batching.packing import BatchCompiler, Packed, split, split_usage, usage_weights
 from smartbatch.core.batching.request_batch import Batch
@@ -312,18 +313,13 @@ def _mended(error: ProviderError) -> ProviderError:
     return error
 
 
+_COUNTS = attrgetter(*fields_dict(Usage))
+
+
 def _is_usage(usage: object) -> bool:
     if not isinstance(usage, Usage):
         return False
-    counts = (
-        usage.input_tokens,
-        usage.output_tokens,
-        usage.cached_tokens,
-        usage.reasoning_tokens,
-        usage.cache_write_tokens,
-        usage.cache_write_1h_tokens,
-    )
-    return all(isinstance(count, int) and 0 <= count <= MAX_CALL_TOKENS for count in counts)
+    return all(isinstance(count, int) and 0 <= count <= MAX_CALL_TOKENS for count in _COUNTS(usage))
 
 
 def _is_number(value: object, most: float) -> bool:

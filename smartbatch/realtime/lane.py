@@ -99,7 +99,7 @@ class Lane:
         rates = self._highest_rates(request)
         if rates is None:
             return given + made, 0.0
-        return given + made, rates.cost(rates.expected_usage(*self.calibration.most(request)))
+        return given + made, rates.expected_cost(self.calibration.most(request))
 
     def max_lost_cost(self, request: Request) -> float:
         """Return the maximum cost in USD of a call whose answer is lost; 0 if the price is unknown."""
@@ -108,7 +108,7 @@ class Lane:
             return 0.0
         limit = self.provider.capabilities.output_limit
         most = 0 if request.embedding else longest_output(request.params.max_tokens, limit)
-        return rates.cost(rates.expected_usage(self.calibration.most_input(request), most))
+        return rates.expected_cost(self.calibration.most(request, most))
 
     @property
     def rates(self) -> RateCard | None:

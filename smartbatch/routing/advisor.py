@@ -34,7 +34,7 @@ from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.setup import Parallelism
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.routing.history import ForecastHistory
-from smartbatch.types import Kind, Request, Result, Route, Strategy
+from smartbatch.types import Kind, Request, Result, Route, Strategy, Usage
 
 if TYPE_CHECKING:
     from smartbatch.jobs.records import JobRow
@@ -146,7 +146,7 @@ class Advisor:
             rates = self._rates("standard") if other is None else other.rates["standard"]
             if rates is None:
                 return None
-            most.append(rates.cost(rates.expected_usage(*learned.most(request))))
+            most.append(rates.expected_cost(learned.most(request)))
         return most
 
     def limit(self, decision: Decision, requests: Iterable[Request], kind: Kind) -> float | None:
@@ -349,8 +349,9 @@ class Advisor:
         if not limits or card is None or cost is None or not workload.requests:
             return None
         added, n = workload.requests, workload.load.by_job
-        given, made = (math.ceil(tokens / added) for tokens in workload.tokens_most)
-        most = card.cost(card.expected_usage(given, made))
+        each = (math.ceil(tokens / added) for tokens in (*workload.tokens_most, workload.audio_in))
+        given, made, audio = each
+        most = card.expected_cost(Usage(given, made, audio_tokens=audio))
         return rounds_of(n, max(0.0, min(limits)), most, cost.expected / n)
 
     # -- prices and limits -----------------------------------------------------------------------------------

@@ -65,7 +65,8 @@ RESULT_PREFIX: Final = "result_"
 _PLACE: Final = ("row", "sample")
 OTHER_COLUMNS: Final = (*_PLACE, "embedding", *PART_FORMS, "context")  # only if a line has them
 
-_TOKENS: Final = tuple(name for name in fields_dict(Usage) if name not in ("estimated", "unknown"))
+_TOKENS: Final = tuple(name for name in fields_dict(Usage) if name in LAST_COLUMNS)
+_ONLY_IF_USED: Final = tuple(name for name in fields_dict(Usage) if name not in LAST_COLUMNS)
 _tokens_of: Final = attrgetter(*_TOKENS)
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
 CsvFormulas: TypeAlias = Literal["escape", "keep"]
@@ -135,12 +136,13 @@ def outcome_fields(result: Result, model: str) -> dict[str, Any]:
 
 
 def _usage_fields(usage: Usage) -> dict[str, Any]:
-    """Return a line's token counts, ``null`` if none is known, and marks for estimated and unknown ones."""
+    """Return a line's token counts, ``null`` if none is known, those of audio and images, and marks for
+    estimated and unknown ones.
+    """
     tokens: dict[str, Any] = dict(zip(_TOKENS, _tokens_of(usage), strict=True))
     if usage.unknown and not usage.total_tokens:
         tokens = dict.fromkeys(_TOKENS)
-    marks = {name: True for name in ("estimated", "unknown") if getattr(usage, name)}
-    return tokens | marks
+    return tokens | {name: value for name in _ONLY_IF_USED if (value := getattr(usage, name))}
 
 
 def to_line(line: dict[str, Any]) -> bytes:

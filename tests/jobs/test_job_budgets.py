@@ -26,7 +26,7 @@ def texts(count, mark="question"):
     return [f"{mark} {number + 100} of a few" for number in range(count)]
 
 
-MOST = TOKEN * sum(Calibration().most(Request(texts(1)[0], Generation(max_tokens=6)))) / 2
+MOST = TOKEN * Calibration().most(Request(texts(1)[0], Generation(max_tokens=6))).total_tokens / 2
 
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
 

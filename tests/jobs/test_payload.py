@@ -329,7 +329,9 @@ ERRORS = [
         "cut",
         kind=ErrorKind.TIMEOUT,
         maybe_billed=True,
-        usage=Usage(5, 6, cache_write_tokens=4, cache_write_1h_tokens=1),
+        usage=Usage(
+            5, 6, cache_write_tokens=4, cache_write_1h_tokens=1, audio_tokens=3, output_image_tokens=2
+        ),
     ),
     ProviderError("no", kind=ErrorKind.CLIENT_ERROR, status=400, provider_request_id="req_1", batch_id="b"),
     RequestCancelled("gone"),

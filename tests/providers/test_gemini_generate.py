@@ -231,6 +231,30 @@ def test_counters_that_are_zero_are_left_out_on_the_wire(serve, connect_gemini, 
     assert ask(connect_gemini(serve(says(says_gemini("x", usageMetadata=given))))).usage == usage
 
 
+def test_tokens_of_audio_and_images_are_read_from_the_details(serve, connect_gemini):
+    def details(**tokens):
+        return [{"modality": name, "tokenCount": count} for name, count in tokens.items()]
+
+    given = {
+        "promptTokenCount": 90,
+        "promptTokensDetails": details(TEXT=26, AUDIO=64),
+        "cachedContentTokenCount": 40,
+        "cacheTokensDetails": details(AUDIO=30, TEXT=10),
+        "candidatesTokenCount": 1300,
+        "candidatesTokensDetails": [*details(IMAGE=1290, AUDIO=2), None],
+    }
+    usage = ask(connect_gemini(serve(says(says_gemini("x", usageMetadata=given))))).usage
+    assert usage == Usage(
+        90,
+        1300,
+        40,
+        audio_tokens=64,
+        cached_audio_tokens=30,
+        output_audio_tokens=2,
+        output_image_tokens=1290,
+    )
+
+
 def test_a_lone_surrogate_is_replaced(serve, connect_gemini):
     body = json.dumps(says_gemini("a\\ud800b")).replace("\\\\ud800", "\\ud800")
     assert ask(connect_gemini(serve(says(body)))).text == "a\ufffdb"

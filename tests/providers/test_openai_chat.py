@@ -200,6 +200,14 @@ def test_cached_tokens_are_read_by_each_of_their_names(serve, connect, named):
     assert ask(connect(serve(says(chat(usage=usage))))).usage == Usage(10, 5, cached_tokens=8)
 
 
+def test_audio_tokens_are_read_from_the_details(serve, connect):
+    usage = {"prompt_tokens": 70, "completion_tokens": 45, "total_tokens": 115}
+    usage |= {"prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 60}}
+    usage |= {"completion_tokens_details": {"audio_tokens": 40, "text_tokens": 5}}
+    found = ask(connect(serve(says(chat(usage=usage))))).usage
+    assert found == Usage(70, 45, audio_tokens=60, output_audio_tokens=40)
+
+
 @pytest.mark.parametrize(
     ("others", "cached"),
     [

@@ -257,27 +257,36 @@ def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[i
         weights: for the input tokens, one per request, 0 or more; tokens are split evenly if all are 0.
         output_weights: such weights for the output tokens.
     """
-    # Input tokens include cached ones, and so must each share. Therefore cached and other tokens are split
-    # separately.
+    # A total includes its parts, and so must each share. Therefore parts are split separately and added.
     of_input = min(usage.cached_tokens, usage.input_tokens)
-    of_output = min(usage.reasoning_tokens, usage.output_tokens)
     of_written = min(usage.cache_write_tokens, usage.input_tokens - of_input)
     for_an_hour = min(usage.cache_write_1h_tokens, of_written)
-    fresh = shares(usage.input_tokens - of_input - of_written, weights)
-    cached = shares(of_input, weights)
-    brief = shares(of_written - for_an_hour, weights)
-    longer = shares(for_an_hour, weights)
-    spoken = shares(usage.output_tokens - of_output, output_weights)
-    thought = shares(of_output, output_weights)
+    of_cached = min(usage.cached_audio_tokens, usage.audio_tokens, of_input)
+    of_fresh = min(usage.audio_tokens - of_cached, usage.input_tokens - of_input - of_written)
+    fresh = shares(usage.input_tokens - of_input - of_written - of_fresh, weights)
+    audio = shares(of_fresh, weights)
+    cached, cached_audio = shares(of_input - of_cached, weights), shares(of_cached, weights)
+    brief, longer = shares(of_written - for_an_hour, weights), shares(for_an_hour, weights)
+
+    of_output = min(usage.reasoning_tokens, usage.output_tokens)
+    of_sound = min(usage.output_audio_tokens, usage.output_tokens - of_output)
+    of_images = min(usage.output_image_tokens, usage.output_tokens - of_output - of_sound)
+    text = shares(usage.output_tokens - of_output - of_sound - of_images, output_weights)
+    thought, sound = shares(of_output, output_weights), shares(of_sound, output_weights)
+    images = shares(of_images, output_weights)
     return [
         Usage(
-            fresh[i] + cached[i] + brief[i] + longer[i],
-            spoken[i] + thought[i],
-            cached[i],
+            fresh[i] + audio[i] + cached[i] + cached_audio[i] + brief[i] + longer[i],
+            text[i] + thought[i] + sound[i] + images[i],
+            cached[i] + cached_audio[i],
             thought[i],
             usage.estimated,
             brief[i] + longer[i],
             longer[i],
+            audio_tokens=audio[i] + cached_audio[i],
+            cached_audio_tokens=cached_audio[i],
+            output_audio_tokens=sound[i],
+            output_image_tokens=images[i],
         )
         for i in range(len(weights))
     ]

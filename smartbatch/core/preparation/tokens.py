@@ -25,7 +25,7 @@ from smartbatch.core.preparation.media_tokens import (
     MediaRule,
     media_rule,
 )
-from smartbatch.media import Media
+from smartbatch.media import Audio, Media
 from smartbatch.types import Message, Request, Usage
 
 # Characters per token, by the length of a character in UTF-8, which indicates the script:
@@ -171,9 +171,7 @@ _MAXIMUM_COUNTS = _CountingRule(
 )
 
 
-_TEXT_COUNTS = evolve(
-    _EXPECTED_COUNTS, frame=0, message=0, tool=0, media=0, file=lambda *_: 0, schema=0, forms=0
-)
+_CONTENT_COUNTS = evolve(_EXPECTED_COUNTS, frame=0, message=0, tool=0, schema=0, forms=0)
 
 
 def estimate_request(request: Request, model: str = "") -> int:
@@ -184,9 +182,25 @@ def estimate_request(request: Request, model: str = "") -> int:
     return _EXPECTED_COUNTS.request(request, media_rule(model))
 
 
-def estimate_texts(request: Request) -> int:
-    """Estimate the texts alone. Some providers bill neither message frames nor schemas."""
-    return _TEXT_COUNTS.request(request, media_rule(""))
+def estimate_contents(request: Request, model: str = "") -> int:
+    """Estimate texts and files alone. Some providers bill neither message frames nor schemas."""
+    return _CONTENT_COUNTS.request(request, media_rule(model))
+
+
+def estimate_audio(request: Request, model: str = "") -> int:
+    """Estimate the input tokens that are audio, which some models price differently."""
+    return _audio_tokens(request, media_rule(model).expected)
+
+
+def most_audio(request: Request, model: str = "") -> int:
+    return _audio_tokens(request, media_rule(model).most)
+
+
+def _audio_tokens(request: Request, count: Callable[[Media], int]) -> int:
+    if isinstance(request.prompt, str):
+        return 0
+    contents = (message.content for message in request.prompt if not isinstance(message.content, str))
+    return sum(count(part) for parts in contents for part in parts if isinstance(part, Audio))
 
 
 def most_of_request(request: Request, model: str = "") -> int:
@@ -249,6 +263,14 @@ class Calibration:
         """Estimate the input tokens of a request to the model, before they are corrected."""
         return estimate_request(request, self._model)
 
+    def contents(self, request: Request) -> int:
+        """Estimate the texts and files of a request alone, before they are corrected."""
+        return estimate_contents(request, self._model)
+
+    def audio(self, request: Request) -> int:
+        """Estimate the part of :meth:`estimate` that is audio."""
+        return estimate_audio(request, self._model)
+
     def input(self, request_estimate: int) -> int:
         return math.ceil(request_estimate * self.ratio)
 
@@ -263,10 +285,15 @@ class Calibration:
             expected = max(OUTPUT_TOKENS, known.output(1.0))
         return expected if max_tokens is None else min(expected, max_tokens)
 
-    def most(self, request: Request) -> tuple[int, int]:
-        """The input and output tokens to reserve for ``request`` in a budget."""
-        made = 0 if request.embedding is not None else self.most_output(request.params.max_tokens)
-        return self.most_input(request), made
+    def most(self, request: Request, output: int | None = None) -> Usage:
+        """Return the tokens to reserve for ``request`` in a budget.
+
+        ``output`` replaces the output tokens of :meth:`most_output`.
+        """
+        if output is None:
+            output = 0 if request.embedding is not None else self.most_output(request.params.max_tokens)
+        given = self.most_input(request)
+        return Usage(given, output, audio_tokens=min(given, most_audio(request, self._model)))
 
     def most_input(self, request: Request) -> int:
         """Return the maximum input tokens of ``request``, from its text and from answers billed above their

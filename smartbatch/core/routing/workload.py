@@ -20,16 +20,16 @@ from smartbatch.core.preparation.answer_length import (
     AnswerShape,
     Length,
 )
-from smartbatch.core.preparation.tokens import Calibration, estimate_texts
+from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.types import Kind, Request, Usage
 
 # standard deviation of answer lengths, divided by their mean, in the Azure 2023 conversations
 _LENGTH_DEVIATION = 0.77
 _PRIOR_ANSWERS = 0.5  # weight of the assumed answer length, in answers
 _FIRST_INPUT_RATIOS = (0.6, 1.6)
-"""Range of billed tokens per estimated token before any answer is observed. The minimum applies to the texts
-alone, the maximum to the whole request. In twelve kinds of prompts, four tokenizers count 0.61 (questions
-in Chinese) to 1.57 (JSON) tokens per estimated one, and 1.9 for tables of numbers.
+"""Range of billed tokens per estimated token before any answer is observed. The minimum applies to texts
+and files alone, the maximum to the whole request. In twelve kinds of prompts, four tokenizers count 0.61
+(questions in Chinese) to 1.57 (JSON) tokens per estimated one, and 1.9 for tables of numbers.
 """
 _INPUT_DEVIATION = 0.12  # standard deviation of billed tokens per estimated token, within one kind of prompt
 _SAMPLED_REQUESTS = 64  # requests from which the maximum tokens of all requests are extrapolated
@@ -91,8 +91,8 @@ class Rates(Protocol):
     def cost(self, usage: Usage) -> float:
         """Return the USD of one request."""
 
-    def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
-        """Return the usage for pricing a request that has not been sent yet."""
+    def expected_cost(self, tokens: Usage) -> float:
+        """Return the USD of a request that has not been sent yet."""
 
 
 @define
@@ -125,6 +125,7 @@ class _RequestCosts:
     """Tokens of one request, and its cost in USD for each way of processing."""
 
     given: float
+    audio: float  # the part of ``given`` that is audio
     made: float
     most: int  # output tokens to reserve for a budget
     unlimited: bool  # nothing limits its answer
@@ -162,7 +163,7 @@ class Workload:
         self._rates = {name: card for name, card in rates.items() if card is not None}
         self._usd = {name: _PartialCosts() for name in self._rates}
         self._repeated = {name: _PartialCosts() for name in self._rates}
-        self._alike: dict[tuple[int, int, int | None, str | None, str | None], _RequestCosts] = {}
+        self._alike: dict[tuple[int, int, int, int | None, str | None, str | None], _RequestCosts] = {}
         self._shape: AnswerShape = FREE_TEXT
         self._seen = 0
         self._unlimited = 0
@@ -177,6 +178,7 @@ class Workload:
         self.repeats = 0
         self._keys = DistinctKeys()
         self.tokens_in = 0.0  # expected, of the requests added
+        self.audio_in = 0.0  # the part of ``tokens_in`` that is audio
         self.tokens_out = 0.0
         self.most_out = 0  # output tokens to reserve for a budget, for all requests added
         self._sampled = 0
@@ -207,8 +209,9 @@ class Workload:
         limit = request.params.max_tokens
         learned = self._calibration if other is None else other.calibration
         estimated = learned.estimate(request)
-        texts = estimated if learned.observed else estimate_texts(request)
-        each = self._each(estimated, texts, limit, shape, other)
+        contents = estimated if learned.observed else learned.contents(request)
+        audio = learned.audio(request)
+        each = self._each(estimated, contents, audio, limit, shape, other)
         self._add(1, each, repeated)
         if self._sampled < _SAMPLED_REQUESTS:
             self._sampled += 1
@@ -218,11 +221,12 @@ class Workload:
     def add_alike(self, requests: int, tokens: int, kind: Kind) -> None:
         """Add requests of which only the kind and the estimated input tokens are known."""
         self._generating = self._generating or kind is Kind.GENERATE
-        self._add(requests, self._each(tokens, tokens, None, None if kind is Kind.EMBED else FREE_TEXT))
+        self._add(requests, self._each(tokens, tokens, 0, None, None if kind is Kind.EMBED else FREE_TEXT))
 
     def _add(self, n: int, each: _RequestCosts, repeated: bool = False) -> None:
         self.requests += n
         self.tokens_in += n * each.given
+        self.audio_in += n * each.audio
         self.tokens_out += n * each.made
         self.most_out += n * each.most
         self._unlimited += n * each.unlimited
@@ -234,7 +238,8 @@ class Workload:
     def _each(
         self,
         estimated: int,
-        texts: int,
+        contents: int,
+        audio: int,
         limit: int | None,
         shape: AnswerShape | None,
         other: OtherModel | None = None,
@@ -243,18 +248,20 @@ class Workload:
         costs.
 
         Args:
-            texts: estimated tokens of the texts alone.
+            contents: estimated tokens of texts and files alone.
+            audio: the part of ``estimated`` that is audio.
             shape: shape of the answer; ``None`` for a vector.
         """
         name = None if other is None else other.name
-        alike = (estimated, texts, limit, None if shape is None else shape.key, name)
+        alike = (estimated, contents, audio, limit, None if shape is None else shape.key, name)
         known = self._alike.get(alike)
         if known is not None:
             return known
         learned = self._calibration if other is None else other.calibration
         answer = NO_LENGTH if shape is None else self._answer(shape, limit, learned)
         given = learned.input(estimated)
-        least, largest = _input_range(estimated, texts, learned)
+        spoken = audio / max(1, estimated)
+        least, largest = _input_range(estimated, contents, learned)
         usd = []
         for processing, own in self._rates.items():
             card = own if other is None else other.rates.get(processing)
@@ -262,14 +269,17 @@ class Workload:
                 self._unpriced.add(processing)
                 continue
             lengths = (0, *(math.ceil(out) for out in (answer.expected, answer.low, answer.high)), limit or 0)
-            none, made, low, high, most = (card.cost(card.expected_usage(given, out)) for out in lengths)
+            none, made, low, high, most, fewer, more = (
+                card.expected_cost(Usage(tokens, out, audio_tokens=round(tokens * spoken)))
+                for tokens, out in (*((given, out) for out in lengths), (least, 0), (largest, 0))
+            )
             most = most - none if answer.expected else 0.0
-            fewer, more = (card.cost(card.expected_usage(tokens, 0)) for tokens in (least, largest))
             usd.append(
                 (processing, _PartialCosts(none, fewer, more, made - none, low - none, high - none, most))
             )
         room = 0 if shape is None else learned.most_output(limit)
-        each = _RequestCosts(given, answer.expected, room, limit is None and shape is not None, tuple(usd))
+        unlimited = limit is None and shape is not None
+        each = _RequestCosts(given, given * spoken, answer.expected, room, unlimited, tuple(usd))
         if len(self._alike) < _MAX_KNOWN_COSTS:
             self._alike[alike] = each
         return each
@@ -340,11 +350,11 @@ class Workload:
         return Cost(usd.least + low, usd.given + usd.made, usd.largest + high)
 
 
-def _input_range(estimated: int, texts: int, learned: Calibration) -> tuple[int, int]:
+def _input_range(estimated: int, contents: int, learned: Calibration) -> tuple[int, int]:
     """Return the range of a request's mean input tokens that covers 90 % of lists."""
     fewest, most = _FIRST_INPUT_RATIOS
     if not learned.observed:
-        return math.floor(texts * fewest), math.ceil(estimated * most)
+        return math.floor(contents * fewest), math.ceil(estimated * most)
     given = learned.input(estimated)
     unsure = 1 + _SURE_DEVIATIONS * _INPUT_DEVIATION / math.sqrt(min(learned.observed, Calibration.SETTLED))
     return math.floor(given / unsure), math.ceil(given * unsure)

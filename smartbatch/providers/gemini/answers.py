@@ -26,6 +26,7 @@ from smartbatch.providers.foreign_text import (
     PLAIN_ID,
     PLAIN_WORD,
     count,
+    detail,
     fields,
     short,
     unusable,
@@ -229,7 +230,24 @@ def usage_of(found: Any) -> Usage | None:
     if prompt is None or made is None or thought is None:
         return None
     taken = prompt + (tools or 0)
-    return Usage(taken, made + thought, min(cached or 0, taken), thought)
+    return Usage(
+        taken,
+        made + thought,
+        min(cached or 0, taken),
+        thought,
+        audio_tokens=min(_of_modality("AUDIO", found, *_INPUT_DETAILS), taken),
+        cached_audio_tokens=min(_of_modality("AUDIO", found, "cacheTokensDetails"), cached or 0, taken),
+        output_audio_tokens=min(_of_modality("AUDIO", found, "candidatesTokensDetails"), made),
+        output_image_tokens=min(_of_modality("IMAGE", found, "candidatesTokensDetails"), made),
+    )
+
+
+_INPUT_DETAILS = ("promptTokensDetails", "toolUsePromptTokensDetails")
+
+
+def _of_modality(modality: str, usage: Mapping[str, Any], *names: str) -> int:
+    counts = (each for name in names if isinstance(found := usage.get(name), list) for each in found)
+    return sum(detail(each, "tokenCount") for each in counts if fields(each).get("modality") == modality)
 
 
 def _shapeless(usage: Usage | None) -> ProviderError:

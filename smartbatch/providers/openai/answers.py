@@ -78,7 +78,7 @@ _KNOWN_IN_RESPONSE = frozenset(
 )
 _KNOWN_IN_USAGE = frozenset(
     {"prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"}
-    | {"cached_tokens", "cache_write_tokens", "reasoning_tokens"}
+    | {"cached_tokens", "cache_write_tokens", "reasoning_tokens", "audio_tokens"}
 )
 # finish reasons of interrupted answers: vLLM; OpenRouter and Mistral; DeepSeek
 _BROKEN_OFF = ("abort", "error", "insufficient_system_resource")
@@ -339,7 +339,15 @@ def usage_of(usage: Any) -> Usage | None:
         others = any(count(usage[name]) for name in usage if name not in (*names[:2], "total_tokens"))
         if more == reasoning or not (reasoning or cached or written or others):
             made, reasoning = made + more, more
-    return Usage(taken, made, cached, min(reasoning, made), cache_write_tokens=written)
+    return Usage(
+        taken,
+        made,
+        cached,
+        min(reasoning, made),
+        cache_write_tokens=written,
+        audio_tokens=min(count(details.get("audio_tokens")) or 0, taken),
+        output_audio_tokens=min(detail(usage.get(names[3]), "audio_tokens"), made),
+    )
 
 
 _TICKS_PER_USD = 10**10  # xAI's page on cost tracking

@@ -248,9 +248,20 @@ class TestSharing:
             Usage(24, 40, 5, 8, True, 7, 3),
         ]
 
+    def test_audio_and_images_are_split_by_themselves(self):
+        whole = Usage(110, 60, 20, 10, False, 30, 0, False, 50, 16, 20, 24)
+        assert split_usage(whole, [3, 1], [1, 1]) == [
+            Usage(84, 30, 15, 5, False, 23, 0, False, 38, 12, 10, 12),
+            Usage(26, 30, 5, 5, False, 7, 0, False, 12, 4, 10, 12),
+        ]
+
     @pytest.mark.parametrize(
         ("told", "taken"),
         [
+            (
+                Usage(10, 5, 4, 0, False, 0, 0, False, 30, 9, 9, 9),
+                Usage(10, 5, 4, 0, False, 0, 0, False, 10, 4, 5),
+            ),
             (Usage(10, 5, 20, 9, False, 30, 40), Usage(10, 5, 10, 5)),
             (Usage(10, 5, 4, 0, False, 30, 40), Usage(10, 5, 4, 0, False, 6, 6)),
             (Usage(10, 5, 4, 5, False, 3, 2), Usage(10, 5, 4, 5, False, 3, 2)),

@@ -175,8 +175,7 @@ class Rates:
     def cost(self, usage: Usage) -> float:
         return float(usage.output_tokens)
 
-    def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
-        return Usage(input_tokens, output_tokens)
+    expected_cost = cost
 
 
 def quoted(learned: Calibration, params: Generation, requests: int = 100) -> Length:

@@ -82,6 +82,15 @@ def test_pages_and_seconds_are_read_from_the_content():
     assert Audio(b"ID3" + b"a" * 15_997).accepted("").seconds == 1.0
 
 
+def test_audio_is_counted_separately_because_its_price_differs():
+    sound = Audio(b"a", sha256="0", size=1, seconds=60.0)
+    request = Request((Message("user", ("What is said?", sound, image(960, 540))),))
+    learned = Calibration(model="gemini:gemini-2.5-flash")
+    assert learned.audio(request) == learned.most(request).audio_tokens == 1920
+    assert learned.estimate(request) > 1920 + 1548
+    assert learned.audio(Request("What is said?")) == 0
+
+
 def test_a_request_is_estimated_by_the_rule_of_its_model():
     with_image = Request((Message("user", ({"type": "text", "text": "a"}, image(960, 540))),))
     without = Request((Message("user", "a"),))
