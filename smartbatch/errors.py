@@ -139,7 +139,9 @@ class InvalidRequest(SmartbatchError, ValueError):
 
 
 class RowSkipped(SmartbatchError):
-    """A table row was skipped, because a field of its prompt is blank and ``on_missing`` is ``"skip"``."""
+    """A table row was skipped, because a field of its prompt is blank or a file is missing, and
+    ``on_missing`` is ``"skip"``.
+    """
 
 
 class InputError(SmartbatchError, ValueError):

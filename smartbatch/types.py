@@ -18,7 +18,7 @@ from smartbatch._words import brief, short
 from smartbatch.attempt import Attempt as Attempt
 from smartbatch.chats import Message, TokenLogprob, Tool, ToolCall
 from smartbatch.errors import SmartbatchError, did_you_mean
-from smartbatch.media import Media
+from smartbatch.media import Media, MediaKind
 from smartbatch.usage import NO_USAGE as NO_USAGE
 from smartbatch.usage import Usage
 
@@ -580,13 +580,20 @@ class TableParams(TypedDict, total=False):
     Attributes:
         template: prompt text with placeholders such as ``{column:.2f}``, or the path of a text or .j2 file.
         column: the column that contains the prompts.
-        on_missing: what to do with a row that lacks a field of its prompt: ``"error"`` rejects the list,
-            ``"skip"`` returns :class:`~smartbatch.RowSkipped` for it, ``"empty"`` leaves the field empty.
+        files: for columns with files, whether these are of the kind ``"image"``, ``"document"`` or
+            ``"audio"``. A cell contains a path, an https URL, bytes or a list of these; the template says
+            where in the prompt they are.
+        files_root: the folder of ``files``, by default the current one. All paths must lie below it.
+        on_missing: what to do with a row that lacks a field or a file of its prompt: ``"error"`` rejects the
+            list, ``"skip"`` returns :class:`~smartbatch.RowSkipped` for it, ``"empty"`` leaves a blank field
+            empty.
         examples: table or rows with the fields of the prompt and ``answer``; every prompt begins with them.
     """
 
     template: TemplateSource | None
     column: str | None
+    files: Mapping[str, MediaKind] | None
+    files_root: str | PathLike[str] | None
     on_missing: OnMissing | None
     examples: Prompts | None
 

@@ -71,7 +71,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "usage": frozenset(),
     "types": frozenset({"attempt", "chats", "errors", "media", "usage"}),
     "events": frozenset({"types", "errors"}),
-    "tables": frozenset({"chats", "types", "errors", "events"}),
+    "tables": frozenset({"chats", "types", "errors", "events", "media"}),
     "views": frozenset(),
     "result_display": frozenset({"chats", "types", "errors", "failure_groups", "views"}),
     "results": frozenset({"types", "errors", "result_display", "tables", "views"}),

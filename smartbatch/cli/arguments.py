@@ -80,8 +80,11 @@ _INPUT_OPTIONS = """
 further:
 --examples FILE        begin every prompt with the rows of this table as examples; they have the fields of the
                        prompt and a field answer
---on-missing error|skip|empty  handle rows with a blank prompt field: refuse the run (default), skip such
-                       rows, or leave the field empty
+--file COLUMN=KIND     put the files in this column into the prompt, where the template has {COLUMN}; KIND is
+                       image, document or audio; can be repeated
+--files-root DIR       find the files in this folder (default: that of INPUT); no file may lie outside it
+--on-missing error|skip|empty  handle rows with a blank prompt field or a missing file: refuse the run
+                       (default), skip such rows, or leave a blank field empty
 --id-field F           take row ids from this field, or - for none (default: "id", else the index)
 --delimiter C          set the CSV delimiter: a character, comma, semicolon, tab or pipe (default: detected)
 --format txt|jsonl|json|csv|tsv|parquet  set the format of INPUT, if the file name does not show it
@@ -304,6 +307,7 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "--time-value": {"type": number},
     "--provider-option": {"action": "append", "default": []},
     "--output-field": {"action": "append", "default": []},
+    "--file": {"action": "append", "default": []},
     "--extra": {"action": "append", "default": []},
 }
 

@@ -17,12 +17,13 @@ from smartbatch.cli.printing import print_event
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.validation import admit_defaults
-from smartbatch.errors import ConfigError
+from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.jobs.store import is_server, resolved_place
 from smartbatch.providers.hosts import add_hosts
 from smartbatch.providers.registry import option_types, parse_model
 from smartbatch.providers.value_types import fits, type_words
 from smartbatch.runs.row_requests import PromptMaker
+from smartbatch.tables.file_cells import FileColumns
 from smartbatch.tables.row_source import RowSource
 from smartbatch.types import Embedding, Generation, TemplateSource
 
@@ -59,7 +60,10 @@ def _read(name: str, text: str, kind: Any) -> Any:
 
 _PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed", "reasoning_effort")
 _LABEL_OPTIONS: Final = ("label_column", "labels", "label_field")
-_ANSWER_OPTIONS: Final = (*_PARAMETERS, "n", "schema", "output_field", "extra", "examples", *_LABEL_OPTIONS)
+_ANSWER_OPTIONS: Final = (
+    *(*_PARAMETERS, "n", "schema", "output_field", "extra", "examples", "file"),
+    *_LABEL_OPTIONS,
+)
 _BATCH_OPTIONS: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
 _EMBEDDING_OPTIONS: Final = ("task_type", "dimensions")
 
@@ -140,6 +144,26 @@ def template_source(text: str | None) -> TemplateSource | None:
     return text[1:] if text.startswith("@@") else Path(text[1:])
 
 
+def _files_of(args: argparse.Namespace) -> FileColumns | None:
+    """Return the columns with files. Their folder is by default that of the input."""
+    kinds: dict[str, str] = {}
+    for pair in args.file:
+        name, equals, kind = pair.rpartition("=")
+        if not equals or not name:
+            raise ConfigError(f"--file {pair!r:.40} needs the form COLUMN=KIND, such as photo=image")
+        if name in kinds:
+            raise ConfigError(f"--file {name}: is given twice; leave one out")
+        kinds[name] = kind
+    if not kinds and args.files_root is not None:
+        raise ConfigError("--files-root needs --file, such as --file photo=image")
+    root = args.files_root or os.path.dirname("" if args.input == "-" else args.input) or os.curdir
+    try:
+        return FileColumns.given(kinds, root) if kinds else None
+    except InvalidRequest as error:
+        option = "--files-root" if error.field == "files_root" else "--file"
+        raise ConfigError(f"{option}: {error.message}") from None
+
+
 def prompt_maker(args: argparse.Namespace, params: Generation) -> PromptMaker:
     with ExitStack() as stack:
         examples = None if args.examples is None else stack.enter_context(RowSource(args.examples))
@@ -148,6 +172,7 @@ def prompt_maker(args: argparse.Namespace, params: Generation) -> PromptMaker:
             prompt_field=args.prompt_field,
             id_field=args.id_field,
             on_missing=args.on_missing,
+            files=_files_of(args),
             examples=examples,
             schema=params.schema,
         )

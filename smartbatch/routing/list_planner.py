@@ -22,6 +22,7 @@ from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.routing.advisor import Advisor
+from smartbatch.tables.file_cells import FileColumns
 from smartbatch.types import (
     ConstraintParams,
     Kind,
@@ -242,9 +243,11 @@ def split_known(
 def prompts_of(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Prompt], dict[str, Any]]:
     """Make prompts from table rows if ``prompts`` is a table; return them with the other arguments."""
     others, of_table = split_constraints(params, TableParams.__optional_keys__)
-    if "examples" in of_table and others.get("embedding") is not None:
-        raise InvalidRequest("examples has no effect on embeddings: leave it out", field="examples")
-    return prompt_list(prompts, **of_table), others
+    for name in ("examples", "files"):
+        if name in of_table and others.get("embedding") is not None:
+            raise InvalidRequest(f"{name} has no effect on embeddings: leave it out", field=name)
+    files = FileColumns.given(of_table.pop("files", None), of_table.pop("files_root", None))
+    return prompt_list(prompts, files=files, **of_table), others
 
 
 def refuse_skips(params: Mapping[str, Any]) -> None:

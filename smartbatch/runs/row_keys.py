@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from attrs import Factory, asdict, field, frozen
 
+from smartbatch.media import Media, media_identity
 from smartbatch.tables.row_prompts import SkippedRow
 from smartbatch.types import Embedding, Generation, Request
 
@@ -106,7 +107,14 @@ class RowKeys:
 
 
 def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_file_form).encode()
+
+
+def _file_form(value: Any) -> Any:
+    """Files are identified by their hashes, so a moved table keeps its answers."""
+    if isinstance(value, Media):
+        return media_identity(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 @frozen

@@ -17,6 +17,7 @@ from smartbatch.errors import InputError, InvalidRequest, did_you_mean
 from smartbatch.runs.example_turns import example_turns
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys, UniqueIds, digest_of_id
 from smartbatch.tables.cells import BadField, MissingFields, listed, missing_fields, text_of
+from smartbatch.tables.file_cells import FileColumns
 from smartbatch.tables.row_formats import BadRow
 from smartbatch.tables.row_prompts import RowPrompts, SkippedRow
 from smartbatch.tables.row_source import Row, RowSource
@@ -42,7 +43,8 @@ class PromptMaker:
             a template, it is ``prompt``, otherwise ``messages``, otherwise the only text field.
         id_field: the field with the id, or ``-`` to number the rows. By default, it is ``id``; rows without
             this field are numbered.
-        on_missing: what to do with rows that lack a field of their prompt.
+        on_missing: what to do with rows that lack a field or a file of their prompt.
+        files: columns with files.
         examples: rows with the fields of the prompt and their ``answer``. Every prompt begins with them.
         schema: the schema of the answers, which the examples must follow.
 
@@ -57,12 +59,13 @@ class PromptMaker:
         prompt_field: str | None = None,
         id_field: str | None = None,
         on_missing: OnMissing = "error",
+        files: FileColumns | None = None,
         examples: RowSource | None = None,
         schema: Mapping[str, Any] | None = None,
     ) -> None:
         self._id_field = id_field
         try:
-            self._prompts = RowPrompts.of(template, prompt_field, on_missing)
+            self._prompts = RowPrompts.of(template, prompt_field, on_missing, files)
         except TemplateError as error:
             raise InputError(f"--template: {error.message}") from error
         if examples is not None:
@@ -394,7 +397,8 @@ class _BadRows:
         elif self._missing:
             fields = ", ".join(f"{count:,} with {reason}" for reason, count in self._missing.most_common(5))
             lines.append(
-                f"{fields}: --on-missing skip leaves such rows out, --on-missing empty leaves the field empty"
+                f"{fields}: --on-missing skip leaves such rows out, --on-missing empty leaves blank fields "
+                "empty"
             )
         rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
         raise InputError(

@@ -10,7 +10,8 @@ from typing import Any, Final, Self, get_args
 from attrs import frozen
 
 from smartbatch.tables.cells import BadField, check_present, listed, text_of
-from smartbatch.tables.templates import Template, template_of
+from smartbatch.tables.file_cells import FileColumns
+from smartbatch.tables.templates import Template, TemplateError, template_of
 from smartbatch.types import OnMissing, TemplateSource
 
 ANSWER_FIELD: Final = "answer"  # of an example
@@ -37,15 +38,26 @@ class RowPrompts:
     examples: Sequence[Mapping[str, str]] = ()  # turns before each prompt, from :meth:`example`
 
     @classmethod
-    def of(cls, template: TemplateSource | None, column: str | None, on_missing: OnMissing = "error") -> Self:
+    def of(
+        cls,
+        template: TemplateSource | None,
+        column: str | None,
+        on_missing: OnMissing = "error",
+        files: FileColumns | None = None,
+    ) -> Self:
         """Create prompts with a template or, without one, from a column.
 
         Raises:
-            TemplateError: the template is invalid, or its file cannot be read.
+            TemplateError: the template is invalid, or its file cannot be read, or there is none for files.
         """
         if template is None:
+            if files is not None:
+                raise TemplateError(
+                    f"is needed to place the files of {listed(files.kinds)}, as in 'What is this? "
+                    f"{{{next(iter(files.kinds), 'photo')}}}'"
+                )
             return cls([] if column is None else [column], on_missing)
-        found = template_of(template, allows_blanks=on_missing == "empty")
+        found = template_of(template, allows_blanks=on_missing == "empty", files=files)
         return cls(found.fields, on_missing, found)
 
     @property
@@ -54,17 +66,18 @@ class RowPrompts:
         return self._template is not None and self._template.reads_all_fields
 
     def prompt(self, row: Mapping[str, Any]) -> Any:
-        """Return the unvalidated prompt of a row: a string, a list of messages, or an invalid value.
+        """Return the unvalidated prompt of a row: a string, a list of texts and files or of messages, or an
+        invalid value.
 
         Raises:
-            MissingFields: the row lacks a field that must not be left empty.
+            MissingFields: the row lacks a field that must not be left empty, or a file.
             BadField: a value does not fit its format, or looks like a chat but cannot be read, or the prompt
                 is a chat and there are examples.
         """
         prompt = self._prompt(row)
         if not self.examples:
             return prompt
-        if not isinstance(prompt, str):
+        if self._template is None and not isinstance(prompt, str):
             raise BadField("the prompt is a chat, which cannot begin with examples: write it as text")
         return [*self.examples, {"role": "user", "content": prompt}]
 
@@ -83,7 +96,7 @@ class RowPrompts:
         check_present([ANSWER_FIELD], row)
         prompt = self._prompt({name: value for name, value in row.items() if name != ANSWER_FIELD})
         if not isinstance(prompt, str):
-            raise BadField("the prompt of an example is a chat: write it as text")
+            raise BadField("the prompt of an example must be text, not a chat and without files")
         answer = text_of(row[ANSWER_FIELD])
         return {"role": "user", "content": prompt}, {"role": "assistant", "content": answer}
 

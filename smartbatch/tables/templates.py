@@ -12,7 +12,9 @@ from typing import Any, Final, Protocol, TypeAlias
 from attrs import frozen
 
 from smartbatch.errors import SmartbatchError
-from smartbatch.tables.cells import BadField, check_present, is_missing, text_of
+from smartbatch.media import Media
+from smartbatch.tables.cells import BadField, check_present, is_missing, listed, text_of
+from smartbatch.tables.file_cells import FileColumns
 from smartbatch.types import TemplateSource
 
 _TEMPLATE_HINT = "write {field} or {field:.2f} for a field, {{ and }} for braces"
@@ -28,6 +30,9 @@ _WHOLE_TYPES: Final = frozenset("bcdoxX")
 _JINJA_SUFFIX: Final = ".j2"
 
 Part: TypeAlias = "tuple[str, str | None, str]"  # literal text, the following field, and the field's format
+
+Filled: TypeAlias = "str | list[str | Media]"
+"""The prompt of a row: text or, if the row has files, pieces of text and files in order."""
 
 
 class TemplateError(SmartbatchError, ValueError):
@@ -47,29 +52,30 @@ class Template(Protocol):
         """Whether the template may read fields that it does not name."""
         ...
 
-    def fill(self, row: Mapping[str, Any]) -> str:
+    def fill(self, row: Mapping[str, Any]) -> Filled:
         """Return the prompt of a row.
 
         Raises:
-            MissingFields: the row lacks a field.
+            MissingFields: the row lacks a field or a file.
             BadField: a value cannot be used.
         """
         ...
 
 
-def template_of(source: TemplateSource, *, allows_blanks: bool) -> Template:
+def template_of(source: TemplateSource, *, allows_blanks: bool, files: FileColumns | None = None) -> Template:
     """Return the template in a string, or in the file at a path without a line break at its end.
 
     Args:
         source: a file whose name ends in ``.j2`` is a Jinja template. Everything else has ``{field}``
             placeholders.
         allows_blanks: whether a missing field is left empty.
+        files: columns with files. Only templates with placeholders can contain them.
 
     Raises:
         TemplateError: the file cannot be read, or the template is invalid; the error says where.
     """
     if isinstance(source, str):
-        return FieldTemplate.of(source, allows_blanks)
+        return FieldTemplate.of(source, allows_blanks, files)
     path = os.fspath(source)
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -79,7 +85,12 @@ def template_of(source: TemplateSource, *, allows_blanks: bool) -> Template:
         raise TemplateError(f"{path}: cannot be read: {reason}") from error
     try:
         if not path.endswith(_JINJA_SUFFIX):
-            return FieldTemplate.of(text, allows_blanks)
+            return FieldTemplate.of(text, allows_blanks, files)
+        if files is not None:
+            raise ValueError(
+                f"a Jinja template makes text only, without the files of {listed(files.kinds)}: write a "
+                "template with {field} placeholders"
+            )
         # imported late, because few templates need it
         from smartbatch.tables.jinja_template import JinjaTemplate
 
@@ -95,21 +106,36 @@ class FieldTemplate:
     fields: list[str]
     _parts: tuple[Part, ...]
     _allows_blanks: bool
+    _files: FileColumns | None = None
     reads_all_fields: bool = False
 
     @classmethod
-    def of(cls, text: str, allows_blanks: bool) -> FieldTemplate:
+    def of(cls, text: str, allows_blanks: bool, files: FileColumns | None = None) -> FieldTemplate:
         parts = parse_template(text)
         names = dict.fromkeys(name for _, name, _ in parts if name is not None)
-        return cls(list(names), parts, allows_blanks)
+        for kind in () if files is None else files.kinds:
+            if kind not in names:
+                raise TemplateError(f"the files in {kind!r:.80} need a place in the prompt: write {{{kind}}}")
+        for _, name, spec in parts:
+            if spec and name is not None and files is not None and name in files:
+                raise TemplateError(f"{{{name}:{spec}}} has a format, but {name!r} contains files")
+        return cls(list(names), parts, allows_blanks, files)
 
-    def fill(self, row: Mapping[str, Any]) -> str:
-        """Insert strings unchanged, other values as JSON, and fields with a format in that format."""
+    def fill(self, row: Mapping[str, Any]) -> Filled:
+        """Insert strings unchanged, other values as JSON, fields with a format in that format, and files in
+        their place.
+        """
+        files = self._files
         if not self._allows_blanks:
-            check_present(self.fields, row)
-        pieces: list[str] = []
+            check_present(
+                self.fields if files is None else [name for name in self.fields if name not in files], row
+            )
+        pieces: list[str | Media] = []
         for literal, name, spec in self._parts:
             pieces.append(literal)
+            if name is not None and files is not None and name in files:
+                pieces += files.read(name, row.get(name))
+                continue
             if name is None or is_missing(value := row.get(name)) or value == "":
                 continue
             if not spec:
@@ -123,7 +149,20 @@ class FieldTemplate:
                 if kind == "number" and isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value.strip()):
                     problem += "; write it with a decimal point in place of the comma"
                 raise BadField(problem) from None
-        return "".join(pieces)
+        return _joined(pieces)
+
+
+def _joined(pieces: list[str | Media]) -> Filled:
+    """Join the text between files. Blank text next to a file is left out, because no provider accepts it."""
+    if not any(isinstance(piece, Media) for piece in pieces):
+        return "".join(map(str, pieces))
+    joined: list[str | Media] = []
+    for piece in pieces:
+        if joined and isinstance(piece, str) and isinstance(before := joined[-1], str):
+            joined[-1] = before + piece
+        else:
+            joined.append(piece)
+    return [piece for piece in joined if not isinstance(piece, str) or piece.strip()]
 
 
 def parse_template(template: str) -> tuple[Part, ...]:

@@ -12,7 +12,7 @@ from smartbatch.cli import option_hints
 from smartbatch.cli.main import build_parser, main
 
 OF_THE_COMMAND = {
-    *("action", "billed", "config", "csv_formulas", "dask", "delimiter", "embed", "format", "help"),
+    *("action", "billed", "config", "csv_formulas", "dask", "delimiter", "embed", "file", "format", "help"),
     *("help_all", "id_field", "ids", "input", "json", "limit", "model", "models", "output", "output_field"),
     *("prompt_field", "provider_option", "quiet", "resend", "template", "verbose", "wait"),
     *("sample", "sample_seed", "by", "yes", "changed", "label_column", "label_field", "labels"),

@@ -48,6 +48,10 @@ def of_a_script(prompts: list[str]) -> None:
     assert_type(cities[0].parsed, City | None)
     assert_type(cities.retry_failed(also="truncated", max_tokens=90, deadline="1h"), ResultList[City])
     assert_type(cities.failures, ResultList[City])
+    rows = [{"photo": "a.png"}]
+    smartbatch.generate(
+        rows, model="sim:demo", template="{photo}", files={"photo": "image"}, files_root=Path()
+    )
     assert_type(smartbatch.generate(prompts, model="sim:demo", schema=CITY)[0].parsed, Any | None)
     vectors = smartbatch.embed(prompts, model="sim:demo", task_type="RETRIEVAL_DOCUMENT", max_rpm=60)
     assert_type(vectors[0].embedding, array[float] | None)

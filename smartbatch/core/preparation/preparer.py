@@ -12,6 +12,7 @@ from smartbatch.core.preparation import validation
 from smartbatch.errors import InvalidRequest
 from smartbatch.tables.cells import BadField, MissingFields, listed
 from smartbatch.tables.columns import TableKind, is_arrow_column, is_row_stream, kind_of_table
+from smartbatch.tables.file_cells import FileColumns
 from smartbatch.tables.row_prompts import MAX_EXAMPLES, ON_MISSING, RowPrompts, SkippedRow
 from smartbatch.tables.templates import TemplateError
 from smartbatch.types import (
@@ -225,7 +226,7 @@ def row_named(row: int, act: Callable[[], _T]) -> _T:
 _TABLE_ATTRIBUTES = ("__dataframe__", "columns", "column_names")
 
 _MAX_SHOWN_ROWS = 10  # maximum row numbers listed in one error
-_MISSING_HINT = "on_missing='skip' skips such rows, on_missing='empty' leaves the fields empty"
+_MISSING_HINT = "on_missing='skip' skips such rows, on_missing='empty' leaves blank fields empty"
 
 
 def prompt_list(
@@ -233,6 +234,7 @@ def prompt_list(
     *,
     template: TemplateSource | None = None,
     column: str | None = None,
+    files: FileColumns | None = None,
     on_missing: OnMissing | None = None,
     examples: Prompts | None = None,
 ) -> Iterable[Any]:
@@ -246,9 +248,10 @@ def prompt_list(
         template: text with ``{column}`` placeholders, filled from each row, or a path; see
             :func:`~smartbatch.tables.templates.template_of`.
         column: the column that contains the prompts.
+        files: columns with files.
         on_missing: what to do with a row in which a field that the prompt needs is absent, null or
-            blank: ``"error"`` (the default) rejects the row, ``"skip"`` replaces it with a
-            :class:`SkippedRow`, ``"empty"`` leaves the field empty.
+            blank, or a file is missing: ``"error"`` (the default) rejects the row, ``"skip"`` replaces it
+            with a :class:`SkippedRow`, ``"empty"`` leaves blank fields empty.
         examples: a table or rows with the fields of the prompt and their ``answer``. Every prompt begins with
             them.
 
@@ -256,11 +259,11 @@ def prompt_list(
         InvalidRequest: ``prompts`` cannot be read prompt by prompt, such as a single string.
     """
     if template is None and column is None:
-        for name, value in (("on_missing", on_missing), ("examples", examples)):
+        for name, value in {"files": files, "on_missing": on_missing, "examples": examples}.items():
             if value is not None:
                 raise InvalidRequest(f"{name} needs a template or a column", field=name)
         return _in_order(prompts)
-    maker = _TablePrompts.of(template, column, on_missing or "error")
+    maker = _TablePrompts.of(template, column, on_missing or "error", files)
     if examples is not None:
         maker = maker.with_examples(examples)
     if (kind := kind_of_table(prompts)) is not None:
@@ -278,7 +281,13 @@ class _TablePrompts:
     argument: str  # the caller's argument: ``template`` or ``column``
 
     @classmethod
-    def of(cls, template: TemplateSource | None, column: str | None, on_missing: OnMissing) -> Self:
+    def of(
+        cls,
+        template: TemplateSource | None,
+        column: str | None,
+        on_missing: OnMissing,
+        files: FileColumns | None,
+    ) -> Self:
         if template is not None and column is not None:
             raise InvalidRequest("template and column cannot both be given", field="template")
         argument = "column" if template is None else "template"
@@ -286,7 +295,7 @@ class _TablePrompts:
             known = ", ".join(map(repr, ON_MISSING))
             raise InvalidRequest(f"on_missing must be one of {known}", field="on_missing")
         try:
-            return cls(RowPrompts.of(template, column, on_missing), argument)
+            return cls(RowPrompts.of(template, column, on_missing, files), argument)
         except TemplateError as error:
             raise InvalidRequest(f"template: {error.message}", field=argument) from error
 
@@ -314,30 +323,38 @@ class _TablePrompts:
         for number, row in enumerate(rows):
             try:
                 yield self._prompt(number, row)
-            except MissingFields as error:
-                raise self._refusal(number, f"{error.message}; {_MISSING_HINT}") from error
+            except BadField as error:
+                hint = f"; {_MISSING_HINT}" if isinstance(error, MissingFields) else ""
+                raise self._refusal(number, error.message + hint) from error
 
     def all_prompts(self, rows: Iterable[Any]) -> list[Any]:
-        """If rows are rejected, the error states how many lack a field."""
+        """If rows are rejected, the error lists the first of them and states how many there are."""
         made: list[Any] = []
-        lacking: dict[int, MissingFields] = {}
+        bad: dict[int, BadField] = {}
         absent = set(self.rows.fields)
         for number, row in enumerate(rows):
             try:
                 made.append(self._prompt(number, row))
-            except MissingFields as error:
+            except BadField as error:
                 made.append(None)
-                lacking[number] = error
+                bad[number] = error
             absent.difference_update(row)
         if made and absent:
             raise self._refusal(0, f"no row has the field {min(absent)!r}")
-        if lacking:
-            first, missing = next(iter(lacking.items()))
-            rows = ", ".join(map(str, list(lacking)[:_MAX_SHOWN_ROWS]))
-            rows += ", …" if len(lacking) > _MAX_SHOWN_ROWS else ""
-            count = f"{len(lacking):,} of {len(made):,} rows lack a field that their prompt needs"
-            raise self._refusal(first, f"{missing.message}; {count} (rows {rows}); {_MISSING_HINT}")
+        if bad:
+            raise self._refusal_of_rows(bad, len(made))
         return made
+
+    def _refusal_of_rows(self, bad: Mapping[int, BadField], total: int) -> InvalidRequest:
+        first, error = next(iter(bad.items()))
+        shown = list(bad)[:_MAX_SHOWN_ROWS]
+        rows = ", ".join(map(str, shown)) + (", …" if len(bad) > len(shown) else "")
+        lacking = [isinstance(each, MissingFields) for each in bad.values()]
+        problem = "lack a field or file that their prompt needs" if all(lacking) else "cannot be used"
+        text = f"{error.message}; {len(bad):,} of {total:,} rows {problem} (rows {rows})"
+        text += f"; {_MISSING_HINT}" if any(lacking) else ""
+        others = [f"row {row}: {bad[row].message}" for row in shown if bad[row].message != error.message]
+        return self._refusal(first, "\n  ".join([text, *others]))
 
     def columns_of(self, kind: TableKind, table: Any) -> Sequence[str]:
         """Return the columns of a table that prompts need."""
@@ -356,8 +373,6 @@ class _TablePrompts:
             if self.rows.on_missing != "skip":
                 raise
             return SkippedRow(error.reason)
-        except BadField as error:
-            raise self._refusal(number, error.message) from error
 
     def _refusal(self, number: int, message: str) -> InvalidRequest:
         return InvalidRequest(f"row {number} (counted from 0): {message}", field=self.argument, row=number)

@@ -1,0 +1,146 @@
+"""Cells of a table that name or contain the files of its prompts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, Self
+
+from attrs import frozen
+
+from smartbatch.errors import InvalidRequest
+from smartbatch.media import Audio, Document, Image, Media, MediaKind
+from smartbatch.tables.cells import BadField, MissingFields, is_missing
+
+_CLASSES: Final[Mapping[str, type[Media]]] = {each.kind: each for each in (Image, Document, Audio)}
+_MAX_SHOWN_CHARACTERS: Final = 300  # of a path in an error
+_ADDRESS: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://|(?P<other>data|file|mailto):", re.IGNORECASE)
+
+
+class MissingFile(MissingFields):
+    """A cell names a file that does not exist. The error has its path."""
+
+    @property
+    def reason(self) -> str:
+        return "missing file " + ", ".join(f"`{name}`" for name in self.names)
+
+
+@frozen
+class FileColumns:
+    """The columns of a table whose cells are files.
+
+    A cell contains a path, an https URL, bytes, or a list of these, which may be written as JSON. As in
+    datasets of Hugging Face, it may also be a mapping with ``bytes`` or ``path``. A blank cell has no file.
+
+    Tables come from strangers, so a path must lie below a folder, also after links are resolved.
+
+    Attributes:
+        kinds: kind of the files in each of these columns.
+        root: the folder; relative paths start there.
+    """
+
+    kinds: Mapping[str, MediaKind]
+    root: Path
+
+    @classmethod
+    def given(cls, kinds: Any, root: str | PathLike[str] | None) -> Self | None:
+        """Check the arguments of a caller; return ``None`` if there are no columns with files.
+
+        Args:
+            root: the folder; by default the current one.
+
+        Raises:
+            InvalidRequest: a kind is unknown, or the folder does not exist, or is given without columns.
+        """
+        if kinds is None and root is not None:
+            raise InvalidRequest("files_root needs files, such as {'photo': 'image'}", field="files_root")
+        if kinds is None:
+            return None
+        root = os.curdir if root is None else root
+        if not (isinstance(kinds, Mapping) and kinds and all(isinstance(name, str) for name in kinds)):
+            raise InvalidRequest("files must be a dict such as {'photo': 'image'}", field="files")
+        for name, kind in kinds.items():
+            if not isinstance(kind, str) or kind not in _CLASSES:
+                raise InvalidRequest(
+                    f"the files in {name!r:.80} must be of the kind image, document or audio, not "
+                    f"{kind!r:.40}",
+                    field="files",
+                )
+        if not os.path.isdir(root):
+            raise InvalidRequest(
+                f"the folder of the files, {os.fspath(root)!r}, does not exist", field="files_root"
+            )
+        return cls(dict(kinds), Path(root).resolve())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.kinds
+
+    def read(self, name: str, cell: Any) -> list[Media]:
+        """Return the files of a cell, in order, after examining their content.
+
+        Raises:
+            MissingFile: there is no such file.
+            BadField: a file cannot be read, is of another kind or not below the folder, or the cell contains
+                something else.
+        """
+        field = f"field {name!r}"
+        try:
+            return [self._file(name, value).accepted(field) for value in _values_in(cell)]
+        except InvalidRequest as error:
+            raise BadField(error.message if field in error.message else f"{field}: {error.message}") from None
+
+    def _file(self, name: str, value: Any) -> Media:
+        kind = self.kinds[name]
+        if isinstance(value, PathLike):
+            value = os.fsdecode(value)
+        if isinstance(value, str):
+            value = self._source(name, value)
+        if not isinstance(value, Media):
+            return _CLASSES[kind](value)
+        if value.kind != kind:
+            raise BadField(f"field {name!r} is a file of the kind {value.kind}, not {kind}")
+        return value
+
+    def _source(self, name: str, text: str) -> str:
+        """Return an https URL unchanged, and the resolved path of a file below the folder."""
+        if (address := _ADDRESS.match(text)) is not None:
+            scheme = (address["scheme"] or address["other"]).lower()
+            if scheme != "https":
+                raise BadField(
+                    f"field {name!r} is an address of the kind {scheme}:, but only https URLs and paths are "
+                    "accepted"
+                )
+            return scheme + text[len(scheme) :]
+        shown = repr(text[:_MAX_SHOWN_CHARACTERS])
+        try:
+            path = (self.root / text).resolve()
+            is_below = path.is_relative_to(self.root)
+            if is_below:
+                path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            message = f"field {name!r}: there is no file {str(path)[:_MAX_SHOWN_CHARACTERS]!r}"
+            raise MissingFile(message, names=[name]) from None
+        except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, or links in a circle
+            reason = getattr(error, "strerror", None) or error
+            raise BadField(f"field {name!r}: the file {shown} cannot be read ({reason})") from None
+        if not is_below:
+            raise BadField(
+                f"field {name!r}: the file {shown} is not below {str(self.root)!r}, the folder of the files"
+            )
+        return str(path)
+
+
+def _values_in(cell: Any) -> Iterator[Any]:
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            cell = json.loads(cell)
+    for value in cell if isinstance(cell, list | tuple) else [cell]:
+        if isinstance(value, Mapping) and not value.keys().isdisjoint(("bytes", "path")):
+            value = value.get("path") if value.get("bytes") is None else value["bytes"]
+        if not (is_missing(value) or (isinstance(value, str) and not value.strip())):
+            yield value
