@@ -348,6 +348,7 @@ INCIDENT_TITLES = {
     "deadline_at_risk": "The deadline may be missed",
     "results_at_risk": "Results cannot be downloaded yet",
     "results_gone": "Results were deleted before they were downloaded",
+    "storage_full": "The provider's file storage is full",
     "storage_nearly_full": "The provider's file storage is nearly full",
     "malformed_line": "Some result lines cannot be read",
     "foreign_line": "Some result lines belong to no request",

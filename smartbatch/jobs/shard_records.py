@@ -63,6 +63,8 @@ BEGUN_SHARDS = OPEN_SHARDS - {_S.PLANNED}
 UNSENT_SHARDS = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
 """States in which the create call has certainly not been sent."""
 
+BEFORE_UPLOAD = frozenset({ShardState.PLANNED, ShardState.UPLOADING})
+
 
 @frozen(kw_only=True)
 class RemoteProgress:

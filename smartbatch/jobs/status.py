@@ -12,7 +12,8 @@ from smartbatch.core.forecast import RunningBatch, Times, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import scrub
 from smartbatch.jobs.records import IncidentRow, ItemState, JobRow, JobState, incident_title
-from smartbatch.jobs.shard_records import OPEN_SHARDS, UNSENT_SHARDS, ShardRow, ShardState
+from smartbatch.jobs.shard_records import BEFORE_UPLOAD, OPEN_SHARDS, UNSENT_SHARDS, ShardRow, ShardState
+from smartbatch.jobs.storage_pause import read_pause
 from smartbatch.jobs.store import SqlStore
 from smartbatch.results import defects_in_words
 from smartbatch.views.model import (
@@ -232,9 +233,12 @@ def read_status(
     asking = 0 if row.state is JobState.DONE else store.items.count(row.id, ItemState.IN_FLIGHT)
     left = None if speed is None else time_left(store, row, shards, asking=asking, speed=speed, wall=wall)
     incidents = store.facts.incidents(row.id)
-    return status_of(
-        row, shards, asking=asking, incidents=incidents, remaining=left, note=note(row), wall=wall
-    )
+    found = note(row)
+    # uploads of its account are paused: say why, and forecast nothing
+    if found is None and any(shard.state in BEFORE_UPLOAD for shard in shards):
+        pause = read_pause(store, row.scope)
+        found, left = (None, left) if pause is None else (pause.note, None)
+    return status_of(row, shards, asking=asking, incidents=incidents, remaining=left, note=found, wall=wall)
 
 
 def first_rescue(shards: Iterable[ShardRow]) -> str | None:

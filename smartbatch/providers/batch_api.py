@@ -44,6 +44,7 @@ class BatchAbilities:
     counts: bool = True  # a running batch reports how many requests are done
     retention: float = 29 * 86_400.0  # seconds from the create call until results expire
     storage: float = math.inf  # bytes that an account may store in files
+    input_files: float = math.inf  # number of uploaded inputs that an account may store
     result_files: bool = True  # results are files, not part of the batch
     deletes: frozenset[RemoteKind] = frozenset(RemoteKind)  # what can be deleted before it expires
     priced: bool = True  # False if batches never cost anything, so that a missing price is not an error

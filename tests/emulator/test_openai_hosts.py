@@ -59,6 +59,7 @@ def test_azure_keeps_500_files_that_do_not_expire():
         refused = host.form("/files", {"purpose": "batch"}, b"{}")
         expiring = host.form("/files", {"purpose": "batch", "expires_after[seconds]": str(14 * DAY)}, b"{}")
     assert (refused.status, expiring.status) == (400, 200)
+    assert refused.json["error"]["code"] == "quotaExceeded"
     assert expiring.json["expires_at"] - expiring.json["created_at"] == 14 * DAY
 
 

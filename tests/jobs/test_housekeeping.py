@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -240,32 +241,91 @@ def test_cleaning_removes_what_forgotten_jobs_left(store, bench):
 # -- full storage --------------------------------------------------------------------------------------------
 
 
+class FullStorage:
+    """Refuses the uploads of a provider until it is emptied."""
+
+    def __init__(self, remote, clock, text="You have exceeded your file storage quota.", status=400):
+        self.text, self.status = text, status
+        self.full = True
+        self.tried = []  # Unix seconds
+        self._clock, self._upload = clock, remote.api.upload
+        remote.api.upload = self.upload
+
+    def upload(self, name, source, timeout):
+        self.tried.append(self._clock.wall())
+        if self.full:
+            kind = ErrorKind.RATE_LIMIT if self.status == 429 else ErrorKind.CLIENT_ERROR
+            raise ProviderError(self.text, kind=kind, status=self.status)
+        return self._upload(name, source, timeout)
+
+
 @pytest.mark.parametrize(
     ("status", "text"),
     [
         (400, "You have exceeded your file storage quota."),
         (429, "Resource exhausted: file storage limit of 20 GB reached"),
         (400, "You have exceeded the maximum number of files"),
+        (400, "The quota for files without expiry is reached. The maximum is 500."),
     ],
 )
-def test_a_full_storage_holds_the_job_until_it_is_resumed(status, text, client_of, clock, monkeypatch):
+def test_a_full_storage_pauses_all_uploads_of_its_account(status, text, client_of, clock):
     remote = Remote(clock)
-    upload = remote.api.upload
+    storage = FullStorage(remote, clock, text, status)
+    client = client_of(remote)
+    jobs = [client.submit_batch([f"a{number}", f"b{number}"]) for number in range(3)]
+    clock.sleep(280.0)
+    assert len(set(storage.tried)) == 1  # those that began before the first refusal
+    for job in jobs:
+        status = job.status()
+        assert status.state == "active"
+        assert text in status.note
+        assert "smartbatch jobs clean --remote" in status.note
+        assert status.remaining is None
+    storage.full = False
+    assert [job.wait(DAY).completed for job in jobs] == [2, 2, 2]
+    assert [one.kind for job in jobs for one in job.incidents()] == ["storage_full"]
 
-    def refuse(name, source, timeout):
-        kind = ErrorKind.RATE_LIMIT if status == 429 else ErrorKind.CLIENT_ERROR
-        raise ProviderError(text, kind=kind, status=status)
 
-    monkeypatch.setattr(remote.api, "upload", refuse)
-    job = client_of(remote).submit_batch(["a", "b"])
-    clock.sleep(60.0)
-    status = job.status()
-    assert status.state == "held"
-    assert text in status.note
-    assert "smartbatch jobs clean --remote" in status.note
-    monkeypatch.setattr(remote.api, "upload", upload)
-    job.resume()
-    assert job.wait(DAY).completed == 2
+def test_uploads_to_a_full_storage_are_tried_at_growing_intervals(client_of, clock):
+    remote = Remote(clock)
+    storage = FullStorage(remote, clock)
+    client = client_of(remote)
+    jobs = [client.submit_batch([f"a{number}"]) for number in range(3)]
+    clock.sleep(DAY)
+    pauses = [after - before for before, after in pairwise(storage.tried)]
+    pauses = pauses[storage.tried.count(storage.tried[0]) - 1 :]  # the jobs began at the same time
+    assert min(pauses) >= 300.0
+    assert min(pauses[3:]) >= 1800.0
+    assert max(pauses) <= 3720.0
+    assert sum(len(list(job.incidents())) for job in jobs) == 1
+
+
+def test_deleted_files_end_the_pause_of_a_full_storage(client_of, clock):
+    remote = Remote(clock)
+    client = client_of(remote)
+    done = client.submit_batch(["a"])
+    done.wait(DAY)
+    settle(done, clock)
+    storage = FullStorage(remote, clock)
+    waiting = client.submit_batch(["b"])
+    clock.sleep(10.0)
+    storage.full = False
+    assert len(done._engine.clean(remote=True, dry_run=False).deleted) == 3
+    clock.sleep(130.0)
+    assert len(storage.tried) == 2
+    assert waiting.wait(DAY).completed == 1
+
+
+def test_a_job_need_not_wait_for_a_full_storage(client_of, clock):
+    remote = Remote(clock)
+    FullStorage(remote, clock)
+    client = client_of(remote, batch_timeout=200.0, batch_fallback="individual")
+    jobs = [client.submit_batch([prompt]) for prompt in "abc"]
+    clock.sleep(20.0)
+    jobs[0].cancel()
+    assert jobs[0].wait(60.0).cancelled == 1
+    assert [job.wait(240.0).completed for job in jobs[1:]] == [1, 1]
+    assert sorted(remote.asked) == ["b", "c"]
 
 
 def test_other_refusals_of_an_upload_do_not_hold_the_job(client_of, clock, monkeypatch):
@@ -278,20 +338,34 @@ def test_other_refusals_of_an_upload_do_not_hold_the_job(client_of, clock, monke
     assert client_of(remote).submit_batch(["a", "b"]).wait(DAY).failed == 2
 
 
-def test_storage_that_is_nearly_full_is_reported_once_per_job(client_of, clock):
+@pytest.mark.parametrize("counted", ["bytes", "files"])
+def test_storage_that_is_nearly_full_is_reported_once_per_job(counted, client_of, clock):
     remote = Remote(clock)
     client = client_of(remote, batch_max_requests=1)
     first = client.submit_batch(["a", "b"])
     first.wait(DAY)
     settle(first, clock)
-    stored = first._engine.store.remote_objects.stored_bytes(remote.scope, at=clock.wall())
+    objects = first._engine.store.remote_objects
+    stored = objects.stored(remote.scope, at=clock.wall())
     [sizes] = {shard.bytes for shard in first._engine.store.shards.of_job(first.id)}
-    assert stored > 2 * sizes  # inputs and results
-    remote.api.abilities = evolve(remote.api.abilities, storage=(stored + sizes) / 0.9 + 1.0)
+    assert stored.bytes > 2 * sizes  # inputs and results
+    assert stored.inputs == 2
+    # room for one more input, but not for two
+    limit = (
+        {"storage": (stored.bytes + sizes) / 0.9 + 1.0}
+        if counted == "bytes"
+        else {"input_files": 3 / 0.9 + 0.1}
+    )
+    remote.api.abilities = evolve(remote.api.abilities, **limit)
     second = client.submit_batch(["c", "d"])
     assert second.wait(DAY).completed == 2
-    assert [one.kind for one in second.incidents()] == ["storage_nearly_full"]
+    [incident] = second.incidents()
+    assert incident.kind == "storage_nearly_full"
+    assert ("3 input files" in incident.detail) == (counted == "files")
     assert list(first.incidents()) == []
     settle(second, clock)
     later = clock.wall() + 40 * DAY  # everything has expired
-    assert first._engine.store.remote_objects.stored_bytes(remote.scope, at=later) == 0
+    assert (objects.stored(remote.scope, at=later).bytes, objects.stored(remote.scope, at=later).inputs) == (
+        0,
+        0,
+    )

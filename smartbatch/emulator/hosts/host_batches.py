@@ -97,10 +97,18 @@ def put_file(
         identity: its ID; ``None`` generates one.
     """
     backend, now, account = call.context.backend, call.context.now, call.dialect.name
-    if call.dialect.max_files is not None and math.isinf(lifetime):
-        kept = [each for each in backend.files(account, call.key, now) if math.isinf(each.expires_at)]
-        if len(kept) >= call.dialect.max_files:
-            raise api_error(400, f"The account has {len(kept)} files, the maximum.", code="too_many_files")
+    expires = math.isfinite(lifetime)
+    most = call.dialect.max_expiring_files if expires else call.dialect.max_files
+    if most is not None:
+        kept = [
+            each
+            for each in backend.files(account, call.key, now)
+            if each.batch is None and math.isfinite(each.expires_at) is expires
+        ]
+        if len(kept) >= most:
+            which = "with" if expires else "without"
+            message = f"The quota for files {which} expiry is reached. The maximum is {most}."
+            raise api_error(400, message, code="quotaExceeded")
     return backend.put_file(
         account, call.key, name, data, now, purpose=purpose, lifetime=lifetime, ids=call.dialect.ids,
         identity=identity,

@@ -110,6 +110,7 @@ class HostDialect:
         expires_field: the field of an upload with the seconds until the file expires.
         min_lifetime: minimum value of that field.
         max_files: maximum number of uploaded files that do not expire; ``None`` for no limit.
+        max_expiring_files: maximum number of uploaded files that expire; ``None`` for no limit.
         create_fields: the fields of the call that creates a batch.
         windows: the shortest and the longest completion window, in hours.
         check_create: raises ``ApiError`` for fields that are invalid together.
@@ -158,6 +159,7 @@ class HostDialect:
     expires_field: str = "expires_after[seconds]"
     min_lifetime: int = 3600
     max_files: int | None = None
+    max_expiring_files: int | None = None
     create_fields: Mapping[str, CreateField]
     windows: tuple[int, int] = (24, 24)
     check_create: Callable[[HostDialect, Mapping[str, Any]], None] | None = None

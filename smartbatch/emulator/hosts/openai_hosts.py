@@ -119,6 +119,7 @@ AZURE = HostDialect(
     rules=InputRules(max_lines=50_000, max_bytes=200 * _MB),
     min_lifetime=14 * 86_400,
     max_files=500,
+    max_expiring_files=10_000,
     create_fields={
         **_create_fields(_CHAT, _EMBEDDINGS, _RESPONSES, "/chat/completions", "/embeddings", "/responses"),
         "output_expires_after": CreateField(dict),

@@ -15,7 +15,7 @@ from smartbatch.errors import ProviderError
 from smartbatch.events import JobRescued
 from smartbatch.jobs.records import ItemState, JobState
 from smartbatch.jobs.shard_records import OPEN_SHARDS, UNSENT_SHARDS, ShardRow, ShardState
-from smartbatch.jobs.steps import collect, create, orphans, poll, reconcile, recover
+from smartbatch.jobs.steps import collect, create, orphans, poll, reconcile, recover, storage
 from smartbatch.jobs.steps.step import Step, StepResult, has_realtime, is_paused
 
 _S = ShardState
@@ -66,7 +66,10 @@ def _step(step: Step) -> StepResult:
         return StepResult(step.wall, realtime)
     # batches that were sent are polled until they end, even if the job is held or its model is paused
     held = (paused or step.job.state is JobState.HELD) and not step.job.cancel_requested
-    runnable = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
+    runnable: Sequence[ShardRow] = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
+    # uploads wait while the account may store no more files
+    runnable, look_at = storage.without_waiting(step, runnable)
+    check_at = min(check_at, look_at)
     polled = [shard.batch_id for shard in runnable if shard.state is _S.SUBMITTED and shard.batch_id]
     events = step.store.webhook_events.unused(polled)
     due = min(runnable, key=lambda shard: _due_at(step, shard, events), default=None)

@@ -37,7 +37,7 @@ from smartbatch.jobs.shard_records import (
     new_nonce,
     wire_id,
 )
-from smartbatch.jobs.steps import poll, refusals
+from smartbatch.jobs.steps import poll, refusals, storage
 from smartbatch.jobs.steps.orphans import find_orphans
 from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.wiring import MINUTE
@@ -232,7 +232,7 @@ def begin(step: Step, shard: ShardRow) -> ShardRow:
     remote = evolve(shard.remote, omitted=step.api.omitted(model=step.model))
     if not step.api.abilities.files:
         return step.advance(shard, ShardState.READY, remote=remote)
-    refusals.warn_of_full_storage(step, shard)
+    storage.warn_if_nearly_full(step, shard)
     shard = step.advance(shard, ShardState.UPLOADING, remote=remote)
     return _send_file(step, shard)  # nothing has been sent yet, so there is no file to search for
 
@@ -270,11 +270,15 @@ def _input_name(shard: ShardRow) -> str:
 
 
 def _send_file(step: Step, shard: ShardRow) -> ShardRow:
-    source = _input_file(step, shard)
+    source, began = _input_file(step, shard), step.wall
+    # the account may store no more files: wait
+    if not storage.may_upload(step):
+        return step.reschedule(shard, 0.0)
     try:
         file = step.api.upload(_input_name(shard), source, step.limits.transfer_timeout)
     except Exception as error:
-        return _call_failed(step, shard, error)
+        return _call_failed(step, shard, error, upload_began=began)
+    storage.accepted(step)
     if not file.ready:
         return step.reschedule(shard, FILE_POLL_SECONDS, file_id=file.id)
     return step.advance(shard, ShardState.READY, file_id=file.id)
@@ -471,13 +475,14 @@ def _input_is_gone(step: Step, shard: ShardRow) -> bool:
         return False
 
 
-def _call_failed(step: Step, shard: ShardRow, failure: Exception) -> ShardRow:
+def _call_failed(
+    step: Step, shard: ShardRow, failure: Exception, *, upload_began: float | None = None
+) -> ShardRow:
     """Handle the failure of a call that precedes the create call and costs nothing."""
     error, tries = refusals.redacted(step, shard, failure), shard.tries + 1
-    # 1. the account may store no more files: hold the job; the shard continues when it is resumed
-    if refusals.storage_is_full(error):
-        step.store.jobs.note(step.lease, refusals.STORAGE_NOTE.format(error.message), hold=True)
-        return step.reschedule(shard, 0.0, note=error.message)
+    # 1. the account may store no more files: pause all its uploads
+    if upload_began is not None and storage.is_full(error):
+        return storage.refused(step, shard, error, upload_began)
     # 2. a web page with 404, 405, 410 or 501 comes from a server without batches, or from a gateway whose
     # server is unavailable. Both look alike, so try again; after some tries use real time if the job may fall
     # back, otherwise record an incident that says what to do

@@ -10,6 +10,7 @@ from __future__ import annotations
 from smartbatch.core.limits.cooldown import backoff
 from smartbatch.errors import ErrorKind
 from smartbatch.jobs.shard_records import RemoteObject
+from smartbatch.jobs.steps import storage
 from smartbatch.jobs.wiring import HOUR, JobRuntime
 from smartbatch.observe import logs
 from smartbatch.providers.batch_api import BatchApi, RemoteKind
@@ -74,3 +75,5 @@ def _delete(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> None:
         return
     # 5. it was deleted, or was missing
     objects.remove(one)
+    if one.kind is not RemoteKind.BATCH:
+        storage.freed(runtime, one.scope)

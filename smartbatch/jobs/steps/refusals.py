@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 
 from attrs import asdict, evolve, frozen
 
@@ -299,42 +298,6 @@ def _remember_quota(step: Step, known: _EnqueuedQuota) -> None:
 
 def _quota_key(step: Step) -> str:
     return f"enqueued:{step.job.scope}:{step.job.model}"
-
-
-# -- the storage of files ------------------------------------------------------------------------------------
-
-STORAGE_SHARE = 0.9  # of the storage that an account has, before a warning
-STORAGE_NOTE = (
-    "held: the provider stores no more files ({}); delete some, those of finished jobs with smartbatch jobs "
-    "clean --remote, then resume the job"
-)
-_STORAGE_FULL = re.compile(
-    r"storage.{0,40}(?:quota|limit|exceed|full)|(?:quota|limit|exceed).{0,40}storage|"
-    r"(?:maximum|limit|too many|exceed).{0,40}\bnumber of files|\btoo many files",
-    re.I | re.S,
-)
-
-
-def storage_is_full(error: ProviderError) -> bool:
-    """Whether an upload was refused because the account stores too many bytes or files."""
-    refused = error.status is not None and 400 <= error.status < 500 and not error.maybe_billed
-    return refused and _STORAGE_FULL.search(error.message) is not None
-
-
-def warn_of_full_storage(step: Step, shard: ShardRow) -> None:
-    """Record an incident, once per job, if the shard's input nearly fills the account's storage."""
-    storage = step.api.abilities.storage
-    if math.isinf(storage):
-        return
-    stored = step.store.remote_objects.stored_bytes(shard.scope, at=step.wall)
-    if stored + shard.bytes > STORAGE_SHARE * storage:
-        step.incident(
-            "storage_nearly_full",
-            f"the files of this store take more than {STORAGE_SHARE:.0%} of the {storage / 1e9:,.0f} GB that "
-            "the account may store at the provider; delete those of finished jobs with smartbatch jobs clean "
-            "--remote before uploads are rejected",
-            None,
-        )
 
 
 # -- error messages that repeat prompts ----------------------------------------------------------------------

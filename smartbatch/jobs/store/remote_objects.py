@@ -38,11 +38,19 @@ _NEXT = f"""SELECT {_COLUMNS}, o.job, o.retention FROM remote_object o
     WHERE o.scope = ? AND o.due_at <= ? ORDER BY o.due_at, o.no LIMIT 1{{skip_locked}}"""
 _OF_FINISHED = f"""SELECT {_COLUMNS} FROM remote_object o LEFT JOIN job j ON j.no = o.job
     WHERE j.no IS NULL OR j.state = {{done}} ORDER BY o.no"""
-_SUM_OBJECTS = "SELECT coalesce(sum(bytes), 0) FROM remote_object WHERE scope = ? AND expires_at > ?"
-_SUM_INPUTS = """SELECT coalesce(sum(bytes), 0) FROM shard
+_SUM_OBJECTS = f"""SELECT coalesce(sum(bytes), 0),
+    coalesce(sum(CASE WHEN kind = '{RemoteKind.INPUT.value}' THEN 1 ELSE 0 END), 0)
+    FROM remote_object WHERE scope = ? AND expires_at > ?"""
+_SUM_INPUTS = """SELECT coalesce(sum(bytes), 0), count(*) FROM shard
     WHERE scope = ? AND cleaned_up = 0 AND file_id IS NOT NULL AND fenced_at IS NULL"""
 _POSTPONE = "UPDATE remote_object SET due_at = ? WHERE no = ?"
 _remote_object = maker(RemoteObject, kind=RemoteKind)
+
+
+@frozen
+class StoredFiles:
+    bytes: int
+    inputs: int  # number of files with the requests of batches
 
 
 @frozen
@@ -59,14 +67,13 @@ class RemoteObjectTable:
         """Return the objects of jobs that are done or were deleted, oldest first."""
         return [_remote_object(row) for row in self.db.rows(_OF_FINISHED)]
 
-    def stored_bytes(self, scope: str, *, at: float) -> int:
-        """Return the bytes that an account stores in files of this store's batches, as far as known.
+    def stored(self, scope: str, *, at: float) -> StoredFiles:
+        """Return what an account stores in files of this store's batches, as far as known.
 
         The sizes of results are known for finished batches only.
         """
-        [(over,)] = self.db.rows(_SUM_OBJECTS, scope, at)
-        [(running,)] = self.db.rows(_SUM_INPUTS, scope)
-        return int(over) + int(running)
+        over, running = self.db.rows(_SUM_OBJECTS, scope, at)[0], self.db.rows(_SUM_INPUTS, scope)[0]
+        return StoredFiles(int(over[0]) + int(running[0]), int(over[1]) + int(running[1]))
 
     def make_due(self, numbers: Sequence[int], *, at: float) -> None:
         """Make objects due for deletion now, regardless of their jobs' retention."""

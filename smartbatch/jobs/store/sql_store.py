@@ -325,10 +325,28 @@ class FactTable:
         """Store a small JSON-serializable value, such as a discovered limit."""
         self.db.change(REMEMBER_FACT, encoded(key), ascii_json(value))
 
+    def update(self, key: str, change: Callable[[Any], Any]) -> Any:
+        """Replace a stored value by that which ``change`` returns for it, and return the earlier value.
+
+        ``change`` may be called more than once.
+        """
+
+        def work(tx: Transaction) -> Any:
+            found = tx.row("SELECT value FROM fact WHERE name = ?", encoded(key))
+            before = _value(found)
+            if (after := change(before)) != before:
+                tx.change(REMEMBER_FACT, encoded(key), ascii_json(after))
+            return before
+
+        return self.db.write(work)
+
     def recall(self, key: str) -> Any:
         """Return a stored value or ``None``; raise ``StoreError`` if it is damaged."""
-        found = self.db.row("SELECT value FROM fact WHERE name = ?", encoded(key))
-        try:
-            return None if found is None else json.loads(found[0])
-        except DAMAGES:
-            raise damaged("fact") from None
+        return _value(self.db.row("SELECT value FROM fact WHERE name = ?", encoded(key)))
+
+
+def _value(found: Sequence[Any] | None) -> Any:
+    try:
+        return None if found is None else json.loads(found[0])
+    except DAMAGES:
+        raise damaged("fact") from None

@@ -91,6 +91,7 @@ class OpenAIBatches(FileInputs):
             cancels=dialect.cancel is not None,
             retention=dialect.retention,
             storage=dialect.storage,
+            input_files=dialect.input_files,
             result_files=dialect.results == "files",
             deletes=_deleted_by(dialect),
         )

@@ -51,6 +51,7 @@ class BatchDialect:
         labels: whether listed batches show their mark or their input file.
         retention: seconds from the create call until results are deleted.
         storage: bytes that an account may store in files.
+        input_files: number of uploaded inputs that an account may store.
     """
 
     kinds: frozenset[Kind] = frozenset({Kind.GENERATE, Kind.EMBED})
@@ -82,6 +83,7 @@ class BatchDialect:
     labels: bool = True
     retention: float = 29 * _DAY
     storage: float = math.inf
+    input_files: float = math.inf
 
     @property
     def window_hours(self) -> int:
@@ -110,9 +112,9 @@ OPENAI = BatchDialect(
     create={**OPENAI_LIKE.create, "output_expires_after": _OUTPUT_EXPIRY},
 )
 
-# Azure's REST reference and Batch guide: at most 500 files may exist without an expiry, the shortest of which
-# is 14 days; batches never expire. No size is documented for all files together
-AZURE = evolve(OPENAI, storage=math.inf)
+# Azure's REST reference and Batch guide: a resource may have 10,000 input files with an expiry, the shortest
+# of which is 14 days, and 500 without; batches never expire. No size is documented for all files together
+AZURE = evolve(OPENAI, storage=math.inf, input_files=10_000)
 
 # SDK groq 1.7.0: the list has no parameters
 GROQ = BatchDialect(
