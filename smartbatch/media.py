@@ -158,10 +158,8 @@ class Media:
         if found.media_type is None:
             raise self._refusal(field, f"which is not {_KNOWN[self.kind]}")
         if (kind := kind_of_type(found.media_type)) != self.kind:
-            other = kind.capitalize()
-            raise self._refusal(
-                field, f"which is {found.media_type}, not {_KNOWN[self.kind]}: use {other}(…)"
-            )
+            found_kind = _KNOWN[kind].partition(" (")[0]
+            raise self._refusal(field, f"which is {found_kind} ({found.media_type}), not {_KNOWN[self.kind]}")
         width, height = found.pixels or (None, None)
         known = evolve(self, source=source, sha256=found.sha256, size=found.size)
         known = evolve(known, media_type=found.media_type, width=width, height=height)
@@ -353,7 +351,7 @@ def _identity(path: str) -> tuple[int, int, int]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-@lru_cache(maxsize=4096)  # many requests may use the same file
+@lru_cache(maxsize=2**15)  # about 500 bytes each; requests may share files, and tables are read twice
 def _examined_file(path: str, inode: int, changed: int, size: int) -> _Examined:  # noqa: ARG001 - the cache's key
     with open(path, "rb") as file:
         return _examine(file.read(MAX_FILE_BYTES))

@@ -142,7 +142,7 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> tuple[Plan, str | None]
     params = params_of(args)
     maker = prompt_maker(args, params)
     client = _client(args, params, stack)
-    source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))
+    source = stack.enter_context(RowSource(args.input, args.format, args.delimiter, maker.file_columns))
     rows = InputRequests(
         source,
         maker,

@@ -228,7 +228,7 @@ class _Run:
             check_label_field(args.label_field, params.schema)
         maker = prompt_maker(args, params)
         self._client = client_of(args, params)
-        source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))
+        source = stack.enter_context(RowSource(args.input, args.format, args.delimiter, maker.file_columns))
         self._out: OutputFile | TableOutput | None = None
         if args.output is not None:
             if source.same_file(args.output):

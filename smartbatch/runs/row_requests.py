@@ -72,6 +72,7 @@ class PromptMaker:
             turns = example_turns(examples, self._prompts, schema)
             self._prompts = evolve(self._prompts, examples=turns)
         self.fields = self._prompts.fields  # fields that prompts name; empty if each row decides
+        self.file_columns = () if files is None else tuple(files.kinds)
         self._may_name_models = template is None and prompt_field in (None, *_REQUEST_FIELDS)
 
     @property
@@ -95,6 +96,11 @@ class PromptMaker:
             return SkippedRow(error.reason)
         model = _model_of(row) if self._may_name_models else None
         return prompt if model is None else Request(prompt, model=model)
+
+    def recorded_fields(self, row: Row) -> dict[str, Any]:
+        """Return the fields of a row as an output has them: without the bytes of files."""
+        files = self._prompts.files
+        return row.fields if files is None else files.without_content(row.fields)
 
     def id(self, row: Row) -> str | int:
         """Return the row's id, or its index if it has none.
@@ -319,7 +325,8 @@ class InputRequests:
                 prompt = self._maker.prompt(row)
                 reason = prompt.reason if isinstance(prompt, SkippedRow) else None
                 key = self._keys_of.key(prompt)
-                keyed = KeyedRow(row.index, self._maker.id(row), row.fields, key, reason)
+                fields = self._maker.recorded_fields(row)
+                keyed = KeyedRow(row.index, self._maker.id(row), fields, key, reason)
             except (BadField, TypeError, ValueError) as error:
                 raise self._changed() from error
             if keyed.key != keys[first]:

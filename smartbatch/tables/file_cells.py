@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -94,6 +95,10 @@ class FileColumns:
         except InvalidRequest as error:
             raise BadField(error.message if field in error.message else f"{field}: {error.message}") from None
 
+    def without_content(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a row with hashes in place of the bytes of files."""
+        return {name: _hashed(value) if name in self else value for name, value in row.items()}
+
     def _file(self, name: str, value: Any) -> Media:
         kind = self.kinds[name]
         if isinstance(value, PathLike):
@@ -144,3 +149,11 @@ def _values_in(cell: Any) -> Iterator[Any]:
             value = value.get("path") if value.get("bytes") is None else value["bytes"]
         if not (is_missing(value) or (isinstance(value, str) and not value.strip())):
             yield value
+
+
+def _hashed(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return f"sha256:{hashlib.sha256(value).hexdigest()}"
+    if isinstance(value, list):
+        return [_hashed(each) for each in value]
+    return {name: _hashed(each) for name, each in value.items()} if isinstance(value, dict) else value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any, Final
 
 from attrs import define
@@ -24,9 +24,12 @@ _FREE_ROWS: Final = 10_000_000  # rows allowed in a file of any size
 _ROWS_PER_BYTE: Final = 8  # additional rows allowed per byte of the file
 
 
-def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
+def parquet_rows(file: IO[bytes], with_bytes: Collection[str] = ()) -> Iterator[ParsedRow]:
     """Yield the rows of a Parquet file, numbered from 1. In a damaged file, an error replaces the remaining
     rows.
+
+    Args:
+        with_bytes: columns whose values stay as they are; those of all others become JSON values.
     """
     try:
         import pyarrow
@@ -54,7 +57,10 @@ def parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
                 read_dictionary=kept,
             )
             for batch in reader.iter_batches(size, row_groups=[group], use_threads=False):
-                columns = [_column(pyarrow.types, column) for column in batch.columns]
+                columns = [
+                    _column(pyarrow.types, column, _unchanged if name in with_bytes else _as_json)
+                    for name, column in zip(names, batch.columns, strict=True)
+                ]
                 for row in zip(*columns, strict=True):
                     number += 1
                     yield _row(number, dict(zip(names, row, strict=True)))
@@ -106,7 +112,7 @@ def _row(number: int, fields: dict[str, Any]) -> ParsedRow:
     return number, fields
 
 
-def _column(kinds: Any, column: Any) -> list[Any]:
+def _column(kinds: Any, column: Any, convert: Callable[[Any], Any]) -> list[Any]:
     if kinds.is_dictionary(column.type):
         places = column.indices.to_pylist()
         used = set(places) - {None}
@@ -114,16 +120,20 @@ def _column(kinds: Any, column: Any) -> list[Any]:
             raise ValueError("a value is not in its dictionary")
         values = {place: column.dictionary[place].as_py() for place in used}
         if not _is_string(kinds, column.type.value_type):
-            values = {place: _as_json(value) for place, value in values.items()}
+            values = {place: convert(value) for place, value in values.items()}
         return [None if place is None else values[place] for place in places]
     values_of: list[Any] = column.to_pylist()
     if _is_string(kinds, column.type) or kinds.is_integer(column.type):
         return values_of
-    return [_as_json(value) for value in values_of]
+    return [convert(value) for value in values_of]
 
 
 def _is_string(kinds: Any, kind: Any) -> bool:
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _as_json(value: Any) -> Any:

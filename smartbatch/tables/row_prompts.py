@@ -35,6 +35,7 @@ class RowPrompts:
     fields: list[str]  # fields that prompts name; empty if each row decides
     on_missing: OnMissing = "error"
     _template: Template | None = None
+    files: FileColumns | None = None
     examples: Sequence[Mapping[str, str]] = ()  # turns before each prompt, from :meth:`example`
 
     @classmethod
@@ -58,7 +59,7 @@ class RowPrompts:
                 )
             return cls([] if column is None else [column], on_missing)
         found = template_of(template, allows_blanks=on_missing == "empty", files=files)
-        return cls(found.fields, on_missing, found)
+        return cls(found.fields, on_missing, found, files)
 
     @property
     def reads_all_fields(self) -> bool:

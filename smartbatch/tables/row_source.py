@@ -13,7 +13,7 @@ import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import IO, Any, Final, TypeVar, cast
@@ -69,6 +69,7 @@ class RowSource:
         format: a key of :data:`READERS`; ``None`` to derive it from the file name. A stream is read as
             Parquet or JSON lines if it begins like one, and otherwise as text.
         delimiter: the character between CSV columns; ``None`` to detect it from the first lines.
+        with_bytes: columns of Parquet whose values are not converted to JSON values.
 
     Attributes:
         places: byte offsets of rows at regular intervals in the part of the file that was read.
@@ -78,7 +79,13 @@ class RowSource:
             delimiter.
     """
 
-    def __init__(self, path: str, format: str | None = None, delimiter: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        format: str | None = None,
+        delimiter: str | None = None,
+        with_bytes: Collection[str] = (),
+    ) -> None:
         self.name = "standard input" if path == "-" else escape(path)
         stem, ending = os.path.splitext(path)
         self.places = [0]
@@ -100,6 +107,8 @@ class RowSource:
         self._reader = READERS[self.format]
         if delimiter is not None:
             self._reader = partial(csv_rows, delimiter=delimiter)
+        elif with_bytes and self.format == "parquet":
+            self._reader = partial(parquet_rows, with_bytes=with_bytes)
 
     def _find_format(self, stream: bool) -> None:
         if not self.format and not stream:

@@ -80,6 +80,22 @@ def test_unusable_files_are_reported_before_the_run_starts(table, folder, capfd)
     ]
 
 
+@pytest.mark.parametrize("form", [bytes, lambda data: {"bytes": data, "path": "x.png"}, lambda data: [data]])
+def test_bytes_in_parquet_are_sent_but_not_written(folder, form):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    cells = [form(data) for data in PHOTOS.values()]
+    import pyarrow
+
+    parquet.write_table(pyarrow.table({"photo": cells, "note": ["n"] * 3}), "in.parquet")
+    assert run(Path("in.parquet"), "-o", "out.jsonl", "--store", "jobs.db") == 0
+    assert [row["text"] for row in written()] == HASHES
+    for row, known in zip(written(), HASHES, strict=True):
+        assert f"sha256:{known}" in str(row["input"]["photo"])
+    data = next(iter(PHOTOS.values()))
+    left = [path for path in folder.rglob("*") if path.is_file() and data in path.read_bytes()]
+    assert left == [folder / "in.parquet"]
+
+
 def test_files_root_names_another_folder(table, folder):
     shutil.move(folder / "in" / "photos", folder / "photos")
     assert run(table, "-o", "out.jsonl") == 2

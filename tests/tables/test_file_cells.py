@@ -107,7 +107,7 @@ def test_all_unusable_files_are_counted_before_anything_is_sent(client, folder):
     first, *others = str(caught.value).split("\n  ")
     assert f"row 1 (counted from 0): field 'photo': there is no file '{folder}/gone.png'" in first
     assert "3 of 4 rows cannot be used (rows 1, 2, 3)" in first
-    assert others[0].startswith(f"row 2: field 'photo' is the file '{folder}/notes.txt', which is text/plain")
+    assert others[0].startswith(f"row 2: field 'photo' is the file '{folder}/notes.txt', which is a document")
     assert others[1].startswith(f"row 3: field 'photo': the file '../outside.png' is not below '{folder}'")
     assert client.counts.submitted == 0
 
@@ -206,7 +206,7 @@ def test_examples_without_files_precede_rows_with_files(client, folder):
         ("data:image/png;base64,aQ==", "address of the kind data:"),
         (7, "'photo': a file must be a path, bytes"),
         ([["a.png"]], "'photo': a file must be a path, bytes"),
-        (b"words", "is a file of 5 bytes, which is text/plain"),
+        (b"words", "is a file of 5 bytes, which is a document"),
         ("empty.png", "which is empty"),
     ],
 )
