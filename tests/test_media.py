@@ -178,7 +178,7 @@ def test_the_stored_form_has_no_content(cat):
         "sha256": sha256(PNG),
         "size": len(PNG),
     }
-    with pytest.raises(InvalidRequest, match="a job stores only paths"):
+    with pytest.raises(InvalidRequest, match="keeps only paths"):
         message_form(normalise(["a", Image(PNG)]).prompt[0])
 
 
