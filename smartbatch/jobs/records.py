@@ -18,6 +18,8 @@ from attrs.converters import optional
 from smartbatch.errors import ErrorKind, InvalidRequest, SmartbatchError
 from smartbatch.types import Defect, Result, Route, Usage
 
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
+
 LEASE_SECONDS = 15.0
 """Another process may take over a job whose lease was not renewed for this long."""
 

@@ -20,7 +20,7 @@ from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress
 from smartbatch.jobs.client_store import SummaryLog
-from smartbatch.jobs.records import JobPolicy, JobRow, JobState
+from smartbatch.jobs.records import HOUR, MINUTE, JobPolicy, JobRow, JobState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.providers.base import Provider
 from smartbatch.providers.price_book import PriceBook
@@ -179,10 +179,6 @@ class JobProviders:
             return _OpenedProvider(None, error.message, now)
         except Exception as error:  # an SDK is missing or fails to start
             return _OpenedProvider(None, f"it could not be opened ({type(error).__name__})", now)
-
-
-MINUTE = 60.0
-HOUR = 3600.0
 
 
 @frozen(kw_only=True)

@@ -25,7 +25,7 @@ from smartbatch.jobs.job_budget import (
     remaining_budget,
 )
 from smartbatch.jobs.payload import encode_error, model_of
-from smartbatch.jobs.records import ACCOUNT_ERRORS, ItemState, NewResult, OpenItem, OverJobBudget
+from smartbatch.jobs.records import ACCOUNT_ERRORS, MINUTE, ItemState, NewResult, OpenItem, OverJobBudget
 from smartbatch.jobs.shard_records import (
     BEGUN_SHARDS,
     OPEN_SHARDS,
@@ -40,7 +40,6 @@ from smartbatch.jobs.shard_records import (
 from smartbatch.jobs.steps import poll, refusals, storage
 from smartbatch.jobs.steps.orphans import find_orphans
 from smartbatch.jobs.steps.step import Step
-from smartbatch.jobs.wiring import MINUTE
 from smartbatch.providers.batch_api import Creation, RemoteBatch
 from smartbatch.types import Kind
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from smartbatch.core.limits.cooldown import backoff
 from smartbatch.errors import ErrorKind
+from smartbatch.jobs.records import DAY
 from smartbatch.jobs.shard_records import RemoteObject
 from smartbatch.jobs.steps import storage
-from smartbatch.jobs.wiring import HOUR, JobRuntime
+from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.observe import logs
 from smartbatch.providers.batch_api import BatchApi, RemoteKind
 
-LONGEST_PAUSE_SECONDS = 24 * HOUR  # between attempts at a failing deletion
+LONGEST_PAUSE_SECONDS = DAY  # between attempts at a failing deletion
 
 
 def has_due(runtime: JobRuntime) -> bool:

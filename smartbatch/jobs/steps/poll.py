@@ -7,19 +7,19 @@ import math
 from attrs import evolve
 
 from smartbatch._words import duration
+from smartbatch.core.batching.polling import before_poll
 from smartbatch.core.routing.rescue import margin_of
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import BatchEnded
 from smartbatch.jobs import summary_records
-from smartbatch.jobs.records import ACCOUNT_ERRORS, ItemState
+from smartbatch.jobs.records import ACCOUNT_ERRORS, DAY, MINUTE, ItemState
 from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, orphans, refusals
 from smartbatch.jobs.steps.step import Step
-from smartbatch.jobs.wiring import HOUR
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 from smartbatch.types import Kind
 
-PROMISED_SECONDS = 24 * HOUR
+PROMISED_SECONDS = DAY
 """All three providers aim to finish a batch within this time. A job whose batch takes longer gets a note."""
 _LATE_NOTE = (
     "still {word} after more than 24 h, and the job is waiting for it; cancel the job to keep the results so "
@@ -27,14 +27,9 @@ _LATE_NOTE = (
 )
 OVERDUE_NOTE = "the batch takes too long"
 ANSWERED_NOTE = "its requests were answered by a batch that was written off but turned out to exist"
-STUCK_CANCEL_SECONDS = 15 * 60.0  # at all three providers, a cancelled batch ends sooner
+STUCK_CANCEL_SECONDS = 15 * MINUTE  # at all three providers, a cancelled batch ends sooner
 MIN_CANCEL_SECONDS = 10.0  # minimum time from the cancel of a batch until it is abandoned, even if late
 CANCEL_POLL_SECONDS = 1.0  # from a cancel to the next poll; later pauses grow with the time since the cancel
-EVENT_POLL_FACTOR = 4
-"""While webhook events arrive, pauses are this many times as long as a batch has run, but at most
-:data:`MAX_EVENT_POLL_SECONDS`: a lost event costs no more.
-"""
-MAX_EVENT_POLL_SECONDS = 15 * 60.0
 MAX_REFUSED_BATCHES = 2
 """Number of batches that may be refused at validation, which costs nothing, before their items fail. It does
 not apply to errors of the provider itself.
@@ -89,16 +84,13 @@ def poll_batch(step: Step, shard: ShardRow) -> ShardRow:
 
 def seconds_to_poll(step: Step, shard: ShardRow, batch_id: str, usual: float) -> float:
     """Return the seconds until the next poll of a running batch; ``usual`` without webhooks."""
-    # 1. no webhook event is expected, or it has arrived, perhaps before the provider's API shows the end
+    # no webhook event is expected, or it has arrived, perhaps before the provider's API shows the end
     if not step.store.webhook_events.is_expected(shard.scope, batch_id, at=step.wall):
         return usual
     age = 0.0 if shard.submitted_at is None else max(0.0, step.wall - shard.submitted_at)
-    pause = min(EVENT_POLL_FACTOR * max(usual, age), MAX_EVENT_POLL_SECONDS)
-    # 2. the batch must be cancelled when it has taken too long
-    if step.falls_back and step.policy.deadline is None:
-        pause = min(pause, step.timeout - age)
-    # 3. otherwise poll less often
-    return max(usual, pause)
+    # the batch must be cancelled when it has taken too long
+    timed = step.falls_back and step.policy.deadline is None
+    return before_poll(usual, age, step.timeout - age if timed else math.inf)
 
 
 def _progress(known: RemoteProgress, batch: RemoteBatch) -> RemoteProgress:

@@ -7,11 +7,12 @@ import re
 from collections.abc import Sequence
 
 from smartbatch.errors import ProviderError
+from smartbatch.jobs.records import MINUTE
 from smartbatch.jobs.shard_records import BEFORE_UPLOAD, ShardRow
 from smartbatch.jobs.steps import poll
 from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.storage_pause import NO_PAUSE, StoragePause, change_pause, read_pause
-from smartbatch.jobs.wiring import MINUTE, JobRuntime
+from smartbatch.jobs.wiring import JobRuntime
 
 NEARLY_FULL_SHARE = 0.9  # of what an account may store, before a warning
 LOOK_SECONDS = MINUTE  # between checks whether a pause has ended early

@@ -8,12 +8,12 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from smartbatch.jobs.records import DAY
 from smartbatch.jobs.store.database import DAMAGES, Database, Transaction
 
 NAMED_ITEM_PREFIX = "named-item "  # prefix of the facts that store the places of named items
 _AFTER_NAMES = b"named-item!"  # the first name that cannot begin with the prefix
 _PAGE = 500
-_DAY_SECONDS = 86_400.0
 _NAMES = "SELECT name, value FROM fact WHERE name > ? AND name < ? ORDER BY name LIMIT ?"
 
 
@@ -58,7 +58,7 @@ def stale_files(db: Database, spool: str, *, at: float) -> list[Path]:
         shard_id, dot, _ = name.partition(".")
         path = Path(spool) / name
         of_shard = dot and shard_id.startswith("shard-") and shard_id.isascii()
-        if of_shard and _written_at(path) < at - _DAY_SECONDS:
+        if of_shard and _written_at(path) < at - DAY:
             files.setdefault(shard_id, []).append(path)
     ids = list(files)
     for start in range(0, len(ids), _PAGE):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from attrs import fields_dict, frozen
 
-from smartbatch.jobs.records import JobPolicy, JobState
+from smartbatch.jobs.records import DAY, HOUR, JobPolicy, JobState
 from smartbatch.jobs.shard_records import RemoteAccount, RemoteObject, ShardRow
 from smartbatch.jobs.store.database import (
     REMEMBER_FACT,
@@ -26,9 +26,8 @@ from smartbatch.jobs.store.database import (
 from smartbatch.jobs.store.schema import maker
 from smartbatch.providers.batch_api import RemoteKind
 
-HOUR_SECONDS = 3600.0
 ANSWER_SECONDS = 600.0  # a deletion without a recorded outcome is repeated after this time
-LIFETIME_SECONDS = 30 * 86_400.0  # until the objects of a batch expire, if its provider names no time
+LIFETIME_SECONDS = 30 * DAY  # until the objects of a batch expire, if its provider names no time
 
 _ADD = """INSERT INTO remote_object (job, scope, model, kind, id, bytes, retention, due_at, expires_at)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -159,12 +158,12 @@ def _ready_at(tx: Transaction, job: int, retention: float, at: float) -> float:
         return at
     state, finished_at = found
     done = state == JobState.DONE.value and finished_at is not None
-    return float(finished_at + retention) if done else at + HOUR_SECONDS
+    return float(finished_at + retention) if done else at + HOUR
 
 
 def _count_deletion(tx: Transaction, scope: str, at: float, most: int) -> bool:
     """Count a deletion in the current hour; return false if the maximum is reached."""
-    name, hour = encoded(f"deletions:{scope}"), int(at // HOUR_SECONDS)
+    name, hour = encoded(f"deletions:{scope}"), int(at // HOUR)
     found = tx.row("SELECT value FROM fact WHERE name = ?", name)
     counted, count = (hour, 0) if found is None else json.loads(found[0])
     if counted != hour:

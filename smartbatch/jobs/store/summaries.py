@@ -23,7 +23,7 @@ from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import StoreError, kind_name
 from smartbatch.failure_groups import OTHER_MESSAGES, pattern_of
 from smartbatch.jobs.payload import decode_error, item_id
-from smartbatch.jobs.records import NewResult, StoredCounts
+from smartbatch.jobs.records import HOUR, NewResult, StoredCounts
 from smartbatch.jobs.store.database import Database, Row, Transaction, decoded, encoded, number, position
 from smartbatch.jobs.store.schema import maker
 from smartbatch.jobs.summary_records import ErrorGroup, Failures, Spending, StoredDecision
@@ -34,7 +34,6 @@ MAX_GROUPS = 500  # stored groups of errors; older ones are deleted
 MAX_GROUPS_PER_WRITE = 20  # further errors of one transaction are counted as one group per kind
 TRIM_INTERVAL = 20  # old rows are deleted once per this many jobs
 MAX_TRIMMED_GROUPS = 1_000  # groups deleted per transaction
-HOUR_SECONDS = 3600.0
 MAX_SPENDING_HOURS = 14 * 24  # period for which spending is stored
 SPENDING_PARTS = 8  # rows over which the spending of an hour, model and route is spread
 MAX_SPENDING_ROWS = 20_000  # rows read at a time
@@ -81,7 +80,7 @@ _SELECT_GROUPS = """SELECT e.kind, e.message, e.count, e.first_at, e.last_at, e.
     LEFT JOIN job j ON j.no = e.item >> 32 ORDER BY e.last_at DESC LIMIT ?"""
 
 _SUMS = ("requests", "failed", "unpriced", "input_tokens", "output_tokens")
-_spending = maker(Spending, hour=lambda hours: hours * HOUR_SECONDS, **dict.fromkeys(_SUMS, int))
+_spending = maker(Spending, hour=lambda hours: hours * HOUR, **dict.fromkeys(_SUMS, int))
 
 
 @frozen
@@ -319,4 +318,4 @@ def _known(value: float) -> float:
 
 
 def _hour(at: float) -> int:
-    return int(at // HOUR_SECONDS)
+    return int(at // HOUR)

@@ -15,9 +15,10 @@ from collections.abc import Collection, Mapping
 
 from attrs import frozen
 
+from smartbatch.jobs.records import DAY
 from smartbatch.jobs.store.database import Database, Transaction, encoded
 
-KEPT_SECONDS = 4 * 86_400.0  # longer than any sender repeats a delivery; the longest is 72 hours
+KEPT_SECONDS = 4 * DAY  # longer than any sender repeats a delivery; the longest is 72 hours
 MAX_MISSED_EVENTS = 2  # consecutive batches without an event, after which none is expected
 TRIM_INTERVAL = 50  # old events are deleted once per this many new ones
 
