@@ -6,6 +6,7 @@ request is sent. In between, only its path and its hash are kept.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import math
@@ -13,7 +14,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
@@ -165,11 +166,14 @@ class Media:
         known = evolve(known, media_type=found.media_type, width=width, height=height)
         return evolve(known, pages=found.pages, seconds=found.seconds)
 
-    def content(self, field: str) -> bytes:
-        """Return the content of an accepted file.
+    def content(self, field: str = "the file") -> bytes:
+        """Return the content of a file in an answer, or of an accepted file of a request.
+
+        Args:
+            field: names the file in errors.
 
         Raises:
-            InvalidRequest: the file has changed since it was accepted, or can no longer be read.
+            InvalidRequest: the file has changed since then, or can no longer be read.
         """
         if isinstance(self.source, bytes):
             return self.source
@@ -181,6 +185,17 @@ class Media:
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise self._refusal(field, "which has changed since the request was accepted")
         return data
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the :meth:`content` to ``path``, replacing a file of that name.
+
+        Raises:
+            InvalidRequest: as :meth:`content`.
+            OSError: the file cannot be written.
+        """
+        content = self.content()
+        with open(path, "wb") as file:
+            file.write(content)
 
     def _refusal(self, field: str, problem: str) -> InvalidRequest:
         return InvalidRequest(f"{field} is {self.described()}, {problem}", field=field)
@@ -230,7 +245,7 @@ class Image(Media):
             raise self._refusal(field, "which max_pixels can scale only with Pillow: pip install pillow")
         return found
 
-    def content(self, field: str) -> bytes:
+    def content(self, field: str = "the file") -> bytes:
         data = Media.content(self, field)
         if not self.is_scaled:
             return data
@@ -322,6 +337,73 @@ def read_media(form: Mapping[str, Any], folder: str | None = None) -> Media | No
     if folder is not None and given.get("source") == given.get("sha256", ""):
         given["source"] = os.path.join(folder, given["sha256"])
     return _CLASSES[kind](**given)
+
+
+# -- files in answers ----------------------------------------------------------------------------------------
+
+_REFERENCE = "smartbatch.file"
+_UNKNOWN_TYPE = "application/octet-stream"
+_EXTENSIONS: Final[Mapping[str, str]] = {
+    "image/png": ".png",
+    "image/jpeg": ".jpg",
+    "image/gif": ".gif",
+    "image/webp": ".webp",
+    "image/heic": ".heic",
+    "image/heif": ".heif",
+    "image/svg+xml": ".svg",
+    "audio/wav": ".wav",
+    "audio/mpeg": ".mp3",
+    "audio/flac": ".flac",
+    "audio/ogg": ".ogg",
+    "audio/aac": ".aac",
+    "audio/aiff": ".aiff",
+    "audio/l16": ".pcm",
+    PDF: ".pdf",
+    PLAIN_TEXT: ".txt",
+}
+
+
+def returned_file(content: bytes, stated: str | None = None) -> Media:
+    """Return a file of an answer.
+
+    Args:
+        stated: the media type according to the provider, used if the content has no known type.
+    """
+    found = _examine(content)
+    is_known = found.media_type is not None and not (stated and found.media_type == PLAIN_TEXT)
+    media_type = (found.media_type if is_known else stated) or _UNKNOWN_TYPE
+    width, height = found.pixels or (None, None)
+    return _CLASSES[kind_of_type(media_type)](
+        content,
+        media_type=media_type,
+        sha256=found.sha256,
+        size=found.size,
+        width=width,
+        height=height,
+        pages=found.pages,
+        seconds=found.seconds,
+    )
+
+
+def extension_of(media: Media) -> str:
+    """Return the usual end of the file's name, such as ``.png``; ``.bin`` for other types."""
+    return _EXTENSIONS.get((media.media_type or "").partition(";")[0].strip().lower(), ".bin")
+
+
+def reference_to(number: int) -> dict[str, int]:
+    """Return what replaces a file's content in a part of an answer. ``number`` is its position."""
+    return {_REFERENCE: number}
+
+
+def with_contents(part: Any, files: Sequence[Media]) -> Any:
+    """Return a part of an answer with the content of its files in base64 instead of the references."""
+    if isinstance(part, list):
+        return [with_contents(each, files) for each in part]
+    if not isinstance(part, Mapping):
+        return part
+    if isinstance(number := part.get(_REFERENCE), int) and 0 <= number < len(files):
+        return base64.b64encode(files[number].content()).decode()
+    return {name: with_contents(value, files) for name, value in part.items()}
 
 
 # -- content -------------------------------------------------------------------------------------------------

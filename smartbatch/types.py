@@ -18,7 +18,7 @@ from smartbatch._words import brief, short
 from smartbatch.attempt import Attempt as Attempt
 from smartbatch.chats import Message, TokenLogprob, Tool, ToolCall
 from smartbatch.errors import SmartbatchError, did_you_mean
-from smartbatch.media import Media, MediaKind
+from smartbatch.media import Media, MediaKind, with_contents
 from smartbatch.usage import NO_USAGE as NO_USAGE
 from smartbatch.usage import Usage
 
@@ -361,7 +361,7 @@ class Answer:
         dropped: parameters omitted because the provider does not accept them, each with the reason.
         tier: the provider's name of the service tier that answered; ``None`` if not reported.
         kept: whether the answer comes from the cache; see the setting ``cache``.
-        tool_calls, reasoning, logprobs, extra: see :class:`Result`.
+        tool_calls, reasoning, logprobs, files, extra: see :class:`Result`.
     """
 
     text: str | None = field(default=None, repr=short)
@@ -380,6 +380,7 @@ class Answer:
     reasoning: str | None = field(default=None, repr=short)
     logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=short)
     extra: Mapping[str, Any] | None = field(default=None, repr=short)
+    files: tuple[Media, ...] = field(default=(), kw_only=True)
 
 
 @frozen(eq=False)
@@ -395,6 +396,9 @@ class Result(Generic[T_co]):
         tool_calls: the tool calls the model requests.
         reasoning: the model's reasoning, or the provider's summary of it; never part of ``text``.
         logprobs: the log-probabilities of the answer's tokens, if ``logprobs`` was set.
+        files: the files in the answer: each is an :class:`Image`, :class:`Audio` or :class:`Document` with
+            ``media_type``, ``sha256``, ``size``, ``content()`` and ``save(path)``. A job's files are in its
+            folder until it is forgotten.
         extra: other fields the provider returned, undecoded, under the provider's names; ``None`` if none.
         usage: tokens over all attempts, including failed ones if the provider reported them.
         cost: USD of all attempts with a known cost, 0 if nothing was sent or billed; ``None`` if the model's
@@ -449,6 +453,7 @@ class Result(Generic[T_co]):
     unconfirmed_cost: float = 0.0
     paid_before: bool = False
     answers: tuple[Result[T_co], ...] = field(default=(), repr=short)
+    files: tuple[Media, ...] = field(default=(), kw_only=True)
     row: int | None = field(default=None, kw_only=True)
     sample: int | None = field(default=None, kw_only=True)
 
@@ -469,8 +474,8 @@ class Result(Generic[T_co]):
 
     @property
     def empty(self) -> bool:
-        """Whether an answer that is not a refusal has no text, tool call, object or vector."""
-        if not self.ok or self.refused or (self.text is not None and self.text.strip()):
+        """Whether an answer that is not a refusal has no text, file, tool call, object or vector."""
+        if not self.ok or self.refused or self.files or (self.text is not None and self.text.strip()):
             return False
         calls = self.tool_calls or self.finish_reason == "tool_calls"
         return self.parsed is None and self.embedding is None and not calls
@@ -486,10 +491,13 @@ class Result(Generic[T_co]):
         """Return the answer as the assistant message that continues its conversation.
 
         After it, add a ``tool`` message for each of its :attr:`tool_calls`. The message includes blocks
-        that the provider requires unchanged, such as Anthropic's signed thinking.
+        that the provider requires unchanged, such as Anthropic's signed thinking and Gemini's images.
+
+        Raises:
+            InvalidRequest: a file of the answer can no longer be read.
         """
         blocks = (self.extra or {}).get(MESSAGE_BLOCKS)
-        content = self.text or "" if blocks is None else tuple(blocks)
+        content = self.text or "" if blocks is None else tuple(with_contents(blocks, self.files))
         return Message("assistant", content, tool_calls=self.tool_calls, reasoning=self.reasoning)
 
 
@@ -500,7 +508,7 @@ tool calls.
 
 _COMMON = (
     *("text", "embedding", "finish_reason", "provider_request_id", "dropped"),
-    *("tool_calls", "reasoning", "logprobs", "extra"),
+    *("tool_calls", "reasoning", "logprobs", "extra", "files"),
 )
 _values_of = attrgetter(*_COMMON)
 

@@ -6,7 +6,9 @@ import hashlib
 import json
 import math
 import re
+import struct
 import sys
+import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -229,6 +231,18 @@ def answer_for(prompt_text: str, model: str, seed: int = 0) -> str:
     return f"answer {digest[:12]}"
 
 
+def picture_for(prompt: str) -> bytes:
+    """Return a PNG of 8 × 8 gray pixels that depend on the prompt."""
+    pixels = hashlib.shake_256(prompt.encode("utf-8", "surrogatepass")).digest(64)
+    lines = b"".join(b"\0" + pixels[at : at + 8] for at in range(0, 64, 8))
+    header = struct.pack(">IIBBBBB", 8, 8, 8, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+
+
 def count_tokens(text: str) -> int:
     """Return the number of tokens of a text: a quarter of its UTF-8 bytes, at least 1."""
     return max(1, len(text.encode()) // 4)
@@ -268,6 +282,7 @@ class Completion:
     calls: tuple[ModelToolCall, ...] = ()  # tool calls, which replace the text
     reasoning: str = ""  # if requested
     hidden_tokens: int = 0  # tokens of further reasoning
+    picture: bytes = b""  # a PNG, if one is returned
 
     @property
     def reasoning_tokens(self) -> int:

@@ -11,9 +11,19 @@ from typing import Any, Final, NoReturn
 
 from attrs import evolve, frozen
 
-from smartbatch.emulator.composed_answers import Completion, OfferedTools, compose, count_tokens, with_calls
+from smartbatch.emulator.composed_answers import (
+    Completion,
+    OfferedTools,
+    compose,
+    count_tokens,
+    picture_for,
+    with_calls,
+)
 from smartbatch.emulator.settings import EmulatorSettings
 
+PICTURE_WORD: Final = "PNG"
+"""A prompt with this word is answered with a PNG that depends on it, if the request allows images."""
+PICTURE_TOKENS: Final = 258
 HASH_WORD: Final = "SHA-256"
 """A prompt with this word and files is answered with the SHA-256 of each file, one per line."""
 
@@ -94,6 +104,7 @@ class GenerationRequest:
     reasoning: bool = False  # whether the answer shows reasoning
     hidden_tokens: int = 0  # reasoning tokens that the answer does not show
     files: tuple[str, ...] = ()  # SHA-256 of each file in the messages, hexadecimal
+    draws: bool = False  # whether the answer may contain a picture
 
     @property
     def identity(self) -> str:
@@ -217,6 +228,8 @@ def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completi
         if request.schema is None:
             raise
         raise InvalidSchema from error
+    if request.draws and PICTURE_WORD in request.prompt:
+        answer = evolve(answer, picture=picture_for(request.prompt), tokens=answer.tokens + PICTURE_TOKENS)
     if hidden:
         answer = evolve(answer, hidden_tokens=hidden, tokens=answer.tokens + hidden)
     if not request.reasoning:

@@ -403,11 +403,15 @@ class Job:
             limit: maximum number of results.
         """
         begin = (-1, 0) if after is None else (after.index, after.sequence)
-        kept = self._engine.store.actions.earlier_results(
-            self.id, after=begin, limit=count_of("limit", limit)
-        )
+        engine = self._engine
+        kept = engine.store.actions.earlier_results(self.id, after=begin, limit=count_of("limit", limit))
+        files = engine.store.files.folder(self.id)
         return [
-            StoredResult(one.ix, one.seq, decode_result(one.body, request_id=item_id(self.id, one.ix, None)))
+            StoredResult(
+                one.ix,
+                one.seq,
+                decode_result(one.body, request_id=item_id(self.id, one.ix, None), files=files),
+            )
             for one in kept
         ]
 

@@ -329,7 +329,8 @@ class JobsEngine:
 
     def stored_result(self, row: ResultRow, job_id: str) -> Result:
         """Return a result without ``post_process``, parsing the answer again if that failed before."""
-        result = result_as_stored(row, job_id, params=lambda: stored_job(self.store, job_id).params)
+        files = self.store.files.folder(job_id)
+        result = result_as_stored(row, job_id, files, params=lambda: stored_job(self.store, job_id).params)
         for name, reason in result.dropped:  # another process may have stored it and warned only its own user
             self.wiring.warn_dropped(name, reason)
         return result

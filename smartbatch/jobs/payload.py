@@ -30,7 +30,7 @@ from smartbatch.errors import (
     scrub,
 )
 from smartbatch.jobs.records import EarlierTries, NewItem
-from smartbatch.media import KeepContent, media_form
+from smartbatch.media import KeepContent, media_form, read_media
 from smartbatch.providers.answer_parts import from_base64, to_base64
 from smartbatch.providers.http.content import decode_json
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Tool, Usage
@@ -217,17 +217,25 @@ class RunningDigest:
 # -- results -------------------------------------------------------------------------------------------------
 
 
-def encode_result(result: Result) -> bytes:
+def encode_result(result: Result, keep: KeepContent | None = None) -> bytes:
     """Encode ``result`` without its id, which is stored separately.
 
     A paid answer is never rejected: lone surrogates and non-finite numbers are kept. A ``parsed`` object that
     JSON cannot represent is left out, because it can be parsed again from the text. Secrets are removed from
     error messages once more.
+
+    Args:
+        keep: for the content of the answer's files, of which only the hash is encoded.
+
+    Raises:
+        StoreError: a file could not be written.
     """
     form: dict[str, Any] = {"v": FORMAT_VERSION}
     for (name, write, default), value in zip(_WRITTEN, _kept_of(result), strict=True):
         if value is not None and (default is None or value != default):
             form[name] = write(value)
+    if result.files:
+        form["files"] = [media_form(file, keep) for file in result.files]
     return _write(form)
 
 
@@ -236,12 +244,13 @@ def item_id(job_id: str, ix: int, user_id: str | None) -> str:
     return f"{job_id}-{ix}" if user_id is None else user_id
 
 
-def decode_result(data: bytes, *, request_id: str, request: bytes = b"") -> Result:
+def decode_result(data: bytes, *, request_id: str, request: bytes = b"", files: str | None = None) -> Result:
     """Inverse of :func:`encode_result`.
 
     Args:
         request_id: the request's id, which the error also contains.
         request: the encoded request, whose context is used if the result has none.
+        files: folder of the answer's files; ``None`` if their content is not needed.
 
     Raises:
         StoreError: ``data`` is damaged, or was written by a newer version.
@@ -251,6 +260,8 @@ def decode_result(data: bytes, *, request_id: str, request: bytes = b"") -> Resu
         given = {name: _READ[name](value) for name, value in form.items() if name in _READ}
         if "context" not in given and b'"context"' in request:
             given["context"] = context_of(request)
+        if "files" in form:
+            given["files"] = tuple(filter(None, (read_media(file, files) for file in form["files"])))
         error = _error_of(form, request_id)
         if isinstance(error, UnusableAnswer) and "text" in form:
             error.text = form["text"]

@@ -45,6 +45,7 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wiring import JobRuntime, RealtimeItem
+from smartbatch.media import KeepContent
 from smartbatch.observe import logs
 from smartbatch.prices import RateCard
 from smartbatch.providers.base import Provider
@@ -80,11 +81,18 @@ class Verdict:
         """True if the provider answered, and the answer may have been billed."""
         return self.outcome != "unrun" and self.asked
 
-    def result(self, ix: int, standard: RateCard | None) -> NewResult:
-        """Make the row for the item at ``ix``. ``standard`` prices flex answers as real-time answers."""
+    def result(self, ix: int, standard: RateCard | None, keep: KeepContent) -> NewResult:
+        """Make the row for the item at ``ix``, after the answer's files have been written.
+
+        Args:
+            standard: prices flex answers as real-time answers.
+
+        Raises:
+            StoreError: a file could not be written.
+        """
         result = self.ended_with
         unrun, flex = self.outcome == "unrun", result.route is Route.FLEX
-        body = encode_error(result.error) if unrun and result.error else encode_result(result)
+        body = encode_error(result.error) if unrun and result.error else encode_result(result, keep)
         return NewResult(
             ix,
             self.outcome,
@@ -141,7 +149,11 @@ def not_submitted(error: BaseException, request_id: str = "") -> Result:
 
 
 def results_of(
-    row: JobRow, verdicts: Sequence[tuple[int, Verdict]], prices: PriceBook, wall: float
+    row: JobRow,
+    verdicts: Sequence[tuple[int, Verdict]],
+    prices: PriceBook,
+    wall: float,
+    keep: KeepContent,
 ) -> list[NewResult]:
     models = [verdict.ended_with.model or row.model for _, verdict in verdicts]
     standard: dict[str, RateCard | None] = {}
@@ -149,7 +161,8 @@ def results_of(
         provider, _, model = label.partition(":")
         standard[label] = prices.rates(provider, model, wall)
     return [
-        verdict.result(ix, standard[model]) for (ix, verdict), model in zip(verdicts, models, strict=True)
+        verdict.result(ix, standard[model], keep)
+        for (ix, verdict), model in zip(verdicts, models, strict=True)
     ]
 
 

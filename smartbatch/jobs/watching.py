@@ -55,10 +55,10 @@ def stored_job(store: SqlStore, job_id: str) -> JobRow:
     return row
 
 
-def result_of_row(row: ResultRow, job_id: str) -> Result:
+def result_of_row(row: ResultRow, job_id: str, files: str) -> Result:
     """Return the result of an item. An item that shares the answer of another one cost nothing."""
     request_id = item_id(job_id, row.ix, row.user_id)
-    result = decode_result(row.body, request_id=request_id, request=row.payload)
+    result = decode_result(row.body, request_id=request_id, request=row.payload, files=files)
     # the body of an error is shared by many rows and does not contain their costs
     result = result if result.cost is not None else evolve(result, cost=row.cost)
     result = with_earlier_tries(result, row.earlier)
@@ -67,13 +67,14 @@ def result_of_row(row: ResultRow, job_id: str) -> Result:
     return result
 
 
-def result_as_stored(row: ResultRow, job_id: str, params: Callable[[], bytes]) -> Result:
+def result_as_stored(row: ResultRow, job_id: str, files: str, params: Callable[[], bytes]) -> Result:
     """Return a result with the position of its prompt and the number of the answer.
 
     Args:
+        files: the folder of the job's files.
         params: returns the parameters that all requests of the job share.
     """
-    result = result_of_row(row, job_id)
+    result = result_of_row(row, job_id, files)
     prompt, sample = place_of(row.payload)
     result = result if prompt is None else evolve(result, row=prompt, sample=sample)
     return _read_again(result, row, params) if isinstance(result.error, AnswerUnread) else result

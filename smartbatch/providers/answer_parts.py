@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from attrs import evolve
 
 from smartbatch.errors import ProviderError
+from smartbatch.media import Media, reference_to, returned_file
 from smartbatch.providers.foreign_text import unusable, well_formed
 from smartbatch.types import Answer, Request, TokenLogprob, ToolCall, Usage
 from smartbatch.usage import shares
@@ -139,6 +140,33 @@ def gathered(*levels: Mapping[str, Any]) -> dict[str, Any] | None:
                 free = f"{name}_{number}"
             whole[free] = value
     return whole or None
+
+
+class ReturnedFiles(list[Media]):
+    """Collects the files of an answer, whose parts keep references to them."""
+
+    def take(self, data: Any, media_type: Any = None) -> Any:
+        """Decode a file in base64 and return its reference; return anything else unchanged."""
+        # each piece of a stream is encoded, and so may be padded, on its own
+        pieces = filter(None, data.split("=")) if isinstance(data, str) else ()
+        try:
+            content = b"".join(
+                base64.b64decode(each + "=" * (-len(each) % 4), validate=True) for each in pieces
+            )
+        except ValueError:
+            return data
+        if not content:
+            return data
+        self.append(returned_file(content, media_type if isinstance(media_type, str) else None))
+        return reference_to(len(self) - 1)
+
+    def take_url(self, url: Any) -> Any:
+        """Do the same for a data URL."""
+        head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
+        if not (comma and head.startswith("data:") and head.endswith(";base64")):
+            return url
+        found = self.take(data, head[len("data:") : -len(";base64")])
+        return url if found == data else found
 
 
 class Pieces(list[str]):

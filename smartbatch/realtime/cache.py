@@ -148,13 +148,13 @@ class ResponseCache:
         return None
 
     def put(self, key: bytes, answer: Answer) -> bool:
-        """Store ``answer``. Return False if it is truncated, is a refusal or an object, or could not be
-        stored.
+        """Store ``answer``. Return False if it is truncated, is a refusal or an object, has files, or could
+        not be stored.
 
         After a failed write, nothing is written for ``WRITE_PAUSE_SECONDS``.
         """
         whole = answer.finish_reason in STORED_FINISH_REASONS and answer.value is None
-        if not whole or self._now() < self._paused_until:
+        if not whole or answer.files or self._now() < self._paused_until:
             return False
         body = _written(answer)
         row = (key, self._wall(), len(body), hashlib.sha256(key + body).digest(), body)

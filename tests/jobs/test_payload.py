@@ -305,8 +305,8 @@ class TestResults:
         request = encode_request(normalise("p", context="the request's"), Shared())
         body = encode_result(Result("r", context=stored, cost=0.0))
         row = ResultRow(3, None, "succeeded", body, request, 0.0, 1, follower=False)
-        assert result_of_row(row, "job-1").context == found
-        assert result_of_row(evolve(row, follower=True), "job-1").context == "the request's"
+        assert result_of_row(row, "job-1", "files").context == found
+        assert result_of_row(evolve(row, follower=True), "job-1", "files").context == "the request's"
 
     @pytest.mark.parametrize("number", [2**53 + 1, 2**64, -(2**70)])
     def test_whole_numbers_of_any_size_come_back_as_they_were(self, number):

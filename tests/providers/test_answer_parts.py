@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from claude import message
 from gemini_asking import says_gemini
 
+from smartbatch import Audio, Image
 from smartbatch.jobs.payload import decode_result, encode_result
+from smartbatch.media import extension_of
 from smartbatch.providers.answer_parts import identified, tool_call
 from smartbatch.providers.anthropic.answers import MessageReader, read_message
 from smartbatch.providers.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
@@ -69,7 +72,7 @@ def test_an_openai_chat_has_calls_reasoning_and_what_is_not_modelled():
         "usage": {
             "prompt_tokens": 5,
             "completion_tokens": 3,
-            "prompt_tokens_details": {"cached_tokens": 2, "audio_tokens": 1},
+            "prompt_tokens_details": {"cached_tokens": 2, "video_tokens": 1},
         },
     }
     answer = read_chat(data, OK)
@@ -77,7 +80,7 @@ def test_an_openai_chat_has_calls_reasoning_and_what_is_not_modelled():
     assert (answer.text, answer.finish_reason, answer.reasoning) == ("", "tool_calls", "Two things to do.")
     assert answer.extra == {
         "system_fingerprint": "fp_1",
-        "usage": {"prompt_tokens_details": {"audio_tokens": 1}},
+        "usage": {"prompt_tokens_details": {"video_tokens": 1}},
         "stop_reason": 7,
         "audio": {"id": "a1"},
     }
@@ -265,3 +268,54 @@ def test_arguments_that_are_no_object_stay_as_they_were_written(written, argumen
 def test_calls_get_ids_where_they_have_none_or_share_one():
     calls = [tool_call(identity, "save", {}) for identity in (None, "c", "c", "x-2", None)]
     assert [call.id for call in identified(calls, "x")] == ["x-0", "c", "x-2-", "x-2", "x-4"]
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+WAV = b"RIFF0000WAVEfmt "
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def test_audio_in_a_chat_is_a_file_and_its_transcript_the_text():
+    audio = {"id": "audio_1", "expires_at": 9, "transcript": "Hello.", "data": encoded(WAV)}
+    answer = read_chat(chat(finish_reason="stop", message={"content": None, "audio": audio}), OK)
+    assert answer.text == "Hello."
+    assert [(type(file), file.content()) for file in answer.files] == [(Audio, WAV)]
+    assert answer.extra == {"audio": {**audio, "data": {"smartbatch.file": 0}}}
+
+
+def test_streamed_audio_is_joined_from_pieces_that_are_encoded_separately():
+    reader = ChatReader(ERRORS)
+    pieces = [{"id": "audio_1", "data": encoded(piece)} for piece in (b"RIFF0", b"000WAVE", b"fmt ")]
+    deltas = [{"audio": piece} for piece in [*pieces, {"transcript": "Hel"}, {"transcript": "lo."}]]
+    answer = streamed(
+        reader, [chat(delta=delta) for delta in deltas] + [chat(delta={}, finish_reason="stop")]
+    )
+    assert (answer.text, answer.files[0].content()) == ("Hello.", WAV)
+
+
+def test_images_of_gateways_are_files_unless_they_are_only_addresses():
+    address = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
+    given = {"type": "image_url", "image_url": {"url": f"data:image/webp;base64,{encoded(b'unknown')}"}}
+    message = {"content": "Here.", "images": [address, given]}
+    answer = read_chat(chat(finish_reason="stop", message=message), OK)
+    assert [(file.media_type, file.content()) for file in answer.files] == [("image/webp", b"unknown")]
+    assert answer.extra["images"] == [address, {**given, "image_url": {"url": {"smartbatch.file": 0}}}]
+
+
+def test_files_of_gemini_have_the_stated_type_if_their_content_has_none():
+    parts = [
+        {"inlineData": {"mimeType": "image/png", "data": encoded(b"draft")}, "thought": True},
+        {"inlineData": {"mimeType": "audio/L16;codec=pcm;rate=24000", "data": encoded(b"\0\1")}},
+        {"inlineData": {"mimeType": "image/svg+xml", "data": encoded(b"<svg/>")}},
+        {"inlineData": {"mimeType": "image/png", "data": "not base64"}},
+    ]
+    answer = read_answer({"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}]})
+    assert [(type(file), file.media_type, extension_of(file)) for file in answer.files] == [
+        (Audio, "audio/L16;codec=pcm;rate=24000", ".pcm"),
+        (Image, "image/svg+xml", ".svg"),
+    ]
+    assert answer.extra["message_blocks"][-1] == parts[-1]  # kept, because it was paid for

@@ -6,6 +6,7 @@ It has no rate limit headers. Source: the types of ``google-genai`` 3.4 and Goog
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -94,7 +95,8 @@ class _GeminiGeneration(ModelCall):
             chunks, tokens = _chunks(request, answer, frame), answer.tokens
         else:
             finish_reason = _FINISH_REASONS[answer.finish_reason]
-            parts = [*_thoughts(answer), *([] if answer.calls else [{"text": answer.text}]), *_calls(answer)]
+            texts = [] if answer.calls else [{"text": answer.text}]
+            parts = [*_thoughts(answer), *texts, *_picture(answer), *_calls(answer)]
             chunks = [_chunk(parts, request, answer, frame, answer.tokens, finish_reason)]
             tokens = answer.tokens
         billed = request.input_tokens + tokens
@@ -140,6 +142,7 @@ def _chunks(request: GenerationRequest, answer: Completion, frame: dict[str, Any
         _chunk([{"text": piece}], request, answer, frame, count_tokens("".join(pieces[: number + 1])))
         for number, piece in enumerate(pieces)
     ]
+    chunks += [_chunk([part], request, answer, frame, answer.tokens) for part in _picture(answer)]
     end = _calls(answer) or [{"text": last}]
     finish = _FINISH_REASONS[answer.finish_reason]
     return [*chunks, _chunk(end, request, answer, frame, answer.tokens, finish)]
@@ -147,6 +150,13 @@ def _chunks(request: GenerationRequest, answer: Completion, frame: dict[str, Any
 
 def _thoughts(answer: Completion) -> list[dict[str, Any]]:
     return [{"text": answer.reasoning, "thought": True}] if answer.reasoning else []
+
+
+def _picture(answer: Completion) -> list[dict[str, Any]]:
+    if not answer.picture:
+        return []
+    data = base64.b64encode(answer.picture).decode()
+    return [{"inlineData": {"mimeType": "image/png", "data": data}, "thoughtSignature": "c2lnbmF0dXJl"}]
 
 
 def _calls(answer: Completion) -> list[dict[str, Any]]:

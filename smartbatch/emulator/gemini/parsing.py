@@ -128,6 +128,7 @@ def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> Genera
         stream=stream,
         include_usage=True,
         files=tuple(_hashes(contents)),
+        draws=True,
         tier=_tier(found(fields, "serviceTier")),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -135,6 +136,19 @@ def response_output(request: GenerationRequest, answer: Completion, identity: st
     if answer.reasoning:
         summary = [{"type": "summary_text", "text": answer.reasoning}]
         items.append({"type": "reasoning", "id": f"rs_{identity}", "summary": summary})
+    if answer.picture:
+        data = base64.b64encode(answer.picture).decode()
+        return [
+            *items,
+            {
+                "type": "image_generation_call",
+                "id": f"ig_{identity}",
+                "status": "completed",
+                "output_format": "png",
+                "revised_prompt": request.prompt,
+                "result": data,
+            },
+        ]
     if not answer.calls:
         return [*items, response_message(answer, identity, request.logprobs)]
     for number, call in enumerate(answer.calls):
@@ -210,7 +224,7 @@ def response_events(
     """Return a response as named, numbered events. The last one contains the whole response."""
     whole = response_body(request, answer, identity=identity, created=created)
     started = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-    if answer.calls:
+    if answer.calls or answer.picture:
         done = (f"response.{whole['status']}", {"response": whole})
         return _numbered([("response.created", {"response": started}), done])
     message = response_message(answer, identity, request.logprobs)

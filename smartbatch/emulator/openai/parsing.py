@@ -353,6 +353,7 @@ def with_response_tools(request: GenerationRequest, body: Mapping[str, Any]) -> 
         request,
         input_tokens=request.input_tokens + _more_tokens(body, items),
         tools=_tools(body, answered, nested=False),
+        draws=any(tool.get("type") == "image_generation" for tool in body.get("tools") or ()),
         logprobs=_alternatives(body) if asked else None,
         reasoning=isinstance(reasoning, Mapping) and bool(reasoning.get("summary")),
     )

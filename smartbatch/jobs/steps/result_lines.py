@@ -305,7 +305,8 @@ class ResultReader:
         usage, cost = result.usage, result.cost
         billed = bool(usage.total_tokens or outcome == "succeeded")
         realtime = self._price(self._realtime, usage) if billed else 0.0
-        found = NewResult(item.ix, outcome, encode_result(result), digest, usage, cost, realtime, Route.BATCH)
+        body = encode_result(result, partial(self._step.store.files.write, self._step.job.id))
+        found = NewResult(item.ix, outcome, body, digest, usage, cost, realtime, Route.BATCH)
         return evolve(found, defects=result.defects)
 
     def _max_cost(self, item: StoredItem) -> float:

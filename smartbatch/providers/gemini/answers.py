@@ -8,6 +8,7 @@ from typing import Any
 
 from smartbatch.errors import ProviderError
 from smartbatch.providers.answer_parts import (
+    ReturnedFiles,
     add_piece,
     counted,
     has_value,
@@ -67,6 +68,7 @@ class Gathered:
         self._calls: list[ToolCall | None] = []
         self._logprobs: list[TokenLogprob] = []
         self._extra: dict[str, Any] = {}
+        self._files = ReturnedFiles()
         self._finish: str | None = None
         self.usage: Usage | None = None
         self._model: str | None = None
@@ -121,6 +123,7 @@ class Gathered:
             reasoning=well_formed("".join(self._thoughts)) or None,
             logprobs=tuple(self._logprobs) or None,
             extra=extra or None,
+            files=tuple(self._files),
         )
 
     def _candidate(self, candidates: Any) -> str:
@@ -129,9 +132,9 @@ class Gathered:
             content = candidate.get("content") or {}
             parts = content.get("parts") or ()
             reason = candidate.get("finishReason")
-            said = [part for part in parts if not part.get("thought")]
+            said = [self._without_file(part) for part in parts if not part.get("thought")]
             texts = [part.get("text") for part in said]
-            thoughts = [part.get("text") for part in parts if part.get("thought")] if parts != said else ()
+            thoughts = [part.get("text") for part in parts if part.get("thought")]
             self._calls += [_call(part) for part in said if "functionCall" in part]
         except (LookupError, TypeError, AttributeError):
             raise _shapeless(self.usage) from None
@@ -143,6 +146,15 @@ class Gathered:
             self.ended = True
             self._finish = _FINISH.get(reason) or (short(reason, PLAIN_WORD) or "unknown").lower()
         return "".join(text for text in texts if isinstance(text, str))
+
+    def _without_file(self, part: Mapping[str, Any]) -> Mapping[str, Any]:
+        blob = part.get("inlineData")
+        if not isinstance(blob, Mapping):
+            return part
+        return {
+            **part,
+            "inlineData": {**blob, "data": self._files.take(blob.get("data"), blob.get("mimeType"))},
+        }
 
 
 _KNOWN = frozenset({"candidates", "usageMetadata", "modelVersion", "responseId", "createTime"})

@@ -202,7 +202,7 @@ def _is_error(data: Mapping[str, Any], name: str) -> bool:
     return says_something(data.get("error")) and "response" not in data
 
 
-MAX_EVENT = 16 * 1024 * 1024  # maximum bytes per event, far more than the APIs send
+MAX_EVENT = 64 * 1024 * 1024  # maximum bytes per event, which may contain images in base64
 
 
 def events(pieces: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:

@@ -15,6 +15,7 @@ from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.answer_parts import (
+    ReturnedFiles,
     counted,
     gathered,
     has_value,
@@ -96,10 +97,14 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
     check_choice(choice, reply, usage, cost_of(data.get("usage")))
     if isinstance(refusal, str) and refusal and not content:
         content, finish = refusal, "refusal"
-    if (text := text_of(content)) is None:
+    text = text_of(content)
+    if text == "":
+        text = text_of(fields(message.get("audio")).get("transcript"))
+    if text is None:
         reason = "the message's content is neither a string nor a list of parts"
         raise ERRORS.unusable(reply, "shape", reason, usage)
-    rest = unmodelled(message, KNOWN_IN_MESSAGE)
+    files = ReturnedFiles()
+    rest = _without_files(unmodelled(message, KNOWN_IN_MESSAGE), files)
     if isinstance(content, list) and not all(map(_is_text, content)):
         rest[MESSAGE_BLOCKS] = content
     logprobs = choice.get("logprobs")
@@ -113,7 +118,22 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
         reasoning=_reasoning(message, content),
         logprobs=token_logprobs(fields(logprobs).get("content")),
         extra=gathered(_of_body(data, KNOWN_IN_BODY), unmodelled(choice, KNOWN_IN_CHOICE), rest),
+        files=files,
     )
+
+
+def _without_files(message: dict[str, Any], files: ReturnedFiles) -> dict[str, Any]:
+    """Take out audio, and the images of OpenRouter and other gateways."""
+    if isinstance(audio := message.get("audio"), Mapping) and "data" in audio:
+        message["audio"] = {**audio, "data": files.take(audio.get("data"))}
+    if isinstance(images := message.get("images"), list):
+        message["images"] = [
+            {**image, "image_url": {**address, "url": files.take_url(address.get("url"))}}
+            if isinstance(address := fields(image).get("image_url"), Mapping)
+            else image
+            for image in images
+        ]
+    return message
 
 
 def _is_text(part: Any) -> bool:
@@ -204,6 +224,8 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
     if status == "incomplete":
         finish = finish_word(fields(data.get("incomplete_details")).get("reason") or "length", _FINISH)
     calls = [item for item in items if item.get("type") in _CALL_ITEMS]
+    files = ReturnedFiles()
+    items = [_without_image(item, files) for item in items]
     if others := [item for item in items if item.get("type") not in ("message", *_CALL_ITEMS)]:
         rest.append({"output": others})
     if any(item.get("encrypted_content") for item in others):  # otherwise the items could not be sent again
@@ -219,7 +241,16 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
         reasoning=_summary(items),
         logprobs=tuple(logprobs) or None,
         extra=gathered(_of_body(data, _KNOWN_IN_RESPONSE), *rest),
+        files=files,
     )
+
+
+def _without_image(item: dict[str, Any], files: ReturnedFiles) -> dict[str, Any]:
+    if item.get("type") != "image_generation_call":
+        return item
+    form = short(item.get("output_format"), PLAIN_WORD)
+    media_type = "image/svg+xml" if form == "svg" else form and f"image/{form}"
+    return {**item, "result": files.take(item.get("result"), media_type)}
 
 
 _CALL_ITEMS = ("function_call", "custom_tool_call")
@@ -252,6 +283,7 @@ def _answer(
     reasoning: str | None,
     logprobs: tuple[TokenLogprob, ...] | None,
     extra: Mapping[str, Any] | None,
+    files: ReturnedFiles,
 ) -> Answer:
     answer = Answer(
         text=well_formed(text),
@@ -267,6 +299,7 @@ def _answer(
         reasoning=reasoning,
         logprobs=logprobs,
         extra=extra,
+        files=tuple(files),
     )
     return read_tool_answer(answer) if calls else answer
 

@@ -7,6 +7,7 @@ with OpenAI, a create call names an uploaded file and is refused once the file i
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from smartbatch.emulator.batches.shared_backend import SharedBackend
 from smartbatch.emulator.parsed_requests import ApiError, ModelOutput
 from smartbatch.emulator.settings import EmulatorSettings
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.providers.answer_parts import ReturnedFiles
 from smartbatch.providers.batch_api import (
     BatchAbilities,
     BatchApi,
@@ -161,7 +163,12 @@ class SimBatches(BatchApi):
                 usage = Usage(count(asked) or 0, count(made) or 0, reasoning_tokens=thought)
                 found = {name: read(parts[name]) for name, (_, read) in PART_FORMS.items() if name in parts}
                 model: Any = parts.get("model")
-                return Answer(text=text, usage=usage, finish_reason=finish, model=model, **found)
+                files, given = ReturnedFiles(), parts.get("files")
+                for data in given if isinstance(given, list) else ():
+                    files.take(data)
+                return Answer(
+                    text=text, usage=usage, finish_reason=finish, model=model, files=tuple(files), **found
+                )
         raise unusable("the line is neither an answer nor an error", status=200)
 
     def _entry(self, line: bytes) -> Entry:
@@ -177,6 +184,8 @@ class SimBatches(BatchApi):
             body |= {"in": usage.input_tokens, "out": usage.output_tokens}
             if usage.reasoning_tokens:
                 body["reasoned"] = usage.reasoning_tokens
+            if said.files:
+                body["files"] = [base64.b64encode(file.content()).decode() for file in said.files]
             body |= {name: write(v) for name, (write, _) in PART_FORMS.items() if (v := getattr(said, name))}
             return ModelOutput(encode_json(body), usage.output_tokens, usage.total_tokens)
 

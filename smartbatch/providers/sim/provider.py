@@ -28,6 +28,7 @@ from smartbatch.emulator.parsed_requests import (
 )
 from smartbatch.emulator.settings import EmulatorSettings, FaultPlan
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.media import returned_file
 from smartbatch.providers.answer_parts import token_logprobs
 from smartbatch.providers.base import AnswerStream, Capabilities, MadeStream, Provider
 from smartbatch.providers.batch_api import BatchApi
@@ -185,6 +186,7 @@ class SimProvider(Provider):
                 for number, call in enumerate(said.calls)
             ),
             logprobs=token_logprobs(logprobs),
+            files=(returned_file(said.picture),) if said.picture else (),
         )
 
     def _spend(self, seconds: float, left: float) -> None:
@@ -225,6 +227,7 @@ def _parsed(request: Request, model: str) -> GenerationRequest:
         tools=tools,
         logprobs=int(params.logprobs is not True and params.logprobs) if params.logprobs else None,
         files=hashes_in(chat),
+        draws=True,
         hidden_tokens=HIDDEN_TOKENS[params.reasoning_effort or "none"],
     )
 
