@@ -7,10 +7,11 @@ from typing import Unpack
 
 from smartbatch._clock import VirtualClock
 from smartbatch.emulator import Emulator, answer_for
+from smartbatch.emulator.prompt_caching import PromptCaching
 from smartbatch.emulator.settings import EmulatorParams
 from smartbatch.providers.mock import MockCall, MockProvider
 
-__all__ = ["Emulator", "MockCall", "MockProvider", "VirtualClock", "answer_for", "emulator"]
+__all__ = ["Emulator", "MockCall", "MockProvider", "PromptCaching", "VirtualClock", "answer_for", "emulator"]
 
 
 def emulator(

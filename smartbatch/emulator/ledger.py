@@ -32,6 +32,9 @@ class Call:
     billed: int = 0  # billed tokens; 0 if the model did not run
     delivered: bool = False  # whether the whole answer was written to an open connection
     done: bool = False  # whether it has finished
+    cache_read: int = 0  # input tokens read from the prompt cache
+    cache_written: int = 0  # input tokens written to it
+    cache_saved: float = 0.0  # input tokens without a cache that cost as much as the cache saved
     tier: str | None = None  # service tier; ``flex`` is the cheaper, slower one, whose tokens cost half
 
 
@@ -141,7 +144,22 @@ class Ledger:
             "prompts_billed": len(self.billed_by_prompt),
             "paid_twice": len(self.paid_twice()),
             "utilisation": self.utilisation(),
+            "prompt_cache": self.prompt_cache(),
             "batches": self._batch_ledger.summary(),
+        }
+
+    def prompt_cache(self) -> dict[str, float]:
+        """Return the totals of the prompt caches, in real time and in batches, in input tokens.
+
+        ``read`` and ``written`` are the tokens read and written. ``saved`` is the saving after the prices of
+        writes and storage: how many uncached tokens of the same requests cost as much.
+        """
+        self._update()
+        entries: list[Call | BatchLine] = [*self.calls, *self._batch_ledger.lines()]
+        return {
+            "read": sum(each.cache_read for each in entries),
+            "written": sum(each.cache_written for each in entries),
+            "saved": sum(each.cache_saved for each in entries),
         }
 
     def full(self) -> dict[str, Any]:

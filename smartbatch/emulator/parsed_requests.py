@@ -19,6 +19,7 @@ from smartbatch.emulator.composed_answers import (
     picture_for,
     with_calls,
 )
+from smartbatch.emulator.prompt_caching import NO_CACHE, CacheablePrompt, CacheUse, PromptCaching
 from smartbatch.emulator.settings import EmulatorSettings
 
 PICTURE_WORD: Final = "PNG"
@@ -65,11 +66,16 @@ class ModelCall(ABC):
     prompt: str  # text of the last user message, which identifies the request in the ledger
     charge: int  # tokens charged to the rate limits at admission
     tier: str = "default"
+    cache: CacheUse = NO_CACHE  # what it reads and writes; set before it runs
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt alone, charged to the enqueued-token limit."""
         return self.charge
+
+    def cacheable(self, settings: PromptCaching) -> CacheablePrompt | None:  # noqa: ARG002
+        """Return the prompt as the model's cache sees it; ``None`` for a model without a cache."""
+        return None
 
     @abstractmethod
     def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
@@ -105,6 +111,12 @@ class GenerationRequest:
     hidden_tokens: int = 0  # reasoning tokens that the answer does not show
     files: tuple[str, ...] = ()  # SHA-256 of each file in the messages, hexadecimal
     draws: bool = False  # whether the answer may contain a picture
+    cache: CacheUse = NO_CACHE
+
+    def with_cache(self, cache: CacheUse) -> GenerationRequest:
+        if cache is NO_CACHE:
+            return self
+        return evolve(self, cache=cache, input_tokens=self.input_tokens + cache.added)
 
     @property
     def identity(self) -> str:

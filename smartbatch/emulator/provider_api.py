@@ -73,6 +73,7 @@ class ServerReply:
     # ``reset``, ``reset_before``, ``hang``, ``truncated``, ``stall`` or ``slow_body``; ``None`` for no fault
     damage: str | None = None
     billed: int = 0  # tokens billed after the delay
+    cache_saved: float = 0.0  # see :class:`Call`
     call: Call | None = None  # the ledger entry; ``None`` for the emulator's own pages
     # called once the whole reply has been sent
     delivered: Callable[[], None] | None = field(default=None, repr=False)
@@ -119,6 +120,10 @@ class Api(ABC):
     @abstractmethod
     def check_key(self, head: Head, settings: EmulatorSettings) -> None:
         """Raise ``ApiError`` for a missing or wrong key."""
+
+    def account(self, head: Head) -> tuple[str, str]:
+        """Return the API's name and the caller's key, which own files, batches and prompt caches."""
+        return "", head.authorization
 
     @abstractmethod
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:

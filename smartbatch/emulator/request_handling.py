@@ -26,6 +26,7 @@ from smartbatch.emulator.limits import LimitExceeded, Limits
 from smartbatch.emulator.openai.api import OpenAIApi
 from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
+from smartbatch.emulator.prompt_cache import CacheAccess, CacheLookup, PromptCaches
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, ServerReply, json_reply
 from smartbatch.emulator.settings import FAULTS, EmulatorParams, EmulatorSettings, FaultPlan
 from smartbatch.errors import ConfigError
@@ -62,6 +63,7 @@ class _Exchange:
 
     api: Api
     policy: _Policy
+    caches: PromptCaches
     head: Head
     body: bytes
     call: Call
@@ -132,7 +134,7 @@ class RequestHandler:
         self.ledger.open(call)
         api = policy.api(head)
         in_outage = policy.faults.in_outage(call.index, now - self._first)
-        exchange = _Exchange(api, policy, head, body, call, now, in_outage)
+        exchange = _Exchange(api, policy, self.backend.caches, head, body, call, now, in_outage)
         try:
             endpoint = api.batch_endpoint(head)
             reply = _answer(exchange) if endpoint is None else self._answer_batch(exchange, endpoint)
@@ -162,6 +164,7 @@ class RequestHandler:
         url = f"http://{head.headers.get('host', '127.0.0.1')}"
         context = BatchContext(self.backend, policy.settings, exchange.now, url)
         reply = endpoint(head, exchange.body, context)
+        call.cache_saved = reply.cache_saved
         delay = call.latency = policy.faults.first_token(call.index)
         return _apply_fault(api, evolve(reply, delay=delay), call.fault)
 
@@ -203,13 +206,27 @@ def _answer(exchange: _Exchange) -> ServerReply:
     if exchange.in_outage:
         call.fault = "outage"
         return api.overloaded()
+    lookup = _look_up(exchange, model_call)
     if (exceeded := exchange.policy.limits.admit(exchange.now, model_call.charge)) is not None:
         call.fault = "limit"
         hint = settings.retry_after and exceeded.wait is not None
         return api.rate_limited(exceeded, model_call.model, hint=hint)
     call.admitted = True
     call.fault = _fault(exchange.policy, call.index, fields, model_call.tier)
-    return _run_model(exchange, model_call)
+    return _run_model(exchange, model_call, lookup)
+
+
+def _look_up(exchange: _Exchange, model_call: ModelCall) -> CacheLookup | None:
+    """Return what the call reads from the prompt cache and writes to it; ``None`` without one."""
+    settings = exchange.settings.prompt_caching
+    prompt = None if settings is None else model_call.cacheable(settings)
+    if settings is None or prompt is None:
+        return None
+    chance = exchange.policy.faults.uniform(b"cache", exchange.call.index)
+    access = CacheAccess(exchange.api.account(exchange.head), exchange.now, chance)
+    lookup = exchange.caches.look_up(prompt, access, settings)
+    model_call.cache = lookup.use
+    return lookup
 
 
 def _fault(policy: _Policy, index: int, fields: Mapping[str, Any], tier: str = "") -> str | None:
@@ -221,7 +238,7 @@ def _fault(policy: _Policy, index: int, fields: Mapping[str, Any], tier: str = "
     return None if kind == "no_room" and tier != FLEX else kind
 
 
-def _run_model(exchange: _Exchange, model_call: ModelCall) -> ServerReply:
+def _run_model(exchange: _Exchange, model_call: ModelCall, lookup: CacheLookup | None) -> ServerReply:
     """Reply to an admitted call, with the effect of its fault."""
     api, policy, call = exchange.api, exchange.policy, exchange.call
     settings, fault = policy.settings, call.fault
@@ -230,12 +247,19 @@ def _run_model(exchange: _Exchange, model_call: ModelCall) -> ServerReply:
     output = model_call.run(settings, policy.faults.identity(call.index), refuse=fault == "refusal")
     tier_factor = settings.flex_slower if model_call.tier == FLEX else 1.0
     delay = call.latency = tier_factor * policy.faults.latency(call.index, output.output_tokens)
-    policy.limits.spend(exchange.now, 0 if fault in ("500", "html") else output.output_tokens)
+    first_token = tier_factor * policy.faults.first_token(call.index)
+    answered = fault not in ("500", "html")
+    policy.limits.spend(exchange.now, output.output_tokens if answered else 0)
+    if lookup is not None and answered:
+        exchange.caches.keep(lookup, exchange.now + first_token)
+        call.cache_read, call.cache_written = lookup.use.read, lookup.use.written
+        call.cache_saved = lookup.saved
     reply = ServerReply(200, output.body, delay=delay, billed=output.billed)
-    if isinstance(output.body, list) and fault not in ("500", "html"):
+    if isinstance(output.body, list) and answered:
         event_interval = tier_factor * settings.per_token * output.output_tokens / len(output.body)
-        delay = tier_factor * policy.faults.first_token(call.index)
-        reply = evolve(reply, content_type="text/event-stream", delay=delay, event_interval=event_interval)
+        reply = evolve(
+            reply, content_type="text/event-stream", delay=first_token, event_interval=event_interval
+        )
     return _apply_fault(api, reply, fault)
 
 

@@ -20,6 +20,7 @@ from smartbatch.emulator.batches.batch_settings import (
     in_seconds,
     seconds,
 )
+from smartbatch.emulator.prompt_caching import PromptCaching, prompt_caching
 from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.types import Duration
 
@@ -117,6 +118,7 @@ class EmulatorSettings(BatchSettings):
         models: existing models; ``None`` accepts any name.
         rejects: parameters that OpenAI's API rejects by name, such as ``seed``, and types of
             ``response_format``, such as ``json_schema``; behaves like a compatible server that lacks them.
+        prompt_caching: the prompt caches of the three APIs; ``True`` for the usual ones, ``None`` for none.
         dialect: the host whose API is served instead of the three APIs, such as ``mistral``; see
             :data:`~smartbatch.emulator.hosts.dialects.DIALECTS`.
         dialect_variants: other interpretations of facts that the host's documentation leaves open, by name.
@@ -156,6 +158,7 @@ class EmulatorSettings(BatchSettings):
     keys: frozenset[str] | None = field(default=None, repr=False, converter=_keys)
     models: tuple[str, ...] | None = field(default=None, converter=_models)
     rejects: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    prompt_caching: PromptCaching | None = field(default=None, converter=prompt_caching)
     dialect: str | None = None
     dialect_variants: frozenset[str] = field(default=frozenset(), converter=frozenset)
     keep_prompts: bool = False
@@ -180,6 +183,8 @@ class EmulatorSettings(BatchSettings):
             raise ConfigError("burst needs rpm, and contradicts enforce='second', which allows no burst")
         if self.outage is not None and (self.outage[0] < 0 or self.outage[1] < 0):
             raise ConfigError(f"outage must be (start index, count), both 0 or more, not {self.outage!r}")
+        if self.prompt_caching is not None and self.dialect is not None:
+            raise ConfigError("prompt_caching contradicts dialect: only the three APIs have prompt caches")
         self.check_batches()
 
     @classmethod
@@ -219,6 +224,7 @@ class EmulatorParams(TypedDict, total=False):
     keys: Iterable[str] | None
     models: Iterable[str] | None
     rejects: Iterable[str]
+    prompt_caching: PromptCaching | bool | None
     dialect: str | None
     dialect_variants: Iterable[str]
     keep_prompts: bool
@@ -329,7 +335,7 @@ class FaultPlan:
 
     def fault(self, index: int) -> str | None:
         if self._thresholds:
-            uniform = self._uniform(b"fault", index)
+            uniform = self.uniform(b"fault", index)
             for threshold, kind in self._thresholds:
                 if uniform < threshold:
                     return kind
@@ -343,7 +349,7 @@ class FaultPlan:
         settings = self._settings
         if not settings.latency_sigma or not settings.latency:
             return settings.latency
-        uniform = min(max(self._uniform(b"latency", index), 1e-12), 1 - 1e-12)
+        uniform = min(max(self.uniform(b"latency", index), 1e-12), 1 - 1e-12)
         return settings.latency * math.exp(settings.latency_sigma * _NORMAL.inv_cdf(uniform))
 
     def in_outage(self, index: int, elapsed: float) -> bool:
@@ -362,6 +368,7 @@ class FaultPlan:
     def identity(self, index: int) -> str:
         return hashlib.blake2b(self._seed + b"id %d" % index, digest_size=12).hexdigest()
 
-    def _uniform(self, what: bytes, index: int) -> float:
+    def uniform(self, what: bytes, index: int) -> float:
+        """Return a request's number for this purpose, uniformly distributed in [0, 1)."""
         digest = hashlib.blake2b(self._seed + what + b" %d" % index, digest_size=8).digest()
         return int.from_bytes(digest, "big") * _SCALE

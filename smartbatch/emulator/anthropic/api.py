@@ -16,6 +16,7 @@ from attrs import evolve
 
 from smartbatch.emulator.anthropic import batches
 from smartbatch.emulator.anthropic.batches import SPEND_LIMIT_REACHED
+from smartbatch.emulator.anthropic.caching import cacheable, check_marks
 from smartbatch.emulator.anthropic.parsing import (
     api_error,
     error_body,
@@ -35,6 +36,7 @@ from smartbatch.emulator.parsed_requests import (
     ModelOutput,
     complete,
 )
+from smartbatch.emulator.prompt_caching import CacheablePrompt, PromptCaching
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, ServerReply, json_reply
 from smartbatch.emulator.settings import EmulatorSettings
 
@@ -86,17 +88,27 @@ def _in_pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str,
 
 
 def parse_message(head: Head, fields: Mapping[str, Any]) -> ModelCall:
-    return _MessageCall(with_thinking(with_tools(parse_messages(head, fields), fields), fields))
+    request = with_thinking(with_tools(parse_messages(head, fields), fields), fields)
+    check_marks(fields)
+    return _MessageCall(request, fields)
 
 
 class _MessageCall(ModelCall):
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: GenerationRequest, fields: Mapping[str, Any]) -> None:
         self.model, self.prompt = request.model, request.identity
-        self.charge = request.input_tokens
         self._request = request
+        self._fields = fields
+
+    @property
+    def charge(self) -> int:  # type: ignore[override]
+        """Tokens read from the cache do not count."""
+        return self._request.input_tokens - self.cache.read
+
+    def cacheable(self, settings: PromptCaching) -> CacheablePrompt:
+        return cacheable(self._fields, settings)
 
     def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
-        request = self._request
+        request = self._request.with_cache(self.cache)
         try:
             answer = complete(settings, request)
             without_stop = complete(settings, evolve(request, stop=())) if request.stop else answer
@@ -132,6 +144,7 @@ def _content(answer: Completion, identity: str) -> list[dict[str, Any]]:
 
 
 def _body(request: GenerationRequest, answer: Completion, identity: str) -> dict[str, Any]:
+    cache = request.cache
     return {
         "id": f"msg_{identity}",
         "type": "message",
@@ -142,10 +155,13 @@ def _body(request: GenerationRequest, answer: Completion, identity: str) -> dict
         "stop_sequence": None,
         "stop_details": None,
         "usage": {
-            "input_tokens": request.input_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+            "input_tokens": request.input_tokens - cache.read - cache.written,
+            "cache_creation_input_tokens": cache.written,
+            "cache_read_input_tokens": cache.read,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": cache.written - cache.written_1h,
+                "ephemeral_1h_input_tokens": cache.written_1h,
+            },
             "output_tokens": answer.tokens,
             "output_tokens_details": {"thinking_tokens": answer.reasoning_tokens},
             "server_tool_use": None,
@@ -171,6 +187,9 @@ class AnthropicApi(Api):
             raise api_error(401, "x-api-key header is required")
         if settings.keys is not None and key not in settings.keys:
             raise api_error(401, "invalid x-api-key")
+
+    def account(self, head: Head) -> tuple[str, str]:
+        return batches.API_NAME, _key(head)
 
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
         return self._answer_batch if batches.is_about_batches(head) else None

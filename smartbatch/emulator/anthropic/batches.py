@@ -174,7 +174,7 @@ _ERRORS = {
 
 _BATCHES_PATH = "/v1/messages/batches"
 _PATH = re.compile(_BATCHES_PATH + r"(?:/([^/]+)(?:/(cancel|results))?)?/?")
-_API_NAME = "anthropic"
+API_NAME = "anthropic"
 _PAGE, _MAX_PAGE = 20, 1000
 # The documentation does not say which status early requests for results return.
 _STATUSES = {"not_found": 404, "gone": 404, "not_ended": 400, "enqueued": 429, "unavailable": 503}
@@ -209,7 +209,7 @@ def answer(head: Head, body: bytes, context: BatchContext, *, key: str, parse: _
             case "GET", None if name is None:
                 return _list(head, context, key)
             case "GET", None:
-                return _batch_reply(context.backend.batch(_API_NAME, key, name, context.now), name, context)
+                return _batch_reply(context.backend.batch(API_NAME, key, name, context.now), name, context)
             case "DELETE", None if name is not None:
                 return _delete(name, context, key)
             case "POST", "cancel":
@@ -226,7 +226,7 @@ def _create(head: Head, body: bytes, context: BatchContext, key: str, parse: _Pa
     if len(body) > most:
         raise api_error(413, f"Request exceeds the maximum size of {most:,} bytes")
     entries = parse_entries(parse_body(body), lambda params: parse(head, params), context.settings)
-    batch = context.backend.create(_API_NAME, key, entries, now=context.now, endpoint="/v1/messages")
+    batch = context.backend.create(API_NAME, key, entries, now=context.now, endpoint="/v1/messages")
     return json_reply(batch_shape(batch, context))
 
 
@@ -238,7 +238,7 @@ def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
     after, before = (query.get(name, [None])[0] for name in ("after_id", "before_id"))
     if after and before:
         raise api_error(400, "after_id and before_id cannot be used together")
-    batches = context.backend.batches(_API_NAME, key, context.now)
+    batches = context.backend.batches(API_NAME, key, context.now)
     page, more = _page(batches, limit, after, before)
     return json_reply(
         {
@@ -271,24 +271,24 @@ def _unknown_cursor(field: str, name: str | None) -> ApiError:
 
 
 def _cancel(name: str, context: BatchContext, key: str) -> ServerReply:
-    batch = context.backend.batch(_API_NAME, key, name, context.now)
+    batch = context.backend.batch(API_NAME, key, name, context.now)
     if batch is not None and batch.ended:
         raise api_error(400, f"Batch {name} cannot be canceled: it has ended.")
-    return _batch_reply(context.backend.cancel(_API_NAME, key, name, context.now), name, context)
+    return _batch_reply(context.backend.cancel(API_NAME, key, name, context.now), name, context)
 
 
 def _delete(name: str, context: BatchContext, key: str) -> ServerReply:
-    batch = context.backend.batch(_API_NAME, key, name, context.now)
+    batch = context.backend.batch(API_NAME, key, name, context.now)
     if batch is None:
         _raise_not_found(name)
     if not batch.ended:
         raise api_error(400, f"Batch {name} cannot be deleted while it is being processed; cancel it first.")
-    context.backend.delete(_API_NAME, key, name, context.now)
+    context.backend.delete(API_NAME, key, name, context.now)
     return json_reply({"id": name, "type": "message_batch_deleted"})
 
 
 def _results(name: str, context: BatchContext, key: str) -> ServerReply:
-    fetched = context.backend.fetch(_API_NAME, key, name, context.now, write=line_bytes)
+    fetched = context.backend.fetch(API_NAME, key, name, context.now, write=line_bytes)
     return ServerReply(200, fetched.body, content_type="application/x-jsonl", delivered=fetched.delivered)
 
 

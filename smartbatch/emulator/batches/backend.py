@@ -36,6 +36,7 @@ from smartbatch.emulator.batches.batch_results import (
 )
 from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline, timeline
 from smartbatch.emulator.ledger import Ledger
+from smartbatch.emulator.prompt_cache import PromptCaches
 from smartbatch.emulator.settings import EmulatorSettings
 
 _IDS = {"openai": IdFormat(), "anthropic": IdFormat(batch="msgbatch_".__add__), "gemini": IdFormat(batch=str)}
@@ -54,9 +55,11 @@ class BatchBackend:
 
     Attributes:
         open_uploads: resumable uploads that have not ended, by ID.
+        caches: the prompt caches, which batches share with requests in real time.
     """
 
     open_uploads: dict[str, Any]
+    caches: PromptCaches
 
     def __init__(self, settings: EmulatorSettings, ledger: Ledger | None, *, epoch: float = 0.0) -> None:
         self._lock = threading.RLock()
@@ -87,6 +90,7 @@ class BatchBackend:
         self._creates: dict[str, int] = defaultdict(int)
         self._new_ids = 0
         self.open_uploads = {}
+        self.caches = PromptCaches()
 
     def new_id(self) -> str:
         """Return 24 hexadecimal digits that no other call returns."""
@@ -222,7 +226,7 @@ class BatchBackend:
             batch = StoredBatch(
                 name, index, api, key, model, endpoint, label, file_id, entries, tuple(problems), faults,
                 self._rng, self._timeline(index, api, now, len(entries), faults, windows, failing=failing),
-                ids, windows, needs_file, output_lifetime,
+                self.caches, self._settings.prompt_caching, ids, windows, needs_file, output_lifetime,
             )  # fmt: skip
             return self._accept(batch, now)
 
@@ -426,7 +430,10 @@ class BatchBackend:
             return
         if self._ledger is not None and (lines := batch.run_lines(now)):
             rows = [
-                [line.position, line.custom_id, line.prompt, line.at, line.billed, line.lost]
+                [
+                    *(line.position, line.custom_id, line.prompt, line.at, line.billed, line.lost),
+                    *(line.cache_read, line.cache_written, line.cache_saved),
+                ]
                 for line in lines
             ]
             self._record({"batch": batch.id, "event": "ran", "lines": rows})

@@ -22,6 +22,8 @@ from smartbatch.emulator.batches.batch_records import (
 )
 from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline
 from smartbatch.emulator.parsed_requests import ApiError
+from smartbatch.emulator.prompt_cache import CacheAccess, CacheLookup, PromptCaches
+from smartbatch.emulator.prompt_caching import PromptCaching
 
 
 @define
@@ -33,6 +35,9 @@ class BatchLine:
     at: float  # monotonic seconds
     billed: int  # billed tokens; 0 if it failed
     lost: bool = False  # billed, but missing or malformed in the results
+    cache_read: int = 0  # see :class:`~smartbatch.emulator.ledger.Call`
+    cache_written: int = 0
+    cache_saved: float = 0.0
     delivered: bool = False  # the whole answer was sent
 
 
@@ -145,6 +150,7 @@ class LineResult:
     output_tokens: int
     body: bytes | None = field(repr=False)
     faults: frozenset[str]
+    lookup: CacheLookup | None = field(default=None, repr=False)
 
 
 @define(eq=False)
@@ -164,6 +170,8 @@ class StoredBatch:
     faults: frozenset[str]
     rng: BatchRandomness = field(repr=False)
     timeline: Timeline
+    caches: PromptCaches = field(repr=False)
+    caching: PromptCaching | None
     ids: IdFormat = field(factory=IdFormat)
     windows: float = 1.0
     needs_file: bool = True
@@ -177,6 +185,7 @@ class StoredBatch:
     ran: list[LineResult] = field(factory=list, repr=False)
     input_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
     fetched: set[str | None] = field(factory=set)
     removed: set[str] = field(factory=set)
 
@@ -284,6 +293,7 @@ class StoredBatch:
             error_id=error_id,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens,
             windows=self.windows,
         )
 
@@ -346,7 +356,13 @@ class StoredBatch:
             "swapped_answers" in faults and len(self.entries) > 1
         )
         at = self.timeline.line_at(position)
-        return BatchLine(self.id, position, entry.custom_id, entry.prompt, at, ran.billed, lost=lost)
+        line = BatchLine(self.id, position, entry.custom_id, entry.prompt, at, ran.billed, lost=lost)
+        if ran.lookup is not None:
+            self.caches.keep(ran.lookup, at)
+            use = ran.lookup.use
+            line.cache_read, line.cache_written, line.cache_saved = use.read, use.written, ran.lookup.saved
+            self.cached_tokens += use.read
+        return line
 
     def result(self, position: int, entry: Entry) -> LineResult:
         faults = self.rng.line_faults(self.api, self.index, position, entry.custom_id)
@@ -356,14 +372,25 @@ class StoredBatch:
             if fault in faults:
                 return LineResult(cause, 0, 0, 0, b"", faults)
         try:
+            lookup = self._look_up(position, entry)
             output = entry.run(self.identity(position))
         except ApiError as error:
             return LineResult("refused", error.status, 0, 0, error.body, faults)
         body = _body_of(output.body, faults)
         tokens = min(output.output_tokens, output.billed)
-        return LineResult(
-            None, 200, output.billed, tokens, body if len(body) <= _CACHED_BYTES else None, faults
-        )
+        body_kept = body if len(body) <= _CACHED_BYTES else None
+        return LineResult(None, 200, output.billed, tokens, body_kept, faults, lookup)
+
+    def _look_up(self, position: int, entry: Entry) -> CacheLookup | None:
+        prompt = None if self.caching is None or entry.call is None else entry.call.cacheable(self.caching)
+        if self.caching is None or entry.call is None or prompt is None:
+            return None
+        chance = self.rng.uniform("cache", self.id, position)
+        at = self.timeline.line_at(position)
+        access = CacheAccess((self.api, self.key), at, chance, (self.id, position))
+        lookup = self.caches.look_up(prompt, access, self.caching)
+        entry.call.cache = lookup.use
+        return lookup
 
 
 def enqueued_limit_problem(

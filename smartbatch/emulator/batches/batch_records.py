@@ -78,6 +78,7 @@ class Entry:
     # ``ApiError``
     run: Callable[[str], ModelOutput] = field(repr=False)
     metadata: Mapping[str, Any] | None = None  # repeated in its result (Gemini)
+    call: ModelCall | None = field(default=None, repr=False)  # ``None`` without a prompt cache
 
 
 def parse_entry(
@@ -105,7 +106,7 @@ def parse_entry(
     prompt = hashlib.sha256(call.prompt.encode()).hexdigest()
     tokens = call.prompt_tokens
     return Entry(
-        custom_id, prompt, tokens, lambda identity: call.run(settings, identity, refuse=False), metadata
+        custom_id, prompt, tokens, lambda identity: call.run(settings, identity, refuse=False), metadata, call
     )
 
 
@@ -169,6 +170,7 @@ class BatchSnapshot:
     error_id: str | None  # file with the other lines; ``None`` if there are none
     input_tokens: int
     output_tokens: int
+    cached_tokens: int  # the part of the input read from the prompt cache
     windows: float = 1.0  # time until it expires, in multiples of the setting ``batch_window``
 
     @property

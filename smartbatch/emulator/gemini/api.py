@@ -14,7 +14,14 @@ from functools import partial
 from typing import Any
 
 from smartbatch.emulator.composed_answers import Completion, count_tokens, logprobs_of, vector_for, words_of
-from smartbatch.emulator.gemini.batches import EMBED_METHOD, GENERATE_METHOD, answer_batches, create
+from smartbatch.emulator.gemini.batches import (
+    API_NAME,
+    EMBED_METHOD,
+    GENERATE_METHOD,
+    answer_batches,
+    create,
+)
+from smartbatch.emulator.gemini.caching import PATH, answer_caches, cacheable, check_cached_content
 from smartbatch.emulator.gemini.files import answer_files, is_upload_chunk, start_or_continue
 from smartbatch.emulator.gemini.parsing import (
     QUOTA_EXHAUSTED,
@@ -40,6 +47,7 @@ from smartbatch.emulator.parsed_requests import (
     ModelOutput,
     complete,
 )
+from smartbatch.emulator.prompt_caching import CacheablePrompt, PromptCaching
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, ServerReply, json_reply
 from smartbatch.emulator.settings import EmulatorSettings
 
@@ -54,7 +62,8 @@ def generate(model: str, fields: Mapping[str, Any], *, stream: bool = False, sse
         sse: True for a stream of events (``alt=sse``), False for one JSON array.
     """
     request = with_tools(generation(model, fields, stream=stream), fields)
-    return _GeminiGeneration(with_thinking(request, fields), sse=sse)
+    check_cached_content(fields)
+    return _GeminiGeneration(with_thinking(request, fields), fields, sse=sse)
 
 
 def embed(model: str, fields: Mapping[str, Any]) -> ModelCall:
@@ -74,14 +83,18 @@ def embed_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
 
 
 class _GeminiGeneration(ModelCall):
-    def __init__(self, request: GenerationRequest, *, sse: bool) -> None:
+    def __init__(self, request: GenerationRequest, fields: Mapping[str, Any], *, sse: bool) -> None:
         self.model, self.prompt, self.charge = request.model, request.identity, request.input_tokens
         self.tier = request.tier
         self._request = request
+        self._fields = fields
         self._sse = sse
 
+    def cacheable(self, settings: PromptCaching) -> CacheablePrompt:
+        return cacheable(self.model, self._fields, settings)
+
     def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
-        request = self._request
+        request = self._request.with_cache(self.cache)
         try:
             answer = complete(settings, request)
         except InvalidSchema as error:
@@ -203,6 +216,8 @@ def _usage(request: GenerationRequest, answer: Completion | None, output_tokens:
         "totalTokenCount": input_tokens + output_tokens,
     }
     usage["serviceTier"] = request.tier
+    if request.cache.read:
+        usage["cachedContentTokenCount"] = request.cache.read
     thoughts = 0 if answer is None else min(answer.reasoning_tokens, output_tokens)
     if thoughts:
         usage["thoughtsTokenCount"] = thoughts
@@ -215,7 +230,7 @@ def _usage(request: GenerationRequest, answer: Completion | None, output_tokens:
 
 _CALL = re.compile(r"/(v1|v1beta)/(?:models|tunedModels)/([^/:]+):(\w+)")
 _MODELS = re.compile(r"/(v1|v1beta)/models(?:/([^/:]+))?")
-_STORED = re.compile(r"(?:/upload|/download)?/(?:v1|v1beta)/(?:files|batches)(?:/|$)")
+_STORED = re.compile(r"(?:/upload|/download)?/(?:v1|v1beta)/(?:files|batches|cachedContents)(?:/|$)")
 _RPC_TYPE_PREFIX = "type.googleapis.com/google.rpc."
 _DEFAULT_MODELS = ("gemini-3.8-flash", "gemini-2.5-flash", "gemini-embedding-001")
 
@@ -241,6 +256,9 @@ class GeminiApi(Api):
             }
             raise api_error(400, "API key not valid. Please pass a valid API key.", info)
 
+    def account(self, head: Head) -> tuple[str, str]:
+        return API_NAME, _key(head) or ""
+
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
         call = _CALL.fullmatch(head.path)
         return (
@@ -256,6 +274,8 @@ class GeminiApi(Api):
             return start_or_continue(head, body, context, key=key)
         call = _CALL.fullmatch(head.path)
         if call is None:
+            if PATH.fullmatch(head.path):
+                return answer_caches(head, body, context, key=key)
             answer = answer_files if "/files" in head.path else answer_batches
             return answer(head, context, key=key)
         if head.method != "POST":

@@ -279,7 +279,7 @@ def _text_or_none(value: Any) -> str | None:
 
 
 _PATH = re.compile(r"/(?:v1|v1beta)/batches(?:/([^/:]+)(:cancel)?)?")
-_API_NAME = "gemini"
+API_NAME = "gemini"
 _PAGE, _MAX_PAGE = 50, 1000
 
 
@@ -311,11 +311,11 @@ def create(
     if creation.requests is not None:
         entries = inline_entries(creation.requests, parse_request, settings)
     # The backend rejects a missing file, because only the backend knows whether the create call arrives.
-    elif (file := context.backend.file(_API_NAME, key, file_id or "", context.now)) is not None:
+    elif (file := context.backend.file(API_NAME, key, file_id or "", context.now)) is not None:
         entries, problems = entries_in_file(file.data, parse_request, settings)
     try:
         batch = context.backend.create(
-            _API_NAME, key, entries, now=context.now, label=label, model=model,
+            API_NAME, key, entries, now=context.now, label=label, model=model,
             endpoint=method, file_id=file_id, problems=problems,
         )  # fmt: skip
     except BatchBackendError as error:
@@ -337,18 +337,18 @@ def answer_batches(head: Head, context: BatchContext, *, key: str) -> ServerRepl
         case "GET", "one":
             return _get(name, context, key)
         case "POST", "cancel":
-            if context.backend.cancel(_API_NAME, key, name, context.now) is None:
+            if context.backend.cancel(API_NAME, key, name, context.now) is None:
                 raise _not_found()
             return json_reply({})
         case "DELETE", "one":
-            if not context.backend.delete(_API_NAME, key, name, context.now):
+            if not context.backend.delete(API_NAME, key, name, context.now):
                 raise _not_found()
             return json_reply({})
     raise unknown_url(head)
 
 
 def _get(name: str, context: BatchContext, key: str) -> ServerReply:
-    batch = context.backend.batch(_API_NAME, key, name, context.now)
+    batch = context.backend.batch(API_NAME, key, name, context.now)
     if batch is None:
         raise _not_found()
     if batch.file_id is not None or not batch.ended or batch.state == "failed":
@@ -363,7 +363,7 @@ def _get(name: str, context: BatchContext, key: str) -> ServerReply:
 
 def _inline_lines(batch: BatchSnapshot, context: BatchContext, key: str) -> list[OutputLine]:
     try:
-        return list(context.backend.outputs(_API_NAME, key, batch.id, context.now))
+        return list(context.backend.outputs(API_NAME, key, batch.id, context.now))
     except BatchBackendError as error:
         if error.reason == "unavailable":
             raise api_error(503, "The service is currently unavailable.") from error
@@ -371,7 +371,7 @@ def _inline_lines(batch: BatchSnapshot, context: BatchContext, key: str) -> list
 
 
 def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
-    batches = context.backend.batches(_API_NAME, key, context.now)
+    batches = context.backend.batches(API_NAME, key, context.now)
     page, token = page_of(head, batches, _PAGE, _MAX_PAGE)
     # Lists omit inline results.
     shape: dict[str, Any] = {"operations": [operation(batch, context) for batch in page]} if page else {}

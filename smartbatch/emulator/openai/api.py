@@ -34,6 +34,9 @@ class OpenAIApi(Api):
         if settings.keys is not None and key.strip() not in settings.keys:
             raise api_error(401, "Incorrect API key provided.", code="invalid_api_key")
 
+    def account(self, head: Head) -> tuple[str, str]:
+        return batches.API_NAME, head.authorization.partition(" ")[2].strip()
+
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
         return None if batches.PATH.fullmatch(head.path) is None else self._answer_batch
 

@@ -188,7 +188,7 @@ class _InputReader:
 
 
 PATH = re.compile(r"/v1/(files|batches)(?:/([^/]+)(?:/(content|cancel))?)?")  # the paths of files and batches
-_API_NAME = "openai"
+API_NAME = "openai"
 _STATUS_NAMES = {"queued": "in_progress", "running": "in_progress"}
 _STATUSES = {"no_such_file": 400, "enqueued": 429, "not_found": 404, "not_ended": 400, "gone": 404}
 _FAILED: dict[str, tuple[int, bytes]] = {
@@ -253,12 +253,12 @@ def _create(head: Head, body: bytes, context: BatchContext, key: str) -> ServerR
         raise api_error(400, "Invalid value for 'completion_window': use '24h'.", param="completion_window")
     if not isinstance(file_id, str):
         raise api_error(400, "Missing required parameter: 'input_file_id'.", param="input_file_id")
-    file = context.backend.file(_API_NAME, key, file_id, context.now)
+    file = context.backend.file(API_NAME, key, file_id, context.now)
     if file is None or file.purpose != "batch":
         raise api_error(400, f"Invalid file: there is no batch file '{file_id}'.", param="input_file_id")
     content = read_input(file.data, endpoint, head, context.settings)
     batch = context.backend.create(
-        _API_NAME, key, content.entries, now=context.now, label=label, model=content.model, endpoint=endpoint,
+        API_NAME, key, content.entries, now=context.now, label=label, model=content.model, endpoint=endpoint,
         file_id=file_id, problems=content.problems, output_lifetime=lifetime,
     )  # fmt: skip
     return json_reply(batch_object(batch, context))
@@ -281,25 +281,25 @@ def _metadata(given: Any) -> dict[str, str]:
 
 
 def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
-    found = context.backend.batches(_API_NAME, key, context.now)
+    found = context.backend.batches(API_NAME, key, context.now)
     shown, more = files.page(found, head.parameters, most=100, default=20)
     return json_reply(files.listing([batch_object(batch, context) for batch in shown], more))
 
 
 def _get(name: str, context: BatchContext, key: str) -> ServerReply:
-    batch = context.backend.batch(_API_NAME, key, name, context.now)
+    batch = context.backend.batch(API_NAME, key, name, context.now)
     if batch is None:
         raise _missing(name)
     return json_reply(batch_object(batch, context))
 
 
 def _cancel(name: str, context: BatchContext, key: str) -> ServerReply:
-    before = context.backend.batch(_API_NAME, key, name, context.now)
+    before = context.backend.batch(API_NAME, key, name, context.now)
     if before is None:
         raise _missing(name)
     if before.state in ("completed", "failed", "expired"):
         raise api_error(409, f"Cannot cancel a batch with status '{before.state}'.")
-    batch = context.backend.cancel(_API_NAME, key, name, context.now)
+    batch = context.backend.cancel(API_NAME, key, name, context.now)
     assert batch is not None
     return json_reply(batch_object(batch, context))
 
@@ -377,7 +377,7 @@ def _times(batch: BatchSnapshot, context: BatchContext) -> dict[str, int | None]
 def _usage(batch: BatchSnapshot) -> Mapping[str, Any]:
     return {
         "input_tokens": batch.input_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": batch.cached_tokens},
         "output_tokens": batch.output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": batch.input_tokens + batch.output_tokens,

@@ -90,7 +90,7 @@ def chat_usage(request: GenerationRequest, answer: Completion) -> dict[str, Any]
         "prompt_tokens": request.input_tokens,
         "completion_tokens": output,
         "total_tokens": request.input_tokens + output,
-        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "prompt_tokens_details": {**_cache_usage(request), "audio_tokens": 0},
         "completion_tokens_details": {
             "reasoning_tokens": answer.reasoning_tokens,
             "audio_tokens": 0,
@@ -98,6 +98,10 @@ def chat_usage(request: GenerationRequest, answer: Completion) -> dict[str, Any]
             "rejected_prediction_tokens": 0,
         },
     }
+
+
+def _cache_usage(request: GenerationRequest) -> dict[str, int]:
+    return {"cached_tokens": request.cache.read, "cache_write_tokens": request.cache.written}
 
 
 def response_body(
@@ -123,7 +127,7 @@ def response_body(
         "top_p": 1.0,
         "usage": {
             "input_tokens": request.input_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": _cache_usage(request),
             "output_tokens": answer.tokens,
             "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
             "total_tokens": request.input_tokens + answer.tokens,

@@ -13,6 +13,7 @@ from typing import Any
 from smartbatch.emulator.composed_answers import Completion, count_tokens, vector_for
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai import bodies
+from smartbatch.emulator.openai.caching import cacheable, check_caching
 from smartbatch.emulator.openai.parsing import (
     api_error,
     as_messages,
@@ -30,6 +31,7 @@ from smartbatch.emulator.parsed_requests import (
     ModelOutput,
     complete,
 )
+from smartbatch.emulator.prompt_caching import CacheablePrompt, PromptCaching
 from smartbatch.emulator.provider_api import Parse
 from smartbatch.emulator.settings import EmulatorSettings
 
@@ -100,6 +102,7 @@ class _OpenAIGeneration(ModelCall):
     Args:
         make_body: creates the body of an answer.
         make_events: creates the events of a stream.
+        make_cacheable: creates the prompt as the model's cache sees it.
     """
 
     def __init__(
@@ -107,19 +110,24 @@ class _OpenAIGeneration(ModelCall):
         request: GenerationRequest,
         make_body: Callable[..., dict[str, Any]],
         make_events: Callable[..., list[bytes]],
+        make_cacheable: Callable[[PromptCaching], CacheablePrompt],
     ) -> None:
         self.model, self.prompt, self.charge = request.model, request.identity, request.charge
         self.tier = request.tier
         self._request = request
         self._make_body = make_body
         self._make_events = make_events
+        self._make_cacheable = make_cacheable
 
     @property
     def prompt_tokens(self) -> int:
         return self._request.input_tokens
 
+    def cacheable(self, settings: PromptCaching) -> CacheablePrompt:
+        return self._make_cacheable(settings)
+
     def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
-        request = self._request
+        request = self._request.with_cache(self.cache)
         try:
             answer = complete(settings, request)
         except InvalidSchema as error:
@@ -150,12 +158,25 @@ def _replace_by_refusal(body: dict[str, Any], text: str) -> None:
 
 def _chat(_head: Head, body: Mapping[str, Any]) -> ModelCall:
     request = with_effort(with_chat_tools(parse_chat(body), body), body)
-    return _OpenAIGeneration(request, bodies.chat_body, bodies.chat_events)
+    return _generation(request, body, "messages", bodies.chat_body, bodies.chat_events)
 
 
 def _response(_head: Head, body: Mapping[str, Any]) -> ModelCall:
     request = with_effort(with_response_tools(parse_responses(as_messages(body)), body), body)
-    return _OpenAIGeneration(request, bodies.response_body, bodies.response_events)
+    return _generation(request, body, "input", bodies.response_body, bodies.response_events)
+
+
+def _generation(
+    request: GenerationRequest,
+    body: Mapping[str, Any],
+    given: str,
+    make_body: Callable[..., dict[str, Any]],
+    make_events: Callable[..., list[bytes]],
+) -> ModelCall:
+    check_caching(body, body.get(given))
+    return _OpenAIGeneration(
+        request, make_body, make_events, lambda settings: cacheable(body, body.get(given), settings)
+    )
 
 
 def parse_call(path: str, head: Head, body: Mapping[str, Any], settings: EmulatorSettings) -> ModelCall:
