@@ -23,7 +23,7 @@ from smartbatch.quality.projected_routes import (
 from smartbatch.quality.projection import Projection, project
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.quality.sample import draw
-from smartbatch.result_display import answer_text, prompt_text, tokens_in_words
+from smartbatch.result_display import answer_cell, prompt_cell, tokens_in_words
 from smartbatch.results import Interrupted, ResultList, SentRequests, of_prompts, replacement
 from smartbatch.routing.list_planner import ListPlanner, prompts_of, split_known
 from smartbatch.routing.list_results import ListClient, send_again, unanswered, without_skipped
@@ -223,8 +223,8 @@ class Preview(Generic[T]):
             rows.append(
                 (
                     str(row if labels is None else labels[row]),
-                    prompt_text(request),
-                    answer_text(result),
+                    prompt_cell(request),
+                    answer_cell(result),
                     ", ".join(result.defects) if result.error is None else str(result.error),
                     tokens_in_words(result.usage),
                     "unknown" if result.cost is None else result.cost,

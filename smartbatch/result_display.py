@@ -1,21 +1,30 @@
-"""Shows results in a notebook: failures first and grouped, then prompts and answers."""
+"""Shows results in a notebook: failures first and grouped, then prompts and answers with their images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from smartbatch._words import short
 from smartbatch.chats import texts_in
-from smartbatch.errors import RowSkipped, kind_name
+from smartbatch.errors import InvalidRequest, RowSkipped, kind_name
 from smartbatch.failure_groups import FailureGroups, remedy_for
+from smartbatch.media import Image, Media, type_of_content
 from smartbatch.types import Request, Result, Usage
 
 if TYPE_CHECKING:
-    from smartbatch.views.model import Cell, DataTable
+    from smartbatch.views.model import Cell, DataTable, Value
 
 MAX_SHOWN_RESULTS = 5
 """Results a notebook shows from each end of a list, and failures before them."""
+
+_MAX_PIXELS = 50_000_000  # larger images would take hundreds of megabytes to scale
+_THUMBNAIL_PIXELS = 20_000
+_MAX_THUMBNAIL_BYTES = 100_000
+_SHOWN_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""Images that browsers show and that contain no scripts."""
 
 
 def shown_positions(results: Sequence[Result[Any]]) -> tuple[list[int | None], list[int | None]]:
@@ -63,7 +72,7 @@ def result_tables(
         if shown is None:
             rows.append(("…",) * len(columns.split(", ")))
             continue
-        prompt = () if request_of is None else (prompt_text(request_of(results[shown])),)
+        prompt = () if request_of is None else (prompt_cell(request_of(results[shown])),)
         rows.append((str(labels[shown]), *prompt, *_row(results[shown])))
     failures = DataTable.of("Failures", "error, message, rows:number, first row, suggested action", found)
     return (*((failures,) if found else ()), DataTable.of("Results", columns, rows))
@@ -78,6 +87,34 @@ def prompt_text(request: Request | None) -> str:
     return " ".join(texts_in(request.prompt[-1].content)) if request.prompt else ""
 
 
+def prompt_cell(request: Request | None) -> Cell:
+    """Return the :func:`prompt_text`, followed by the files of the same message."""
+    messages = () if request is None or isinstance(request.prompt, str) else request.prompt
+    content = messages[-1].content if messages else ""
+    return prompt_text(request), *(_file_value(part) for part in content if isinstance(part, Media))
+
+
+def answer_cell(result: Result[Any]) -> Cell:
+    """Return the :func:`answer_text`, followed by the files in the answer."""
+    return answer_text(result), *map(_file_value, result.files)
+
+
+def _file_value(media: Media) -> Value:
+    """Return a thumbnail of an image, or else what describes the file."""
+    from smartbatch.views.model import Picture
+
+    label = media.described()
+    if not isinstance(media, Image) or (media.width or 0) * (media.height or 0) > _MAX_PIXELS:
+        return label
+    try:
+        content = evolve(media, max_pixels=_THUMBNAIL_PIXELS).content()
+    except InvalidRequest:  # a URL, a file that has changed, or one that cannot be scaled
+        return label
+    found = type_of_content(content)
+    is_shown = found in _SHOWN_TYPES and len(content) <= _MAX_THUMBNAIL_BYTES
+    return Picture(label, found, content) if found is not None and is_shown else label
+
+
 def answer_text(result: Result[Any]) -> str:
     """Return the text of an answer, or a short description of its vector or parsed object."""
     if result.text is not None:
@@ -89,7 +126,7 @@ def answer_text(result: Result[Any]) -> str:
 
 def _row(result: Result[Any]) -> tuple[Cell, ...]:
     return (
-        answer_text(result),
+        answer_cell(result),
         "" if result.route is None else result.route.value,
         tokens_in_words(result.usage),
         "unknown" if result.cost is None else result.cost,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,6 +17,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.records import StoredResult
+from smartbatch.media import returned_file
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
 from smartbatch.prices import Price
 from smartbatch.results import ResultList
@@ -52,6 +56,46 @@ def test_a_list_shows_its_sums_and_its_first_and_last_results():
     assert [row[0] for row in shown] == ["999", *"01234", "…", *map(str, range(994, 999))]
     assert shown[0][-1] == "ProviderError: it broke"
     assert shown[1][1:3] == ["answer 0", "individual"]
+
+
+def test_images_are_shown_next_to_their_answers(tmp_path, monkeypatch):
+    pictures = pytest.importorskip("PIL.Image")
+    monkeypatch.chdir(tmp_path)
+    for name, size in {"large.png": (900, 600), "small.png": (30, 20), "gone.png": (30, 20)}.items():
+        pictures.new("RGB", size, "red").save(name)
+    Path("a.txt").write_text("words")
+    pictures.new("1", (10_000, 6_000)).save("huge.png", compress_level=1)
+    Path("broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    names = ["large.png", "small.png", "gone.png", "huge.png", "broken.png", "https://a.example/b.png?key"]
+    rows_of_table = [{"photo": name, "scan": "a.txt", "note": SCRIPT} for name in names]
+    with BatchingClient("mock", provider=MockProvider(lambda request: "ok")) as client:
+        files: Any = {"photo": "image", "scan": "document"}
+        results = client.generate(rows_of_table, template="{note}{photo}{scan}", files=files)
+        preview = client.preview(rows_of_table[:1], sample=1, template="{photo}{scan}{note}", files=files)
+    Path("gone.png").unlink()
+
+    html = results._repr_html_()
+    shown = [image.attrib for image in parsed(html).iter("img")]
+    assert [image["alt"] for image in shown] == [f"the file '{tmp_path}/{name}'" for name in names[:2]]
+    sizes = []
+    for image in shown:
+        content = base64.b64decode(image["src"].removeprefix("data:image/png;base64,"), validate=True)
+        sizes.append(pictures.open(io.BytesIO(content)).size)
+    assert sizes == [(173, 115), (30, 20)]
+    cells = [row[1] for row in rows(html)[1:]]
+    assert all(f"the file '{tmp_path}/{name}'" in cells[2 + at] for at, name in enumerate(names[2:5]))
+    assert "the URL 'https://a.example/b.png'" in cells[5]
+    assert all(cell.startswith(SCRIPT) and "a.txt" in cell for cell in cells)
+    assert len(list(parsed(preview._repr_html_()).iter("img"))) == 1
+
+
+def test_images_in_answers_are_shown():
+    pictures = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    pictures.new("RGB", (30, 20)).save(file, "JPEG")
+    html = ResultList([evolve(answered(0), files=(returned_file(file.getvalue()),))])._repr_html_()
+    (image,) = parsed(html).iter("img")
+    assert image.attrib["src"] == f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def test_a_short_list_is_shown_as_a_whole():

@@ -73,7 +73,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "events": frozenset({"types", "errors"}),
     "tables": frozenset({"chats", "types", "errors", "events", "media"}),
     "views": frozenset(),
-    "result_display": frozenset({"chats", "types", "errors", "failure_groups", "views"}),
+    "result_display": frozenset({"chats", "types", "errors", "failure_groups", "media", "views"}),
     "results": frozenset({"types", "errors", "result_display", "tables", "views"}),
     "prices": frozenset({"errors", "types"}),
     "setting": frozenset({"errors", "prices"}),

@@ -6,6 +6,7 @@ which are formatted according to the kind of their column.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, Union
 
@@ -60,6 +61,19 @@ class Moment:
 
 
 @frozen
+class Picture:
+    """A small image in a notebook. Other renderings show its label."""
+
+    label: str
+    media_type: str
+    content: bytes = field(repr=False)
+
+    @property
+    def uri(self) -> str:
+        return f"data:{self.media_type};base64,{base64.b64encode(self.content).decode()}"
+
+
+@frozen
 class Field:
     name: str
     label: str = ""
@@ -82,7 +96,7 @@ class Form:
     choices: tuple[tuple[str, str], ...] = ()  # further buttons: value of the field ``choice``, and label
 
 
-Value: TypeAlias = Union[str, float, State, Link, ProgressBar, Moment, Form, None]  # noqa: UP007
+Value: TypeAlias = Union[str, float, State, Link, ProgressBar, Moment, Picture, Form, None]  # noqa: UP007
 Cell: TypeAlias = Union[Value, "tuple[Value, ...]"]
 """One value, or several; the first is the main one."""
 

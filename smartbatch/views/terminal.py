@@ -28,6 +28,7 @@ from smartbatch.views.model import (
     Moment,
     Note,
     Part,
+    Picture,
     ProgressBar,
     State,
     Tile,
@@ -148,6 +149,8 @@ def _value_text(value: Value, kind: Kind) -> str:
             return f"{'#' * filled}{'.' * (_BAR_WIDTH - filled)} {int(100 * value.share):3d}%"
         case Moment():
             return words.moment(value.at)
+        case Picture():
+            return value.label
         case Form():
             return ""
         case str():
