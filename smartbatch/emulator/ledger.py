@@ -38,8 +38,25 @@ class Call:
     tier: str | None = None  # service tier; ``flex`` is the cheaper, slower one, whose tokens cost half
 
 
+@define
+class UploadRecord:
+    """An upload. Times are monotonic seconds."""
+
+    number: int  # in the order of all uploads, from 0
+    id: str
+    api: str  # ``openai``, ``anthropic``, ``gemini`` or the host of the emulated dialect
+    name: str
+    purpose: str  # in the terms of the API: OpenAI's purpose, or the media type
+    bytes: int
+    sha256: str  # hexadecimal
+    at: float
+    expires_at: float | None  # ``None`` if it does not expire
+    deleted_at: float | None = None
+
+
 class Ledger:
-    """All calls and batches since the start or the last reset. Written by the emulator, read by any thread.
+    """All calls, uploads and batches since the start or the last reset. The emulator writes it, any thread
+    reads it.
 
     Args:
         path: a file that receives one JSON line when a call ends, and one for each event of a batch. Of
@@ -53,6 +70,7 @@ class Ledger:
     def __init__(self, path: str | Path | None = None) -> None:
         self._calls: list[Call] = []
         self._batch_ledger = BatchLedger()
+        self._files: dict[int, UploadRecord] = {}
         self._update: Callable[[], object] = lambda: None
         self._limits = Limits(EmulatorSettings())
         self._file = None if path is None else _open_empty(path)
@@ -66,6 +84,8 @@ class Ledger:
             row = json.loads(line)
             if "batch" in row:
                 ledger.batch_event(row)
+            elif "file" in row:
+                ledger.file_event(row)
             else:
                 found[row["index"]] = Call(**row)
         ledger._calls = [found[index] for index in sorted(found)]
@@ -79,6 +99,11 @@ class Ledger:
     @property
     def received(self) -> int:
         return len(self._calls)
+
+    @property
+    def files(self) -> tuple[UploadRecord, ...]:
+        """All uploads in chronological order, including input files of batches and deleted files."""
+        return tuple(self._files.values())
 
     @property
     def batches(self) -> tuple[BatchRecord, ...]:
@@ -145,6 +170,11 @@ class Ledger:
             "paid_twice": len(self.paid_twice()),
             "utilisation": self.utilisation(),
             "prompt_cache": self.prompt_cache(),
+            "files": {
+                "uploaded": len(self.files),
+                "deleted": sum(file.deleted_at is not None for file in self.files),
+                "bytes": sum(file.bytes for file in self.files),
+            },
             "batches": self._batch_ledger.summary(),
         }
 
@@ -164,7 +194,9 @@ class Ledger:
 
     def full(self) -> dict[str, Any]:
         calls = [asdict(call) for call in self.calls]
-        return {**self.summary(), "calls": calls, "batch_records": self._batch_ledger.full()}
+        files = [asdict(file) for file in self.files]
+        records = self._batch_ledger.full()
+        return {**self.summary(), "calls": calls, "file_records": files, "batch_records": records}
 
     def open(self, call: Call) -> None:
         self._calls.append(call)
@@ -181,6 +213,17 @@ class Ledger:
         if self._file is not None:
             os.write(self._file, json.dumps(event).encode() + b"\n")
 
+    def file_event(self, event: Mapping[str, Any]) -> None:
+        """Record an upload or a deletion."""
+        number, what = event["file"], event["event"]
+        if what == "uploaded":
+            fields = {name: value for name, value in event.items() if name not in ("file", "event")}
+            self._files[number] = UploadRecord(number, **fields)
+        elif number in self._files:
+            self._files[number].deleted_at = event["at"]
+        if self._file is not None:
+            os.write(self._file, json.dumps(event).encode() + b"\n")
+
     def update_with(self, update: Callable[[], object]) -> None:
         """Call ``update`` before batches are read, to record the events that are due."""
         self._update = update
@@ -190,8 +233,9 @@ class Ledger:
         self._limits = limits
 
     def reset(self) -> None:
-        """Delete all calls and batches, including those in the file."""
+        """Delete all calls, uploads and batches, including those in the file."""
         self._calls = []
+        self._files = {}
         self._batch_ledger = BatchLedger()
         if self._file is not None:
             os.ftruncate(self._file, 0)
@@ -214,7 +258,7 @@ def _open_empty(path: str | Path) -> int:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f"ledger file {path}: {error.strerror}") from error
-    if os.pread(file, 9, 0) not in (b"", b'{"index":', b'{"batch":'):
+    if os.pread(file, 9, 0) not in (b"", b'{"index":', b'{"batch":', b'{"file": '):
         os.close(file)
         raise ConfigError(f"ledger file {path} contains something other than a ledger; name another file")
     os.ftruncate(file, 0)

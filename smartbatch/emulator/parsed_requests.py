@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +18,7 @@ from smartbatch.emulator.composed_answers import (
     with_calls,
 )
 from smartbatch.emulator.prompt_caching import NO_CACHE, CacheablePrompt, CacheUse, PromptCaching
+from smartbatch.emulator.prompt_files import PromptFile
 from smartbatch.emulator.settings import EmulatorSettings
 
 PICTURE_WORD: Final = "PNG"
@@ -67,6 +66,7 @@ class ModelCall(ABC):
     charge: int  # tokens charged to the rate limits at admission
     tier: str = "default"
     cache: CacheUse = NO_CACHE  # what it reads and writes; set before it runs
+    has_uploads: bool = False  # whether it refers to uploaded files
 
     @property
     def prompt_tokens(self) -> int:
@@ -109,7 +109,7 @@ class GenerationRequest:
     logprobs: int | None = None  # alternatives per token; ``None`` without log-probabilities
     reasoning: bool = False  # whether the answer shows reasoning
     hidden_tokens: int = 0  # reasoning tokens that the answer does not show
-    files: tuple[str, ...] = ()  # SHA-256 of each file in the messages, hexadecimal
+    files: tuple[PromptFile, ...] = ()  # all files in the messages
     draws: bool = False  # whether the answer may contain a picture
     cache: CacheUse = NO_CACHE
 
@@ -121,7 +121,15 @@ class GenerationRequest:
     @property
     def identity(self) -> str:
         """Identifies the request in the ledger."""
-        return "\n".join((self.prompt, *self.files))
+        return "\n".join((self.prompt, *self.hashes))
+
+    @property
+    def hashes(self) -> list[str]:
+        return [file.sha256 for file in self.files]
+
+    @property
+    def has_uploads(self) -> bool:
+        return any(file.uploaded for file in self.files)
 
     @property
     def charge(self) -> int:
@@ -161,18 +169,6 @@ def decode_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MalformedBody("Invalid body: expected a JSON object.")
     return value
-
-
-def hash_of_base64(data: Any) -> str:
-    """Return the SHA-256 of a file, hexadecimal.
-
-    Raises:
-        ValueError: ``data`` is not a string in base64, or is empty.
-    """
-    content = base64.b64decode(data, validate=True) if isinstance(data, str) else b""
-    if not content:
-        raise ValueError
-    return hashlib.sha256(content).hexdigest()
 
 
 def measure_prompt(
@@ -222,7 +218,7 @@ def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completi
     """
     answers = settings.answers
     if request.files and HASH_WORD in request.prompt:
-        answers = {request.prompt: "\n".join(request.files), **answers}
+        answers = {request.prompt: "\n".join(request.hashes), **answers}
     limit = request.max_tokens
     hidden = request.hidden_tokens if limit is None else min(request.hidden_tokens, limit)
     try:

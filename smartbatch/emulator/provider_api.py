@@ -18,6 +18,7 @@ from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Call
 from smartbatch.emulator.limits import LimitExceeded, Limits
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
+from smartbatch.emulator.prompt_files import FindUpload
 from smartbatch.emulator.settings import EmulatorSettings
 
 
@@ -85,12 +86,16 @@ def json_reply(value: Mapping[str, Any]) -> ServerReply:
 
 @frozen
 class BatchContext:
-    """Data that the file and batch endpoints need in addition to the request."""
+    """Data that requests about files and batches, and those with uploaded files, need besides the request."""
 
     backend: BatchBackend
     settings: EmulatorSettings
     now: float  # monotonic seconds; :meth:`BatchBackend.unix` converts them to Unix seconds
     url: str  # the server's address as used by the client, without a path
+
+    def find_upload(self, api: str, key: str) -> FindUpload:
+        """Return the function that finds an account's uploaded files, also when a line of a batch runs."""
+        return lambda file_id: self.backend.upload(api, key, file_id, self.now)
 
     @overload
     def rfc3339(self, moment: float) -> str: ...
@@ -133,7 +138,7 @@ class Api(ABC):
         """
 
     @abstractmethod
-    def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:
+    def find(self, head: Head, body: bytes, context: BatchContext) -> Parse | ServerReply:
         """Return the parser of the request, or the reply to a request that is neither billed nor limited.
 
         Raises:

@@ -26,7 +26,7 @@ from smartbatch.emulator.limits import LimitExceeded, Limits
 from smartbatch.emulator.openai.api import OpenAIApi
 from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
-from smartbatch.emulator.prompt_cache import CacheAccess, CacheLookup, PromptCaches
+from smartbatch.emulator.prompt_cache import CacheAccess, CacheLookup
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, ServerReply, json_reply
 from smartbatch.emulator.settings import FAULTS, EmulatorParams, EmulatorSettings, FaultPlan
 from smartbatch.errors import ConfigError
@@ -63,12 +63,17 @@ class _Exchange:
 
     api: Api
     policy: _Policy
-    caches: PromptCaches
+    backend: BatchBackend
     head: Head
     body: bytes
     call: Call
     now: float
     in_outage: bool
+
+    @property
+    def context(self) -> BatchContext:
+        url = f"http://{self.head.headers.get('host', '127.0.0.1')}"
+        return BatchContext(self.backend, self.settings, self.now, url)
 
     @property
     def settings(self) -> EmulatorSettings:
@@ -134,10 +139,10 @@ class RequestHandler:
         self.ledger.open(call)
         api = policy.api(head)
         in_outage = policy.faults.in_outage(call.index, now - self._first)
-        exchange = _Exchange(api, policy, self.backend.caches, head, body, call, now, in_outage)
+        exchange = _Exchange(api, policy, self.backend, head, body, call, now, in_outage)
         try:
             endpoint = api.batch_endpoint(head)
-            reply = _answer(exchange) if endpoint is None else self._answer_batch(exchange, endpoint)
+            reply = _answer(exchange) if endpoint is None else _answer_batch(exchange, endpoint)
         except AnswerLost as lost:
             call.fault = lost.damage
             reply = ServerReply(0, b"", damage=lost.damage)
@@ -152,21 +157,6 @@ class RequestHandler:
         if policy.limits and policy.settings.limit_headers:
             headers += api.limit_headers(policy.limits, now)
         return evolve(reply, headers=headers, call=call)
-
-    def _answer_batch(self, exchange: _Exchange, endpoint: BatchEndpoint) -> ServerReply:
-        api, policy, head, call = exchange.api, exchange.policy, exchange.head, exchange.call
-        if exchange.in_outage:
-            call.fault = "outage"
-            return api.overloaded()
-        call.fault = _fault(policy, call.index, {"method": head.method, "path": head.path})
-        if (immediate := _immediate_error(api, policy.settings, "", call.fault)) is not None:
-            return immediate
-        url = f"http://{head.headers.get('host', '127.0.0.1')}"
-        context = BatchContext(self.backend, policy.settings, exchange.now, url)
-        reply = endpoint(head, exchange.body, context)
-        call.cache_saved = reply.cache_saved
-        delay = call.latency = policy.faults.first_token(call.index)
-        return _apply_fault(api, evolve(reply, delay=delay), call.fault)
 
     def _ledger_page(self, head: Head) -> ServerReply:
         if head.path == "/_ledger" and head.method == "GET":
@@ -190,7 +180,7 @@ def _apis(settings: EmulatorSettings) -> tuple[Api, ...]:
 def _answer(exchange: _Exchange) -> ServerReply:
     api, head, call, settings = exchange.api, exchange.head, exchange.call, exchange.settings
     api.check_key(head, settings)
-    parse = api.find(head, exchange.body, settings)
+    parse = api.find(head, exchange.body, exchange.context)
     if isinstance(parse, ServerReply):
         return parse
     fields = api.parse_body(exchange.body)
@@ -224,9 +214,23 @@ def _look_up(exchange: _Exchange, model_call: ModelCall) -> CacheLookup | None:
         return None
     chance = exchange.policy.faults.uniform(b"cache", exchange.call.index)
     access = CacheAccess(exchange.api.account(exchange.head), exchange.now, chance)
-    lookup = exchange.caches.look_up(prompt, access, settings)
+    lookup = exchange.backend.caches.look_up(prompt, access, settings)
     model_call.cache = lookup.use
     return lookup
+
+
+def _answer_batch(exchange: _Exchange, endpoint: BatchEndpoint) -> ServerReply:
+    api, policy, head, call = exchange.api, exchange.policy, exchange.head, exchange.call
+    if exchange.in_outage:
+        call.fault = "outage"
+        return api.overloaded()
+    call.fault = _fault(policy, call.index, {"method": head.method, "path": head.path})
+    if (immediate := _immediate_error(api, policy.settings, "", call.fault)) is not None:
+        return immediate
+    reply = endpoint(head, exchange.body, exchange.context)
+    call.cache_saved = reply.cache_saved
+    delay = call.latency = policy.faults.first_token(call.index)
+    return _apply_fault(api, evolve(reply, delay=delay), call.fault)
 
 
 def _fault(policy: _Policy, index: int, fields: Mapping[str, Any], tier: str = "") -> str | None:
@@ -251,7 +255,7 @@ def _run_model(exchange: _Exchange, model_call: ModelCall, lookup: CacheLookup |
     answered = fault not in ("500", "html")
     policy.limits.spend(exchange.now, output.output_tokens if answered else 0)
     if lookup is not None and answered:
-        exchange.caches.keep(lookup, exchange.now + first_token)
+        exchange.backend.caches.keep(lookup, exchange.now + first_token)
         call.cache_read, call.cache_written = lookup.use.read, lookup.use.written
         call.cache_saved = lookup.saved
     reply = ServerReply(200, output.body, delay=delay, billed=output.billed)

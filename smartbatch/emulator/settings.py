@@ -123,6 +123,9 @@ class EmulatorSettings(BatchSettings):
             :data:`~smartbatch.emulator.hosts.dialects.DIALECTS`.
         dialect_variants: other interpretations of facts that the host's documentation leaves open, by name.
         keep_prompts: True keeps prompt texts in the ledger, not only their SHA-256.
+        file_storage: maximum bytes of the uploaded files of an account, above which uploads are rejected;
+            ``None`` for no limit.
+        file_processing: time until an uploaded file can be used in Gemini's API.
         max_connections: maximum number of open connections; others are answered with 503 and closed.
         max_body: maximum bytes of a request body; larger bodies are answered with 413. Uploads and batches
             may have 256 MiB.
@@ -162,18 +165,20 @@ class EmulatorSettings(BatchSettings):
     dialect: str | None = None
     dialect_variants: frozenset[str] = field(default=frozenset(), converter=frozenset)
     keep_prompts: bool = False
+    file_storage: int | None = None
+    file_processing: float = seconds(0.0)
     max_connections: int = 1024
     max_body: int = 32 * 1024 * 1024
 
     def __attrs_post_init__(self) -> None:
         for name in (
             *("latency", "latency_sigma", "per_token", "flex_slower"),
-            *("hang_seconds", "fault_retry_after"),
+            *("hang_seconds", "fault_retry_after", "file_processing"),
         ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must be a number of 0 or more, not {value!r}")
-        for name in ("rpm", "tpm", "otpm", "burst", "max_connections", "max_body"):
+        for name in ("rpm", "tpm", "otpm", "burst", "max_connections", "max_body", "file_storage"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 1):
                 raise ConfigError(f"{name} must be a number of 1 or more, not {value!r}")
@@ -228,6 +233,8 @@ class EmulatorParams(TypedDict, total=False):
     dialect: str | None
     dialect_variants: Iterable[str]
     keep_prompts: bool
+    file_storage: int | None
+    file_processing: Duration
     max_connections: int
     max_body: int
     batch_validating: Duration

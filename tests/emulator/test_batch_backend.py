@@ -24,7 +24,7 @@ from smartbatch.emulator.batches.batch_records import (
     parse_entry,
 )
 from smartbatch.emulator.batches.timeline import BatchRandomness, timeline
-from smartbatch.emulator.openai.model_calls import parse_embeddings
+from smartbatch.emulator.openai.model_calls import parse_call
 from smartbatch.emulator.parsed_requests import ModelOutput
 from smartbatch.errors import ConfigError
 from tests.threads_together import run_together
@@ -320,7 +320,8 @@ def test_only_answers_that_are_true_are_booked_as_delivered():
 
 def test_a_download_is_the_same_every_time():
     world = World()
-    call = parse_embeddings(None, {"model": "m", "input": ["some text"] * 3})  # type: ignore[arg-type]
+    body = {"model": "m", "input": ["some text"] * 3}
+    call = parse_call("/v1/embeddings", body, EmulatorSettings())
     batch = world.backend.create(*ME, [parse_entry("v", lambda: call, EmulatorSettings()), entry(1)], now=0.0)
     first, second = (
         world.backend.fetch(*ME, batch.id, 1.0, write=lambda line: line.body).body for _ in range(2)

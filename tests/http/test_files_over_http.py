@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import time
 
 import pytest
 
@@ -90,9 +92,19 @@ def test_what_a_provider_lacks_is_rejected_before_anything_is_sent(emu):
 
 
 def test_the_ids_of_uploaded_files_are_sent(emu):
-    for variant, file_id in (("responses", "file-1"), ("anthropic", "file_1"), ("gemini", "files/1")):
+    content = b"%PDF-1.7 report"
+    upload = functools.partial(
+        emu.handler.backend.put_file, key="key", name="a.pdf", data=content, now=time.monotonic()
+    )
+    ids = {
+        "responses": upload("openai", purpose="user_data").id,
+        "anthropic": upload("anthropic", purpose="application/pdf", identity="file_1").id,
+        "gemini": f"{emu.url}/v1beta/files/{upload('gemini', purpose='application/pdf').id}",
+    }
+    for variant, file_id in ids.items():
         with client_of(variant) as client:
-            assert client.submit(["a", Document(file_id=file_id)]).result().ok
+            result = client.submit([QUESTION, Document(file_id=file_id)]).result()
+            assert result.text == hashlib.sha256(content).hexdigest()
 
 
 @pytest.mark.parametrize("variant", sampled(("anthropic", "openai", "gemini", "sim"), keep=1))

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import evolve
 
-from smartbatch.emulator.anthropic import batches
+from smartbatch.emulator.anthropic import batches, files
 from smartbatch.emulator.anthropic.batches import SPEND_LIMIT_REACHED
 from smartbatch.emulator.anthropic.caching import cacheable, check_marks
 from smartbatch.emulator.anthropic.parsing import (
@@ -37,6 +37,7 @@ from smartbatch.emulator.parsed_requests import (
     complete,
 )
 from smartbatch.emulator.prompt_caching import CacheablePrompt, PromptCaching
+from smartbatch.emulator.prompt_files import FindUpload
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, ServerReply, json_reply
 from smartbatch.emulator.settings import EmulatorSettings
 
@@ -87,8 +88,8 @@ def _in_pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str,
     ]
 
 
-def parse_message(head: Head, fields: Mapping[str, Any]) -> ModelCall:
-    request = with_thinking(with_tools(parse_messages(head, fields), fields), fields)
+def parse_message(head: Head, fields: Mapping[str, Any], find: FindUpload) -> ModelCall:
+    request = with_thinking(with_tools(parse_messages(head, fields, find), fields), fields)
     check_marks(fields)
     return _MessageCall(request, fields)
 
@@ -96,6 +97,7 @@ def parse_message(head: Head, fields: Mapping[str, Any]) -> ModelCall:
 class _MessageCall(ModelCall):
     def __init__(self, request: GenerationRequest, fields: Mapping[str, Any]) -> None:
         self.model, self.prompt = request.model, request.identity
+        self.has_uploads = request.has_uploads
         self._request = request
         self._fields = fields
 
@@ -179,6 +181,8 @@ _NAMES = {"requests": "requests", "tokens": "input-tokens", "output": "output-to
 
 class AnthropicApi(Api):
     def serves(self, head: Head) -> bool:
+        if head.path == "/v1/files" or head.path.startswith("/v1/files/"):  # OpenAI's API has them, too
+            return "anthropic-version" in head.headers
         return head.path == "/v1/messages" or head.path.startswith("/v1/messages/")
 
     def check_key(self, head: Head, settings: EmulatorSettings) -> None:
@@ -192,27 +196,35 @@ class AnthropicApi(Api):
         return batches.API_NAME, _key(head)
 
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
+        if files.PATH.fullmatch(head.path):
+            return self._answer_files
         return self._answer_batch if batches.is_about_batches(head) else None
+
+    def _answer_files(self, head: Head, body: bytes, context: BatchContext) -> ServerReply:
+        self.check_key(head, context.settings)
+        return files.answer(head, body, context, key=_key(head))
 
     def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> ServerReply:
         self.check_key(head, context.settings)
+        find = context.find_upload(files.API_NAME, _key(head))
 
         def parse(head: Head, fields: Mapping[str, Any]) -> ModelCall:
-            message = parse_message(head, fields)
+            message = parse_message(head, fields, find)
             self.check_model(message.model, context.settings)
             return message
 
         return batches.answer(head, body, context, key=_key(head), parse=parse)
 
-    def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:
+    def find(self, head: Head, body: bytes, context: BatchContext) -> Parse | ServerReply:
         if head.path not in ("/v1/messages", "/v1/messages/count_tokens"):
             raise api_error(404, "Not found")
         if head.method != "POST":
             raise api_error(405, "Method Not Allowed")
+        find = context.find_upload(files.API_NAME, _key(head))
         if head.path == "/v1/messages":
-            return parse_message
-        request = parse_messages(head, self.parse_body(body), counting=True)
-        self.check_model(request.model, settings)
+            return lambda head, fields: parse_message(head, fields, find)
+        request = parse_messages(head, self.parse_body(body), find, counting=True)
+        self.check_model(request.model, context.settings)
         return json_reply({"input_tokens": request.input_tokens})
 
     def parse_body(self, body: bytes) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Source: the types of the ``anthropic`` SDK 2.11 and Anthropic's API reference of
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,9 +19,9 @@ from smartbatch.emulator.parsed_requests import (
     MalformedBody,
     asked_schema,
     decode_object,
-    hash_of_base64,
     measure_prompt,
 )
+from smartbatch.emulator.prompt_files import FindUpload, PromptFile, UploadGone, file_of_base64, hash_of
 from smartbatch.emulator.schema_rules import anthropic_flaw
 
 _TYPES = {
@@ -36,6 +35,7 @@ _TYPES = {
     529: "overloaded_error",
 }
 _VERSIONS = ("2026-10-21", "2023-06-01")
+FILES_BETA = "files-api-2025-04-14"
 _SAMPLING = ("temperature", "top_p", "top_k")
 _FIELDS = frozenset(
     {
@@ -54,8 +54,8 @@ def error_body(status: int, message: str, code: str | None = None) -> bytes:
     return json.dumps({"type": "error", "error": error, "request_id": None}).encode()
 
 
-def api_error(status: int, message: str) -> ApiError:
-    return ApiError(status, message, error_body(status, message))
+def api_error(status: int, message: str, code: str | None = None) -> ApiError:
+    return ApiError(status, message, error_body(status, message, code))
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -79,11 +79,20 @@ def check_version(head: Head) -> str:
     return version
 
 
-def parse_messages(head: Head, body: Mapping[str, Any], *, counting: bool = False) -> GenerationRequest:
+def has_files(head: Head) -> bool:
+    """Whether requests may refer to uploaded files: with version 2023-06-01 only as a beta feature."""
+    named = head.headers.get("anthropic-beta", "").replace(" ", "").split(",")
+    return FILES_BETA in named or head.headers.get("anthropic-version") != _VERSIONS[1]
+
+
+def parse_messages(
+    head: Head, body: Mapping[str, Any], find: FindUpload, *, counting: bool = False
+) -> GenerationRequest:
     """Parse a request for a message or for a count of tokens.
 
     Args:
-        head: names the version, which decides whether sampling parameters are known.
+        head: names the version, which decides whether sampling parameters are known, and beta features.
+        find: finds uploaded files.
         counting: True for a count of tokens, which needs no output limit.
 
     Raises:
@@ -113,7 +122,7 @@ def parse_messages(head: Head, body: Mapping[str, Any], *, counting: bool = Fals
         schema=asked_schema(_schema(body.get("output_config")), _system(body)),
         stream=body.get("stream") is True and not counting,
         include_usage=True,
-        files=tuple(_hashes(body["messages"], "messages")),
+        files=tuple(_files(body["messages"], "messages", find if has_files(head) else None)),
     )
 
 
@@ -172,8 +181,12 @@ _BLOCKS = frozenset(
 _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
-def _hashes(items: Sequence[Any], where: str) -> Iterator[str]:
-    """Yield the SHA-256 of each file, and check the types of all blocks."""
+def _files(items: Sequence[Any], where: str, find: FindUpload | None) -> Iterator[PromptFile]:
+    """Yield all files, and check the types of all blocks.
+
+    Args:
+        find: finds uploaded files; ``None`` if the request may not refer to any.
+    """
     for number, item in enumerate(items):
         content = item.get("content")
         for place, block in enumerate(content if isinstance(content, list) else ()):
@@ -182,21 +195,41 @@ def _hashes(items: Sequence[Any], where: str) -> Iterator[str]:
             if kind not in _BLOCKS and not kind.endswith("_tool_result"):
                 raise api_error(400, f"{field}: Input tag '{kind}' found using 'type' does not match")
             if kind == "tool_result":
-                yield from _hashes([block], field)
+                yield from _files([block], field, find)
             source = block.get("source") if kind in ("image", "document") else None
-            if not isinstance(source, Mapping) or source.get("type") not in ("base64", "text"):
+            if not isinstance(source, Mapping):
                 continue
             accepted = _IMAGE_TYPES if kind == "image" else ("application/pdf", "text/plain")
+            if source.get("type") == "file":
+                yield _uploaded(source.get("file_id"), accepted, f"{field}.{kind}.source", find)
+            if source.get("type") not in ("base64", "text"):
+                continue
             if source.get("media_type") not in accepted:
                 names = ", ".join(accepted)
                 raise api_error(400, f"{field}.source.media_type: Input should be {names}")
             if source["type"] == "text":
-                yield hashlib.sha256(str(source.get("data")).encode()).hexdigest()
+                yield PromptFile(hash_of(str(source.get("data")).encode()))
                 continue
             try:
-                yield hash_of_base64(source.get("data"))
+                yield file_of_base64(source.get("data"))
             except ValueError:
                 raise api_error(400, f"{field}.source.base64: invalid base64 data") from None
+
+
+def _uploaded(file_id: Any, accepted: Sequence[str], field: str, find: FindUpload | None) -> PromptFile:
+    if find is None:
+        tags = "the expected tags: 'base64', 'text', 'url'"
+        raise api_error(400, f"{field}: Input tag 'file' found using 'type' does not match any of {tags}")
+    if not isinstance(file_id, str):
+        raise api_error(400, f"{field}.file.file_id: Field required")
+    try:
+        file = find(file_id)
+    except UploadGone as gone:
+        code = "file_expired" if gone.expired else None
+        raise api_error(404, f"File not found: {file_id}", code) from None
+    if file.purpose not in accepted:
+        raise api_error(400, f"{field}.file: the file {file_id} is {file.purpose}, not {', '.join(accepted)}")
+    return PromptFile(hash_of(file.data), uploaded=True)
 
 
 def _system(body: Mapping[str, Any]) -> list[str]:

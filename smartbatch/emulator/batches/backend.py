@@ -26,6 +26,7 @@ from smartbatch.emulator.batches.batch_records import (
     InputProblem,
     OutputLine,
     StoredFile,
+    upload_event,
 )
 from smartbatch.emulator.batches.batch_results import (
     check_available,
@@ -37,6 +38,7 @@ from smartbatch.emulator.batches.batch_results import (
 from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline, timeline
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.prompt_cache import PromptCaches
+from smartbatch.emulator.prompt_files import UploadGone
 from smartbatch.emulator.settings import EmulatorSettings
 
 _IDS = {"openai": IdFormat(), "anthropic": IdFormat(batch="msgbatch_".__add__), "gemini": IdFormat(batch=str)}
@@ -89,6 +91,7 @@ class BatchBackend:
         self._ends: list[BatchEnd] = []
         self._creates: dict[str, int] = defaultdict(int)
         self._new_ids = 0
+        self._now = -math.inf
         self.open_uploads = {}
         self.caches = PromptCaches()
 
@@ -123,11 +126,18 @@ class BatchBackend:
             ids: the format of a generated ID; ``None`` for OpenAI's.
 
         Raises:
-            BatchBackendError: ``exists``, if there is a file with that ID.
+            BatchBackendError: ``exists``, if there is a file with that ID; ``storage``, if the files of the
+                account would exceed the setting ``file_storage``.
         """
         with self._lock:
             self.advance(now)
-            return self._files.put(
+            most = self._settings.file_storage
+            stored = sum(len(file.data) for file in self._files.all((api, key), now))
+            if most is not None and stored + len(data) > most:
+                raise BatchBackendError(
+                    "storage", f"The file would exceed the storage limit of {most} bytes."
+                )
+            file = self._files.put(
                 (api, key),
                 name,
                 data,
@@ -137,6 +147,22 @@ class BatchBackend:
                 lifetime=lifetime,
                 ids=ids or IdFormat(),
             )
+            if self._ledger is not None:
+                self._ledger.file_event(upload_event(api, file))
+            return file
+
+    def upload(self, api: str, key: str, file_id: str, now: float) -> StoredFile:
+        """Return an uploaded file for a request that refers to it, which may be a line that runs just now.
+
+        Raises:
+            UploadGone: the account does not have the file.
+        """
+        with self._lock:
+            account = api, key
+            file = self._files.get(account, file_id, max(now, self._now))
+            if file is None:
+                raise UploadGone(file_id, expired=self._files.had(account, file_id))
+            return file
 
     def file(self, api: str, key: str, file_id: str, now: float) -> StoredFile | None:
         """Return an uploaded file or a result file; ``None`` if it is unknown, deleted or expired."""
@@ -168,6 +194,8 @@ class BatchBackend:
                 self._batches[api, key][found.batch].removed.add(found.id)
             else:
                 self._files.delete((api, key), file_id)
+                if self._ledger is not None:
+                    self._ledger.file_event({"file": found.number, "event": "deleted", "at": now})
             return True
 
     def _outputs(self, api: str, key: str, now: float) -> list[StoredFile]:
@@ -392,6 +420,7 @@ class BatchBackend:
     def advance(self, now: float) -> None:
         """Apply everything that is due: late create calls, lines and ends of batches."""
         with self._lock:
+            self._now = max(self._now, now)
             while self._late_creates and self._late_creates[0].timeline.created <= now:
                 batch = self._late_creates.pop(0)
                 if not batch.needs_file or self._has_file(batch, batch.timeline.created):

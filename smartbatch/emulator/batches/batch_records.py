@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 from attrs import field, frozen
 
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall, ModelOutput
+from smartbatch.emulator.prompt_files import hash_of
 from smartbatch.emulator.settings import EmulatorSettings
 
 State: TypeAlias = Literal[
@@ -31,9 +32,9 @@ class BatchBackendError(Exception):
     """An error of the backend. Each API returns it in its own format.
 
     Args:
-        reason: ``no_such_file``, ``exists`` (a file of that ID), ``enqueued`` (too many tokens),
-            ``not_found``, ``not_ended``, ``gone`` (results after their retention) or ``unavailable``
-            (results, temporarily).
+        reason: ``no_such_file``, ``exists`` (a file of that ID), ``storage`` (too many bytes of files),
+            ``enqueued`` (too many tokens), ``not_found``, ``not_ended``, ``gone`` (results after their
+            retention) or ``unavailable`` (results, temporarily).
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -104,10 +105,16 @@ def parse_entry(
 
         return Entry(custom_id, "", 0, fail, metadata)
     prompt = hashlib.sha256(call.prompt.encode()).hexdigest()
-    tokens = call.prompt_tokens
-    return Entry(
-        custom_id, prompt, tokens, lambda identity: call.run(settings, identity, refuse=False), metadata, call
-    )
+    checked = not call.has_uploads
+
+    def run(identity: str) -> ModelOutput:
+        nonlocal checked
+        if not checked:
+            parse()  # fails if a file is gone when the line runs
+            checked = True
+        return call.run(settings, identity, refuse=False)
+
+    return Entry(custom_id, prompt, call.prompt_tokens, run, metadata, call)
 
 
 @frozen
@@ -129,6 +136,23 @@ class StoredFile:
     batch: str | None = None  # the batch whose results it contains
     # the part of the results; see :meth:`~smartbatch.emulator.batches.backend.BatchBackend.fetch`
     part: str | None = None
+    number: int = 0  # number of the upload, from 0; 0 for results
+
+
+def upload_event(api: str, file: StoredFile) -> dict[str, Any]:
+    """Return the ledger event of an upload; see :class:`~smartbatch.emulator.ledger.UploadRecord`."""
+    return {
+        "file": file.number,
+        "event": "uploaded",
+        "id": file.id,
+        "api": api,
+        "name": file.name,
+        "purpose": file.purpose,
+        "bytes": len(file.data),
+        "sha256": hash_of(file.data),
+        "at": file.created_at,
+        "expires_at": file.expires_at if math.isfinite(file.expires_at) else None,
+    }
 
 
 @frozen
@@ -239,18 +263,23 @@ class Files:
         ids: IdFormat,
     ) -> StoredFile:
         files = self._files[account]
+        number = self._uploads
         if identity is None:
-            identity = ids.file(self._name(self._uploads))
-            self._uploads += 1
+            identity = ids.file(self._name(number))
         elif self.get(account, identity, now) is not None:
             raise BatchBackendError("exists", f"File {identity} already exists.")
         files.pop(identity, None)  # a file that replaces an expired one counts as the newest
-        files[identity] = StoredFile(identity, name, purpose, data, now, now + lifetime)
+        self._uploads += 1
+        files[identity] = StoredFile(identity, name, purpose, data, now, now + lifetime, number=number)
         return files[identity]
 
     def get(self, account: Account, file_id: str, now: float) -> StoredFile | None:
         file = self._files[account].get(file_id)
         return file if file is not None and now < file.expires_at else None
+
+    def had(self, account: Account, file_id: str) -> bool:
+        """Whether there is a file, even if it has expired."""
+        return file_id in self._files[account]
 
     def all(self, account: Account, now: float) -> list[StoredFile]:
         return [file for file in reversed(self._files[account].values()) if now < file.expires_at]

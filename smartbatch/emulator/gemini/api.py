@@ -22,7 +22,7 @@ from smartbatch.emulator.gemini.batches import (
     create,
 )
 from smartbatch.emulator.gemini.caching import PATH, answer_caches, cacheable, check_cached_content
-from smartbatch.emulator.gemini.files import answer_files, is_upload_chunk, start_or_continue
+from smartbatch.emulator.gemini.files import answer_files, find_active, is_upload_chunk, start_or_continue
 from smartbatch.emulator.gemini.parsing import (
     QUOTA_EXHAUSTED,
     api_error,
@@ -48,20 +48,23 @@ from smartbatch.emulator.parsed_requests import (
     complete,
 )
 from smartbatch.emulator.prompt_caching import CacheablePrompt, PromptCaching
+from smartbatch.emulator.prompt_files import FindUpload
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, ServerReply, json_reply
 from smartbatch.emulator.settings import EmulatorSettings
 
 _FINISH_REASONS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 
 
-def generate(model: str, fields: Mapping[str, Any], *, stream: bool = False, sse: bool = False) -> ModelCall:
+def generate(
+    model: str, fields: Mapping[str, Any], find: FindUpload, *, stream: bool = False, sse: bool = False
+) -> ModelCall:
     """Parse a ``generateContent`` call.
 
     Args:
         stream: True for ``streamGenerateContent``.
         sse: True for a stream of events (``alt=sse``), False for one JSON array.
     """
-    request = with_tools(generation(model, fields, stream=stream), fields)
+    request = with_tools(generation(model, fields, find, stream=stream), fields)
     check_cached_content(fields)
     return _GeminiGeneration(with_thinking(request, fields), fields, sse=sse)
 
@@ -70,13 +73,13 @@ def embed(model: str, fields: Mapping[str, Any]) -> ModelCall:
     return _GeminiEmbeddings(model, *embedded_texts(model, fields))
 
 
-def generate_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
+def generate_in_batch(model: str, find: FindUpload, request: Mapping[str, Any]) -> ModelCall:
     """Parse one request of a ``batchGenerateContent`` call."""
     check_fields(request)
-    return generate(model, request)
+    return generate(model, request, find)
 
 
-def embed_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
+def embed_in_batch(model: str, _find: FindUpload, request: Mapping[str, Any]) -> ModelCall:
     """Parse one request of an ``asyncBatchEmbedContent`` call."""
     texts, dimensions = embedded_texts(model, {"requests": [{**request, "model": f"models/{model}"}]})
     return _GeminiEmbedding(model, texts[0], dimensions)
@@ -85,7 +88,7 @@ def embed_in_batch(model: str, request: Mapping[str, Any]) -> ModelCall:
 class _GeminiGeneration(ModelCall):
     def __init__(self, request: GenerationRequest, fields: Mapping[str, Any], *, sse: bool) -> None:
         self.model, self.prompt, self.charge = request.model, request.identity, request.input_tokens
-        self.tier = request.tier
+        self.tier, self.has_uploads = request.tier, request.has_uploads
         self._request = request
         self._fields = fields
         self._sse = sse
@@ -282,26 +285,26 @@ class GeminiApi(Api):
             raise unknown_url(head)
         model, method = call[2], call[3]
         self.check_model(model, context.settings)
-        parse_request = partial(_BATCH_METHODS[method], model)
+        parse_request = partial(_BATCH_METHODS[method], model, find_active(context, key))
         return create(body, context, key=key, model=model, method=method, parse_request=parse_request)
 
-    def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:
+    def find(self, head: Head, body: bytes, context: BatchContext) -> Parse | ServerReply:
         if head.method == "GET" and (models := _MODELS.fullmatch(head.path)):
-            return self._models(models[2], settings)
+            return self._models(models[2], context.settings)
         call = _CALL.fullmatch(head.path)
         if call is None or head.method != "POST":
             raise unknown_url(head)
-        model = call[2]
+        model, find = call[2], find_active(context, _key(head) or "")
         match call[3]:
             case "generateContent":
-                return lambda _, fields: generate(model, fields)
+                return lambda _, fields: generate(model, fields, find)
             case "streamGenerateContent":
                 sse = "sse" in head.parameters.get("alt", ())
-                return lambda _, fields: generate(model, fields, stream=True, sse=sse)
+                return lambda _, fields: generate(model, fields, find, stream=True, sse=sse)
             case "batchEmbedContents":
                 return lambda _, fields: embed(model, fields)
             case "countTokens":
-                self.check_model(model, settings)
+                self.check_model(model, context.settings)
                 return _counted(fields_of(body))
         raise unknown_url(head)
 
@@ -401,7 +404,7 @@ def _model(name: str) -> dict[str, Any]:
     return {"name": f"models/{name}", "version": "1", "supportedGenerationMethods": methods}
 
 
-_BATCH_METHODS: dict[str, Callable[[str, Mapping[str, Any]], ModelCall]] = {
+_BATCH_METHODS: dict[str, Callable[[str, FindUpload, Mapping[str, Any]], ModelCall]] = {
     GENERATE_METHOD: generate_in_batch,
     EMBED_METHOD: embed_in_batch,
 }

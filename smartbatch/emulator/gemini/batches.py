@@ -161,13 +161,14 @@ def _error(line: OutputLine, context: BatchContext) -> dict[str, Any]:
     code, message = 0, ""
     if line.error == "refused":
         error_fields = json.loads(line.body)["error"]
-        code, message = (5 if error_fields["code"] == 404 else _INVALID), error_fields["message"]
+        code, message = _CODES.get(error_fields["code"], _INVALID), error_fields["message"]
     elif line.error in _ERRORS:
         code, message = _ERRORS[line.error]
     error: dict[str, Any] = {"code": code, "message": message}
     return error | {"details": [_RETRY]} if context.settings.batch_error_details else error
 
 
+_CODES = {403: 7, 404: 5}  # those of gRPC, by HTTP status
 _ERRORS = {
     "server": (_UNAVAILABLE, "The model is overloaded. Please try again later."),
     "invalid": (_INVALID, "Request contains an invalid argument."),

@@ -22,6 +22,7 @@ from smartbatch.emulator.gemini.batches import line_shape, page_of
 from smartbatch.emulator.gemini.parsing import api_error, decode_body, found, no_such_file, unknown_url
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.parsed_requests import ApiError
+from smartbatch.emulator.prompt_files import FindUpload
 from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply
 
 FILE_LIFETIME_SECONDS = 48 * 3600.0  # seconds an uploaded file is kept
@@ -137,7 +138,9 @@ def _append(
             _API_NAME, upload.key, upload.display, bytes(upload.data), context.now,
             identity=upload.identity, purpose=upload.mime, lifetime=FILE_LIFETIME_SECONDS,
         )  # fmt: skip
-    except BatchBackendError:
+    except BatchBackendError as error:
+        if error.reason == "storage":
+            raise api_error(429, "Quota exceeded for metric: file_storage_bytes") from None
         raise _already_exists(upload.identity) from None
     body = json.dumps({"file": _shape(file, context)}).encode()
     return ServerReply(200, body, headers=[("x-goog-upload-status", "final")])
@@ -201,6 +204,23 @@ def _download(file: StoredFile, context: BatchContext, key: str) -> ServerReply:
     )
 
 
+def is_processing(file: StoredFile, context: BatchContext) -> bool:
+    return context.now < file.created_at + context.settings.file_processing
+
+
+def find_active(context: BatchContext, key: str) -> FindUpload:
+    """Return the function that finds uploaded files, and raises ``ApiError`` for one that is processed."""
+
+    def find(name: str) -> StoredFile:
+        file = context.backend.upload(_API_NAME, key, name, context.now)
+        if is_processing(file, context):
+            message = f"The File {name} is not in an ACTIVE state and usage is not allowed."
+            raise api_error(400, message)
+        return file
+
+    return find
+
+
 def _shape(file: StoredFile, context: BatchContext) -> dict[str, Any]:
     generated = file.batch is not None
     uri = f"{context.url}/v1beta/files/{file.id}"
@@ -212,7 +232,7 @@ def _shape(file: StoredFile, context: BatchContext) -> dict[str, Any]:
         "updateTime": context.rfc3339(file.created_at),
         "expirationTime": context.rfc3339(file.expires_at),
         "uri": uri,
-        "state": "ACTIVE",
+        "state": "PROCESSING" if not generated and is_processing(file, context) else "ACTIVE",
         "source": "GENERATED" if generated else "UPLOADED",
     }
     if file.name:

@@ -20,9 +20,9 @@ from smartbatch.emulator.parsed_requests import (
     MalformedBody,
     asked_schema,
     decode_object,
-    hash_of_base64,
     measure_prompt,
 )
+from smartbatch.emulator.prompt_files import FindUpload, PromptFile, UploadGone, file_of_base64, hash_of
 from smartbatch.emulator.schema_rules import gemini_flaw
 
 # the message of a 429 that names no quota
@@ -102,7 +102,7 @@ def check_fields(fields: Mapping[str, Any]) -> None:
             raise api_error(400, f'Invalid JSON payload received. Unknown name "{name}": Cannot find field.')
 
 
-def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> GenerationRequest:
+def generation(model: str, fields: Mapping[str, Any], find: FindUpload, *, stream: bool) -> GenerationRequest:
     contents = found(fields, "contents")
     if not isinstance(contents, list) or not contents:
         raise api_error(400, "* GenerateContentRequest.contents: contents is not specified")
@@ -127,7 +127,7 @@ def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> Genera
         schema=asked_schema(_schema(config), system),
         stream=stream,
         include_usage=True,
-        files=tuple(_hashes(contents)),
+        files=tuple(_files(contents, find)),
         draws=True,
         tier=_tier(found(fields, "serviceTier")),
     )
@@ -143,6 +143,7 @@ def texts_of(content: Any, where: str) -> list[str]:
     return [part["text"] for part in parts if isinstance(part.get("text"), str)]
 
 
+_UPLOADED = re.compile(r"(?:https?://[^/]+/v1(?:beta)?/)?files/([^/]+)")
 _PARTS = frozenset(
     {
         *("text", "inlineData", "fileData", "functionCall", "functionResponse", "thought"),
@@ -151,8 +152,8 @@ _PARTS = frozenset(
 )
 
 
-def _hashes(contents: Sequence[Any]) -> Iterator[str]:
-    """Yield the SHA-256 of each file, and check the fields of all parts."""
+def _files(contents: Sequence[Any], find: FindUpload) -> Iterator[PromptFile]:
+    """Yield all files, and check the fields of all parts."""
     for number, content in enumerate(contents):
         parts = content["parts"]
         for place, part in enumerate([parts] if isinstance(parts, Mapping) else parts):
@@ -160,17 +161,33 @@ def _hashes(contents: Sequence[Any]) -> Iterator[str]:
             if unknown := [name for name in part if _camel(name) not in _PARTS]:
                 text = f"Invalid JSON payload received. Unknown name \"{unknown[0]}\" at '{where}'"
                 raise api_error(400, f"{text}: Cannot find field.")
+            reference = found(part, "fileData")
+            if isinstance(reference, Mapping) and (name := uploaded_name(found(reference, "fileUri"))):
+                yield _uploaded(name, find)
             blob = found(part, "inlineData")
             if not isinstance(blob, Mapping):
                 continue
             if not found(blob, "mimeType"):
                 raise api_error(400, f"* GenerateContentRequest.{where}.inline_data.mime_type: is required")
             try:
-                yield hash_of_base64(blob.get("data"))
+                yield file_of_base64(blob.get("data"))
             except ValueError:
                 raise api_error(
                     400, f"Invalid value at '{where}.inline_data.data' (TYPE_BYTES), Base64 decoding failed"
                 ) from None
+
+
+def uploaded_name(address: Any) -> str | None:
+    """Return the name of the uploaded file at an address; ``None`` for any other address."""
+    file = _UPLOADED.fullmatch(address) if isinstance(address, str) else None
+    return file and file[1]
+
+
+def _uploaded(name: str, find: FindUpload) -> PromptFile:
+    try:
+        return PromptFile(hash_of(find(name).data), uploaded=True)
+    except UploadGone:
+        raise no_such_file(name) from None
 
 
 def embedded_texts(model: str, fields: Mapping[str, Any]) -> tuple[list[str], int]:

@@ -47,15 +47,15 @@ class HostApi(OpenAIApi):
         key = "" if is_open else self._key(head, context.settings)
         return host_batches.answer(BatchCall(self.dialect, head, body, context, key))
 
-    def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:
+    def find(self, head: Head, body: bytes, context: BatchContext) -> Parse | ServerReply:
         path = self.dialect.path
         if not head.path.startswith(f"{path}/"):
             raise api_error(404, f"Invalid URL ({head.method} {head.path})")
         inner = evolve(head, path=f"/v1{head.path.removeprefix(path)}")
-        found = super().find(inner, body, settings)
+        found = super().find(inner, body, context)
         if isinstance(found, ServerReply):
             return found
-        return lambda head, body: self.dialect.parse(inner.path, head, body, settings)
+        return lambda _, body: self.dialect.parse(inner.path, body, context.settings)
 
     def error_reply(self, error: ApiError, head: Head) -> ServerReply:
         return self._converted(ServerReply(error.status, error.body), head.path)

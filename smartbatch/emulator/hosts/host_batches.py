@@ -19,7 +19,7 @@ from smartbatch.emulator.batches.batch_records import (
 )
 from smartbatch.emulator.hosts.host_dialect import BatchCall
 from smartbatch.emulator.openai.batches import NOT_RUN, answer_of, read_input
-from smartbatch.emulator.openai.files import checked_lifetime, multipart, output_lifetime
+from smartbatch.emulator.openai.files import checked_lifetime, form_of, output_lifetime
 from smartbatch.emulator.openai.parsing import api_error, parse_body
 from smartbatch.emulator.parsed_requests import ApiError
 from smartbatch.emulator.provider_api import ServerReply, json_reply
@@ -68,7 +68,8 @@ def _routes(call: BatchCall) -> dict[tuple[str, str], Callable[..., ServerReply]
 
 def upload(call: BatchCall) -> ServerReply:
     """Store the file of an upload (``multipart/form-data``)."""
-    fields, name, data = multipart(call.head, call.body)
+    form = form_of(call.head, call.body)
+    fields, name, data = form.fields, form.file_name, form.data
     purpose = fields.get("purpose", call.dialect.purposes[0])
     if name is None or data is None:
         raise api_error(400, "'file' is required", code="missing_required_parameter", param="file")
@@ -175,7 +176,7 @@ def create(call: BatchCall) -> ServerReply:
     data, file_id = _input(call, fields)
     endpoint = fields.get("endpoint", "")
     rules = evolve(dialect.rules, parse=dialect.parse_line)
-    content = read_input(data, endpoint, call.head, call.context.settings, rules, fields.get("model"))
+    content = read_input(data, endpoint, call.context.settings, rules, fields.get("model"))
     if dialect.refuses_input and content.problems:
         problem = content.problems[0]
         raise api_error(400, problem.message, code=problem.code, param=problem.param)

@@ -208,16 +208,13 @@ class HostDialect:
         if self.check_create is not None:
             self.check_create(self, fields)
 
-    def parse_line(
-        self, endpoint: str, head: Head, body: Mapping[str, Any], settings: EmulatorSettings
-    ) -> ModelCall:
+    def parse_line(self, endpoint: str, body: Mapping[str, Any], settings: EmulatorSettings) -> ModelCall:
         """Parse the body of a request in a batch; see :meth:`parse`."""
-        return self.parse(endpoint, head, body, settings, share=self.batch_share)
+        return self.parse(endpoint, body, settings, share=self.batch_share)
 
     def parse(
         self,
         endpoint: str,
-        head: Head,
         body: Mapping[str, Any],
         settings: EmulatorSettings,
         *,
@@ -239,7 +236,7 @@ class HostDialect:
         check_rejected(body, self.rejects)
         if self.always_usage and body.get("stream"):
             body = {**body, "stream_options": {"include_usage": True}}
-        call = parse_call(endpoint, head, body, settings)
+        call = parse_call(endpoint, body, settings)
         if self.filters:
             call = FilteredCall(call)
         return call if self.price is None else PricedCall(call, self.price * share)

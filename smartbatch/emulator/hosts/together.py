@@ -22,7 +22,7 @@ from smartbatch.emulator.hosts.host_dialect import (
     uuid_of,
 )
 from smartbatch.emulator.openai.batches import NOT_RUN, InputRules
-from smartbatch.emulator.openai.files import multipart
+from smartbatch.emulator.openai.files import form_of
 from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.provider_api import ServerReply, json_reply
 
@@ -69,7 +69,7 @@ def _begin_upload(call: BatchCall) -> ServerReply:
     if call.head.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         fields = dict(parse_qsl(call.body.decode()))
     else:
-        fields = multipart(call.head, call.body)[0]
+        fields = dict(form_of(call.head, call.body).fields)
     for name in ("purpose", "file_name", "file_type", "checksum"):
         if not fields.get(name):
             raise api_error(400, f"Missing field: {name}", code="missing_required_parameter", param=name)

@@ -42,16 +42,17 @@ class OpenAIApi(Api):
 
     def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> ServerReply:
         self.check_key(head, context.settings)
-        return batches.answer(head, body, context, head.authorization.partition(" ")[2].strip())
+        return batches.answer(head, body, context, _key(head))
 
-    def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:  # noqa: ARG002
+    def find(self, head: Head, body: bytes, context: BatchContext) -> Parse | ServerReply:  # noqa: ARG002
         if head.path == "/v1/models" or head.path.startswith("/v1/models/"):
-            return self._models(head, settings)
+            return self._models(head, context.settings)
         if head.path not in MODEL_CALLS:
             raise api_error(404, f"Invalid URL ({head.method} {head.path})")
         if head.method != "POST":
             raise api_error(405, f"Not allowed to {head.method} on {head.path} (HINT: use POST)")
-        return lambda head, body: parse_call(head.path, head, body, settings)
+        find = context.find_upload(batches.API_NAME, _key(head))
+        return lambda head, body: parse_call(head.path, body, context.settings, find)
 
     def parse_body(self, body: bytes) -> dict[str, Any]:
         return parse_body(body)
@@ -103,6 +104,10 @@ class OpenAIApi(Api):
             return json_reply(bodies.models_body(settings.models))
         self.check_model(name, settings)
         return json_reply(bodies.model_body(name))
+
+
+def _key(head: Head) -> str:
+    return head.authorization.partition(" ")[2].strip()
 
 
 def _retry_after(wait: float | None) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import define, field, frozen
@@ -57,7 +58,7 @@ class InputRules:
     one_endpoint: bool = True
     one_model: bool = True
     max_id_characters: int | None = None
-    parse: Callable[[str, Head, Mapping[str, Any], EmulatorSettings], ModelCall] = parse_call
+    parse: Callable[[str, Mapping[str, Any], EmulatorSettings], ModelCall] = parse_call
 
 
 @frozen
@@ -70,7 +71,6 @@ class Input:
 def read_input(
     data: bytes,
     endpoint: str,
-    head: Head,
     settings: EmulatorSettings,
     rules: InputRules | None = None,
     model: str | None = None,
@@ -84,7 +84,7 @@ def read_input(
         model: the model of lines without one; ``None`` if each line must name its own.
     """
     rules = rules or InputRules()
-    reader = _InputReader(endpoint, head, settings, rules, model)
+    reader = _InputReader(endpoint, settings, rules, model)
     if len(data) > (most := settings.batch_max_bytes or rules.max_bytes):
         reader.add_problem(
             "file_too_large", f"The file has {len(data)} bytes, but at most {most} are accepted.", None
@@ -97,7 +97,6 @@ def read_input(
 @define
 class _InputReader:
     endpoint: str
-    head: Head
     settings: EmulatorSettings
     rules: InputRules
     default_model: str | None
@@ -182,7 +181,7 @@ class _InputReader:
         def parse() -> ModelCall:
             if body.get("stream"):
                 raise api_error(400, "Streaming is not supported in the Batch API.", param="stream")
-            return self.rules.parse(endpoint, self.head, body, self.settings)
+            return self.rules.parse(endpoint, body, self.settings)
 
         return parse_entry(custom_id, parse, self.settings)
 
@@ -228,7 +227,7 @@ def answer(head: Head, body: bytes, context: BatchContext, key: str) -> ServerRe
             case ("DELETE", "files", str(name), None):
                 return files.deleted(name, context, key)
             case ("POST", "batches", None, None):
-                return _create(head, body, context, key)
+                return _create(body, context, key)
             case ("GET", "batches", None, None):
                 return _list(head, context, key)
             case ("GET", "batches", str(name), None):
@@ -240,7 +239,7 @@ def answer(head: Head, body: bytes, context: BatchContext, key: str) -> ServerRe
     raise api_error(405, f"Not allowed to {head.method} on {head.path}")
 
 
-def _create(head: Head, body: bytes, context: BatchContext, key: str) -> ServerReply:
+def _create(body: bytes, context: BatchContext, key: str) -> ServerReply:
     fields = parse_body(body)
     endpoint, file_id = fields.get("endpoint"), fields.get("input_file_id")
     label, lifetime = _metadata(fields.get("metadata")), files.output_lifetime(fields)
@@ -256,7 +255,8 @@ def _create(head: Head, body: bytes, context: BatchContext, key: str) -> ServerR
     file = context.backend.file(API_NAME, key, file_id, context.now)
     if file is None or file.purpose != "batch":
         raise api_error(400, f"Invalid file: there is no batch file '{file_id}'.", param="input_file_id")
-    content = read_input(file.data, endpoint, head, context.settings)
+    rules = InputRules(parse=partial(parse_call, find=context.find_upload(API_NAME, key)))
+    content = read_input(file.data, endpoint, context.settings, rules)
     batch = context.backend.create(
         API_NAME, key, content.entries, now=context.now, label=label, model=content.model, endpoint=endpoint,
         file_id=file_id, problems=content.problems, output_lifetime=lifetime,
@@ -312,6 +312,10 @@ def _error(error: BatchBackendError) -> ApiError:
     match error.reason:
         case "unavailable":
             return api_error(503, error.message, type_="server_error")
+        case "storage":
+            return api_error(
+                400, f"{error.message} Delete files to free space.", code="storage_limit_exceeded"
+            )
         case "enqueued":
             return api_error(429, error.message, type_="tokens", code="token_limit_exceeded")
     return api_error(_STATUSES[error.reason], error.message)

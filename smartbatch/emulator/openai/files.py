@@ -6,12 +6,12 @@ Source: the types of the ``openai`` SDK and OpenAI's API reference of November 2
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from smartbatch.emulator.batches.batch_records import Download, OutputLine, StoredFile
 from smartbatch.emulator.http.head import Head
+from smartbatch.emulator.http.multipart import UploadForm, read_form
 from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.parsed_requests import ApiError
 from smartbatch.emulator.provider_api import (
@@ -27,20 +27,26 @@ from smartbatch.emulator.provider_api import (
 # reference, files)
 _FILE_LIFETIME_SECONDS = 30 * 86_400.0
 MIN_LIFETIME_SECONDS, MAX_LIFETIME_SECONDS = 3600, 2_592_000
-_BOUNDARY = re.compile(r'boundary="?([^";,]+)"?')
-_NAME = re.compile(rb'\bname="([^"]*)"')
-_FILE_NAME = re.compile(rb'\bfilename="([^"]*)"')
+_PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
+MAX_FILE_BYTES = 512 * 2**20  # of one upload (OpenAI's API reference, files)
 _API_NAME = "openai"
 
 
 def uploaded(head: Head, body: bytes, context: BatchContext, key: str) -> ServerReply:
     """Store the file of an upload (``multipart/form-data``)."""
-    fields, name, data = multipart(head, body)
+    form = form_of(head, body)
+    fields, name, data = form.fields, form.file_name, form.data
     purpose = fields.get("purpose")
     if not purpose:
         raise api_error(400, "'purpose' is a required property", param="purpose")
+    if purpose not in _PURPOSES:
+        accepted = ", ".join(f"'{each}'" for each in _PURPOSES)
+        raise api_error(400, f"'{purpose}' is not one of [{accepted}] - 'purpose'", param="purpose")
     if name is None or data is None:
         raise api_error(400, "'file' is a required property", param="file")
+    if len(data) > MAX_FILE_BYTES:
+        message = f"The file is larger than the maximum of {MAX_FILE_BYTES} bytes."
+        raise api_error(413, message, param="file")
     if purpose == "batch" and not name.endswith(".jsonl"):
         raise api_error(400, "Invalid file format. The Batch API accepts .jsonl files only.", param="file")
     lifetime = _FILE_LIFETIME_SECONDS if purpose == "batch" else math.inf
@@ -181,24 +187,8 @@ def file_object(file: StoredFile, context: BatchContext, size: int) -> dict[str,
     }
 
 
-def multipart(head: Head, body: bytes) -> tuple[dict[str, str], str | None, bytes | None]:
-    """Return the fields of a form, and the name and bytes of its file."""
-    boundary = _BOUNDARY.search(head.headers.get("content-type", ""))
-    if boundary is None:
+def form_of(head: Head, body: bytes) -> UploadForm:
+    form = read_form(head, body)
+    if form is None:
         raise api_error(400, "Expected a multipart/form-data body.")
-    delimiter = b"--" + boundary[1].encode("latin-1")
-    fields: dict[str, str] = {}
-    name, data = None, None
-    # Only the first delimiter has no line break before it.
-    start = body.find(delimiter) + len(delimiter)
-    while (end := body.find(b"\r\n" + delimiter, start)) >= 0:
-        part_headers, _, value = body[start:end].partition(b"\r\n\r\n")
-        start = end + len(delimiter) + 2
-        field_name = _NAME.search(part_headers)
-        if field_name is None:
-            continue
-        if field_name[1] == b"file" and (file_name := _FILE_NAME.search(part_headers)):
-            name, data = file_name[1].decode(errors="replace"), value
-        else:
-            fields[field_name[1].decode(errors="replace")] = value.decode(errors="replace")
-    return fields, name, data
+    return form

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smartbatch.emulator.composed_answers import Completion, count_tokens, vector_for
-from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai import bodies
 from smartbatch.emulator.openai.caching import cacheable, check_caching
 from smartbatch.emulator.openai.parsing import (
@@ -32,7 +31,7 @@ from smartbatch.emulator.parsed_requests import (
     complete,
 )
 from smartbatch.emulator.prompt_caching import CacheablePrompt, PromptCaching
-from smartbatch.emulator.provider_api import Parse
+from smartbatch.emulator.prompt_files import FindUpload, no_uploads
 from smartbatch.emulator.settings import EmulatorSettings
 
 # maximum inputs per call, tokens per input and tokens per call (OpenAI's API reference, embeddings)
@@ -63,7 +62,7 @@ class _OpenAIEmbeddings(ModelCall):
         return base64.b64encode(vector.tobytes()).decode() if self._as_base64 else list(vector)
 
 
-def parse_embeddings(_head: Head, body: Mapping[str, Any]) -> ModelCall:
+def _embeddings(body: Mapping[str, Any], _find: FindUpload) -> ModelCall:
     """Parse a request to ``/v1/embeddings``.
 
     Raises:
@@ -113,7 +112,7 @@ class _OpenAIGeneration(ModelCall):
         make_cacheable: Callable[[PromptCaching], CacheablePrompt],
     ) -> None:
         self.model, self.prompt, self.charge = request.model, request.identity, request.charge
-        self.tier = request.tier
+        self.tier, self.has_uploads = request.tier, request.has_uploads
         self._request = request
         self._make_body = make_body
         self._make_events = make_events
@@ -156,13 +155,13 @@ def _replace_by_refusal(body: dict[str, Any], text: str) -> None:
         message["content"] = [{"type": "refusal", "refusal": text}]
 
 
-def _chat(_head: Head, body: Mapping[str, Any]) -> ModelCall:
-    request = with_effort(with_chat_tools(parse_chat(body), body), body)
+def _chat(body: Mapping[str, Any], find: FindUpload) -> ModelCall:
+    request = with_effort(with_chat_tools(parse_chat(body, find), body), body)
     return _generation(request, body, "messages", bodies.chat_body, bodies.chat_events)
 
 
-def _response(_head: Head, body: Mapping[str, Any]) -> ModelCall:
-    request = with_effort(with_response_tools(parse_responses(as_messages(body)), body), body)
+def _response(body: Mapping[str, Any], find: FindUpload) -> ModelCall:
+    request = with_effort(with_response_tools(parse_responses(as_messages(body), find), body), body)
     return _generation(request, body, "input", bodies.response_body, bodies.response_events)
 
 
@@ -179,19 +178,21 @@ def _generation(
     )
 
 
-def parse_call(path: str, head: Head, body: Mapping[str, Any], settings: EmulatorSettings) -> ModelCall:
+def parse_call(
+    path: str, body: Mapping[str, Any], settings: EmulatorSettings, find: FindUpload = no_uploads
+) -> ModelCall:
     """Parse a call to one of the paths of :data:`MODEL_CALLS`.
 
     Raises:
         ApiError: the API, or a server with these settings, does not accept it.
     """
     check_rejected(body, settings.rejects)
-    return MODEL_CALLS[path](head, body)
+    return MODEL_CALLS[path](body, find)
 
 
 # parsers by the paths of real-time calls, which are also the endpoints of batches
-MODEL_CALLS: dict[str, Parse] = {
+MODEL_CALLS: dict[str, Callable[[Mapping[str, Any], FindUpload], ModelCall]] = {
     "/v1/chat/completions": _chat,
     "/v1/responses": _response,
-    "/v1/embeddings": parse_embeddings,
+    "/v1/embeddings": _embeddings,
 }

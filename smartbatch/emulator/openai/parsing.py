@@ -19,10 +19,11 @@ from smartbatch.emulator.parsed_requests import (
     MalformedBody,
     asked_schema,
     decode_object,
-    hash_of_base64,
     measure_prompt,
 )
+from smartbatch.emulator.prompt_files import FindUpload, PromptFile, UploadGone, file_of_base64, hash_of
 from smartbatch.emulator.schema_rules import openai_flaw
+from smartbatch.media import PDF, type_of_content
 
 _ROLES = frozenset({"developer", "system", "user", "assistant", "tool", "function"})
 _SCHEMA_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -31,6 +32,12 @@ _TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 _COUNTS = (("max_tokens", 1), ("max_completion_tokens", 1), ("max_output_tokens", 1), ("n", 1))
 _MAX_CHOICES = 128
 _CHAT_PARTS = frozenset({"text", "refusal", "image_url", "input_audio", "file"})
+_INPUT_PURPOSES = ("user_data", "vision", "assistants")  # of files that requests may refer to
+_IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_NOT_AN_IMAGE = (
+    "You uploaded an unsupported image. Please make sure your image has one of the following formats: "
+    "['png', 'jpeg', 'gif', 'webp']."
+)
 _RESPONSE_PARTS = frozenset({"input_text", "output_text", "refusal", "input_image", "input_file"})
 
 
@@ -80,9 +87,9 @@ def check_rejected(body: Mapping[str, Any], rejects: Collection[str]) -> None:
         raise api_error(400, f"This response_format type is unavailable now: {form['type']}")
 
 
-def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
+def parse_chat(body: Mapping[str, Any], find: FindUpload) -> GenerationRequest:
     messages = _messages(body, "messages")
-    files = _files(body["messages"], "messages", _CHAT_PARTS)
+    files = _files(body["messages"], "messages", _CHAT_PARTS, find)
     options = body.get("stream_options")
     return _generation(
         body,
@@ -94,12 +101,12 @@ def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
     )
 
 
-def parse_responses(body: Mapping[str, Any]) -> GenerationRequest:
+def parse_responses(body: Mapping[str, Any], find: FindUpload) -> GenerationRequest:
     given = body.get("input")
     messages = [("user", given)] if isinstance(given, str) else _messages(body, "input")
     if isinstance(instructions := body.get("instructions"), str):
         messages.insert(0, ("developer", instructions))
-    files = () if isinstance(given, str) else _files(given, "input", _RESPONSE_PARTS)
+    files = () if isinstance(given, str) else _files(given, "input", _RESPONSE_PARTS, find)
     text = body.get("text")
     text_format = text.get("format") if isinstance(text, Mapping) else None
     return _generation(
@@ -115,7 +122,7 @@ def parse_responses(body: Mapping[str, Any]) -> GenerationRequest:
 def _generation(
     body: Mapping[str, Any],
     messages: list[tuple[str, str]],
-    files: tuple[str, ...],
+    files: tuple[PromptFile, ...],
     *,
     max_tokens: int | None,
     schema: Mapping[str, Any] | None,
@@ -188,8 +195,8 @@ def _message(item: Any, where: str) -> tuple[str, str]:
     )  # fmt: skip
 
 
-def _files(items: Any, where: str, known: Collection[str]) -> tuple[str, ...]:
-    """Return the SHA-256 of each file, and check the types of all parts."""
+def _files(items: Any, where: str, known: Collection[str], find: FindUpload) -> tuple[PromptFile, ...]:
+    """Return all files, and check the types of all parts."""
     found = []
     for number, item in enumerate(items):
         content = item.get("content")
@@ -202,12 +209,40 @@ def _files(items: Any, where: str, known: Collection[str]) -> tuple[str, ...]:
                     400, f"Invalid value: '{kind}'. Supported values are: {names}.",
                     code="invalid_value", param=f"{field}.type",
                 )  # fmt: skip
-            if (data := _data_of(part)) is not None:
+            if (file_id := _upload_in(part)) is not None:
+                found.append(_uploaded(part["type"], file_id, field, find))
+            elif (data := _data_of(part)) is not None:
                 try:
-                    found.append(hash_of_base64(data))
+                    found.append(file_of_base64(data))
                 except ValueError:
                     raise api_error(400, f"Invalid '{field}': not a file in base64.", param=field) from None
     return tuple(found)
+
+
+def _upload_in(part: Mapping[str, Any]) -> Any:
+    inner = part["file"] if part["type"] == "file" else part
+    return inner.get("file_id") if part["type"] in ("file", "input_file", "input_image") else None
+
+
+def _uploaded(part_type: str, file_id: Any, field: str, find: FindUpload) -> PromptFile:
+    """Return an uploaded file, and check that it can be used here."""
+    try:
+        file = find(file_id)
+    except UploadGone:
+        raise api_error(404, f"No such File object: {file_id}", param=field) from None
+    if file.purpose not in _INPUT_PURPOSES:
+        message = f"The file {file_id} has the purpose '{file.purpose}', not 'user_data'."
+        raise api_error(400, message, param=field)
+    found = type_of_content(file.data)
+    if part_type == "file" and found != PDF:
+        message = (
+            "Invalid file data: 'file_id'. Expected a file with an application/pdf MIME type, but got "
+            f"unsupported MIME type '{found}'."
+        )
+        raise api_error(400, message, param=field)
+    if part_type == "input_image" and found not in _IMAGE_TYPES:
+        raise api_error(400, _NOT_AN_IMAGE, code="invalid_image_format", param=field)
+    return PromptFile(hash_of(file.data), uploaded=True)
 
 
 def _data_of(part: Mapping[str, Any]) -> Any:

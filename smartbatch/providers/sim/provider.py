@@ -26,6 +26,7 @@ from smartbatch.emulator.parsed_requests import (
     complete,
     measure_prompt,
 )
+from smartbatch.emulator.prompt_files import PromptFile
 from smartbatch.emulator.settings import EmulatorSettings, FaultPlan
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.media import returned_file
@@ -226,7 +227,7 @@ def _parsed(request: Request, model: str) -> GenerationRequest:
         include_usage=False,
         tools=tools,
         logprobs=int(params.logprobs is not True and params.logprobs) if params.logprobs else None,
-        files=hashes_in(chat),
+        files=tuple(PromptFile(sha256) for sha256 in hashes_in(chat)),
         draws=True,
         hidden_tokens=HIDDEN_TOKENS[params.reasoning_effort or "none"],
     )
