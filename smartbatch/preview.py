@@ -42,6 +42,9 @@ MAX_SHOWN_ROWS = 40
 class PreviewClient(ListClient, Protocol):
     """The client that sends the sample and plans the other rows."""
 
+    @property
+    def model(self) -> str: ...
+
     def plan(self, prompts: Prompts, **params: Unpack[ListParams[Any]]) -> Plan[Any]: ...
 
 
@@ -103,7 +106,7 @@ class Preview(Generic[T]):
         ]
         sizes = [0] * (1 + max(rows.rows, default=-1))
         for at, request in enumerate(rows.requests):
-            sizes[row_of(at, request)] += estimate_request(request)
+            sizes[row_of(at, request)] += estimate_request(request, request.model or rows.client.model)
         recorded = [RecordedRow.of_result(row_of(at, rows.requests[at]), self._sampled[at]) for at in sampled]
         groups = None if rows.groups is None else rows.groups[: len(sizes)]
         self.projection: Projection = project(recorded, sizes, groups)

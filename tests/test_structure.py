@@ -30,7 +30,7 @@ from tests.syntax import (
 )
 
 NOUNS = frozenset(
-    {"attempt", "chats", "errors", "failure_groups", "media", "types", "usage", "events"}
+    {"attempt", "chats", "errors", "failure_groups", "media", "media_in_prompts", "types", "usage", "events"}
     | {"result_display", "results"}
 )
 """Shared types, which import nothing above them."""
@@ -70,6 +70,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "failure_groups": frozenset(),
     "usage": frozenset(),
     "types": frozenset({"attempt", "chats", "errors", "media", "usage"}),
+    "media_in_prompts": frozenset({"media", "types"}),
     "events": frozenset({"types", "errors"}),
     "tables": frozenset({"chats", "types", "errors", "events", "media"}),
     "views": frozenset(),

@@ -94,6 +94,7 @@ class SampledRun:
 
     _rows: InputRequests
     _params: Generation
+    _model: str
     _groups: list[str] | None
     selection: RowSelection
     _sizes: array[float] = field(factory=lambda: array("d"), init=False)  # estimated tokens of each row
@@ -114,7 +115,13 @@ class SampledRun:
             first = sent[position] * keys.n
             chosen[first : first + keys.n] = b"\1" * keys.n
         by = "" if args.by is None else f" by {args.by}"
-        return cls(rows, params, groups, RowSelection(f"sample of {args.sample}, seed {seed}{by}", chosen))
+        return cls(
+            rows,
+            params,
+            args.model,
+            groups,
+            RowSelection(f"sample of {args.sample}, seed {seed}{by}", chosen),
+        )
 
     def show(self, answers: Iterable[RecordedRow]) -> None:
         """Print the prompts and answers of the sample on standard output, as a table."""
@@ -130,7 +137,7 @@ class SampledRun:
         answered = []
         for row, request in self._rows.requests(keys.is_skipped):
             sent = normalise(request, params, embedding=self._rows.embedding)
-            self._sizes[row.index] = keys.n * estimate_request(sent)
+            self._sizes[row.index] = keys.n * estimate_request(sent, sent.model or self._model)
             if row.place in self.selection and row.place in by_place:
                 answered.append((by_place[row.place], sent))
         return answered

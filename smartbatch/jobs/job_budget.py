@@ -85,7 +85,7 @@ class CostCeiling:
 
     def _most(self, request: Request, processing: Processing) -> float:
         card = self._card(request.model or self._model, processing)
-        return 0.0 if card is None else card.expected_cost(self._calibration.most(request))
+        return 0.0 if card is None else card.expected_cost(self._calibration.of(request).most(request))
 
 
 def _whole(usd: float) -> float:

@@ -177,6 +177,11 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: floa
     return _read(data, made)
 
 
+def is_chat(data: bytes) -> bool:
+    """Whether an encoded request may be a chat. Only chats contain files."""
+    return b'"chat":' in data
+
+
 def context_of(data: bytes) -> Any:
     return _read(data, lambda form: form.get("context")) if b'"context"' in data else None
 

@@ -367,9 +367,9 @@ def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
 
 
 def _expected(lane: Lane, tickets: list[Ticket]) -> tuple[float, float]:
-    calibration = lane.calibration
     given = made = 0
     for ticket in tickets:
+        calibration = lane.calibration.of(ticket.request)
         prompt = calibration.input(ticket.input_tokens)
         given += prompt
         if ticket.tokens > prompt:
@@ -380,7 +380,7 @@ def _expected(lane: Lane, tickets: list[Ticket]) -> tuple[float, float]:
 
 def _needs(lane: Lane, ticket: Ticket) -> tuple[int, int]:
     most = ticket.request.params.max_tokens
-    return ticket.input_tokens, lane.calibration.output(None) if most is None else most
+    return ticket.input_tokens, lane.calibration.of(ticket.request).output(None) if most is None else most
 
 
 def _frame_cost(lane: Lane, tickets: Sequence[Ticket]) -> float:

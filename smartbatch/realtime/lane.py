@@ -92,14 +92,15 @@ class Lane:
 
         ``estimated`` is the number of input tokens estimated from the text.
         """
-        given = self.calibration.input(estimated)
-        made = 0 if request.embedding else self.calibration.output(request.params.max_tokens)
+        calibration = self.calibration.of(request)
+        given = calibration.input(estimated)
+        made = 0 if request.embedding else calibration.output(request.params.max_tokens)
         if not priced or request.call is not None:
             return given + made, 0.0
         rates = self._highest_rates(request)
         if rates is None:
             return given + made, 0.0
-        return given + made, rates.expected_cost(self.calibration.most(request))
+        return given + made, rates.expected_cost(calibration.most(request))
 
     def max_lost_cost(self, request: Request) -> float:
         """Return the maximum cost in USD of a call whose answer is lost; 0 if the price is unknown."""
@@ -108,7 +109,7 @@ class Lane:
             return 0.0
         limit = self.provider.capabilities.output_limit
         most = 0 if request.embedding else longest_output(request.params.max_tokens, limit)
-        return rates.expected_cost(self.calibration.most(request, most))
+        return rates.expected_cost(self.calibration.of(request).most(request, most))
 
     @property
     def rates(self) -> RateCard | None:

@@ -116,7 +116,8 @@ class ResponseRouter:
             if isinstance(outcome, Answer):
                 if learns and outcome.usage is not None:
                     shape = SHAPES.of(ticket.submission.request.params).key
-                    call.permit.lane.calibration.observe(ticket.input_tokens, outcome.usage, shape)
+                    learned = call.permit.lane.calibration.of(ticket.request)
+                    learned.observe(ticket.input_tokens, outcome.usage, shape)
                 readings.append(self._reader.read(call.batch, ticket, outcome, seconds, route))
             else:
                 readings.append(MissingAnswer() if outcome is None else outcome)
@@ -513,7 +514,7 @@ def _resize(ticket: Ticket, request: Request) -> None:
     """Replace the ticket's request with one that needs more tokens and money."""
     before = ticket.input_tokens
     ticket.request = request
-    calibration = ticket.lane.calibration
+    calibration = ticket.lane.calibration.of(request)
     ticket.input_tokens = calibration.estimate(request)
     ticket.tokens += calibration.input(ticket.input_tokens) - calibration.input(before)
     ticket.reserve = ticket.lane.demand(request, ticket.input_tokens, priced=ticket.reserve > 0)[1]

@@ -146,7 +146,7 @@ class Advisor:
             rates = self._rates("standard") if other is None else other.rates["standard"]
             if rates is None:
                 return None
-            most.append(rates.expected_cost(learned.most(request)))
+            most.append(rates.expected_cost(learned.of(request).most(request)))
         return most
 
     def limit(self, decision: Decision, requests: Iterable[Request], kind: Kind) -> float | None:

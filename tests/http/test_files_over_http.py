@@ -10,7 +10,7 @@ import time
 import pytest
 
 import smartbatch
-from smartbatch import Audio, BatchingClient, Document, ErrorKind, Image, InvalidRequest
+from smartbatch import Audio, BatchingClient, BudgetExceeded, Document, ErrorKind, Image, InvalidRequest
 from smartbatch.testing import emulator
 from tests.levels import sampled
 
@@ -138,13 +138,38 @@ def test_a_job_keeps_files_given_as_bytes_until_it_is_forgotten(variant, emu, tm
         kept = [path for path in (tmp_path / "jobs.db.files").rglob("*") if path.is_file()]
         assert sorted(path.read_bytes() for path in kept) == contents[:2]
         assert {path.parent.name for path in kept} == {job.id}
-        assert client.submit_batch([*prompts, [QUESTION, Image(PNG + b"3")]], key="bytes").id == job.id
-        results = list(job.results(timeout=60))
+        longer = client.submit_batch([*prompts, [QUESTION, Image(PNG + b"3")]], key="bytes")
+        assert longer.id == job.id
+        results = list(longer.results(timeout=60))
         assert [r.text for r in results] == [hashlib.sha256(d).hexdigest() for d in [*contents, PNG + b"3"]]
         assert os.listdir(tmp_path / "jobs.db.files") == [job.id]
         job.forget()
     assert os.listdir(tmp_path / "jobs.db.files") == []
     assert not any(PNG in path.read_bytes() for path in tmp_path.glob("jobs.db*") if path.is_file())
+
+
+@pytest.mark.parametrize("strategy", ["individual", "batch"])
+def test_files_billed_in_another_way_do_not_change_the_estimates_of_texts(strategy, emu):
+    """The emulator bills far less for an image than the rule."""
+    image = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
+    chats = [[{"role": "user", "content": [image, {"type": "text", "text": f"{n}"}]}] for n in range(3)]
+    with client_of("openai") as client:
+        before = client.plan(["a text"] * 5).decision.load.tokens_in
+        of_files = client.plan(chats).decision.load.tokens_in
+        client.generate(chats, strategy=strategy)
+        assert client.plan(["a text"] * 5).decision.load.tokens_in == before
+        assert client.plan(chats).decision.load.tokens_in < of_files / 2
+
+
+def test_plans_include_the_price_of_audio(emu):
+    sound = Audio(b"ID3" + b"a" * 160_000 * 60)  # ten minutes
+    with BatchingClient("gemini:gemini-2.5-flash", budget=0.01) as client:
+        plan = client.plan([["What is said?", sound]], strategy="individual", max_tokens=10, budget=1)
+        assert plan.cost == pytest.approx(600 * 32 * 1e-6, rel=0.05)  # USD 1 per million tokens
+        assert plan.cost_low < plan.cost < plan.cost_high
+        with pytest.raises(BudgetExceeded):
+            client.submit(["What is said?", sound], max_tokens=10).result()
+    assert emu.ledger.received == 0
 
 
 @pytest.mark.full  # imports an SDK

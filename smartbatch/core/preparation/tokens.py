@@ -26,6 +26,7 @@ from smartbatch.core.preparation.media_tokens import (
     media_rule,
 )
 from smartbatch.media import Audio, Media
+from smartbatch.media_in_prompts import file_of_part, files_of, text_of_part
 from smartbatch.types import Message, Request, Usage
 
 # Characters per token, by the length of a character in UTF-8, which indicates the script:
@@ -96,7 +97,7 @@ class _CountingRule:
     frame: int  # around the answer
     message: int  # around a message
     tool: int  # around a tool
-    media: int  # a part that is not text, in a provider's form
+    media: int  # a part that is neither text nor a file whose content is known
     file: Callable[[MediaRule, Media], int]  # returns the tokens of a file
     tools: int  # a provider's own instructions for tools
     schema: int  # instructions around a schema
@@ -136,11 +137,11 @@ class _CountingRule:
     def _part(self, part: Part | str, rule: MediaRule) -> int:
         if not isinstance(part, Mapping):
             return self.text(part) if isinstance(part, str) else self.file(rule, part)
-        for name in ("text", "input", "thinking"):
-            if name in part:
-                return self.text(part[name]) if isinstance(part[name], str) else self._json(part[name])
+        if (text := text_of_part(part)) is not None:
+            return self.text(text) if isinstance(text, str) else self._json(text)
         if part.get("type") != "tool_result":
-            return self.media
+            file = file_of_part(part)
+            return self.media if file is None else self.file(rule, file)
         content = part.get("content") or ""
         if isinstance(content, str):
             return self.text(content)
@@ -197,10 +198,8 @@ def most_audio(request: Request, model: str = "") -> int:
 
 
 def _audio_tokens(request: Request, count: Callable[[Media], int]) -> int:
-    if isinstance(request.prompt, str):
-        return 0
-    contents = (message.content for message in request.prompt if not isinstance(message.content, str))
-    return sum(count(part) for parts in contents for part in parts if isinstance(part, Audio))
+    files = map(file_of_part, files_of(request))
+    return sum(count(file) for file in files if isinstance(file, Audio))
 
 
 def most_of_request(request: Request, model: str = "") -> int:
@@ -220,10 +219,13 @@ class Calibration:
     average. Output lengths are kept for the latest :data:`REMEMBERED` answers. Each shape has the mean
     length of its answers since the lengths last changed, for example because another list began.
 
+    Requests with files have their own calibration, because their tokens are counted by another rule: what
+    texts are billed says nothing about images.
+
     Args:
-        outputs_for: the calibration of the model, if this one is for the model's packed prompts. It
-            learns the lengths of the same answers, but nothing about their input, which is counted
-            differently.
+        outputs_for: the calibration of the model, if this one is for the model's packed prompts or for its
+            requests with files. It learns the lengths of the same answers, but nothing about their input,
+            which is counted differently.
     """
 
     SETTLED = 20  # requests after which each has weight 1/20 in the ratio, and the output quantile is trusted
@@ -237,14 +239,24 @@ class Calibration:
     def __init__(self, outputs_for: Calibration | None = None, model: str = "") -> None:
         self._model: str = model if outputs_for is None else outputs_for._model
         self._outputs_for = outputs_for
+        self._with_files = Calibration(self) if outputs_for is None else self
         self._known = _KnownTokens()
         self._shapes: dict[str, _LatestLengths] = {}
         self._shape_bases: dict[str, int] = {}  # answers per shape already in the store
         self._base = 0  # answers already in the store
 
+    def of(self, request: Request) -> Calibration:
+        """Return the calibration for requests like this one: those with files have their own."""
+        return self if next(files_of(request), None) is None else self._with_files
+
     @property
     def observed(self) -> int:
         return self._known.seen
+
+    @property
+    def knows_input(self) -> bool:
+        """Whether the ratio is based on observed requests, not only the lengths of answers."""
+        return self._known.billed > 0
 
     @property
     def unsaved(self) -> bool:
@@ -350,7 +362,9 @@ class Calibration:
     def state(self) -> dict[str, Any]:
         """Return the learned state as plain values, for :meth:`restore`."""
         known = self._known
+        files = {} if self._with_files is self else {"files": self._with_files.state()}
         return {
+            **files,
             "seen": known.seen,
             "estimated": known.estimated,
             "billed": known.billed,
@@ -365,6 +379,8 @@ class Calibration:
 
     def saved(self, state: Mapping[str, Any]) -> None:
         """Record that a :meth:`state` was stored."""
+        if "files" in state:
+            self._with_files.saved(state["files"])
         self._base = state["seen"]
         self._shape_bases = {shape: figures[0] for shape, figures in state["shapes"].items()}
 
@@ -374,6 +390,8 @@ class Calibration:
         A state is used if it includes answers that this process has not seen. Answers observed since the
         last exchange are kept. A state in another format is ignored.
         """
+        if isinstance(state, dict) and "files" in state and self._with_files is not self:
+            self._with_files.restore(state["files"])
         found = _read(state, self.REMEMBERED)
         if found is None or found.seen <= self._base:
             return False

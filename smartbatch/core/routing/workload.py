@@ -163,7 +163,9 @@ class Workload:
         self._rates = {name: card for name, card in rates.items() if card is not None}
         self._usd = {name: _PartialCosts() for name in self._rates}
         self._repeated = {name: _PartialCosts() for name in self._rates}
-        self._alike: dict[tuple[int, int, int, int | None, str | None, str | None], _RequestCosts] = {}
+        self._alike: dict[
+            tuple[Calibration, int, int, int, int | None, str | None, str | None], _RequestCosts
+        ] = {}
         self._shape: AnswerShape = FREE_TEXT
         self._seen = 0
         self._unlimited = 0
@@ -207,11 +209,11 @@ class Workload:
         self._generating = self._generating or not (embeds or request.call)
         shape = None if embeds else SHAPES.of(request.params)
         limit = request.params.max_tokens
-        learned = self._calibration if other is None else other.calibration
+        learned = (self._calibration if other is None else other.calibration).of(request)
         estimated = learned.estimate(request)
-        contents = estimated if learned.observed else learned.contents(request)
+        contents = estimated if learned.knows_input else learned.contents(request)
         audio = learned.audio(request)
-        each = self._each(estimated, contents, audio, limit, shape, other)
+        each = self._each(learned, estimated, contents, audio, limit, shape, other)
         self._add(1, each, repeated)
         if self._sampled < _SAMPLED_REQUESTS:
             self._sampled += 1
@@ -221,7 +223,8 @@ class Workload:
     def add_alike(self, requests: int, tokens: int, kind: Kind) -> None:
         """Add requests of which only the kind and the estimated input tokens are known."""
         self._generating = self._generating or kind is Kind.GENERATE
-        self._add(requests, self._each(tokens, tokens, 0, None, None if kind is Kind.EMBED else FREE_TEXT))
+        shape = None if kind is Kind.EMBED else FREE_TEXT
+        self._add(requests, self._each(self._calibration, tokens, tokens, 0, None, shape))
 
     def _add(self, n: int, each: _RequestCosts, repeated: bool = False) -> None:
         self.requests += n
@@ -237,6 +240,7 @@ class Workload:
 
     def _each(
         self,
+        learned: Calibration,
         estimated: int,
         contents: int,
         audio: int,
@@ -253,11 +257,10 @@ class Workload:
             shape: shape of the answer; ``None`` for a vector.
         """
         name = None if other is None else other.name
-        alike = (estimated, contents, audio, limit, None if shape is None else shape.key, name)
+        alike = (learned, estimated, contents, audio, limit, None if shape is None else shape.key, name)
         known = self._alike.get(alike)
         if known is not None:
             return known
-        learned = self._calibration if other is None else other.calibration
         answer = NO_LENGTH if shape is None else self._answer(shape, limit, learned)
         given = learned.input(estimated)
         spoken = audio / max(1, estimated)
@@ -353,7 +356,7 @@ class Workload:
 def _input_range(estimated: int, contents: int, learned: Calibration) -> tuple[int, int]:
     """Return the range of a request's mean input tokens that covers 90 % of lists."""
     fewest, most = _FIRST_INPUT_RATIOS
-    if not learned.observed:
+    if not learned.knows_input:
         return math.floor(contents * fewest), math.ceil(estimated * most)
     given = learned.input(estimated)
     unsure = 1 + _SURE_DEVIATIONS * _INPUT_DEVIATION / math.sqrt(min(learned.observed, Calibration.SETTLED))

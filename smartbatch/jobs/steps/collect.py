@@ -19,7 +19,7 @@ from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped, PriceUnknown
-from smartbatch.jobs.payload import decode_params, item_id
+from smartbatch.jobs.payload import decode_params, decode_request, is_chat, item_id
 from smartbatch.jobs.records import NewResult, StoredItem
 from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps.result_lines import (
@@ -160,7 +160,8 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
     empty = not odd.seen and (bool(paths) or ran_to_completion(shard))  # a cancelled batch may have no file
     totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, uncertain=odd.broken or empty)
     calibration = step.runtime.wiring.calibration(step.job)
-    shape = SHAPES.of(decode_params(step.job.params).params)
+    shared = decode_params(step.job.params)
+    shape = SHAPES.of(shared.params)
     before = step.job
     lines = iter(read) if size <= MAX_BUFFERED_BYTES else read_lines(step, shard, paths, OddLines())
     for page in pages_of(lines, measures):
@@ -172,7 +173,10 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
         for line in page:  # calibrate token estimates with the newly stored answers
             item, answer = items.get(line.position), line.line.answer
             if item is not None and item.ix in final and answer is not None and answer.usage is not None:
-                calibration.observe(item.tokens, answer.usage, shape.key)
+                learned = calibration
+                if is_chat(item.payload):
+                    learned = calibration.of(decode_request(item.payload, shared, id=None))
+                learned.observe(item.tokens, answer.usage, shape.key)
         _report_dropped(step, items.values(), final, reader)
         before = step.runtime.publish_progress(before)
     if reader.lacks_price:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
-from smartbatch import Audio, Document, Image, Message, Request
+from smartbatch import Audio, Document, Image, Message, Request, Usage
 from smartbatch.core.preparation.media_tokens import UNKNOWN_MOST_TOKENS, UNKNOWN_TOKENS, media_rule
 from smartbatch.core.preparation.tokens import Calibration, estimate_request, most_of_request
 from smartbatch.media import pages_of, seconds_of_audio
@@ -89,6 +91,56 @@ def test_audio_is_counted_separately_because_its_price_differs():
     assert learned.audio(request) == learned.most(request).audio_tokens == 1920
     assert learned.estimate(request) > 1920 + 1548
     assert learned.audio(Request("What is said?")) == 0
+
+
+def png(width, height):
+    return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + width.to_bytes(4) + height.to_bytes(4) + b"\x08\2\0\0\0----"
+
+
+PICTURE = base64.b64encode(png(960, 540)).decode()
+SOUND = base64.b64encode(b"ID3" + b"a" * 15_997).decode()
+PAGES = base64.b64encode(b"%PDF-1.7 /Type /Page /Type /Page").decode()
+
+
+@pytest.mark.parametrize(
+    ("part", "tokens"),
+    [
+        ({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}, 1548),
+        ({"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}"}, 1548),
+        ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}, 1548),
+        ({"inlineData": {"mimeType": "image/png", "data": PICTURE}}, 1548),
+        ({"type": "tool_result", "content": [{"inline_data": {"data": PICTURE}}]}, 1548),
+        ({"type": "input_audio", "input_audio": {"data": SOUND, "format": "mp3"}}, 32),
+        ({"type": "file", "file": {"file_data": f"data:application/pdf;base64,{PAGES}"}}, 516),
+        ({"type": "input_file", "filename": "a.pdf", "file_data": PAGES}, 516),
+        ({"type": "document", "source": {"type": "text", "data": "a" * 400}}, 100),
+        ({"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}, UNKNOWN_TOKENS),
+        ({"type": "document", "source": {"type": "file", "file_id": "file_1"}}, UNKNOWN_TOKENS),
+        ({"inlineData": {"mimeType": "video/mp4", "data": "AAAA"}}, UNKNOWN_TOKENS),
+    ],
+)
+def test_files_in_the_form_of_a_provider_are_counted_by_their_content(part, tokens):
+    model = "gemini:gemini-2.5-flash"
+    with_file, without = (Request((Message("user", parts),)) for parts in ((part,), ()))
+    assert estimate_request(with_file, model) - estimate_request(without, model) == tokens
+    assert most_of_request(with_file, model) - most_of_request(without, model) >= tokens
+    assert Calibration(model=model).audio(with_file) == (32 if "input_audio" in part else 0)
+
+
+def test_what_texts_are_billed_says_nothing_about_files():
+    text, picture = Request("What is it?"), Request((Message("user", (image(960, 540),)),))
+    learned, other = Calibration(model="gpt-5.6"), Calibration(model="gpt-5.6")
+    for _ in range(30):
+        learned.of(text).observe(100, Usage(150, 40))
+        learned.of(picture).observe(1000, Usage(500, 10))
+    other.restore(learned.state())
+    for each in (learned, other):
+        assert (each.of(text).input(100), each.of(picture).input(1000)) == (150, 500)
+        assert each.of(picture).most_input(picture) == most_of_request(picture, "gpt-5.6")
+    assert learned.of(picture).output(None) == 10
+    assert learned.output(None) == 40, "files and texts are answered by the same model"
+    learned.saved(learned.state())
+    assert not learned.restore(learned.state())
 
 
 def test_a_request_is_estimated_by_the_rule_of_its_model():
