@@ -176,6 +176,12 @@ class BatchingConfig:
         2**44,
         unit="bytes",
     )
+    prompt_caching: Literal["auto", "off"] = choice(
+        "auto",
+        "Whether prompts that share a long beginning use the provider's cache, if that saves money.",
+        "auto",
+        "off",
+    )
     store: str | None = setting(
         None,
         "text",
@@ -390,6 +396,7 @@ class Settings(TypedDict, total=False):
     cache: str | None
     cache_ttl: Duration
     cache_max_bytes: int
+    prompt_caching: Literal["auto", "off"]
     store: str | None
     batch_enabled: bool
     batch_threshold: int

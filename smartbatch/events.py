@@ -160,6 +160,18 @@ class RequestFinished(RequestEvent):
 
 
 @frozen(kw_only=True)
+class CachingStopped(Event):
+    """A shared beginning of prompts is no longer marked for the provider's cache; reported once for each."""
+
+    model: str
+    prefix: str
+    """Digest of the beginning."""
+    tokens: int
+    """Its estimated length."""
+    reason: str
+
+
+@frozen(kw_only=True)
 class CooldownStarted(Event):
     scope: str
     model: str

@@ -19,6 +19,7 @@ from smartbatch.attempt import Attempt as Attempt
 from smartbatch.chats import Message, TokenLogprob, Tool, ToolCall
 from smartbatch.errors import SmartbatchError, did_you_mean
 from smartbatch.media import Media, MediaKind, with_contents
+from smartbatch.shared_prefixes import CacheMark
 from smartbatch.usage import NO_USAGE as NO_USAGE
 from smartbatch.usage import Usage
 
@@ -297,6 +298,7 @@ class Request:
         sample: zero-based number of the answer, if ``n`` requests several; set by the library.
         row: position of the prompt in a list, from 0, if it differs from that of the request; set by the
             library.
+        cache: beginnings that the prompt shares with other requests; set by the library.
     """
 
     prompt: str | tuple[Message, ...] = field(default="", repr=short)
@@ -314,6 +316,7 @@ class Request:
     model: str | None = field(default=None, kw_only=True)
     sample: int | None = field(default=None, kw_only=True)
     row: int | None = field(default=None, kw_only=True)
+    cache: CacheMark | None = field(default=None, kw_only=True, repr=False)
 
 
 @frozen

@@ -30,7 +30,8 @@ from tests.syntax import (
 )
 
 NOUNS = frozenset(
-    {"attempt", "chats", "errors", "failure_groups", "media", "media_in_prompts", "types", "usage", "events"}
+    {"attempt", "chats", "errors", "failure_groups", "media", "media_in_prompts", "shared_prefixes", "types"}
+    | {"usage", "events"}
     | {"result_display", "results"}
 )
 """Shared types, which import nothing above them."""
@@ -69,7 +70,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "attempt": frozenset(),
     "failure_groups": frozenset(),
     "usage": frozenset(),
-    "types": frozenset({"attempt", "chats", "errors", "media", "usage"}),
+    "shared_prefixes": frozenset(),
+    "types": frozenset({"attempt", "chats", "errors", "media", "shared_prefixes", "usage"}),
     "media_in_prompts": frozenset({"media", "types"}),
     "events": frozenset({"types", "errors"}),
     "tables": frozenset({"chats", "types", "errors", "events", "media"}),

@@ -9,12 +9,13 @@ from itertools import islice
 
 from attrs import define, evolve, field
 
+from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, JobConflict, StoreError
-from smartbatch.jobs.payload import RunningDigest, Shared, difference, encode_request
+from smartbatch.jobs.payload import RunningDigest, Shared, difference, encode_request, with_cache
 from smartbatch.jobs.records import ItemName, JobPolicy, JobRow, NewItem
 from smartbatch.jobs.shard_records import wire_id
 from smartbatch.jobs.store import JobFiles, SqlStore
@@ -63,6 +64,7 @@ class Items:
     count: int = field(default=0, init=False)  # rows read so far
     _most: float = field(default=0.0, init=False)
     _models: set[str] = field(factory=set, init=False)
+    _prefixes: set[str] = field(factory=set, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._digest = RunningDigest(b"%b\n%b" % (self._job.model.encode(), self._job.params))
@@ -72,7 +74,6 @@ class Items:
         try:
             for row, request in enumerate(self._requests):
                 item = self._item(row, request)
-                self._digest.include(item)
                 self.count += 1
                 if identical is not None:
                     leader = identical.leader_of(row, request, realtime=item.realtime)
@@ -89,7 +90,8 @@ class Items:
 
     def policy(self) -> JobPolicy:
         """Return the policy of the job, known once all rows have been read."""
-        policy = evolve(self._job.policy, models=tuple(sorted(self._models)))
+        models, groups = tuple(sorted(self._models)), len(self._prefixes) > 1
+        policy = evolve(self._job.policy, models=models, groups=self._job.policy.groups or groups)
         return policy if self._within is None else evolve(policy, budget=self._within(self._most))
 
     def _item(self, row: int, request: Request) -> NewItem:
@@ -107,6 +109,10 @@ class Items:
             self._shared = evolve(self._shared, params=params)  # lets the next row reuse this object
         keep = None if self._files is None else self._keep
         payload = encode_request(request, self._shared, row=row, keep=keep)
+        self._digest.include(request.id, payload)
+        payload = with_cache(payload, request.cache)
+        if request.cache is not None:
+            self._prefixes.add(request.cache.prefixes[-1].key)
         size = len(payload)
         first = self._realtime is None or row < self._realtime
         in_real_time = self._api is None or first or request.purpose in self._realtime_for
@@ -114,7 +120,9 @@ class Items:
             if request.priority > Priority.NORMAL:
                 self._wiring.warn_dropped("priority", _NO_ORDER)
             encode, model = self._api.encode, request.model or self._job.model.partition(":")[2]
-            size = len(row_named(row, lambda: encode(request, model=model, wire_id=_LONGEST_WIRE_ID)))
+            rules = self._api.caching(model=model) if self._job.policy.caching else None
+            sent = with_batch_mark(request, rules, row)
+            size = len(row_named(row, lambda: encode(sent, model=model, wire_id=_LONGEST_WIRE_ID)))
         name = self._names[row] if self._names else None
         tokens = estimate_request(request, model_label(request, self._job))
         return NewItem(request.id, payload, size, tokens, realtime=in_real_time, name=name)

@@ -12,6 +12,7 @@ from attrs import evolve, field, frozen
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget_reservations import NewReservation
+from smartbatch.core.prefixes.tree import in_windows
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.routing.choice import Decision
@@ -35,6 +36,7 @@ from smartbatch.observe.opentelemetry import traceparent
 from smartbatch.providers.price_book import PriceBook
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.results import ResultList, ended
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Kind, Prompt, Prompts, Request, Strategy
 
 
@@ -316,8 +318,11 @@ class JobSubmission:
             created_at=self._engine.wall(),
         )
         purposes, files = self._config.prefer_individual_for, self._engine.store.files
+        requests = self._with_models(draft, model, by_batch=by_batch)
+        if draft.policy.caching and draft.kind is Kind.GENERATE:
+            requests = in_windows(requests, self._caching_rules, self._engine.wiring.shares)
         items = Items(
-            self._with_models(draft, model, by_batch=by_batch),
+            requests,
             job,
             shared,
             api=api,
@@ -332,6 +337,10 @@ class JobSubmission:
             files=files if files.shared else None,
         )
         return job, items
+
+    def _caching_rules(self, request: Request) -> CachingRules | None:
+        model = self._model.of(request)
+        return model.provider.caching(model.name)
 
     def _with_models(self, draft: _Draft, model: OpenedModel, *, by_batch: bool) -> Iterator[Request]:
         """Set the model of each request that differs from the job's model.
@@ -360,6 +369,7 @@ class JobSubmission:
             exclusive_workspace=config.exclusive_workspace,
             keep_going=config.keep_going,
             traceparent=traceparent(),
+            caching=config.prompt_caching == "auto",
         )
 
     def _attended_policy(self, decision: Decision | None) -> JobPolicy:

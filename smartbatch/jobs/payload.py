@@ -10,11 +10,11 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
 
-from attrs import asdict, evolve, fields_dict, frozen
+from attrs import asdict, astuple, evolve, fields_dict, frozen
 
 from smartbatch import errors
 from smartbatch.chats import PART_FORMS, message_form, read_message
@@ -29,10 +29,11 @@ from smartbatch.errors import (
     after_refusal,
     scrub,
 )
-from smartbatch.jobs.records import EarlierTries, NewItem
+from smartbatch.jobs.records import EarlierTries
 from smartbatch.media import KeepContent, media_form, read_media
 from smartbatch.providers.answer_parts import from_base64, to_base64
 from smartbatch.providers.http.content import decode_json
+from smartbatch.shared_prefixes import CacheMark, SharedPrefix
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Tool, Usage
 
 FORMAT_VERSION = 1
@@ -91,7 +92,8 @@ def decode_params(data: bytes, files: str | None = None) -> Shared:
 def encode_request(
     request: Request, shared: Shared, *, row: int | None = None, keep: KeepContent | None = None
 ) -> bytes:
-    """Encode everything that affects the answer to ``request``, and its context. Its id is stored separately.
+    """Encode everything that affects the answer to ``request``, and its context. Its id is stored separately,
+    and its shared beginnings are added with :func:`with_cache`.
 
     A schema made from a class is written as a plain schema, so ``Result.parsed`` will be plain data.
 
@@ -136,6 +138,16 @@ def encode_request(
     return _checked(form, row)
 
 
+def with_cache(payload: bytes, mark: CacheMark | None) -> bytes:
+    """Add to an encoded request the beginnings that it shares with others."""
+    return payload if mark is None else payload[:-1] + _cache_form(mark)
+
+
+@lru_cache(maxsize=256)
+def _cache_form(mark: CacheMark) -> bytes:
+    return b',"cache":' + _strict([astuple(prefix) for prefix in mark.prefixes]).encode() + b"}"
+
+
 def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: float | None = None) -> Request:
     """Inverse of :func:`encode_request`.
 
@@ -172,6 +184,7 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: floa
             model=form.get("model"),
             sample=form.get("sample"),
             row=form.get("row"),
+            cache=_cache(form.get("cache")),
         )
 
     return _read(data, made)
@@ -198,6 +211,13 @@ def place_of(data: bytes) -> tuple[int | None, int | None]:
     return _read(data, lambda form: (form.get("row"), form.get("sample")))
 
 
+def prefix_of(data: bytes) -> str | None:
+    """Return the key of the longest beginning that an encoded request shares with others."""
+    found = _read(data, lambda form: form.get("cache")) if b'"cache"' in data else None
+    mark = _cache(found)
+    return mark.prefixes[-1].key if mark is not None and mark.prefixes else None
+
+
 class RunningDigest:
     """Computes the digest of a job whose items arrive one at a time.
 
@@ -208,11 +228,11 @@ class RunningDigest:
     def __init__(self, head: bytes) -> None:
         self._running = hashlib.blake2b(b"%d:" % len(head) + head, digest_size=32)
 
-    def include(self, item: NewItem) -> None:
-        own = None if item.user_id is None else item.user_id.encode("utf-8", "surrogatepass")
+    def include(self, user_id: str | None, payload: bytes) -> None:
+        own = None if user_id is None else user_id.encode("utf-8", "surrogatepass")
         name = b"-" if own is None else b"%d:" % len(own) + own
-        self._running.update(b"%b%d:" % (name, len(item.payload)))  # lengths first, so that different items
-        self._running.update(item.payload)  # never produce the same bytes
+        self._running.update(b"%b%d:" % (name, len(payload)))  # lengths first, so that different items
+        self._running.update(payload)  # never produce the same bytes
 
     def value(self) -> bytes:
         """The digest covers ids, requests and order."""
@@ -376,6 +396,10 @@ def _generation(form: Mapping[str, Any]) -> dict[str, Any]:
     if form.get("tools") is not None:
         read["tools"] = tuple(Tool(**tool) for tool in form["tools"])
     return read
+
+
+def _cache(form: Any) -> CacheMark | None:
+    return None if form is None else CacheMark(tuple(SharedPrefix(*prefix) for prefix in form))
 
 
 def _embedding(form: Any) -> Embedding | None:

@@ -22,6 +22,7 @@ from smartbatch.events import (
     BatchEnded,
     BreakerChanged,
     CacheUnavailable,
+    CachingStopped,
     CallFinished,
     ClientStopped,
     ClockStepped,
@@ -256,7 +257,7 @@ def level_of(event: Event) -> str:
             return "warning"
         case StoreUnavailable() | SharedLimitsLost() | AnswersLost() | CacheUnavailable() | ClockStepped():
             return "warning"
-        case PriceUnknown():
+        case PriceUnknown() | CachingStopped():
             return "warning"
         case ClientStopped(failed=failed) if failed:
             return "warning"

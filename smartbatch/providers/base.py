@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from attrs import evolve, field, frozen
 
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, scrub
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Answer, Request
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ FLEX_TIER_NAME = "flex"
 """Name of the slower tier in both APIs."""
 
 _NAMES_IT = re.compile(r"\bflex\b|service[_ ]?tier", re.I)
+
+
+def _nothing() -> None: ...
 
 
 @frozen
@@ -65,7 +69,13 @@ class Capabilities:
 
 
 class AnswerStream(ABC):
-    """An answer that arrives in pieces. One thread iterates over it, once; any thread may close it."""
+    """An answer that arrives in pieces. One thread iterates over it, once; any thread may close it.
+
+    Attributes:
+        begun: called when the first part of the answer arrives, if the adapter notices it before its text.
+    """
+
+    begun: Callable[[], None] = staticmethod(_nothing)
 
     @abstractmethod
     def __iter__(self) -> Iterator[str]:
@@ -218,6 +228,13 @@ class Provider(ABC):
         """Return the cheaper, slower tier of real-time calls; ``None`` if there is none.
 
         The tier is used only for models that have a price for it.
+        """
+        return None
+
+    def caching(self, model: str) -> CachingRules | None:  # noqa: ARG002
+        """Return how the provider caches beginnings of prompts to ``model``.
+
+        ``Request.cache`` is set only if this returns rules.
         """
         return None
 

@@ -20,6 +20,7 @@ from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.http.content import decode_answer
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Answer, Kind, Request
 
 
@@ -152,7 +153,7 @@ class BatchApi(ABC):
         Equal arguments give equal bytes.
 
         Args:
-            request: with all its parameters.
+            request: with all its parameters; ``cache`` is set only if :meth:`caching` returns rules.
             model: without the prefix.
             wire_id: 1 to 64 characters from ``[a-zA-Z0-9_-]``.
         """
@@ -160,6 +161,10 @@ class BatchApi(ABC):
     def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
         """Return the parameters that :meth:`encode` leaves out of ``request``, with the reasons."""
         return ()
+
+    def caching(self, *, model: str) -> CachingRules | None:  # noqa: ARG002
+        """Return how batches cache beginnings of prompts; ``None`` if requests must not be marked."""
+        return None
 
     def omitted(self, *, model: str) -> tuple[str, ...]:  # noqa: ARG002
         """Return the parameters that :meth:`encode` leaves out because the server rejected them."""

@@ -57,6 +57,7 @@ class CallSpec:
     attempt: int
     deadline: float  # monotonic seconds
     feed: ChunkBox | None = None  # receives the chunks of a streamed answer
+    begun: Callable[[], None] | None = None  # called when the answer begins, if other requests wait for it
 
     @property
     def batch_id(self) -> str:
@@ -149,9 +150,24 @@ def _deadlined(
             return (normalise(request.call(request, attempt)),)
         if spec.feed is not None:
             return (stream_answer(provider, request, spec.feed, model, spec.attempt, spec.deadline, timeout),)
-        return (generate(request if tier is None else tier.apply_to(request)),)
+        request = request if tier is None else tier.apply_to(request)
+        if spec.begun is not None and provider.capabilities.streams:
+            stream = provider.stream(request, model=model, attempt=spec.attempt, timeout=timeout)
+            return (_streamed(stream, spec.begun),)
+        return (generate(request),)
 
     return call
+
+
+def _streamed(stream: AnswerStream, begun: Callable[[], None]) -> Answer:
+    """Read a whole answer, and call ``begun`` as soon as its first part arrives."""
+    stream.begun = begun
+    try:
+        for _ in stream:
+            begun()
+        return stream.answer
+    finally:
+        stream.close()
 
 
 def _packed(

@@ -14,6 +14,8 @@ from itertools import takewhile
 from smartbatch._words import duration, money
 from smartbatch.core.batching.packing import PackRoom, frame_most
 from smartbatch.core.batching.request_batch import Batch, BatchState
+from smartbatch.core.prefixes.entries import NOTHING, Chosen, Lead, Urgency
+from smartbatch.core.prefixes.rendering import controls_cache
 from smartbatch.errors import (
     BudgetExceeded,
     ConfigError,
@@ -79,8 +81,10 @@ class Collector:
         for lane_queue in lane_queues:
             if lane_queue.delayed:
                 wake = min(wake, lane_queue.promote(now))
-            if lane_queue.unfunded:
-                lane_queue.promote_funded()
+            if lane_queue.lane.cache is not None:
+                wake = min(wake, lane_queue.lane.cache.expire(now))
+            if lane_queue.held:
+                lane_queue.promote_held()
         if len(lane_queues) > 1:
             lane_queues.sort(key=self._place)
         for lane_queue in lane_queues:
@@ -102,8 +106,8 @@ class Collector:
                     wake = min(wake, found)
                     break
                 # 5. The first request was failed, moved or set aside: try the next request of the lane.
-                if lane_queue.unfunded and not lane_queue.waiting:
-                    lane_queue.promote_funded()
+                if lane_queue.held and not lane_queue.waiting:
+                    lane_queue.promote_held()
         return now if self._moved else wake
 
     def _place(self, lane_queue: LaneQueue) -> float:
@@ -141,7 +145,12 @@ class Collector:
         if head.own_budget is not None and head.own_budget.must_wait(head.reserve):
             lane_queue.set_aside(head.own_budget)
             return now
-        # 3. Calls are shared, and a gate is closed for the first request alone: wait. A larger batch would
+        # 3. Another call writes the beginning of its prompt to the provider's cache: set the request aside.
+        lead = self._lead_of(lane, lane_queue, head, now)
+        if lead is not None:
+            lane_queue.set_aside(lead)
+            return now
+        # 4. Calls are shared, and a gate is closed for the first request alone: wait. A larger batch would
         # have to wait as well, and filling it for every new request would be wasted work.
         if lane.shares:
             at = self._gates.next_try(lane, _demand(lane, [head]), now)
@@ -153,18 +162,18 @@ class Collector:
         permit = self._gates.admit(lane, demand, now)
         self._note_resumed(lane, len(tickets), effects)
         self._note_changes_locked(lane, effects)
-        # 4. A gate is closed for the batch: put all its requests back.
+        # 5. A gate is closed for the batch: put all its requests back.
         if not isinstance(permit, Permit):
             for ticket in tickets:
                 lane_queue.unpop(ticket)
             return self._held_back_locked(lane_queue, head, permit, effects)
-        # 5. All requests of the batch have been cancelled: return the permit.
+        # 6. All requests of the batch have been cancelled: return the permit.
         starting = [ticket for ticket in tickets if self._queue.start_locked(ticket, now)]
         if not starting:
             self._gates.end(permit, Ending.DROPPED, now)
             effects.freed.append(lane.quota)
             return now
-        # 6. Send the batch.
+        # 7. Send the batch.
         batch: Batch[Ticket, Outcome] = Batch(
             f"batch-{next(self._numbers)}",
             lane.label,
@@ -178,7 +187,27 @@ class Collector:
         lane.held_until = now
         before_urgent = not head.urgent and any(other.urgent_waits for other in self._queue.lanes.values())
         self._queue.turns.started(urgent=head.urgent, before_urgent=before_urgent)
-        return InFlightCall(batch, permit, now)
+        return InFlightCall(batch, permit, now, cached=_cached(lane, head, now))
+
+    def _lead_of(self, lane: Lane, lane_queue: LaneQueue, head: Ticket, now: float) -> Lead | None:
+        """Return the call that writes the beginning of the request, if waiting for it saves more than the
+        time is worth. The time is worth nothing while other requests can be sent.
+        """
+        cache, mark, config = lane.cache, head.request.cache, self._config
+        if (
+            cache is None
+            or mark is None
+            or config.prefer == "speed"
+            or head.urgent
+            or head.stream is not None
+        ):
+            return None
+        rates, calls = lane.rates, min(self._parallelism.calls, lane_queue.waiting)
+        if rates is None:
+            return None
+        others = lane_queue.others_waiting(head)
+        time_value = 0.0 if others > 0 or config.prefer == "cost" else config.time_value / 3600
+        return cache.lead_of(mark, now, Urgency(rates.bands[0].input, time_value, calls))
 
     def _note_resumed(self, lane: Lane, size: int, effects: DeferredEffects) -> None:
         now = effects.now
@@ -376,6 +405,14 @@ def _expected(lane: Lane, tickets: list[Ticket]) -> tuple[float, float]:
             learned = calibration.output(ticket.request.params.max_tokens)
             made += min(ticket.tokens - prompt, learned)
     return float(given), float(made)
+
+
+def _cached(lane: Lane, head: Ticket, now: float) -> Chosen:
+    if lane.cache is None:
+        return NOTHING
+    request = head.request
+    automatic = lane.cache.rules.automatic and not controls_cache(request)
+    return lane.cache.choose(request.cache, now, automatic=automatic)
 
 
 def _needs(lane: Lane, ticket: Ticket) -> tuple[int, int]:

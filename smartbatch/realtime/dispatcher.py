@@ -13,11 +13,13 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from smartbatch._clock import Clock, Monitor
 from smartbatch.core.batching.request_batch import BatchState
+from smartbatch.core.prefixes.entries import Lead
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CalledRequest, CallFinished, CallStarted
 from smartbatch.observe import logs
@@ -26,9 +28,11 @@ from smartbatch.realtime.call import CallSpec, Outcome
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.in_flight import NO_BILL, InFlightCall, bill, is_from_cache, route_of
+from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
+from smartbatch.shared_prefixes import CacheMark
 from smartbatch.types import NO_USAGE, Answer, Kind, Request, Route
 
 
@@ -306,13 +310,15 @@ class BatchDispatcher:
         limits = [ticket.deadline for ticket in batch.items]
         if None not in limits:  # the collector fails requests that time out earlier
             deadline = min(deadline, max(limit for limit in limits if limit is not None))
+        begun = None if call.cached.lead is None else partial(self._answer_began, lane, call.cached.lead)
         spec = CallSpec(
             batch,
-            tuple([ticket.request for ticket in batch.items]),
+            tuple([_with_mark(ticket.request, call.cached.mark) for ticket in batch.items]),
             lane.label,
             batch.items[0].attempts,
             deadline,
             batch.items[0].stream,
+            begun,
         )
         size = len(batch.items)
         call.requests = _called_requests(call)
@@ -338,6 +344,13 @@ class BatchDispatcher:
         call.bill = bill(lane, batch.items, outcomes)
         self.publish_event(self._finished(call, outcomes))
 
+    def _answer_began(self, lane: Lane, lead: Lead) -> None:
+        """Send the requests that waited for a cache entry, which is readable once the answer has begun."""
+        if lane.cache is not None and not lead.released:
+            with self._monitor:
+                lane.cache.began(lead, self._clock.now())
+                self.wake_locked()
+
     def _finished(self, call: InFlightCall, outcomes: Sequence[Outcome]) -> CallFinished:
         now, lane, batch = self._clock.now(), call.permit.lane, call.batch
         error: ProviderError | None = None
@@ -360,6 +373,10 @@ class BatchDispatcher:
             route=_route(call, outcomes),
             requests=call.requests,
         )
+
+
+def _with_mark(request: Request, mark: CacheMark | None) -> Request:
+    return request if request.cache is mark else evolve(request, cache=mark)
 
 
 def _kind(request: Request) -> Kind:

@@ -21,6 +21,7 @@ from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls
+from smartbatch.core.prefixes.rendering import rendering_of
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import Event
 from smartbatch.observe.participants import RealtimeStatus
@@ -38,7 +39,7 @@ from smartbatch.realtime.shared_quota import Sharing
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import ResultFuture, Submission, Ticket, TicketState, Waiter
 from smartbatch.sharing.limit_leases import leases_of
-from smartbatch.types import Result, RunCallback, call_now
+from smartbatch.types import Request, Result, RunCallback, call_now
 
 
 class CallbackThread:
@@ -253,6 +254,17 @@ class RealtimeEngine:
         if known and future.cancelled():  # it was cancelled before its request could be removed
             self.cancelled(future)
         return future
+
+    def recognized(self, lane: Lane, request: Request) -> Request:
+        """Note the beginning of a single request, and mark it if earlier requests had the same one."""
+        rendering = None if lane.cache is None else rendering_of(request)
+        if lane.cache is None or rendering is None:
+            return request
+        least = lane.cache.rules.min_tokens
+        ends = [prefix for prefix in rendering.ends() if prefix.tokens >= least]
+        with self.queue.monitor:
+            mark = lane.cache.recognize(ends, self._clock.now())
+        return request if mark is None else evolve(request, cache=mark)
 
     def counts(self) -> RequestCounts:
         """Return a consistent copy of the counts."""

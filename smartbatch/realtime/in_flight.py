@@ -13,6 +13,7 @@ from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.limits.failures import (
     is_unhealthy,
 )
+from smartbatch.core.prefixes.entries import NOTHING, Chosen
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import (
     ErrorKind,
@@ -190,6 +191,7 @@ class InFlightCall:
     batch: Batch[Ticket, Outcome]
     permit: Permit
     started: float  # monotonic seconds; the time of the permit until the call starts
+    cached: Chosen = NOTHING  # the entries of the provider's cache that it uses
     bill: CallBill = NO_BILL
     end: CallEnd | None = None
     requests: tuple[CalledRequest, ...] = ()  # one per waiter, for events
@@ -210,8 +212,10 @@ def end_of(call: InFlightCall) -> CallEnd:
     usage, unconfirmed = call.bill.usage, call.bill.unconfirmed
     if unconfirmed:  # the reservation of the whole call may be higher
         unconfirmed = max(unconfirmed, call.permit.demand.cost - call.bill.known)
+    lane = call.permit.lane
+    free = 0 if usage is None or lane.rules is None or lane.rules.counts_reads else usage.cached_tokens
     used = Used(
-        tokens=usage.total_tokens if usage is not None else None,
+        tokens=usage.total_tokens - free if usage is not None else None,
         output=usage.output_tokens if usage is not None else None,
         cost=call.bill.known,
         unconfirmed=unconfirmed,

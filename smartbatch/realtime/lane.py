@@ -21,6 +21,7 @@ from smartbatch.core.limits.circuit_breaker import CircuitBreaker
 from smartbatch.core.limits.cooldown import PackingHealth
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.limits.throttle import AdaptiveThrottle
+from smartbatch.core.prefixes.entries import CacheEntries
 from smartbatch.core.preparation.tokens import Calibration, longest_output
 from smartbatch.prices import Processing, RateCard
 from smartbatch.providers.base import FlexTier, Provider, processing_of
@@ -29,6 +30,7 @@ from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.call import AnswerSharing, Call, build_call, with_middleware
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import SharedQuota, shared_quota
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Embedding, Kind, Request
 
 _LATENCY_WEIGHT = 0.2
@@ -72,6 +74,8 @@ class Lane:
     tier: FlexTier | None  # None in a standard lane
     packed: Lane | None = None  # lane for packable requests of the same model
     standard: Lane | None = None  # the standard-price lane of a flex lane
+    rules: CachingRules | None = None  # how the provider caches beginnings of prompts, even without marks
+    cache: CacheEntries | None = None  # its entries; None unless calls of this lane are marked
     in_flight: int = field(default=0, init=False)  # number of requests
     # start and size of each call in flight, by batch id
     _under_way: dict[str, tuple[float, int]] = field(factory=dict, init=False)
@@ -183,6 +187,7 @@ class _ModelState:
     breaker: CircuitBreaker
     provider_health: ProviderHealth
     throttle: AdaptiveThrottle
+    cache: CacheEntries | None  # None if the provider caches nothing that can be marked
 
 
 class LaneFactory:
@@ -293,7 +298,9 @@ class LaneFactory:
             most = 1  # each request names the tier itself
         else:
             most = min(abilities.max_shared, self._config.max_batch_size)
-        state = self._models.setdefault((_place(provider), model), self._new_state())
+        rules = None if embedding is not None else provider.caching(model)
+        state = self._models.setdefault((_place(provider), model), self._new_state(rules))
+        marks = embedding is None and most == 1 and self._config.prompt_caching == "auto"
         hooks, fallback = self._setup.hooks, self._setup.fallback
         sharing = replay = None
         if hooks.shareable and (hooks.middleware or self._cache is not None):
@@ -328,6 +335,8 @@ class LaneFactory:
             batch_key=batch_key if packed else attrgetter("isolation_key"),
             packing_health=PackingHealth() if packed else None,
             tier=tier,
+            rules=rules,
+            cache=state.cache if marks else None,
         )
 
     def _window(self, most: int) -> Window:
@@ -339,7 +348,7 @@ class LaneFactory:
             max_wait=config.max_wait,
         )
 
-    def _new_state(self) -> _ModelState:
+    def _new_state(self, rules: CachingRules | None) -> _ModelState:
         config = self._config
         return _ModelState(
             CircuitBreaker(
@@ -350,6 +359,7 @@ class LaneFactory:
             ),
             ProviderHealth(),
             AdaptiveThrottle(),
+            None if rules is None or rules.by == "order" else CacheEntries(rules),
         )
 
     def _rates(self, provider: Provider, model: str, processing: Processing = "standard") -> RateCard | None:

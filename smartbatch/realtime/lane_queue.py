@@ -1,10 +1,11 @@
-"""Waiting tickets of one lane, in heaps for order of service, retries, missing budget and windows."""
+"""Waiting tickets of one lane, in heaps for order of service, retries, calls in flight and windows."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import math
+from collections import Counter
 from queue import PriorityQueue
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ from attrs import define
 
 from smartbatch.core.batching.request_batch import Waiting
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.prefixes.entries import Lead
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket, TicketState
 
@@ -59,9 +61,11 @@ class LaneQueue:
         self.lane = lane
         self._turns = turns
         self.waiting = 0
+        self._by_prefix: Counter[str | None] = Counter()  # of these, by the longest shared beginning
         self.delayed: _Heap = []  # retries by the end of their backoff
-        # tickets that wait for money reserved by calls in flight, by budget
-        self.unfunded: dict[Budget, _Heap] = {}
+        # tickets that wait for calls in flight, by the budget that has reserved money for them, or by the
+        # call that writes their cache entry
+        self.held: dict[Budget | Lead, _Heap] = {}
         self._ordered: PriorityQueue[tuple[float, int, Ticket]] = PriorityQueue()
         self._urgent_first: _Heap = []
         self._by_window_end: _Heap = []
@@ -86,7 +90,7 @@ class LaneQueue:
     def remove(self, ticket: Ticket) -> None:
         urgent = self._shares and _skips_window(ticket)
         if ticket.entry > 0 and not ticket.paused:
-            self.waiting -= 1
+            self._count(ticket, -1)
             self._urgent -= urgent
         ticket.entry = 0
         self._compact()
@@ -101,9 +105,13 @@ class LaneQueue:
         return _first(self._urgent_first) is not None
 
     @property
-    def waiting_for_money(self) -> int:
-        """Size of :attr:`unfunded`, including tickets that finished since the last check."""
-        return sum(len(heap) for heap in self.unfunded.values())
+    def waiting_for_calls(self) -> dict[str, int]:
+        """Tickets in :attr:`held` by cause, including those that finished since the last check."""
+        counts: dict[str, int] = {}
+        for until, heap in self.held.items():
+            cause = "cache" if isinstance(until, Lead) else "budget"
+            counts[cause] = counts.get(cause, 0) + len(heap)
+        return counts
 
     def pop(self) -> Ticket | None:
         ticket = self.head()
@@ -113,24 +121,24 @@ class LaneQueue:
 
     def take(self, head: Ticket) -> None:
         heapq.heappop(self._heap_of(head))
-        self.waiting -= 1
+        self._count(head, -1)
         if self._shares:
             self._urgent -= _skips_window(head)
         head.entry = -head.entry
 
     def unpop(self, ticket: Ticket) -> None:
         ticket.entry = -ticket.entry
-        self.waiting += 1
+        self._count(ticket, 1)
         heapq.heappush(self._heap_of(ticket), (ticket.key, ticket.entry, ticket))
         if self._shares:  # its entries in the other heaps were not removed
             self._urgent += _skips_window(ticket)
 
-    def set_aside(self, budget: Budget) -> None:
-        """Set the head aside until its ``budget`` has room. It keeps its place."""
+    def set_aside(self, until: Budget | Lead) -> None:
+        """Set the head aside until a budget has room or a cache entry is readable. It keeps its place."""
         ticket = self.pop()
         if ticket is not None:
             ticket.paused = True
-            heapq.heappush(self.unfunded.setdefault(budget, []), (ticket.key, -ticket.entry, ticket))
+            heapq.heappush(self.held.setdefault(until, []), (ticket.key, -ticket.entry, ticket))
 
     def flush(self, now: float) -> None:
         """Close the window of the tickets that wait now. Later tickets are collected as usual."""
@@ -153,24 +161,24 @@ class LaneQueue:
                 return due
         return math.inf
 
-    def promote_funded(self) -> None:
-        """Queue tickets whose budget has room, or will never have room.
+    def promote_held(self) -> None:
+        """Queue tickets that need not wait any longer, or will wait in vain.
 
         At most one call's tickets are queued per budget, so that the end of a call does not move all of them.
         """
         most = self.lane.accumulator.window.max_size
-        for budget, heap in list(self.unfunded.items()):
+        for until, heap in list(self.held.items()):
             promoted = 0
             while heap and promoted < most:
                 _, entry, ticket = heap[0]
                 if ticket.entry == -entry:
-                    if budget.must_wait(ticket.reserve):
+                    if until.must_wait(ticket.reserve):
                         break
                     self._push(ticket, entry)
                     promoted += 1
                 heapq.heappop(heap)
             if not heap:
-                del self.unfunded[budget]
+                del self.held[until]
 
     def ready(self, now: float, *, flushed: bool) -> float:
         """Return the time at which the window closes; now for ``flushed`` windows."""
@@ -208,6 +216,19 @@ class LaneQueue:
         ticket.entry = entry
         self.waiting += 1
         self._urgent += urgent
+        if ticket.prefix is not None:
+            self._by_prefix[ticket.prefix] += 1
+
+    def others_waiting(self, ticket: Ticket) -> int:
+        """Return the number of tickets that do not begin like ``ticket``."""
+        return self.waiting - self._by_prefix[ticket.prefix]
+
+    def _count(self, ticket: Ticket, change: int) -> None:
+        self.waiting += change
+        if ticket.prefix is not None:
+            self._by_prefix[ticket.prefix] += change
+            if not self._by_prefix[ticket.prefix]:
+                del self._by_prefix[ticket.prefix]
 
     def _heap_of(self, ticket: Ticket) -> _Heap:
         return self._urgent_first if ticket.urgent else self._ordered.queue

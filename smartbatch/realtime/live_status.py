@@ -42,13 +42,13 @@ def status_of(
             if cause:
                 waits[cause] = waits.get(cause, 0) + lane_queue.waiting
                 served += lane_queue.waiting
-            elif lane_queue.unfunded:
-                cause = "budget"
+            elif lane_queue.held:
+                cause = next(iter(lane_queue.waiting_for_calls))
             elif lane_queue.delayed:
                 cause = "retry"
-            if lane_queue.unfunded:
-                waits["budget"] = waits.get("budget", 0) + lane_queue.waiting_for_money
-                served += lane_queue.waiting_for_money
+            for held_for, waiting in lane_queue.waiting_for_calls.items():
+                waits[held_for] = waits.get(held_for, 0) + waiting
+                served += waiting
             name = hide(f"{lane.provider.scope}\n{lane.model}")
             lanes.append(_status_of_lane(lane_queue, cause, name, facts, lease, now))
         if queue.counts.waiting > served:
@@ -115,7 +115,7 @@ def _status_of_lane(
     return LaneStatus(
         model=lane.label,
         quota=name,
-        waiting=lane_queue.waiting + lane_queue.waiting_for_money,
+        waiting=lane_queue.waiting + sum(lane_queue.waiting_for_calls.values()),
         in_flight=lane.in_flight,
         waits_for=cause,
         breaker=lane.breaker.state.value,

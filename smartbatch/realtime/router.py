@@ -30,6 +30,7 @@ from smartbatch.errors import (
 )
 from smartbatch.events import (
     BreakerChanged,
+    CachingStopped,
     CooldownStarted,
     FlexChanged,
     PackingChanged,
@@ -139,6 +140,7 @@ class ResponseRouter:
         outcomes = batch.outcomes
         lane.finished(batch.id, len(outcomes), effects.now - call.started, effects.now)
         self._end_permit(call, effects)
+        self._end_caching(call, effects)
         spoiled = caused_by_one(outcomes)
         if lane.packing_health is not None and len(outcomes) > 1:
             self._judge_packing(lane, lane.packing_health, outcomes, spoiled is not None, effects)
@@ -244,6 +246,7 @@ class ResponseRouter:
         """Fail the requests that an internal error left in flight, and end the call's permit."""
         if not call.permit.ended:
             self._gates.end(call.permit, Ending.IGNORED, effects.now, end_of(call).used)
+        self._end_caching(call, effects)
         if not call.batch.ended:
             call.batch.fail(error)
         for ticket in call.batch.items:
@@ -263,6 +266,7 @@ class ResponseRouter:
     def _give_back(self, call: InFlightCall, effects: DeferredEffects) -> None:
         lane = call.permit.lane
         self._gates.end(call.permit, Ending.DROPPED, effects.now)
+        self._end_caching(call, effects)
         effects.freed.append(lane.quota)
         lane.finished(call.batch.id, len(call.batch), 0.0, effects.now)
         call.batch.move(BatchState.FAILED)
@@ -428,6 +432,24 @@ class ResponseRouter:
             self.note_change(lane, change, effects)
         _judge_flex(lane, worst, effects)
         self._report_unknown_price(lane, call.bill, effects)
+
+    def _end_caching(self, call: InFlightCall, effects: DeferredEffects) -> None:
+        """Let other requests read the entries that the call has written, and learn whether caching works."""
+        lane = call.permit.lane
+        if lane.cache is None:
+            return
+        answered = any(isinstance(outcome, Answer) and not outcome.kept for outcome in call.batch.outcomes)
+        usage = call.bill.usage if answered else None
+        for stopped in lane.cache.ended(call.cached, call.started, usage):
+            effects.publish_event(
+                CachingStopped(
+                    at=effects.now,
+                    model=lane.label,
+                    prefix=stopped.prefix.key,
+                    tokens=stopped.prefix.tokens,
+                    reason=stopped.reason,
+                )
+            )
 
     def _report_unknown_price(self, lane: Lane, bill: CallBill, effects: DeferredEffects) -> None:
         known = bill.cost is not None or bill.usage is None or bill.unconfirmed > 0

@@ -343,6 +343,12 @@ class Ticket:
         self.tokens, self.reserve = lane.demand(self.request, self.input_tokens, priced=priced)
 
     @property
+    def prefix(self) -> str | None:
+        """The longest beginning that it shares with other requests."""
+        mark = self.request.cache
+        return mark.prefixes[-1].key if mark is not None and mark.prefixes else None
+
+    @property
     def request_id(self) -> str:
         waiter = next(iter(self.waiters), None)
         return "cancelled" if waiter is None else waiter.request_id

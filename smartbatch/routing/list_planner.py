@@ -12,6 +12,7 @@ from smartbatch._clock import Clock
 from smartbatch._words import count_of
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.prefixes.tree import with_shared_prefixes
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of, prompt_list
 from smartbatch.core.preparation.validation import check_params
 from smartbatch.core.routing.choice import Decision
@@ -22,6 +23,7 @@ from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.routing.advisor import Advisor
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.tables.file_cells import FileColumns
 from smartbatch.types import (
     ConstraintParams,
@@ -114,7 +116,7 @@ class ListPlanner:
             ConfigError: a constraint is invalid, or a batch was requested without a Batch API.
         """
         constraints = self.constraints(given)
-        requests = list(self.preparer.requests(list(prompts), plain))
+        requests = self._with_prefixes(list(self.preparer.requests(list(prompts), plain)))
         kinds = {kind_of(request) for request in requests} or {Kind.GENERATE}
         kind = min(kinds, key=lambda kind: kind.value)
         self.check_forced(given, kind, fallback)
@@ -124,6 +126,15 @@ class ListPlanner:
             constraints = evolve(constraints, strategy=Strategy.INDIVIDUAL)
         key, model = checked_key(given.get("key")), self._most_named(plain, requests)
         return CheckedList(requests, plain, constraints, kind, batchable, key, model=model)
+
+    def _with_prefixes(self, requests: list[Request]) -> list[Request]:
+        if self._config.prompt_caching == "off" or len(requests) < 2:
+            return requests
+        return with_shared_prefixes(requests, self._caching_rules, self._realtime.admission.shares)
+
+    def _caching_rules(self, request: Request) -> CachingRules | None:
+        model = self.model.of(request)
+        return model.provider.caching(model.name)
 
     def check_forced(self, given: Mapping[str, Any], kind: Kind, fallback: str | None) -> None:
         if given.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):

@@ -24,6 +24,8 @@ POLICY = JobPolicy(
     keep_going=True,
     traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     models=("openai:gpt-5",),
+    caching=True,
+    groups=True,
 )
 PROGRESS = RemoteProgress(
     state=RemoteState.COMPLETED,

@@ -215,7 +215,7 @@ def item(user_id, payload):
 def job_digest(items, head):
     running = RunningDigest(head)
     for one in items:
-        running.include(one)
+        running.include(one.user_id, one.payload)
     return running.value()
 
 

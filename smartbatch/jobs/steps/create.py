@@ -15,6 +15,7 @@ from pathlib import Path
 from attrs import evolve
 
 from smartbatch.core.batching.sharding import cut
+from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, SmartbatchError
 from smartbatch.jobs.job_budget import (
     TINY_USD,
@@ -24,7 +25,7 @@ from smartbatch.jobs.job_budget import (
     pages,
     remaining_budget,
 )
-from smartbatch.jobs.payload import encode_error, model_of
+from smartbatch.jobs.payload import encode_error, model_of, prefix_of
 from smartbatch.jobs.records import ACCOUNT_ERRORS, MINUTE, ItemState, NewResult, OpenItem, OverJobBudget
 from smartbatch.jobs.shard_records import (
     BEGUN_SHARDS,
@@ -96,7 +97,7 @@ def plan_shards(step: Step) -> bool:
         items = [item for item in items if item.ix in costs]
     # 3. they are cut into shards within the limits of API, server and settings, stored one by one. If
     # real-time items use up the budget in the meantime, the next step cuts the rest
-    for label, members in _by_model(step, items).items():
+    for label, members in _by_model(step, _neighbors(step, items)).items():
         if not _plan_model(step.for_model(label), members, costs):
             break
     return True
@@ -144,13 +145,30 @@ def _by_model(step: Step, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenI
         return {step.job.model: items}
     provider = step.job.model.partition(":")[0]
     groups: dict[str, list[OpenItem]] = {}
-    for start in range(0, len(items), _PAGE_ITEMS):
-        page = items[start : start + _PAGE_ITEMS]
-        bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
+    for page, bodies in _with_bodies(step, items):
         for item in page:
             name = model_of(bodies[item.ix])
             groups.setdefault(step.job.model if name is None else f"{provider}:{name}", []).append(item)
     return dict(groups)
+
+
+def _neighbors(step: Step, items: Sequence[OpenItem]) -> Sequence[OpenItem]:
+    """Put items with the same beginning next to each other, in the order of the first item of each group."""
+    if not step.policy.groups:
+        return items
+    groups: dict[str | None, list[OpenItem]] = {}
+    for page, bodies in _with_bodies(step, items):
+        for item in page:
+            groups.setdefault(prefix_of(bodies[item.ix]), []).append(item)
+    return [item for group in groups.values() for item in group]
+
+
+def _with_bodies(
+    step: Step, items: Sequence[OpenItem]
+) -> Iterator[tuple[Sequence[OpenItem], Mapping[int, bytes]]]:
+    for start in range(0, len(items), _PAGE_ITEMS):
+        page = items[start : start + _PAGE_ITEMS]
+        yield page, step.store.items.bodies(step.job.id, [item.ix for item in page])
 
 
 def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:
@@ -294,11 +312,13 @@ def _input_file(step: Step, shard: ShardRow) -> Path:
     if path.exists():
         return path
     unsendable: dict[int, InvalidRequest] = {}
+    rules = step.api.caching(model=step.model) if step.policy.caching else None
 
     def lines() -> Iterator[bytes]:
         for position, request in step.requests_of(shard):
             name = wire_id(shard.nonce, position)
             try:
+                request = with_batch_mark(request, rules, position)
                 yield step.api.encode(request, model=step.model, wire_id=name) + b"\n"
             except InvalidRequest as error:
                 unsendable[position] = error

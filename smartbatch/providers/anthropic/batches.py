@@ -29,12 +29,14 @@ from smartbatch.providers.batch_api import (
     RemoteKind,
     RemoteState,
 )
+from smartbatch.providers.cache_marks import anthropic_rules
 from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.error_table import BatchRefused
 from smartbatch.providers.foreign_text import PLAIN_WORD, count, echoes, fields, short, unix_seconds, unusable
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.content import SpooledBody, encode_json
 from smartbatch.providers.http.replies import Reply
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
@@ -85,6 +87,9 @@ class AnthropicBatches(BatchApi):
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
         return encode_json({"custom_id": wire_id, "params": self._message(request, model)[0]})
+
+    def caching(self, *, model: str) -> CachingRules | None:
+        return anthropic_rules(model)
 
     def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:
         return self._message(request, model)[1]

@@ -14,6 +14,7 @@ from typing import Any
 from smartbatch.errors import InvalidRequest
 from smartbatch.providers.anthropic.parts import BLOCKS
 from smartbatch.providers.anthropic.reasoning import add_effort, check_thinking
+from smartbatch.providers.cache_marks import with_marks
 from smartbatch.providers.conversation import (
     INSTRUCTIONS,
     all_tools,
@@ -81,6 +82,7 @@ def message_body(
     ``default_max_tokens`` applies to requests without ``max_tokens``, which the API requires. ``parts`` is
     the form of content parts.
     """
+    request, mark = _with_cache_marks(request, parts)
     params = request.params
     system, messages = _conversation(request, parts)
     body: dict[str, Any] = {
@@ -99,6 +101,8 @@ def message_body(
         add_effort(body, params.reasoning_effort, model)
     if params.tools:
         body["tools"] = all_tools([_tool(tool) for tool in params.tools], params.extra)
+        if mark and not system and request.cache is not None and request.cache.prefixes[0].message < 0:
+            body["tools"][-1] = {**body["tools"][-1], **mark}
     if params.tool_choice is not None:
         kind = _CHOICES.get(params.tool_choice)
         body["tool_choice"] = {"type": kind} if kind else {"type": "tool", "name": params.tool_choice}
@@ -106,6 +110,14 @@ def message_body(
         form = {"type": "json_schema", "schema": schema}
         body["output_config"] = {**(body.get("output_config") or {}), "format": form}
     return body, dropped
+
+
+def _with_cache_marks(request: Request, parts: PartForm) -> tuple[Request, dict[str, Any]]:
+    """Return the request with marks at the ends of its shared beginnings, and the mark."""
+    if request.cache is None or not request.cache.prefixes:
+        return request, {}
+    mark = {"cache_control": {"type": "ephemeral", **({"ttl": "1h"} if request.cache.long else {})}}
+    return with_marks(request, parts, mark), mark
 
 
 def check_request(

@@ -17,6 +17,7 @@ from smartbatch.providers.anthropic.errors import ERRORS
 from smartbatch.providers.anthropic.parts import BLOCKS
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.cache_marks import anthropic_rules
 from smartbatch.providers.error_reader import ErrorReader, ServiceAddress
 from smartbatch.providers.foreign_text import PLAIN_ID
 from smartbatch.providers.hosts import HOSTS
@@ -35,6 +36,7 @@ from smartbatch.providers.http.event_stream import EVENT_STREAM_TYPE, EventStrea
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
 from smartbatch.providers.media_parts import PartForm
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Answer, Duration, Generation, Request
 
 if TYPE_CHECKING:
@@ -218,6 +220,9 @@ class AnthropicProvider(MessagesProvider):
             leads_to=self.network.batches.leads_to,
             message=self._message,
         )
+
+    def caching(self, model: str) -> CachingRules | None:
+        return anthropic_rules(model)
 
     def check_access(self, timeout: float) -> None:
         reply = self._sdk.get().ask("get", "/v1/models", timeout)

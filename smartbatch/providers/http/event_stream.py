@@ -159,7 +159,9 @@ class EventStream(AnswerStream):
         """
         reader = self._reader
         text = WellFormedText()
-        for name, event in self._split(live):
+        for number, (name, event) in enumerate(self._split(live)):
+            if number == 0:
+                self.begun()
             if reader.is_end_mark(event):
                 break
             data = self._decoded(name, event, head)

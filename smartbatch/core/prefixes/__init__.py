@@ -1,0 +1,6 @@
+"""Beginnings that prompts share, and how much of their cost a provider's cache saves.
+
+:mod:`~smartbatch.core.prefixes.rendering` writes a prompt in the order in which the provider reads it,
+:mod:`~smartbatch.core.prefixes.tree` finds the beginnings that prompts share, and
+:mod:`~smartbatch.core.prefixes.entries` decides for each call which of them it uses.
+"""

@@ -1,0 +1,42 @@
+"""Which shared beginnings of a batch's requests are cached.
+
+The requests of a batch run at unknown times, so entries should last for an hour. The same request always gets
+the same mark, because the input of a batch may have to be written again.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from smartbatch.core.prefixes.rendering import controls_cache
+from smartbatch.shared_prefixes import CacheMark, CachingRules
+from smartbatch.types import Request
+
+KEY_MINUTES = 5.0
+"""The requests of a batch with the same routing key are assumed to be spread over at least this long."""
+
+
+def with_batch_mark(request: Request, rules: CachingRules | None, position: int) -> Request:
+    """Return the request with the mark with which it is sent, or without any.
+
+    Args:
+        rules: those of the Batch API; ``None`` if nothing is cached.
+        position: of the request in the batch.
+    """
+    mark = _mark(request, rules, position)
+    return request if mark is request.cache else evolve(request, cache=mark)
+
+
+def _mark(request: Request, rules: CachingRules | None, position: int) -> CacheMark | None:
+    if rules is None or rules.by == "order":
+        return None
+    found = () if request.cache is None else request.cache.prefixes
+    prefixes = tuple(each for each in found if each.uses >= rules.break_even(long=True))
+    if rules.by == "marks":
+        if not prefixes:
+            return CacheMark() if rules.automatic and not controls_cache(request) else None
+        return CacheMark(prefixes[-rules.max_marks :], long=rules.long_write is not None)
+    if not prefixes:
+        return None
+    number = position // int(rules.requests_per_key * KEY_MINUTES)
+    return CacheMark(prefixes[-1:], routing_key=f"{prefixes[-1].key}-{number}")

@@ -1,0 +1,278 @@
+"""The provider's cache entries of one model, and which of them each real-time call uses.
+
+1. An entry is warm for its lifetime, which begins with the start of each call that writes or reads it.
+2. If it is not warm, the next call that uses it writes it, if enough uses are left to pay for the write.
+3. Until the answer to that call begins, no other call can read the entry. Requests for it wait if waiting
+   saves more than the time is worth. Otherwise they are sent without a mark, because a second write would
+   cost more.
+4. An entry whose writes are not read, or that is never written, is no longer used.
+
+Uses of a beginning are known for a list. For single requests, they are only expected: a beginning that was
+used shortly before is written if writes that nobody read have cost little so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Literal
+
+from attrs import define, field, frozen
+
+from smartbatch.shared_prefixes import CacheMark, CachingRules, SharedPrefix
+from smartbatch.usage import Usage
+
+MAX_ENTRIES = 4_096
+_FIRST_BYTE_SECONDS = 2.0  # assumed time until an answer begins, before one was observed
+_FIRST_BYTE_WEIGHT = 0.2  # of the latest answer in the mean
+_LONGEST_LEAD_FACTOR = 4.0  # requests wait at most this multiple of the usual time
+_SHORTEST_LEAD_SECONDS = 5.0
+_LONGEST_LEAD_SECONDS = 60.0
+_MARGIN = 0.95  # share of the lifetime for which an entry is relied on
+_LEAST_READ_SHARE = 0.4  # of the estimated tokens, which may be too high
+_MAX_LOST_WRITES = 2.0  # surcharges of writes by which an entry may cost more than it saves
+_MAX_MISSING = 2  # expected writes that the provider did not report
+_LOST_SHARE = 0.005  # of all input tokens, which writes for expected uses may cost in vain
+
+StopReason = Literal["its writes are not read", "the provider does not cache it"]
+
+
+@frozen
+class Stopped:
+    """An entry is no longer used."""
+
+    prefix: SharedPrefix
+    reason: StopReason
+
+
+@define(eq=False)
+class Lead:
+    """A call that writes entries. Requests that use them wait until its answer begins."""
+
+    started: float
+    until: float
+    keys: tuple[str, ...]
+    released: bool = False
+
+    def must_wait(self, _reserve: float) -> bool:
+        return not self.released
+
+
+@frozen
+class Chosen:
+    """The entries that a call uses."""
+
+    mark: CacheMark | None
+    lead: Lead | None = None
+
+
+NOTHING = Chosen(None)
+
+
+@frozen
+class Urgency:
+    """What waiting for an entry is worth."""
+
+    usd: float  # price of an input token
+    usd_per_second: float  # value of the time
+    calls: int  # requests that could start at once
+
+    def pays(self, tokens: float, seconds: float) -> bool:
+        return tokens * self.calls * self.usd > seconds * self.usd_per_second
+
+
+@define(eq=False)
+class _CacheEntry:
+    seen: float = -math.inf  # when a request with this beginning arrived
+    known: SharedPrefix | None = None  # as found in the latest list
+    begun: int = 0  # calls since then
+    last: float = -math.inf  # start of the latest call that wrote or read it
+    lead: Lead | None = None
+    writes: int = 0
+    reads: int = 0
+    missing: int = 0
+    stopped: bool = False
+    # starts of calls in the last minute, by number of the routing key
+    by_key: list[deque[float]] = field(factory=list)
+
+
+class CacheEntries:
+    """Guarded by the client's monitor."""
+
+    def __init__(self, rules: CachingRules) -> None:
+        self.rules = rules
+        self.first_byte = _FIRST_BYTE_SECONDS  # mean seconds until an answer begins
+        self._entries: OrderedDict[str, _CacheEntry] = OrderedDict()
+        self._leads: set[Lead] = set()
+        self._sent = 0.0  # input tokens of all calls
+        self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
+
+    def recognize(self, ends: Sequence[SharedPrefix], now: float) -> CacheMark | None:
+        """Return the beginnings of a single request that earlier ones had, and remember all of them.
+
+        Args:
+            ends: every place at which its beginning could end.
+        """
+        found = []
+        for prefix in ends:
+            entry = self._entry(prefix.key)
+            if now - entry.seen < self.rules.seconds:
+                found.append(prefix)
+            entry.seen = now
+        return CacheMark(tuple(found)) if found else None
+
+    def lead_of(self, mark: CacheMark, now: float, urgency: Urgency) -> Lead | None:
+        """Return the call whose answer the request should wait for, if there is one."""
+        if not self.rules.readable_late:
+            return None
+        for prefix in reversed(mark.prefixes):
+            entry = self._entries.get(prefix.key)
+            if entry is None or entry.stopped:
+                continue
+            if self._is_warm(entry, now):
+                return None
+            lead = entry.lead
+            if lead is not None and not lead.released:
+                saved = prefix.tokens * (1 - self.rules.read)
+                left = max(0.0, lead.started + self.first_byte - now)
+                return lead if urgency.pays(saved, left) else None
+        return None
+
+    def choose(self, mark: CacheMark | None, now: float, *, automatic: bool) -> Chosen:
+        """Choose the entries that a call uses, which starts now.
+
+        Args:
+            automatic: whether the provider would write the end of the prompt itself.
+        """
+        rules = self.rules
+        none = Chosen(CacheMark()) if automatic and rules.automatic else NOTHING
+        if mark is None or not mark.prefixes:
+            return none
+        if rules.by == "key":
+            return Chosen(self._routed(mark.prefixes[-1], now))
+        chosen: list[SharedPrefix] = []
+        led: list[str] = []
+        for prefix in reversed(mark.prefixes):  # the longest first
+            entry = self._entry(prefix.key)
+            self._count(entry, prefix)
+            if entry.stopped:
+                continue
+            if self._is_warm(entry, now):
+                chosen.append(prefix)
+                break
+            if entry.lead is None and self._pays(entry, prefix):
+                chosen.append(prefix)
+                led.append(prefix.key)
+        chosen.reverse()
+        chosen = chosen[-rules.max_marks :]
+        if not chosen:
+            return none
+        lead = None
+        if led:
+            patience = min(_LONGEST_LEAD_SECONDS, _LONGEST_LEAD_FACTOR * self.first_byte)
+            lead = Lead(now, now + max(_SHORTEST_LEAD_SECONDS, patience), tuple(led))
+            self._leads.add(lead)
+            for key in led:
+                self._entries[key].lead = lead
+        return Chosen(CacheMark(tuple(chosen)), lead)
+
+    def began(self, lead: Lead, now: float) -> None:
+        """Note that the answer to a call has begun, so that its entries are readable."""
+        if lead in self._leads:
+            self.first_byte += (now - lead.started - self.first_byte) * _FIRST_BYTE_WEIGHT
+            self._release(lead, readable=True)
+
+    def expire(self, now: float) -> float:
+        """Release the requests that have waited long enough. Return the time of the next release."""
+        for lead in [lead for lead in self._leads if lead.until <= now]:
+            self._release(lead, readable=False)
+        return min((lead.until for lead in self._leads), default=math.inf)
+
+    def ended(self, chosen: Chosen, started: float, usage: Usage | None) -> list[Stopped]:
+        """Note the end of a call. ``usage`` is ``None`` if it failed or reported none."""
+        lead = chosen.lead
+        if lead is not None:
+            self._release(lead, readable=usage is not None)
+        if usage is None:
+            return []
+        self._sent += usage.input_tokens
+        if chosen.mark is None or self.rules.by == "key":
+            return []
+        return [
+            stopped
+            for prefix in chosen.mark.prefixes
+            if (stopped := self._learn(prefix, lead, started, usage)) is not None
+        ]
+
+    def _learn(self, prefix: SharedPrefix, lead: Lead | None, started: float, usage: Usage) -> Stopped | None:
+        entry, rules = self._entry(prefix.key), self.rules
+        surcharge, saved = rules.write - 1, 1 - rules.read
+        if usage.cached_tokens >= _LEAST_READ_SHARE * prefix.tokens:
+            entry.reads += 1
+            self._lost = max(0.0, self._lost - saved * prefix.tokens)
+        elif usage.cache_write_tokens:
+            entry.writes += 1
+            self._lost += surcharge * prefix.tokens
+        else:
+            entry.last = -math.inf
+            entry.missing += lead is not None and prefix.key in lead.keys
+            if entry.missing >= _MAX_MISSING and not entry.writes:
+                return self._stop(entry, prefix, "the provider does not cache it")
+            return None
+        entry.last = max(entry.last, started)
+        if entry.writes * surcharge - entry.reads * saved > _MAX_LOST_WRITES * surcharge:
+            return self._stop(entry, prefix, "its writes are not read")
+        return None
+
+    def _stop(self, entry: _CacheEntry, prefix: SharedPrefix, reason: StopReason) -> Stopped | None:
+        was_stopped, entry.stopped = entry.stopped, True
+        return None if was_stopped else Stopped(prefix, reason)
+
+    def _is_warm(self, entry: _CacheEntry, now: float) -> bool:
+        return now - entry.last < _MARGIN * self.rules.seconds
+
+    def _count(self, entry: _CacheEntry, prefix: SharedPrefix) -> None:
+        if entry.known is not prefix:
+            entry.known, entry.begun = prefix, 0
+        entry.begun += 1
+
+    def _pays(self, entry: _CacheEntry, prefix: SharedPrefix) -> bool:
+        """Whether enough uses are left to pay for a write."""
+        if prefix.uses:
+            return prefix.uses - entry.begun + 1 >= self.rules.break_even()
+        allowed = (self.rules.write - 1) * prefix.tokens + _LOST_SHARE * self._sent
+        return self._lost <= allowed
+
+    def _release(self, lead: Lead, *, readable: bool) -> None:
+        self._leads.discard(lead)
+        lead.released = True
+        for key in lead.keys:
+            entry = self._entries.get(key)
+            if entry is not None and entry.lead is lead:
+                entry.lead = None
+                if readable:
+                    entry.last = lead.started
+
+    def _routed(self, prefix: SharedPrefix, now: float) -> CacheMark:
+        """Choose the first routing key that can receive another request this minute."""
+        starts = self._entry(prefix.key).by_key
+        for times in starts:
+            while times and times[0] <= now - 60.0:
+                times.popleft()
+        free = (at for at, times in enumerate(starts) if len(times) < self.rules.requests_per_key)
+        number = next(free, len(starts))
+        if number == len(starts):
+            starts.append(deque())
+        starts[number].append(now)
+        return CacheMark((prefix,), routing_key=f"{prefix.key}-{number}")
+
+    def _entry(self, key: str) -> _CacheEntry:
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _CacheEntry()
+            if len(self._entries) > MAX_ENTRIES:
+                self._entries.popitem(last=False)
+        else:
+            self._entries.move_to_end(key)
+        return entry

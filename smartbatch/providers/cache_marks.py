@@ -1,0 +1,130 @@
+"""Which beginnings of prompts providers cache, as data, and marks in the content of messages.
+
+Sources (November 2026): OpenAI's guide to prompt caching and its upgrade guide to gpt-5.6, Anthropic's guide
+to prompt caching, and Google's guide to context caching. The factors are those of the price table
+genai-prices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from attrs import evolve
+
+from smartbatch.providers.media_parts import PartForm, translated
+from smartbatch.shared_prefixes import CachingRules, SharedPrefix
+from smartbatch.types import Message, Request
+
+_ANTHROPIC_MINIMUMS = (
+    # the first pattern that a model's name contains applies
+    (re.compile(r"fable|mythos"), 512),
+    (re.compile(r"opus-4-[01]\b|opus-4-2025|opus-4-8|sonnet-4|sonnet-5(?!-5)"), 1024),
+    (re.compile(r"opus-4-7"), 2048),
+    (re.compile(r"opus-4-[56]|haiku-4"), 4096),
+    (re.compile(r"opus-5|sonnet-5-5|haiku-5"), 512),
+    (re.compile(r"haiku"), 2048),
+)
+_ANTHROPIC_MINIMUM = 1024
+_OPENAI_VERSION = re.compile(r"gpt-(\d+)(?:\.(\d+))?")
+_OPENAI_MINIMUM = 1024
+_FIRST_WITH_BREAKPOINTS = (5, 6)
+
+_TEXT_TYPES: Mapping[str, str] = {}
+_UNMARKABLE = frozenset({"thinking", "redacted_thinking"})
+
+
+@lru_cache
+def anthropic_rules(model: str) -> CachingRules:
+    """Entries last for five minutes, or for an hour at a higher price, from the start of the latest request
+    that used them.
+    """
+    found = (tokens for name, tokens in _ANTHROPIC_MINIMUMS if name.search(model))
+    return CachingRules(
+        by="marks",
+        min_tokens=next(found, _ANTHROPIC_MINIMUM),
+        read=0.1,
+        write=1.25,
+        long_write=2.0,
+        readable_late=True,
+        counts_reads=False,
+    )
+
+
+@lru_cache
+def openai_rules(model: str) -> CachingRules:
+    """From gpt-5.6 on, writes have a price, and the end of each prompt is written unless breakpoints are
+    explicit. Earlier models cache without marks; a server keeps the prompts that it received in the last
+    minutes, and the routing key decides which server receives a prompt.
+    """
+    version = _OPENAI_VERSION.search(model)
+    number = (0, 0) if version is None else (int(version[1]), int(version[2] or 0))
+    if number >= _FIRST_WITH_BREAKPOINTS:
+        return CachingRules(
+            by="marks",
+            min_tokens=_OPENAI_MINIMUM,
+            read=0.1,
+            write=1.25,
+            seconds=1800.0,
+            automatic=True,
+            readable_late=True,
+        )
+    read = 0.5 if "4o" in model or re.match(r"o\d", model) else 0.1
+    return CachingRules(by="key", min_tokens=_OPENAI_MINIMUM, read=read, seconds=300.0)
+
+
+@lru_cache
+def gemini_rules(model: str) -> CachingRules:
+    """Implicit caching is not guaranteed, and the order of requests is the only influence on it."""
+    return CachingRules(by="order", min_tokens=4096 if "pro" in model else 1024, read=0.1)
+
+
+def with_marks(
+    request: Request, form: PartForm, mark: Mapping[str, Any], text_types: Mapping[str, str] = _TEXT_TYPES
+) -> Request:
+    """Return ``request`` with the fields ``mark`` in the content parts that end its shared beginnings.
+
+    A text that is only shared in part is cut in two. The instructions become the first message.
+
+    Args:
+        form: the form of the API's parts.
+        text_types: the types of its text parts by the role of the message; ``text`` for all others.
+    """
+    prefixes = () if request.cache is None else request.cache.prefixes
+    if not prefixes:
+        return request
+    params, prompt = request.params, request.prompt
+    turns = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+    messages = [each for each in translated(turns, form) if isinstance(each, Message)]
+    for prefix in reversed(prefixes):  # a cut moves the parts after it
+        if 0 <= prefix.message < len(messages):
+            message = messages[prefix.message]
+            text_type = text_types.get(message.role, "text")
+            content = _marked(message.content, prefix, mark, text_type)
+            messages[prefix.message] = evolve(message, content=content)
+    if params.system is not None and any(prefix.message < 0 for prefix in prefixes):
+        system = {"type": text_types.get("system", "text"), "text": params.system, **mark}
+        messages.insert(0, Message("system", (system,)))
+        params = evolve(params, system=None)
+    return evolve(request, prompt=tuple(messages), params=params)
+
+
+def _marked(
+    content: str | tuple[Any, ...], prefix: SharedPrefix, mark: Mapping[str, Any], text_type: str
+) -> tuple[Any, ...]:
+    parts = [{"type": text_type, "text": content}] if isinstance(content, str) else list(content)
+    if prefix.part >= len(parts) or parts[prefix.part].get("type") in _UNMARKABLE:
+        return tuple(parts)
+    part = parts[prefix.part]
+    text = part.get("text")
+    if part.get("type") == "text":
+        part = {**part, "type": text_type}
+    if prefix.chars is None or not isinstance(text, str) or not text[prefix.chars :].strip():
+        parts[prefix.part] = {**part, **mark}
+    else:
+        # the rest keeps the mark of a longer beginning that ends in the same text
+        rest = {**part, "text": text[prefix.chars :]}
+        parts[prefix.part : prefix.part + 1] = [{**part, "text": text[: prefix.chars], **mark}, rest]
+    return tuple(parts)

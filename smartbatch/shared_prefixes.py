@@ -1,0 +1,103 @@
+"""Beginnings that prompts share, and how providers cache them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from attrs import field, frozen
+
+MARK_FIELDS = frozenset(
+    {"cache_control", "prompt_cache_breakpoint", "prompt_cache_key", "prompt_cache_options"}
+    | {"prompt_cache_retention", "cached_content", "cachedContent"}
+)
+"""Fields with which users control a provider's cache themselves."""
+
+
+@frozen
+class SharedPrefix:
+    """A beginning that several prompts to one model have in common.
+
+    Attributes:
+        message: zero-based index of the message in which it ends; -1 if it ends with the instructions and
+            tools, before the first message.
+        part: zero-based index of the content part in which it ends.
+        chars: characters of that part's text that belong to it; ``None`` for the whole part.
+        tokens: its estimated length.
+        uses: requests known to begin with it.
+        key: digest of the model's input up to its end.
+    """
+
+    message: int
+    part: int
+    chars: int | None
+    tokens: int
+    uses: int
+    key: str = field(repr=False)
+
+
+@frozen
+class CacheMark:
+    """How a request uses the provider's cache.
+
+    Attributes:
+        prefixes: shared beginnings of the request, shortest first; the provider caches each of them.
+        long: whether entries should last for an hour instead of five minutes, if the provider offers both.
+        routing_key: equal for requests that should reach the same server; ``None`` for no key.
+    """
+
+    prefixes: tuple[SharedPrefix, ...] = ()
+    long: bool = False
+    routing_key: str | None = None
+
+
+@frozen(kw_only=True)
+class CachingRules:
+    """How a provider caches beginnings of prompts to one model. Factors are relative to the price of input.
+
+    Attributes:
+        by: how a request controls the cache: ``marks`` in its content, of which ``automatic`` ones would be
+            written without them, a routing ``key``, or ``order`` alone.
+        min_tokens: shorter beginnings are never cached.
+        read: factor for tokens read from the cache.
+        write: factor for tokens written to it.
+        seconds: how long an entry lasts after its last use.
+        long_write: factor for tokens written for an hour; ``None`` if entries have a single lifetime.
+        max_marks: maximum marks in a request.
+        automatic: whether the provider writes the end of each prompt unless it is told not to.
+        readable_late: whether an entry is readable only after the answer that writes it has begun.
+        requests_per_key: requests per minute that one routing key should receive.
+        counts_reads: whether tokens read from the cache count against the limit of input tokens.
+    """
+
+    by: Literal["marks", "key", "order"]
+    min_tokens: int
+    read: float
+    write: float = 1.0
+    seconds: float = 300.0
+    long_write: float | None = None
+    max_marks: int = 4
+    automatic: bool = False
+    readable_late: bool = False
+    requests_per_key: float = 15.0
+    counts_reads: bool = True
+
+    def factor_of_write(self, *, long: bool) -> float:
+        return self.long_write if long and self.long_write is not None else self.write
+
+    def break_even(self, *, long: bool = False) -> int:
+        """Return the minimum uses of an entry for which caching costs less than plain input.
+
+        One use writes and the others read: ``write + (uses - 1) * read < uses``.
+        """
+        uses = 2
+        while self.factor_of_write(long=long) + (uses - 1) * self.read >= uses:
+            uses += 1
+        return uses
+
+
+def names_cache(value: Any) -> bool:
+    """Whether a part of a request contains one of :data:`MARK_FIELDS`, at any depth."""
+    if isinstance(value, Mapping):
+        return any(name in MARK_FIELDS or names_cache(each) for name, each in value.items())
+    return isinstance(value, list | tuple) and any(map(names_cache, value))

@@ -1,0 +1,163 @@
+"""Which entries of the provider's cache a call uses, and who waits for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from smartbatch.core.prefixes.batch_marks import with_batch_mark
+from smartbatch.core.prefixes.entries import CacheEntries, Urgency
+from smartbatch.shared_prefixes import CacheMark, CachingRules, SharedPrefix
+from smartbatch.types import Generation, Request
+from smartbatch.usage import Usage
+
+MARKS = CachingRules(
+    by="marks", min_tokens=1024, read=0.1, write=1.25, long_write=2.0, readable_late=True, counts_reads=False
+)
+KEYS = CachingRules(by="key", min_tokens=1024, read=0.1)
+PREFIX = SharedPrefix(-1, 0, None, 4_000, 100, "system")
+MARK = CacheMark((PREFIX,))
+PATIENT = Urgency(usd=1e-6, usd_per_second=0.0, calls=4)
+WRITTEN, READ = Usage(4_100, 10, cache_write_tokens=4_000), Usage(4_100, 10, cached_tokens=4_000)
+
+
+def choose(entries, now, mark=MARK):
+    return entries.choose(mark, now, automatic=False)
+
+
+def answered(entries, now, usage, mark=MARK):
+    chosen = choose(entries, now, mark)
+    return chosen, entries.ended(chosen, now, usage)
+
+
+def test_requests_wait_for_the_call_that_writes_until_its_answer_begins():
+    entries = CacheEntries(MARKS)
+    assert entries.lead_of(MARK, 0.0, PATIENT) is None
+    first = choose(entries, 0.0)
+    assert first.lead is not None
+    assert entries.lead_of(MARK, 0.1, PATIENT) is first.lead
+    assert first.lead.must_wait(0.0)
+    entries.began(first.lead, 0.5)
+    assert not first.lead.must_wait(0.0)
+    second = choose(entries, 0.6)
+    assert (second.mark, second.lead) == (MARK, None)
+
+
+def test_waiting_must_save_more_than_the_time_is_worth():
+    entries = CacheEntries(MARKS)
+    choose(entries, 0.0)
+    saved = 4_000 * 0.9 * 4 * 1e-6
+    dear = Urgency(usd=1e-6, usd_per_second=saved / entries.first_byte * 1.01, calls=4)
+    cheap = Urgency(usd=1e-6, usd_per_second=saved / entries.first_byte * 0.99, calls=4)
+    assert entries.lead_of(MARK, 0.0, dear) is None
+    assert entries.lead_of(MARK, 0.0, cheap) is not None
+    # a request that does not wait is sent without a mark, since a second write would cost more
+    assert choose(entries, 0.0).mark is None
+
+
+def test_the_next_request_writes_if_the_first_fails_or_takes_too_long():
+    entries = CacheEntries(MARKS)
+    first = choose(entries, 0.0)
+    entries.ended(first, 0.0, None)
+    second = choose(entries, 1.0)
+    assert second.lead is not None
+    until = entries.expire(1.0)
+    assert until == second.lead.until
+    assert entries.expire(until) > until
+    assert not second.lead.must_wait(0.0)
+    assert choose(entries, until).lead is not None
+
+
+def test_an_entry_lasts_from_the_start_of_the_latest_call_that_used_it():
+    entries = CacheEntries(MARKS)
+    answered(entries, 0.0, WRITTEN)
+    assert answered(entries, 250.0, READ)[0].lead is None
+    assert answered(entries, 500.0, READ)[0].lead is None
+    assert answered(entries, 900.0, WRITTEN)[0].lead is not None
+
+
+def test_an_entry_is_not_written_for_the_last_request_of_a_list():
+    entries = CacheEntries(MARKS)
+    two = CacheMark((SharedPrefix(-1, 0, None, 4_000, 2, "system"),))
+    assert answered(entries, 0.0, WRITTEN, two)[0].mark == two
+    assert answered(entries, 900.0, READ, two)[0].mark is None
+
+
+def test_an_entry_whose_writes_are_not_read_is_no_longer_used():
+    entries = CacheEntries(MARKS)
+    reports = [answered(entries, n * 400.0, WRITTEN)[1] for n in range(4)]
+    assert [len(report) for report in reports] == [0, 0, 1, 0]
+    assert reports[2][0].reason == "its writes are not read"
+    assert choose(entries, 2_000.0).mark is None
+
+
+def test_an_entry_that_is_never_written_is_no_longer_used():
+    entries = CacheEntries(MARKS)
+    reports = [answered(entries, float(n), Usage(4_100, 10))[1] for n in range(3)]
+    assert [len(report) for report in reports] == [0, 1, 0]
+    assert reports[1][0].reason == "the provider does not cache it"
+
+
+def test_a_single_request_is_marked_if_an_earlier_one_began_alike():
+    entries = CacheEntries(MARKS)
+    end = SharedPrefix(-1, 0, None, 4_000, 0, "system")
+    assert entries.recognize([end], 0.0) is None
+    mark = entries.recognize([end], 100.0)
+    assert mark == CacheMark((end,))
+    assert choose(entries, 100.0, mark).mark == mark
+    assert entries.recognize([end], 500.0) is None
+
+
+def test_writes_for_expected_uses_stop_once_they_have_cost_too_much():
+    """Pairs of requests are the worst case: each second request writes what nobody reads."""
+    entries, marked = CacheEntries(MARKS), 0
+    for n in range(200):
+        end = SharedPrefix(-1, 0, None, 4_000, 0, f"system {n}")
+        for at in (n * 1_000.0, n * 1_000.0 + 10):
+            mark = entries.recognize([end], at)
+            chosen = entries.choose(mark, at, automatic=False)
+            marked += chosen.mark is not None
+            entries.ended(chosen, at, Usage(4_100, 10) if chosen.mark is None else WRITTEN)
+    assert marked >= 1
+    assert marked * 1_000 <= 0.01 * 200 * 2 * 4_100
+
+
+def test_longer_beginnings_are_written_while_shorter_ones_are_read():
+    entries = CacheEntries(MARKS)
+    documents = [SharedPrefix(0, 0, 9_000, 6_000, 50, f"document {n}") for n in range(2)]
+    answered(entries, 0.0, Usage(6_100, 10, cache_write_tokens=6_000), CacheMark((PREFIX, documents[0])))
+    other = CacheMark((PREFIX, documents[1]))
+    chosen, _ = answered(entries, 10.0, Usage(6_100, 10, 4_000, cache_write_tokens=2_000), other)
+    assert chosen.mark == other
+    assert chosen.lead is not None
+    assert chosen.lead.keys == ("document 1",)
+
+
+def test_no_routing_key_receives_more_than_15_requests_in_a_minute():
+    entries = CacheEntries(KEYS)
+    sent = [(at / 2, choose(entries, at / 2).mark.routing_key) for at in range(600)]  # 120 per minute
+    for start in range(0, 240, 10):
+        in_a_minute = Counter(key for at, key in sent if start <= at < start + 60)
+        assert max(in_a_minute.values()) <= 15
+    assert len({key for _, key in sent}) == 8
+
+
+def test_in_a_batch_entries_last_for_an_hour_and_need_three_uses():
+    def sent(uses, rules=MARKS, position=0):
+        prefix = SharedPrefix(-1, 0, None, 4_000, uses, "system")
+        return with_batch_mark(Request("?", cache=CacheMark((prefix,))), rules, position).cache
+
+    assert sent(2) is None
+    assert sent(3).long
+    assert sent(3, None) is None
+    keys = Counter(sent(600, KEYS, position).routing_key for position in range(600))
+    assert set(keys.values()) == {75}
+
+
+def test_what_a_provider_would_write_itself_is_turned_off_unless_the_user_controls_it():
+    rules = CachingRules(by="marks", min_tokens=1024, read=0.1, write=1.25, automatic=True)
+    own = Generation(extra={"prompt_cache_options": {"mode": "implicit"}})
+    assert with_batch_mark(Request("?"), rules, 0).cache == CacheMark()
+    assert with_batch_mark(Request("?", own), rules, 0).cache is None
+    entries = CacheEntries(rules)
+    assert entries.choose(None, 0.0, automatic=True).mark == CacheMark()
+    assert entries.choose(None, 0.0, automatic=False).mark is None

@@ -1,0 +1,64 @@
+"""Lists whose prompts share a beginning, over HTTP: it is paid for once."""
+
+from __future__ import annotations
+
+import pytest
+
+from smartbatch import BatchingClient
+from smartbatch.providers.anthropic.provider import AnthropicProvider
+from smartbatch.testing import PromptCaching, emulator
+
+SYSTEM = "One of our many rules, which are long. " * 410  # about 4,000 tokens
+QUESTIONS = [f"Question {n}?" for n in range(120)]
+
+
+@pytest.fixture
+def emu():
+    with emulator(prompt_caching=PromptCaching(batch_hit_rate=1.0), latency=0.01) as emu:
+        yield emu
+
+
+def claude(emu, **settings):
+    provider = AnthropicProvider("any-key", emu.url)
+    settings = {"max_tokens": 20, "prefer": "cost", "parallelism": 8, "batch_poll_interval": 0.02, **settings}
+    return BatchingClient("claude-haiku-5-5", provider=provider, **settings)
+
+
+def share_of_the_saving(emu, results):
+    """Compared with one write and otherwise only reads."""
+    tokens = max(result.usage.cached_tokens for result in results)
+    return emu.ledger.prompt_cache()["saved"] / (tokens * (len(results) * 0.9 - 1.15))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["individual", "batch"])
+def test_a_long_system_text_is_paid_once(emu, strategy):
+    with claude(emu, strategy=strategy) as client:
+        results = client.generate(QUESTIONS, system=SYSTEM)
+    with claude(emu, strategy=strategy, prompt_caching="off") as client:
+        plain = client.generate(QUESTIONS, system=SYSTEM)
+    assert results.texts == plain.texts
+    assert sum(result.usage.cache_write_tokens > 0 for result in results) == 1
+    assert share_of_the_saving(emu, results) > 0.97
+    assert results.cost is not None
+    assert plain.cost is not None
+    assert results.cost < 0.2 * plain.cost
+
+
+def test_in_real_time_one_request_leads_and_the_others_wait_for_its_first_byte(emu):
+    with claude(emu) as client:
+        results = client.generate(QUESTIONS[:16], system=SYSTEM, strategy="individual")
+    written = [result.usage.cache_write_tokens for result in results]
+    assert written[0] > 3_900
+    assert not any(written[1:])
+    assert all(result.usage.cached_tokens == written[0] for result in results[1:])
+
+
+def test_documents_are_paid_once_each_if_the_questions_about_them_are_mixed(emu):
+    documents = [f"Document {n}.\n" + f"It says {n} many times. " * 400 for n in range(6)]
+    prompts = [f"{document}\nQuestion {n}: why?" for n in range(12) for document in documents]
+    with claude(emu) as client:
+        results = client.generate(prompts, strategy="individual", system="Answer briefly.")
+    assert all(result.ok for result in results)
+    assert sum(result.usage.cache_write_tokens > 0 for result in results) == len(documents)
+    assert sum(result.usage.cached_tokens > 0 for result in results) == len(prompts) - len(documents)
