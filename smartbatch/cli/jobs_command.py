@@ -34,12 +34,20 @@ from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.observe.progress import Progress
+from smartbatch.runs.answer_files import AnswerFolder
 from smartbatch.runs.followed_jobs import GRACE_SECONDS, FollowedJobs
 from smartbatch.runs.output_file import replaced
 from smartbatch.runs.run_identity import jobs_named
 from smartbatch.runs.table_output import check_output_name, formulas_of, table_format
 from smartbatch.stored_jobs import StoredJobs
-from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, stored_lines, write_stored
+from smartbatch.tables.result_files import (
+    CsvFormulas,
+    UnwritableTable,
+    WriteFiles,
+    paths_in_store,
+    stored_lines,
+    write_stored,
+)
 from smartbatch.views.terminal import UNLIMITED_WIDTH, table_lines
 
 _MAX_LISTED_JOBS: Final = 1_000_000
@@ -326,16 +334,17 @@ def _write_results(job: Job, output: str | None, formulas: CsvFormulas) -> None:
     """
     if output is None:
         with standard_output():
-            _write_lines(job, binary_output())
+            _write_lines(job, binary_output(), paths_in_store)
         return
+    write_files = AnswerFolder(output).write
     check = partial(_check_free, output)
     check()
     try:
         with replaced(output, "writing", check=check) as file:
             if (format := table_format(output)) is None:
-                _write_lines(job, file)
+                _write_lines(job, file, write_files)
             else:
-                write_stored(format, job, file, formulas=formulas)
+                write_stored(format, job, file, formulas=formulas, write_files=write_files)
     except OSError as error:
         raise InputError(f"{output}: cannot be written: {error.strerror or error}") from error
     except UnwritableTable as error:
@@ -347,8 +356,8 @@ def _check_free(output: str) -> None:
         raise InputError(f"{output}: already exists; choose another -o, or remove the file")
 
 
-def _write_lines(job: Job, file: IO[Any]) -> None:
-    file.writelines(stored_lines(job))
+def _write_lines(job: Job, file: IO[Any], write_files: WriteFiles) -> None:
+    file.writelines(stored_lines(job, write_files))
     file.flush()
 
 

@@ -45,6 +45,7 @@ from smartbatch.observe.progress import Mode, Progress
 from smartbatch.quality.labels import LabelScores, label_view
 from smartbatch.quality.projected_routes import projection_lines
 from smartbatch.quality.recorded_row import RecordedRow
+from smartbatch.runs.answer_files import AnswerFolder
 from smartbatch.runs.followed_jobs import GRACE_SECONDS
 from smartbatch.runs.output_file import OutputChanged, OutputFile, Recovered
 from smartbatch.runs.output_lines import encode
@@ -54,6 +55,7 @@ from smartbatch.runs.row_requests import InputRequests, RunInterrupted
 from smartbatch.runs.run_identity import RowSelection, RunIdentity
 from smartbatch.runs.stored_rows import RowResult, Rows, StoredRows, skipped_row
 from smartbatch.runs.table_output import TableOutput, check_output_name, formulas_of, open_output
+from smartbatch.tables.result_files import WriteFiles, paths_in_store
 from smartbatch.tables.row_source import RowSource
 from smartbatch.types import Usage, evolve
 from smartbatch.views.terminal import lines_of
@@ -230,11 +232,13 @@ class _Run:
         self._client = client_of(args, params)
         source = stack.enter_context(RowSource(args.input, args.format, args.delimiter, maker.file_columns))
         self._out: OutputFile | TableOutput | None = None
+        self._write_files: WriteFiles = paths_in_store
         if args.output is not None:
             if source.same_file(args.output):
                 raise InputError(f"{escape(args.output)}: is the input file; choose another -o")
             check_output_name(args.output)
             self._out = open_output(args.output, formulas)
+            self._write_files = AnswerFolder(args.output).write
             stack.enter_context(self._out)
         self._sink = self._out or (StandardOutput() if args.sample is None else KeptLines())
         stack.callback(self._client.stop, timeout=0)
@@ -418,7 +422,7 @@ class _Run:
         lines = []
         for row, outcome in rows:
             is_final = outcome.result.ok or row.skipped is not None
-            lines.append((row, encode(row, outcome.result, model), is_final))
+            lines.append((row, encode(row, outcome.result, model, self._write_files), is_final))
         try:
             self._sink.append(lines)
         except OutputChanged as error:

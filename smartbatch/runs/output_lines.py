@@ -16,7 +16,7 @@ from attrs import define, fields_dict
 
 from smartbatch.providers.http.content import decode_json
 from smartbatch.runs.row_keys import HALF_BYTES, KeyedRow, RowKeys
-from smartbatch.tables.result_files import Line, outcome_fields, to_line
+from smartbatch.tables.result_files import Line, WriteFiles, outcome_fields, paths_in_store, to_line
 from smartbatch.types import Defect, Result
 
 LINE_START: Final = b'{"index": '
@@ -67,12 +67,17 @@ def number_of(value: Any) -> float | None:
     return value if type(value) in (int, float) and -_MAX_FIGURE < value < _MAX_FIGURE else None
 
 
-def encode(row: KeyedRow, result: Result, model: str) -> bytes:
+def encode(row: KeyedRow, result: Result, model: str, write_files: WriteFiles = paths_in_store) -> bytes:
     """Return the output line of ``result`` in ASCII, so that no reader splits it in the wrong place."""
-    head: Line = {"index": row.index, "id": row.id}
+    line: Line = {"index": row.index, "id": row.id}
+    name = str(row.id)
     if row.sample is not None:
-        head["sample"] = row.sample
-    return to_line({**head, "input": row.fields, **outcome_fields(result, model), "key": row.key.hex()})
+        line["sample"] = row.sample
+        name = f"{name}-{row.sample}"
+    line |= {"input": row.fields, **outcome_fields(result, model)}
+    if result.files:
+        line["files"] = write_files(name, result.files)
+    return to_line({**line, "key": row.key.hex()})
 
 
 def is_output_line(content: Any) -> bool:
@@ -170,7 +175,7 @@ def figures_of(content: Line) -> Line:
     answers = content["answers"]
     tokens = {name: decoded_cell(answers.get(name)) for name in ("input_tokens", "output_tokens")}
     numbers = {name: decoded_cell(answers.get(name)) for name in ("cost", "latency", "attempts", "dropped")}
-    plain = {name: answers.get(name) for name in ("text", "finish_reason", "embedding")}
+    plain = {name: answers.get(name) for name in ("text", "finish_reason", "embedding", "files")}
     plain["id"] = None if answers.get("id") == "" else answers.get("id")
     return {**plain, **numbers, "usage": tokens, **{n: content[n] for n in content if n != "answers"}}
 
@@ -191,13 +196,14 @@ def defects_of(figures: Line) -> tuple[Defect, ...]:
     text, reason = (
         value if isinstance(value := figures.get(name), str) else None for name in ("text", "finish_reason")
     )
-    return Result(
+    found = Result(
         "",
         text=text,
         parsed=figures.get("parsed"),
         embedding=figures.get("embedding") or None,
         finish_reason=reason,
     ).defects
+    return tuple(each for each in found if each != "empty") if figures.get("files") else found
 
 
 # -- resent rows -------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class StoredRows:
     _units: ClusterUnits | None = field(default=None, init=False)
     _followed: FollowedJobs | None = field(default=None, init=False)
     _unread: set[str] = field(factory=set, init=False)  # jobs with answers that smartbatch failed to read
+    _with_files: set[str] = field(factory=set, init=False)  # jobs with the only copy of files in answers
 
     # -- storing ---------------------------------------------------------------------------------------------
 
@@ -204,6 +205,12 @@ class StoredRows:
                     "the same command to read them again at no cost, or smartbatch jobs forget "
                     f"{one.job.id} to have their rows sent again."
                 )
+            elif one.job.id in self._with_files:
+                self._say(
+                    f"Job {one.job.id} stays in the store, as its folder has the files of the answers. "
+                    f"smartbatch jobs results {one.job.id} -o NAME.jsonl copies them to NAME.files; "
+                    f"smartbatch jobs forget {one.job.id} deletes them."
+                )
             elif one.realtime:
                 try:
                     if one.job.is_done():
@@ -293,6 +300,8 @@ class StoredRows:
     def _outcome(self, one: RunJob, result: Result) -> RowResult:
         if isinstance(result.error, AnswerUnread):
             self._unread.add(one.job.id)
+        if result.files and not self._to_file:
+            self._with_files.add(one.job.id)
         return RowResult(self.identity.place_of(result), result, one.ended)
 
     def _answered(self, place: int) -> bool:

@@ -13,6 +13,7 @@ import attrs
 
 from smartbatch.chats import PART_FORMS
 from smartbatch.errors import did_you_mean, kind_name
+from smartbatch.media import Media
 from smartbatch.tables.cells import listed
 from smartbatch.tables.columns import Columns, column_name, kind_of_table
 from smartbatch.types import Result
@@ -24,8 +25,8 @@ def answer_columns(
     results: Sequence[Result[Any]], chosen: Sequence[str] | None = None, suffix: str = ""
 ) -> Columns:
     """Return results as columns: text, fields of parsed objects, usage, cost, latency, route, attempts,
-    model, finish reason and error; also vectors, tool calls, reasoning and log-probabilities, if there are
-    any.
+    model, finish reason and error; also vectors, tool calls, reasoning, log-probabilities and files, if there
+    are any.
 
     A field of parsed objects that has the name of another column is called ``parsed_…``. Objects without
     fields are in the column ``parsed``.
@@ -75,12 +76,19 @@ def _all_columns(results: Sequence[Result[Any]]) -> Columns:
         if any(getattr(result, name) for result in results):
             write = PART_FORMS[name][0]
             after[name] = [write(value) if (value := getattr(result, name)) else None for result in results]
+    if any(result.files for result in results):
+        after["files"] = [[_file_fields(file) for file in result.files] for result in results]
     if any(vector is not None for vector in vectors):
         if not any(columns["text"]):
             del columns["text"]
         columns["embedding"] = vectors
     parsed = parsed_columns([plain(result.parsed) for result in results])
     return columns | renamed(parsed, "parsed_", {*columns, *after}) | after
+
+
+def _file_fields(file: Media) -> dict[str, Any]:
+    path = file.source if isinstance(file.source, str) else None
+    return {"media_type": file.media_type, "size": file.size, "sha256": file.sha256, "path": path}
 
 
 def has_samples(results: Sequence[Result[Any]]) -> bool:

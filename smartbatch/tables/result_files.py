@@ -22,6 +22,7 @@ from attrs import define, field, fields_dict
 
 from smartbatch.chats import PART_FORMS
 from smartbatch.errors import SmartbatchError, kind_name
+from smartbatch.media import Media
 from smartbatch.tables.answer_columns import parsed_columns, renamed
 from smartbatch.tables.cells import text_of
 from smartbatch.tables.columns import (
@@ -63,7 +64,7 @@ LAST_COLUMNS: Final = {
 FIXED_COLUMNS: Final = frozenset(FIRST_COLUMNS) | frozenset(LAST_COLUMNS)
 RESULT_PREFIX: Final = "result_"
 _PLACE: Final = ("row", "sample")
-OTHER_COLUMNS: Final = (*_PLACE, "embedding", *PART_FORMS, "context")  # only if a line has them
+OTHER_COLUMNS: Final = (*_PLACE, "embedding", *PART_FORMS, "files", "context")  # only if a line has them
 
 _TOKENS: Final = tuple(name for name in fields_dict(Usage) if name in LAST_COLUMNS)
 _ONLY_IF_USED: Final = tuple(name for name in fields_dict(Usage) if name not in LAST_COLUMNS)
@@ -89,16 +90,25 @@ class StoredPages(Protocol):
         ...
 
 
-def stored_lines(job: StoredPages) -> Iterator[bytes]:
+WriteFiles: TypeAlias = Callable[[str, Sequence[Media]], list[str]]
+"""Writes the files of the answer with a name, and returns their paths."""
+
+
+def paths_in_store(_: str, files: Sequence[Media]) -> list[str]:
+    """Return the paths at which a job keeps the files of an answer."""
+    return [file.source for file in files if isinstance(file.source, str)]
+
+
+def stored_lines(job: StoredPages, write_files: WriteFiles = paths_in_store) -> Iterator[bytes]:
     """Yield the lines of a job's stored results, in order and in constant memory."""
     last = -1
     while page := job.stored(after=last):
         for stored in page:
             last = stored.index
-            yield encode_result(stored.index, stored.result, job.model)
+            yield encode_result(stored.index, stored.result, job.model, write_files)
 
 
-def encode_result(index: int, result: Result, model: str) -> bytes:
+def encode_result(index: int, result: Result, model: str, write_files: WriteFiles = paths_in_store) -> bytes:
     """Return the line of a job's result; ``index`` is the zero-based position of its request. With several
     answers per prompt, the line also has the prompt's ``row`` and the ``sample`` number.
     """
@@ -109,6 +119,8 @@ def encode_result(index: int, result: Result, model: str) -> bytes:
         **place,
         **outcome_fields(result, model),
     }
+    if result.files:
+        line["files"] = write_files(str(result.request_id), result.files)
     if result.context is not None:
         line["context"] = result.context
     return to_line(line)
@@ -155,7 +167,14 @@ def to_line(line: dict[str, Any]) -> bytes:
         return _encode(line).encode("ascii") + b"\n"
 
 
-def write_stored(format: str, job: StoredPages, target: IO[bytes], *, formulas: CsvFormulas = "keep") -> None:
+def write_stored(
+    format: str,
+    job: StoredPages,
+    target: IO[bytes],
+    *,
+    formulas: CsvFormulas = "keep",
+    write_files: WriteFiles = paths_in_store,
+) -> None:
     """Write the stored results of a job as a table, using a temporary file for their lines.
 
     Args:
@@ -166,7 +185,7 @@ def write_stored(format: str, job: StoredPages, target: IO[bytes], *, formulas: 
         OSError, UnwritableTable: see :func:`write_table`.
     """
     with tempfile.TemporaryFile(prefix="smartbatch-") as kept:
-        kept.writelines(stored_lines(job))
+        kept.writelines(stored_lines(job, write_files))
 
         def read() -> Iterator[Line]:
             kept.seek(0)

@@ -17,7 +17,7 @@ from attrs import fields, has
 from pages import Page, pages
 
 import smartbatch
-from smartbatch import BatchingClient, BatchingConfig, errors, events
+from smartbatch import BatchingClient, BatchingConfig, Image, errors, events
 from smartbatch.cli.main import build_parser
 from smartbatch.integrations import hosting, pydantic_ai
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
@@ -269,6 +269,7 @@ def test_the_table_of_the_result_file_has_the_fields_of_a_line():
         reasoning="a",
         logprobs=(TokenLogprob("a", -1.0),),
         extra={"a": 1},
+        files=(Image("cat.png"),),
     )
     line = json.loads(encode(KeyedRow(0, 0, {}, b"", sample=0), result, "sim:demo"))
     assert [row[0].strip("`") for row in rows(PAGES["docs/reference/result-file.md"].text)] == list(line)
