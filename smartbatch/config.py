@@ -14,8 +14,9 @@ from attrs import Attribute, evolve, fields_dict, frozen
 
 from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.prices import Price
-from smartbatch.setting import Setting, choice, seconds, setting, spec_of
+from smartbatch.setting import Setting, choice, revealed, seconds, setting, spec_of
 from smartbatch.types import Duration, GenerationParams, OnError, Prefer, StrategyName, T
+from smartbatch.webhook_signatures import flaw_of_address
 
 __all__ = ["BatchingConfig", "ClientParams", "Settings", "changed", "check_names", "checked", "checked_table"]
 
@@ -229,6 +230,12 @@ class BatchingConfig:
         365 * DAY_SECONDS,
         optional=True,
     )
+    webhook_url: str | None = setting(
+        None,
+        "text",
+        "Address to which Gemini and OpenRouter send an event when a batch ends: https://…?token=…, where "
+        "smartbatch.webhooks.app() receives it.",
+    )
     batch_enqueued_tokens: int | None = setting(
         None, "int", "Maximum tokens per model in unfinished batches.", 1, 10**12
     )
@@ -407,6 +414,7 @@ class Settings(TypedDict, total=False):
     batch_on_unknown: Literal["settle", "hold"]
     batch_fallback: Literal["batch", "individual"]
     batch_retention: Duration | None
+    webhook_url: str | None
     batch_enqueued_tokens: int | None
     exclusive_workspace: bool
     deferrable: Literal["realtime", "batch"]
@@ -472,6 +480,8 @@ def _contradictions(c: BatchingConfig) -> Iterator[str]:
             f"queue_full = 'raise' never waits, so queue_timeout = {c.queue_timeout} has no meaning: "
             "set queue_full to 'block' or leave queue_timeout out"
         )
+    if c.webhook_url is not None and (flaw := flaw_of_address(revealed(c.webhook_url))) is not None:
+        yield f"webhook_url {flaw}"
     if c.telemetry_content and c.telemetry == "off":
         yield (
             "telemetry_content = True records prompts and telemetry = 'off' records nothing: "

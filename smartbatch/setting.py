@@ -175,9 +175,9 @@ def _plain(number: float) -> str:
 
 
 _PASSWORD = re.compile(
-    r"""(?<=://)\S*(?=@)|(password\s*=\s*)(?:'(?:[^'\\]|\\.)*'?|(?:[^&\s'"\\]|\\.)+)""", re.I | re.S
+    r"""(?<=://)\S*(?=@)|((?:password|token)\s*=\s*)(?:'(?:[^'\\]|\\.)*'?|(?:[^&\s'"\\]|\\.)+)""", re.I | re.S
 )
-"""Matches the user and password of a URL, or the value of a password parameter."""
+"""Matches the user and password of a URL, or the value of a password or token parameter."""
 
 
 def _hidden(text: str) -> str:

@@ -6,13 +6,14 @@ and early events therefore change nothing but the time of a poll.
 
 from __future__ import annotations
 
-import base64
-import hmac
+import hashlib
 import json
 import os
 import random
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
+
+from attrs import frozen
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_fork
@@ -20,6 +21,17 @@ from smartbatch.config import given_or_loaded
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.store import SqlStore, check_place, open_store
 from smartbatch.observe import logs
+from smartbatch.setting import revealed
+from smartbatch.webhook_signatures import (
+    InvalidSignature,
+    KeysUnavailable,
+    PublishedKeys,
+    check_shared_secret,
+    has_token,
+    is_web_token,
+    key_of_secret,
+    token_of,
+)
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -29,56 +41,58 @@ __all__ = ["SECRET_VARIABLE", "WebhookReceiver", "app"]
 SECRET_VARIABLE: Final = "SMARTBATCH_WEBHOOK_SECRET"
 MAX_BODY_BYTES = 65_536
 MAX_ID_CHARACTERS = 256  # of an event or a batch
-TOLERANCE_SECONDS = 300.0  # between the time in the signature and this machine's clock, in both directions
-MIN_SECRET_BYTES = 16
-_SECRET_PREFIX = "whsec_"
 _BATCH_EVENTS = "batch."  # beginning of the types of events about batches
 
 
 def app(
-    store: str | None = None, *, secret: str | Sequence[str] | None = None, clock: Clock | None = None
+    store: str | None = None,
+    *,
+    secret: str | Sequence[str] | None = None,
+    url: str | None = None,
+    clock: Clock | None = None,
 ) -> WebhookReceiver:
     """Return a WSGI application that receives webhooks about batches, for any server or framework to mount.
 
-    It accepts signatures as defined by Standard Webhooks. Each event is answered after one insert into the
-    store, without a call to the provider. The process that runs the job then polls the batch. Nothing is
-    opened before the first event, so the application can be made before a server forks.
+    It accepts signatures as defined by Standard Webhooks, and events of single jobs (see the setting
+    ``webhook_url``). Each event is answered after one insert into the store, without a call to the provider.
+    The process that runs the job then polls the batch. Nothing is opened before the first event, so the
+    application can be made before a server forks.
 
     Args:
         store: where the jobs are stored: a path or a PostgreSQL address. Defaults to the setting ``store``.
         secret: the provider's signing secret, ``whsec_…``. Several, as a list or separated by spaces, are
             accepted while a secret is rotated, or if several projects send their events here. By default,
             those in the environment variable ``SMARTBATCH_WEBHOOK_SECRET``.
+        url: the address to which events of single jobs are sent, with a token that proves them. Defaults to
+            the setting ``webhook_url``.
         clock: the time, for tests.
 
     Raises:
-        ConfigError: there is no secret, one is not valid, or the store's address is not valid.
+        ConfigError: there is neither a secret nor a URL, one is not valid, or the store's address is not
+            valid.
         StoreError: no file can have the store's name.
     """
     given = os.environ.get(SECRET_VARIABLE, "") if secret is None else secret
     secrets = given.split() if isinstance(given, str) else list(given)
-    if not secrets:
+    config = given_or_loaded(None)
+    address = url or config.webhook_url
+    if not (secrets or address):
         raise ConfigError(
             f"no webhook secret: pass secret=, or set {SECRET_VARIABLE} to the secret that the provider "
-            "showed when the webhook was created"
+            "showed when the webhook was created. Events of single jobs need the setting webhook_url"
         )
-    place = store or given_or_loaded(None).store
+    place = store or config.store
     if place is not None:
         check_place(place)
-    return WebhookReceiver(place, [_key_of(one) for one in secrets], clock or RealClock())
+    token = None if address is None else token_of(revealed(address))
+    proofs = _Proofs([key_of_secret(one) for one in secrets], token)
+    return WebhookReceiver(place, proofs, clock or RealClock())
 
 
-def _key_of(secret: str) -> bytes:
-    try:
-        key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX), validate=True)
-    except ValueError:
-        key = b""
-    if len(key) < MIN_SECRET_BYTES:
-        raise ConfigError(
-            f"a webhook secret is not valid: it must be {_SECRET_PREFIX} followed by at least "
-            f"{MIN_SECRET_BYTES} bytes in base64, as the provider shows it"
-        )
-    return key
+@frozen(repr=False)
+class _Proofs:
+    keys: Sequence[bytes]  # of the shared secrets
+    token: bytes | None  # in the query of addresses
 
 
 class _RefusedEvent(Exception):
@@ -95,13 +109,13 @@ class _RefusedEvent(Exception):
 class WebhookReceiver:
     """The application that :func:`app` returns. Safe from any thread, and after forks."""
 
-    def __init__(self, place: str | None, keys: Sequence[bytes], clock: Clock) -> None:
-        self._keys = tuple(keys)
+    def __init__(self, place: str | None, proofs: _Proofs, clock: Clock) -> None:
+        self._proofs = proofs
         self._clock = clock
-        self._opened = PerProcess(lambda: _OpenedStore(place, clock))
+        self._opened = PerProcess(lambda: _Opened(place, clock))
 
     def __repr__(self) -> str:
-        return f"<WebhookReceiver with {len(self._keys)} secrets>"
+        return f"<WebhookReceiver with {len(self._proofs.keys)} secrets>"
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         headers: tuple[tuple[str, str], ...] = ()
@@ -109,7 +123,12 @@ class WebhookReceiver:
             status, text = "200 OK", self._receive(environ)
         except _RefusedEvent as refused:
             status, text, headers = refused.status, refused.reason, refused.headers
-        except StoreError as error:  # the sender repeats the delivery
+        except InvalidSignature as error:
+            status, text = "401 Unauthorized", str(error)
+        except KeysUnavailable:  # the sender repeats the delivery
+            logs.warn("webhook_not_checked", reason="the published keys cannot be downloaded")
+            status, text = "503 Service Unavailable", "the signature cannot be checked; send it again later"
+        except StoreError as error:  # so it does here
             logs.warn("webhook_not_stored", reason=error.message)
             status, text = "503 Service Unavailable", "the event could not be stored; send it again later"
         body = f"{text}\n".encode()
@@ -126,10 +145,9 @@ class WebhookReceiver:
         if environ["REQUEST_METHOD"] != "POST":
             raise _RefusedEvent("405 Method Not Allowed", "send events with POST", ("Allow", "POST"))
         body = _body_of(environ)
-        event_id = str(environ.get("HTTP_WEBHOOK_ID", ""))
-        # 1. the signature is wrong, or its time is too far away: refuse the event, which may be forged
-        self._check_signature(environ, event_id, body)
-        batch_id = _batch_named_by(body)
+        # 1. it may be forged: refuse it
+        event_id, event = self._checked(environ, body)
+        batch_id = _batch_named_by(event)
         # 2. it is not about a batch: accept it, so that it is not sent again
         if batch_id is None:
             return "ignored: not about a batch"
@@ -137,26 +155,38 @@ class WebhookReceiver:
         added = self._opened.get().store.webhook_events.add(event_id, batch_id, at=self._clock.wall())
         return "stored" if added else "ignored: received before"
 
-    def _check_signature(self, environ: WSGIEnvironment, event_id: str, body: bytes) -> None:
-        sent_at = str(environ.get("HTTP_WEBHOOK_TIMESTAMP", ""))
-        signatures = str(environ.get("HTTP_WEBHOOK_SIGNATURE", ""))
-        if not (0 < len(event_id) <= MAX_ID_CHARACTERS and sent_at and signatures):
+    def _checked(self, environ: WSGIEnvironment, body: bytes) -> tuple[str, Any]:
+        """Return the id of an event, and the event.
+
+        Raises:
+            InvalidSignature: it may be forged.
+        """
+        event_id, sent_at, signature = (
+            str(environ.get(f"HTTP_WEBHOOK_{name}", "")) for name in ("ID", "TIMESTAMP", "SIGNATURE")
+        )
+        of_job = has_token(str(environ.get("QUERY_STRING", "")), self._proofs.token)
+        # 1. it is about a single Gemini job: only the claims of its signature are certainly genuine
+        if of_job and is_web_token(signature):
+            claims = self._opened.get().published.claims_of(signature, body)
+            event = claims if "data" in claims else _decoded(body)
+            return _usable_id(event_id or str(claims.get("jti", ""))), event
+        # 2. it is about a single job at OpenRouter, and not signed
+        if of_job and not signature:
+            sent_id = str(environ.get("HTTP_X_OPENROUTER_IDEMPOTENCY_KEY", ""))
+            return _usable_id(sent_id or hashlib.sha256(body).hexdigest()), _decoded(body)
+        # 3. it is signed with a shared secret
+        if not (event_id and sent_at and signature):
             names = "webhook-id, webhook-timestamp and webhook-signature"
             raise _RefusedEvent("400 Bad Request", f"the headers {names} are required")
-        signed = f"{event_id}.{sent_at}.".encode("latin-1", "replace") + body
-        expected = [hmac.digest(key, signed, "sha256") for key in self._keys]
-        sent = [value for value in map(_decoded_signature, signatures.split()) if value is not None]
-        # every pair is compared, so that the time taken reveals nothing about the secrets
-        if not sum(hmac.compare_digest(one, other) for one in expected for other in sent):
-            raise _RefusedEvent("401 Unauthorized", "the signature is not valid for any configured secret")
-        at = int(sent_at) if sent_at.isascii() and sent_at.isdigit() and len(sent_at) < 16 else 0
-        if abs(self._clock.wall() - at) > TOLERANCE_SECONDS:
-            raise _RefusedEvent("401 Unauthorized", "the timestamp is more than five minutes away")
+        event_id = _usable_id(event_id)
+        check_shared_secret(self._proofs.keys, event_id, sent_at, signature, body, self._clock.wall())
+        return event_id, _decoded(body)
 
 
 @final
-class _OpenedStore:
+class _Opened:
     def __init__(self, place: str | None, clock: Clock) -> None:
+        self.published = PublishedKeys(clock)
         self.store: SqlStore = open_store(place, wall=clock.wall, rng=random.SystemRandom())
         on_fork(self)
 
@@ -180,22 +210,26 @@ def _body_of(environ: WSGIEnvironment) -> bytes:
     return body
 
 
-def _decoded_signature(text: str) -> bytes | None:
-    version, _, value = text.partition(",")
-    if version != "v1":
-        return None
+def _usable_id(event_id: str) -> str:
+    if not 0 < len(event_id) <= MAX_ID_CHARACTERS:
+        raise _RefusedEvent(
+            "400 Bad Request", f"an event needs an id of at most {MAX_ID_CHARACTERS} characters"
+        )
+    return event_id
+
+
+def _decoded(body: bytes) -> Any:
     try:
-        return base64.b64decode(value, validate=True)
-    except ValueError:
+        return json.loads(body)
+    except (ValueError, RecursionError):
         return None
 
 
-def _batch_named_by(body: bytes) -> str | None:
+def _batch_named_by(event: Any) -> str | None:
     """Return the id of the batch that an event is about; ``None`` if it is about something else."""
     try:
-        event: Any = json.loads(body)
         kind, batch_id = event["type"], event["data"]["id"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (KeyError, TypeError):
         return None
     if not (isinstance(kind, str) and kind.startswith(_BATCH_EVENTS) and isinstance(batch_id, str)):
         return None

@@ -80,7 +80,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "results": frozenset({"types", "errors", "result_display", "tables", "views"}),
     "prices": frozenset({"errors", "types"}),
     "setting": frozenset({"errors", "prices"}),
-    "config": frozenset({"errors", "prices", "setting", "types"}),
+    "webhook_signatures": frozenset({"errors"}),
+    "config": frozenset({"errors", "prices", "setting", "types", "webhook_signatures"}),
     # pure decisions
     "core": NOUNS | {"config", "prices", "tables", "views"},
     # adapters of APIs, and listeners to events
@@ -102,7 +103,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "client": BELOW_CLIENT | {"running", "preview"},
     "stored_jobs": BELOW_CLIENT | {"running"},
     "shortcuts": BELOW_CLIENT | {"client", "stored_jobs"},
-    "webhooks": BELOW_CLIENT,  # events of providers for the jobs of a store
+    "webhooks": BELOW_CLIENT
+    | {"setting", "webhook_signatures"},  # events of providers for the jobs of a store
     # users of the public client
     "cluster": BELOW_CLIENT | {"client"},
     "runs": BELOW_CLIENT | {"client", "cluster"},

@@ -531,8 +531,9 @@ def _add_webhooks(add: _AddParser) -> None:
         description="""\
 Receive webhooks from providers about the batches of a store, check their signatures, and store them. The
 processes that run the jobs then poll these batches immediately. The secrets that the providers showed are
-read from the environment variable SMARTBATCH_WEBHOOK_SECRET, separated by spaces. Connections are not
-encrypted: put a proxy that terminates TLS in front. Ctrl-C or SIGTERM stops the command.
+read from the environment variable SMARTBATCH_WEBHOOK_SECRET, separated by spaces, and the token of events
+about single jobs from the setting webhook_url. Connections are not encrypted: put a proxy that terminates TLS
+in front. Ctrl-C or SIGTERM stops the command.
 
 examples:
   smartbatch webhooks --store jobs.db --port 8200

@@ -14,7 +14,8 @@ from smartbatch.webhooks import app
 
 
 def run(args: argparse.Namespace) -> int:
-    receiver = app(config_of(args).store or default_place())
+    config = config_of(args)
+    receiver = app(config.store or default_place(), url=config.webhook_url)
     try:
         server = LocalServer(args.port, receiver, args.address)
     except (OSError, OverflowError) as error:

@@ -222,10 +222,11 @@ class HostClient:
         """Return the receiver of webhooks for the application's store, as a WSGI application.
 
         Raises:
-            ConfigError: the setting ``webhook_secret`` is missing or invalid.
+            ConfigError: the settings ``webhook_secret`` and ``webhook_url`` are missing, or one is invalid.
         """
+        config = self.settings.config
         return webhooks_app(
-            self.settings.config.store or default_place(), secret=self.settings.webhook_secret
+            config.store or default_place(), secret=self.settings.webhook_secret, url=config.webhook_url
         )
 
     def get(self, began: float | None = None) -> BatchingClient:

@@ -37,6 +37,7 @@ from smartbatch.jobs.threads import OwnThreads, run_within, wait_while
 from smartbatch.jobs.watching import Changes, ItemWaiter, Watcher, Watchers, result_as_stored, stored_job
 from smartbatch.jobs.wiring import JobProviders, JobRuntime, JobWiring, StepLimits
 from smartbatch.providers.price_book import PriceBook
+from smartbatch.setting import revealed
 from smartbatch.types import Result
 
 if TYPE_CHECKING:
@@ -235,6 +236,7 @@ class JobsEngine:
             pause_of=lambda model: self.controls.current.pause_of(model),
             publish_event=self.publish_event,
             wiring=self.wiring,
+            webhook_url=None if (url := self._config.webhook_url) is None else revealed(url),
         )
 
     def clean(self, *, remote: bool, dry_run: bool) -> CleanResult:

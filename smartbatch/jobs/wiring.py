@@ -235,6 +235,7 @@ class JobRuntime:
     pause_of: Callable[[str], Pause | None]  # the pause of a provider:model, as far as this process knows
     publish_event: Callable[[Event], None]  # publishes an event, but the end of a job only once
     wiring: JobWiring
+    webhook_url: str | None = None  # address for events of single batches, with its token
 
     def publish_progress(self, before: JobRow, *, running: int = 0) -> JobRow:
         """Publish a job's progress after results were stored, and its end after the last result.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.http.content import decode_answer
@@ -117,6 +117,8 @@ class Creation:
     size: int  # number of requests
     file_id: str | None = None  # uploaded input; None if the lines are sent inline
     lines: Path | None = None  # file with lines from BatchApi.encode, if they are sent inline
+    # address for an event when the batch ends, if the provider sends events of single batches
+    callback_url: str | None = field(default=None, repr=False)
 
 
 class LineOutcome(enum.Enum):

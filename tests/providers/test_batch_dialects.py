@@ -360,6 +360,18 @@ def test_openrouter_is_sent_the_requests_after_the_model(at, tmp_path):
     assert (batches.abilities.files, batches.abilities.labels) == (False, False)
 
 
+def test_openrouter_is_told_where_to_report_the_end_of_a_batch(at, tmp_path):
+    batches, server = at("openrouter", says(routed(), "202 Accepted"))
+    path = spool(batches, tmp_path, requests(1))
+    address = "https://jobs.example/hooks?token=secret"
+    creation = Creation(MARK, "a/b", Kind.GENERATE, 1, lines=path, callback_url=address)
+    batches.create(creation, 5)
+    [sent] = server.requests
+    assert list(sent.json()) == ["endpoint", "model", "callback_url", "requests"]
+    assert sent.json()["callback_url"] == address
+    assert address not in repr(creation)
+
+
 def test_an_ended_batch_of_openrouter_contains_its_results(at):
     results = [
         {"id": "r0", "custom_id": f"{MARK}-0", "error": None, "response": {"status_code": 200, "body": CHAT}},

@@ -174,6 +174,13 @@ def test_a_create_names_its_file_and_its_mark(api, kind, method):
     assert request.headers["x-goog-api-key"] == GEMINI_KEY
 
 
+def test_a_create_names_the_address_for_an_event(api):
+    batches, server = api(says(gemini_batch()))
+    address = "https://jobs.example/hooks?token=secret"
+    batches.create(Creation(MARK, "m", Kind.GENERATE, 5, file_id=FILE, callback_url=address), PATIENCE)
+    assert server.requests[0].json()["batch"]["webhookConfig"] == {"uris": [address]}
+
+
 @pytest.mark.parametrize("bad", [None, "", "files/../x", "x", "files/a?b"])
 def test_a_create_without_a_file_is_refused(api, bad):
     batches, server = api(says(gemini_batch()))

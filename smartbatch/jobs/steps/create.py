@@ -394,6 +394,7 @@ def send_create(step: Step, shard: ShardRow) -> ShardRow:
         size=shard.size,
         file_id=shard.file_id,
         lines=source,
+        callback_url=step.runtime.webhook_url,
     )
     try:
         batch = step.api.create(creation, step.limits.transfer_timeout)

@@ -147,14 +147,15 @@ class GeminiBatches(BatchApi):
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:
         """The batch's display name is the mark."""
         path = f"{resource(creation.model)}:{_METHODS[creation.kind]}"
-        body = {
-            "batch": {
-                "displayName": f"sb-{creation.mark}",
-                "inputConfig": {"fileName": _check_file(creation.file_id)},
-            }
+        batch: dict[str, Any] = {
+            "displayName": f"sb-{creation.mark}",
+            "inputConfig": {"fileName": _check_file(creation.file_id)},
         }
+        if creation.callback_url is not None:  # replaces the webhooks of the project
+            batch["webhookConfig"] = {"uris": [creation.callback_url]}
         headers = {"Idempotency-Key": creation.mark}
-        return self._calls.created(self._sdk().ask("post", path, timeout, body=body, headers=headers))
+        reply = self._sdk().ask("post", path, timeout, body={"batch": batch}, headers=headers)
+        return self._calls.created(reply)
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         return self._calls.found(self._sdk().ask("get", _path(batch_id), timeout))

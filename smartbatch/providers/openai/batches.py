@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 _JSON = {"Content-Type": "application/json"}
 _MAX_INLINE_BYTES = 1 << 30  # of a batch with its results
-_OVERHEAD_BYTES = 4096  # of a create call with the requests in it: names, and a model of up to 256 characters
+# of a create call with the requests in it: names, a model of up to 256 characters, an address of up to 2,000
+_OVERHEAD_BYTES = 4096
 
 
 class OpenAIBatches(FileInputs):
@@ -142,10 +143,12 @@ class OpenAIBatches(FileInputs):
             "hours": self._dialect.window_hours if "hours" in self._dialect.create.values() else None,
             "metadata": {MARK_FIELD: creation.mark, "sbn": str(creation.size)},
             "name": NAME_PREFIX + creation.mark,
+            "callback": creation.callback_url,
         }
         wanted = {
             field: values[value] if isinstance(value, str) else value
             for field, value in self._dialect.create.items()
+            if value != "callback" or creation.callback_url is not None
         }
         headers = {"Idempotency-Key": creation.mark}
         if not self._dialect.inline:

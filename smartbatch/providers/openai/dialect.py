@@ -35,8 +35,9 @@ class BatchDialect:
         path: path of the list of batches, and of the create call.
         create: fields of the create call, in order. A string names the value: ``file`` or ``files`` (the
             input's id, or a list with only that id), ``endpoint``, ``model``, ``window``, ``hours`` (the
-            window in hours), ``metadata`` (an object with the mark) or ``name`` (a string with the mark). Any
-            other value is sent as it is. Lines have no model if the create call has one.
+            window in hours), ``metadata`` (an object with the mark), ``name`` (a string with the mark) or
+            ``callback`` (the address for an event when the batch ends; left out if there is none). Any other
+            value is sent as it is. Lines have no model if the create call has one.
         window: the time allowed for a batch, such as ``24h`` or ``7d``.
         cancel: added to the path of a batch to cancel it; ``None`` if batches cannot be cancelled.
         deletes: whether ended batches can be deleted.
@@ -183,7 +184,8 @@ OPENROUTER = BatchDialect(
     max_requests=5_000,
     inline=True,
     line=("custom_id", "body"),
-    create={"endpoint": "endpoint", "model": "model"},  # must precede the requests
+    # these fields must precede the requests
+    create={"endpoint": "endpoint", "model": "model", "callback_url": "callback"},
     cancel=None,
     deletes=True,
     results="inline",
