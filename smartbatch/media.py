@@ -123,6 +123,20 @@ class Media:
     def url(self) -> str | None:
         return self.source if isinstance(self.source, str) and self.source.startswith("https://") else None
 
+    @property
+    def upload_key(self) -> str:
+        """What distinguishes the content that is sent of an accepted file from that of others."""
+        return self.sha256 or ""
+
+    @property
+    def sent_type(self) -> str:
+        """The media type of what is sent of an accepted file."""
+        return self.media_type or ""
+
+    def uploaded(self, file_id: str) -> Self:
+        """Return the file as one that was uploaded to the provider."""
+        return evolve(self, source=None, file_id=file_id, media_type=self.sent_type, sha256=None)
+
     def described(self) -> str:
         """Name the file for errors, without its content and without the query of a URL."""
         if self.file_id is not None:
@@ -238,6 +252,19 @@ class Image(Media):
             return width, height
         factor = math.sqrt(self.max_pixels / (width * height))
         return max(1, int(width * factor)), max(1, int(height * factor))
+
+    @property
+    def upload_key(self) -> str:
+        return f"{self.sha256}-{self.max_pixels}" if self.is_scaled else self.sha256 or ""
+
+    @property
+    def sent_type(self) -> str:
+        return "image/png" if self.is_scaled and self.media_type != "image/jpeg" else self.media_type or ""
+
+    def uploaded(self, file_id: str) -> Self:
+        return evolve(
+            self, source=None, file_id=file_id, media_type=self.sent_type, sha256=None, max_pixels=None
+        )
 
     def accepted(self, field: str) -> Self:
         found = Media.accepted(self, field)

@@ -46,6 +46,7 @@ from smartbatch.observe.opentelemetry import record_content, under, with_telemet
 from smartbatch.observe.participants import RealtimeStatus, with_figures
 from smartbatch.providers.price_book import PriceBook
 from smartbatch.providers.registry import OpenedModel, open_model, parse_model
+from smartbatch.realtime.call import FileReferences
 from smartbatch.realtime.engine import CallbackThread, stored_future
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
@@ -233,8 +234,18 @@ class RunningState:
             metrics=self.metrics,
             read_controls=self._read_controls,
             parallelism=settings.parallelism,
+            references=self._references(),
         )
         return Realtime(setup, settings.model, settings.preparer)
+
+    def _references(self) -> FileReferences | None:
+        """Without a store, nothing is uploaded, because nothing could record it for deletion."""
+        config = self._settings.config
+        if config.store is None:
+            return None
+        from smartbatch.jobs.uploading import RealtimeUploads
+
+        return RealtimeUploads(self._clock, lambda: self.jobs.engine.store, config.batch_retention)
 
     @property
     def jobs(self) -> JobSubmission:

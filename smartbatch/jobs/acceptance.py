@@ -9,6 +9,7 @@ from itertools import islice
 
 from attrs import define, evolve, field
 
+from smartbatch.core.file_uses import FileUses, files_of
 from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
@@ -21,6 +22,7 @@ from smartbatch.jobs.shard_records import wire_id
 from smartbatch.jobs.store import JobFiles, SqlStore
 from smartbatch.jobs.wiring import JobWiring, PolicyChange
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.file_api import FileApi
 from smartbatch.types import Priority, Request
 
 _LONGEST_WIRE_ID = wire_id("0" * 22, 99_999)
@@ -60,11 +62,14 @@ class Items:
     _names: Sequence[ItemName | None] = field(default=(), kw_only=True)  # in row order
     _files: JobFiles | None = field(default=None, kw_only=True)  # None rejects files given as bytes
     kept_in: tuple[str, ...] = field(default=(), kw_only=True)  # jobs that get the files given as bytes
+    # the provider's files for prompts, if it has any
+    _file_api: Callable[[], FileApi | None] = field(default=lambda: None, kw_only=True)
     decision: Decision | None = field(default=None, kw_only=True)
     count: int = field(default=0, init=False)  # rows read so far
     _most: float = field(default=0.0, init=False)
     _models: set[str] = field(factory=set, init=False)
     _prefixes: set[str] = field(factory=set, init=False)
+    _uses: FileUses = field(factory=FileUses, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._digest = RunningDigest(b"%b\n%b" % (self._job.model.encode(), self._job.params))
@@ -78,6 +83,8 @@ class Items:
                 if identical is not None:
                     leader = identical.leader_of(row, request, realtime=item.realtime)
                     item = item if leader is None else evolve(item, leader=leader)
+                if item.leader is None:
+                    self._count_files(request, item)
                 if self._priced is not None and item.leader is None:
                     self._most += self._priced(item)
                 yield item
@@ -87,6 +94,17 @@ class Items:
 
     def digest(self) -> bytes:
         return self._digest.value()
+
+    def uploaded(self) -> list[str]:
+        """Return the keys of the files to upload, known once all rows have been read."""
+        return self._uses.chosen()
+
+    def _count_files(self, request: Request, item: NewItem) -> None:
+        for media in files_of(request):
+            files = self._file_api()
+            if files is not None and files.accepts(media):
+                too_large = self._api is not None and item.size > self._api.abilities.max_bytes
+                self._uses.add(media, too_large=too_large)
 
     def policy(self) -> JobPolicy:
         """Return the policy of the job, known once all rows have been read."""
@@ -158,7 +176,12 @@ def accept(
         items.kept_in = (job.id,)
         try:
             row, new = store.jobs.accept(
-                job, items, digest=items.digest, policy=items.policy, decision=items.decision
+                job,
+                items,
+                digest=items.digest,
+                policy=items.policy,
+                decision=items.decision,
+                uploaded=items.uploaded,
             )
         finally:
             store.jobs.drop_files(job.id)
@@ -198,7 +221,7 @@ def _with_further_rows(
 
     def extend(change: PolicyChange) -> JobRow | None:
         policy = change(evolve(row.policy, deadline=deadline))
-        return store.jobs.extend(row, further, digest, policy, at=at)
+        return store.jobs.extend(row, further, digest, policy, at=at, uploaded=items.uploaded())
 
     extended = wiring.reopen(row.id, extend) or store.jobs.get(row.id) or row
     if extended.digest != digest:

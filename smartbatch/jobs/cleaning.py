@@ -37,10 +37,13 @@ def clean(runtime: JobRuntime, *, remote: bool, dry_run: bool) -> CleanResult:
     if not remote:
         return CleanResult(names, files)
     apis = {}
+    has_files: set[str] = set()
     for account in store.remote_objects.accounts():
         provider = runtime.provider_of(account)
         if provider is not None and (api := provider.batches()) is not None:
             apis[account.scope] = api
+        if provider is not None and provider.files() is not None:
+            has_files.add(account.scope)
     before = [
         one
         for one in store.remote_objects.of_finished_jobs()
@@ -49,7 +52,10 @@ def clean(runtime: JobRuntime, *, remote: bool, dry_run: bool) -> CleanResult:
         or apis[one.scope].abilities.result_files
     ]
     deletable = {
-        one.no for one in before if one.scope in apis and one.kind in apis[one.scope].abilities.deletes
+        one.no
+        for one in before
+        if (one.kind is RemoteKind.UPLOAD and one.scope in has_files)
+        or (one.scope in apis and one.kind in apis[one.scope].abilities.deletes)
     }
     undeletable = tuple(one for one in before if one.scope in apis and one.no not in deletable)
     after = {one.no for one in before} - deletable

@@ -335,6 +335,7 @@ class JobSubmission:
             decision=draft.decision,
             names=draft.names,
             files=files if files.shared else None,
+            file_api=self._model.provider.files,
         )
         return job, items
 

@@ -172,15 +172,16 @@ class RemoteAccount:
 
 @frozen
 class RemoteObject:
-    """Something that a provider stores for a batch that has ended."""
+    """Something that a provider stores for a batch that has ended, or a file uploaded for prompts."""
 
     no: int
     scope: str
     model: str  # provider:model
     kind: RemoteKind
-    id: str  # for outputs, the location of the results
+    id: str  # for outputs, the location of the results; empty for an upload without a known outcome
     bytes: int  # 0 if unknown
     tries: int  # deletions sent so far
+    name: str | None = None  # name of an uploaded file
 
 
 # -- names sent to a provider --------------------------------------------------------------------------------

@@ -195,6 +195,7 @@ class StepLimits:
     visibility: float = 2 * MINUTE  # a new batch may be missing from the list for this long; observed: 15 s
     call_timeout: float = MINUTE  # of a small remote call
     transfer_timeout: float = HOUR  # of an upload, a download, or a create call that carries its input
+    file_timeout: float = 10 * MINUTE  # of the upload of a file in a prompt
     # A create call is not sent if its intent was stored longer ago than this: the process was frozen, and
     # another one may own the job by now.
     send_within: float = 5.0

@@ -22,6 +22,7 @@ from smartbatch.types import Answer, Request
 
 if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
+    from smartbatch.providers.file_api import FileApi
     from smartbatch.providers.http.endpoint import HttpNetwork
 
 NOT_YET = "has batches, which smartbatch does not support yet"
@@ -240,6 +241,10 @@ class Provider(ABC):
 
     def batches(self) -> BatchApi | None:
         """Return the provider's Batch API, created on first use; ``None`` if there is none."""
+        return None
+
+    def files(self) -> FileApi | None:
+        """Return the provider's files for prompts, opened on first use; ``None`` if there are none."""
         return None
 
     def classify(self, error: Exception) -> ProviderError:

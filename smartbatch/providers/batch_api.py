@@ -25,11 +25,12 @@ from smartbatch.types import Answer, Kind, Request
 
 
 class RemoteKind(enum.Enum):
-    """What a provider stores for a batch."""
+    """What a provider stores."""
 
     INPUT = "input"
     OUTPUT = "output"  # a file of results or of errors
     BATCH = "batch"
+    UPLOAD = "upload"  # a file that prompts refer to; see FileApi
 
 
 @frozen
@@ -72,6 +73,7 @@ class RemoteFile:
     name: str  # name given at upload
     size: int | None = None  # bytes, if reported
     ready: bool = True  # False while the provider still processes it
+    expires_at: float = math.inf  # Unix seconds, if reported
 
 
 @frozen

@@ -91,6 +91,7 @@ class Host:
         telemetry_operation: what OpenTelemetry calls a generation at the host.
         error_kinds: kinds by error code, for codes with a meaning different from OpenAI's.
         batches: the host's Batch API; ``None`` without one.
+        uploads: whether prompts may refer to files uploaded with OpenAI's purpose ``user_data``.
 
     Raises:
         ConfigError: a name, a share or an hour cannot be used.
@@ -130,6 +131,7 @@ class Host:
     telemetry_operation: str = "chat"
     error_kinds: Mapping[str, ErrorKind] = field(factory=dict)
     batches: BatchDialect | None = None
+    uploads: bool = False
 
     def __attrs_post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in _OTHER_PREFIXES:
@@ -218,6 +220,7 @@ _BUILT_IN = (
         reasoning_turns=False,
         flex=True,
         batches=OPENAI,
+        uploads=True,
     ),
     Host(
         name="anthropic",

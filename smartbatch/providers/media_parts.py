@@ -253,8 +253,7 @@ def _without_content(media: Media) -> MediaPart:
     if media.file_id is None:
         part = MediaPart(media.kind, data="", media_type=media.media_type, name=media.name)
         if isinstance(media, Image) and media.is_scaled:  # size and type are known once it has been scaled
-            is_jpeg = media.media_type == "image/jpeg"
-            return part if is_jpeg else evolve(part, media_type="image/png")
+            return evolve(part, media_type=media.sent_type)
         sides = (media.width, media.height) if media.width and media.height else None
         return evolve(part, size=4 * -(-(media.size or 0) // 3), sides=sides)
     return MediaPart(

@@ -5,8 +5,9 @@ The layers, from the outermost to the innermost:
 1. the user's middleware, which sees classified outcomes and may change requests and answers;
 2. :class:`AnswerSharing`, which shares and caches the provider's answer before middleware changes it;
 3. :func:`classify`, so that the layers above see no foreign exceptions;
-4. the deadline, which subtracts the time spent in the layers above;
-5. the provider, or the request's own callable.
+4. :class:`FileReferences`, which replaces files by the ids of their uploads;
+5. the deadline, which subtracts the time spent in the layers above;
+6. the provider, or the request's own callable.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from attrs import fields_dict, frozen
 
@@ -69,6 +70,18 @@ Middleware: TypeAlias = "Callable[[CallSpec, Call], Sequence[Outcome]]"
 """``middleware(spec, proceed)`` calls ``proceed(spec)`` and returns one outcome per request."""
 
 
+class FileReferences(Protocol):
+    """Uploads files that many requests contain, and refers to them by id."""
+
+    def refer(self, provider: Provider, model: str, request: Request, deadline: float, /) -> Request:
+        """Return ``request`` with ids; may wait until ``deadline``, in monotonic seconds. Never raises."""
+        ...
+
+    def forget_lost(self, provider: Provider, sent: Sequence[Request], error: Exception, /) -> bool:
+        """Whether ``error`` reports that a file in ``sent`` does not exist any more; it is then forgotten."""
+        ...
+
+
 def build_call(
     provider: Provider,
     model: str,
@@ -80,6 +93,7 @@ def build_call(
     compiler: BatchCompiler | None = None,
     tier: FlexTier | None = None,
     checks: bool = False,
+    references: FileReferences | None = None,
 ) -> Call:
     """Return the call to ``provider`` with its layers; it never raises.
 
@@ -89,8 +103,11 @@ def build_call(
         compiler: combines several requests into one packed prompt.
         tier: the service tier that each request names.
         checks: whether the provider must check the requests, because they were accepted for another one.
+        references: replaces files by ids; ``None`` sends all files in their requests.
     """
     call = _deadlined(provider, model, now, compiler, tier)
+    if references is not None:
+        call = _referring(call, provider, model, references)
     if checks:
         call = _checking(call, provider, model)
     call = _classified(call, provider, classifiers)
@@ -119,6 +136,23 @@ def _checking(call: Call, provider: Provider, model: str) -> Call:
         return call(spec)
 
     return checked_call
+
+
+def _referring(call: Call, provider: Provider, model: str, references: FileReferences) -> Call:
+    def with_ids(spec: CallSpec) -> CallSpec:
+        requests = [references.refer(provider, model, request, spec.deadline) for request in spec.requests]
+        return evolve(spec, requests=tuple(requests))
+
+    def referring_call(spec: CallSpec) -> Sequence[Outcome]:
+        sent = with_ids(spec)
+        try:
+            return call(sent)
+        except Exception as error:
+            if sent.requests == spec.requests or not references.forget_lost(provider, sent.requests, error):
+                raise
+        return call(with_ids(spec))
+
+    return referring_call
 
 
 def _deadlined(

@@ -329,6 +329,7 @@ class LaneFactory:
                 compiler=BatchCompiler(self._words, native_schema=abilities.schemas) if packed else None,
                 tier=tier,
                 checks=fallback is not None and provider is fallback.provider,
+                references=self._setup.references,
             ),
             max_tokens=math.inf if embedding is None else abilities.max_text_tokens,
             max_calls=abilities.calls_of(model),

@@ -15,7 +15,7 @@ from raw_server import accepted, http
 
 from smartbatch.errors import ProviderError
 from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch, RemoteState
-from smartbatch.providers.gemini.batches import file_id_of
+from smartbatch.providers.gemini.files import file_id_of
 from smartbatch.providers.http.content import SpooledBody
 from smartbatch.types import Kind
 

@@ -10,7 +10,7 @@ from gemini_asking import gemini_error
 from raw_server import hangs, resets, says
 
 from smartbatch.errors import ErrorKind
-from smartbatch.providers.gemini.batches import file_id_of
+from smartbatch.providers.gemini.files import file_id_of
 
 MAY_NOT_EXIST = gemini_error(
     403, "PERMISSION_DENIED", "You do not have permission to access the File x or it may not exist."

@@ -38,7 +38,7 @@ from smartbatch.jobs.shard_records import (
     new_nonce,
     wire_id,
 )
-from smartbatch.jobs.steps import poll, refusals, storage
+from smartbatch.jobs.steps import file_uploads, poll, refusals, storage
 from smartbatch.jobs.steps.orphans import find_orphans
 from smartbatch.jobs.steps.step import Step
 from smartbatch.providers.batch_api import Creation, RemoteBatch
@@ -174,6 +174,7 @@ def _with_bodies(
 def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:
     """Store shards for items of one model; return false if the job's budget ran out."""
     abilities, server = step.api.abilities, refusals.server_limits(step)
+    items = file_uploads.with_sent_sizes(step, items)
     most = min(
         step.policy.max_requests or step.limits.max_requests,
         abilities.max_requests,
@@ -242,10 +243,14 @@ def _fail_open(step: Step, ixs: Collection[int], error: SmartbatchError) -> None
 def begin(step: Step, shard: ShardRow) -> ShardRow:
     """Upload the input of a ``PLANNED`` shard, unless the create call contains the input.
 
+    The files that its requests refer to are uploaded first.
+
     A shard that exceeds a limit discovered since it was cut is cut again.
     """
     if refusals.exceeds_limits(step, shard):
         return step.discard(shard, refusals.OVER_LIMIT_NOTE)
+    if (waiting := file_uploads.upload_missing(step, shard)) is not None:
+        return waiting
     remote = evolve(shard.remote, omitted=step.api.omitted(model=step.model))
     if not step.api.abilities.files:
         return step.advance(shard, ShardState.READY, remote=remote)
@@ -313,12 +318,14 @@ def _input_file(step: Step, shard: ShardRow) -> Path:
         return path
     unsendable: dict[int, InvalidRequest] = {}
     rules = step.api.caching(model=step.model) if step.policy.caching else None
+    ids = step.store.uploads.ids_of(step.job.id)
 
     def lines() -> Iterator[bytes]:
         for position, request in step.requests_of(shard):
             name = wire_id(shard.nonce, position)
             try:
                 request = with_batch_mark(request, rules, position)
+                request = file_uploads.sendable(step, request, ids)
                 yield step.api.encode(request, model=step.model, wire_id=name) + b"\n"
             except InvalidRequest as error:
                 unsendable[position] = error

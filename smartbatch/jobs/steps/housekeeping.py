@@ -1,4 +1,4 @@
-"""Delete what providers store for finished batches, once their jobs' retention has passed.
+"""Delete what providers store for finished batches, and uploaded files, once their retention has passed.
 
 Only recorded objects are deleted (see :mod:`smartbatch.jobs.store.remote_objects`), one per call. Deleting
 twice does no harm, since a missing object counts as deleted: after a crash or a lost answer, the call is
@@ -7,14 +7,19 @@ repeated. Any process that uses the store and has the account's key may do it, w
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from smartbatch.core.limits.cooldown import backoff
-from smartbatch.errors import ErrorKind
+from smartbatch.errors import ErrorKind, StoreError
 from smartbatch.jobs.records import DAY
 from smartbatch.jobs.shard_records import RemoteObject
 from smartbatch.jobs.steps import storage
 from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.observe import logs
+from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi, RemoteKind
+from smartbatch.providers.file_api import FileApi
 
 LONGEST_PAUSE_SECONDS = DAY  # between attempts at a failing deletion
 
@@ -30,17 +35,39 @@ def delete_next(runtime: JobRuntime) -> bool:
     objects, wall = runtime.store.remote_objects, runtime.wall()
     for account in objects.accounts(wall):
         provider = runtime.provider_of(account)
-        api = None if provider is None else provider.batches()
-        if api is None:
+        if provider is None or (provider.batches() is None and provider.files() is None):
             continue
         one = objects.take(account.scope, at=wall, most=runtime.limits.deletions_per_hour)
         if one is not None:
-            _delete(runtime, api, one)
+            _delete(runtime, provider, one)
             return True
     return False
 
 
-def _delete(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> None:
+def _delete(runtime: JobRuntime, provider: Provider, one: RemoteObject) -> None:
+    if one.kind is RemoteKind.UPLOAD:
+        files = provider.files()
+        if files is not None:
+            _attempt(runtime, one, files, partial(_delete_upload, runtime, files, one))
+        else:
+            runtime.store.remote_objects.postpone(one, None)
+    elif (api := provider.batches()) is not None:
+        _delete_of_batch(runtime, api, one)
+
+
+def _delete_upload(runtime: JobRuntime, files: FileApi, one: RemoteObject) -> bool:
+    """Delete an uploaded file. If the outcome of its upload is unknown, it is only searched for."""
+    if one.id:
+        files.delete(one.id, runtime.limits.call_timeout)
+        return True
+    found = files.find(one.name or "", runtime.limits.call_timeout)
+    if found is None:
+        return True
+    runtime.store.remote_objects.found(one, found.id, at=runtime.wall())
+    return False
+
+
+def _delete_of_batch(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> None:
     objects = runtime.store.remote_objects
     # 1. results that are part of their batch are deleted with it
     if one.kind is RemoteKind.OUTPUT and not api.abilities.result_files:
@@ -55,16 +82,27 @@ def _delete(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> None:
         RemoteKind.OUTPUT: api.delete_output,
         RemoteKind.BATCH: api.delete_batch,
     }[one.kind]
+    call_timeout = runtime.limits.call_timeout
+    _attempt(runtime, one, api, lambda: delete(one.id, call_timeout) is None)
+
+
+def _attempt(
+    runtime: JobRuntime, one: RemoteObject, api: BatchApi | FileApi, delete: Callable[[], bool]
+) -> None:
+    """Call ``delete``, which returns whether the object is gone."""
+    objects = runtime.store.remote_objects
     try:
-        delete(one.id, runtime.limits.call_timeout)
+        gone = delete()
+    except StoreError:
+        raise
     except Exception as raised:
         error = api.classify(raised)
         logs.warn("deletion_failed", scope=one.scope, what=one.kind.value, kind=error.kind.value)
-        # 3. it refuses to: leave the object until it expires
+        # 1. the provider refuses to: leave the object until it expires
         if error.kind is ErrorKind.CLIENT_ERROR:
             objects.postpone(one, None)
             return
-        # 4. the call failed: repeat it after a growing pause
+        # 2. the call failed: repeat it after a growing pause
         wait = backoff(
             one.tries + 1,
             runtime.rng,
@@ -74,7 +112,8 @@ def _delete(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> None:
         )
         objects.postpone(one, runtime.wall() + wait)
         return
-    # 5. it was deleted, or was missing
-    objects.remove(one)
-    if one.kind is not RemoteKind.BATCH:
-        storage.freed(runtime, one.scope)
+    # 3. it was deleted, or was missing
+    if gone:
+        objects.remove(one)
+        if one.kind is not RemoteKind.BATCH:
+            storage.freed(runtime, one.scope)

@@ -22,9 +22,11 @@ from smartbatch.jobs.job_budget import CostCeiling
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_result
 from smartbatch.jobs.records import ItemSize, NewResult, StoredItem
 from smartbatch.jobs.shard_records import ShardRow, parse_wire_id
+from smartbatch.jobs.steps.file_uploads import forget_uploads
 from smartbatch.jobs.steps.step import Step
 from smartbatch.prices import RateCard
 from smartbatch.providers.batch_api import Line, LineOutcome
+from smartbatch.providers.file_api import is_about_missing_file
 from smartbatch.providers.foreign_text import without_echo
 from smartbatch.types import Answer, Kind, Result, Route, Usage, answer_fields
 
@@ -225,9 +227,13 @@ class ResultReader:
         error = line.error or ProviderError("the request failed in its batch", kind=ErrorKind.UNKNOWN)
         if isinstance(error, ParameterRejected):
             self.rejected.update(dict.fromkeys(error.omitted, item))
-        error = without_echo(error, decode_request(item.payload, self._shared, id=item.user_id))
+        request = decode_request(item.payload, self._shared, id=item.user_id)
+        outcome = self._outcomes[line.outcome]
+        if is_about_missing_file(error) and forget_uploads(self._step, request):
+            outcome = "again"
+        error = without_echo(error, request)
         usage = error.usage if isinstance(error.usage, Usage) else Usage()
-        return self._failed(item, self._outcomes[line.outcome], error, digest, usage)
+        return self._failed(item, outcome, error, digest, usage)
 
     def cost(self, usage: Usage, charged: float | None) -> float | None:
         """Return the cost in USD: what the provider says it charged, or else computed from the tokens;

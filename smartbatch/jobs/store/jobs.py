@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from attrs import evolve, frozen
@@ -21,7 +21,7 @@ from smartbatch.jobs.records import (
     NamedPlace,
     NewItem,
 )
-from smartbatch.jobs.store import outcomes, remote_objects, summaries
+from smartbatch.jobs.store import outcomes, remote_objects, summaries, uploads
 from smartbatch.jobs.store.database import (
     DAMAGES,
     PAGE_BYTES,
@@ -77,6 +77,7 @@ class JobTable:
         digest: Digest = None,
         policy: Callable[[], JobPolicy] | None = None,
         decision: Decision | None = None,
+        uploaded: Callable[[], Collection[str]] = tuple,
     ) -> tuple[JobRow, bool]:
         """Store a job and its items; return its row, and whether it is new.
 
@@ -88,6 +89,7 @@ class JobTable:
             policy: called at that time, outside any transaction; returns the value that replaces
                 ``job.policy``.
             decision: the route decision of a new job, stored along with it.
+            uploaded: called at that time; returns the keys of the files that the job uploads.
 
         Raises:
             InvalidRequest: the key is too long.
@@ -118,7 +120,7 @@ class JobTable:
             # 3. another process may have stored the same key or id in the meantime: return its job and delete
             # the items
             stored, created = self.db.write(
-                lambda tx: _store_last(tx, early, owner, job, total, page, digest, decision)
+                lambda tx: _store_last(tx, early, owner, job, total, page, digest, decision, uploaded())
             )
         finally:
             if early and not created:
@@ -173,7 +175,14 @@ class JobTable:
         return self.db.write(work)
 
     def extend(
-        self, job: JobRow, items: Sequence[NewItem], digest: bytes, policy: JobPolicy, *, at: float
+        self,
+        job: JobRow,
+        items: Sequence[NewItem],
+        digest: bytes,
+        policy: JobPolicy,
+        *,
+        at: float,
+        uploaded: Collection[str] = (),
     ) -> JobRow | None:
         """Add items to a job in one transaction; a job that was done runs again.
 
@@ -182,6 +191,7 @@ class JobTable:
         Args:
             job: the job as previously read; its digest must not have changed since.
             digest: digest of the job with the new items.
+            uploaded: keys of the files that the job uploads for the new items.
 
         Returns:
             The changed job; ``None``, with nothing written, if it has been changed or cancelled since.
@@ -194,6 +204,7 @@ class JobTable:
             no, start = found
             _store_items(tx, no, job.id, start, items)
             tx.change(_EXTEND_JOB, len(items), digest, record_text(policy), no)
+            uploads.choose(tx, no, uploaded)
             followers: dict[int, list[int]] = {}
             for ix, item in enumerate(items, start):
                 if item.leader is not None:
@@ -280,6 +291,7 @@ class JobTable:
         for row in tx.rows(f"SELECT {SHARD_COLUMNS} FROM shard WHERE job = ? AND cleaned_up = 0", no):
             remote_objects.record(tx, no, shard_row(row))
         remote_objects.job_deleted(tx, no, finished_at)
+        uploads.job_deleted(tx, no, finished_at)
         for table, column in (
             ("job", "no"),
             ("job_params", "no"),
@@ -404,6 +416,7 @@ def _store_last(
     page: Sequence[NewItem],
     digest: Digest,
     decision: Decision | None,
+    uploaded: Collection[str],
 ) -> tuple[JobRow, bool]:
     """Store the last page and create the job; return what :meth:`JobTable.accept` returns."""
     tx.lock("accept")
@@ -413,6 +426,7 @@ def _store_last(
     _store_items(tx, no, job.id, start, page)
     if decision is not None:
         summaries.store_decision(tx, no, decision, job.model, job.created_at)
+    uploads.choose(tx, no, uploaded)
     return _store_job(tx, no, owner, job, digest, start + len(page)), True
 
 

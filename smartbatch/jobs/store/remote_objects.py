@@ -1,4 +1,4 @@
-"""What providers store for batches that have ended: the table ``remote_object``.
+"""What providers store for batches that have ended, and uploaded files: the table ``remote_object``.
 
 The objects of a batch are recorded in the transaction that ends the work on its shard, or that deletes its
 job; nothing else is ever deleted at a provider. They are deleted once the job is done and its retention has
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from attrs import fields_dict, frozen
 
-from smartbatch.jobs.records import DAY, HOUR, JobPolicy, JobState
+from smartbatch.jobs.records import DAY, HOUR, MINUTE, JobPolicy, JobState
 from smartbatch.jobs.shard_records import RemoteAccount, RemoteObject, ShardRow
 from smartbatch.jobs.store.database import (
     REMEMBER_FACT,
@@ -36,7 +36,10 @@ _COLUMNS = ", ".join(f"o.{name}" for name in fields_dict(RemoteObject))
 _NEXT = f"""SELECT {_COLUMNS}, o.job, o.retention FROM remote_object o
     WHERE o.scope = ? AND o.due_at <= ? ORDER BY o.due_at, o.no LIMIT 1{{skip_locked}}"""
 _OF_FINISHED = f"""SELECT {_COLUMNS} FROM remote_object o LEFT JOIN job j ON j.no = o.job
-    WHERE j.no IS NULL OR j.state = {{done}} ORDER BY o.no"""
+    WHERE (j.no IS NULL OR j.state = {{done}}) AND NOT EXISTS (
+        SELECT 1 FROM upload_use u JOIN job k ON k.no = u.job WHERE u.object = o.no AND k.state <> {{done}})
+    ORDER BY o.no"""
+_USERS = "SELECT j.state, j.finished_at FROM upload_use u JOIN job j ON j.no = u.job WHERE u.object = ?"
 _SUM_OBJECTS = f"""SELECT coalesce(sum(bytes), 0),
     coalesce(sum(CASE WHEN kind = '{RemoteKind.INPUT.value}' THEN 1 ELSE 0 END), 0)
     FROM remote_object WHERE scope = ? AND expires_at > ?"""
@@ -100,20 +103,28 @@ class RemoteObjectTable:
             while (found := tx.row(_NEXT, scope, at)) is not None:
                 *_, job, retention = found
                 one = _remote_object(found)
-                # 1. the job is not done, or finished again later: wait
-                if (ready := _ready_at(tx, job, retention, at)) > at:
+                # 1. the job is not done, or finished again later; or a file is in use: wait
+                if one.kind is RemoteKind.UPLOAD:
+                    ready = _unused_at(tx, one.no, retention, at)
+                else:
+                    ready = _ready_at(tx, job, retention, at)
+                if ready > at:
                     tx.change(_POSTPONE, ready, one.no)
                     continue
                 # 2. the hour's maximum is reached: nothing is deleted
                 if not _count_deletion(tx, scope, at, most):
                     return None
                 # 3. otherwise take it
-                taken = "UPDATE remote_object SET due_at = ?, tries = tries + 1 WHERE no = ?"
+                taken = "UPDATE remote_object SET due_at = ?, tries = tries + 1, file_key = NULL WHERE no = ?"
                 tx.change(taken, at + ANSWER_SECONDS, one.no)
                 return one
             return None
 
         return self.db.write(work)
+
+    def found(self, one: RemoteObject, file_id: str, *, at: float) -> None:
+        """Store the id of an uploaded file that is to be deleted now."""
+        self.db.change("UPDATE remote_object SET id = ?, due_at = ? WHERE no = ?", file_id, at, one.no)
 
     def remove(self, one: RemoteObject) -> None:
         """Record that an object was deleted."""
@@ -150,6 +161,15 @@ def job_deleted(tx: Transaction, job: int, finished_at: float) -> None:
     """Keep the objects of a job that is being deleted until its retention has passed."""
     due = "UPDATE remote_object SET due_at = ? + retention WHERE job = ? AND due_at IS NOT NULL"
     tx.change(due, finished_at, job)
+
+
+def _unused_at(tx: Transaction, no: int, retention: float, at: float) -> float:
+    sending = tx.row("SELECT sending_until FROM remote_object WHERE no = ? AND id = ''", no)
+    ready = float(sending[0] or 0.0) if sending is not None else at
+    for state, finished_at in tx.rows(_USERS, no):
+        done = state == JobState.DONE.value and finished_at is not None
+        ready = max(ready, finished_at + retention if done else at + min(retention + MINUTE, HOUR))
+    return ready
 
 
 def _ready_at(tx: Transaction, job: int, retention: float, at: float) -> float:

@@ -44,7 +44,7 @@ from smartbatch.jobs.store.database import (
 from smartbatch.types import Usage
 
 _T = TypeVar("_T", bound=AttrsInstance)
-SCHEMA_VERSION = 2  # version of the tables below, recorded in each store
+SCHEMA_VERSION = 3  # version of the tables below, recorded in each store
 
 TABLES = (
     # jobs being stored or deleted, whose items belong to no row of the table job
@@ -161,8 +161,9 @@ TABLES = (
     )""",
     "CREATE INDEX turnaround_model ON turnaround (model, no)",
     "CREATE TABLE owner (id TEXT NOT NULL PRIMARY KEY, host TEXT NOT NULL, pid {int} NOT NULL, since {real})",
-    # what providers store for batches that have ended; retention: seconds after the end of the job; due_at:
-    # time of the next attempt to delete it
+    # what providers store for batches that have ended (then with its job) and files uploaded for prompts;
+    # retention: seconds after the end of the job, or the last use; due_at: time of the next attempt to delete
+    # it; file_key: content of a file that may be used; sender: owner that uploads it, while its id is empty
     """CREATE TABLE remote_object (
         no {serial},
         job {int} NOT NULL,
@@ -174,8 +175,22 @@ TABLES = (
         retention {real},
         due_at {real},
         expires_at {real} NOT NULL,
-        tries {int} NOT NULL DEFAULT 0
+        tries {int} NOT NULL DEFAULT 0,
+        name TEXT,
+        file_key TEXT,
+        sender TEXT,
+        sending_until {real}
     )""",
+    "CREATE INDEX remote_object_file ON remote_object (scope, file_key) WHERE file_key IS NOT NULL",
+    # files that a job uploads instead of sending them in each request; object: 0, and each upload it has used
+    """CREATE TABLE upload_use (
+        job {int} NOT NULL,
+        file_key TEXT NOT NULL,
+        object {int} NOT NULL,
+        PRIMARY KEY (job, file_key, object)
+    )""",
+    "CREATE INDEX upload_use_object ON upload_use (object)",
+    "CREATE INDEX upload_use_key ON upload_use (file_key)",
     "CREATE INDEX remote_object_due ON remote_object (due_at, scope)",
     "CREATE INDEX remote_object_job ON remote_object (job)",
     # webhook events about changed batches; used: a poll that began after the event arrived was stored

@@ -50,6 +50,7 @@ from smartbatch.jobs.store.remote_objects import RemoteObjectTable
 from smartbatch.jobs.store.schema import incident_row
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.jobs.store.summaries import SummaryTable
+from smartbatch.jobs.store.uploads import UploadTable
 from smartbatch.jobs.store.webhook_events import WebhookEventTable
 from smartbatch.setting import revealed
 
@@ -97,6 +98,7 @@ class SqlStore:
         self.items = ItemTable(database, self.leases)
         self.shards = ShardTable(database, self.leases)
         self.remote_objects = RemoteObjectTable(database)
+        self.uploads = UploadTable(database, self.leases, self._owner, rng)
         self.webhook_events = WebhookEventTable(database)
         self.facts = FactTable(database, self.leases)
         self.summaries = SummaryTable(database)

@@ -83,7 +83,7 @@ class AnthropicBatches(BatchApi):
         self._sdk = sdk
         self._leads_to = leads_to
         self._message = message
-        self._calls = BatchCalls(errors, _is_own, self._read)
+        self._calls = BatchCalls(errors, is_own_error, self._read)
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
         return encode_json({"custom_id": wire_id, "params": self._message(request, model)[0]})
@@ -193,7 +193,7 @@ def _path(batch_id: str) -> str:
     return f"{_BATCHES_PATH}/{check_id(batch_id)}"
 
 
-def _is_own(reply: Reply) -> bool:
+def is_own_error(reply: Reply) -> bool:
     data = reply.json()
     return fields(data).get("type") == "error" and isinstance(error_in(data).get("type"), str)
 

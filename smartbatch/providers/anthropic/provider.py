@@ -14,11 +14,13 @@ from smartbatch.providers.anthropic.answers import MessageReader, read_message
 from smartbatch.providers.anthropic.batches import AnthropicBatches
 from smartbatch.providers.anthropic.bodies import API_VERSION, OLD_API_VERSION, check_request, message_body
 from smartbatch.providers.anthropic.errors import ERRORS
+from smartbatch.providers.anthropic.files import AnthropicFiles
 from smartbatch.providers.anthropic.parts import BLOCKS
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.cache_marks import anthropic_rules
 from smartbatch.providers.error_reader import ErrorReader, ServiceAddress
+from smartbatch.providers.file_api import FileApi
 from smartbatch.providers.foreign_text import PLAIN_ID
 from smartbatch.providers.hosts import HOSTS
 from smartbatch.providers.http.content import encode_json
@@ -221,6 +223,8 @@ class AnthropicProvider(MessagesProvider):
             message=self._message,
         )
 
+        self._files = AnthropicFiles(self.scope, self._errors, sdk=self._batch_sdk.get)
+
     def caching(self, model: str) -> CachingRules | None:
         return anthropic_rules(model)
 
@@ -232,6 +236,13 @@ class AnthropicProvider(MessagesProvider):
     def batches(self) -> BatchApi:
         self.network.open_batches()
         return self._batches
+
+    def files(self) -> FileApi | None:
+        """The older version of the API has no files."""
+        if self._version != API_VERSION:
+            return None
+        self.network.open_batches()
+        return self._files
 
 
 def custom_headers() -> dict[str, str]:

@@ -49,8 +49,10 @@ class MessagesSdk(SdkCalls):
         return path if "://" in path else self._url + path
 
     def send(self, method: str, path: str, timeout: float, *, body: bytes = b"", **more: Any) -> object:
-        """``more`` may contain ``headers`` and ``params``."""
+        """``more`` may contain ``headers`` and ``params``; ``data`` and ``files`` are the parts of a form."""
         content: dict[str, Any] = {"content": body} if method == "post" else {}
+        if "files" in more:
+            content = {"body": more.pop("data"), "files": more.pop("files")}
         options = {"timeout": timeout, **more}
         return getattr(self.client, method)(path, cast_to=httpx2.Response, options=options, **content)
 

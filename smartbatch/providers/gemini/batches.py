@@ -1,10 +1,8 @@
 """The Gemini API's batches and files, through the ``google-genai`` SDK.
 
-The input is always a file uploaded under a name chosen here, so a second upload finds the first.
-Inline requests are not used: duplicate submissions could not be detected, answers arrive in a
-different order, and their keys are not always returned. The SDK's upload method resends parts
-after a pause and reads only the last response. Its typed models drop counts, failure reasons and
-results under ``response``. Neither is used.
+The input is always an uploaded file. Inline requests are not used: duplicate submissions could not be
+detected, answers arrive in a different order, and their keys are not always returned. The SDK's typed models
+are not used either: they drop counts, failure reasons and results under ``response``.
 
 Sources: Google's guides and references for the Batch API and the Files API (November 2026), and
 the requests that ``google-genai`` 3.4 sends.
@@ -12,16 +10,12 @@ the requests that ``google-genai`` 3.4 sends.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import (
     BatchAbilities,
     BatchApi,
@@ -33,15 +27,15 @@ from smartbatch.providers.batch_api import (
     RemoteKind,
     RemoteState,
 )
-from smartbatch.providers.error_reader import ErrorReader, error_in
+from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.error_table import explained
-from smartbatch.providers.foreign_text import PLAIN_WORD, fields, plain, short, unix_seconds, unusable, whole
+from smartbatch.providers.foreign_text import PLAIN_WORD, fields, short, unix_seconds, unusable, whole
 from smartbatch.providers.gemini.answers import read_result
 from smartbatch.providers.gemini.bodies import embed_body, generate_body, resource
-from smartbatch.providers.gemini.errors import mark_over_quota, status_error
+from smartbatch.providers.gemini.errors import status_error
+from smartbatch.providers.gemini.files import NamedFileCalls, check_file, is_own_error, refine_error
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.content import SpooledBody, encode_json
-from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
@@ -62,10 +56,6 @@ _STATES = {
 _PREFIX = re.compile(r"^(?:BATCH|JOB)_STATE_")
 _MARK = re.compile(r"sb-[A-Za-z0-9_-]{1,64}")
 _INPUT_CONTENT_TYPE = "application/jsonl"
-_FILE = re.compile(r"files/[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-_ADDRESS = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?/[\x21-\x7e]{1,4096}", re.ASCII)
-_MISSING = re.compile(r"may not exist", re.I)
-_MAX_DISPLAY_NAME = 512  # characters
 
 
 class GeminiBatches(BatchApi):
@@ -85,7 +75,8 @@ class GeminiBatches(BatchApi):
         self.scope = scope
         self._errors = errors
         self._sdk = sdk
-        self._calls = BatchCalls(errors, _is_own, self._read, _refine)
+        self._calls = BatchCalls(errors, is_own_error, self._read, refine=refine_error)
+        self._files = NamedFileCalls(errors, sdk)
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
         if request.embedding is not None:
@@ -96,60 +87,21 @@ class GeminiBatches(BatchApi):
         return encode_json({"key": wire_id, "request": body})
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
-        """Upload ``source`` in two calls within ``timeout``, neither of which is repeated.
-
-        An error between them leaves a file that the service never shows; a second upload starts from the
-        beginning.
-        """
-        deadline = time.monotonic() + timeout
-        content = SpooledBody(source)
-        file_id = file_id_of(name)
-        # 1. Announce the upload; if the name is taken, return the existing file.
-        headers = {
-            "X-Goog-Upload-Protocol": "resumable",
-            "X-Goog-Upload-Command": "start",
-            "X-Goog-Upload-Header-Content-Length": str(len(content)),
-            "X-Goog-Upload-Header-Content-Type": _INPUT_CONTENT_TYPE,
-        }
-        file = {"name": file_id, "display_name": name[:_MAX_DISPLAY_NAME], "mime_type": _INPUT_CONTENT_TYPE}
-        body = {"file": {**file, "size_bytes": len(content)}}
-        try:
-            reply = self._sdk().ask("post", "upload/{api_version}/files", timeout, body=body, headers=headers)
-            self._calls.checked(reply)
-        except ProviderError as error:
-            taken = error.status == 409 or error.code == "ALREADY_EXISTS"
-            if taken and (found := self._look(file_id, name, _left(deadline))) is not None:
-                return found
-            raise
-        address = reply.headers.get("x-goog-upload-url")
-        if address is None or not _ADDRESS.fullmatch(address):
-            raise unusable("the service did not return an upload address", status=200)
-        # 2. Send the file while reading it from disk; the answer must confirm that all of it arrived.
-        headers = {"X-Goog-Upload-Command": "upload, finalize", "X-Goog-Upload-Offset": "0"}
-        reply = self._sdk().ask("post", address, _left(deadline), headers=headers, spooled=content)
-        if self._calls.checked(reply).headers.get("x-goog-upload-status") != "final":
-            text = "the upload was interrupted: the service does not confirm that it has all bytes"
-            raise unusable(text, status=200)
-        return _read_file(self._calls.decoded(reply).get("file"), name)
+        return self._files.upload(name, _INPUT_CONTENT_TYPE, SpooledBody(source), timeout).file
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
-        """The id is derived from the name, so one call is enough."""
-        return self._look(file_id_of(name), name, timeout)
+        found = self._files.find(name, timeout)
+        return None if found is None else found.file
 
     def delete_file(self, file_id: str, timeout: float) -> None:
-        reply = self._sdk().ask("delete", _check_file(file_id), timeout)
-        try:
-            self._calls.checked(reply)
-        except ProviderError as error:
-            if not _is_no_file(error):
-                raise
+        self._files.delete(file_id, timeout)
 
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:
         """The batch's display name is the mark."""
         path = f"{resource(creation.model)}:{_METHODS[creation.kind]}"
         batch: dict[str, Any] = {
             "displayName": f"sb-{creation.mark}",
-            "inputConfig": {"fileName": _check_file(creation.file_id)},
+            "inputConfig": {"fileName": check_file(creation.file_id)},
         }
         if creation.callback_url is not None:  # replaces the webhooks of the project
             batch["webhookConfig"] = {"uris": [creation.callback_url]}
@@ -184,21 +136,12 @@ class GeminiBatches(BatchApi):
         sdk = self._sdk()
         yield from self._calls.result_pieces(
             lambda url, left: sdk.begin(url.removeprefix(sdk.url_of("")), left, "application/binary"),
-            sdk.url_of(f"{_check_file(output)}:download?alt=media"),
+            sdk.url_of(f"{check_file(output)}:download?alt=media"),
             timeout,
         )
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         return read_result(line, kind, self._errors)
-
-    def _look(self, file_id: str, name: str, timeout: float) -> RemoteFile | None:
-        reply = self._sdk().ask("get", file_id, timeout)
-        try:
-            return _read_file(self._calls.decoded(reply), name)
-        except ProviderError as error:
-            if _is_no_file(error):
-                return None
-            raise
 
     def _read(self, data: Any) -> RemoteBatch:
         """Counts are strings, and zeros are omitted."""
@@ -210,7 +153,7 @@ class GeminiBatches(BatchApi):
         files = [
             fields(place).get("responsesFile") for place in (metadata.get("output"), data.get("response"))
         ]
-        outputs = tuple(dict.fromkeys(_check_file(each) for each in files if each))
+        outputs = tuple(dict.fromkeys(check_file(each) for each in files if each))
         problem = data.get("error")
         failure = None
         if isinstance(problem, dict) and problem:
@@ -232,7 +175,7 @@ class GeminiBatches(BatchApi):
             word=word,
             created_at=unix_seconds(metadata.get("createTime")),
             mark=mark and mark.removeprefix("sb-"),
-            file_id=None if input_file is None else _check_file(input_file),
+            file_id=None if input_file is None else check_file(input_file),
             total=whole(counts.get("requestCount")) or None,
             completed=whole(counts.get("successfulRequestCount")) or 0,
             failed=whole(counts.get("failedRequestCount")) or 0,
@@ -243,60 +186,3 @@ class GeminiBatches(BatchApi):
 
 def _path(batch_id: str) -> str:
     return f"batches/{check_id(batch_id)}"
-
-
-def _is_own(reply: Reply) -> bool:
-    return error_in(reply.json()).get("code") == reply.status
-
-
-def _refine(error: ProviderError) -> None:
-    mark_over_quota(error)
-    # a missing file is a 403 as well, although the key is valid
-    if error.status == 403 and _is_no_file(error):
-        error.kind, error.code = ErrorKind.CLIENT_ERROR, "no_such_file"
-
-
-def file_id_of(name: str) -> str:
-    """Derive the id of the file uploaded under ``name``.
-
-    Ids have at most 40 lower-case letters, digits and dashes. A hash of 176 bits represents the name,
-    because lower-casing could give two names the same id.
-    """
-    digest = hashlib.sha256(name.encode()).digest()[:22]
-    return f"files/sb-{base64.b32encode(digest).decode().rstrip('=').lower()}"
-
-
-def _check_file(value: Any) -> str:
-    return check_id(value, _FILE, "a file's id")
-
-
-def _is_no_file(error: ProviderError) -> bool:
-    if error.maybe_billed:  # not the service's own error
-        return False
-    # 403 "You do not have permission to access the File … or it may not exist.", as for other projects' files
-    return error.status == 404 or (error.status == 403 and bool(_MISSING.search(error.message)))
-
-
-def _read_file(data: Any, name: str) -> RemoteFile:
-    if not isinstance(data, dict):
-        raise unusable("the service returned an invalid file", status=200)
-    if data.get("state") == "FAILED":
-        raise ProviderError(
-            "the service could not process the uploaded file", kind=ErrorKind.CLIENT_ERROR, code="file_failed"
-        )
-    size = plain(data.get("sizeBytes"))
-    return RemoteFile(
-        id=_check_file(data.get("name")),
-        name=name,
-        size=int(size) if re.fullmatch(r"[0-9]{1,15}", size) else None,
-        ready=data.get("state") in (None, "ACTIVE", "STATE_UNSPECIFIED"),
-    )
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise ProviderError(
-            "the upload took longer than its timeout", kind=ErrorKind.TIMEOUT, code="deadline"
-        )
-    return left

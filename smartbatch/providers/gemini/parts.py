@@ -50,7 +50,7 @@ def _write(part: MediaPart) -> dict[str, Any]:
     if part.file_id is not None:
         if part.owner not in (None, _API):
             raise refuse(part, _API)
-        named = {} if part.media_type is None else {"mimeType": part.media_type}
+        named = {} if part.media_type is None else {"mimeType": _name_of(part.media_type)}
         return {"fileData": {**named, "fileUri": part.file_id}}
     accepted = {"image": IMAGE_TYPES, "audio": AUDIO_TYPES}.get(part.kind, (PDF, ANY_TEXT))
     check_type(part, accepted, _API)
@@ -59,10 +59,14 @@ def _write(part: MediaPart) -> dict[str, Any]:
             f"is the URL of {part.described()} without an ending such as .png, and {_API} needs the media "
             "type: pass the file itself"
         )
-    media_type = AUDIO_TYPES.get(part.media_type, part.media_type)
+    media_type = _name_of(part.media_type)
     if part.url is not None:
         return {"fileData": {"mimeType": media_type, "fileUri": part.url}}
     return {"inlineData": {"mimeType": media_type, "data": part.data}}
+
+
+def _name_of(media_type: str) -> str:
+    return AUDIO_TYPES.get(media_type, media_type)
 
 
 # the guide to file input methods: 100 MB in a request, 50 MB for a PDF

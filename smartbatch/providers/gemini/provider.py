@@ -21,6 +21,7 @@ from smartbatch.errors import ConfigError
 from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.error_reader import ErrorReader, ServiceAddress
+from smartbatch.providers.file_api import FileApi
 from smartbatch.providers.gemini.answers import ChunkReader, read_answer, read_embeddings
 from smartbatch.providers.gemini.batches import GeminiBatches
 from smartbatch.providers.gemini.bodies import (
@@ -32,6 +33,7 @@ from smartbatch.providers.gemini.bodies import (
     resource,
 )
 from smartbatch.providers.gemini.errors import ERRORS, FLEX_TIER
+from smartbatch.providers.gemini.files import GeminiFiles
 from smartbatch.providers.hosts import HOSTS
 from smartbatch.providers.http.content import encode_json
 from smartbatch.providers.http.endpoint import (
@@ -210,6 +212,7 @@ class GeminiProvider(ContentProvider):
             api_version=version,
         )
         self._batches = GeminiBatches(self.scope, self._errors, self._batch_sdk.get)
+        self._files = GeminiFiles(self.scope, self._errors, self._batch_sdk.get)
 
     def embed(
         self,
@@ -233,6 +236,10 @@ class GeminiProvider(ContentProvider):
     def batches(self) -> BatchApi:
         self.network.open_batches()
         return self._batches
+
+    def files(self) -> FileApi:
+        self.network.open_batches()
+        return self._files
 
 
 def _check_key(key: str | None) -> str:

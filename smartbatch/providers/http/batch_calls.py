@@ -1,4 +1,4 @@
-"""Code shared by Batch APIs over HTTP: checks of answers and ids, and downloads."""
+"""Code shared by Batch APIs and files over HTTP: checks of answers and ids, and downloads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import urljoin
 
-from attrs import frozen
+from attrs import field, frozen
 from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, parse_url
 
@@ -35,13 +35,12 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 @frozen
-class BatchCalls:
+class CheckedCalls:
     errors: ErrorReader
     # True if a refusal is the provider's own error, not a gateway's
     is_own: Callable[[Reply], bool]
-    read: Callable[[Any], RemoteBatch]  # parses the batch in a decoded answer
-    # changes an error that has another meaning in a Batch API
-    refine: Callable[[ProviderError], None] = lambda error: None  # noqa: ARG005
+    # changes an error that has another meaning for batches and files
+    refine: Callable[[ProviderError], None] = field(default=lambda error: None, kw_only=True)  # noqa: ARG005
 
     def checked(self, reply: Reply) -> Reply:
         """Return a successful answer.
@@ -62,19 +61,6 @@ class BatchCalls:
     def decoded(self, reply: Reply) -> dict[str, Any]:
         return self.errors.decode(self.checked(reply))
 
-    def created(self, reply: Reply) -> RemoteBatch:
-        """Read the answer to a create call. An unreadable answer is not a refusal."""
-        self.checked(reply)
-        try:
-            return self.read(self.errors.decode(reply))
-        except ProviderError as error:
-            error.maybe_billed = True
-            raise
-
-    def found(self, reply: Reply) -> RemoteBatch | None:
-        """``None`` only for the provider's own 404."""
-        return None if self.gone(reply) else self.read(self.errors.decode(reply))
-
     def listed(self, reply: Reply, field: str, *, may_lack: bool = False) -> tuple[dict[str, Any], list[Any]]:
         """Return a decoded answer and the list in it. With ``may_lack``, a missing list is empty."""
         data = self.decoded(reply)
@@ -89,6 +75,24 @@ class BatchCalls:
             return True
         self.checked(reply)
         return False
+
+
+@frozen
+class BatchCalls(CheckedCalls):
+    read: Callable[[Any], RemoteBatch]  # parses the batch in a decoded answer
+
+    def created(self, reply: Reply) -> RemoteBatch:
+        """Read the answer to a create call. An unreadable answer is not a refusal."""
+        self.checked(reply)
+        try:
+            return self.read(self.errors.decode(reply))
+        except ProviderError as error:
+            error.maybe_billed = True
+            raise
+
+    def found(self, reply: Reply) -> RemoteBatch | None:
+        """``None`` only for the provider's own 404."""
+        return None if self.gone(reply) else self.read(self.errors.decode(reply))
 
     def cancelled(self, reply: Reply, look: Callable[[], RemoteBatch | None]) -> None:
         """Accept a refused cancel only if the batch returned by ``look`` has ended."""

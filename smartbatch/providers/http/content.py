@@ -169,6 +169,13 @@ def upload_form(fields: Mapping[str, str], source: Path, filename: str) -> tuple
     return SpooledBody(source, before=form[:end], after=form[end:]), content_type
 
 
+def file_form(fields: Mapping[str, str], name: str, media_type: str, content: bytes) -> tuple[bytes, str]:
+    """Return the body of a form with a file in memory, and its content type."""
+    from urllib3.filepost import encode_multipart_formdata
+
+    return encode_multipart_formdata([*fields.items(), ("file", (name, content, media_type))])
+
+
 def _unreadable(what: str, *, sent: bool = True) -> ProviderError:
     return ProviderError(
         f"the local file of the batch's input {what}; it can be sent again",

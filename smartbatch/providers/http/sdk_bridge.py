@@ -20,10 +20,9 @@ from attrs import define
 from urllib3.util import Url
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.content import SpooledBody
 from smartbatch.providers.http.pool import failure
 from smartbatch.providers.http.replies import LiveReply, Reply
-from smartbatch.providers.http.transport import Cutoff, Transport
+from smartbatch.providers.http.transport import Body, Cutoff, Transport
 
 _MAX_HEADS = 256  # cached request heads, each about a kilobyte
 
@@ -34,7 +33,7 @@ class _SdkCall:
 
     live: bool = False
     only_head: bool = False
-    body: SpooledBody | None = None
+    body: Body | None = None
     cutoff: Cutoff | None = None
     head: bytes | None = None  # built by the SDK; with only_head nothing is sent
     ended: Reply | LiveReply | ProviderError | None = None
@@ -99,7 +98,7 @@ class SdkCalls(ABC):
         return call.head
 
     def ask(
-        self, method: str, path: str, timeout: float, *, spooled: SpooledBody | None = None, **more: Any
+        self, method: str, path: str, timeout: float, *, spooled: Body | None = None, **more: Any
     ) -> Reply:
         """Make one request within ``timeout`` seconds in total. ``spooled`` replaces the SDK's body."""
         return cast(

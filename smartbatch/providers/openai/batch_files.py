@@ -1,18 +1,21 @@
-"""Input files of OpenAI's Batch API and its variants: upload, search and deletion."""
+"""Files of OpenAI and its variants: search and deletion, and the upload of batch inputs."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import BatchApi, RemoteFile
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import fields, plain, unusable, whole
-from smartbatch.providers.http.batch_calls import BatchCalls, followed
+from smartbatch.providers.http.batch_calls import BatchCalls, CheckedCalls, followed
 from smartbatch.providers.http.content import SpooledBody, upload_form
 from smartbatch.providers.http.replies import LiveReply, Reply
 from smartbatch.providers.openai.batch_reader import MAX_PAGES, endless, next_page, plain_id, quoted
@@ -26,12 +29,52 @@ _INPUT_SUFFIX = ".jsonl"  # required in the names of batch inputs
 _UNREADY = ("pending", "queued", "running", "processing")  # Azure checks a file before it can be used
 
 
+@frozen
+class FileCalls:
+    """Search for and deletion of files with the purpose of ``dialect``."""
+
+    session: Callable[[], RequestsSession]
+    errors: ErrorReader
+    calls: CheckedCalls
+    dialect: BatchDialect
+
+    def find(self, names: Collection[str], timeout: float) -> RemoteFile | None:
+        """Search the account's files, from the newest to the oldest if the host sorts them."""
+        query = dict(self.dialect.files_query)
+        if "purpose" in query:
+            query["purpose"] = self.dialect.purpose
+        deadline = time.monotonic() + timeout
+        current: str | None = None
+        for _ in range(MAX_PAGES):
+            if current is not None:
+                query[self.dialect.cursor or "after"] = current.partition(" ")[0]
+            reply = self.session().ask("GET", _FILES, deadline - time.monotonic(), params=query)
+            data, files = self.calls.listed(reply, "data")
+            files = [each for each in files if isinstance(each, dict)]
+            for each in files:
+                if each.get("filename") in names:
+                    return read_file(each)
+            current = next_page(data, files, current, self.dialect)
+            if current is None:
+                return None
+        raise endless()
+
+    def delete(self, file_id: str, timeout: float) -> None:
+        reply = self.session().ask("DELETE", f"{_FILES}/{quoted(file_id)}", timeout)
+        if self.calls.gone(reply) or not reply.body.strip():
+            return
+        if self.errors.decode(reply).get("deleted") is False:
+            text = "the provider did not delete the file"
+            raise ProviderError(text, kind=ErrorKind.SERVER_ERROR, maybe_billed=True)
+
+
 class FileInputs(BatchApi):
     """The part of :class:`~smartbatch.providers.openai.batches.OpenAIBatches` that handles files."""
 
     _session: Callable[[], RequestsSession]
     _errors: ErrorReader
     _calls: BatchCalls
+    _files: FileCalls
     _dialect: BatchDialect
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
@@ -52,7 +95,7 @@ class FileInputs(BatchApi):
             reply = self._session().ask("POST", _FILES, timeout, data=body, headers=headers)
         else:
             reply = self._upload_by_redirect(self._dialect.file_id_header, filename, source, timeout)
-        file = _read_file(self._calls.decoded(reply))
+        file = read_file(self._calls.decoded(reply))
         if file.size is not None and file.size != size:
             text = f"the provider stored {file.size} of the input's {size} bytes"
             raise unusable(text, "truncated", kind=ErrorKind.NETWORK_ERROR)
@@ -100,36 +143,13 @@ class FileInputs(BatchApi):
         return session.ask("GET", f"{_FILES}/{quoted(file_id)}", left)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
-        """Search the account's batch inputs, from the newest to the oldest if the host sorts them."""
-        query = dict(self._dialect.files_query)
-        if "purpose" in query:
-            query["purpose"] = self._dialect.purpose
-        deadline = time.monotonic() + timeout
-        current: str | None = None
-        for _ in range(MAX_PAGES):
-            if current is not None:
-                query[self._dialect.cursor or "after"] = current.partition(" ")[0]
-            reply = self._session().ask("GET", _FILES, deadline - time.monotonic(), params=query)
-            data, files = self._calls.listed(reply, "data")
-            files = [each for each in files if isinstance(each, dict)]
-            for each in files:
-                if each.get("filename") in (name, name + _INPUT_SUFFIX):
-                    return _read_file(each)
-            current = next_page(data, files, current, self._dialect)
-            if current is None:
-                return None
-        raise endless()
+        return self._files.find((name, name + _INPUT_SUFFIX), timeout)
 
     def delete_file(self, file_id: str, timeout: float) -> None:
-        reply = self._session().ask("DELETE", f"{_FILES}/{quoted(file_id)}", timeout)
-        if self._calls.gone(reply) or not reply.body.strip():
-            return
-        if self._errors.decode(reply).get("deleted") is False:
-            text = "the provider did not delete the file"
-            raise ProviderError(text, kind=ErrorKind.SERVER_ERROR, maybe_billed=True)
+        self._files.delete(file_id, timeout)
 
 
-def _read_file(data: Mapping[str, Any]) -> RemoteFile:
+def read_file(data: Mapping[str, Any]) -> RemoteFile:
     file_id = plain_id(data.get("id"))
     if file_id is None:
         raise unusable("the provider returned a file without an id")
@@ -143,5 +163,6 @@ def _read_file(data: Mapping[str, Any]) -> RemoteFile:
         id=file_id,
         name=name.removesuffix(_INPUT_SUFFIX) if isinstance(name, str) else "",
         size=whole(data.get("bytes")),
+        expires_at=whole(data.get("expires_at")) or math.inf,
         ready=status not in _UNREADY,
     )

@@ -29,7 +29,7 @@ from smartbatch.providers.http.batch_calls import BatchCalls, page_of
 from smartbatch.providers.http.content import SpooledBody, encode_json
 from smartbatch.providers.http.replies import Reply, joined
 from smartbatch.providers.openai.answers import read_line
-from smartbatch.providers.openai.batch_files import FileInputs
+from smartbatch.providers.openai.batch_files import FileCalls, FileInputs
 from smartbatch.providers.openai.batch_reader import (
     MARK_FIELD,
     NAME_PREFIX,
@@ -98,7 +98,8 @@ class OpenAIBatches(FileInputs):
         )
         self._session = session
         self._errors = errors
-        self._calls = BatchCalls(errors, self._is_refusal, self._read, mark_over_quota)
+        self._calls = BatchCalls(errors, self._is_refusal, self._read, refine=mark_over_quota)
+        self._files = FileCalls(session, errors, self._calls, dialect)
         self._api = api
         self._body = body
         self._parameters = parameters

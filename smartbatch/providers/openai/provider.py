@@ -17,6 +17,7 @@ from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Prov
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.conversation import check_effort
 from smartbatch.providers.error_reader import ServiceAddress
+from smartbatch.providers.file_api import FileApi
 from smartbatch.providers.hosts import HOSTS, Host, host_at
 from smartbatch.providers.http.content import encode_json
 from smartbatch.providers.http.endpoint import (
@@ -50,6 +51,7 @@ from smartbatch.providers.openai.errors import (
     ServerParameters,
     understand,
 )
+from smartbatch.providers.openai.files import OpenAIFiles
 from smartbatch.providers.openai.parts import CHAT, RESPONSES
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
 from smartbatch.types import Answer, Duration, Generation, Request, SchemaMode
@@ -95,6 +97,8 @@ class OpenAIProvider(Provider):
             results then show that it was not sent.
         flex: whether the server supports ``service_tier: flex``; by default as the host's record says. The
             tier is used only for models that have a price for it.
+        uploads: whether the server has files with purpose ``user_data`` that prompts refer to by id; by
+            default only OpenAI's own. See the guide to files.
         allow_http: whether the key may be sent over plain ``http`` to another machine.
 
     Raises:
@@ -130,6 +134,7 @@ class OpenAIProvider(Provider):
         batch_window: str | None = None,
         batch_purpose: str | None = None,
         flex: bool | None = None,
+        uploads: bool | None = None,
         allow_http: bool = False,
     ) -> None:
         if api not in ("chat", "responses"):
@@ -180,10 +185,14 @@ class OpenAIProvider(Provider):
         )
         sent = _headers(host.key_header, key, organization, project, own)
         self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
+        session = PerProcess(partial(_session, self.network, url.url, sent)).get
+        self._files: OpenAIFiles | None = None
+        if host.uploads if uploads is None else uploads:
+            self._files = OpenAIFiles(session, self._errors, scope=self.scope, api=api)
         self._batches: OpenAIBatches | None = None
         if (dialect := host.batches) is not None:
             self._batches = OpenAIBatches(
-                PerProcess(partial(_session, self.network, url.url, sent)).get,
+                session,
                 self._errors,
                 name=self.name,
                 scope=self.scope,
@@ -251,6 +260,11 @@ class OpenAIProvider(Provider):
         if self._batches is not None:
             self.network.open_batches()
         return self._batches
+
+    def files(self) -> FileApi | None:
+        if self._files is not None:
+            self.network.open_batches()
+        return self._files
 
     def check(self, request: Request, *, model: str) -> None:
         if not _MODEL.fullmatch(model):

@@ -1,0 +1,142 @@
+"""Upload the files that many requests of a job contain, before a shard with them is sent.
+
+Which files these are was decided when the job was stored. Each step makes at most one call about a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from smartbatch.core.file_uses import files_of, with_file_ids
+from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
+from smartbatch.jobs.payload import decode_params, decode_request
+from smartbatch.jobs.records import DAY, OpenItem
+from smartbatch.jobs.shard_records import ShardRow
+from smartbatch.jobs.steps.step import Step
+from smartbatch.jobs.store.uploads import FileRef, Sending
+from smartbatch.jobs.uploading import BUSY_SECONDS, send, suffix_of
+from smartbatch.media import Media
+from smartbatch.observe import logs
+from smartbatch.providers.file_api import FileApi
+from smartbatch.types import Request
+
+BATCH_SECONDS = DAY
+"""A new batch refers only to files that do not expire in this time, in which most batches end. Gemini keeps
+files for 48 hours, so an upload older than 24 hours is replaced. Requests that run later fail and are sent
+again with another upload."""
+MAX_UPLOAD_TRIES = 4  # consecutive failures before a file is sent in the requests instead
+_ID_BYTES = 128
+_PLACEHOLDER = "f" * _ID_BYTES  # at least as long as the ids and addresses of all providers
+_PAGE_ITEMS = 1000
+_TRANSIENT_KINDS = frozenset(
+    {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
+)
+
+
+def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
+    """Upload one file that the shard's requests need; ``None`` if all of them are uploaded."""
+    needed_until = step.wall + BATCH_SECONDS
+    missing = step.store.uploads.missing(step.job.id, step.job.scope, needed_until)
+    if not missing or (files := _files(step)) is None:
+        return None
+    media = next(
+        (
+            media
+            for _, request in step.requests_of(shard)
+            for media in files_of(request)
+            if media.upload_key in missing and files.accepts(media)
+        ),
+        None,
+    )
+    if media is None:
+        return None
+    job, key = step.job, media.upload_key
+    file = FileRef(job.scope, job.model, key, suffix_of(media), needed_until, job.policy.retention)
+    sending = step.store.uploads.obtain(file, at=step.wall, job_id=job.id)
+    # 1. another job or process has uploaded it
+    if isinstance(sending, str):
+        return step.reschedule(shard, 0.0)
+    # 2. it is being uploaded elsewhere: wait
+    if sending is None:
+        return step.reschedule(shard, BUSY_SECONDS, note="waits for the upload of a file")
+    # 3. search for it, or upload it
+    return _send(step, shard, files, media, sending)
+
+
+def sendable(step: Step, request: Request, ids: dict[str, str]) -> Request:
+    """Return ``request`` with the ids of uploaded files, by their keys."""
+    files = _files(step) if ids else None
+    if files is None:
+        return request
+    return with_file_ids(request, lambda media: ids.get(media.upload_key) if files.takes(media) else None)
+
+
+def forget_uploads(step: Step, request: Request) -> bool:
+    """Upload the files of ``request`` again, because the provider does not have one any more; return whether
+    the request refers to any upload.
+    """
+    uploads, keys = step.store.uploads, {media.upload_key for media in files_of(request)}
+    for key, file_id in uploads.ids_of(step.job.id).items():
+        if key in keys:
+            uploads.lost(step.job.scope, file_id)
+    return not keys.isdisjoint(uploads.keys_of(step.job.id))
+
+
+def with_sent_sizes(step: Step, items: Sequence[OpenItem]) -> Sequence[OpenItem]:
+    """Return items with the sizes of their lines, in which uploaded files are ids.
+
+    Stored sizes are those of lines that contain all files.
+    """
+    ids = dict.fromkeys(step.store.uploads.keys_of(step.job.id), _PLACEHOLDER)
+    if not ids or _files(step) is None:
+        return items
+    shared, sized = decode_params(step.job.params), []
+    for start in range(0, len(items), _PAGE_ITEMS):
+        page = items[start : start + _PAGE_ITEMS]
+        bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
+        for item in page:
+            request = decode_request(bodies[item.ix], shared, id=None)
+            referring = sendable(step, request, ids)
+            if referring is not request:
+                item = evolve(item, size=_size_of(step, referring, item.size))
+            sized.append(item)
+    return sized
+
+
+def _size_of(step: Step, request: Request, known: int) -> int:
+    try:
+        return len(step.api.encode(request, model=step.model, wire_id="0" * 40))
+    except InvalidRequest:  # another of its files has changed, so it fails when its shard is written
+        return known
+
+
+def _send(step: Step, shard: ShardRow, files: FileApi, media: Media, sending: Sending) -> ShardRow:
+    uploads, limits = step.store.uploads, step.limits
+    try:
+        sent = send(uploads, files, media, sending, find=limits.call_timeout, upload=limits.file_timeout)
+    except InvalidRequest:  # its requests fail when their lines are written
+        uploads.send_inline(step.lease, media.upload_key)
+        return step.reschedule(shard, 0.0)
+    except ProviderError as error:
+        return _failed(step, shard, media, error)
+    if sent is not None and not sent.ready:
+        return step.reschedule(shard, BUSY_SECONDS, note="waits for the provider to process a file")
+    return step.reschedule(shard, 0.0, tries=0, note=None)
+
+
+def _failed(step: Step, shard: ShardRow, media: Media, error: ProviderError) -> ShardRow:
+    may_succeed = error.kind in _TRANSIENT_KINDS or error.maybe_billed
+    # 1. it may succeed later
+    if may_succeed and shard.tries + 1 < MAX_UPLOAD_TRIES:
+        return step.retry_later(shard, error)
+    # 2. the provider does not take the file: send it in the requests, whose shards are cut again
+    logs.warn("upload_failed", job_id=step.job.id, kind=error.kind.value)
+    step.store.uploads.send_inline(step.lease, media.upload_key)
+    return step.discard(shard, f"a file could not be uploaded and is sent in its requests: {error.message}")
+
+
+def _files(step: Step) -> FileApi | None:
+    provider = step.runtime.provider_of(step.job)
+    return None if provider is None else provider.files()
