@@ -474,6 +474,8 @@ examples:
     parser.set_defaults(port=0, limit=20)
     options = """
 --template T           show the prompt that this template or @FILE makes from each row, not its fields
+--file COLUMN=KIND     show the files in this column; KIND is image, document or audio; can be repeated
+--files-root DIR       find these files in this folder (default: that of OUT); no file may lie outside it
 --port N               use this port (default: a free one)
 --open                 open it in the browser
 --text                 print rows in the terminal instead of serving the page
@@ -493,7 +495,7 @@ further:
     add_options(
         parser.add_argument,
         options + _LABEL_OPTIONS,
-        {"N": {"type": whole}, "K": {"type": _positive}, "--where": where},
+        {"N": {"type": whole}, "K": {"type": _positive}, "--where": where, "--file": where},
     )
 
 

@@ -144,8 +144,8 @@ def template_source(text: str | None) -> TemplateSource | None:
     return text[1:] if text.startswith("@@") else Path(text[1:])
 
 
-def _files_of(args: argparse.Namespace) -> FileColumns | None:
-    """Return the columns with files. Their folder is by default that of the input."""
+def file_columns(args: argparse.Namespace, table: str) -> FileColumns | None:
+    """Return the columns with files. Their folder is by default that of ``table``."""
     kinds: dict[str, str] = {}
     for pair in args.file:
         name, equals, kind = pair.rpartition("=")
@@ -156,7 +156,7 @@ def _files_of(args: argparse.Namespace) -> FileColumns | None:
         kinds[name] = kind
     if not kinds and args.files_root is not None:
         raise ConfigError("--files-root needs --file, such as --file photo=image")
-    root = args.files_root or os.path.dirname("" if args.input == "-" else args.input) or os.curdir
+    root = args.files_root or os.path.dirname(table) or os.curdir
     try:
         return FileColumns.given(kinds, root) if kinds else None
     except InvalidRequest as error:
@@ -172,7 +172,7 @@ def prompt_maker(args: argparse.Namespace, params: Generation) -> PromptMaker:
             prompt_field=args.prompt_field,
             id_field=args.id_field,
             on_missing=args.on_missing,
-            files=_files_of(args),
+            files=file_columns(args, "" if args.input == "-" else args.input),
             examples=examples,
             schema=params.schema,
         )

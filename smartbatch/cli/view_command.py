@@ -7,7 +7,7 @@ import os
 import sys
 
 from smartbatch._words import escape, plural
-from smartbatch.cli.clients import template_source
+from smartbatch.cli.clients import file_columns, template_source
 from smartbatch.cli.dashboard_command import serve
 from smartbatch.cli.label_options import label_scores
 from smartbatch.cli.printing import print_out, say, terminal_width
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         prompts = None if template is None else RowPrompts.of(template, None)
     except TemplateError as error:
         raise InputError(f"--template: {error.message}") from None
-    shown = Shown(prompts, label_scores(args))
+    shown = Shown(prompts, label_scores(args), file_columns(args, args.output))
     if args.scored is not None and shown.scores is None:
         raise ConfigError("--scored needs --label-column or --labels")
     if args.defect is not None and (args.failed or args.error is not None):

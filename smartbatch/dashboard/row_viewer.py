@@ -12,6 +12,7 @@ from smartbatch._clock import Clock, RealClock
 from smartbatch._words import plural
 from smartbatch.dashboard.access import LOOPBACK, Access
 from smartbatch.dashboard.page import Query, number_of
+from smartbatch.dashboard.row_files import RowFiles
 from smartbatch.dashboard.rows_page import Shown, filter_in, rows_view
 from smartbatch.dashboard.web_application import Refused, Response, WebApplication, local
 from smartbatch.errors import InputError, SmartbatchError
@@ -108,8 +109,11 @@ class RowViewer(WebApplication):
         self._shown = shown or Shown()
         self._clock = clock or RealClock()
         self._rows = MarkedRows(path)
+        self._files = RowFiles(path, self._shown.columns)
 
     def _page(self, _: WSGIEnvironment, query: Query, /) -> Response:
+        if query.path == "file" and not query.argument:
+            return self._file(query)
         if query.path:
             raise Refused("404 Not Found", "There is no such page.")
         rows, until = self._rows, self._clock.now() + _MAX_SEARCH_SECONDS
@@ -130,8 +134,20 @@ class RowViewer(WebApplication):
         if rows.index.has_changed:
             notice += (Note(_CHANGED, "warn"), Form(query.link("action", "reopen"), "Read it again"))
         name, total = os.path.basename(self._path), len(rows.index)
-        view = rows_view(name, total, found, marks.by_position, marks.accuracy, self._shown, query, notice)
+        view = rows_view(
+            name, total, found, marks.by_position, marks.accuracy, self._shown, self._files, query, notice
+        )
         return Response(body=self._rendered("rows.html", query, view=view))
+
+    def _file(self, query: Query) -> Response:
+        index, position = self._rows.index, number_of(query.values.get("row"))
+        if position is None or position >= len(index):
+            raise Refused("404 Not Found", "There is no such row.")
+        try:
+            row = index.row(position)
+        except InputError as error:
+            raise Refused("503 Service Unavailable", error.message) from None
+        return self._files.response(row, query)
 
     def _do_action(self, form: Mapping[str, str], _: str, query: Query, /) -> Response:
         if query.path != "action" or query.argument not in ("mark", "reopen"):

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from smartbatch._words import duration, money, plural
 from smartbatch.dashboard.page import Query, number_of
+from smartbatch.dashboard.row_files import RowFiles
 from smartbatch.errors import ErrorKind
 from smartbatch.quality.intervals import Proportion
 from smartbatch.quality.labels import LabelScores
@@ -17,6 +18,7 @@ from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.quality.row_filter import RowFilter
 from smartbatch.runs.row_index import FoundRows
 from smartbatch.tables.cells import BadField, text_of
+from smartbatch.tables.file_cells import FileColumns
 from smartbatch.tables.row_prompts import RowPrompts
 from smartbatch.types import DEFECTS
 from smartbatch.views.model import (
@@ -66,14 +68,21 @@ class Shown:
     Attributes:
         prompts: makes the prompt that is shown instead of the input.
         scores: the labels with which answers are compared.
+        columns: the columns of the input with files.
     """
 
     prompts: RowPrompts | None = None
     scores: LabelScores | None = None
+    columns: FileColumns | None = None
 
 
 def row_section(
-    row: RecordedRow, position: int, marks: Sequence[Mark], shown: Shown, form: Part | None = None
+    row: RecordedRow,
+    position: int,
+    marks: Sequence[Mark],
+    shown: Shown,
+    files: Part | None = None,
+    form: Part | None = None,
 ) -> Section:
     number = f"Row {row.index}" + ("" if row.sample is None else f", answer {row.sample}")
     title = number if row.id == row.index else f"{number} · {row.id}"
@@ -81,6 +90,7 @@ def row_section(
     parts = (
         *_input(row, shown.prompts),
         *_answer(row),
+        _file_names(row) if files is None else files,
         Note(_figures(row)),
         *judged,
         *_verdicts(row, marks),
@@ -152,6 +162,10 @@ def _verdicts(row: RecordedRow, marks: Sequence[Mark]) -> Iterator[Part]:
         yield Bullets(tuple(rows))
 
 
+def _file_names(row: RecordedRow) -> Facts | None:
+    return Facts((("answer", row.files),), "Files") if row.files else None
+
+
 def _figures(row: RecordedRow) -> str:
     tokens = None
     if row.input_tokens is not None or row.output_tokens is not None:
@@ -177,6 +191,7 @@ def rows_view(
     marks: Mapping[int, Sequence[Mark]],
     accuracy: MarkedAccuracy,
     shown: Shown,
+    files: RowFiles,
     query: Query,
     notice: tuple[Part | None, ...] = (),
 ) -> View:
@@ -191,7 +206,14 @@ def rows_view(
     sections = [
         Section("filter", "Filter", (*notice, _filter_form(query, shown)), is_live=False),
         *(
-            row_section(row, at, marks.get(at, ()), shown, _mark_form(row, at, marks.get(at, ()), query))
+            row_section(
+                row,
+                at,
+                marks.get(at, ()),
+                shown,
+                files.part(row, at, query),
+                _mark_form(row, at, marks.get(at, ()), query),
+            )
             for at, row in found.rows
         ),
         Section("pages", "Pages", (Note(_searched(found, total)), _pages(found, query)), is_live=False),

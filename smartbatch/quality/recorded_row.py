@@ -31,6 +31,7 @@ class RecordedRow:
         cost: USD; ``None`` if unknown.
         latency: seconds of the call that answered.
         input_tokens, output_tokens: ``None`` if unknown.
+        files: paths of the files in the answer, relative to the output.
     """
 
     index: int
@@ -49,6 +50,7 @@ class RecordedRow:
     attempts: int = 0
     input_tokens: int | None = None
     output_tokens: int | None = None
+    files: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

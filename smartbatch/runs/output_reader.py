@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import IO, Any, Final
 
@@ -72,8 +73,17 @@ def row_of(line: Line) -> RecordedRow:
         cost=line.get("cost"),
         latency=line.get("latency"),
         attempts=int(line.get("attempts") or 0),
+        files=_file_names(line.get("files")),
         **tokens,
     )
+
+
+def _file_names(value: Any) -> tuple[str, ...]:
+    """A CSV contains the list as JSON."""
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    return tuple(name for name in value if isinstance(name, str)) if isinstance(value, list) else ()
 
 
 def _text(value: Any) -> str | None:

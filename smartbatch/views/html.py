@@ -29,7 +29,10 @@ _CLEAN: dict[int, str] = {
     **dict.fromkeys(range(0xD800, 0xE000), _REPLACEMENT),  # lone surrogates
     **dict.fromkeys((0x202D, 0x202E), _REPLACEMENT),  # overrides of the text direction
 }
-_CELLS = (model.State, model.Link, model.ProgressBar, model.Moment, model.Picture, model.Form, tuple)
+_CELLS = (
+    *(model.State, model.Link, model.ProgressBar, model.Moment, model.Picture, model.Thumbnail, model.Form),
+    tuple,
+)
 _PARTS = (
     model.ValueDistribution,
     model.Note,

@@ -74,6 +74,20 @@ class Picture:
 
 
 @frozen
+class Thumbnail:
+    """An image of the same application, loaded when it is scrolled into view, with a link to it.
+
+    Attributes:
+        width, height: of the thumbnail, in pixels.
+    """
+
+    label: str
+    href: str = field(validator=_inside)
+    width: int
+    height: int
+
+
+@frozen
 class Field:
     name: str
     label: str = ""
@@ -96,7 +110,7 @@ class Form:
     choices: tuple[tuple[str, str], ...] = ()  # further buttons: value of the field ``choice``, and label
 
 
-Value: TypeAlias = Union[str, float, State, Link, ProgressBar, Moment, Picture, Form, None]  # noqa: UP007
+Value: TypeAlias = Union[str, float, State, Link, ProgressBar, Moment, Picture, Thumbnail, Form, None]  # noqa: UP007
 Cell: TypeAlias = Union[Value, "tuple[Value, ...]"]
 """One value, or several; the first is the main one."""
 

@@ -31,6 +31,7 @@ from smartbatch.views.model import (
     Picture,
     ProgressBar,
     State,
+    Thumbnail,
     Tile,
     Value,
     View,
@@ -149,7 +150,7 @@ def _value_text(value: Value, kind: Kind) -> str:
             return f"{'#' * filled}{'.' * (_BAR_WIDTH - filled)} {int(100 * value.share):3d}%"
         case Moment():
             return words.moment(value.at)
-        case Picture():
+        case Picture() | Thumbnail():
             return value.label
         case Form():
             return ""

@@ -51,6 +51,12 @@ def test_rows_of_a_run_are_printed_with_their_prompts(folder, capfd):
     assert "first" not in printed
 
 
+def test_files_of_answers_are_named_in_the_terminal(written, capfd):
+    written(line(0, files=["out.files/r0-0.png"]))
+    assert view("--text") == 0
+    assert "out.files/r0-0.png" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "rows"),
     [

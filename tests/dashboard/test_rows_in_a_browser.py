@@ -7,11 +7,14 @@ import threading
 from importlib.resources import files
 
 import pytest
+from matplotlib.figure import Figure
 
 from smartbatch.cli.dashboard_command import LocalServer
 from smartbatch.dashboard import TokenAccess
 from smartbatch.dashboard.row_viewer import RowViewer
+from smartbatch.dashboard.rows_page import Shown
 from smartbatch.runs.marks_file import MarksFile
+from smartbatch.tables.file_cells import FileColumns
 from tests.hostile import HOSTILE
 
 pytestmark = [
@@ -52,9 +55,9 @@ def open_page(chromium):
     """Return a page on an output; what it requests and reports is in ``asked`` and ``wrong``."""
     ends = []
 
-    def opened(output, **settings):
+    def opened(output, shown=None, **settings):
         access = TokenAccess()
-        server = LocalServer(0, RowViewer(str(output), access))
+        server = LocalServer(0, RowViewer(str(output), access, shown))
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         context = chromium.new_context(**settings)
@@ -135,6 +138,29 @@ def test_a_long_answer_is_unfolded_by_a_click(open_page, output):
     assert not answer.is_visible()
     page.locator("#row-3 summary").click()
     assert answer.inner_text().count("\n") >= 999
+
+
+def test_images_load_when_they_are_scrolled_into_view(open_page, tmp_path):
+    plot, rows = Figure(figsize=(8, 30), dpi=50), []
+    for number in range(25):
+        plot.suptitle(f"plot {number}")
+        plot.savefig(tmp_path / f"{number}.png")
+        (tmp_path / f"{number}.txt").write_text("a scan")
+        rows.append(line(number, "word " * 300, input={"photo": f"{number}.png", "scan": f"{number}.txt"}))
+    output = tmp_path / "out.jsonl"
+    output.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = FileColumns.given({"photo": "image", "scan": "document"}, tmp_path)
+    page = open_page(output, Shown(columns=columns))
+    page.wait_for_load_state("networkidle")
+    loaded = "[...document.images].filter(image => image.complete && image.naturalHeight == 1500).length"
+    assert 0 < page.evaluate(loaded) < 25
+    with page.expect_response("**/file?row=24&column=photo*"):
+        page.locator("#row-24").scroll_into_view_if_needed()
+    with page.expect_download() as found:
+        page.locator("#row-24 a[download]").click()
+    assert (found.value.suggested_filename, found.value.path().read_text()) == ("row-24-scan-0.txt", "a scan")
+    assert page.wrong == []
+    assert all(url.startswith(page.base) for url in page.asked)
 
 
 def test_hostile_rows_have_no_effect_on_the_page(open_page, tmp_path):
