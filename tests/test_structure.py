@@ -32,7 +32,7 @@ from tests.syntax import (
 NOUNS = frozenset(
     {"attempt", "chats", "errors", "failure_groups", "media", "media_in_prompts", "shared_prefixes", "types"}
     | {"usage", "events"}
-    | {"result_display", "results"}
+    | {"media_tokens", "result_display", "results"}
 )
 """Shared types, which import nothing above them."""
 
@@ -66,6 +66,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # shared types
     "errors": frozenset(),
     "media": frozenset({"errors"}),
+    "media_tokens": frozenset({"media"}),
     "chats": frozenset({"media"}),
     "attempt": frozenset(),
     "failure_groups": frozenset(),

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from smartbatch.emulator.composed_answers import (
     Completion,
@@ -110,6 +110,7 @@ class GenerationRequest:
     reasoning: bool = False  # whether the answer shows reasoning
     hidden_tokens: int = 0  # reasoning tokens that the answer does not show
     files: tuple[PromptFile, ...] = ()  # all files in the messages
+    file_tokens: Mapping[str, int] = field(factory=dict)  # those of the input that are files, by their kind
     draws: bool = False  # whether the answer may contain a picture
     cache: CacheUse = NO_CACHE
 
@@ -125,11 +126,11 @@ class GenerationRequest:
 
     @property
     def hashes(self) -> list[str]:
-        return [file.sha256 for file in self.files]
+        return [file.media.sha256 or "" for file in self.files]
 
     @property
     def has_uploads(self) -> bool:
-        return any(file.uploaded for file in self.files)
+        return any(file.is_uploaded for file in self.files)
 
     @property
     def charge(self) -> int:

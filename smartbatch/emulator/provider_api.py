@@ -9,7 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, overload
 
 from attrs import field, frozen
 
@@ -118,6 +118,8 @@ Parse: TypeAlias = "Callable[[Head, Mapping[str, Any]], ModelCall]"
 class Api(ABC):
     """One provider's API. Its errors are ``ApiError``, with bodies in the format of the API."""
 
+    max_body: ClassVar[int]  # maximum bytes of a request
+
     @abstractmethod
     def serves(self, head: Head) -> bool:
         """Whether the request is for this API."""
@@ -148,6 +150,10 @@ class Api(ABC):
     def error_reply(self, error: ApiError, head: Head) -> ServerReply:  # noqa: ARG002
         """Return the reply for an error raised while the request was answered."""
         return ServerReply(error.status, error.body)
+
+    @abstractmethod
+    def too_large(self, limit: int) -> ApiError:
+        """Return the error for a body of more than ``limit`` bytes."""
 
     @abstractmethod
     def parse_body(self, body: bytes) -> dict[str, Any]: ...

@@ -122,8 +122,13 @@ class RequestHandler:
         self.ledger.reset()
 
     def max_body_size(self, head: Head) -> int:
-        limit = self.settings.max_body
-        return limit if self._policy.api(head).batch_endpoint(head) is None else max(limit, MAX_UPLOAD)
+        api = self._policy.api(head)
+        limit = self.settings.max_body or api.max_body
+        return limit if api.batch_endpoint(head) is None else max(limit, MAX_UPLOAD)
+
+    def too_large(self, head: Head) -> ApiError:
+        """Return the error for a body larger than :meth:`max_body_size`."""
+        return self._policy.api(head).too_large(self.max_body_size(head))
 
     def handle(self, head: Head, body: bytes, now: float) -> ServerReply:
         """Return the reply to a request. ``now`` is monotonic seconds."""

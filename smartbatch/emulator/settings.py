@@ -127,8 +127,8 @@ class EmulatorSettings(BatchSettings):
             ``None`` for no limit.
         file_processing: time until an uploaded file can be used in Gemini's API.
         max_connections: maximum number of open connections; others are answered with 503 and closed.
-        max_body: maximum bytes of a request body; larger bodies are answered with 413. Uploads and batches
-            may have 256 MiB.
+        max_body: maximum bytes of a request body, except for uploads and batches; ``None`` for the limit of
+            the API: 512 MB for OpenAI, 32 MiB for Anthropic, 100 MB for Gemini.
 
     Raises:
         ConfigError: a value is out of range; the message names the setting.
@@ -168,7 +168,7 @@ class EmulatorSettings(BatchSettings):
     file_storage: int | None = None
     file_processing: float = seconds(0.0)
     max_connections: int = 1024
-    max_body: int = 32 * 1024 * 1024
+    max_body: int | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in (
@@ -236,7 +236,7 @@ class EmulatorParams(TypedDict, total=False):
     file_storage: int | None
     file_processing: Duration
     max_connections: int
-    max_body: int
+    max_body: int | None
     batch_validating: Duration
     batch_queueing: Duration
     batch_turnaround: Duration

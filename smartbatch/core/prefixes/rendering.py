@@ -15,9 +15,9 @@ from typing import Any
 from attrs import asdict, frozen
 
 from smartbatch.chats import Message, Part, identity_form
-from smartbatch.core.preparation.media_tokens import UNKNOWN_TOKENS, media_rule
 from smartbatch.core.preparation.tokens import MESSAGE_TOKENS, estimate, estimate_request
 from smartbatch.media import Media, media_identity
+from smartbatch.media_tokens import UNKNOWN_TOKENS, media_rule
 from smartbatch.shared_prefixes import SharedPrefix, names_cache
 from smartbatch.types import Generation, Request
 

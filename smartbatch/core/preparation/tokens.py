@@ -19,14 +19,14 @@ from typing import Any
 from attrs import evolve, frozen
 
 from smartbatch.chats import Part
-from smartbatch.core.preparation.media_tokens import (
+from smartbatch.media import Audio, Media
+from smartbatch.media_in_prompts import file_of_part, files_of, text_of_part
+from smartbatch.media_tokens import (
     UNKNOWN_MOST_TOKENS,
     UNKNOWN_TOKENS,
     MediaRule,
     media_rule,
 )
-from smartbatch.media import Audio, Media
-from smartbatch.media_in_prompts import file_of_part, files_of, text_of_part
 from smartbatch.types import Message, Request, Usage
 
 # Characters per token, by the length of a character in UTF-8, which indicates the script:

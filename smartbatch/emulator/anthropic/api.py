@@ -180,6 +180,8 @@ _NAMES = {"requests": "requests", "tokens": "input-tokens", "output": "output-to
 
 
 class AnthropicApi(Api):
+    max_body = 32 * 2**20
+
     def serves(self, head: Head) -> bool:
         if head.path == "/v1/files" or head.path.startswith("/v1/files/"):  # OpenAI's API has them, too
             return "anthropic-version" in head.headers
@@ -226,6 +228,9 @@ class AnthropicApi(Api):
         request = parse_messages(head, self.parse_body(body), find, counting=True)
         self.check_model(request.model, context.settings)
         return json_reply({"input_tokens": request.input_tokens})
+
+    def too_large(self, limit: int) -> ApiError:  # noqa: ARG002
+        return api_error(413, "Request exceeds the maximum size")
 
     def parse_body(self, body: bytes) -> dict[str, Any]:
         return parse_body(body)

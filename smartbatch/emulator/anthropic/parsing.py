@@ -21,7 +21,17 @@ from smartbatch.emulator.parsed_requests import (
     decode_object,
     measure_prompt,
 )
-from smartbatch.emulator.prompt_files import FindUpload, PromptFile, UploadGone, file_of_base64, hash_of
+from smartbatch.emulator.prompt_files import (
+    FileRules,
+    FindUpload,
+    PromptFile,
+    UploadGone,
+    excess_of,
+    file_of_base64,
+    text_file,
+    tokens_by_kind,
+    uploaded_file,
+)
 from smartbatch.emulator.schema_rules import anthropic_flaw
 
 _TYPES = {
@@ -112,17 +122,23 @@ def parse_messages(
         prompt, tokens = measure_prompt(model, messages, _system(body))
     except UnicodeEncodeError:
         raise api_error(400, "The request body is not valid JSON: no low surrogate in string") from None
+    files = tuple(_files(body["messages"], "messages", find if has_files(head) else None))
+    if (excess := excess_of(files, _RULES)) is not None:
+        message = _EXCESSES[excess.limit].format(excess.where, excess.found, excess.most)
+        raise api_error(413 if excess.limit == "request_bytes" else 400, message)
+    counted = tokens_by_kind(model, files)
     return GenerationRequest(
         model=model,
         prompt=prompt,
-        input_tokens=tokens,
+        input_tokens=tokens + counted.total(),
+        file_tokens=counted,
         max_tokens=max_tokens,
         stop=_stop(body.get("stop_sequences")),
         choices=1,
         schema=asked_schema(_schema(body.get("output_config")), _system(body)),
         stream=body.get("stream") is True and not counting,
         include_usage=True,
-        files=tuple(_files(body["messages"], "messages", find if has_files(head) else None)),
+        files=files,
     )
 
 
@@ -172,6 +188,18 @@ def _text(content: Any, where: str) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
+# Anthropic's guide to vision of November 2026, and its errors as users report them
+_RULES = FileRules(image_bytes=10 * 2**20, request_bytes=32 * 2**20, images=600, side=8000, many=(20, 2000))
+_EXCESSES = {
+    "image_bytes": "{0}.source.base64: image exceeds 10 MB maximum: {1} bytes > {2} bytes",
+    "request_bytes": "Request exceeds the maximum size",
+    "images": "messages: {1} images, more than the maximum of {2}",
+    "side": "{0}.source: At least one of the image dimensions exceed max allowed size: {2} pixels",
+    "many": (
+        "{0}.source: At least one of the image dimensions exceed max allowed size for many-image requests: "
+        "{2} pixels"
+    ),
+}
 _BLOCKS = frozenset(
     {
         *("text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use"),
@@ -208,10 +236,10 @@ def _files(items: Sequence[Any], where: str, find: FindUpload | None) -> Iterato
                 names = ", ".join(accepted)
                 raise api_error(400, f"{field}.source.media_type: Input should be {names}")
             if source["type"] == "text":
-                yield PromptFile(hash_of(str(source.get("data")).encode()))
+                yield text_file(field, str(source.get("data")))
                 continue
             try:
-                yield file_of_base64(source.get("data"))
+                yield file_of_base64(f"{field}.{kind}", source.get("data"))
             except ValueError:
                 raise api_error(400, f"{field}.source.base64: invalid base64 data") from None
 
@@ -229,7 +257,7 @@ def _uploaded(file_id: Any, accepted: Sequence[str], field: str, find: FindUploa
         raise api_error(404, f"File not found: {file_id}", code) from None
     if file.purpose not in accepted:
         raise api_error(400, f"{field}.file: the file {file_id} is {file.purpose}, not {', '.join(accepted)}")
-    return PromptFile(hash_of(file.data), uploaded=True)
+    return uploaded_file(field, file.data)
 
 
 def _system(body: Mapping[str, Any]) -> list[str]:

@@ -24,7 +24,9 @@ from smartbatch.emulator.gemini.batches import (
 from smartbatch.emulator.gemini.caching import PATH, answer_caches, cacheable, check_cached_content
 from smartbatch.emulator.gemini.files import answer_files, find_active, is_upload_chunk, start_or_continue
 from smartbatch.emulator.gemini.parsing import (
+    MAX_REQUEST_BYTES,
     QUOTA_EXHAUSTED,
+    REQUEST_TOO_LARGE,
     api_error,
     check_fields,
     embedded_texts,
@@ -226,9 +228,11 @@ def _usage(request: GenerationRequest, answer: Completion | None, output_tokens:
         usage["thoughtsTokenCount"] = thoughts
     if output_tokens > thoughts:
         usage["candidatesTokenCount"] = output_tokens - thoughts
-    return {
-        "usageMetadata": usage | {"promptTokensDetails": [{"modality": "TEXT", "tokenCount": input_tokens}]}
+    counts = {"TEXT": input_tokens - sum(request.file_tokens.values())} | {
+        kind.upper(): tokens for kind, tokens in request.file_tokens.items()
     }
+    details = [{"modality": name, "tokenCount": count} for name, count in counts.items() if count]
+    return {"usageMetadata": usage | {"promptTokensDetails": details}}
 
 
 _CALL = re.compile(r"/(v1|v1beta)/(?:models|tunedModels)/([^/:]+):(\w+)")
@@ -239,6 +243,8 @@ _DEFAULT_MODELS = ("gemini-3.8-flash", "gemini-2.5-flash", "gemini-embedding-001
 
 
 class GeminiApi(Api):
+    max_body = MAX_REQUEST_BYTES
+
     def serves(self, head: Head) -> bool:
         known = head.path.startswith(("/v1beta/", "/upload/", "/download/"))
         return known or bool(_CALL.fullmatch(head.path)) or _key(head) is not None
@@ -307,6 +313,9 @@ class GeminiApi(Api):
                 self.check_model(model, context.settings)
                 return _counted(fields_of(body))
         raise unknown_url(head)
+
+    def too_large(self, limit: int) -> ApiError:
+        return api_error(400, REQUEST_TOO_LARGE.format("", "", limit))
 
     def parse_body(self, body: bytes) -> dict[str, Any]:
         return fields_of(body)

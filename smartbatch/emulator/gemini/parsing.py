@@ -22,7 +22,16 @@ from smartbatch.emulator.parsed_requests import (
     decode_object,
     measure_prompt,
 )
-from smartbatch.emulator.prompt_files import FindUpload, PromptFile, UploadGone, file_of_base64, hash_of
+from smartbatch.emulator.prompt_files import (
+    FileRules,
+    FindUpload,
+    PromptFile,
+    UploadGone,
+    excess_of,
+    file_of_base64,
+    tokens_by_kind,
+    uploaded_file,
+)
 from smartbatch.emulator.schema_rules import gemini_flaw
 
 # the message of a 429 that names no quota
@@ -30,6 +39,8 @@ QUOTA_EXHAUSTED = "Resource has been exhausted (e.g. check quota)."
 MAX_TEXTS = 100  # maximum requests of one ``batchEmbedContents``
 MAX_DIMENSIONS = 3072  # default and maximum length of the vectors of ``gemini-embedding-001``
 
+MAX_REQUEST_BYTES = 100_000_000
+REQUEST_TOO_LARGE = "Request payload size exceeds the limit: {2} bytes."
 _STATUSES = {
     400: "INVALID_ARGUMENT",
     403: "PERMISSION_DENIED",
@@ -117,17 +128,22 @@ def generation(model: str, fields: Mapping[str, Any], find: FindUpload, *, strea
         prompt, tokens = measure_prompt(model, messages, system)
     except UnicodeEncodeError:
         raise api_error(400, "Invalid JSON payload: a text contains half of a surrogate pair.") from None
+    files = tuple(_files(contents, find))
+    if (excess := excess_of(files, _RULES)) is not None:
+        raise api_error(400, _EXCESSES[excess.limit].format(excess.where, excess.found, excess.most))
+    counted = tokens_by_kind(model, files)
     return GenerationRequest(
         model=model,
         prompt=prompt,
-        input_tokens=tokens,
+        input_tokens=tokens + counted.total(),
+        file_tokens=counted,
         max_tokens=found(config, "maxOutputTokens"),
         stop=_stops(found(config, "stopSequences")),
         choices=1,
         schema=asked_schema(_schema(config), system),
         stream=stream,
         include_usage=True,
-        files=tuple(_files(contents, find)),
+        files=files,
         draws=True,
         tier=_tier(found(fields, "serviceTier")),
     )
@@ -144,6 +160,13 @@ def texts_of(content: Any, where: str) -> list[str]:
 
 
 _UPLOADED = re.compile(r"(?:https?://[^/]+/v1(?:beta)?/)?files/([^/]+)")
+# Google's guides to file input methods and to images of November 2026
+_RULES = FileRules(document_bytes=50_000_000, request_bytes=MAX_REQUEST_BYTES, images=3600)
+_EXCESSES = {
+    "document_bytes": "Invalid value at '{0}.inline_data': the document size exceeds the limit: {2} bytes.",
+    "request_bytes": REQUEST_TOO_LARGE,
+    "images": "{1} images exceed the limit of {2} images in a request.",
+}
 _PARTS = frozenset(
     {
         *("text", "inlineData", "fileData", "functionCall", "functionResponse", "thought"),
@@ -163,14 +186,14 @@ def _files(contents: Sequence[Any], find: FindUpload) -> Iterator[PromptFile]:
                 raise api_error(400, f"{text}: Cannot find field.")
             reference = found(part, "fileData")
             if isinstance(reference, Mapping) and (name := uploaded_name(found(reference, "fileUri"))):
-                yield _uploaded(name, find)
+                yield _uploaded(name, where, find)
             blob = found(part, "inlineData")
             if not isinstance(blob, Mapping):
                 continue
             if not found(blob, "mimeType"):
                 raise api_error(400, f"* GenerateContentRequest.{where}.inline_data.mime_type: is required")
             try:
-                yield file_of_base64(blob.get("data"))
+                yield file_of_base64(where, blob.get("data"))
             except ValueError:
                 raise api_error(
                     400, f"Invalid value at '{where}.inline_data.data' (TYPE_BYTES), Base64 decoding failed"
@@ -183,9 +206,9 @@ def uploaded_name(address: Any) -> str | None:
     return file and file[1]
 
 
-def _uploaded(name: str, find: FindUpload) -> PromptFile:
+def _uploaded(name: str, where: str, find: FindUpload) -> PromptFile:
     try:
-        return PromptFile(hash_of(find(name).data), uploaded=True)
+        return uploaded_file(where, find(name).data)
     except UploadGone:
         raise no_such_file(name) from None
 

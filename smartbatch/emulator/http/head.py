@@ -24,12 +24,14 @@ class BadRequest(Exception):
 
     Args:
         status: HTTP status of the answer, after which the connection is closed.
+        body: the body of the answer; empty for an error in OpenAI's format.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, body: bytes = b"") -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.body = body
 
 
 @frozen

@@ -28,6 +28,7 @@ from smartbatch.errors import ConfigError
 
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _MAX_HEAD_BYTES = 64 * 1024  # total bytes of all header lines
+_MAX_PIPELINED_BYTES = 32 * 2**20  # received while a request is answered
 _LINGER_SECONDS = 1.0  # seconds from an error answer until the connection is closed
 _SLOW_BODY_CHUNKS = 20  # chunks of a slow body
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStatus}
@@ -88,7 +89,7 @@ class ServerConnection(asyncio.Protocol):
         self._buffer += data
         if not self._busy:
             self._read()
-        elif len(self._buffer) > self._handler.settings.max_body:
+        elif len(self._buffer) > _MAX_PIPELINED_BYTES:
             self._transport.pause_reading()
 
     def abort(self) -> None:
@@ -153,9 +154,8 @@ class ServerConnection(asyncio.Protocol):
         if head.length is None:
             self._chunks = ChunkedBody(head, limit)
         elif head.length > limit:
-            raise BadRequest(
-                413, f"Request body too large: {head.length} bytes, at most {limit} are accepted."
-            )
+            error = self._handler.too_large(head)
+            raise BadRequest(error.status, str(error), error.body)
         if head.expects_continue:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._head = head
@@ -165,7 +165,7 @@ class ServerConnection(asyncio.Protocol):
         """Answer an invalid request, then close. Keep reading, because a reset could discard the answer."""
         self._draining = True
         self._buffer.clear()
-        body = error_body(error.message, type_="invalid_request_error")
+        body = error.body or error_body(error.message, type_="invalid_request_error")
         self._transport.write(_head_bytes(error.status, "application/json", len(body), [], keep=False) + body)
         if self._transport.can_write_eof():
             self._transport.write_eof()

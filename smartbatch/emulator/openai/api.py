@@ -19,6 +19,8 @@ from smartbatch.emulator.settings import EmulatorSettings
 
 
 class OpenAIApi(Api):
+    max_body = 512_000_000
+
     def serves(self, head: Head) -> bool:  # noqa: ARG002
         return True
 
@@ -53,6 +55,9 @@ class OpenAIApi(Api):
             raise api_error(405, f"Not allowed to {head.method} on {head.path} (HINT: use POST)")
         find = context.find_upload(batches.API_NAME, _key(head))
         return lambda head, body: parse_call(head.path, body, context.settings, find)
+
+    def too_large(self, limit: int) -> ApiError:
+        return api_error(413, f"The request body is larger than the maximum of {limit} bytes.")
 
     def parse_body(self, body: bytes) -> dict[str, Any]:
         return parse_body(body)

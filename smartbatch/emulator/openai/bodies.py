@@ -90,7 +90,10 @@ def chat_usage(request: GenerationRequest, answer: Completion) -> dict[str, Any]
         "prompt_tokens": request.input_tokens,
         "completion_tokens": output,
         "total_tokens": request.input_tokens + output,
-        "prompt_tokens_details": {**_cache_usage(request), "audio_tokens": 0},
+        "prompt_tokens_details": {
+            **_cache_usage(request),
+            "audio_tokens": request.file_tokens.get("audio", 0),
+        },
         "completion_tokens_details": {
             "reasoning_tokens": answer.reasoning_tokens,
             "audio_tokens": 0,

@@ -21,7 +21,16 @@ from smartbatch.emulator.parsed_requests import (
     decode_object,
     measure_prompt,
 )
-from smartbatch.emulator.prompt_files import FindUpload, PromptFile, UploadGone, file_of_base64, hash_of
+from smartbatch.emulator.prompt_files import (
+    FileRules,
+    FindUpload,
+    PromptFile,
+    UploadGone,
+    excess_of,
+    file_of_base64,
+    tokens_by_kind,
+    uploaded_file,
+)
 from smartbatch.emulator.schema_rules import openai_flaw
 from smartbatch.media import PDF, type_of_content
 
@@ -136,10 +145,12 @@ def _generation(
         prompt, tokens = measure_prompt(model, messages)
     except UnicodeEncodeError:
         raise api_error(400, "Invalid body: a text contains half of a surrogate pair.") from None
+    counted = tokens_by_kind(model, files)
     return GenerationRequest(
         model=model,
         prompt=prompt,
-        input_tokens=tokens,
+        input_tokens=tokens + counted.total(),
+        file_tokens=counted,
         max_tokens=max_tokens,
         stop=_stop(body.get("stop")),
         choices=body.get("n") or 1,
@@ -213,10 +224,23 @@ def _files(items: Any, where: str, known: Collection[str], find: FindUpload) -> 
                 found.append(_uploaded(part["type"], file_id, field, find))
             elif (data := _data_of(part)) is not None:
                 try:
-                    found.append(file_of_base64(data))
+                    found.append(file_of_base64(field, data))
                 except ValueError:
                     raise api_error(400, f"Invalid '{field}': not a file in base64.", param=field) from None
+    if (excess := excess_of(found, _RULES)) is not None:
+        where = excess.where or where
+        text = _EXCESSES[excess.limit].format(found=excess.found, most=excess.most)
+        raise api_error(400, f"Invalid '{where}': {text}", param=where)
     return tuple(found)
+
+
+# OpenAI's guides to images and to file inputs, November 2026; they do not quote the errors
+_RULES = FileRules(document_bytes=50_000_000, request_bytes=512_000_000, images=1500)
+_EXCESSES = {
+    "document_bytes": "the file has {found} bytes, but at most {most} are accepted.",
+    "request_bytes": "the files have {found} bytes, but at most {most} are accepted.",
+    "images": "{found} images, but at most {most} are accepted.",
+}
 
 
 def _upload_in(part: Mapping[str, Any]) -> Any:
@@ -242,7 +266,7 @@ def _uploaded(part_type: str, file_id: Any, field: str, find: FindUpload) -> Pro
         raise api_error(400, message, param=field)
     if part_type == "input_image" and found not in _IMAGE_TYPES:
         raise api_error(400, _NOT_AN_IMAGE, code="invalid_image_format", param=field)
-    return PromptFile(hash_of(file.data), uploaded=True)
+    return uploaded_file(field, file.data)
 
 
 def _data_of(part: Mapping[str, Any]) -> Any:

@@ -26,7 +26,7 @@ from smartbatch.emulator.parsed_requests import (
     complete,
     measure_prompt,
 )
-from smartbatch.emulator.prompt_files import PromptFile
+from smartbatch.emulator.prompt_files import PromptFile, tokens_by_kind
 from smartbatch.emulator.settings import EmulatorSettings, FaultPlan
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.media import returned_file
@@ -34,7 +34,7 @@ from smartbatch.providers.answer_parts import token_logprobs
 from smartbatch.providers.base import AnswerStream, Capabilities, MadeStream, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.media_parts import check_parts, translated
-from smartbatch.providers.sim.parts import PARTS, hashes_in
+from smartbatch.providers.sim.parts import PARTS, files_in
 from smartbatch.types import Answer, Duration, Message, Request, ToolCall, Usage
 
 _EMULATED = {"500": "500", "503": "503", "429": "429", "timeout": "hang", "network": "reset"}
@@ -211,6 +211,8 @@ def _parsed(request: Request, model: str) -> GenerationRequest:
     chat = translated(request.prompt, PARTS)
     params, messages = request.params, _messages(chat)
     prompt, tokens = measure_prompt(model, messages, (params.system or "",))
+    files = tuple(PromptFile("", media, media.size or 0) for media in files_in(chat))
+    counted = tokens_by_kind(model, files)
     tools = None
     if params.tools:
         offered = {tool.name: tool.parameters for tool in params.tools}
@@ -218,7 +220,7 @@ def _parsed(request: Request, model: str) -> GenerationRequest:
     return GenerationRequest(
         model=model,
         prompt=prompt,
-        input_tokens=tokens,
+        input_tokens=tokens + counted.total(),
         max_tokens=params.max_tokens,
         stop=params.stop or (),
         choices=1,
@@ -227,7 +229,8 @@ def _parsed(request: Request, model: str) -> GenerationRequest:
         include_usage=False,
         tools=tools,
         logprobs=int(params.logprobs is not True and params.logprobs) if params.logprobs else None,
-        files=tuple(PromptFile(sha256) for sha256 in hashes_in(chat)),
+        files=files,
+        file_tokens=counted,
         draws=True,
         hidden_tokens=HIDDEN_TOKENS[params.reasoning_effort or "none"],
     )

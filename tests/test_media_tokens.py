@@ -7,9 +7,9 @@ import base64
 import pytest
 
 from smartbatch import Audio, Document, Image, Message, Request, Usage
-from smartbatch.core.preparation.media_tokens import UNKNOWN_MOST_TOKENS, UNKNOWN_TOKENS, media_rule
 from smartbatch.core.preparation.tokens import Calibration, estimate_request, most_of_request
 from smartbatch.media import pages_of, seconds_of_audio
+from smartbatch.media_tokens import UNKNOWN_MOST_TOKENS, UNKNOWN_TOKENS, media_rule
 
 
 def image(width, height, **options):
