@@ -595,6 +595,8 @@ class TableParams(TypedDict, total=False):
             ``"audio"``. A cell contains a path, an https URL, bytes or a list of these; the template says
             where in the prompt they are.
         files_root: the folder of ``files``, by default the current one. All paths must lie below it.
+        fetch_to: a folder into which the https URLs in ``files`` are fetched. By default, they are passed on
+            to the provider.
         on_missing: what to do with a row that lacks a field or a file of its prompt: ``"error"`` rejects the
             list, ``"skip"`` returns :class:`~smartbatch.RowSkipped` for it, ``"empty"`` leaves a blank field
             empty.
@@ -605,6 +607,7 @@ class TableParams(TypedDict, total=False):
     column: str | None
     files: Mapping[str, MediaKind] | None
     files_root: str | PathLike[str] | None
+    fetch_to: str | PathLike[str] | None
     on_missing: OnMissing | None
     examples: Prompts | None
 

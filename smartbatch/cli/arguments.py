@@ -83,6 +83,7 @@ further:
 --file COLUMN=KIND     put the files in this column into the prompt, where the template has {COLUMN}; KIND is
                        image, document or audio; can be repeated
 --files-root DIR       find the files in this folder (default: that of INPUT); no file may lie outside it
+--fetch-to DIR         fetch https URLs of files into this folder (default: the provider reads URLs)
 --on-missing error|skip|empty  handle rows with a blank prompt field or a missing file: refuse the run
                        (default), skip such rows, or leave a blank field empty
 --id-field F           take row ids from this field, or - for none (default: "id", else the index)
@@ -471,7 +472,7 @@ examples:
         further=True,
     )
     parser.add_argument("output", metavar="OUT.jsonl", help="output of a run, or results of a job")
-    parser.set_defaults(port=0, limit=20)
+    parser.set_defaults(port=0, limit=20, fetch_to=None)
     options = """
 --template T           show the prompt that this template or @FILE makes from each row, not its fields
 --file COLUMN=KIND     show the files in this column; KIND is image, document or audio; can be repeated

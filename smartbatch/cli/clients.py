@@ -154,11 +154,12 @@ def file_columns(args: argparse.Namespace, table: str) -> FileColumns | None:
         if name in kinds:
             raise ConfigError(f"--file {name}: is given twice; leave one out")
         kinds[name] = kind
-    if not kinds and args.files_root is not None:
-        raise ConfigError("--files-root needs --file, such as --file photo=image")
+    for option, value in (("files-root", args.files_root), ("fetch-to", args.fetch_to)):
+        if not kinds and value is not None:
+            raise ConfigError(f"--{option} needs --file, such as --file photo=image")
     root = args.files_root or os.path.dirname(table) or os.curdir
     try:
-        return FileColumns.given(kinds, root) if kinds else None
+        return FileColumns.given(kinds, root, args.fetch_to) if kinds else None
     except InvalidRequest as error:
         option = "--files-root" if error.field == "files_root" else "--file"
         raise ConfigError(f"{option}: {error.message}") from None

@@ -257,7 +257,8 @@ def prompts_of(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Pr
     for name in ("examples", "files"):
         if name in of_table and others.get("embedding") is not None:
             raise InvalidRequest(f"{name} has no effect on embeddings: leave it out", field=name)
-    files = FileColumns.given(of_table.pop("files", None), of_table.pop("files_root", None))
+    kinds, root, fetch_to = (of_table.pop(name, None) for name in ("files", "files_root", "fetch_to"))
+    files = FileColumns.given(kinds, root, fetch_to)
     return prompt_list(prompts, files=files, **of_table), others
 
 

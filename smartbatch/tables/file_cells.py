@@ -10,13 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from attrs import frozen
 
 from smartbatch.errors import InvalidRequest
 from smartbatch.media import Audio, Document, Image, Media, MediaKind
 from smartbatch.tables.cells import BadField, MissingFields, is_missing
+
+if TYPE_CHECKING:
+    from smartbatch.tables.fetched_files import FetchedFiles
 
 _CLASSES: Final[Mapping[str, type[Media]]] = {each.kind: each for each in (Image, Document, Audio)}
 _MAX_SHOWN_CHARACTERS: Final = 300  # of a path in an error
@@ -43,24 +46,33 @@ class FileColumns:
     Attributes:
         kinds: kind of the files in each of these columns.
         root: the folder; relative paths start there.
+        fetched: the files at URLs; ``None`` if the provider reads URLs.
     """
 
     kinds: Mapping[str, MediaKind]
     root: Path
+    fetched: FetchedFiles | None = None
 
     @classmethod
-    def given(cls, kinds: Any, root: str | PathLike[str] | None) -> Self | None:
+    def given(
+        cls,
+        kinds: Any,
+        root: str | PathLike[str] | None = None,
+        fetch_to: str | PathLike[str] | None = None,
+    ) -> Self | None:
         """Check the arguments of a caller; return ``None`` if there are no columns with files.
 
         Args:
             root: the folder; by default the current one.
+            fetch_to: a folder for the files at URLs; by default, the provider reads URLs.
 
         Raises:
             InvalidRequest: a kind is unknown, or the folder does not exist, or is given without columns.
         """
-        if kinds is None and root is not None:
-            raise InvalidRequest("files_root needs files, such as {'photo': 'image'}", field="files_root")
         if kinds is None:
+            for name, value in (("files_root", root), ("fetch_to", fetch_to)):
+                if value is not None:
+                    raise InvalidRequest(f"{name} needs files, such as {{'photo': 'image'}}", field=name)
             return None
         root = os.curdir if root is None else root
         if not (isinstance(kinds, Mapping) and kinds and all(isinstance(name, str) for name in kinds)):
@@ -76,7 +88,13 @@ class FileColumns:
             raise InvalidRequest(
                 f"the folder of the files, {os.fspath(root)!r}, does not exist", field="files_root"
             )
-        return cls(dict(kinds), Path(root).resolve())
+        fetched = None
+        if fetch_to is not None:
+            # imported late, because few tables need TLS
+            from smartbatch.tables.fetched_files import FetchedFiles
+
+            fetched = FetchedFiles(Path(fetch_to).absolute())
+        return cls(dict(kinds), Path(root).resolve(), fetched)
 
     def __contains__(self, name: str) -> bool:
         return name in self.kinds
@@ -91,7 +109,7 @@ class FileColumns:
         """
         field = f"field {name!r}"
         try:
-            return [self._file(name, value).accepted(field) for value in _values_in(cell)]
+            return [self._local(name, self._file(name, value)).accepted(field) for value in _values_in(cell)]
         except InvalidRequest as error:
             raise BadField(error.message if field in error.message else f"{field}: {error.message}") from None
 
@@ -110,6 +128,19 @@ class FileColumns:
         if value.kind != kind:
             raise BadField(f"field {name!r} is a file of the kind {value.kind}, not {kind}")
         return value
+
+    def _local(self, name: str, media: Media) -> Media:
+        """Return a fetched file in place of its URL, if URLs are fetched."""
+        if self.fetched is None or media.url is None:
+            return media
+        from smartbatch.tables.fetched_files import NotFetched
+
+        try:
+            path = self.fetched.path_of(media.url)
+        except NotFetched as error:
+            message = f"field {name!r}: {media.described()} cannot be fetched: {error}"
+            raise MissingFile(message, names=[name]) if error.is_gone else BadField(message) from None
+        return type(media)(path).accepted(f"field {name!r}, {media.described()},")
 
     def _source(self, name: str, text: str) -> str:
         """Return an https URL unchanged, and the resolved path of a file below the folder."""

@@ -110,6 +110,15 @@ def test_every_kind_of_run_sends_the_files(table, more, monkeypatch):
     assert sorted({row["text"] for row in written()}) == sorted(HASHES)
 
 
+def test_urls_are_passed_on_unless_they_are_fetched(folder, capfd):
+    table = write_table(folder, ["https://localhost/a.png"])
+    assert run(table, command="plan") == 0
+    assert run(table, "--fetch-to", "fetched", command="plan") == 2
+    assert "row 0 (line 2): field 'photo': the URL 'https://localhost/a.png' cannot be fetched" in "".join(
+        capfd.readouterr()
+    )
+
+
 def test_a_plan_counts_the_files(table, folder, capfd):
     assert run(table, "-v", command="plan") == 0
     assert f"<Image: the file '{folder}/in/photos/a.png'>" in "".join(capfd.readouterr())
@@ -125,6 +134,7 @@ def test_a_plan_counts_the_files(table, folder, capfd):
         (["--file", "photo"], "--file 'photo' needs the form COLUMN=KIND"),
         (["--file", "a=image", "--file", "a=audio"], "--file a: is given twice"),
         (["--files-root", "."], "--files-root needs --file"),
+        (["--fetch-to", "."], "--fetch-to needs --file"),
         (
             ["--file", "photo=image", "--files-root", "nowhere"],
             "--files-root: the folder of the files, 'nowhere',",
