@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 from smartbatch.emulator.anthropic.api import AnthropicApi
 from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_records import AnswerLost
+from smartbatch.emulator.batches.signing_keys import KEYS_PATH, SigningKeys
 from smartbatch.emulator.gemini.api import GeminiApi
 from smartbatch.emulator.hosts.dialects import dialect_named
 from smartbatch.emulator.hosts.host_api import HostApi
@@ -92,6 +93,7 @@ class RequestHandler:
         self._first: float | None = None
         self._policy = _Policy(settings, FaultPlan(settings), Limits(settings), _apis(settings))
         ledger.use_limits(self._policy.limits)
+        self.signing_keys = SigningKeys()
         self.backend = BatchBackend(settings, ledger, epoch=time.time() - time.monotonic())
         # The server's event loop uses the same clock.
         ledger.update_with(lambda: self.backend.advance(time.monotonic()))
@@ -137,6 +139,8 @@ class RequestHandler:
             return ServerReply(403, error_body(text, type_="emulator"))
         if head.path.startswith("/_ledger"):
             return self._ledger_page(head)
+        if head.path == KEYS_PATH:
+            return json_reply(self.signing_keys.published())
         policy = self._policy
         if self._first is None:
             self._first = now

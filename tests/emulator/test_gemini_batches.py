@@ -44,7 +44,8 @@ def test_the_sdk_sends_a_file_over_http_and_reads_its_answers(emu, version):
     with genai.Client(api_key="k", vertexai=False, http_options=options) as sdk:
         config = types.UploadFileConfig(mime_type="application/jsonl", name="sb-1")
         file = sdk.files.upload(file=io.BytesIO(jsonl(rows(3))), config=config)
-        made = sdk.batches.create(model=MODEL, src=file.name, config={"display_name": "mark"})
+        config = {"display_name": "mark", "webhook_config": {"uris": ["https://jobs.example/hooks"]}}
+        made = sdk.batches.create(model=MODEL, src=file.name, config=config)
         found = sdk.batches.get(name=made.name)
         assert (found.state, found.display_name, found.model) == (
             "JOB_STATE_SUCCEEDED", "mark", f"models/{MODEL}",
@@ -198,11 +199,12 @@ def test_a_file_that_is_wrong_fails_the_whole_batch_after_its_validation(lines, 
             {"batch": {"inputConfig": {"requests": {"requests": [{}]}}}},
             {"batch": {"inputConfig": {"requests": {"requests": [{"request": {}, "metadata": 1}]}}}},
             {"batch": {"inputConfig": {"requests": {"requests": [{"request": {}}]}, "file_name": "files/a"}}},
+            {"batch": {"inputConfig": {"fileName": "files/a"}, "webhookConfig": {"uris": "x"}}},
             {"batch": {"inputConfig": {"requests": {"requests": [{"request": {"x": "y" * 21_000_000}}]}}}},
         ],
         keep=5,
     ),
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_create_that_is_wrong_is_refused_at_once(given):
     virtual = VirtualService()

@@ -17,13 +17,15 @@ from smartbatch.errors import ConfigError
 from smartbatch.testing import emulator
 from tests.levels import sampled
 
+TOKEN = "a-token-that-is-long-enough"
+
 
 class Receiver:
     """An application that records the statuses of its answers."""
 
     def __init__(self, place):
         self.statuses = []
-        self.application = webhooks.app(place, secret=SECRET)
+        self.application = webhooks.app(place, secret=SECRET, url=f"https://jobs.example/?token={TOKEN}")
         self.server = LocalServer(0, self)
         self.url = f"http://127.0.0.1:{self.server.server_port}/hooks"
 
@@ -103,6 +105,49 @@ def test_an_event_is_sent_again_until_it_is_accepted(receiver, tmp_path):
         receiver.application = secret
         assert job.wait(60).completed == 2
     assert receiver.statuses == [401, 200]
+
+
+# -- events of single jobs -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def named_by_jobs(name, receiver, tmp_path, monkeypatch, interval=600.0, **settings):
+    """Start an emulator and a client whose create calls name the address of the receiver."""
+    dialect = {"dialect": name} if name == "openrouter" else {}
+    with emulator(batch_turnaround=0.2, **dialect, **settings) as emu:
+        monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", emu.url)  # where the receiver finds the keys
+        options = {"base_url": emu.base_url if dialect else emu.url, "api_key": "k" * 20}
+        with BatchingClient(
+            f"{name}:m",
+            provider_options=options,
+            store=str(tmp_path / "jobs.db"),
+            batch_poll_interval=interval,
+            webhook_url=f"{receiver.url}?token={TOKEN}",
+            allow_unknown_price=True,
+        ) as client:
+            yield emu, client
+
+
+@pytest.mark.parametrize("name", sampled(["gemini", "openrouter"], keep=2))
+def test_a_create_call_names_the_address_for_its_event(name, receiver, tmp_path, monkeypatch):
+    with named_by_jobs(name, receiver, tmp_path, monkeypatch) as (_, client):
+        began = time.monotonic()
+        assert client.submit_batch(["a", "b"]).wait(60).completed == 2
+        assert time.monotonic() - began < 30  # the first poll alone would come after a minute
+    assert receiver.statuses == [200]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["gemini", "openrouter"])
+def test_faulty_events_of_jobs_change_no_result_and_no_cost(name, receiver, tmp_path, monkeypatch):
+    faults = {"lost": 0.3, "repeated": 0.5, "late": 0.5, "forged": 0.5}
+    settings = {"batch_webhook_faults": faults, "batch_webhook_late_seconds": 0.5}
+    with named_by_jobs(name, receiver, tmp_path, monkeypatch, 0.5, **settings) as (emu, client):
+        jobs = [client.submit_batch([f"question {job}.{n}" for n in range(5)]) for job in range(8)]
+        assert [job.wait(60).completed for job in jobs] == [5] * 8
+        assert emu.ledger.paid_twice() == []
+        wait_until(lambda: set(receiver.statuses) == {200, 401})
+    assert set(receiver.statuses) == {200, 401}
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,12 @@ class BatchBackend:
 
     Attributes:
         open_uploads: resumable uploads that have not ended, by ID.
+        on_callback: called when a create call names addresses for an event.
         caches: the prompt caches, which batches share with requests in real time.
     """
 
     open_uploads: dict[str, Any]
+    on_callback: Callable[[], None]
     caches: PromptCaches
 
     def __init__(self, settings: EmulatorSettings, ledger: Ledger | None, *, epoch: float = 0.0) -> None:
@@ -68,6 +70,7 @@ class BatchBackend:
         self._ledger = ledger
         self._epoch = epoch
         self._generation = 0
+        self.on_callback = lambda: None
         self.configure(settings)
         self._clear()
 
@@ -220,6 +223,7 @@ class BatchBackend:
         windows: float = 1.0,
         needs_file: bool = True,
         output_lifetime: float = math.inf,
+        callbacks: Sequence[str] = (),
     ) -> BatchSnapshot:
         """Create a batch and return it.
 
@@ -234,6 +238,7 @@ class BatchBackend:
             needs_file: whether a late create call has no effect if the input file was deleted first.
             output_lifetime: seconds from the end of the batch until its result files expire, if that is
                 before the end of the setting ``batch_retention``.
+            callbacks: addresses for an event when the batch ends.
 
         Raises:
             BatchBackendError: ``no_such_file``, ``enqueued`` or ``bad_line``; no batch was created.
@@ -255,7 +260,10 @@ class BatchBackend:
                 name, index, api, key, model, endpoint, label, file_id, entries, tuple(problems), faults,
                 self._rng, self._timeline(index, api, now, len(entries), faults, windows, failing=failing),
                 self.caches, self._settings.prompt_caching, ids, windows, needs_file, output_lifetime,
+                tuple(callbacks),
             )  # fmt: skip
+            if callbacks:
+                self.on_callback()
             return self._accept(batch, now)
 
     def _accept(self, batch: StoredBatch, now: float) -> BatchSnapshot:
@@ -471,8 +479,9 @@ class BatchBackend:
             self._unfinished.remove(batch)
             end = {"batch": batch.id, "event": "ended", "at": batch.ended_at, "state": batch.final}
             self._record(end)
-            if self._settings.batch_webhook_url is not None and batch.api != "anthropic":
-                self._ends.append(BatchEnd(batch.api, batch.index, batch.id, batch.final))
+            by_project = self._settings.batch_webhook_url is not None and batch.api != "anthropic"
+            if by_project or batch.callbacks:
+                self._ends.append(BatchEnd(batch.api, batch.index, batch.id, batch.final, batch.callbacks))
 
     def _timeline(
         self,

@@ -208,6 +208,7 @@ class BatchEnd:
     index: int  # of the batch's create call
     batch_id: str
     state: str  # ``completed``, ``failed``, ``expired`` or ``cancelled``
+    callbacks: tuple[str, ...] = ()  # addresses that its create call named for this event
 
 
 @frozen

@@ -63,6 +63,8 @@ WEBHOOK_FAULTS = {
     "forged": "another event about the batch is sent, signed with another secret",
 }
 
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")  # the only ones to which events are sent
+
 # A batch or line has at most one fault of each group. Faults outside the groups are independent.
 _GROUPS = (
     ("lost_create", "dropped_create", "late_create"),
@@ -142,6 +144,7 @@ class BatchSettings:
         batch_error_details: True adds ``details``, which the SDK cannot read, to Gemini's error lines.
         batch_webhook_url: the ``http://`` address on this machine to which an event is sent when a batch of
             any API except Anthropic's ends; ``None`` for no events. Takes effect when the server starts.
+            Addresses on this machine that a create call names (Gemini, OpenRouter) replace it.
         batch_webhook_secret: the secret with which events are signed, as ``whsec_`` and base64.
         batch_webhook_faults: rates by the names in :data:`WEBHOOK_FAULTS`.
         batch_webhook_late_seconds: time within which late events are sent.
@@ -193,7 +196,7 @@ class BatchSettings:
 
     def _check_webhooks(self, url: str) -> None:
         parts = urlsplit(url)
-        if parts.scheme != "http" or parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+        if parts.scheme != "http" or parts.hostname not in LOCAL_HOSTS:
             raise ConfigError(f"batch_webhook_url must be an http:// address on this machine, not {url!r}")
         try:
             key = base64.b64decode((self.batch_webhook_secret or "").removeprefix("whsec_"), validate=True)

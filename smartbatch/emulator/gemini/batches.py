@@ -205,6 +205,7 @@ class ParsedCreate:
     display_name: str  # may be empty
     file: str | None
     requests: list[Any] | None
+    callbacks: tuple[str, ...]  # addresses for an event when the batch ends
 
 
 def parse_creation(body: bytes) -> ParsedCreate:
@@ -215,19 +216,29 @@ def parse_creation(body: bytes) -> ParsedCreate:
     name = found(batch, "displayName") or ""
     if not isinstance(name, str):
         raise api_error(400, "Invalid value at 'batch.display_name' (TYPE_STRING)")
+    callbacks = _callbacks(found(batch, "webhookConfig"))
     file, inline = found(config, "fileName"), found(config, "requests")
     if (file is None) == (inline is None):
         raise api_error(400, "* input_config: exactly one of file_name and requests must be set")
     if file is not None:
         if not isinstance(file, str) or not file.startswith("files/"):
             raise api_error(400, "* input_config.file_name: must be the name of a file, files/…")
-        return ParsedCreate(name, file, None)
+        return ParsedCreate(name, file, None, callbacks)
     requests = inline.get("requests") if isinstance(inline, Mapping) else None
     if not isinstance(requests, list) or not requests:
         raise api_error(400, "* input_config.requests.requests: must not be empty")
     if len(body) > MAX_INLINE_BYTES:
         raise api_error(400, f"Request payload size exceeds the limit: {MAX_INLINE_BYTES} bytes.")
-    return ParsedCreate(name, None, requests)
+    return ParsedCreate(name, None, requests, callbacks)
+
+
+def _callbacks(config: Any) -> tuple[str, ...]:
+    if config is None:
+        return ()
+    addresses = found(config, "uris") if isinstance(config, Mapping) else None
+    if not isinstance(addresses, list) or not all(isinstance(each, str) for each in addresses):
+        raise api_error(400, "Invalid value at 'batch.webhook_config.uris' (TYPE_STRING)")
+    return tuple(addresses)
 
 
 def inline_entries(
@@ -317,7 +328,7 @@ def create(
     try:
         batch = context.backend.create(
             API_NAME, key, entries, now=context.now, label=label, model=model,
-            endpoint=method, file_id=file_id, problems=problems,
+            endpoint=method, file_id=file_id, problems=problems, callbacks=creation.callbacks,
         )  # fmt: skip
     except BatchBackendError as error:
         if error.reason == "no_such_file":

@@ -186,6 +186,7 @@ def create(call: BatchCall) -> ServerReply:
         problems=content.problems, ids=dialect.ids, windows=_windows(call, fields),
         needs_file=dialect.needs_file,
         output_lifetime=output_lifetime(fields, least=dialect.min_lifetime),
+        callbacks=[url] if (url := fields.get("callback_url")) else [],
     )  # fmt: skip
     shape = (dialect.created or dialect.batch)(batch, call)
     return evolve(json_reply(shape), status=dialect.create_status)

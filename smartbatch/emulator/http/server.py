@@ -457,14 +457,15 @@ class Emulator:
             self.stop()
 
     def _run(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[None]) -> None:
-        sends = self.settings.batch_webhook_url is not None
-        sender = WebhookSender(self.handler.backend, lambda: self.settings) if sends else None
+        sender = WebhookSender(self.handler.backend, self.handler.signing_keys, lambda: self.settings)
+        self.handler.backend.on_callback = sender.start
+        if self.settings.batch_webhook_url is not None:
+            sender.start()
         try:
             loop.run_until_complete(self._serve_until(loop, end))
         finally:
             loop.close()
-            if sender is not None:
-                sender.stop()
+            sender.stop()
 
     async def _serve_until(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[None]) -> None:
         connections: set[ServerConnection] = set()
