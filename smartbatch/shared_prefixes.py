@@ -65,7 +65,6 @@ class CachingRules:
         long_write: factor for tokens written for an hour; ``None`` if entries have a single lifetime.
         max_marks: maximum marks in a request.
         automatic: whether the provider writes the end of each prompt unless it is told not to.
-        readable_late: whether an entry is readable only after the answer that writes it has begun.
         requests_per_key: requests per minute that one routing key should receive.
         counts_reads: whether tokens read from the cache count against the limit of input tokens.
     """
@@ -78,7 +77,6 @@ class CachingRules:
     long_write: float | None = None
     max_marks: int = 4
     automatic: bool = False
-    readable_late: bool = False
     requests_per_key: float = 15.0
     counts_reads: bool = True
 

@@ -32,7 +32,6 @@ _OPENAI_VERSION = re.compile(r"gpt-(\d+)(?:\.(\d+))?")
 _OPENAI_MINIMUM = 1024
 _FIRST_WITH_BREAKPOINTS = (5, 6)
 
-_TEXT_TYPES: Mapping[str, str] = {}
 _UNMARKABLE = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -48,7 +47,6 @@ def anthropic_rules(model: str) -> CachingRules:
         read=0.1,
         write=1.25,
         long_write=2.0,
-        readable_late=True,
         counts_reads=False,
     )
 
@@ -69,7 +67,6 @@ def openai_rules(model: str) -> CachingRules:
             write=1.25,
             seconds=1800.0,
             automatic=True,
-            readable_late=True,
         )
     read = 0.5 if "4o" in model or re.match(r"o\d", model) else 0.1
     return CachingRules(by="key", min_tokens=_OPENAI_MINIMUM, read=read, seconds=300.0)
@@ -82,7 +79,7 @@ def gemini_rules(model: str) -> CachingRules:
 
 
 def with_marks(
-    request: Request, form: PartForm, mark: Mapping[str, Any], text_types: Mapping[str, str] = _TEXT_TYPES
+    request: Request, form: PartForm, mark: Mapping[str, Any], text_types: Mapping[str, str] | None = None
 ) -> Request:
     """Return ``request`` with the fields ``mark`` in the content parts that end its shared beginnings.
 
@@ -95,17 +92,17 @@ def with_marks(
     prefixes = () if request.cache is None else request.cache.prefixes
     if not prefixes:
         return request
-    params, prompt = request.params, request.prompt
+    params, prompt, types = request.params, request.prompt, text_types or {}
     turns = (Message("user", prompt),) if isinstance(prompt, str) else prompt
     messages = [each for each in translated(turns, form) if isinstance(each, Message)]
     for prefix in reversed(prefixes):  # a cut moves the parts after it
         if 0 <= prefix.message < len(messages):
             message = messages[prefix.message]
-            text_type = text_types.get(message.role, "text")
+            text_type = types.get(message.role, "text")
             content = _marked(message.content, prefix, mark, text_type)
             messages[prefix.message] = evolve(message, content=content)
     if params.system is not None and any(prefix.message < 0 for prefix in prefixes):
-        system = {"type": text_types.get("system", "text"), "text": params.system, **mark}
+        system = {"type": types.get("system", "text"), "text": params.system, **mark}
         messages.insert(0, Message("system", (system,)))
         params = evolve(params, system=None)
     return evolve(request, prompt=tuple(messages), params=params)

@@ -86,6 +86,7 @@ class Host:
         reasoning_turns: whether chats accept the reasoning of earlier turns.
         embeddings: whether the host computes embeddings.
         flex: whether the host has a cheaper, slower tier.
+        prompt_cache: whether the host accepts OpenAI's fields for its prompt cache.
         max_calls: maximum concurrent calls, by the beginning of models' names.
         telemetry_name: the host's name in OpenTelemetry; ``None`` for its own.
         telemetry_operation: what OpenTelemetry calls a generation at the host.
@@ -126,6 +127,7 @@ class Host:
     reasoning_turns: bool = True
     embeddings: bool = True
     flex: bool = False
+    prompt_cache: bool = False
     max_calls: Mapping[str, int] = field(factory=dict)
     telemetry_name: str | None = None
     telemetry_operation: str = "chat"
@@ -219,6 +221,7 @@ _BUILT_IN = (
         efforts=OPENAI_EFFORTS,
         reasoning_turns=False,
         flex=True,
+        prompt_cache=True,
         batches=OPENAI,
         uploads=True,
     ),

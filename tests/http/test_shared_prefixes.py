@@ -6,6 +6,7 @@ import pytest
 
 from smartbatch import BatchingClient
 from smartbatch.providers.anthropic.provider import AnthropicProvider
+from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import PromptCaching, emulator
 
 SYSTEM = "One of our many rules, which are long. " * 410  # about 4,000 tokens
@@ -22,6 +23,12 @@ def claude(emu, **settings):
     provider = AnthropicProvider("any-key", emu.url)
     settings = {"max_tokens": 20, "prefer": "cost", "parallelism": 8, "batch_poll_interval": 0.02, **settings}
     return BatchingClient("claude-haiku-5-5", provider=provider, **settings)
+
+
+def gpt(emu, model, api="chat", **settings):
+    provider = OpenAIProvider("any-key", emu.base_url, prompt_cache=True, api=api)
+    settings = {"max_tokens": 20, "prefer": "cost", "parallelism": 8, "batch_poll_interval": 0.02, **settings}
+    return BatchingClient(model, provider=provider, **settings)
 
 
 def share_of_the_saving(emu, results):
@@ -62,3 +69,35 @@ def test_documents_are_paid_once_each_if_the_questions_about_them_are_mixed(emu)
     assert all(result.ok for result in results)
     assert sum(result.usage.cache_write_tokens > 0 for result in results) == len(documents)
     assert sum(result.usage.cached_tokens > 0 for result in results) == len(prompts) - len(documents)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize("strategy", ["individual", "batch"])
+def test_breakpoints_replace_the_writes_at_the_end_of_each_prompt(emu, strategy, api):
+    long = [f"{question} {'It is a long story. ' * 300}" for question in QUESTIONS]
+    with gpt(emu, "gpt-5.6", api, strategy=strategy, prompt_caching="off") as client:
+        plain = client.generate(long[:20], system=SYSTEM)
+    assert all(result.usage.cache_write_tokens for result in plain)
+    with gpt(emu, "gpt-5.6", api, strategy=strategy) as client:
+        results = client.generate(QUESTIONS, system=SYSTEM)
+        unshared = client.generate(long[:20], strategy=strategy)
+    assert sum(result.usage.cache_write_tokens > 0 for result in results) == 1
+    assert sum(result.usage.cached_tokens > 0 for result in results) == len(QUESTIONS) - 1
+    assert not any(result.usage.cache_write_tokens for result in unshared)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["individual", "batch"])
+def test_earlier_models_get_a_key_for_every_15_requests_a_minute(emu, strategy):
+    with gpt(emu, "gpt-5-mini", strategy=strategy, parallelism=1) as client:
+        results = client.generate(QUESTIONS, system=SYSTEM)
+    missed = sum(result.usage.cached_tokens == 0 for result in results)
+    assert missed == (len(QUESTIONS) / 15 if strategy == "individual" else 1)
+
+
+def test_a_compatible_server_receives_the_usual_requests(emu):
+    provider = OpenAIProvider("any-key", emu.base_url)
+    with BatchingClient("gpt-5.6", provider=provider, max_tokens=20, strategy="individual") as client:
+        results = client.generate(QUESTIONS[:4], system=SYSTEM)
+    assert all(result.usage.cache_write_tokens for result in results)

@@ -12,8 +12,10 @@ from smartbatch.core.prefixes.rendering import controls_cache
 from smartbatch.shared_prefixes import CacheMark, CachingRules
 from smartbatch.types import Request
 
-KEY_MINUTES = 5.0
-"""The requests of a batch with the same routing key are assumed to be spread over at least this long."""
+KEY_MINUTES = 60.0
+"""Requests of a batch with the same routing key are assumed to be spread over at least this long, because
+every further key costs a request that finds nothing.
+"""
 
 
 def with_batch_mark(request: Request, rules: CachingRules | None, position: int) -> Request:

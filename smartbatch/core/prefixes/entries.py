@@ -93,8 +93,8 @@ class _CacheEntry:
     reads: int = 0
     missing: int = 0
     stopped: bool = False
-    # starts of calls in the last minute, by number of the routing key
-    by_key: list[deque[float]] = field(factory=list)
+    # starts of calls in the last minute, by routing key
+    by_key: dict[str, deque[float]] = field(factory=dict)
 
 
 class CacheEntries:
@@ -124,10 +124,9 @@ class CacheEntries:
 
     def lead_of(self, mark: CacheMark, now: float, urgency: Urgency) -> Lead | None:
         """Return the call whose answer the request should wait for, if there is one."""
-        if not self.rules.readable_late:
-            return None
         for prefix in reversed(mark.prefixes):
-            entry = self._entries.get(prefix.key)
+            key = prefix.key if self.rules.by == "marks" else self._routing_key(prefix, now)
+            entry = self._entries.get(key)
             if entry is None or entry.stopped:
                 continue
             if self._is_warm(entry, now):
@@ -150,7 +149,7 @@ class CacheEntries:
         if mark is None or not mark.prefixes:
             return none
         if rules.by == "key":
-            return Chosen(self._routed(mark.prefixes[-1], now))
+            return self._routed(mark.prefixes[-1], now)
         chosen: list[SharedPrefix] = []
         led: list[str] = []
         for prefix in reversed(mark.prefixes):  # the longest first
@@ -168,14 +167,7 @@ class CacheEntries:
         chosen = chosen[-rules.max_marks :]
         if not chosen:
             return none
-        lead = None
-        if led:
-            patience = min(_LONGEST_LEAD_SECONDS, _LONGEST_LEAD_FACTOR * self.first_byte)
-            lead = Lead(now, now + max(_SHORTEST_LEAD_SECONDS, patience), tuple(led))
-            self._leads.add(lead)
-            for key in led:
-                self._entries[key].lead = lead
-        return Chosen(CacheMark(tuple(chosen)), lead)
+        return Chosen(CacheMark(tuple(chosen)), self._new_lead(led, now) if led else None)
 
     def began(self, lead: Lead, now: float) -> None:
         """Note that the answer to a call has begun, so that its entries are readable."""
@@ -197,7 +189,11 @@ class CacheEntries:
         if usage is None:
             return []
         self._sent += usage.input_tokens
-        if chosen.mark is None or self.rules.by == "key":
+        if chosen.mark is None:
+            return []
+        if chosen.mark.routing_key is not None:
+            entry = self._entry(chosen.mark.routing_key)
+            entry.last = max(entry.last, started)
             return []
         return [
             stopped
@@ -244,6 +240,14 @@ class CacheEntries:
         allowed = (self.rules.write - 1) * prefix.tokens + _LOST_SHARE * self._sent
         return self._lost <= allowed
 
+    def _new_lead(self, keys: Sequence[str], now: float) -> Lead:
+        patience = min(_LONGEST_LEAD_SECONDS, _LONGEST_LEAD_FACTOR * self.first_byte)
+        lead = Lead(now, now + max(_SHORTEST_LEAD_SECONDS, patience), tuple(keys))
+        self._leads.add(lead)
+        for key in keys:
+            self._entries[key].lead = lead
+        return lead
+
     def _release(self, lead: Lead, *, readable: bool) -> None:
         self._leads.discard(lead)
         lead.released = True
@@ -254,18 +258,22 @@ class CacheEntries:
                 if readable:
                     entry.last = lead.started
 
-    def _routed(self, prefix: SharedPrefix, now: float) -> CacheMark:
-        """Choose the first routing key that can receive another request this minute."""
+    def _routed(self, prefix: SharedPrefix, now: float) -> Chosen:
+        key = self._routing_key(prefix, now)
+        starts, entry = self._entry(prefix.key).by_key, self._entry(key)
+        starts.setdefault(key, deque()).append(now)
+        leads = entry.lead is None and not self._is_warm(entry, now)
+        return Chosen(CacheMark((prefix,), routing_key=key), self._new_lead((key,), now) if leads else None)
+
+    def _routing_key(self, prefix: SharedPrefix, now: float) -> str:
+        """Return the first routing key that may receive another request this minute."""
         starts = self._entry(prefix.key).by_key
-        for times in starts:
+        for key, times in starts.items():
             while times and times[0] <= now - 60.0:
                 times.popleft()
-        free = (at for at, times in enumerate(starts) if len(times) < self.rules.requests_per_key)
-        number = next(free, len(starts))
-        if number == len(starts):
-            starts.append(deque())
-        starts[number].append(now)
-        return CacheMark((prefix,), routing_key=f"{prefix.key}-{number}")
+            if len(times) < self.rules.requests_per_key:
+                return key
+        return f"{prefix.key}-{len(starts)}"
 
     def _entry(self, key: str) -> _CacheEntry:
         entry = self._entries.get(key)

@@ -43,6 +43,7 @@ from smartbatch.providers.openai.bodies import dropped_of
 from smartbatch.providers.openai.dialect import BatchDialect
 from smartbatch.providers.openai.errors import ServerParameters
 from smartbatch.providers.openai.result_pages import lines_of_batch, lines_of_pages
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class OpenAIBatches(FileInputs):
         api: ``chat`` or ``responses``, used for generations.
         body: builds the body of a call, as in real time.
         parameters: the parameters that the server accepts.
+        caching: returns how the server caches beginnings of prompts to a model.
         dialect: the host's variant of the API.
     """
 
@@ -77,6 +79,7 @@ class OpenAIBatches(FileInputs):
         api: Literal["chat", "responses"],
         body: Callable[[Sequence[Request], str], dict[str, Any]],
         parameters: ServerParameters,
+        caching: Callable[[str], CachingRules | None],
         dialect: BatchDialect,
     ) -> None:
         self.name = name
@@ -103,6 +106,7 @@ class OpenAIBatches(FileInputs):
         self._api = api
         self._body = body
         self._parameters = parameters
+        self._caching = caching
         self._dialect = dialect
 
     # -- input -----------------------------------------------------------------------------------------------
@@ -125,6 +129,9 @@ class OpenAIBatches(FileInputs):
         if request.params.seed is None:
             return ()
         return self._parameters.dropped(request, self._body((request,), model))
+
+    def caching(self, *, model: str) -> CachingRules | None:
+        return self._caching(model)
 
     def omitted(self, *, model: str) -> tuple[str, ...]:
         return self._parameters.omitted(model)

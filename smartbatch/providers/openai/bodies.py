@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
+from smartbatch.providers.cache_marks import with_marks
 from smartbatch.providers.conversation import (
     CHOICES,
     all_tools,
@@ -22,7 +23,7 @@ from smartbatch.providers.conversation import (
     refuse_strict,
     text_of_result,
 )
-from smartbatch.providers.media_parts import translated
+from smartbatch.providers.media_parts import PartForm, translated
 from smartbatch.providers.openai.errors import ServerParameters
 from smartbatch.providers.openai.parts import CHAT, RESPONSES
 from smartbatch.providers.openai.reasoning import add_nested, second_control
@@ -35,6 +36,8 @@ MAX_TEXT_TOKENS = 200_000
 MAX_STOPS = 4
 _RESERVED = ("model", "messages", "input", "stream", "stream_options", "background")
 _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input_text"}
+_MARKED_TYPES = {**_PART_TYPES, "assistant": "output_text"}
+_BREAKPOINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
 
 
 def chat_body(
@@ -49,6 +52,7 @@ def chat_body(
     ``parameters`` are those that the server accepts. ``reasoning`` is True if the server accepts the
     reasoning of earlier turns.
     """
+    request, caching = _with_caching(request, CHAT)
     params = request.params
     messages: list[dict[str, Any]] = []
     if params.system is not None:
@@ -58,7 +62,7 @@ def chat_body(
         messages.append({"role": "user", "content": prompt})
     else:
         messages += [_chat_message(message, reasoning) for message in own_turns(prompt)]
-    body: dict[str, Any] = {"model": model, "messages": messages}
+    body: dict[str, Any] = {"model": model, "messages": messages, **caching}
     if params.max_tokens is not None:
         body[parameters.max_tokens_field(model)] = params.max_tokens
     _add_sampling(body, params)
@@ -90,6 +94,7 @@ def chat_body(
 
 def response_body(request: Request, model: str, parameters: ServerParameters) -> dict[str, Any]:
     """Build the body of ``POST /responses``. The provider stores nothing unless ``extra`` enables it."""
+    request, caching = _with_caching(request, RESPONSES, _MARKED_TYPES)
     params = request.params
     prompt = translated(request.prompt, RESPONSES)
     body: dict[str, Any] = {
@@ -98,6 +103,7 @@ def response_body(request: Request, model: str, parameters: ServerParameters) ->
         if isinstance(prompt, str)
         else [item for message in own_turns(prompt) for item in _input_items(message)],
         "store": False,
+        **caching,
     }
     if params.system is not None:
         body["instructions"] = params.system
@@ -127,6 +133,23 @@ def response_body(request: Request, model: str, parameters: ServerParameters) ->
     elif params.tool_choice is not None:
         body["tool_choice"] = {"type": "function", "name": params.tool_choice}
     return body
+
+
+def _with_caching(
+    request: Request, form: PartForm, text_types: Mapping[str, str] | None = None
+) -> tuple[Request, dict[str, Any]]:
+    """Return the request with breakpoints at the ends of its shared beginnings, and the fields for the cache.
+
+    Explicit breakpoints turn off the implicit one at the end of the prompt.
+    """
+    mark = request.cache
+    if mark is None:
+        return request, {}
+    if mark.routing_key is not None:
+        return request, {"prompt_cache_key": mark.routing_key}
+    return with_marks(request, form, _BREAKPOINT, text_types or {}), {
+        "prompt_cache_options": {"mode": "explicit"}
+    }
 
 
 def embeddings_body(

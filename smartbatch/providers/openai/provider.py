@@ -15,6 +15,7 @@ from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.cache_marks import openai_rules
 from smartbatch.providers.conversation import check_effort
 from smartbatch.providers.error_reader import ServiceAddress
 from smartbatch.providers.file_api import FileApi
@@ -54,6 +55,7 @@ from smartbatch.providers.openai.errors import (
 from smartbatch.providers.openai.files import OpenAIFiles
 from smartbatch.providers.openai.parts import CHAT, RESPONSES
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Answer, Duration, Generation, Request, SchemaMode
 
 if TYPE_CHECKING:
@@ -99,6 +101,8 @@ class OpenAIProvider(Provider):
             tier is used only for models that have a price for it.
         uploads: whether the server has files with purpose ``user_data`` that prompts refer to by id; by
             default only OpenAI's own. See the guide to files.
+        prompt_cache: whether the server accepts ``prompt_cache_key`` and, from gpt-5.6 on, breakpoints; by
+            default as the host's record says.
         allow_http: whether the key may be sent over plain ``http`` to another machine.
 
     Raises:
@@ -135,6 +139,7 @@ class OpenAIProvider(Provider):
         batch_purpose: str | None = None,
         flex: bool | None = None,
         uploads: bool | None = None,
+        prompt_cache: bool | None = None,
         allow_http: bool = False,
     ) -> None:
         if api not in ("chat", "responses"):
@@ -177,6 +182,7 @@ class OpenAIProvider(Provider):
         )
         self.name = prefix.name
         self.scope = scope_of(self.name, url, key, organization, project, sorted(own.items()))
+        self._caches = host.prompt_cache if prompt_cache is None else prompt_cache
         self.capabilities = evolve(
             type(self).capabilities,
             max_texts=MAX_TEXTS if host.embeddings else 0,
@@ -199,6 +205,7 @@ class OpenAIProvider(Provider):
                 api=api,
                 body=self._body,
                 parameters=self._parameters,
+                caching=self.caching,
                 dialect=evolve(
                     dialect, window=batch_window or dialect.window, purpose=batch_purpose or dialect.purpose
                 ),
@@ -283,6 +290,9 @@ class OpenAIProvider(Provider):
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
         return FLEX_TIER if self._flex else None
+
+    def caching(self, model: str) -> CachingRules | None:
+        return openai_rules(model) if self._caches else None
 
     def takes_temperature(self, model: str) -> bool:
         return _REASONS.match(model) is None

@@ -10,9 +10,7 @@ from smartbatch.shared_prefixes import CacheMark, CachingRules, SharedPrefix
 from smartbatch.types import Generation, Request
 from smartbatch.usage import Usage
 
-MARKS = CachingRules(
-    by="marks", min_tokens=1024, read=0.1, write=1.25, long_write=2.0, readable_late=True, counts_reads=False
-)
+MARKS = CachingRules(by="marks", min_tokens=1024, read=0.1, write=1.25, long_write=2.0, counts_reads=False)
 KEYS = CachingRules(by="key", min_tokens=1024, read=0.1)
 PREFIX = SharedPrefix(-1, 0, None, 4_000, 100, "system")
 MARK = CacheMark((PREFIX,))
@@ -149,8 +147,8 @@ def test_in_a_batch_entries_last_for_an_hour_and_need_three_uses():
     assert sent(2) is None
     assert sent(3).long
     assert sent(3, None) is None
-    keys = Counter(sent(600, KEYS, position).routing_key for position in range(600))
-    assert set(keys.values()) == {75}
+    keys = Counter(sent(1800, KEYS, position).routing_key for position in range(1800))
+    assert set(keys.values()) == {900}
 
 
 def test_what_a_provider_would_write_itself_is_turned_off_unless_the_user_controls_it():
