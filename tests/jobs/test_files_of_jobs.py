@@ -12,6 +12,7 @@ import pytest
 
 import smartbatch
 from smartbatch import BatchingClient, Image, InvalidRequest, StoreError
+from smartbatch.emulator.composed_answers import picture_for
 from smartbatch.jobs.store import open_store
 from tests.jobs.stores import postgres_place
 
@@ -89,9 +90,12 @@ def test_folders_without_a_job_are_removed_after_a_day(tmp_path):
 
 
 @pytest.mark.full  # starts a server
-def test_stores_on_a_server_reject_bytes(tmp_path):
-    with client_of(postgres_place()) as client, pytest.raises(InvalidRequest, match="all processes can read"):
-        client.submit_batch([prompt_of(0)])
+def test_stores_on_a_server_reject_bytes_but_keep_the_files_of_answers(tmp_path):
+    with client_of(postgres_place()) as client:
+        with pytest.raises(InvalidRequest, match="all processes can read"):
+            client.submit_batch([prompt_of(0)])
+        result = client.submit("Draw a cat as PNG", durable=True).result()
+        assert result.files[0].content() == picture_for("Draw a cat as PNG")
 
 
 SUBMIT = """
@@ -119,6 +123,49 @@ def test_another_process_sends_the_files_of_a_killed_one(stored, tmp_path):
     with client_of(store) as client:
         job = client.job("bytes") if stored else client.submit_batch(map(prompt_of, range(50)), key="bytes")
         assert [result.text for result in job.results(timeout=60)] == list(map(answer_to, range(50)))
+
+
+DRAW = """
+import sys, time
+from tests.jobs.test_files_of_jobs import DRAWINGS, client_of
+client = client_of(sys.argv[1], batch_max_requests=5)
+client.generate(DRAWINGS, strategy=sys.argv[2], key="drawings")
+"""
+DRAWINGS = [f"Draw {number} as PNG" for number in range(60)]
+
+
+@pytest.mark.full  # starts a process
+@pytest.mark.parametrize("route", ["batch", "individual"])
+def test_another_process_stores_the_files_that_a_killed_one_was_receiving(route, tmp_path):
+    store = tmp_path / "jobs.db"
+    with subprocess.Popen([sys.executable, "-c", DRAW, str(store), route]) as process:
+        while len(list(tmp_path.glob("jobs.db.files/*/*"))) < 8:
+            time.sleep(0.001)
+        process.kill()
+    with client_of(store) as client:
+        results = client.generate(DRAWINGS, strategy=route, key="drawings")
+    assert [result.files[0].content() for result in results] == [picture_for(each) for each in DRAWINGS]
+
+
+@pytest.mark.full  # waits for the third attempt
+@pytest.mark.catches("StoreError")
+@pytest.mark.parametrize("route", ["batch", "individual"])
+def test_an_answer_waits_until_there_is_room_for_its_files(route, tmp_path, monkeypatch):
+    opened, tries = os.open, []
+
+    def no_room(path, *rest, **options):
+        if ".db.files/" not in str(path) or not str(path).endswith(".part") or len(tries) >= 2:
+            return opened(path, *rest, **options)
+        tries.append(path)
+        os.close(opened(path, *rest, **options))
+        return opened("/dev/full", os.O_WRONLY)
+
+    monkeypatch.setattr(os, "open", no_room)
+    with client_of(tmp_path / "jobs.db") as client:
+        results = client.generate(DRAWINGS[:12], strategy=route, key="drawings")
+        assert len(tries) == 2
+        assert [each.files[0].content() for each in results] == [picture_for(each) for each in DRAWINGS[:12]]
+        assert {result.attempts for result in results} == {1}
 
 
 MEASURE = """
