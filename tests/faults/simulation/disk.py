@@ -103,5 +103,5 @@ class _Database(Database):
 class SimStore(SqlStore):
     def __init__(self, disk: Disk, *, wall: Callable[[], float], rng: Random) -> None:
         locks = FileLocks(os.path.join(disk.spool, "owners"))
-        files = JobFiles(os.path.join(disk.spool, "files"), shared=True)
+        files = JobFiles(f"{disk.spool}.files", shared=True)
         super().__init__(_Database(disk, wall), locks, disk.spool, files, wall=wall, rng=rng, counted=None)

@@ -4,7 +4,8 @@ The invariants of the protocol, by their names:
 
 I1 every accepted item has a result, or waits for something, or is in exactly one shard that is alive
 I2 whatever was paid for and is not the result of its item is named by an incident, and incidents are true
-I3 each result is the answer to its item's own prompt, or an incident says that answers may be exchanged
+I3 each result is the answer to its item's own prompt, with its file, or an incident says that answers may be
+   exchanged
 I4 a result is delivered only after it is committed, and only once
 I7 no item is sent more often than the policy says; no shard is created twice
 I10 a second recovery changes nothing
@@ -27,6 +28,7 @@ from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState
 from smartbatch.jobs.steps.poll import STUCK_CANCEL_SECONDS
 from smartbatch.jobs.store import SqlStore
+from smartbatch.types import Result, Route
 from tests.faults.simulation.crash_points import Violation
 from tests.faults.simulation.process import LIMITS
 from tests.faults.simulation.simulated_remote import digest_of
@@ -131,8 +133,10 @@ class InvariantChecker:
         incidents = store.facts.incidents(job.id)
         told = any(incident.kind == "token_mismatch" for incident in incidents)
         for row in rows:
-            result = decode_result(row.body, request_id="")
+            result = decode_result(row.body, request_id="", files=store.files.folder(job.id))
             texts[row.ix] = result.text
+            if result.ok and [file.content() for file in result.files] != _files_with(result):
+                raise Violation(f"I3 item {row.ix} lacks the file of its answer")
             exchanged = (
                 result.text is not None and result.text.split()[0] != digest_of(self.prompts[row.ix])[:16]
             )
@@ -226,3 +230,8 @@ class InvariantChecker:
 
 def _what(each: Call | BatchLine) -> str:
     return f"line {each.position} of {each.batch}" if isinstance(each, BatchLine) else f"call {each.index}"
+
+
+def _files_with(result: Result) -> list[bytes]:
+    """Return the contents of the files in an answer: lines of batches have one, which contains the text."""
+    return [(result.text or "").encode()] if result.route is Route.BATCH else []

@@ -14,6 +14,7 @@ from smartbatch.emulator.batches import batch_records as records
 from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.parsed_requests import ModelOutput
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.media import returned_file
 from smartbatch.providers.batch_api import (
     BatchAbilities,
     BatchApi,
@@ -425,4 +426,5 @@ def _line(form: dict[str, Any]) -> Line:
         return Line(name, outcome, error=ProviderError(f"the line failed: {form['error']}", kind=kind))
     body = form["body"]
     usage = Usage(*body["usage"]) if "usage" in body else None
-    return Line(name, LineOutcome.OK, answer=Answer(body["text"], usage))
+    files = (returned_file(body["text"].encode()),)
+    return Line(name, LineOutcome.OK, answer=Answer(body["text"], usage, files=files))
