@@ -105,6 +105,14 @@ def plural(count: float, one: str, many: str | None = None) -> str:
     return f"{number(count)} {one if count == 1 else many or one + 's'}"
 
 
+def size(count: float) -> str:
+    """Return a number of bytes as text, such as ``3.4 MB`` (1 MB is a million bytes)."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{_significant(count / scale)} {unit}"
+    return plural(count, "byte")
+
+
 def worded(value: float, unit: Unit) -> str:
     if unit == "money":
         return money(value)

@@ -9,7 +9,7 @@ from attrs import asdict, evolve
 
 from smartbatch._words import duration, money, plural
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.explanation import IN_PYTHON, decision_parts, explain
+from smartbatch.core.routing.explanation import IN_PYTHON, decision_parts, explain, files_in_words
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import ConfigError
@@ -52,6 +52,8 @@ class Plan(Generic[T]):
         requests: requests to be answered by the provider, by the chosen route.
         cached: further requests that the cache answers.
         duplicates: further requests that share the answer of an identical one in the list.
+        files: number, bytes and expected tokens of the files in the requests; see
+            :class:`~smartbatch.core.routing.workload.FileLoad`. ``None`` if there are none.
         quota: share of the known limits used while the list runs; ``None`` if no limit is known.
         options: all routes considered, see :class:`~smartbatch.core.routing.choice.Option`.
     """
@@ -73,12 +75,15 @@ class Plan(Generic[T]):
         self.requests = load.by_job if chosen.batches else load.requests
         self.cached, self.duplicates = load.cached, load.duplicates + load.requests - self.requests
         self.answers = decision.load.answers
+        self.files = load.files
         self.quota = chosen.quota
         self.options: tuple[Option, ...] = decision.options
 
     def __repr__(self) -> str:
         cost = "price unknown" if self.cost is None else money(self.cost)
         requests = plural(self.requests, "request")
+        if self.files is not None:
+            requests += f" with {files_in_words(self.files)}"
         return f"<Plan {requests}, {self.route.value}, about {duration(self.p50)}, {cost}>"
 
     def _repr_html_(self) -> str:
@@ -107,6 +112,7 @@ class Plan(Generic[T]):
             "duplicates": self.duplicates,
             "tokens_in": self.decision.load.tokens_in,
             "tokens_out": self.decision.load.tokens_out,
+            "files": None if self.files is None else asdict(self.files),
             "answers": None if self.answers is None else asdict(self.answers),
             "deadline": constraints.deadline,
             "budget": constraints.budget,

@@ -16,7 +16,7 @@ from typing import Final
 
 from attrs import field, frozen
 
-from smartbatch._words import plural
+from smartbatch._words import size
 from smartbatch.dashboard.page import Query, number_of
 from smartbatch.dashboard.web_application import Refused, Response
 from smartbatch.errors import SmartbatchError
@@ -121,15 +121,14 @@ class RowFiles:
     def _shown(self, files: list[Media], name: str | None, position: int, query: Query) -> Iterator[Value]:
         for number, file in enumerate(files):
             if _is_named_only(file):
-                yield file.url or f"{plural(file.size or 0, 'byte')}, too large to be shown"
+                yield file.url or f"{size(file.size or 0)}, too large to be shown"
                 continue
             label = f"{name or 'answer'} {number}" if len(files) > 1 else name or "answer"
             href = query.link("file", row=position, column=name, number=number)
             if file.media_type in _SHOWN_TYPES:
                 yield Thumbnail(label, href, *_fitted(file))
             else:
-                size = plural(file.size or 0, "byte")
-                yield Link(f"{label} ({file.media_type}, {size})", href, is_download=True)
+                yield Link(f"{label} ({file.media_type}, {size(file.size or 0)})", href, is_download=True)
 
 
 def _is_named_only(file: Media) -> bool:

@@ -167,6 +167,8 @@ def test_plans_include_the_price_of_audio(emu):
         plan = client.plan([["What is said?", sound]], strategy="individual", max_tokens=10, budget=1)
         assert plan.cost == pytest.approx(600 * 32 * 1e-6, rel=0.05)  # USD 1 per million tokens
         assert plan.cost_low < plan.cost < plan.cost_high
+        assert plan.as_dict()["files"] == {"count": 1, "bytes": 9_600_003, "tokens": 600 * 32 + 1}
+        assert repr(plan).startswith("<Plan 1 request with 1 file (9.6 MB), individual, about ")
         with pytest.raises(BudgetExceeded):
             client.submit(["What is said?", sound], max_tokens=10).result()
     assert emu.ledger.received == 0

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -188,6 +188,13 @@ def estimate_contents(request: Request, model: str = "") -> int:
     return _CONTENT_COUNTS.request(request, media_rule(model))
 
 
+def files_in(request: Request, model: str = "") -> Iterator[tuple[int, int]]:
+    """Yield the bytes, 0 if unknown, and the estimated tokens of each file in a prompt."""
+    rule = media_rule(model)
+    for file in map(file_of_part, files_of(request)):
+        yield (0, UNKNOWN_TOKENS) if file is None else (file.size or 0, rule.expected(file))
+
+
 def estimate_audio(request: Request, model: str = "") -> int:
     """Estimate the input tokens that are audio, which some models price differently."""
     return _audio_tokens(request, media_rule(model).expected)
@@ -278,6 +285,10 @@ class Calibration:
     def contents(self, request: Request) -> int:
         """Estimate the texts and files of a request alone, before they are corrected."""
         return estimate_contents(request, self._model)
+
+    def files(self, request: Request) -> Iterator[tuple[int, int]]:
+        """Yield the bytes and tokens of each file; see :func:`files_in`."""
+        return files_in(request, self._model)
 
     def audio(self, request: Request) -> int:
         """Estimate the part of :meth:`estimate` that is audio."""

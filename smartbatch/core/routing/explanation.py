@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 
 from attrs import frozen
 
-from smartbatch._words import UNKNOWN, duration, money, number, plural, share
+from smartbatch._words import UNKNOWN, duration, money, number, plural, share, size
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.rescue import HIGHEST_LEVEL
-from smartbatch.core.routing.workload import AnswerLengths, Cost
+from smartbatch.core.routing.workload import AnswerLengths, Cost, FileLoad
 from smartbatch.types import Route, Strategy
 from smartbatch.views.model import Cell, DataTable, Note, Part
 
@@ -78,7 +78,12 @@ def plan_lines(decision: Decision, *, voice: Voice = IN_PYTHON, now: datetime | 
 
 def load_in_words(decision: Decision, voice: Voice = IN_PYTHON) -> str:
     load = decision.load
-    words = f"{plural(load.requests, voice.unit)}, about {load.tokens_in:,.0f} input tokens"
+    words = plural(load.requests, voice.unit)
+    if load.files is not None:
+        words += f" with {files_in_words(load.files)}"
+    words += f", about {load.tokens_in:,.0f} input tokens"
+    if load.files is not None:
+        words += f" ({load.files.tokens:,.0f} for the files)"
     if load.answers is not None:
         words += f" and {load.tokens_out:,.0f} output tokens"
     if load.repeats:
@@ -88,6 +93,10 @@ def load_in_words(decision: Decision, voice: Voice = IN_PYTHON) -> str:
     if load.cached:
         words += f"; {number(load.cached)} more are answered from the cache"
     return words
+
+
+def files_in_words(files: FileLoad) -> str:
+    return plural(files.count, "file") + (f" ({size(files.bytes)})" if files.bytes else "")
 
 
 def _headline(decision: Decision, voice: Voice, now: datetime | None) -> Iterator[str]:

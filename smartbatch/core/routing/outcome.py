@@ -11,7 +11,7 @@ from attrs import asdict, define, field, fields_dict, frozen
 
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Constraints, Option
-from smartbatch.core.routing.workload import AnswerLengths, Cost, Load, Rates
+from smartbatch.core.routing.workload import AnswerLengths, Cost, FileLoad, Load, Rates
 from smartbatch.types import Result, Route, Strategy
 
 _STANDARD = (Route.INDIVIDUAL, Route.SHARED)
@@ -128,6 +128,8 @@ def decision_of(text: str) -> Decision | None:
         load, constraints = form["load"], form["constraints"]
         if "answers" in load:
             load["answers"] = AnswerLengths(**load["answers"])
+        if "files" in load:
+            load["files"] = FileLoad(**load["files"])
         if "strategy" in constraints:
             constraints["strategy"] = Strategy(constraints["strategy"])
         options = [_option(each) for each in form["options"]]

@@ -71,6 +71,18 @@ class AnswerLengths:
 
 
 @frozen
+class FileLoad:
+    """The files in the requests of a list."""
+
+    count: int = 0
+    bytes: int = 0  # of those whose size is known
+    tokens: float = 0.0  # expected; included in the tokens of the list
+
+    def plus(self, size: int, tokens: int) -> FileLoad:
+        return FileLoad(self.count + 1, self.bytes + size, self.tokens + tokens)
+
+
+@frozen
 class Load:
     requests: int
     tokens_in: float = 0.0
@@ -80,6 +92,7 @@ class Load:
     duplicates: int = 0  # additional requests, which share the answers of identical ones
     # requests identical to a much earlier one: a job pays for them once, real time may pay twice
     repeats: int = 0
+    files: FileLoad | None = None  # ``None`` if there are none
 
     @property
     def by_job(self) -> int:
@@ -182,6 +195,7 @@ class Workload:
         self.tokens_in = 0.0  # expected, of the requests added
         self.audio_in = 0.0  # the part of ``tokens_in`` that is audio
         self.tokens_out = 0.0
+        self.files = FileLoad()
         self.most_out = 0  # output tokens to reserve for a budget, for all requests added
         self._sampled = 0
         self._sampled_in = self._sampled_most = 0.0
@@ -214,6 +228,8 @@ class Workload:
         contents = estimated if learned.knows_input else learned.contents(request)
         audio = learned.audio(request)
         each = self._each(learned, estimated, contents, audio, limit, shape, other)
+        for size, tokens in learned.files(request):
+            self.files = self.files.plus(size, learned.input(tokens))
         self._add(1, each, repeated)
         if self._sampled < _SAMPLED_REQUESTS:
             self._sampled += 1
@@ -330,6 +346,7 @@ class Workload:
             answers if self._generating else None,
             self.duplicates,
             self.repeats,
+            self.files if self.files.count else None,
         )
 
     def cost(self, processing: str, *, by_job: bool = False) -> Cost | None:

@@ -10,7 +10,8 @@ import pytest
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.explanation import IN_PYTHON, ON_COMMAND_LINE, explain, plan_lines
 from smartbatch.core.routing.options import Constraints, Option
-from smartbatch.core.routing.workload import AnswerLengths, Cost, Load
+from smartbatch.core.routing.outcome import decision_of, decision_text
+from smartbatch.core.routing.workload import AnswerLengths, Cost, FileLoad, Load
 from smartbatch.types import Route, Strategy, evolve
 
 NOON = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
@@ -215,6 +216,20 @@ def test_the_load_counts_what_need_not_be_sent():
         "40 requests, about 7,100 input tokens and 80,000 output tokens; 2 of them are repeated, and a job "
         "pays for those once; 80 more are duplicates and share an answer; 3 more are answered from the cache."
     )
+
+
+def test_the_load_counts_the_files_of_the_requests():
+    for files, words in (
+        (FileLoad(1, 0, 765.0), "40 requests with 1 file, about 7,100 input tokens (765 for the files) and"),
+        (
+            FileLoad(80, 3_400_000, 7000.0),
+            "40 requests with 80 files (3.4 MB), about 7,100 input",
+        ),
+    ):
+        load = Load(40, 7100.0, 80_000.0, answers=SEEN, files=files)
+        decision = Decision(load, Constraints(), (REALTIME,), REALTIME, "so it is", REALTIME, None)
+        assert explain(decision).startswith(words)
+        assert decision_of(decision_text(decision)) == decision
 
 
 def test_details_add_every_route_and_the_figures_that_decided():
