@@ -42,37 +42,41 @@ def send(
         find, upload: timeouts in seconds.
 
     Returns:
-        the upload, which may not be ready; ``None`` if an earlier call did not upload it.
+        the upload, which may not be ready; ``None`` if the file must be sent again.
 
     Raises:
         InvalidRequest: the file has changed or is missing.
         ProviderError: the call failed. Its outcome is searched for later if it is unknown.
     """
     found: RemoteUpload | None
-    size = media.size or 0
+    try:
+        content = media.content("prompt")
+    except InvalidRequest:
+        if sending.is_new:
+            uploads.not_sent(sending)
+        else:
+            uploads.not_found(sending)
+        raise
     try:
         if sending.is_new:
-            content = media.content("prompt")
-            size = len(content)
             found = files.upload(sending.name, media.sent_type, content, upload)
         else:
             found = files.find(sending.name, find)
-    except InvalidRequest:
-        uploads.forget(sending)
-        raise
     except Exception as raised:
         error = files.classify(raised)
         if error.maybe_billed or not sending.is_new:
-            uploads.release(sending)
+            uploads.leave_uncertain(sending)
         else:
-            uploads.forget(sending)
+            uploads.not_sent(sending)
         raise error from None
-    if found is None:
-        uploads.abandon(sending)
-    elif found.ready:
-        uploads.complete(sending, found, size)
+    # a file of another size is the result of a cut call
+    if found is None or found.size not in (None, len(content)):
+        uploads.not_found(sending)
+        return None
+    if found.ready:
+        uploads.complete(sending, found, len(content))
     else:
-        uploads.release(sending)
+        uploads.leave_uncertain(sending)
     return found
 
 

@@ -27,6 +27,7 @@ class FileAbilities:
 class RemoteUpload:
     id: str  # as in Media.file_id
     expires_at: float = math.inf  # Unix seconds
+    size: int | None = None  # bytes, if reported
     ready: bool = True  # False while the provider still processes it
 
 

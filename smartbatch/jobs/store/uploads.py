@@ -118,8 +118,7 @@ class UploadTable:
                 # 1. it is uploaded, and lasts long enough
                 if file_id and expires_at >= file.needed_until:
                     _put_off(tx, no, file, due_at, retention, at)
-                    if job_id is not None:
-                        tx.change(_LINK, file.key, no, job_id)
+                    tx.change(_LINK, file.key, no, job_id)
                     return str(file_id)
                 # 2. someone is sending it
                 if not file_id and until > at and (sender == me or self.owner.sees_alive(sender)):
@@ -127,6 +126,7 @@ class UploadTable:
                 # 3. the outcome of an earlier call is unknown
                 if not file_id:
                     _put_off(tx, no, file, due_at, retention, at)
+                    tx.change(_LINK, file.key, no, job_id)
                     take = "UPDATE remote_object SET sender = ?, sending_until = ? WHERE no = ?"
                     tx.change(take, me, at + SENDING_SECONDS, no)
                     return Sending(no, name, is_new=False)
@@ -136,6 +136,7 @@ class UploadTable:
             due = None if file.retention is None else at + file.in_use + file.retention
             values = (file.scope, file.model, RemoteKind.UPLOAD.value, file.retention, due, _NEVER)
             [(no,)] = tx.rows(_ADD, *values, name, file.key, me, at + SENDING_SECONDS)
+            tx.change(_LINK, file.key, no, job_id)
             return Sending(int(no), name, is_new=True)
 
         return self.db.write(work)
@@ -145,11 +146,11 @@ class UploadTable:
         done = "UPDATE remote_object SET id = ?, bytes = ?, expires_at = ?, sending_until = 0 WHERE no = ?"
         self.db.change(done, file.id, size, min(file.expires_at, _NEVER), sending.no)
 
-    def release(self, sending: Sending) -> None:
+    def leave_uncertain(self, sending: Sending) -> None:
         """Let any owner search for the file again: the outcome is unknown, or it is being processed."""
         self.db.change("UPDATE remote_object SET sending_until = 0 WHERE no = ?", sending.no)
 
-    def abandon(self, sending: Sending) -> None:
+    def not_found(self, sending: Sending) -> None:
         """Do not use an upload that was searched for and not found.
 
         Housekeeping searches for it once more, because a cut call may have had a late effect.
@@ -157,7 +158,7 @@ class UploadTable:
         late = "UPDATE remote_object SET file_key = NULL, sending_until = 0 WHERE no = ?"
         self.db.change(late, sending.no)
 
-    def forget(self, sending: Sending) -> None:
+    def not_sent(self, sending: Sending) -> None:
         """Remove an upload that certainly does not exist."""
         self.db.change("DELETE FROM remote_object WHERE no = ?", sending.no)
 

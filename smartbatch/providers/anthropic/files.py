@@ -19,7 +19,7 @@ from smartbatch.providers.anthropic.batches import is_own_error
 from smartbatch.providers.anthropic.parts import IMAGE_TYPES
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.file_api import FileAbilities, FileApi, RemoteUpload
-from smartbatch.providers.foreign_text import fields, unix_seconds, unusable
+from smartbatch.providers.foreign_text import fields, unix_seconds, unusable, whole
 from smartbatch.providers.http.batch_calls import CheckedCalls, check_id
 
 if TYPE_CHECKING:
@@ -80,4 +80,5 @@ class AnthropicFiles(FileApi):
 def _read(data: Any) -> RemoteUpload:
     if not isinstance(data, dict):
         raise unusable("the provider returned an invalid file", status=200)
-    return RemoteUpload(check_id(data.get("id")), unix_seconds(data.get("expires_at")) or math.inf)
+    expires_at = unix_seconds(data.get("expires_at")) or math.inf
+    return RemoteUpload(check_id(data.get("id")), expires_at, whole(data.get("size_bytes")))

@@ -140,7 +140,7 @@ class GeminiFiles(FileApi):
 
 
 def _uploaded(named: NamedFile) -> RemoteUpload:
-    return RemoteUpload(named.address, named.file.expires_at, named.file.ready)
+    return RemoteUpload(named.address, named.file.expires_at, named.file.size, named.file.ready)
 
 
 def is_own_error(reply: Reply) -> bool:

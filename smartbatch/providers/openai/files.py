@@ -74,7 +74,7 @@ class OpenAIFiles(FileApi):
 
 
 def _uploaded(file: RemoteFile) -> RemoteUpload:
-    return RemoteUpload(file.id, file.expires_at, file.ready)
+    return RemoteUpload(file.id, file.expires_at, file.size, file.ready)
 
 
 def _is_refusal(reply: Reply) -> bool:

@@ -61,6 +61,7 @@ WRITES = {
     *("accept", "unhold", "claim", "plan", "advance", "mark_submitting"),
     *("discard", "fail", "ingest", "settle", "remember"),
     *("take", "remove", "postpone", "mark_used"),
+    *("obtain", "complete", "leave_uncertain", "not_found", "not_sent", "lost", "send_inline"),
     *("fail_open", "move_to_realtime", "claim_realtime", "answer", "drop_unsent", "note", "add_incident"),
 }
 """The commits that matter. Leases and observed turnarounds are written outside the protocol."""
@@ -72,6 +73,7 @@ PARTS = (
     "facts",
     "remote_objects",
     "webhook_events",
+    "uploads",
 )  # the parts of a store that write
 
 
@@ -136,6 +138,9 @@ _STEPS = {
     "K22": ("settle.",),
     "K23": ("deliver",),
     "K24": ("settled>same.", "dead>same.", "delete_batch", "take.", "remove.", "postpone."),
+    "K25": ("obtain.", "not_found.", "leave_uncertain.", "not_sent."),
+    "K26": ("file_upload.", "find_upload", "complete."),
+    "K27": ("delete_upload",),
 }
 
 

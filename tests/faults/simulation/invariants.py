@@ -10,6 +10,7 @@ I4 a result is delivered only after it is committed, and only once
 I7 no item is sent more often than the policy says; no shard is created twice
 I10 a second recovery changes nothing
 I11 nothing is deleted at the provider that is still needed, or that is none of the job's
+I13 a file in prompts is uploaded once and deleted in the end, and batches refer only to files that are there
 I12 once nothing fails any more, everything ends in time
 """
 
@@ -113,6 +114,12 @@ class InvariantChecker:
                 needed = job != JobState.DONE.value or state not in _ENDED or not cleaned_up
             if needed:
                 self.deleted.append(f"{identity}, whose shard is {state} and whose job is {job}")
+
+    def check_upload_deletion(self, identity: str) -> None:
+        """I11: an uploaded file is deleted only after its job is done."""
+        [(job,)] = self.disk.execute("SELECT state FROM job")
+        if job != JobState.DONE.value:
+            self.deleted.append(f"the upload {identity}, whose job is {job}")
 
     # -- at the end ------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from tests.faults.simulation.disk import Disk, SimStore
 from tests.faults.simulation.futures import Reader
 from tests.faults.simulation.scenario import HOUR, MINUTE
 from tests.faults.simulation.simulated_remote import Network, SimApi, tokens_of
+from tests.faults.simulation.uploads import SimFiles, text_of
 from tests.jobs.runtimes import job_runtime, job_wiring, step_limits
 
 PROVIDER = "simulated"
@@ -150,8 +151,7 @@ class Process:
         shared = decode_params(job.params)
         results = []
         for item in items:
-            prompt = decode_request(item.payload, shared, id=item.user_id).prompt
-            assert isinstance(prompt, str)
+            prompt = text_of(decode_request(item.payload, shared, id=item.user_id))
             self._points.reach("ask.before")
             self._clock.advance(1.0)
             text = self._ask(prompt)
@@ -168,9 +168,13 @@ class _Account:
     def __init__(self, api: SimApi) -> None:
         self.scope = api.scope
         self._api = api
+        self._files = SimFiles(api)
 
     def batches(self) -> SimApi:
         return self._api
+
+    def files(self) -> SimFiles:
+        return self._files
 
 
 def _answered(item: StoredItem, prompt: str, text: str | None) -> NewResult:

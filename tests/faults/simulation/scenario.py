@@ -62,6 +62,7 @@ class Plan:
     # simulated_remote.SimApi`
     odd: tuple[str, ...] = ()
     webhooks: bool = False  # events about batches arrive, some of them wrong
+    uploads: bool = False  # the prompts contain files, which are uploaded
 
     def line(self) -> str:
         crash = ",".join(map(str, self.crashes)) or f"p{self.crash_rate:g}"
@@ -74,6 +75,7 @@ class Plan:
             more += "" if value is None else f" {name}={value:g}"
         more += "".join(f" {name}" for name in self.odd)
         more += " webhooks" if self.webhooks else ""
+        more += " uploads" if self.uploads else ""
         return f"seed={self.seed} flavour={self.flavour} crash={crash}{more}"
 
 

@@ -33,6 +33,7 @@ from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.crash_points import Crash, CrashPoints
 from tests.faults.simulation.faults import FaultPlan
 from tests.faults.simulation.scenario import HOUR, MINUTE, Flavour, Scenario
+from tests.faults.simulation.uploads import check_files, file_of, text_of
 
 _FOREIGN = 12  # foreign batches in a run at most
 _STATES = {
@@ -86,6 +87,7 @@ class Network:
         self.calls: Counter[str] = Counter()
         # called with the id of a file or batch before it is deleted
         self.check_deletion: Callable[[str], object] = lambda _: None
+        self.check_upload_deletion: Callable[[str], object] = lambda _: None
         self.called_at: list[float] = []
         self._arrivals = 0
         self._foreign = 0
@@ -137,8 +139,8 @@ class SimApi(BatchApi):
     name = "sim"
 
     def __init__(self, network: Network, key: str) -> None:
-        self._network = network
-        self._key = key
+        self.network = network
+        self.key = key
         self._flavour = network.flavour
         self.scope = f"sim {key}"
         self.abilities = BatchAbilities(
@@ -153,79 +155,79 @@ class SimApi(BatchApi):
         )
 
     def _is(self, odd: str) -> bool:
-        return odd in self._network.what.odd
+        return odd in self.network.what.odd
 
     # -- input -----------------------------------------------------------------------------------------------
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
-        return json.dumps({"id": wire_id, "prompt": request.prompt}).encode()
+        return json.dumps({"id": wire_id, "prompt": text_of(request), **file_of(request)}).encode()
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         data = source.read_bytes()
-        self._change("upload")
+        self.change("upload")
         drawn = self._drawn()
-        cut = drawn < self._network.what.calls
+        cut = drawn < self.network.what.calls
         try:
-            self._network.points.reach("upload.part")
+            self.network.points.reach("upload.part")
         except Crash:
-            if self._network.rng.random() < 0.5:
+            if self.network.rng.random() < 0.5:
                 self._put(name, data[: len(data) // 2])
             raise
         if cut:  # and kept as if it were whole
             self._put(name, data[: len(data) // 2])
             raise _failed("the upload was cut")
         file = self._put(name, data)
-        self._network.points.reach("upload.after")
-        if drawn < 2 * self._network.what.calls:
+        self.network.points.reach("upload.after")
+        if drawn < 2 * self.network.what.calls:
             raise _failed("the answer to the upload is lost")
         return _file(file)
 
     def _put(self, name: str, data: bytes) -> records.StoredFile:
         named = name if self._flavour.named_files else None
-        backend, api, now = self._network.backend, self._flavour.api, self._now()
-        if named is not None and (known := backend.file(api, self._key, named, now)) is not None:
+        backend, api, now = self.network.backend, self._flavour.api, self._now()
+        if named is not None and (known := backend.file(api, self.key, named, now)) is not None:
             return known
-        return backend.put_file(api, self._key, name, data, now, identity=named)
+        return backend.put_file(api, self.key, name, data, now, identity=named)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
-        self._look("find_file")
-        files = self._network.backend.files(self._flavour.api, self._key, self._now())
+        self.look("find_file")
+        files = self.network.backend.files(self._flavour.api, self.key, self._now())
         return next((_file(file) for file in files if file.name == name and file.batch is None), None)
 
     def delete_file(self, file_id: str, timeout: float) -> None:
-        self._network.check_deletion(file_id)
-        self._change("delete_file")
-        self._network.backend.delete_file(self._flavour.api, self._key, file_id, self._now())
-        self._answer("delete_file")
+        self.network.check_deletion(file_id)
+        self.change("delete_file")
+        self.network.backend.delete_file(self._flavour.api, self.key, file_id, self._now())
+        self.answer("delete_file")
 
     # -- batches ---------------------------------------------------------------------------------------------
 
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:
-        self._change("create", unsent=True)
-        self._network.points.reach("create.part")
-        self._network.creates[creation.mark] += 1
+        self.change("create", unsent=True)
+        self.network.points.reach("create.part")
+        self.network.creates[creation.mark] += 1
         sent = 0
         while True:
             try:
                 batch = self._create(creation)
                 break
             except records.AnswerLost:
-                if sent == self._network.repeats:
-                    self._network.points.reach("create.waiting")
+                if sent == self.network.repeats:
+                    self.network.points.reach("create.waiting")
                     raise _failed("the answer to the create is lost") from None
                 sent += 1
-                self._network.clock.advance(1.0)
+                self.network.clock.advance(1.0)
             except records.BatchBackendError as error:
                 if error.reason == "bad_line":  # certainly not created, so that it may be sent once more
-                    self._network.creates[creation.mark] -= 1
+                    self.network.creates[creation.mark] -= 1
                 raise _refused(error) from None
-        self._network.points.reach("create.after")
+        self.network.points.reach("create.after")
         return self._seen(batch)
 
     def _create(self, creation: Creation) -> records.BatchSnapshot:
         if creation.file_id is not None:
-            backend = self._network.backend
-            file = backend.file(self._flavour.api, self._key, creation.file_id, self._now())
+            backend = self.network.backend
+            file = backend.file(self._flavour.api, self.key, creation.file_id, self._now())
             if file is None:
                 raise records.BatchBackendError("no_such_file", "there is no such file")
             data = file.data
@@ -233,21 +235,22 @@ class SimApi(BatchApi):
             assert creation.lines is not None
             data = creation.lines.read_bytes()
         lines = [json.loads(line) for line in data.split(b"\n") if line]
+        check_files(self.network.backend, self._flavour.api, self.key, lines, self._now())
         self._refuse(lines)
-        return self._network.arrive(lines, self._key, label={"sb": creation.mark}, file_id=creation.file_id)
+        return self.network.arrive(lines, self.key, label={"sb": creation.mark}, file_id=creation.file_id)
 
     def _refuse(self, lines: Sequence[dict[str, str]]) -> None:
         if self._is("locked") and self._now() < 20 * MINUTE:
             raise ProviderError("no such key", kind=ErrorKind.AUTH_ERROR, status=401)
         if self._is("large") and len(lines) > 1:
             raise ProviderError("too large", kind=ErrorKind.CLIENT_ERROR, status=413)
-        if self._is("repeating") and self._network.calls["create"] < 3:
+        if self._is("repeating") and self.network.calls["create"] < 3:
             text = f"what is {lines[0]['prompt']}?"
             raise ProviderError(text, kind=ErrorKind.CLIENT_ERROR, status=400)
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
-        self._look("get")
-        found = self._network.backend.batch(self._flavour.api, self._key, batch_id, self._now())
+        self.look("get")
+        found = self.network.backend.batch(self._flavour.api, self.key, batch_id, self._now())
         return None if found is None or self._is_hidden(found) else self._seen(found)
 
     def _is_hidden(self, batch: records.BatchSnapshot) -> bool:
@@ -255,29 +258,29 @@ class SimApi(BatchApi):
         return age > 5 * MINUTE and (self._is("vanished") or (self._is("vanishing") and age < 25 * MINUTE))
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
-        self._look("page")
+        self.look("page")
         if after is None:
-            self._network.create_foreign(self._key)
-        found = self._network.backend.batches(self._flavour.api, self._key, self._now())
+            self.network.create_foreign(self.key)
+        found = self.network.backend.batches(self._flavour.api, self.key, self._now())
         ids = [batch.id for batch in found]
         begin = 0 if after is None else ids.index(after) + 1
-        shown = found[begin : begin + self._network.what.page]
+        shown = found[begin : begin + self.network.what.page]
         more = begin + len(shown) < len(found)
         server_time = None if self._is("undated") else self._unix(self._now())
         return BatchPage(tuple(map(self._seen, shown)), shown[-1].id if more else None, server_time)
 
     def cancel(self, batch_id: str, timeout: float) -> None:
-        self._change("cancel")
-        found = self._network.backend.cancel(self._flavour.api, self._key, batch_id, self._now())
+        self.change("cancel")
+        found = self.network.backend.cancel(self._flavour.api, self.key, batch_id, self._now())
         if found is None or self._is_hidden(found):
             raise ProviderError("no such batch", kind=ErrorKind.CLIENT_ERROR, status=404)
-        self._answer("cancel")
+        self.answer("cancel")
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
-        self._network.check_deletion(batch_id)
-        self._change("delete_batch")
-        self._network.backend.delete(self._flavour.api, self._key, batch_id, self._now())
-        self._answer("delete_batch")
+        self.network.check_deletion(batch_id)
+        self.change("delete_batch")
+        self.network.backend.delete(self._flavour.api, self.key, batch_id, self._now())
+        self.answer("delete_batch")
 
     def delete_output(self, output: str, timeout: float) -> None:
         self.delete_file(output.partition(" ")[2], timeout)
@@ -285,15 +288,13 @@ class SimApi(BatchApi):
     # -- results ---------------------------------------------------------------------------------------------
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
-        self._look("download")
+        self.look("download")
         if self._is("withheld"):
             late = self._unix(self._now()) - (batch.created_at or 0.0) > 25 * MINUTE
             raise _refused(records.BatchBackendError("gone" if late else "unavailable", "no results"))
-        backend, api = self._network.backend, self._flavour.api
+        backend, api = self.network.backend, self._flavour.api
         try:
-            came = backend.fetch(
-                api, self._key, batch.id, self._now(), write=_written, part=output.split()[0]
-            )
+            came = backend.fetch(api, self.key, batch.id, self._now(), write=_written, part=output.split()[0])
         except records.BatchBackendError as error:
             raise _refused(error) from None
         body = came.body if isinstance(came.body, bytes) else b"".join(came.body)
@@ -304,8 +305,8 @@ class SimApi(BatchApi):
         if self._is("cut"):
             yield body[middle:-3]
             return
-        self._network.points.reach("download.part")
-        if self._drawn() < self._network.what.calls:
+        self.network.points.reach("download.part")
+        if self._drawn() < self.network.what.calls:
             raise _failed("the download was cut")
         yield body[middle:]
         came.delivered()
@@ -319,40 +320,40 @@ class SimApi(BatchApi):
 
     # -- what may go wrong -----------------------------------------------------------------------------------
 
-    def _look(self, name: str) -> None:
-        self._network.points.reach(name)
+    def look(self, name: str) -> None:
+        self.network.points.reach(name)
         self._pass(name)
-        if self._drawn() < self._network.what.calls:
+        if self._drawn() < self.network.what.calls:
             raise _failed(f"{name} failed", billed=False)
 
-    def _change(self, name: str, *, unsent: bool = False) -> None:
-        self._network.points.reach(f"{name}.before")
+    def change(self, name: str, *, unsent: bool = False) -> None:
+        self.network.points.reach(f"{name}.before")
         self._pass(name)
-        if self._drawn() < self._network.what.calls:
-            kind = self._network.rng.choice((ErrorKind.NETWORK_ERROR, ErrorKind.RATE_LIMIT))
+        if self._drawn() < self.network.what.calls:
+            kind = self.network.rng.choice((ErrorKind.NETWORK_ERROR, ErrorKind.RATE_LIMIT))
             raise ProviderError(f"{name} was not taken", kind=kind, maybe_billed=False)
 
-    def _answer(self, name: str) -> None:
-        self._network.points.reach(f"{name}.after")
-        if self._drawn() < self._network.what.calls:
+    def answer(self, name: str) -> None:
+        self.network.points.reach(f"{name}.after")
+        if self._drawn() < self.network.what.calls:
             raise _failed(f"the answer to {name} is lost")
 
     def _pass(self, name: str) -> None:
-        self._network.calls[name] += 1
-        self._network.called_at.append(self._now())
-        self._network.clock.advance(self._network.rng.uniform(0.05, 1.0))
+        self.network.calls[name] += 1
+        self.network.called_at.append(self._now())
+        self.network.clock.advance(self.network.rng.uniform(0.05, 1.0))
 
     def _drawn(self) -> float:
-        drawn = self._network.rng.random()
-        return 1.0 if self._network.faults.calm else drawn
+        drawn = self.network.rng.random()
+        return 1.0 if self.network.faults.calm else drawn
 
     def _now(self) -> float:
-        return self._network.clock.now()
+        return self.network.clock.now()
 
     # -- how it looks ----------------------------------------------------------------------------------------
 
     def _unix(self, moment: float) -> float:
-        return self._network.backend.unix(moment) + self._network.what.skew
+        return self.network.backend.unix(moment) + self.network.what.skew
 
     def _seen(self, batch: records.BatchSnapshot) -> RemoteBatch:
         problem = batch.problems[0] if batch.problems else None

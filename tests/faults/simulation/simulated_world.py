@@ -31,6 +31,7 @@ from tests.faults.simulation.invariants import InvariantChecker
 from tests.faults.simulation.process import LEASE, PROVIDER, Process
 from tests.faults.simulation.scenario import FLAVOURS, HOUR, MINUTE, Plan, scenario
 from tests.faults.simulation.simulated_remote import Network, digest_of, tokens_of
+from tests.faults.simulation.uploads import JobFiles
 from tests.faults.simulation.webhooks import NOTICE_SECONDS, Webhooks
 from tests.figures import runs
 
@@ -86,9 +87,11 @@ class World:
             flavour, self.what, self.backend, self.faults, self.clock, self.points, self._rng, plan.repeats
         )
         self.prompts = [f"question {number} {'x' * (number % 7) * 9}" for number in range(self.what.items)]
+        self.files = JobFiles(folder) if plan.uploads else None
         rng = BatchRandomness(self.faults.settings)
         self.checker = InvariantChecker(self.disk.connection, self.ledger, self.prompts, rng.identity)
         self.network.check_deletion = self.checker.check_deletion
+        self.network.check_upload_deletion = self.checker.check_upload_deletion
         self.webhooks = Webhooks(plan, self.backend, self.clock) if plan.webhooks else None
         self._started = 0
         self._resumes_at: float | None = None
@@ -119,10 +122,15 @@ class World:
 
     def _accept(self) -> None:
         shared = encode_params(Generation())
-        items = [
-            NewItem(None, encode_request(Request(prompt), Shared()), len(prompt) + 60, tokens_of(prompt))
-            for prompt in self.prompts
+        requests = [
+            Request(prompt) if self.files is None else self.files.request(number, prompt)
+            for number, prompt in enumerate(self.prompts)
         ]
+        items = [
+            NewItem(None, encode_request(request, Shared()), len(prompt) + 60, tokens_of(prompt))
+            for request, prompt in zip(requests, self.prompts, strict=True)
+        ]
+        uploaded = () if self.files is None else self.files.keys()
         while self.job is None:
             name = f"{self._rng.getrandbits(64):016x}"
             new = JobRow(
@@ -130,7 +138,7 @@ class World:
                 self.clock.wall(),
             )  # fmt: skip
             try:
-                self.job, _ = self.processes[0].store.jobs.accept(new, items)
+                self.job, _ = self.processes[0].store.jobs.accept(new, items, uploaded=lambda: uploaded)
             except Crash:
                 self._replace(self.processes[0])
         if len(self.processes[0].plain.jobs.latest()) != 1:
@@ -261,6 +269,8 @@ class World:
         incidents = self.checker.check_end(
             self.processes[0].plain, self.job, self.network.creates, repeats=bool(self.plan.repeats)
         )
+        if self.files is not None:
+            self.files.check_end(self.ledger)
         if end > self.what.calm_at + BOUND:
             raise Violation(f"I12 the job took {end:.0f} s")
         return incidents

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
+from attrs import evolve
 
 from tests.faults.simulation.crash_points import step_of
-from tests.faults.simulation.plans import Totals, base_plans, crashed_once, crashed_twice
+from tests.faults.simulation.plans import Totals, base_plans, crashed_once, crashed_twice, plan_of
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.simulated_world import Outcome, simulate
 from tests.levels import sampled
 
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 STEPS = {f"K{number}" for number in range(1, 25)}
+OF_UPLOADS = {"K25", "K26", "K27"}
 OF_FILES = {"K4", "K5", "K6", "K16", "K17"}
 """Steps of the protocol that a provider without input files does not have."""
 
@@ -32,6 +34,16 @@ def test_a_crash_at_any_point_alone_does_no_harm(run, flavour):
     assert total.names == {name for base in bases for name in base.points}
     expected = STEPS if FLAVOURS[flavour].files else STEPS - OF_FILES - OF_LABELS
     assert {step for name in total.names if (step := step_of(name))} == expected
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("flavour", sampled(FLAVOURS))
+def test_a_crash_at_any_point_of_an_upload_does_no_harm(run, flavour):
+    plans = [evolve(plan_of(case, flavour, 0), uploads=True) for case in ("calm", "lost")]
+    bases = [simulate(plan) for plan in plans]
+    total = Totals.of([*bases, *run(plan for base in bases for plan in crashed_once(base, sparse=True))])
+    assert total.problems == []
+    assert {step_of(name) for name in total.names} >= OF_UPLOADS
 
 
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))

@@ -128,6 +128,27 @@ def test_of_400_jobs_with_webhook_events_none_is_lost_or_paid_twice(run):
     assert sum(int(outcome.figures.get("repeats", 0)) for outcome in outcomes) > MANY / 10
 
 
+# -- files in prompts ----------------------------------------------------------------------------------------
+
+
+def with_uploads(seeds: Iterable[int]) -> Iterator[Plan]:
+    return (evolve(plan, uploads=True, policy=(("retention", 0.0),)) for plan in seeded(seeds))
+
+
+def test_each_file_is_uploaded_once_and_deleted_and_batches_find_it():
+    outcomes = [simulate(plan) for plan in with_uploads(range(8))]
+    assert Totals.of(outcomes).problems == []
+    points = {name for outcome in outcomes for name in outcome.points}
+    assert {"complete.after", "delete_upload.after", "find_upload"} <= points
+
+
+@pytest.mark.full
+def test_of_400_jobs_with_files_none_uploads_one_twice_or_leaves_it(run):
+    total = Totals.of(run(with_uploads(range(30_000, 30_000 + MANY))))
+    assert total.problems == []
+    assert total.crashes > MANY
+
+
 # -- the negative control: something below the library repeats creates ---------------------------------------
 
 
