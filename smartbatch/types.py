@@ -597,6 +597,8 @@ class TableParams(TypedDict, total=False):
         files_root: the folder of ``files``, by default the current one. All paths must lie below it.
         fetch_to: a folder into which the https URLs in ``files`` are fetched. By default, they are passed on
             to the provider.
+        max_pixels: larger images in ``files`` are scaled down to this many pixels, see
+            :class:`~smartbatch.Image`.
         on_missing: what to do with a row that lacks a field or a file of its prompt: ``"error"`` rejects the
             list, ``"skip"`` returns :class:`~smartbatch.RowSkipped` for it, ``"empty"`` leaves a blank field
             empty.
@@ -608,6 +610,7 @@ class TableParams(TypedDict, total=False):
     files: Mapping[str, MediaKind] | None
     files_root: str | PathLike[str] | None
     fetch_to: str | PathLike[str] | None
+    max_pixels: int | None
     on_missing: OnMissing | None
     examples: Prompts | None
 

@@ -358,6 +358,14 @@ def test_files_beyond_the_limits_of_an_api_are_rejected(form, make, problem):
         check_parts(prompt, form)
 
 
+def test_a_file_that_an_api_does_not_take_is_named(tmp_path):
+    (tmp_path / "a.gif").write_bytes(b"GIF89a")
+    with pytest.raises(InvalidRequest) as caught:
+        check_parts(normalise(["a", Image(tmp_path / "a.gif")]).prompt, PARTS)
+    named = f"prompt[0].content[1], the file '{tmp_path}/a.gif', is an image (image/gif); Gemini takes only "
+    assert str(caught.value).startswith(named)
+
+
 def test_many_images_have_a_lower_limit_at_anthropic():
     image = Image(PICTURES["png"].replace((9000).to_bytes(4), (2001).to_bytes(4)))
     check_parts(normalise(["a", *[image] * 20]).prompt, BLOCKS)

@@ -84,6 +84,7 @@ further:
                        image, document or audio; can be repeated
 --files-root DIR       find the files in this folder (default: that of INPUT); no file may lie outside it
 --fetch-to DIR         fetch https URLs of files into this folder (default: the provider reads URLs)
+--max-pixels N         scale larger images down to this many pixels; needs Pillow
 --on-missing error|skip|empty  handle rows with a blank prompt field or a missing file: refuse the run
                        (default), skip such rows, or leave a blank field empty
 --id-field F           take row ids from this field, or - for none (default: "id", else the index)
@@ -301,6 +302,7 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "X": {"type": number},
     "--limit": {"type": _positive},
     "--sample": {"type": _positive},
+    "--max-pixels": {"type": _positive},
     "--delimiter": {"type": _delimiter},
     "--on-missing": {"default": "error"},
     "--output": {"type": _file},
@@ -472,7 +474,7 @@ examples:
         further=True,
     )
     parser.add_argument("output", metavar="OUT.jsonl", help="output of a run, or results of a job")
-    parser.set_defaults(port=0, limit=20, fetch_to=None)
+    parser.set_defaults(port=0, limit=20)
     options = """
 --template T           show the prompt that this template or @FILE makes from each row, not its fields
 --file COLUMN=KIND     show the files in this column; KIND is image, document or audio; can be repeated

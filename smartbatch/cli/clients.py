@@ -23,7 +23,7 @@ from smartbatch.providers.hosts import add_hosts
 from smartbatch.providers.registry import option_types, parse_model
 from smartbatch.providers.value_types import fits, type_words
 from smartbatch.runs.row_requests import PromptMaker
-from smartbatch.tables.file_cells import FileColumns
+from smartbatch.tables.file_cells import FILE_OPTIONS, FileColumns
 from smartbatch.tables.row_source import RowSource
 from smartbatch.types import Embedding, Generation, TemplateSource
 
@@ -154,15 +154,18 @@ def file_columns(args: argparse.Namespace, table: str) -> FileColumns | None:
         if name in kinds:
             raise ConfigError(f"--file {name}: is given twice; leave one out")
         kinds[name] = kind
-    for option, value in (("files-root", args.files_root), ("fetch-to", args.fetch_to)):
-        if not kinds and value is not None:
-            raise ConfigError(f"--{option} needs --file, such as --file photo=image")
-    root = args.files_root or os.path.dirname(table) or os.curdir
+    options = {name: value for name in FILE_OPTIONS if (value := getattr(args, name, None)) is not None}
+    if not kinds and options:
+        option = next(iter(options)).replace("_", "-")
+        raise ConfigError(f"--{option} needs --file, such as --file photo=image")
+    if not kinds:
+        return None
+    root = os.path.dirname(table) or os.curdir
     try:
-        return FileColumns.given(kinds, root, args.fetch_to) if kinds else None
+        return FileColumns.given(**{"files": kinds, "files_root": root, **options})
     except InvalidRequest as error:
-        option = "--files-root" if error.field == "files_root" else "--file"
-        raise ConfigError(f"{option}: {error.message}") from None
+        option = "file" if error.field in (None, "files") else error.field.replace("_", "-")
+        raise ConfigError(f"--{option}: {error.message}") from None
 
 
 def prompt_maker(args: argparse.Namespace, params: Generation) -> PromptMaker:

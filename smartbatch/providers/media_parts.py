@@ -200,7 +200,8 @@ def _part(part: Any, field: str, form: PartForm, read: _ReadMedia, *, is_result:
             raise Untranslatable(f"is {media.described()} in a tool result, where {form.api} takes only text")
         return form.write(media)
     except Untranslatable as problem:
-        raise InvalidRequest(f"{field} {problem}", field=field) from None
+        which = f", {part.described()}," if isinstance(part, Media) else ""
+        raise InvalidRequest(f"{field}{which} {problem}", field=field) from None
 
 
 # -- what writers refuse -------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.routing.advisor import Advisor
 from smartbatch.shared_prefixes import CachingRules
-from smartbatch.tables.file_cells import FileColumns
+from smartbatch.tables.file_cells import FILE_OPTIONS, FileColumns
 from smartbatch.types import (
     ConstraintParams,
     Kind,
@@ -257,8 +257,7 @@ def prompts_of(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Pr
     for name in ("examples", "files"):
         if name in of_table and others.get("embedding") is not None:
             raise InvalidRequest(f"{name} has no effect on embeddings: leave it out", field=name)
-    kinds, root, fetch_to = (of_table.pop(name, None) for name in ("files", "files_root", "fetch_to"))
-    files = FileColumns.given(kinds, root, fetch_to)
+    files = FileColumns.given(**{name: of_table.pop(name) for name in FILE_OPTIONS if name in of_table})
     return prompt_list(prompts, files=files, **of_table), others
 
 

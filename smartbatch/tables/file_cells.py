@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch.errors import InvalidRequest
 from smartbatch.media import Audio, Document, Image, Media, MediaKind
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from smartbatch.tables.fetched_files import FetchedFiles
 
 _CLASSES: Final[Mapping[str, type[Media]]] = {each.kind: each for each in (Image, Document, Audio)}
+FILE_OPTIONS: Final = ("files", "files_root", "fetch_to", "max_pixels")
+"""The keywords for columns with files; see :meth:`FileColumns.given`."""
 _MAX_SHOWN_CHARACTERS: Final = 300  # of a path in an error
 _ADDRESS: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://|(?P<other>data|file|mailto):", re.IGNORECASE)
 
@@ -47,37 +49,43 @@ class FileColumns:
         kinds: kind of the files in each of these columns.
         root: the folder; relative paths start there.
         fetched: the files at URLs; ``None`` if the provider reads URLs.
+        max_pixels: see :class:`~smartbatch.Image`.
     """
 
     kinds: Mapping[str, MediaKind]
     root: Path
     fetched: FetchedFiles | None = None
+    max_pixels: int | None = None
 
     @classmethod
     def given(
         cls,
-        kinds: Any,
-        root: str | PathLike[str] | None = None,
+        files: Any = None,
+        files_root: str | PathLike[str] | None = None,
         fetch_to: str | PathLike[str] | None = None,
+        max_pixels: int | None = None,
     ) -> Self | None:
-        """Check the arguments of a caller; return ``None`` if there are no columns with files.
+        """Check the keywords of a caller; return ``None`` if there are no columns with files.
 
         Args:
-            root: the folder; by default the current one.
-            fetch_to: a folder for the files at URLs; by default, the provider reads URLs.
+            files, files_root, fetch_to, max_pixels: see :class:`~smartbatch.types.TableParams`.
 
         Raises:
-            InvalidRequest: a kind is unknown, or the folder does not exist, or is given without columns.
+            InvalidRequest: a kind is unknown, the folder does not exist, or an option has no effect.
         """
-        if kinds is None:
-            for name, value in (("files_root", root), ("fetch_to", fetch_to)):
+        if files is None:
+            for name, value in (
+                ("files_root", files_root),
+                ("fetch_to", fetch_to),
+                ("max_pixels", max_pixels),
+            ):
                 if value is not None:
                     raise InvalidRequest(f"{name} needs files, such as {{'photo': 'image'}}", field=name)
             return None
-        root = os.curdir if root is None else root
-        if not (isinstance(kinds, Mapping) and kinds and all(isinstance(name, str) for name in kinds)):
+        root = os.curdir if files_root is None else files_root
+        if not (isinstance(files, Mapping) and files and all(isinstance(name, str) for name in files)):
             raise InvalidRequest("files must be a dict such as {'photo': 'image'}", field="files")
-        for name, kind in kinds.items():
+        for name, kind in files.items():
             if not isinstance(kind, str) or kind not in _CLASSES:
                 raise InvalidRequest(
                     f"the files in {name!r:.80} must be of the kind image, document or audio, not "
@@ -88,13 +96,17 @@ class FileColumns:
             raise InvalidRequest(
                 f"the folder of the files, {os.fspath(root)!r}, does not exist", field="files_root"
             )
+        if max_pixels is not None:
+            Image(b"", max_pixels=max_pixels)  # checks the number
+            if Image.kind not in files.values():
+                raise InvalidRequest("max_pixels needs a column with images", field="max_pixels")
         fetched = None
         if fetch_to is not None:
             # imported late, because few tables need TLS
             from smartbatch.tables.fetched_files import FetchedFiles
 
             fetched = FetchedFiles(Path(fetch_to).absolute())
-        return cls(dict(kinds), Path(root).resolve(), fetched)
+        return cls(dict(files), Path(root).resolve(), fetched, max_pixels)
 
     def __contains__(self, name: str) -> bool:
         return name in self.kinds
@@ -109,7 +121,8 @@ class FileColumns:
         """
         field = f"field {name!r}"
         try:
-            return [self._local(name, self._file(name, value)).accepted(field) for value in _values_in(cell)]
+            found = (self._local(name, self._file(name, value)) for value in _values_in(cell))
+            return [self._scaled(name, media).accepted(field) for media in found]
         except InvalidRequest as error:
             raise BadField(error.message if field in error.message else f"{field}: {error.message}") from None
 
@@ -141,6 +154,13 @@ class FileColumns:
             message = f"field {name!r}: {media.described()} cannot be fetched: {error}"
             raise MissingFile(message, names=[name]) if error.is_gone else BadField(message) from None
         return type(media)(path).accepted(f"field {name!r}, {media.described()},")
+
+    def _scaled(self, name: str, media: Media) -> Media:
+        if self.max_pixels is None or not isinstance(media, Image) or media.max_pixels is not None:
+            return media
+        if media.url is not None:
+            raise BadField(f"field {name!r}: {media.described()} cannot be scaled unless it is fetched")
+        return evolve(media, max_pixels=self.max_pixels)
 
     def _source(self, name: str, text: str) -> str:
         """Return an https URL unchanged, and the resolved path of a file below the folder."""

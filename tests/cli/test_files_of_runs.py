@@ -136,6 +136,10 @@ def test_a_plan_counts_the_files(table, folder, capfd):
         (["--files-root", "."], "--files-root needs --file"),
         (["--fetch-to", "."], "--fetch-to needs --file"),
         (
+            ["--file", "photo=audio", "--max-pixels", "9"],
+            "--max-pixels: max_pixels needs a column with images",
+        ),
+        (
             ["--file", "photo=image", "--files-root", "nowhere"],
             "--files-root: the folder of the files, 'nowhere',",
         ),

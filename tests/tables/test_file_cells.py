@@ -151,6 +151,9 @@ def test_every_call_takes_files(folder):
         ({"files": {}}, "files", "a dict such as"),
         ({"files_root": "."}, "files_root", "needs files"),
         ({"files": {"photo": "image"}, "files_root": "nowhere"}, "files_root", "does not exist"),
+        ({"max_pixels": 9}, "max_pixels", "needs files"),
+        ({"files": {"photo": "image"}, "max_pixels": 0}, "max_pixels", "a whole number above 0"),
+        ({"files": {"photo": "document"}, "max_pixels": 9}, "max_pixels", "needs a column with images"),
         ({"files": {"scan": "document"}}, "template", r"'scan' need a place in the prompt: write \{scan\}"),
         ({"files": {"note": "image"}, "template": "{note:>5}"}, "template", "has a format"),
         (
@@ -173,6 +176,19 @@ def test_wrong_arguments_are_rejected(client, folder, given, field, problem):
     with pytest.raises(InvalidRequest, match=problem) as caught:
         client.generate([{"photo": "a.png", "note": "n"}], **{"template": TEMPLATE, **given})
     assert caught.value.field == field
+
+
+def test_large_images_are_scaled_and_others_are_not(client, folder):
+    pictures = pytest.importorskip("PIL.Image")
+    pictures.new("RGB", (80, 60)).save("large.png")
+    pictures.new("RGB", (8, 6)).save("small.png")
+    rows = [{"photo": name, "note": "n"} for name in ("large.png", "small.png")]
+    (large,), (small,) = answers(client, rows, max_pixels=100)
+    assert small == sha256(Path("small.png").read_bytes())
+    assert large == sha256(Image("large.png", max_pixels=100).accepted("").content())
+    assert large != sha256(Path("large.png").read_bytes())
+    with pytest.raises(InvalidRequest, match=r"URL .* cannot be scaled unless"):
+        answers(client, [{"photo": "https://a.example/b.png", "note": "n"}], max_pixels=100)
 
 
 def test_examples_without_files_precede_rows_with_files(client, folder):
