@@ -134,6 +134,7 @@ class SimApi(BatchApi):
     - ``locked``: no create is taken for 20 minutes; ``large``: none of more than one request; ``repeating``:
       the first two are refused, with a prompt in the text.
     - ``narrow``: a batch has few bytes.
+    - ``full``: no file is stored for 40 minutes.
     """
 
     name = "sim"
@@ -165,6 +166,10 @@ class SimApi(BatchApi):
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         data = source.read_bytes()
         self.change("upload")
+        if self._is("full") and self._now() < 40 * MINUTE:
+            raise ProviderError(
+                "You have exceeded your file storage quota.", kind=ErrorKind.CLIENT_ERROR, status=400
+            )
         drawn = self._drawn()
         cut = drawn < self.network.what.calls
         try:
