@@ -316,31 +316,31 @@ _STORED = (
 )
 
 
-KeepContent: TypeAlias = Callable[[str, bytes], None]
-"""Writes a file with the given hash and content to the folder of its job."""
+KeepContent: TypeAlias = Callable[[Media], str | None]
+"""Writes a file to the folder of its job and returns its name there; ``None`` if its path is enough."""
 
 
 def media_form(media: Media, keep: KeepContent | None = None) -> dict[str, Any]:
     """Return what a store keeps of an accepted file: never its content.
 
     Args:
-        keep: for files given as bytes; ``None`` rejects them.
+        keep: ``None`` rejects files given as bytes.
 
     Raises:
         InvalidRequest: the content was given as bytes.
         StoreError: it could not be written.
     """
     given = {name: value for name in _STORED if (value := getattr(media, name, None)) is not None}
-    if isinstance(media.source, bytes):
-        if keep is None:
-            raise InvalidRequest(
-                "prompt contains a file given as bytes, but a store on a server keeps only paths: save it at "
-                "a path that all processes can read and pass the path, or send it in real time with "
-                "strategy='individual'",
-                field="prompt",
-            )
-        keep(str(media.sha256), media.source)
-        given["source"] = media.sha256  # its name in the folder
+    name = None if keep is None else keep(media)
+    if name is not None:
+        given["source"] = name
+    elif isinstance(media.source, bytes):
+        raise InvalidRequest(
+            "prompt contains a file given as bytes, but a store on a server keeps only paths: save it at a "
+            "path that all processes can read and pass the path, or send it in real time with "
+            "strategy='individual'",
+            field="prompt",
+        )
     return {"type": _FORM_PREFIX + media.kind, **given}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 
 from attrs import define, evolve, field
@@ -125,7 +126,7 @@ class Items:
         params = request.params
         if params is not self._shared.params and not difference(params, self._shared.params):
             self._shared = evolve(self._shared, params=params)  # lets the next row reuse this object
-        keep = None if self._files is None else self._keep
+        keep = None if self._files is None else partial(self._files.keep, self.kept_in)
         payload = encode_request(request, self._shared, row=row, keep=keep)
         self._digest.include(request.id, payload)
         payload = with_cache(payload, request.cache)
@@ -144,11 +145,6 @@ class Items:
         name = self._names[row] if self._names else None
         tokens = estimate_request(request, model_label(request, self._job))
         return NewItem(request.id, payload, size, tokens, realtime=in_real_time, name=name)
-
-    def _keep(self, sha256: str, content: bytes) -> None:
-        assert self._files is not None
-        for job_id in self.kept_in:
-            self._files.write(job_id, sha256, content)
 
 
 def accept(

@@ -488,7 +488,7 @@ class RealtimeRunner:
         job, the items belong to that process and are dropped. An error while results are published is only
         reported, because results must not be stored twice.
         """
-        keep = partial(self._store.files.write, job.row.id)
+        keep = partial(self._store.files.keep, (job.row.id,))
         results = results_of(job.row, group, self._runtime.prices, self._clock.wall(), keep)
         verdicts = [verdict for _, verdict in group]
         final = [result.final for result in results]

@@ -190,7 +190,7 @@ class StoredRequests:
         kept = kept_request(request, durable=False)
         keeps = self._jobs().engine.store.files.shared
         with suppress(InvalidRequest):
-            encode_request(kept, Shared(), keep=(lambda *_: None) if keeps else None)
+            encode_request(kept, Shared(), keep=(lambda media: media.sha256) if keeps else None)
             if api is not None:
                 api.encode(kept, model=self._model.of(kept).name, wire_id=wire_id("0" * 22, 99_999))
                 return True

@@ -75,6 +75,27 @@ def test_requests_that_wait_for_a_batch_keep_their_files(tmp_path):
     assert {result.route.value for result in results} == {"batch"}
 
 
+def test_a_file_of_another_job_outlives_it(tmp_path):
+    with client_of(tmp_path / "jobs.db") as client:
+        first = client.submit_batch(["Draw a cat as PNG"])
+        [result] = first.results(timeout=60)
+        second = client.submit_batch([[QUESTION, result.files[0]]], key="second")
+        first.forget()
+        assert [each.text for each in second.results(timeout=60)] == [result.files[0].sha256]
+        with pytest.raises(InvalidRequest, match="can no longer be read"):
+            client.submit_batch([[QUESTION, result.files[0]]], key="third")
+
+
+def test_the_unscaled_image_is_kept(tmp_path):
+    pytest.importorskip("PIL")
+    image = picture_for("8 × 8 pixels")
+    with client_of(tmp_path / "jobs.db") as client:
+        [result] = client.submit_batch([[QUESTION, Image(image, max_pixels=16)]]).results(timeout=60)
+    [kept] = tmp_path.glob("jobs.db.files/*/*")
+    assert kept.read_bytes() == image
+    assert result.text != kept.name  # that of the scaled image
+
+
 def test_folders_without_a_job_are_removed_after_a_day(tmp_path):
     with client_of(tmp_path / "jobs.db") as client:
         job = client.submit_batch([prompt_of(0)])

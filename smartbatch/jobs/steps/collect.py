@@ -19,7 +19,7 @@ from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped, PriceUnknown
-from smartbatch.jobs.payload import decode_params, decode_request, is_chat, item_id
+from smartbatch.jobs.payload import decode_request, is_chat, item_id
 from smartbatch.jobs.records import NewResult, StoredItem
 from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps.result_lines import (
@@ -160,7 +160,7 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
     empty = not odd.seen and (bool(paths) or ran_to_completion(shard))  # a cancelled batch may have no file
     totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, uncertain=odd.broken or empty)
     calibration = step.runtime.wiring.calibration(step.job)
-    shared = decode_params(step.job.params)
+    shared = step.shared()
     shape = SHAPES.of(shared.params)
     before = step.job
     lines = iter(read) if size <= MAX_BUFFERED_BYTES else read_lines(step, shard, paths, OddLines())

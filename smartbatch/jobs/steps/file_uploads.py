@@ -11,7 +11,7 @@ from attrs import evolve
 
 from smartbatch.core.file_uses import files_of, with_file_ids
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
-from smartbatch.jobs.payload import decode_params, decode_request
+from smartbatch.jobs.payload import decode_request
 from smartbatch.jobs.records import DAY, OpenItem
 from smartbatch.jobs.shard_records import ShardRow
 from smartbatch.jobs.steps.step import Step
@@ -92,7 +92,7 @@ def with_sent_sizes(step: Step, items: Sequence[OpenItem]) -> Sequence[OpenItem]
     ids = dict.fromkeys(step.store.uploads.keys_of(step.job.id), _PLACEHOLDER)
     if not ids or _files(step) is None:
         return items
-    shared, sized = decode_params(step.job.params), []
+    shared, sized = step.shared(), []
     for start in range(0, len(items), _PAGE_ITEMS):
         page = items[start : start + _PAGE_ITEMS]
         bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])

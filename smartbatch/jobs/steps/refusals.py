@@ -22,7 +22,7 @@ from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.limits.shared_limit import LeaseAsk, MemberLimits, QuotaKind, first
 from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError
 from smartbatch.events import ParameterDropped
-from smartbatch.jobs.payload import decode_params, decode_request, encode_result, item_id
+from smartbatch.jobs.payload import decode_request, encode_result, item_id
 from smartbatch.jobs.records import NewResult
 from smartbatch.jobs.shard_records import ShardRow, ShardState, parse_wire_id
 from smartbatch.jobs.steps.step import Step
@@ -101,7 +101,7 @@ def _named_lines(shard: ShardRow, error: BatchRefused) -> dict[int, ProviderErro
 
 
 def _failed(step: Step, shard: ShardRow, lines: dict[int, ProviderError]) -> list[NewResult]:
-    shared = decode_params(step.job.params)
+    shared = step.shared()
     results = []
     for position, item in step.store.shards.items_at(shard.id, lines).items():
         reason = without_echo(lines[position], decode_request(item.payload, shared, id=item.user_id))

@@ -19,7 +19,7 @@ from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError, SmartbatchError
 from smartbatch.jobs.job_budget import CostCeiling
-from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_result
+from smartbatch.jobs.payload import decode_request, encode_result
 from smartbatch.jobs.records import ItemSize, NewResult, StoredItem
 from smartbatch.jobs.shard_records import ShardRow, parse_wire_id
 from smartbatch.jobs.steps.file_uploads import forget_uploads
@@ -201,7 +201,7 @@ class ResultReader:
         now, accepted = step.wall, step.job.created_at
         sent = now if submitted_at is None else submitted_at
         self._latency, self._queued = max(0.0, now - sent), max(0.0, sent - accepted)
-        self._shared: Shared = decode_params(step.job.params)
+        self._shared = step.shared()
         provider, _, model = step.job.model.partition(":")
         self._batch = step.runtime.prices.rates(provider, model, step.wall, processing="batch")
         self._realtime = step.runtime.prices.rates(provider, model, step.wall)
@@ -311,7 +311,7 @@ class ResultReader:
         usage, cost = result.usage, result.cost
         billed = bool(usage.total_tokens or outcome == "succeeded")
         realtime = self._price(self._realtime, usage) if billed else 0.0
-        body = encode_result(result, partial(self._step.store.files.write, self._step.job.id))
+        body = encode_result(result, partial(self._step.store.files.keep, (self._step.job.id,)))
         found = NewResult(item.ix, outcome, body, digest, usage, cost, realtime, Route.BATCH)
         return evolve(found, defects=result.defects)
 

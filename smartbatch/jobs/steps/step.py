@@ -13,7 +13,7 @@ from smartbatch._files import write_whole
 from smartbatch.core.limits.cooldown import backoff
 from smartbatch.errors import ProviderError, SmartbatchError, StoreError
 from smartbatch.events import JobIncident, ShardChanged
-from smartbatch.jobs.payload import decode_params, decode_request, encode_error
+from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_error
 from smartbatch.jobs.records import (
     IncidentRow,
     ItemState,
@@ -254,8 +254,12 @@ class Step:
         for path in Path(self.store.spool).glob(f"{shard.id}.*"):
             path.unlink(missing_ok=True)
 
+    def shared(self) -> Shared:
+        """Return the common parameters of the job's requests, and the folder of their files."""
+        return decode_params(self.job.params, self.store.files.folder(self.job.id))
+
     def requests_of(self, shard: ShardRow) -> Iterator[tuple[int, Request]]:
-        shared = decode_params(self.job.params, self.store.files.folder(self.job.id))
+        shared = self.shared()
         position = -1
         while page := self.store.shards.payloads(shard.id, after=position, limit=PAGE_REQUESTS):
             for position, item in page.items():

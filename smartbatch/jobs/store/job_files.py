@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from attrs import frozen
@@ -18,6 +18,7 @@ from attrs import frozen
 from smartbatch._files import own_folder, write_whole
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store.database import Database
+from smartbatch.media import Media
 
 STALE_SECONDS = 86_400.0
 """Age of the folder of an unknown job that is deleted. A younger one may belong to a job being stored."""
@@ -38,6 +39,25 @@ class JobFiles:
 
     def folder(self, job_id: str) -> str:
         return os.path.join(self.root, job_id)
+
+    def keep(self, job_ids: Iterable[str], media: Media) -> str | None:
+        """Write a file that was given as bytes, or is in the folder of another job, to the folders of jobs.
+
+        Returns:
+            its name in the folders; ``None`` for any other file, whose path is enough.
+
+        Raises:
+            InvalidRequest: the other job was forgotten.
+            StoreError: see :meth:`write`.
+        """
+        source = media.source
+        ours = isinstance(source, str) and source.startswith(self.root + os.sep)
+        if media.sha256 is None or not (ours or isinstance(source, bytes)):
+            return None
+        content = Media.content(media, "prompt")  # not scaled to max_pixels
+        for job_id in job_ids:
+            self.write(job_id, media.sha256, content)
+        return media.sha256
 
     def write(self, job_id: str, sha256: str, content: bytes) -> None:
         """Write a file that the folder does not have yet; it survives a loss of power.
