@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from smartbatch.media import Image, Media, type_of_content
 from smartbatch.types import Request, Result, Usage
 
 if TYPE_CHECKING:
-    from smartbatch.views.model import Cell, DataTable, Value
+    from smartbatch.views.model import Cell, DataTable, Picture
 
 MAX_SHOWN_RESULTS = 5
 """Results a notebook shows from each end of a list, and failures before them."""
@@ -79,40 +80,49 @@ def result_tables(
 
 
 def prompt_text(request: Request | None) -> str:
-    """Return a string prompt, or the text of the last message of a chat."""
+    """Return a string prompt, or the last message of a chat with the names of its files in brackets."""
     if request is None:
         return ""
     if isinstance(request.prompt, str):
         return request.prompt
-    return " ".join(texts_in(request.prompt[-1].content)) if request.prompt else ""
+    content = request.prompt[-1].content if request.prompt else ""
+    parts = (content,) if isinstance(content, str) else content
+    pieces = (f"[{_name(part)}]" if isinstance(part, Media) else "".join(texts_in([part])) for part in parts)
+    return " ".join(piece for piece in pieces if piece)
+
+
+def _name(media: Media) -> str:
+    is_path = isinstance(media.source, str) and media.url is None
+    return os.path.basename(str(media.source)) if is_path else media.described()
 
 
 def prompt_cell(request: Request | None) -> Cell:
-    """Return the :func:`prompt_text`, followed by the files of the same message."""
+    """Return the :func:`prompt_text`, followed by thumbnails of the images in the same message."""
     messages = () if request is None or isinstance(request.prompt, str) else request.prompt
     content = messages[-1].content if messages else ""
-    return prompt_text(request), *(_file_value(part) for part in content if isinstance(part, Media))
+    thumbnails = (_thumbnail(part) for part in content if isinstance(part, Media))
+    return prompt_text(request), *(one for one in thumbnails if one is not None)
 
 
 def answer_cell(result: Result[Any]) -> Cell:
     """Return the :func:`answer_text`, followed by the files in the answer."""
-    return answer_text(result), *map(_file_value, result.files)
+    return answer_text(result), *(_thumbnail(file) or file.described() for file in result.files)
 
 
-def _file_value(media: Media) -> Value:
-    """Return a thumbnail of an image, or else what describes the file."""
+def _thumbnail(media: Media) -> Picture | None:
+    """Return a small image; ``None`` if the file is not an image, or has none that a browser shows."""
     from smartbatch.views.model import Picture
 
-    label = media.described()
     if not isinstance(media, Image) or (media.width or 0) * (media.height or 0) > _MAX_PIXELS:
-        return label
+        return None
     try:
         content = evolve(media, max_pixels=_THUMBNAIL_PIXELS).content()
     except InvalidRequest:  # a URL, a file that has changed, or one that cannot be scaled
-        return label
+        return None
     found = type_of_content(content)
-    is_shown = found in _SHOWN_TYPES and len(content) <= _MAX_THUMBNAIL_BYTES
-    return Picture(label, found, content) if found is not None and is_shown else label
+    if found is None or found not in _SHOWN_TYPES or len(content) > _MAX_THUMBNAIL_BYTES:
+        return None
+    return Picture(media.described(), found, content)
 
 
 def answer_text(result: Result[Any]) -> str:
