@@ -125,7 +125,7 @@ class RealtimeUploads:
 
     def forget_lost(self, provider: Provider, sent: Sequence[Request], error: Exception) -> bool:
         """If ``error`` reports that a file does not exist any more, forget the uploads in ``sent``."""
-        if not is_about_missing_file(provider.classify(error)):
+        if isinstance(error, InvalidRequest) or not is_about_missing_file(provider.classify(error)):
             return False
         ids = {file_id for request in sent for file_id in _ids_in(request)}
         with self._monitor:

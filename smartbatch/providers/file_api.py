@@ -78,6 +78,6 @@ _GONE = re.compile(
 def is_about_missing_file(error: ProviderError) -> bool:
     """Whether a provider refused a request because a file that it refers to does not exist any more.
 
-    OpenAI, Anthropic and Gemini answer 400, 404 or 403 and name the file.
+    OpenAI, Anthropic and Gemini answer 400, 404 or 403 and name the file. In a batch, the status is missing.
     """
-    return error.status in (400, 403, 404) and _GONE.search(error.message) is not None
+    return error.status in (None, 400, 403, 404) and _GONE.search(error.message) is not None

@@ -94,3 +94,26 @@ def test_nothing_is_uploaded_without_a_store_or_for_a_few_small_files(emu, tmp_p
         client.submit_batch([[QUESTION, Document(small)]] * 3).wait()
         client.submit_batch([[QUESTION, pdf(tmp_path, 0)]]).wait()
     assert emu.ledger.files == ()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_upload_that_the_provider_has_lost_is_repeated(variant, emu, tmp_path):
+    prompts = [[f"{QUESTION}{n}", pdf(tmp_path, 0)] for n in range(4)]
+    with client_of(variant, tmp_path) as client:
+        client.submit_batch(prompts).wait()
+        [first] = uploads(emu)
+        provider = inside(client).realtime.model.provider
+        provider.files().delete(f"files/{first.id}" if variant == "gemini" else first.id, 10)
+        results = list(client.submit_batch(prompts).results(timeout=60))
+        assert [result.text for result in results] == [sha256_of(tmp_path, 0)] * 4
+        assert len(uploads(emu)) == 2
+
+
+def test_a_file_that_cannot_be_uploaded_is_sent_in_its_requests(emu, tmp_path):
+    prompts = [[f"{QUESTION}{n}", pdf(tmp_path, 0)] for n in range(4)]
+    emu.configure(fault_for=lambda _, fields: "no_money" if fields.get("path") == "/v1/files" else None)
+    with client_of("anthropic", tmp_path) as client:
+        for strategy in ("batch", "individual"):
+            results = client.generate(prompts, strategy=strategy)
+            assert [result.text for result in results] == [sha256_of(tmp_path, 0)] * 4
+    assert emu.ledger.files == ()

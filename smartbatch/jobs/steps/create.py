@@ -356,6 +356,8 @@ def send_create(step: Step, shard: ShardRow) -> ShardRow:
     # 1. it exceeds a limit that was discovered since it was cut: cut it again
     if refusals.exceeds_limits(step, shard):
         return step.discard(shard, refusals.OVER_LIMIT_NOTE)
+    if file_uploads.expires_soon(step, shard):
+        return step.discard(shard, "files of its requests expire; they are uploaded again")
     # 2. the quota of enqueued tokens has no room: wait
     wait = refusals.quota_wait(step, shard)
     if wait > 0:

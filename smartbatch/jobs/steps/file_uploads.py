@@ -13,7 +13,7 @@ from smartbatch.core.file_uses import files_of, with_file_ids
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.jobs.payload import decode_request
 from smartbatch.jobs.records import DAY, OpenItem
-from smartbatch.jobs.shard_records import ShardRow
+from smartbatch.jobs.shard_records import ShardRow, ShardState
 from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.store.uploads import FileRef, Sending
 from smartbatch.jobs.uploading import BUSY_SECONDS, send, suffix_of
@@ -63,6 +63,15 @@ def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
         return step.reschedule(shard, BUSY_SECONDS, note="waits for the upload of a file")
     # 3. search for it, or upload it
     return _send(step, shard, files, media, sending)
+
+
+def expires_soon(step: Step, shard: ShardRow) -> bool:
+    """Whether a shard that has waited since its files were uploaded refers to one that is gone or soon is."""
+    missing = step.store.uploads.missing(step.job.id, step.job.scope, step.wall + BATCH_SECONDS / 2)
+    if not missing or _files(step) is None:
+        return False
+    requests = (request for _, request in step.requests_of(shard))
+    return any(media.upload_key in missing for request in requests for media in files_of(request))
 
 
 def sendable(step: Step, request: Request, ids: dict[str, str]) -> Request:
@@ -134,7 +143,12 @@ def _failed(step: Step, shard: ShardRow, media: Media, error: ProviderError) -> 
     # 2. the provider does not take the file: send it in the requests, whose shards are cut again
     logs.warn("upload_failed", job_id=step.job.id, kind=error.kind.value)
     step.store.uploads.send_inline(step.lease, media.upload_key)
-    return step.discard(shard, f"a file could not be uploaded and is sent in its requests: {error.message}")
+    reason = f"a file could not be uploaded and is sent in its requests: {error.message}"
+    others = step.store.shards.of_job(step.job.id, states={ShardState.PLANNED})
+    for other in others:
+        if other.id != shard.id:
+            step.discard(other, reason)
+    return step.discard(shard, reason)
 
 
 def _files(step: Step) -> FileApi | None:

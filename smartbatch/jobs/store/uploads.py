@@ -28,13 +28,15 @@ _LINK = """INSERT INTO upload_use (job, file_key, object) SELECT no, ?, ? FROM j
     ON CONFLICT (job, file_key, object) DO NOTHING"""
 _OF_JOB = "u.job = (SELECT no FROM job WHERE id = ?)"
 _CHOSEN = """SELECT 1 FROM upload_use u JOIN job j ON j.no = u.job
-    WHERE u.file_key = ? AND j.scope = ? AND j.state <> {done} LIMIT 1"""
-_MISSING = f"""SELECT DISTINCT u.file_key FROM upload_use u WHERE {_OF_JOB} AND NOT EXISTS (
+    WHERE u.file_key = ? AND u.object = 0 AND j.scope = ? AND j.state <> {done} LIMIT 1"""
+_UPLOADED = "SELECT 1 FROM remote_object WHERE scope = ? AND file_key = ? LIMIT 1"
+_CHOSEN_KEYS = f"SELECT u.file_key FROM upload_use u WHERE {_OF_JOB} AND u.object = 0"
+_MISSING = f"""{_CHOSEN_KEYS} AND NOT EXISTS (
     SELECT 1 FROM remote_object o JOIN upload_use v ON v.object = o.no AND v.job = u.job
     WHERE o.scope = ? AND o.file_key = u.file_key AND o.id <> '' AND o.expires_at >= ?)"""
-_KEYS = f"SELECT DISTINCT u.file_key FROM upload_use u WHERE {_OF_JOB}"
 _IDS = f"""SELECT o.file_key, o.id FROM upload_use u JOIN remote_object o ON o.no = u.object
-    WHERE {_OF_JOB} AND o.file_key IS NOT NULL AND o.id <> '' ORDER BY o.no"""
+    WHERE {_OF_JOB} AND o.id <> '' AND o.file_key IN (
+        SELECT file_key FROM upload_use c WHERE c.job = u.job AND c.object = 0)"""
 _FIND = """SELECT no, name, id, expires_at, due_at, retention, sender, sending_until FROM remote_object
     WHERE scope = ? AND file_key = ? ORDER BY no DESC LIMIT 1{for_update}"""
 _ADD = """INSERT INTO remote_object (job, scope, model, kind, id, bytes, retention, due_at, expires_at, name,
@@ -75,7 +77,7 @@ class UploadTable:
 
     def keys_of(self, job_id: str) -> set[str]:
         """Return the keys of the files that a job uploads."""
-        return {key for (key,) in self.db.rows(_KEYS, job_id)}
+        return {key for (key,) in self.db.rows(_CHOSEN_KEYS, job_id)}
 
     def missing(self, job_id: str, scope: str, needed_until: float) -> set[str]:
         """Return the keys of the files that a job uploads and that are not uploaded, or expire too early."""
@@ -88,11 +90,12 @@ class UploadTable:
     @leased
     def send_inline(self, tx: Transaction, job: int, key: str) -> None:
         """Send a file of a job in its requests from now on."""
-        tx.change("DELETE FROM upload_use WHERE job = ? AND file_key = ?", job, key)
+        tx.change("DELETE FROM upload_use WHERE job = ? AND file_key = ? AND object = 0", job, key)
 
     def is_chosen(self, scope: str, key: str) -> bool:
-        """Whether an unfinished job uploads the file."""
-        return self.db.row(_CHOSEN, key, scope) is not None
+        """Whether the file was uploaded, or an unfinished job uploads it."""
+        uploaded = self.db.row(_UPLOADED, scope, key) is not None
+        return uploaded or self.db.row(_CHOSEN, key, scope) is not None
 
     # -- one upload ------------------------------------------------------------------------------------------
 
