@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from smartbatch.emulator.prompt_caching import NO_CACHE, CacheablePrompt, CacheUse, Prefix, PromptCaching
 
@@ -55,7 +55,7 @@ class _CachedPrefix:
     lifetime: float
     readable_at: float
     expires_at: float = 0.0
-    line: tuple[str, int] | None = None  # the last use, if it was in a batch
+    lines: dict[str, int] = field(factory=dict)  # position of the last use, by batch
 
 
 @frozen
@@ -131,7 +131,9 @@ class PromptCaches:
                     entry.lifetime = max(entry.lifetime, prefix.lifetime)
                     entry.readable_at = min(entry.readable_at, begins_at)
                 entry.expires_at = max(entry.expires_at, access.now + entry.lifetime)
-                entry.line = access.line
+                if access.line is not None:
+                    batch, position = access.line
+                    entry.lines[batch] = position
 
     def create(self, cache: ExplicitCache) -> None:
         with self._lock:
@@ -193,8 +195,7 @@ def _hit_rate(
     if access.line is None:
         return prompt.hit_rate
     batch, position = access.line
-    last_batch, last = entry.line or ("", 0)
-    is_near = batch == last_batch and 0 < position - last <= settings.batch_neighbours
+    is_near = batch in entry.lines and position - entry.lines[batch] <= settings.batch_neighbours
     return settings.batch_hit_rate if is_near else settings.batch_far_hit_rate
 
 
