@@ -145,8 +145,10 @@ class RateCard:
         """Return the USD of a request that has not been sent.
 
         A model that caches automatically is assumed to write every sufficiently long prompt to the cache,
-        because the end of each prompt is new.
+        because the end of each prompt is new. A model with a price for images is assumed to answer with them.
         """
+        if self.bands[0].output_image > self.bands[0].output:
+            tokens = evolve(tokens, output_image_tokens=tokens.output_tokens)
         if self.writes_by_itself and tokens.input_tokens >= MIN_CACHED_TOKENS:
             tokens = evolve(tokens, cache_write_tokens=tokens.input_tokens - tokens.audio_tokens)
         return self.cost(tokens)

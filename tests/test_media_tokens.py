@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from smartbatch import Audio, Document, Image, Message, Request, Usage
+from smartbatch import Audio, Document, Generation, Image, Message, Request, Usage
 from smartbatch.core.preparation.tokens import Calibration, estimate_request, most_of_request
 from smartbatch.media import pages_of, seconds_of_audio
 from smartbatch.media_tokens import UNKNOWN_MOST_TOKENS, UNKNOWN_TOKENS, media_rule
@@ -88,9 +88,11 @@ def test_audio_is_counted_separately_because_its_price_differs():
     sound = Audio(b"a", sha256="0", size=1, seconds=60.0)
     request = Request((Message("user", ("What is said?", sound, image(960, 540))),))
     learned = Calibration(model="gemini:gemini-2.5-flash")
-    assert learned.audio(request) == learned.most(request).audio_tokens == 1920
+    assert learned.tokens_of(request).audio == learned.most(request).audio_tokens == 1920
     assert learned.estimate(request) > 1920 + 1548
-    assert learned.audio(Request("What is said?")) == 0
+    assert learned.tokens_of(Request("What is said?")).audio == 0
+    speech = Request("Say it.", Generation(max_tokens=50, extra={"modalities": ["text", "audio"]}))
+    assert learned.most(speech).output_audio_tokens == 50
 
 
 def png(width, height):
@@ -124,7 +126,7 @@ def test_files_in_the_form_of_a_provider_are_counted_by_their_content(part, toke
     with_file, without = (Request((Message("user", parts),)) for parts in ((part,), ()))
     assert estimate_request(with_file, model) - estimate_request(without, model) == tokens
     assert most_of_request(with_file, model) - most_of_request(without, model) >= tokens
-    assert Calibration(model=model).audio(with_file) == (32 if "input_audio" in part else 0)
+    assert Calibration(model=model).tokens_of(with_file).audio == (32 if "input_audio" in part else 0)
 
 
 def test_what_texts_are_billed_says_nothing_about_files():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import genai_prices
@@ -154,6 +155,21 @@ def test_audio_and_images_cost_what_the_table_lists():
         most = Usage(1000, 1000, 0, 0, False, 0, 0, False, 1000, 0, 1000)
         beyond = Usage(1000, 1000, 0, 0, False, 0, 0, False, 5000, 900, 5000, 5000)
         assert rates.cost(beyond) == rates.cost(most), "parts never cost more than their total"
+
+
+def test_the_prices_on_the_page_about_files_are_those_of_the_table():
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "files.md").read_text("utf-8")
+    rows = [
+        [cell.strip(" `") for cell in line.strip("|").split("|")]
+        for line in page.partition("## Prices")[2].splitlines()
+        if line.startswith("| `")
+    ]
+    assert len(rows) > 5
+    for name, text, audio, answer, speech, images in rows:
+        band = card(*name.split(":")).bands[0]
+        shown = (text, audio or text, answer, speech or answer, images or answer)
+        listed = (band.input, band.audio, band.output, band.output_audio, band.output_image)
+        assert [float(usd) for usd in shown] == pytest.approx([1e6 * usd for usd in listed]), name
 
 
 def test_the_users_price_of_audio_and_images_holds_in_every_way_of_processing():

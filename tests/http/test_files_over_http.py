@@ -161,6 +161,16 @@ def test_files_billed_in_another_way_do_not_change_the_estimates_of_texts(strate
         assert client.plan(chats).decision.load.tokens_in < of_files / 2
 
 
+def test_plans_include_the_price_of_images_and_speech_in_answers(emu):
+    with BatchingClient("gemini:gemini-2.5-flash-image") as client:
+        plan = client.plan(["Draw a cat."], strategy="individual", max_tokens=1290)
+        assert 0.25 * 1290 * 30e-6 < plan.cost < plan.cost_high < 1.1 * 1290 * 30e-6
+    speech = {"extra": {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}}
+    with BatchingClient("openai:gpt-audio") as client:
+        text, spoken = (client.plan(["Say it."], strategy="individual", **more) for more in ({}, speech))
+        assert spoken.cost > 6 * text.cost  # USD 64 instead of 10 per million tokens
+
+
 def test_plans_include_the_price_of_audio(emu):
     sound = Audio(b"ID3" + b"a" * 160_000 * 60)  # ten minutes
     with BatchingClient("gemini:gemini-2.5-flash", budget=0.01) as client:

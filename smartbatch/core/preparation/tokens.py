@@ -209,11 +209,38 @@ def _audio_tokens(request: Request, count: Callable[[Media], int]) -> int:
     return sum(count(file) for file in files if isinstance(file, Audio))
 
 
+def asks_for_audio(request: Request) -> bool:
+    """Whether the answer is audio, requested with the field ``modalities`` of OpenAI's chat completions."""
+    wanted = (request.params.extra or {}).get("modalities")
+    return isinstance(wanted, Sequence) and "audio" in wanted
+
+
 def most_of_request(request: Request, model: str = "") -> int:
     """Return the maximum input tokens, including instructions that providers may add for messages, schemas
     and tools.
     """
     return _MAXIMUM_COUNTS.request(request, media_rule(model))
+
+
+@frozen
+class RequestTokens:
+    """Estimated input tokens of a request.
+
+    Attributes:
+        contents: texts and files alone, without message frames and schemas; equal to ``total`` once billed
+            tokens have been observed.
+        audio: the part of ``total`` that is audio.
+        asks_for_audio: whether the answer is audio.
+    """
+
+    total: int
+    contents: int
+    audio: int = 0
+    asks_for_audio: bool = False
+
+    @property
+    def audio_share(self) -> float:
+        return self.audio / self.total if self.total else 0.0
 
 
 class Calibration:
@@ -282,17 +309,16 @@ class Calibration:
         """Estimate the input tokens of a request to the model, before they are corrected."""
         return estimate_request(request, self._model)
 
-    def contents(self, request: Request) -> int:
-        """Estimate the texts and files of a request alone, before they are corrected."""
-        return estimate_contents(request, self._model)
-
     def files(self, request: Request) -> Iterator[tuple[int, int]]:
         """Yield the bytes and tokens of each file; see :func:`files_in`."""
         return files_in(request, self._model)
 
-    def audio(self, request: Request) -> int:
-        """Estimate the part of :meth:`estimate` that is audio."""
-        return estimate_audio(request, self._model)
+    def tokens_of(self, request: Request) -> RequestTokens:
+        """Estimate the tokens of a request to the model, before they are corrected."""
+        total = self.estimate(request)
+        contents = total if self.knows_input else estimate_contents(request, self._model)
+        audio = min(total, estimate_audio(request, self._model))
+        return RequestTokens(total, contents, audio, asks_for_audio(request))
 
     def input(self, request_estimate: int) -> int:
         return math.ceil(request_estimate * self.ratio)
@@ -316,7 +342,12 @@ class Calibration:
         if output is None:
             output = 0 if request.embedding is not None else self.most_output(request.params.max_tokens)
         given = self.most_input(request)
-        return Usage(given, output, audio_tokens=min(given, most_audio(request, self._model)))
+        return Usage(
+            given,
+            output,
+            audio_tokens=min(given, most_audio(request, self._model)),
+            output_audio_tokens=output if asks_for_audio(request) else 0,
+        )
 
     def most_input(self, request: Request) -> int:
         """Return the maximum input tokens of ``request``, from its text and from answers billed above their

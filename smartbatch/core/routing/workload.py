@@ -20,7 +20,7 @@ from smartbatch.core.preparation.answer_length import (
     AnswerShape,
     Length,
 )
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.tokens import Calibration, RequestTokens
 from smartbatch.types import Kind, Request, Usage
 
 # standard deviation of answer lengths, divided by their mean, in the Azure 2023 conversations
@@ -177,7 +177,7 @@ class Workload:
         self._usd = {name: _PartialCosts() for name in self._rates}
         self._repeated = {name: _PartialCosts() for name in self._rates}
         self._alike: dict[
-            tuple[Calibration, int, int, int, int | None, str | None, str | None], _RequestCosts
+            tuple[Calibration, RequestTokens, int | None, str | None, str | None], _RequestCosts
         ] = {}
         self._shape: AnswerShape = FREE_TEXT
         self._seen = 0
@@ -224,10 +224,7 @@ class Workload:
         shape = None if embeds else SHAPES.of(request.params)
         limit = request.params.max_tokens
         learned = (self._calibration if other is None else other.calibration).of(request)
-        estimated = learned.estimate(request)
-        contents = estimated if learned.knows_input else learned.contents(request)
-        audio = learned.audio(request)
-        each = self._each(learned, estimated, contents, audio, limit, shape, other)
+        each = self._each(learned, learned.tokens_of(request), limit, shape, other)
         for size, tokens in learned.files(request):
             self.files = self.files.plus(size, learned.input(tokens))
         self._add(1, each, repeated)
@@ -240,7 +237,7 @@ class Workload:
         """Add requests of which only the kind and the estimated input tokens are known."""
         self._generating = self._generating or kind is Kind.GENERATE
         shape = None if kind is Kind.EMBED else FREE_TEXT
-        self._add(requests, self._each(self._calibration, tokens, tokens, 0, None, shape))
+        self._add(requests, self._each(self._calibration, RequestTokens(tokens, tokens), None, shape))
 
     def _add(self, n: int, each: _RequestCosts, repeated: bool = False) -> None:
         self.requests += n
@@ -257,9 +254,7 @@ class Workload:
     def _each(
         self,
         learned: Calibration,
-        estimated: int,
-        contents: int,
-        audio: int,
+        tokens: RequestTokens,
         limit: int | None,
         shape: AnswerShape | None,
         other: OtherModel | None = None,
@@ -268,19 +263,16 @@ class Workload:
         costs.
 
         Args:
-            contents: estimated tokens of texts and files alone.
-            audio: the part of ``estimated`` that is audio.
             shape: shape of the answer; ``None`` for a vector.
         """
         name = None if other is None else other.name
-        alike = (learned, estimated, contents, audio, limit, None if shape is None else shape.key, name)
+        alike = (learned, tokens, limit, None if shape is None else shape.key, name)
         known = self._alike.get(alike)
         if known is not None:
             return known
         answer = NO_LENGTH if shape is None else self._answer(shape, limit, learned)
-        given = learned.input(estimated)
-        spoken = audio / max(1, estimated)
-        least, largest = _input_range(estimated, contents, learned)
+        given = learned.input(tokens.total)
+        least, largest = _input_range(tokens, learned)
         usd = []
         for processing, own in self._rates.items():
             card = own if other is None else other.rates.get(processing)
@@ -289,8 +281,8 @@ class Workload:
                 continue
             lengths = (0, *(math.ceil(out) for out in (answer.expected, answer.low, answer.high)), limit or 0)
             none, made, low, high, most, fewer, more = (
-                card.expected_cost(Usage(tokens, out, audio_tokens=round(tokens * spoken)))
-                for tokens, out in (*((given, out) for out in lengths), (least, 0), (largest, 0))
+                card.expected_cost(_usage_of(tokens, taken, out))
+                for taken, out in (*((given, out) for out in lengths), (least, 0), (largest, 0))
             )
             most = most - none if answer.expected else 0.0
             usd.append(
@@ -298,7 +290,7 @@ class Workload:
             )
         room = 0 if shape is None else learned.most_output(limit)
         unlimited = limit is None and shape is not None
-        each = _RequestCosts(given, given * spoken, answer.expected, room, unlimited, tuple(usd))
+        each = _RequestCosts(given, given * tokens.audio_share, answer.expected, room, unlimited, tuple(usd))
         if len(self._alike) < _MAX_KNOWN_COSTS:
             self._alike[alike] = each
         return each
@@ -370,12 +362,17 @@ class Workload:
         return Cost(usd.least + low, usd.given + usd.made, usd.largest + high)
 
 
-def _input_range(estimated: int, contents: int, learned: Calibration) -> tuple[int, int]:
+def _usage_of(tokens: RequestTokens, given: int, made: int) -> Usage:
+    spoken = made if tokens.asks_for_audio else 0
+    return Usage(given, made, audio_tokens=round(given * tokens.audio_share), output_audio_tokens=spoken)
+
+
+def _input_range(tokens: RequestTokens, learned: Calibration) -> tuple[int, int]:
     """Return the range of a request's mean input tokens that covers 90 % of lists."""
     fewest, most = _FIRST_INPUT_RATIOS
     if not learned.knows_input:
-        return math.floor(contents * fewest), math.ceil(estimated * most)
-    given = learned.input(estimated)
+        return math.floor(tokens.contents * fewest), math.ceil(tokens.total * most)
+    given = learned.input(tokens.total)
     unsure = 1 + _SURE_DEVIATIONS * _INPUT_DEVIATION / math.sqrt(min(learned.observed, Calibration.SETTLED))
     return math.floor(given / unsure), math.ceil(given * unsure)
 
