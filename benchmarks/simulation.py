@@ -1,10 +1,13 @@
 """Runs whole jobs in virtual time on the real engine and store, and checks their invariants.
 
     python -m benchmarks.simulation --seeds 10000
+    python -m benchmarks.simulation --seeds 0 --points 0 --pairs 0 --housekeeping 10000
 
 Each run is one job with one kind of provider, random faults, and processes that crash. No request may be
 lost, duplicated, stuck or paid for twice, according to the ledger of the emulated provider. A failed run
-prints the command that repeats it.
+prints the command that repeats it. In the second part, webhook events arrive, what a job left is deleted at
+once or after an hour, and some jobs have files in their prompts or meet a full storage; nothing that is still
+needed may be deleted.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from tests.faults.simulation.plans import (
     crashed_twice,
     runner,
     seeded,
+    with_housekeeping,
 )
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.simulated_world import Outcome
@@ -32,6 +36,7 @@ Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 FIRST_SEED = 1_000_000
 """Far from the seeds of the tests."""
 REPLAYED = 100
+REPORTED = 500
 
 
 def everything(run: Run, seeds: range) -> list[str]:
@@ -73,6 +78,21 @@ def _listed(total: Totals) -> str:
     return ", ".join(f"{kind} {count:,}" for kind, count in total.incidents.most_common()) or "none"
 
 
+def housekeeping(run: Run, seeds: range) -> list[str]:
+    """Print the totals of runs with events and deletions; return the lines of failed runs."""
+    total = Totals()
+    for number, outcome in enumerate(run(with_housekeeping(seeds)), 1):
+        total.add(outcome)
+        if number % REPORTED == 0 or number == len(seeds):
+            creates = ", ".join(f"{total.creates[one]:,}" for one in ("lost", "dropped", "late", "fenced"))
+            print(
+                f"{number:,} runs with events and deletions: {total.crashes:,} crashes, {total.freezes:,} "
+                f"frozen, creates {creates}, incidents {_listed(total)}; violations {len(total.problems)}",
+                flush=True,
+            )
+    return total.problems
+
+
 def points(run: Run, seeds: range, *, pairs: range) -> list[str]:
     """Print the results of crashes at every point, alone and in pairs; return the lines of failed runs."""
     print("\n| crashes | provider | cases | points of a job | runs | steps of the protocol | violations |")
@@ -97,6 +117,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=10_000, help="runs with all faults")
+    parser.add_argument("--housekeeping", type=int, default=2_000, help="runs with events and deletions")
     parser.add_argument("--first", type=int, default=FIRST_SEED, help="the first seed")
     parser.add_argument("--points", type=int, default=3, help="jobs a case whose every point crashes alone")
     parser.add_argument("--pairs", type=int, default=1, help="jobs a case whose points crash in pairs")
@@ -106,6 +127,7 @@ def main() -> None:
     with runner(options.cores) as run:
         first = options.first
         problems = everything(run, range(first, first + options.seeds))
+        problems += housekeeping(run, range(first, first + options.housekeeping))
         problems += points(
             run, range(first, first + options.points), pairs=range(first, first + options.pairs)
         )

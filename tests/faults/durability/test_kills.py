@@ -20,7 +20,6 @@ from tests.faults.durability.sharing_runs import SharingPlan, SharingRun
 from tests.faults.durability.worker_task import HOST_MODELS, MODELS
 
 CYCLES = 51  # workers killed, in all
-KILLS = 2_000  # in all, in the longest programme
 JOBS = 4  # least jobs for each provider: about eight batches
 
 
@@ -65,31 +64,6 @@ def test_workers_killed_at_a_host_with_its_own_dialect_pay_nothing_twice(host, t
         report = KillLoop(plan, url=url, folder=tmp_path, fork_server=fork_server).run()
     assert report.faults == []
     assert report.excused == []
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("provider", MODELS)
-def test_of_2_000_kills_none_has_anything_deleted_that_is_needed(provider, tmp_path):
-    """What a job left at the provider is deleted as soon as its results are stored, while workers are killed.
-
-    If a result had been deleted before, its request would be lost, or paid twice.
-    """
-    cycles = -(-KILLS // len(MODELS))
-    with faulty_emulator(seed=4) as url, ForkServer(tmp_path / "workers.log") as fork_server:
-        plan = Plan(
-            provider=provider,
-            cycles=cycles,
-            seed=4,
-            settle=settle_of(provider),
-            visibility=LIST_LAG + 0.2,
-        )
-        loop = KillLoop(plan, url=url, folder=tmp_path, fork_server=fork_server)
-        report = loop.run()
-        print(provider, loop.kills, loop.deletions, report)
-    assert report.faults == []
-    assert report.excused == []
-    assert loop.kills >= cycles
-    assert loop.deletions > JOBS
 
 
 SOME, MANY = 5, 48

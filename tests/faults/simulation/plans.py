@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from tests.faults.simulation.scenario import FLAVOURS, Plan
+from tests.faults.simulation.scenario import FLAVOURS, HOUR, Plan
 from tests.faults.simulation.simulated_world import Outcome, simulate
 
 RATES = (0.0, 0.02, 0.12)  # chances of a crash at each point
@@ -40,6 +40,18 @@ def seeded(seeds: Iterable[int], flavour: str | None = None, rate: float | None 
             flavour=flavour or names[seed % len(names)],
             crash_rate=Random(f"rate {seed}").choice(RATES) if rate is None else rate,
         )
+
+
+def with_housekeeping(seeds: Iterable[int]) -> Iterator[Plan]:
+    """Yield jobs with webhook events whose batches and files are deleted.
+
+    Some meet a full storage, and some have files in their prompts.
+    """
+    for plan in seeded(seeds):
+        retention = 0.0 if plan.seed % 2 else HOUR
+        odd = ("full",) if plan.seed % 7 == 0 else ()
+        files = plan.seed % 3 == 0
+        yield evolve(plan, webhooks=True, uploads=files, policy=(("retention", retention),), odd=odd)
 
 
 def plan_of(case: str, flavour: str, seed: int) -> Plan:

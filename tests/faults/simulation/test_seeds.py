@@ -9,7 +9,7 @@ from attrs import evolve
 from levels import sampled
 
 from tests import figures
-from tests.faults.simulation.plans import CASES, Totals, plan_of, seeded
+from tests.faults.simulation.plans import CASES, Totals, plan_of, seeded, with_housekeeping
 from tests.faults.simulation.recorded import (
     ODD,
     POLICIES,
@@ -20,7 +20,7 @@ from tests.faults.simulation.recorded import (
     odd,
     with_policy,
 )
-from tests.faults.simulation.scenario import FLAVOURS, HOUR, Plan
+from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.simulated_world import Outcome, simulate
 
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
@@ -112,18 +112,6 @@ def with_webhooks(count: int) -> Iterator[Plan]:
     return (evolve(plan, webhooks=True) for plan in seeded(range(WEBHOOKS, WEBHOOKS + count)))
 
 
-def with_housekeeping(seeds: Iterable[int]) -> Iterator[Plan]:
-    """Yield jobs with webhook events whose batches and files are deleted.
-
-    Some meet a full storage, and some have files in their prompts.
-    """
-    for plan in seeded(seeds):
-        retention = 0.0 if plan.seed % 2 else HOUR
-        odd = ("full",) if plan.seed % 7 == 0 else ()
-        files = plan.seed % 3 == 0
-        yield evolve(plan, webhooks=True, uploads=files, policy=(("retention", retention),), odd=odd)
-
-
 def test_webhook_events_lose_nothing_and_pay_nothing_twice():
     outcomes = [simulate(plan) for plan in with_webhooks(5)]
     assert Totals.of(outcomes).problems == []
@@ -142,22 +130,13 @@ def test_of_400_jobs_with_webhook_events_none_is_lost_or_paid_twice(run):
 
 @pytest.mark.full
 def test_of_400_jobs_with_events_and_deletions_none_is_wrong(run):
-    check_housekeeping(run(with_housekeeping(range(HOUSEKEEPING, HOUSEKEEPING + MANY))))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("first", range(HOUSEKEEPING, HOUSEKEEPING + 10_000, 2_000))
-def test_of_10_000_jobs_with_events_and_deletions_none_is_wrong(run, first):
-    check_housekeeping(run(with_housekeeping(range(first, first + 2_000))))
-
-
-def check_housekeeping(outcomes: Iterable[Outcome]) -> None:
-    total = Totals.of(outcomes)
+    """More of them are run by ``python -m benchmarks.simulation``."""
+    total = Totals.of(run(with_housekeeping(range(HOUSEKEEPING, HOUSEKEEPING + MANY))))
     assert total.problems == []
     assert total.unnamed == 0
-    assert total.crashes > 5 * total.runs
+    assert total.crashes > 5 * MANY
     assert {"take.after", "delete_file.after", "delete_batch.after", "mark_used.after"} <= total.names
-    assert total.incidents["storage_full"] > total.runs / 50
+    assert total.incidents["storage_full"] > MANY / 50
 
 
 # -- files in prompts ----------------------------------------------------------------------------------------
