@@ -412,6 +412,19 @@ def returned_file(content: bytes, stated: str | None = None) -> Media:
     )
 
 
+def as_returned(file: Media | bytes) -> Media:
+    """Return a file that a user's callable put into an answer, with its hash, size and type.
+
+    Raises:
+        InvalidRequest: it is a path that cannot be read.
+    """
+    if isinstance(file, bytes):
+        return returned_file(file)
+    if isinstance(file.source, bytes) and file.sha256 is None:
+        return returned_file(file.source, file.media_type)
+    return file.accepted("files")
+
+
 def extension_of(media: Media) -> str:
     """Return the usual end of the file's name, such as ``.png``; ``.bin`` for other types."""
     return _EXTENSIONS.get((media.media_type or "").partition(";")[0].strip().lower(), ".bin")

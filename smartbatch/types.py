@@ -18,7 +18,7 @@ from smartbatch._words import brief, short
 from smartbatch.attempt import Attempt as Attempt
 from smartbatch.chats import Message, TokenLogprob, Tool, ToolCall
 from smartbatch.errors import SmartbatchError, did_you_mean
-from smartbatch.media import Media, MediaKind, with_contents
+from smartbatch.media import Media, MediaKind, as_returned, with_contents
 from smartbatch.shared_prefixes import CacheMark
 from smartbatch.usage import NO_USAGE as NO_USAGE
 from smartbatch.usage import Usage
@@ -346,6 +346,10 @@ class LimitReport:
     resets_rounded_to: float = 0.0
 
 
+def _files(value: Iterable[Media | bytes]) -> tuple[Media, ...]:
+    return tuple(map(as_returned, value))
+
+
 @frozen
 class Answer:
     """A provider's answer to one request.
@@ -364,7 +368,8 @@ class Answer:
         dropped: parameters omitted because the provider does not accept them, each with the reason.
         tier: the provider's name of the service tier that answered; ``None`` if not reported.
         kept: whether the answer comes from the cache; see the setting ``cache``.
-        tool_calls, reasoning, logprobs, files, extra: see :class:`Result`.
+        files: the files in the answer; an entry may also be the content as bytes.
+        tool_calls, reasoning, logprobs, extra: see :class:`Result`.
     """
 
     text: str | None = field(default=None, repr=short)
@@ -383,7 +388,7 @@ class Answer:
     reasoning: str | None = field(default=None, repr=short)
     logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=short)
     extra: Mapping[str, Any] | None = field(default=None, repr=short)
-    files: tuple[Media, ...] = field(default=(), kw_only=True)
+    files: tuple[Media, ...] = field(default=(), kw_only=True, converter=_files)
 
 
 @frozen(eq=False)

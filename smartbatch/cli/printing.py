@@ -169,6 +169,7 @@ def _readable(row: KeyedRow, line: Line, width: int) -> str:
         answer = f"a vector of length {len(vector):,}"
     else:
         answer = "".join(f"[{defect}] " for defect in defects_of(line)) + (line["text"] or "")
+        answer = " ".join([answer, *line.get("files", ())]).strip()
     number = f"{row.index}  " if row.sample is None else f"{row.index}.{row.sample}  "
     prompt = fitted(one_line(_prompt_of(row.fields)), _PROMPT_WIDTH)
     return fitted(f"{number}{prompt} → {one_line(answer)}", width)

@@ -6,7 +6,6 @@ other files are sent as downloads.
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from smartbatch.dashboard.web_application import Refused, Response
 from smartbatch.errors import SmartbatchError
 from smartbatch.media import PDF, PLAIN_TEXT, Media, extension_of, returned_file
 from smartbatch.quality.recorded_row import RecordedRow
+from smartbatch.runs.answer_files import AnswerFolder
 from smartbatch.tables.cells import BadField
 from smartbatch.tables.file_cells import FileColumns
 from smartbatch.views.model import Facts, Link, Thumbnail, Value
@@ -49,7 +49,7 @@ class RowFiles:
 
     @_folder.default
     def _folder_of_output(self) -> Path:
-        return Path(os.path.splitext(os.path.realpath(self.output))[0] + ".files")
+        return Path(AnswerFolder(self.output).path)
 
     def part(self, row: RecordedRow, position: int, query: Query) -> Facts | None:
         """Return the files of a row, as thumbnails and links; ``None`` if it has none."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from smartbatch import Document, Image
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers import CallableProvider
@@ -153,3 +154,18 @@ def test_a_function_is_found_by_its_name(monkeypatch):
 def test_a_name_that_cannot_be_used_says_which_part(path, part):
     with pytest.raises(ConfigError, match=part):
         load_callable(path)
+
+
+def test_a_function_may_return_files_which_jobs_keep(tmp_path):
+    png = b"\x89PNG\r\n\x1a\nimage"
+    (tmp_path / "cat.png").write_bytes(png)
+    given = (png, Image(png), Image(tmp_path / "cat.png"), b"\0unknown")
+
+    def draw(request, attempt):
+        return Answer("Here.", files=given)
+
+    with BatchingClient("own", provider=CallableProvider(draw), store=str(tmp_path / "jobs.db")) as client:
+        for durable in (False, True):
+            result = client.submit("Draw a cat", durable=durable).result()
+            assert [file.content() for file in result.files] == [png, png, png, b"\0unknown"]
+            assert [type(file) for file in result.files] == [Image, Image, Image, Document]
