@@ -36,6 +36,7 @@ _SELECT_CLAIMABLE = (
     ORDER BY CASE WHEN j.state = {done} THEN 1 ELSE 0 END, j.no"""
 )
 JOB_OF_LEASE = "SELECT no FROM job WHERE id = ? AND epoch = ? AND owner = ?{for_update}"
+_OWNERS_WITH_WORK = "SELECT owner FROM job UNION SELECT sender FROM remote_object WHERE id = ''"
 _POLL_NOW = "UPDATE shard SET due_at = 0 WHERE job = ? AND state = {submitted} AND tries = 0"
 RENEW_LEASE = "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND owner = ?"
 
@@ -263,16 +264,16 @@ class Owner:
 
     def _sweep(self, own: str) -> None:
         """Delete rows and locks of dead owners, and items that never became part of a job."""
-        with_jobs = {owner for (owner,) in self._db.rows("SELECT DISTINCT owner FROM job") if owner}
+        with_work = {owner for (owner,) in self._db.rows(_OWNERS_WITH_WORK) if owner}
         incomplete = self._db.rows("SELECT no, owner FROM incomplete_job")
         listed = {owner for (owner,) in self._db.rows("SELECT id FROM owner")}
         for no, owner in incomplete:  # an owner that left is not listed and may have no lock
             if owner != own and not (owner in listed and self._locks.alive(owner)):
                 delete_items(self._db, no, owner)
-        known = {owner for owner in listed if owner == own or owner in with_jobs or self._locks.alive(owner)}
+        known = {owner for owner in listed if owner == own or owner in with_work or self._locks.alive(owner)}
         if listed > known:
             self._db.change("DELETE FROM owner WHERE id IN {texts}", sorted(listed - known))
-        self._locks.sweep(known | with_jobs | {own})
+        self._locks.sweep(known | with_work | {own})
 
     def sees_alive(self, owner: str | None) -> bool:
         """Whether an owner exists and its process is not known to have died."""
