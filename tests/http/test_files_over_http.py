@@ -194,3 +194,12 @@ def test_the_emulator_rejects_parts_of_other_apis(emu):
         with pytest.raises(BadRequestError, match="Invalid"):
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": [part]}])
     assert ErrorKind.CLIENT_ERROR not in {call.fault for call in emu.ledger.calls}
+
+
+def test_the_simulated_provider_limits_files_and_counts_their_tokens(tmp_path):
+    with client_of("sim") as client:
+        with pytest.raises(InvalidRequest, match="10,485,760"):
+            client.submit([QUESTION, Image(b"\x89PNG\r\n\x1a\n" + bytes(8_000_000))])
+        header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1024).to_bytes(4) * 2
+        result = client.submit([QUESTION, Image(header + bytes(20))]).result()
+        assert result.usage.input_tokens == client.submit(QUESTION).result().usage.input_tokens + 765

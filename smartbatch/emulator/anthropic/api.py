@@ -208,7 +208,7 @@ class AnthropicApi(Api):
 
     def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> ServerReply:
         self.check_key(head, context.settings)
-        find = context.find_upload(files.API_NAME, _key(head))
+        find = context.find_upload(*self.account(head))
 
         def parse(head: Head, fields: Mapping[str, Any]) -> ModelCall:
             message = parse_message(head, fields, find)
@@ -222,7 +222,7 @@ class AnthropicApi(Api):
             raise api_error(404, "Not found")
         if head.method != "POST":
             raise api_error(405, "Method Not Allowed")
-        find = context.find_upload(files.API_NAME, _key(head))
+        find = context.find_upload(*self.account(head))
         if head.path == "/v1/messages":
             return lambda head, fields: parse_message(head, fields, find)
         request = parse_messages(head, self.parse_body(body), find, counting=True)

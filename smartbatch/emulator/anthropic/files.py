@@ -10,6 +10,7 @@ import math
 import re
 from typing import Any
 
+from smartbatch.emulator.anthropic.batches import API_NAME
 from smartbatch.emulator.anthropic.parsing import FILES_BETA, api_error, check_version, has_files
 from smartbatch.emulator.batches.batch_records import BatchBackendError, IdFormat, StoredFile
 from smartbatch.emulator.http.head import Head
@@ -23,7 +24,6 @@ from smartbatch.emulator.provider_api import (
 )
 from smartbatch.media import type_of_content
 
-API_NAME = "anthropic"
 PATH = re.compile(r"/v1/files(?:/([^/]+)(/content)?)?")
 MAX_FILE_BYTES = 500 * 2**20
 _IDS = IdFormat(file="file_".__add__)

@@ -18,7 +18,7 @@ from typing import Any
 from attrs import define, field
 
 from smartbatch.emulator.batches.batch_records import BatchBackendError, StoredFile
-from smartbatch.emulator.gemini.batches import line_shape, page_of
+from smartbatch.emulator.gemini.batches import API_NAME, line_shape, page_of
 from smartbatch.emulator.gemini.parsing import api_error, decode_body, found, no_such_file, unknown_url
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.parsed_requests import ApiError
@@ -27,7 +27,6 @@ from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_rep
 
 FILE_LIFETIME_SECONDS = 48 * 3600.0  # seconds an uploaded file is kept
 
-_API_NAME = "gemini"
 _UPLOAD = re.compile(r"/upload/(v1|v1beta)/files")
 _PATH = re.compile(r"(?P<download>/download)?/(v1|v1beta)/files(?:/(?P<name>[^/:]+)(?P<media>:download)?)?")
 _ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
@@ -96,7 +95,7 @@ def _start(head: Head, body: bytes, context: BatchContext, key: str) -> ServerRe
     display = found(file, "displayName") or ""
     if not isinstance(display, str) or len(display) > _MAX_DISPLAY_NAME:
         raise api_error(400, f"* CreateFileRequest.file.display_name: at most {_MAX_DISPLAY_NAME} characters")
-    if identity is not None and context.backend.file(_API_NAME, key, identity, context.now) is not None:
+    if identity is not None and context.backend.file(API_NAME, key, identity, context.now) is not None:
         raise _already_exists(identity)
     size = head.headers.get("x-goog-upload-header-content-length", "")
     mime = found(file, "mimeType") or head.headers.get("x-goog-upload-header-content-type", "")
@@ -135,7 +134,7 @@ def _append(
     del context.backend.open_uploads[name]
     try:
         file = context.backend.put_file(
-            _API_NAME, upload.key, upload.display, bytes(upload.data), context.now,
+            API_NAME, upload.key, upload.display, bytes(upload.data), context.now,
             identity=upload.identity, purpose=upload.mime, lifetime=FILE_LIFETIME_SECONDS,
         )  # fmt: skip
     except BatchBackendError as error:
@@ -163,7 +162,7 @@ def answer_files(head: Head, context: BatchContext, *, key: str) -> ServerReply:
     name = path["name"]
     if name is None and head.method == "GET":
         return _list(head, context, key)
-    file = context.backend.file(_API_NAME, key, name or "", context.now)
+    file = context.backend.file(API_NAME, key, name or "", context.now)
     if file is None:
         raise no_such_file(name or "")
     match head.method, bool(path["media"]):
@@ -172,13 +171,13 @@ def answer_files(head: Head, context: BatchContext, *, key: str) -> ServerReply:
         case "GET", False:
             return json_reply(_shape(file, context))
         case "DELETE", False:
-            context.backend.delete_file(_API_NAME, key, name, context.now)
+            context.backend.delete_file(API_NAME, key, name, context.now)
             return json_reply({})
     raise unknown_url(head)
 
 
 def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
-    files = context.backend.files(_API_NAME, key, context.now)
+    files = context.backend.files(API_NAME, key, context.now)
     page, token = page_of(head, files, _PAGE, _MAX_PAGE)
     shape: dict[str, Any] = {"files": [_shape(file, context) for file in page]} if page else {}
     return json_reply(shape | ({"nextPageToken": token} if token else {}))
@@ -187,12 +186,12 @@ def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
 def _download(file: StoredFile, context: BatchContext, key: str) -> ServerReply:
     if file.batch is None:
         raise api_error(400, "Only generated files can be downloaded.")
-    batch = context.backend.batch(_API_NAME, key, file.batch, context.now)
+    batch = context.backend.batch(API_NAME, key, file.batch, context.now)
     if batch is None:
         raise no_such_file(file.id)
     try:
         fetched = context.backend.fetch(
-            _API_NAME, key, file.batch, context.now, part=file.part,
+            API_NAME, key, file.batch, context.now, part=file.part,
             write=lambda line: line_shape(line, batch.endpoint, context),
         )  # fmt: skip
     except BatchBackendError as error:
@@ -212,7 +211,7 @@ def find_active(context: BatchContext, key: str) -> FindUpload:
     """Return the function that finds uploaded files, and raises ``ApiError`` for one that is processed."""
 
     def find(name: str) -> StoredFile:
-        file = context.backend.upload(_API_NAME, key, name, context.now)
+        file = context.backend.upload(API_NAME, key, name, context.now)
         if is_processing(file, context):
             message = f"The File {name} is not in an ACTIVE state and usage is not allowed."
             raise api_error(400, message)

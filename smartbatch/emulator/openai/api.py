@@ -37,7 +37,7 @@ class OpenAIApi(Api):
             raise api_error(401, "Incorrect API key provided.", code="invalid_api_key")
 
     def account(self, head: Head) -> tuple[str, str]:
-        return batches.API_NAME, head.authorization.partition(" ")[2].strip()
+        return batches.API_NAME, _key(head)
 
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
         return None if batches.PATH.fullmatch(head.path) is None else self._answer_batch
@@ -53,7 +53,7 @@ class OpenAIApi(Api):
             raise api_error(404, f"Invalid URL ({head.method} {head.path})")
         if head.method != "POST":
             raise api_error(405, f"Not allowed to {head.method} on {head.path} (HINT: use POST)")
-        find = context.find_upload(batches.API_NAME, _key(head))
+        find = context.find_upload(*self.account(head))
         return lambda head, body: parse_call(head.path, body, context.settings, find)
 
     def too_large(self, limit: int) -> ApiError:
