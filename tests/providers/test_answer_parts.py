@@ -306,6 +306,21 @@ def test_images_of_gateways_are_files_unless_they_are_only_addresses():
     assert answer.extra["images"] == [address, {**given, "image_url": {"url": {"smartbatch.file": 0}}}]
 
 
+def test_images_of_tools_in_a_response_are_files():
+    image = {"type": "image_generation_call", "id": "ig_1", "status": "completed", "output_format": "svg"}
+    failed = {**image, "id": "ig_2", "status": "failed", "result": None}
+    plot = {"type": "image", "url": f"data:image/png;base64,{encoded(b'plot')}"}
+    code = {"type": "code_interpreter_call", "id": "ci_1", "outputs": [{"type": "logs", "logs": "1"}, plot]}
+    output = [{**image, "result": encoded(b"<svg/>")}, failed, code]
+    answer = read_response({"status": "completed", "output": output}, OK)
+    assert [(file.media_type, file.content()) for file in answer.files] == [
+        ("image/svg+xml", b"<svg/>"),
+        ("image/png", b"plot"),
+    ]
+    references = [answer.extra["output"][0]["result"], answer.extra["output"][2]["outputs"][1]["url"]]
+    assert references == [{"smartbatch.file": 0}, {"smartbatch.file": 1}]
+
+
 def test_files_of_gemini_have_the_stated_type_if_their_content_has_none():
     parts = [
         {"inlineData": {"mimeType": "image/png", "data": encoded(b"draft")}, "thought": True},

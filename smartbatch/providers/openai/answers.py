@@ -246,6 +246,12 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
 
 
 def _without_image(item: dict[str, Any], files: ReturnedFiles) -> dict[str, Any]:
+    if item.get("type") == "code_interpreter_call" and isinstance(outputs := item.get("outputs"), list):
+        named = [
+            {**output, "url": files.take_url(output["url"])} if "url" in fields(output) else output
+            for output in outputs
+        ]
+        return {**item, "outputs": named}
     if item.get("type") != "image_generation_call":
         return item
     form = short(item.get("output_format"), PLAIN_WORD)
