@@ -66,15 +66,44 @@ def test_every_request_gets_its_own_file(variant, strategy, emu, tmp_path):
     assert [result.text for result in results] == [hashlib.sha256(data).hexdigest() for _, data in made]
 
 
-@pytest.mark.parametrize("variant", ["openai", "gemini", "sim"])
-def test_several_files_and_audio_are_sent_in_order(variant, emu):
-    contents = [b"RIFF0000WAVEfmt ", b"\xff\xd8\xff\xe0", b"RIFF0000WAVEdata"]
-    kinds = (Audio, Image, Audio)
-    with client_of(variant) as client:
-        result = client.submit(
-            [QUESTION, *(kind(data) for kind, data in zip(kinds, contents, strict=True))]
-        ).result()
+@pytest.mark.parametrize(
+    ("model", "second"),
+    [("openai:gpt-audio", Audio), ("gemini:gemini-3.8-flash", Image), (f"sim:{MODELS['sim']}", Image)],
+)
+def test_several_files_and_audio_are_sent_in_order(model, second, emu):
+    middle = b"\xff\xd8\xff\xe0" if second is Image else b"ID3"
+    contents = [b"RIFF0000WAVEfmt ", middle, b"RIFF0000WAVEdata"]
+    files = [kind(data) for kind, data in zip((Audio, second, Audio), contents, strict=True)]
+    with BatchingClient(model) as client:
+        result = client.submit([QUESTION, *files]).result()
     assert result.text.split() == [hashlib.sha256(data).hexdigest() for data in contents]
+
+
+@pytest.mark.parametrize(
+    ("model", "file"),
+    [
+        ("gpt-5-mini", Audio(b"ID3")),
+        ("gpt-audio", Image(PNG)),
+        ("gpt-4o-mini-audio-preview", Document(b"%PDF-1.7")),
+        ("gpt-3.5-turbo", Image(PNG)),
+        ("gpt-4-0613", Document(b"%PDF-1.7")),
+        ("o3-mini", Image("https://a.example/b.png")),
+    ],
+)
+def test_what_a_model_lacks_is_rejected_before_anything_is_sent(model, file, emu):
+    problem = rf"prompt\[0\]\.content\[1\], .*, which the model {model} does not take"
+    with BatchingClient(f"openai:{model}") as client, pytest.raises(InvalidRequest, match=problem):
+        client.submit([QUESTION, file])
+    assert emu.ledger.received == 0
+
+
+def test_every_model_takes_texts_and_what_unknown_models_take_is_not_known(emu):
+    for model in ("gpt-3.5-turbo", "o3-mini", "gpt-audio"):
+        with BatchingClient(f"openai:{model}") as client:
+            assert client.submit([QUESTION, Document(b"a text")]).result().ok
+    with BatchingClient("openai:gpt-9") as client:
+        for file in (Audio(b"ID3"), Image(PNG), Document(b"%PDF-1.7")):
+            assert client.submit([QUESTION, file]).result().ok
 
 
 def test_what_a_provider_lacks_is_rejected_before_anything_is_sent(emu):

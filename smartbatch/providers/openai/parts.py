@@ -2,14 +2,19 @@
 
 Sources: the types of ``openai`` 3.57 and OpenAI's guides to images and to file inputs (November 2026): the
 chat API takes only PDFs as files, no URLs of files and no ids of uploaded images. Other servers with the chat
-API add types, such as vLLM's ``audio_url`` and Mistral's ``document_url``.
+API add types, such as vLLM's ``audio_url`` and Mistral's ``document_url``. The section "Modalities" of
+a model's page (https://developers.openai.com/api/docs/models) says what the model takes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
-from smartbatch.media import PDF
+from attrs import evolve
+
+from smartbatch.media import PDF, MediaKind
 from smartbatch.providers.media_parts import (
     ANY_TEXT,
     FileLimits,
@@ -117,3 +122,31 @@ RESPONSES: Final = PartForm(
     _LIMITS,
     files_in_results=True,
 )
+
+_IMAGES: Final[frozenset[MediaKind]] = frozenset({"image", "document"})
+_AUDIO: Final[frozenset[MediaKind]] = frozenset({"audio"})
+_TEXT_ONLY: Final[frozenset[MediaKind]] = frozenset()
+_TAKEN: Final[Mapping[str, frozenset[MediaKind]]] = {
+    **dict.fromkeys(("gpt-4-turbo", "gpt-4-vision", "gpt-4.", "gpt-4o", "gpt-5", "o1", "o3", "o4"), _IMAGES),
+    **dict.fromkeys(("gpt-audio", "gpt-4o-audio", "gpt-4o-mini-audio"), _AUDIO),
+    **dict.fromkeys(("gpt-3.5", "gpt-4", "gpt-4-turbo-preview"), _TEXT_ONLY),
+    **dict.fromkeys(("o1-mini", "o1-preview", "o3-mini"), _TEXT_ONLY),
+}
+"""Files that OpenAI's models take, by prefix of their names, of which the longest applies. Models that take
+images also take PDFs. Any other name is that of an unknown model, which may take everything."""
+
+
+@lru_cache(maxsize=256)
+def form_for(form: PartForm, model: str) -> PartForm:
+    """Return a form that also refuses the files that one of OpenAI's own models does not take."""
+    known = [name for name in _TAKEN if model.startswith(name)]
+    if not known:
+        return form
+    taken = _TAKEN[max(known, key=len)]
+
+    def write(part: MediaPart) -> dict[str, Any]:
+        if part.kind != "text" and not part.is_text_file and part.kind not in taken:
+            raise Untranslatable(f"is {part.described()}, which the model {model} does not take")
+        return form.write(part)
+
+    return evolve(form, write=write)

@@ -53,7 +53,7 @@ from smartbatch.providers.openai.errors import (
     understand,
 )
 from smartbatch.providers.openai.files import OpenAIFiles
-from smartbatch.providers.openai.parts import CHAT, RESPONSES
+from smartbatch.providers.openai.parts import CHAT, RESPONSES, form_for
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
 from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Answer, Duration, Generation, Request, SchemaMode
@@ -279,7 +279,8 @@ class OpenAIProvider(Provider):
         if request.params is not self._checked:
             check_params(request.params, self._api)
             self._checked = request.params
-        check_parts(request.prompt, CHAT if self._api == "chat" else RESPONSES)
+        form = CHAT if self._api == "chat" else RESPONSES
+        check_parts(request.prompt, form_for(form, model) if self.name == OpenAIProvider.name else form)
         if (effort := request.params.reasoning_effort) is not None:
             check_effort(effort, model, self._parameters.efforts.levels_of(model))
 
