@@ -16,7 +16,7 @@ from smartbatch.events import JobRescued
 from smartbatch.jobs.records import ItemState, JobState
 from smartbatch.jobs.shard_records import OPEN_SHARDS, UNSENT_SHARDS, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, create, orphans, poll, reconcile, recover, storage
-from smartbatch.jobs.steps.step import Step, StepResult, has_realtime, is_paused
+from smartbatch.jobs.steps.step import Step, StepResult, has_realtime, is_overdue, is_paused
 
 _S = ShardState
 _STEPS: Mapping[ShardState, Callable[[Step, ShardRow], ShardRow]] = {
@@ -84,7 +84,7 @@ def _step(step: Step) -> StepResult:
     own = step.for_model(due.model)
     # 4. the shard was not sent and is not needed, because it takes too long, the job was cancelled, or
     # all of its requests were answered by an orphan: discard it
-    if due.state in UNSENT_SHARDS and poll.is_overdue(own, due):
+    if due.state in UNSENT_SHARDS and is_overdue(own, due):
         own.discard(due, poll.OVERDUE_NOTE, to=ItemState.REALTIME)
         return StepResult(step.wall, has_realtime(step.runtime, step.job))
     if due.state in UNSENT_SHARDS and (step.job.cancel_requested or step.store.shards.is_answered(due)):

@@ -14,6 +14,7 @@ from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.jobs.payload import decode_request
 from smartbatch.jobs.records import DAY, OpenItem
 from smartbatch.jobs.shard_records import ShardRow, ShardState
+from smartbatch.jobs.steps import storage
 from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.store.uploads import FileRef, Sending
 from smartbatch.jobs.uploading import BUSY_SECONDS, send, suffix_of
@@ -52,16 +53,19 @@ def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
     )
     if media is None:
         return None
+    # 1. the account may store no more files: wait
+    if not storage.may_upload(step):
+        return step.reschedule(shard, 0.0)
     job, key = step.job, media.upload_key
     file = FileRef(job.scope, job.model, key, suffix_of(media), needed_until, job.policy.retention)
     sending = step.store.uploads.obtain(file, at=step.wall, job_id=job.id)
-    # 1. another job or process has uploaded it
+    # 2. another job or process has uploaded it
     if isinstance(sending, str):
         return step.reschedule(shard, 0.0)
-    # 2. it is being uploaded elsewhere: wait
+    # 3. it is being uploaded elsewhere: wait
     if sending is None:
         return step.reschedule(shard, BUSY_SECONDS, note="waits for the upload of a file")
-    # 3. search for it, or upload it
+    # 4. search for it, or upload it
     return _send(step, shard, files, media, sending)
 
 
@@ -122,14 +126,17 @@ def _size_of(step: Step, request: Request, known: int) -> int:
 
 
 def _send(step: Step, shard: ShardRow, files: FileApi, media: Media, sending: Sending) -> ShardRow:
-    uploads, limits = step.store.uploads, step.limits
+    uploads, limits, began = step.store.uploads, step.limits, step.wall
     try:
         sent = send(uploads, files, media, sending, find=limits.call_timeout, upload=limits.file_timeout)
     except InvalidRequest:  # its requests fail when their lines are written
         uploads.send_inline(step.lease, media.upload_key)
         return step.reschedule(shard, 0.0)
     except ProviderError as error:
+        if storage.is_full(error):
+            return storage.refused(step, shard, error, began)
         return _failed(step, shard, media, error)
+    storage.accepted(step)
     if sent is not None and not sent.ready:
         return step.reschedule(shard, BUSY_SECONDS, note="waits for the provider to process a file")
     return step.reschedule(shard, 0.0, tries=0, note=None)

@@ -15,7 +15,7 @@ from smartbatch.jobs import summary_records
 from smartbatch.jobs.records import ACCOUNT_ERRORS, DAY, MINUTE, ItemState
 from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, orphans, refusals
-from smartbatch.jobs.steps.step import Step
+from smartbatch.jobs.steps.step import Step, is_overdue
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 from smartbatch.types import Kind
 
@@ -155,17 +155,6 @@ def _not_cancelled(step: Step, shard: ShardRow, error: ProviderError) -> ShardRo
         )
     # 4. otherwise try the cancel again later
     return step.retry_later(shard, error)
-
-
-def is_overdue(step: Step, shard: ShardRow) -> bool:
-    """Whether a shard takes so long that its requests should be sent in real time.
-
-    The time is measured from its create call or, if none was sent, from the submission of the job. Jobs with
-    a deadline follow other rules.
-    """
-    since = step.job.created_at if shard.submitted_at is None else shard.submitted_at
-    timed = step.falls_back and step.policy.deadline is None and not step.job.cancel_requested
-    return timed and step.wall - since >= step.timeout
 
 
 def _reason_to_cancel(step: Step, shard: ShardRow) -> str | None:

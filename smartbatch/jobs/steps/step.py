@@ -264,3 +264,14 @@ class Step:
         while page := self.store.shards.payloads(shard.id, after=position, limit=PAGE_REQUESTS):
             for position, item in page.items():
                 yield position, decode_request(item.payload, shared, id=None)
+
+
+def is_overdue(step: Step, shard: ShardRow) -> bool:
+    """Whether a shard takes so long that its requests should be sent in real time.
+
+    The time is measured from its create call or, if none was sent, from the submission of the job. Jobs with
+    a deadline follow other rules.
+    """
+    since = step.job.created_at if shard.submitted_at is None else shard.submitted_at
+    timed = step.falls_back and step.policy.deadline is None and not step.job.cancel_requested
+    return timed and step.wall - since >= step.timeout

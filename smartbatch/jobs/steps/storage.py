@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import MINUTE
 from smartbatch.jobs.shard_records import BEFORE_UPLOAD, ShardRow
-from smartbatch.jobs.steps import poll
-from smartbatch.jobs.steps.step import Step
+from smartbatch.jobs.steps.step import Step, is_overdue
 from smartbatch.jobs.storage_pause import NO_PAUSE, StoragePause, change_pause, read_pause
 from smartbatch.jobs.wiring import JobRuntime
 
@@ -59,13 +58,19 @@ def without_waiting(step: Step, shards: Sequence[ShardRow]) -> tuple[Sequence[Sh
 
     Shards that are no longer to be sent, or are to be sent in real time, do not wait.
     """
-    if step.job.cancel_requested or not step.api.abilities.files:
+    if step.job.cancel_requested:
         return shards, math.inf
-    unsent = [shard for shard in shards if shard.state in BEFORE_UPLOAD and not poll.is_overdue(step, shard)]
+    unsent = [shard for shard in shards if shard.state in BEFORE_UPLOAD and not is_overdue(step, shard)]
     pause = read_pause(step.store, step.job.scope) if unsent else None
-    if pause is None or not (left := pause.seconds_left(step.wall)):
+    if pause is None or not (left := pause.seconds_left(step.wall)) or not _needs_uploads(step):
         return shards, math.inf
     return [shard for shard in shards if shard not in unsent], step.wall + min(left, LOOK_SECONDS)
+
+
+def _needs_uploads(step: Step) -> bool:
+    """Whether shards need an input file, or files of their requests that are not uploaded."""
+    job = step.job
+    return step.api.abilities.files or bool(step.store.uploads.missing(job.id, job.scope, step.wall))
 
 
 def may_upload(step: Step) -> bool:

@@ -166,10 +166,7 @@ class SimApi(BatchApi):
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         data = source.read_bytes()
         self.change("upload")
-        if self._is("full") and self._now() < 40 * MINUTE:
-            raise ProviderError(
-                "You have exceeded your file storage quota.", kind=ErrorKind.CLIENT_ERROR, status=400
-            )
+        self.check_storage()
         drawn = self._drawn()
         cut = drawn < self.network.what.calls
         try:
@@ -186,6 +183,12 @@ class SimApi(BatchApi):
         if drawn < 2 * self.network.what.calls:
             raise _failed("the answer to the upload is lost")
         return _file(file)
+
+    def check_storage(self) -> None:
+        if self._is("full") and self._now() < 40 * MINUTE:
+            raise ProviderError(
+                "You have exceeded your file storage quota.", kind=ErrorKind.CLIENT_ERROR, status=400
+            )
 
     def _put(self, name: str, data: bytes) -> records.StoredFile:
         named = name if self._flavour.named_files else None

@@ -153,6 +153,16 @@ def test_each_file_is_uploaded_once_and_deleted_and_batches_find_it():
     assert {"complete.after", "delete_upload.after", "find_upload"} <= points
 
 
+@pytest.mark.parametrize("flavour", ["openai", "anthropic"])
+def test_files_of_prompts_wait_while_the_storage_of_their_account_is_full(flavour):
+    outcome = simulate(
+        Plan(seed=1, flavour=flavour, quiet=True, uploads=True, odd=("full",), policy=(("retention", 0.0),))
+    )
+    assert outcome.problem is None
+    assert outcome.incidents["storage_full"] == 1
+    assert "complete.after" in outcome.points  # they were uploaded later, and not sent in the requests
+
+
 @pytest.mark.full
 def test_of_400_jobs_with_files_none_uploads_one_twice_or_leaves_it(run):
     total = Totals.of(run(with_uploads(range(30_000, 30_000 + MANY))))

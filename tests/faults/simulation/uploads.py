@@ -90,6 +90,7 @@ class SimFiles(FileApi):
 
     def upload(self, name: str, media_type: str, content: bytes, timeout: float) -> RemoteUpload:
         self._api.change("file_upload")
+        self._api.check_storage()
         try:
             self._api.network.points.reach("file_upload.part")
         except Crash:
