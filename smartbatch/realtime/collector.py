@@ -202,12 +202,13 @@ class Collector:
             or head.stream is not None
         ):
             return None
-        rates, calls = lane.rates, min(self._parallelism.calls, lane_queue.waiting)
+        rates, calls = lane.rates, self._parallelism.calls
         if rates is None:
             return None
         others = lane_queue.others_waiting(head)
         time_value = 0.0 if others > 0 or config.prefer == "cost" else config.time_value / 3600
-        return cache.lead_of(mark, now, Urgency(rates.bands[0].input, time_value, calls))
+        urgency = Urgency(rates.bands[0].input, time_value, calls, lane_queue.waiting)
+        return cache.lead_of(mark, now, urgency)
 
     def _note_resumed(self, lane: Lane, size: int, effects: DeferredEffects) -> None:
         now = effects.now

@@ -32,6 +32,7 @@ _LONGEST_LEAD_SECONDS = 60.0
 _MARGIN = 0.95  # share of the lifetime for which an entry is relied on
 _LEAST_READ_SHARE = 0.4  # of the estimated tokens, which may be too high
 _MAX_LOST_WRITES = 2.0  # surcharges of writes by which an entry may cost more than it saves
+_MAX_UNPROVEN = 8  # marked calls in flight before an entry of the model has been read for the first time
 _MAX_MISSING = 2  # expected writes that the provider did not report
 _LOST_SHARE = 0.005  # of all input tokens, which writes for expected uses may cost in vain
 
@@ -76,10 +77,17 @@ class Urgency:
 
     usd: float  # price of an input token
     usd_per_second: float  # value of the time
-    calls: int  # requests that could start at once
+    calls: int  # maximum requests that could start at once
+    waiting: int = 1  # requests in the queue
 
-    def pays(self, tokens: float, seconds: float) -> bool:
-        return tokens * self.calls * self.usd > seconds * self.usd_per_second
+    def pays(self, prefix: SharedPrefix, saved: float, seconds: float) -> bool:
+        """Return whether requests that would start at once save more than the time is worth.
+
+        Args:
+            saved: share of the price of the beginning that each of them saves.
+        """
+        requests = min(self.calls, max(prefix.uses, self.waiting))
+        return requests * prefix.tokens * saved * self.usd > seconds * self.usd_per_second
 
 
 @define(eq=False)
@@ -106,6 +114,8 @@ class CacheEntries:
         self._entries: OrderedDict[str, _CacheEntry] = OrderedDict()
         self._leads: set[Lead] = set()
         self._sent = 0.0  # input tokens of all calls
+        self._works = False  # an entry has been read
+        self._marked = 0  # calls in flight with marks
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
 
     def recognize(self, ends: Sequence[SharedPrefix], now: float) -> CacheMark | None:
@@ -133,9 +143,8 @@ class CacheEntries:
                 return None
             lead = entry.lead
             if lead is not None and not lead.released:
-                saved = prefix.tokens * (1 - self.rules.read)
                 left = max(0.0, lead.started + self.first_byte - now)
-                return lead if urgency.pays(saved, left) else None
+                return lead if urgency.pays(prefix, 1 - self.rules.read, left) else None
         return None
 
     def choose(self, mark: CacheMark | None, now: float, *, automatic: bool) -> Chosen:
@@ -150,6 +159,8 @@ class CacheEntries:
             return none
         if rules.by == "key":
             return self._routed(mark.prefixes[-1], now)
+        if not self._works and self._marked >= _MAX_UNPROVEN:
+            return none
         chosen: list[SharedPrefix] = []
         led: list[str] = []
         for prefix in reversed(mark.prefixes):  # the longest first
@@ -167,6 +178,7 @@ class CacheEntries:
         chosen = chosen[-rules.max_marks :]
         if not chosen:
             return none
+        self._marked += 1
         return Chosen(CacheMark(tuple(chosen)), self._new_lead(led, now) if led else None)
 
     def began(self, lead: Lead, now: float) -> None:
@@ -186,6 +198,7 @@ class CacheEntries:
         lead = chosen.lead
         if lead is not None:
             self._release(lead, readable=usage is not None)
+        self._marked -= chosen.mark is not None and bool(chosen.mark.prefixes) and self.rules.by == "marks"
         if usage is None:
             return []
         self._sent += usage.input_tokens
@@ -206,6 +219,7 @@ class CacheEntries:
         surcharge, saved = rules.write - 1, 1 - rules.read
         if usage.cached_tokens >= _LEAST_READ_SHARE * prefix.tokens:
             entry.reads += 1
+            self._works = True
             self._lost = max(0.0, self._lost - saved * prefix.tokens)
         elif usage.cache_write_tokens:
             entry.writes += 1

@@ -88,6 +88,16 @@ def test_an_entry_whose_writes_are_not_read_is_no_longer_used():
     assert choose(entries, 2_000.0).mark is None
 
 
+def test_few_calls_are_marked_until_the_cache_has_been_seen_to_work():
+    entries = CacheEntries(MARKS)
+    answered(entries, 0.0, WRITTEN)
+    calls = [choose(entries, 1.0) for _ in range(20)]
+    assert sum(call.mark is not None for call in calls) == 8
+    for call in calls:
+        entries.ended(call, 1.0, READ)
+    assert all(choose(entries, 2.0).mark for _ in range(20))
+
+
 def test_an_entry_that_is_never_written_is_no_longer_used():
     entries = CacheEntries(MARKS)
     reports = [answered(entries, float(n), Usage(4_100, 10))[1] for n in range(3)]
