@@ -9,7 +9,13 @@ from attrs import asdict, evolve
 
 from smartbatch._words import duration, money, plural
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.explanation import IN_PYTHON, decision_parts, explain, files_in_words
+from smartbatch.core.routing.explanation import (
+    IN_PYTHON,
+    cache_saving,
+    decision_parts,
+    explain,
+    files_in_words,
+)
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.workload import expected_usd
 from smartbatch.errors import ConfigError
@@ -44,6 +50,8 @@ class Plan(Generic[T]):
         cost: expected USD; ``None`` if the price is unknown.
         cost_low, cost_high: range in USD that contains the cost of 90 % of such lists; ``None`` if the
             price is unknown.
+        cache_saving, cache_saving_low, cache_saving_high: expected USD that the provider's cache saves on
+            shared beginnings of prompts, and its range; the costs above take it into account.
         answers: the basis of the expected answer lengths and cost: the number of observed answers and their
             mean length; see :class:`~smartbatch.core.routing.workload.AnswerLengths`. ``None`` if nothing is
             generated.
@@ -70,6 +78,9 @@ class Plan(Generic[T]):
         self.cost = expected_usd(cost)
         self.cost_low = None if cost is None else cost.low
         self.cost_high = None if cost is None else cost.high
+        self.cache_saving = 0.0 if cost is None else cost.saved
+        self.cache_saving_low = 0.0 if cost is None else cost.saved_low
+        self.cache_saving_high = 0.0 if cost is None else cost.saved_high
         self.calls, self.batches, self.first = chosen.calls, chosen.batches, chosen.first
         load = decision.load
         self.requests = load.by_job if chosen.batches else load.requests
@@ -84,7 +95,9 @@ class Plan(Generic[T]):
         requests = plural(self.requests, "request")
         if self.files is not None:
             requests += f" with {files_in_words(self.files)}"
-        return f"<Plan {requests}, {self.route.value}, about {duration(self.p50)}, {cost}>"
+        saved = "" if self.decision.chosen.cost is None else cache_saving(self.decision.chosen.cost)
+        saved = f", shared beginnings save {saved}" if saved else ""
+        return f"<Plan {requests}, {self.route.value}, about {duration(self.p50)}, {cost}{saved}>"
 
     def _repr_html_(self) -> str:
         from smartbatch.views.html import notebook  # imported late: only notebooks use it
@@ -161,5 +174,8 @@ def _plain(option: Option) -> dict[str, Any]:
         "cost": expected_usd(cost),
         "cost_low": None if cost is None else cost.low,
         "cost_high": None if cost is None else cost.high,
+        "cache_saving": None if cost is None else cost.saved,
+        "cache_saving_low": None if cost is None else cost.saved_low,
+        "cache_saving_high": None if cost is None else cost.saved_high,
         **{name: getattr(option, name) for name in _PLAIN},
     }

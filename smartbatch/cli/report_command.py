@@ -36,7 +36,7 @@ from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.quality.labels import LabelScores, label_section
 from smartbatch.runs.output_lines import defects_of
 from smartbatch.runs.output_reader import read_lines, row_of
-from smartbatch.types import DEFECTS
+from smartbatch.types import DEFECTS, Usage
 from smartbatch.views.html import Report
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class OutputFigures:
         tokens = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
         self.seen.input_tokens += tokens[0]
         self.seen.output_tokens += tokens[1]
+        self.seen.cached += Usage(tokens[0], cached_tokens=usage.get("cached_tokens") or 0)
         self.seen.estimated += bool(usage.get("estimated"))
         self.seen.unknown += bool(usage.get("unknown"))
         self.counts["unpriced"] += cost is None

@@ -8,7 +8,7 @@ from typing import Final
 
 from attrs import Factory, define, evolve
 
-from smartbatch._words import duration, escape, money, number, plural
+from smartbatch._words import duration, escape, money, number, plural, share
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.outcome import ActualCost, rescue_in_words
@@ -20,7 +20,7 @@ from smartbatch.results import defects_in_words
 from smartbatch.runs.output_file import Recovered
 from smartbatch.runs.output_lines import Amounts
 from smartbatch.runs.row_keys import KeyedRow
-from smartbatch.types import Result, Route
+from smartbatch.types import Result, Route, Usage
 
 _MIN_SPEEDUP: Final = 1.05  # smaller factors are not worth mentioning
 _MAX_SHOWN_GROUPS: Final = 5  # groups of identical errors listed at the end
@@ -61,6 +61,7 @@ def amounts_of(result: Result) -> Amounts:
         estimated=int(result.usage.estimated),
         unknown=int(result.usage.unknown),
         input_tokens=result.usage.input_tokens,
+        cached_tokens=result.usage.cached_tokens,
         output_tokens=result.usage.output_tokens,
         truncated=result.truncated,
         empty=result.empty,
@@ -200,7 +201,10 @@ def _tokens_text(amounts: Amounts) -> str:
     parts = [f"{plural(rows, 'row')} {what}" for what, rows in marks.items() if rows]
     if amounts.unknown and not (amounts.input_tokens or amounts.output_tokens):
         return "unknown"
-    return "; ".join([f"{number(amounts.input_tokens)} in, {number(amounts.output_tokens)} out", *parts])
+    read = Usage(amounts.input_tokens, cached_tokens=amounts.cached_tokens).cached_share
+    cached = f" ({share(read)} read from the provider's cache)" if read else ""
+    tokens = f"{number(amounts.input_tokens)} in{cached}, {number(amounts.output_tokens)} out"
+    return "; ".join([tokens, *parts])
 
 
 def _alternatives(decision: Decision, actual: ActualCost) -> str:

@@ -17,6 +17,7 @@ from attrs import define, evolve, field, frozen
 from smartbatch._words import money
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations
+from smartbatch.core.prefixes.savings import with_writes
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import BudgetExceeded, ClientClosed, SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress, JobResultsStored, ShardChanged
@@ -85,7 +86,13 @@ class CostCeiling:
 
     def _most(self, request: Request, processing: Processing) -> float:
         card = self._card(request.model or self._model, processing)
-        return 0.0 if card is None else card.expected_cost(self._calibration.of(request).most(request))
+        if card is None:
+            return 0.0
+        calibration = self._calibration.of(request)
+        most = calibration.most(request)
+        if request.cache is not None:
+            most = with_writes(most, request, calibration.estimate(request), long=processing == "batch")
+        return card.expected_cost(most)
 
 
 def _whole(usd: float) -> float:

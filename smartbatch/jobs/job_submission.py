@@ -319,7 +319,7 @@ class JobSubmission:
         )
         purposes, files = self._config.prefer_individual_for, self._engine.store.files
         requests = self._with_models(draft, model, by_batch=by_batch)
-        if draft.policy.caching and draft.kind is Kind.GENERATE:
+        if draft.policy.caching and api is not None and api.caching(model=model.name) is not None:
             requests = in_windows(requests, self._caching_rules, self._engine.wiring.shares)
         items = Items(
             requests,

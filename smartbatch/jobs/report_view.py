@@ -16,7 +16,7 @@ from smartbatch.errors import SmartbatchError, kind_name
 from smartbatch.failure_groups import FailureGroups, remedy_for
 from smartbatch.jobs.status import JobStatus, batch_parts, incident_parts
 from smartbatch.results import defects_in_words
-from smartbatch.types import DEFECTS, Result
+from smartbatch.types import DEFECTS, NO_USAGE, Result, Usage
 from smartbatch.views.drawings import quantile
 from smartbatch.views.model import (
     Cell,
@@ -94,6 +94,7 @@ class SeenResults:
     dropped: dict[str, str] = field(factory=dict)  # omitted parameters and the reasons
     input_tokens: int = 0  # of all results
     output_tokens: int = 0
+    cached: Usage = NO_USAGE  # of the results counted
     estimated: int = 0  # results with estimated tokens
     unknown: int = 0  # results with unknown tokens
     deduplicated: int = 0  # requests that share the answer of an identical one, without cost and time
@@ -103,6 +104,7 @@ class SeenResults:
         """Add a result. Results that share the answer of an identical request must not be counted here."""
         usage = result.usage
         self.dropped.update(result.dropped)
+        self.cached += Usage(usage.input_tokens, cached_tokens=usage.cached_tokens)
         self.estimated += usage.estimated
         self.unknown += usage.unknown
         if result.ok:
@@ -263,6 +265,8 @@ def _results(s: JobStatus, seen: SeenResults, asked: ReportedRequests) -> Facts:
         ("cost", _cost(s)),
         ("results without a known cost", f"{s.unpriced:,}"),
     ]
+    if seen.cached.cached_tokens:
+        rows.insert(-3, ("of these, read from the provider's cache", share(seen.cached.cached_share)))
     rows += [("results with estimated tokens", f"{seen.estimated:,}")] if seen.estimated else []
     rows += [("results of unknown usage", f"{seen.unknown:,}")] if seen.unknown else []
     if seen.deduplicated and seen.is_whole:

@@ -22,6 +22,7 @@ from smartbatch.core.limits.cooldown import PackingHealth
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.limits.throttle import AdaptiveThrottle
 from smartbatch.core.prefixes.entries import CacheEntries
+from smartbatch.core.prefixes.savings import with_writes
 from smartbatch.core.preparation.tokens import Calibration, longest_output
 from smartbatch.prices import Processing, RateCard
 from smartbatch.providers.base import FlexTier, Provider, processing_of
@@ -104,7 +105,8 @@ class Lane:
         rates = self._highest_rates(request)
         if rates is None:
             return given + made, 0.0
-        return given + made, rates.expected_cost(calibration.most(request))
+        most = with_writes(calibration.most(request), request, estimated, long=False)
+        return given + made, rates.expected_cost(most)
 
     def max_lost_cost(self, request: Request) -> float:
         """Return the maximum cost in USD of a call whose answer is lost; 0 if the price is unknown."""

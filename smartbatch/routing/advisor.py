@@ -34,6 +34,7 @@ from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.setup import Parallelism
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.routing.history import ForecastHistory
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Kind, Request, Result, Route, Strategy, Usage
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Advisor:
         }
         calibration = self._history.calibration(self._model.label, kind)
         kept = self._config.cache is not None
-        return Workload(calibration, rates, kept=kept)
+        return Workload(calibration, rates, kept=kept, caching=self._caching)
 
     def for_model(self, model: OpenedModel) -> Advisor:
         if model.name == self._model.name:
@@ -369,10 +370,19 @@ class Advisor:
             known["requests"] = min(60 * throughput, known.get("requests", math.inf))
         return known
 
+    @property
+    def _caching(self) -> CachingRules | None:
+        uses = self._config.prompt_caching == "auto"
+        return self._model.provider.caching(self._model.name) if uses else None
+
     def _rates(self, processing: Processing) -> RateCard | None:
         if not self._model.provider.capabilities.priced:
             return None
-        return self._prices.rates(self._model.provider.name, self._model.name, self._clock.wall(), processing)
+        wall = self._clock.wall()
+        card = self._prices.rates(self._model.provider.name, self._model.name, wall, processing)
+        if card is None or not card.writes_by_itself or (caching := self._caching) is None:
+            return card
+        return evolve(card, writes_by_itself=not caching.automatic)  # requests turn such writes off
 
     def _flex_rates(self) -> RateCard | None:
         """Return the prices of the flex tier; ``None`` if the provider has none or it is currently closed."""

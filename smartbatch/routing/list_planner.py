@@ -12,7 +12,7 @@ from smartbatch._clock import Clock
 from smartbatch._words import count_of
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.prefixes.tree import with_shared_prefixes
+from smartbatch.core.prefixes.tree import in_windows, with_shared_prefixes
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of, prompt_list
 from smartbatch.core.preparation.validation import check_params
 from smartbatch.core.routing.choice import Decision
@@ -93,7 +93,10 @@ class ListPlanner:
             batchable=True,
             flexible=self._flexible(()),
         )
-        for request in self.preparer.admitted(prompts, plain):
+        requests = self.preparer.admitted(prompts, plain)
+        if self._config.prompt_caching == "auto" and self._caching_rules(any_request) is not None:
+            requests = in_windows(requests, self._caching_rules, self._realtime.admission.shares)
+        for request in requests:
             kind = kind_of(request)
             batchable = batchable and may_wait(request)
             if self._is_cached(request):
@@ -128,7 +131,7 @@ class ListPlanner:
         return CheckedList(requests, plain, constraints, kind, batchable, key, model=model)
 
     def _with_prefixes(self, requests: list[Request]) -> list[Request]:
-        if self._config.prompt_caching == "off" or len(requests) < 2:
+        if self._config.prompt_caching == "off" or self._caching_rules(Request()) is None:
             return requests
         return with_shared_prefixes(requests, self._caching_rules, self._realtime.admission.shares)
 

@@ -101,3 +101,16 @@ def test_a_compatible_server_receives_the_usual_requests(emu):
     with BatchingClient("gpt-5.6", provider=provider, max_tokens=20, strategy="individual") as client:
         results = client.generate(QUESTIONS[:4], system=SYSTEM)
     assert all(result.usage.cache_write_tokens for result in results)
+
+
+def test_a_plan_names_the_saving_with_its_range(emu):
+    with claude(emu) as client, claude(emu, prompt_caching="off") as without:
+        saving = client.plan(QUESTIONS, system=SYSTEM, strategy="individual")
+        plain = without.plan(QUESTIONS, system=SYSTEM, strategy="individual")
+        results = client.generate(QUESTIONS, system=SYSTEM, strategy="individual")
+    assert plain.cache_saving == 0
+    assert plain.cost == pytest.approx(saving.cost + saving.cache_saving)
+    assert saving.cache_saving_low < saving.cache_saving < saving.cache_saving_high
+    assert "shared beginnings save" in repr(saving)
+    assert saving.cost_low < results.cost < saving.cost_high
+    assert results.usage.cached_share > 0.95

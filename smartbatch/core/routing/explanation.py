@@ -72,8 +72,18 @@ def plan_lines(decision: Decision, *, voice: Voice = IN_PYTHON, now: datetime | 
     yield " ".join(_headline(decision, voice, now))
     if (answers := decision.load.answers) is not None and (words := _lengths(decision, answers, voice)):
         yield words
+    saved = "" if decision.chosen.cost is None else cache_saving(decision.chosen.cost)
+    if saved:
+        yield f"The provider's cache saves {saved} on beginnings that prompts share; this is not guaranteed."
     if words := _faster(decision, voice):
         yield words
+
+
+def cache_saving(cost: Cost) -> str:
+    """Return what the provider's cache saves, with its range; empty if it saves nothing."""
+    if not cost.saved:
+        return ""
+    return f"about {money(cost.saved)} ({money(cost.saved_low)} to {money(cost.saved_high)})"
 
 
 def load_in_words(decision: Decision, voice: Voice = IN_PYTHON) -> str:

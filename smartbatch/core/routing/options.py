@@ -292,7 +292,7 @@ def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchO
         late.low if share < RARE_ODDS else early.low,
         late.high if share < HIGHEST_LEVEL else early.high,
     )
-    return individually.plus(Cost(low, expected, high))
+    return individually.plus(evolve(early, low=low, expected=expected, high=high))
 
 
 def _early(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> int:

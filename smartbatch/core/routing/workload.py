@@ -12,6 +12,7 @@ from typing import Protocol
 
 from attrs import astuple, define, frozen
 
+from smartbatch.core.prefixes.savings import NO_SAVING, PrefixSavings
 from smartbatch.core.preparation.answer_length import (
     FREE_TEXT,
     NO_LENGTH,
@@ -21,6 +22,7 @@ from smartbatch.core.preparation.answer_length import (
     Length,
 )
 from smartbatch.core.preparation.tokens import Calibration, RequestTokens
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Kind, Request, Usage
 
 # standard deviation of answer lengths, divided by their mean, in the Azure 2023 conversations
@@ -50,12 +52,16 @@ class Cost:
     low: float
     expected: float
     high: float
+    # what the provider's cache saves, which these amounts take into account
+    saved_low: float = 0.0
+    saved: float = 0.0
+    saved_high: float = 0.0
 
     def of(self, share: float) -> Cost:
-        return Cost(self.low * share, self.expected * share, self.high * share)
+        return Cost(*(share * usd for usd in astuple(self)))
 
     def plus(self, other: Cost) -> Cost:
-        return Cost(self.low + other.low, self.expected + other.expected, self.high + other.high)
+        return Cost(*(own + usd for own, usd in zip(astuple(self), astuple(other), strict=True)))
 
 
 def expected_usd(cost: Cost | None) -> float | None:
@@ -161,6 +167,7 @@ class Workload:
         calibration: observed token counts of the model.
         rates: prices by way of processing, such as ``standard`` and ``batch``; ``None`` if unknown.
         kept: whether answers are kept, so that identical requests share one even if they are far apart.
+        caching: how the provider caches beginnings of prompts; ``None`` if it is not used.
     """
 
     def __init__(
@@ -169,7 +176,9 @@ class Workload:
         rates: Mapping[str, Rates | None],
         *,
         kept: bool = False,
+        caching: CachingRules | None = None,
     ) -> None:
+        self._savings = None if caching is None else PrefixSavings(caching)
         self._calibration = calibration
         self._kept = kept
         self._unpriced: set[str] = set()
@@ -228,6 +237,8 @@ class Workload:
         for size, tokens in learned.files(request):
             self.files = self.files.plus(size, learned.input(tokens))
         self._add(1, each, repeated)
+        if self._savings is not None and request.cache is not None:
+            self._savings.add(request.cache.prefixes, learned.input)
         if self._sampled < _SAMPLED_REQUESTS:
             self._sampled += 1
             self._sampled_in += each.given
@@ -359,7 +370,16 @@ class Workload:
         high = usd.made * (1 + math.hypot(chance, _excess(usd.high, usd.made)))
         if not self._unlimited:
             high = min(high, max(usd.made, usd.most))
-        return Cost(usd.least + low, usd.given + usd.made, usd.largest + high)
+        saving = NO_SAVING
+        if self._savings is not None and usd.given:
+            saving = self._savings.of(self._rates[processing].cost, batch=processing == "batch")
+        at_least, usually, at_most = (saved / (usd.given or 1.0) for saved in astuple(saving))
+        return Cost(
+            usd.least * (1 - at_most) + low,
+            usd.given * (1 - usually) + usd.made,
+            usd.largest * (1 - at_least) + high,
+            *astuple(saving),
+        )
 
 
 def _usage_of(tokens: RequestTokens, given: int, made: int) -> Usage:
