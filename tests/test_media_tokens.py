@@ -7,7 +7,12 @@ import base64
 import pytest
 
 from smartbatch import Audio, Document, Generation, Image, Message, Request, Usage
-from smartbatch.core.preparation.tokens import Calibration, estimate_request, most_of_request
+from smartbatch.core.preparation.tokens import (
+    Calibration,
+    estimate_request,
+    estimated_usage,
+    most_of_request,
+)
 from smartbatch.media import pages_of, seconds_of_audio
 from smartbatch.media_tokens import UNKNOWN_MOST_TOKENS, UNKNOWN_TOKENS, media_rule
 
@@ -154,3 +159,10 @@ def test_a_request_is_estimated_by_the_rule_of_its_model():
         assert learned.estimate(with_image) - learned.estimate(without) == tokens
         assert Calibration(learned).estimate(with_image) == learned.estimate(with_image)
         assert learned.most_input(with_image) == most_of_request(with_image, model) > tokens
+
+
+def test_the_estimate_of_a_request_without_reported_usage_splits_audio():
+    sound = Audio(b"a", sha256="0", size=1, seconds=60.0)
+    usage = estimated_usage(Request((Message("user", ("What?", sound)),)), "gemini:gemini-2.5-flash", 7)
+    assert usage == Usage(usage.input_tokens, 7, estimated=True, audio_tokens=1920)
+    assert usage.input_tokens > 1920

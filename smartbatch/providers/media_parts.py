@@ -20,6 +20,7 @@ from attrs import evolve, field, frozen
 from smartbatch._words import short
 from smartbatch.errors import InvalidRequest
 from smartbatch.media import PDF, PLAIN_TEXT, Image, Media, MediaKind, kind_of_type, pixels_of
+from smartbatch.media_in_prompts import file_of_part
 from smartbatch.types import Message
 
 PartKind: TypeAlias = MediaKind | Literal["text"]
@@ -100,7 +101,7 @@ class PartForm:
         api: its name in errors.
         owns: whether a part is in the API's own form, so that it is sent unchanged.
         write: writes any other part, or raises :class:`Untranslatable`.
-        limits: limits for files given as ``Image``, ``Document`` or ``Audio``.
+        limits: limits for files given as ``Image``, ``Document`` or ``Audio``, and for converted parts.
         files_in_results: whether tool results may contain converted files.
     """
 
@@ -131,9 +132,11 @@ def _translated(prompt: str | Sequence[Message], form: PartForm, read: _ReadMedi
     found = []
     files: list[tuple[str, MediaPart]] = []
 
-    def noted(media: Media, field: str) -> MediaPart:
-        files.append((field, read(media, field)))
-        return files[-1][1]
+    def noted(part: Any, field: str) -> MediaPart:
+        media = read(part, field) if isinstance(part, Media) else _measured(read_part(part), part)
+        if media.kind != "text":
+            files.append((field, media))
+        return media
 
     for place, message in enumerate(prompt):
         if not isinstance(message.content, str):
@@ -173,10 +176,19 @@ def _check_limits(files: Sequence[tuple[str, MediaPart]], form: PartForm) -> Non
 
 
 _ReadMedia: TypeAlias = Callable[[Media, str], MediaPart]
+_ReadPart: TypeAlias = Callable[[Any, str], MediaPart]
+
+
+def _measured(read: MediaPart, part: Mapping[str, Any]) -> MediaPart:
+    if read.data is None or read.kind == "text":
+        return read
+    file = file_of_part(part)
+    sides = None if file is None or not (file.width and file.height) else (file.width, file.height)
+    return evolve(read, size=len(read.data), sides=sides)
 
 
 def _parts(
-    parts: Sequence[Any], field: str, form: PartForm, read: _ReadMedia, *, is_result: bool
+    parts: Sequence[Any], field: str, form: PartForm, read: _ReadPart, *, is_result: bool
 ) -> tuple[Mapping[str, Any], ...]:
     return tuple(
         _part(part, f"{field}[{at}]", form, read, is_result=is_result) for at, part in enumerate(parts)
@@ -187,7 +199,7 @@ def _parts(
 _TURNS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 
 
-def _part(part: Any, field: str, form: PartForm, read: _ReadMedia, *, is_result: bool) -> Mapping[str, Any]:
+def _part(part: Any, field: str, form: PartForm, read: _ReadPart, *, is_result: bool) -> Mapping[str, Any]:
     if isinstance(part, Mapping):
         kind, content = part.get("type"), part.get("content")
         if kind == "tool_result" and isinstance(content, (list, tuple)):
@@ -195,7 +207,7 @@ def _part(part: Any, field: str, form: PartForm, read: _ReadMedia, *, is_result:
         if form.owns(part) or kind in _TURNS:
             return part
     try:
-        media = read(part, field) if isinstance(part, Media) else read_part(part)
+        media = read(part, field)
         if is_result and media.kind != "text" and not form.files_in_results:
             raise Untranslatable(f"is {media.described()} in a tool result, where {form.api} takes only text")
         return form.write(media)

@@ -255,7 +255,7 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
         except BaseException as error:
             verdict = meaning(error, own=own)
             if spec.feed is not None:
-                verdict = interrupted_stream(verdict, spec.requests[0], spec.feed)
+                verdict = interrupted_stream(verdict, spec.requests[0], spec.model, spec.feed)
             return _fitted(spec, (verdict,) * len(spec.requests))
         return _fitted(spec, outcomes, partial(meaning, own=own))
 
@@ -417,11 +417,11 @@ def stream_answer(
         if stream is not None:
             stream.close()
     if isinstance(answer, Answer) and answer.usage is None:
-        return evolve(answer, usage=_estimated(request, feed))
+        return evolve(answer, usage=tokens.estimated_usage(request, model, feed.tokens))
     return answer
 
 
-def interrupted_stream(error: ProviderError, request: Request, feed: ChunkBox) -> ProviderError:
+def interrupted_stream(error: ProviderError, request: Request, model: str, feed: ChunkBox) -> ProviderError:
     """Return the error of an interrupted stream, with estimated usage.
 
     It is an estimate because generated tokens are billed even if they never arrive.
@@ -434,15 +434,11 @@ def interrupted_stream(error: ProviderError, request: Request, feed: ChunkBox) -
     if feed.begun or (error.maybe_billed and isinstance(error, RequestCancelled)):
         error.maybe_billed = True
         if error.usage is None:
-            error.usage = _estimated(request, feed)
+            error.usage = tokens.estimated_usage(request, model, feed.tokens)
     if error.usage is not None:
         made = max(error.usage.output_tokens, feed.tokens)
         error.usage = evolve(error.usage, output_tokens=made, estimated=True)
     return error
-
-
-def _estimated(request: Request, feed: ChunkBox) -> Usage:
-    return Usage(tokens.estimate_request(request), feed.tokens, estimated=True)
 
 
 @frozen(eq=False, repr=False)

@@ -14,7 +14,7 @@ from smartbatch.core.limits.failures import (
     is_unhealthy,
 )
 from smartbatch.core.prefixes.entries import NOTHING, Chosen
-from smartbatch.core.preparation.tokens import estimate
+from smartbatch.core.preparation.tokens import estimate, estimated_usage
 from smartbatch.errors import (
     ErrorKind,
     MissingAnswer,
@@ -112,7 +112,7 @@ def _usage_of(ticket: Ticket, outcome: Outcome, bill: Bill) -> Usage:
         return usage or NO_USAGE
     if not isinstance(outcome, Answer):
         return Usage(unknown=True)
-    return Usage(ticket.input_tokens, estimate(outcome.text or ""), estimated=True)
+    return estimated_usage(ticket.request, ticket.lane.label, estimate(outcome.text or ""))
 
 
 def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) -> Bill:

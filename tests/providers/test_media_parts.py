@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+
 import pytest
 from asking import MODELS
 
@@ -213,3 +216,21 @@ def test_a_fallback_model_receives_its_own_form_or_nothing(servers, monkeypatch)
         "cannot take over: prompt[0].content[0] is audio (audio/wav), which Anthropic does not take"
     )
     assert servers.ledger.received == 1
+
+
+@pytest.mark.parametrize("source", ["chat", "responses", "gemini"])
+def test_converted_parts_keep_to_the_limits_and_parts_of_the_own_form_pass(source):
+    head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (9000).to_bytes(4) + (20).to_bytes(4) + b"\x08\2\0\0\0----"
+    wide, heavy = (
+        base64.b64encode(data).decode() for data in (head, b"\x89PNG\r\n\x1a\n" + bytes(8_000_000))
+    )
+    for data, problem in (
+        (wide, r"9,000 × 20 pixels; Anthropic takes at most 8,000"),
+        (heavy, "10,666,680 bytes in base64"),
+    ):
+        part = json.loads(json.dumps(IMAGE[source]).replace("aQ==", data))
+        with pytest.raises(
+            InvalidRequest, match=rf"^prompt\[0\]\.content\[0\] is an image \(image/png\) of {problem}"
+        ):
+            written(part, "anthropic")
+        assert written(part, source) is part

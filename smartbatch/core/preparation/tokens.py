@@ -209,6 +209,15 @@ def _audio_tokens(request: Request, count: Callable[[Media], int]) -> int:
     return sum(count(file) for file in files if isinstance(file, Audio))
 
 
+def estimated_usage(request: Request, model: str, output: int) -> Usage:
+    """Return the usage of an answered request whose provider reported none.
+
+    ``output`` is the number of output tokens.
+    """
+    given, audio = estimate_request(request, model), estimate_audio(request, model)
+    return Usage(given, output, estimated=True, audio_tokens=audio)
+
+
 def asks_for_audio(request: Request) -> bool:
     """Whether the answer is audio, requested with the field ``modalities`` of OpenAI's chat completions."""
     wanted = (request.params.extra or {}).get("modalities")
