@@ -137,6 +137,10 @@ class Media:
         """Return the file as one that was uploaded to the provider."""
         return evolve(self, source=None, file_id=file_id, media_type=self.sent_type, sha256=None)
 
+    def stand_in(self) -> Self:
+        """Return a file that is sent in the same form but has a single byte."""
+        return evolve(self, source=b"x", media_type=self.sent_type, size=1)
+
     def described(self) -> str:
         """Name the file for errors, without its content and without the query of a URL."""
         if self.file_id is not None:
@@ -265,6 +269,9 @@ class Image(Media):
         return evolve(
             self, source=None, file_id=file_id, media_type=self.sent_type, sha256=None, max_pixels=None
         )
+
+    def stand_in(self) -> Self:
+        return evolve(self, source=b"x", media_type=self.sent_type, size=1, max_pixels=None)
 
     def accepted(self, field: str) -> Self:
         found = Media.accepted(self, field)

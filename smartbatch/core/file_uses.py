@@ -65,20 +65,54 @@ def files_of(request: Request) -> Iterator[Media]:
                     yield part
 
 
-def with_file_ids(request: Request, id_of: Callable[[Media], str | None]) -> Request:
-    """Return ``request`` with ids in place of the files for which ``id_of`` returns one."""
+def with_files(request: Request, change: Callable[[Media], Media]) -> Request:
+    """Return ``request`` with each of :func:`files_of` changed."""
     if isinstance(request.prompt, str) or not any(True for _ in files_of(request)):
         return request
 
-    def with_ids(message: Message) -> Message:
+    def changed(message: Message) -> Message:
         if not isinstance(message.content, tuple):
             return message
-        parts = tuple(
-            part.uploaded(found)
-            if isinstance(part, Media) and part.sha256 is not None and (found := id_of(part)) is not None
-            else part
+        parts = (
+            change(part) if isinstance(part, Media) and part.sha256 is not None else part
             for part in message.content
         )
-        return evolve(message, content=parts)
+        return evolve(message, content=tuple(parts))
 
-    return evolve(request, prompt=tuple(map(with_ids, request.prompt)))
+    return evolve(request, prompt=tuple(map(changed, request.prompt)))
+
+
+def with_file_ids(request: Request, id_of: Callable[[Media], str | None]) -> Request:
+    """Return ``request`` with ids in place of the files for which ``id_of`` returns one."""
+
+    def uploaded(media: Media) -> Media:
+        return media if (file_id := id_of(media)) is None else media.uploaded(file_id)
+
+    return with_files(request, uploaded)
+
+
+@define(eq=False)
+class LineSizes:
+    """Sizes of encoded requests. Each file is read once, however many requests contain it."""
+
+    _added: dict[tuple[str, str | None], int] = field(factory=dict)  # bytes, by content and name
+
+    def size_of(self, request: Request, encode: Callable[[Request], bytes]) -> int:
+        small = with_files(request, lambda media: media.stand_in())
+        size = least = len(encode(small))
+        for media in files_of(request):
+            at = media.upload_key, media.name
+            if at not in self._added:
+                self._added[at] = (len(encode(_alone(request, at))) - least) // _times(request, at)
+            size += self._added[at]
+        return size
+
+
+def _alone(request: Request, at: tuple[str, str | None]) -> Request:
+    return with_files(
+        request, lambda media: media if (media.upload_key, media.name) == at else media.stand_in()
+    )
+
+
+def _times(request: Request, at: tuple[str, str | None]) -> int:
+    return sum((media.upload_key, media.name) == at for media in files_of(request))

@@ -10,7 +10,7 @@ from itertools import islice
 
 from attrs import define, evolve, field
 
-from smartbatch.core.file_uses import FileUses, files_of
+from smartbatch.core.file_uses import FileUses, LineSizes, files_of
 from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
@@ -71,6 +71,7 @@ class Items:
     _models: set[str] = field(factory=set, init=False)
     _prefixes: set[str] = field(factory=set, init=False)
     _uses: FileUses = field(factory=FileUses, init=False)
+    _sizes: LineSizes = field(factory=LineSizes, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._digest = RunningDigest(b"%b\n%b" % (self._job.model.encode(), self._job.params))
@@ -141,7 +142,8 @@ class Items:
             encode, model = self._api.encode, request.model or self._job.model.partition(":")[2]
             rules = self._api.caching(model=model) if self._job.policy.caching else None
             sent = with_batch_mark(request, rules, row)
-            size = len(row_named(row, lambda: encode(sent, model=model, wire_id=_LONGEST_WIRE_ID)))
+            line = partial(encode, model=model, wire_id=_LONGEST_WIRE_ID)
+            size = row_named(row, lambda: self._sizes.size_of(sent, line))
         name = self._names[row] if self._names else None
         tokens = estimate_request(request, model_label(request, self._job))
         return NewItem(request.id, payload, size, tokens, realtime=in_real_time, name=name)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from smartbatch.core.file_uses import files_of, with_file_ids
+from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.jobs.payload import decode_request
 from smartbatch.jobs.records import DAY, OpenItem
@@ -106,11 +107,12 @@ def with_sent_sizes(step: Step, items: Sequence[OpenItem]) -> Sequence[OpenItem]
     if not ids or _files(step) is None:
         return items
     shared, sized = step.shared(), []
+    rules = step.api.caching(model=step.model) if step.policy.caching else None
     for start in range(0, len(items), _PAGE_ITEMS):
         page = items[start : start + _PAGE_ITEMS]
         bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
         for item in page:
-            request = decode_request(bodies[item.ix], shared, id=None)
+            request = with_batch_mark(decode_request(bodies[item.ix], shared, id=None), rules, item.ix)
             referring = sendable(step, request, ids)
             if referring is not request:
                 item = evolve(item, size=_size_of(step, referring, item.size))
