@@ -31,7 +31,7 @@ class RecordedRow:
         cost: USD; ``None`` if unknown.
         latency: seconds of the call that answered.
         input_tokens, output_tokens: ``None`` if unknown.
-        files: paths of the files in the answer, relative to the output.
+        files: paths of the files in the answer, relative to the output or, for a job, absolute.
     """
 
     index: int
@@ -81,6 +81,7 @@ class RecordedRow:
             attempts=result.attempts,
             input_tokens=usage.input_tokens if known else None,
             output_tokens=usage.output_tokens if known else None,
+            files=tuple(file.source for file in result.files if isinstance(file.source, str)),
         )
 
 

@@ -55,7 +55,8 @@ def drawn(output):
 )
 def test_each_row_names_its_files_in_a_folder_next_to_the_output(output, route, folder):
     write_rows()
-    assert run("--strategy", route, *ROUTES[route], output=output) == 0
+    for limit in ("1", "9"):
+        assert run("--strategy", route, "--limit", limit, *ROUTES[route], output=output) == 0
     assert [row["files"] for row in rows_of(output)] == [
         ["out.files/cat_1-0.png"],
         ["out.files/_.._dog-0.png"],

@@ -86,6 +86,18 @@ def test_a_file_of_another_job_outlives_it(tmp_path):
             client.submit_batch([[QUESTION, result.files[0]]], key="third")
 
 
+def test_a_store_can_be_moved_with_its_folder(tmp_path):
+    prompts = [[f"Draw number {number} as PNG", Image(PNG)] for number in range(2)]
+    with client_of(tmp_path / "old.db") as client:
+        results = client.generate(prompts, key="moved", strategy="batch")
+    for ending in ("", ".files"):
+        (tmp_path / f"old.db{ending}").rename(tmp_path / f"new.db{ending}")
+    with client_of(tmp_path / "new.db") as client:
+        again = client.generate(prompts, key="moved", strategy="batch")
+    assert [each.files[0].content() for each in again] == [picture_for(text) for text, _ in prompts]
+    assert [each.text for each in again] == [each.text for each in results]
+
+
 def test_the_unscaled_image_is_kept(tmp_path):
     pytest.importorskip("PIL")
     image = picture_for("8 × 8 pixels")
