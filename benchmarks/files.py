@@ -21,7 +21,6 @@ import argparse
 import hashlib
 import json
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import asdict, define, frozen
 
 from benchmarks.harness import KEY, MODELS
+from benchmarks.million_client import memory
 from benchmarks.real_files import write_images, write_pdfs, write_photos
 from smartbatch import BatchingClient, Document, Image
 from smartbatch._clock import RealClock
@@ -126,7 +126,7 @@ def work(orders: Orders) -> None:
             texts = client.generate(prompts_of(orders), key="files", strategy="individual").texts
             job = client.job("files")
         named = [row for one in job.incidents() for row in re.findall(r"rows ([\d, ]+)", one.detail)]
-        _say([texts, ",".join(named), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000])
+        _say([texts, ",".join(named), memory()[1]])
         sys.stdin.read()
         inside(client).jobs.engine.clean(remote=True, dry_run=False)
 

@@ -66,7 +66,7 @@ def _scaled(content: bytes, step: int) -> bytes:
 def write_photos(folder: Path, number: int, kilobytes: int) -> list[Path]:
     """Write different JPEG images of about the given size: noise, which hardly compresses."""
     paths = []
-    side = int((kilobytes * 1000 / 1.1) ** 0.5)
+    side = int((kilobytes * 1000 / 0.85) ** 0.5)
     for seed in range(number):
         image = Image.frombytes("L", (side, side), hashlib.shake_128(b"%d" % seed).digest(side * side))
         file = io.BytesIO()
