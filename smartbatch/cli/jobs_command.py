@@ -225,7 +225,8 @@ class _Jobs:
         if dry_run:
             for one in found.deleted:
                 size = f", {one.bytes:,} bytes" if one.bytes else ""
-                print_out(f"{one.kind.value} {escape(one.id)} of {escape(one.model)}{size}")
+                name = one.id or one.name or ""  # an upload whose answer was lost has no id
+                print_out(f"{one.kind.value} {escape(name)} of {escape(one.model)}{size}")
         verb = "would be deleted" if dry_run else "deleted"
         in_store = (
             f"{plural(found.files, 'temporary file')} and "

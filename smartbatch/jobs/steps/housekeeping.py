@@ -50,7 +50,7 @@ def _delete(runtime: JobRuntime, provider: Provider, one: RemoteObject) -> None:
         if files is not None:
             _attempt(runtime, one, files, partial(_delete_upload, runtime, files, one))
         else:
-            runtime.store.remote_objects.postpone(one, None)
+            runtime.store.remote_objects.postpone(one, runtime.wall() + DAY)  # another process may
     elif (api := provider.batches()) is not None:
         _delete_of_batch(runtime, api, one)
 
