@@ -7,6 +7,7 @@ genai-prices.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -74,8 +75,13 @@ def openai_rules(model: str) -> CachingRules:
 
 @lru_cache
 def gemini_rules(model: str) -> CachingRules:
-    """Implicit caching is not guaranteed, and the order of requests is the only influence on it."""
-    return CachingRules(by="order", min_tokens=4096 if "pro" in model else 1024, read=0.1)
+    """Implicit caching is not guaranteed, and only the order and the times of requests influence it."""
+    return CachingRules(
+        by="order",
+        min_tokens=4096 if "pro" in model else 1024,
+        read=0.1,
+        requests_per_key=math.inf,
+    )
 
 
 def with_marks(

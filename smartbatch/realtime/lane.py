@@ -362,7 +362,7 @@ class LaneFactory:
             ),
             ProviderHealth(),
             AdaptiveThrottle(),
-            None if rules is None or rules.by == "order" else CacheEntries(rules),
+            None if rules is None else CacheEntries(rules),
         )
 
     def _rates(self, provider: Provider, model: str, processing: Processing = "standard") -> RateCard | None:

@@ -6,6 +6,7 @@ import pytest
 
 from smartbatch import BatchingClient
 from smartbatch.providers.anthropic.provider import AnthropicProvider
+from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import PromptCaching, emulator
 
@@ -29,6 +30,12 @@ def gpt(emu, model, api="chat", **settings):
     provider = OpenAIProvider("any-key", emu.base_url, prompt_cache=True, api=api)
     settings = {"max_tokens": 20, "prefer": "cost", "parallelism": 8, "batch_poll_interval": 0.02, **settings}
     return BatchingClient(model, provider=provider, **settings)
+
+
+def gemini(emu, **settings):
+    provider = GeminiProvider("any-key", emu.url)
+    settings = {"max_tokens": 20, "prefer": "cost", "parallelism": 8, "batch_poll_interval": 0.02, **settings}
+    return BatchingClient("gemini-3.8-flash", provider=provider, **settings)
 
 
 def share_of_the_saving(emu, results):
@@ -114,3 +121,22 @@ def test_a_plan_names_the_saving_with_its_range(emu):
     assert "shared beginnings save" in repr(saving)
     assert saving.cost_low < results.cost < saving.cost_high
     assert results.usage.cached_share > 0.95
+
+
+def test_the_implicit_cache_of_gemini_is_read_by_all_requests_but_the_first():
+    with emulator(prompt_caching=PromptCaching(implicit_hit_rate=1.0), latency=0.01) as emu:
+        with gemini(emu) as client:
+            results = client.generate(QUESTIONS[:16], system=SYSTEM, strategy="individual")
+        read = [result.usage.cached_tokens for result in results]
+    assert read[0] == 0
+    assert min(read[1:]) > 3_900
+
+
+@pytest.mark.full
+def test_prompts_with_the_same_document_are_neighbours_in_batches_of_gemini():
+    documents = [f"{place} {SYSTEM}" for place in range(4)]
+    prompts = [f"{document}\n{question}" for question in QUESTIONS[:8] for document in documents]
+    caching = PromptCaching(batch_hit_rate=1.0, batch_far_hit_rate=0.0, batch_neighbours=1)
+    with emulator(prompt_caching=caching) as emu, gemini(emu) as client:
+        results = client.generate(prompts, strategy="batch")
+    assert sum(result.usage.cached_tokens > 3_900 for result in results) == 28

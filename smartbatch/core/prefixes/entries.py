@@ -157,7 +157,7 @@ class CacheEntries:
         none = Chosen(CacheMark()) if automatic and rules.automatic else NOTHING
         if mark is None or not mark.prefixes:
             return none
-        if rules.by == "key":
+        if rules.by != "marks":
             return self._routed(mark.prefixes[-1], now)
         if not self._works and self._marked >= _MAX_UNPROVEN:
             return none

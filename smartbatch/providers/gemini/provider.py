@@ -20,6 +20,7 @@ from smartbatch._fork import one_at_a_time
 from smartbatch.errors import ConfigError
 from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.cache_marks import gemini_rules
 from smartbatch.providers.error_reader import ErrorReader, ServiceAddress
 from smartbatch.providers.file_api import FileApi
 from smartbatch.providers.gemini.answers import ChunkReader, read_answer, read_embeddings
@@ -49,6 +50,7 @@ from smartbatch.providers.http.endpoint import (
 from smartbatch.providers.http.event_stream import EVENT_STREAM_TYPE, EventStream
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Answer, Duration, Request
 
 if TYPE_CHECKING:
@@ -120,6 +122,9 @@ class ContentProvider(Provider):
 
     def check(self, request: Request, *, model: str) -> None:
         check_request(request, model)
+
+    def caching(self, model: str) -> CachingRules | None:
+        return gemini_rules(model)
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
         return True

@@ -1,0 +1,29 @@
+"""The cost of whole lists with prompt caching, on emulated caches: see ``benchmarks.caching``."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.caching import MAX_SURCHARGE, MIN_SHARE, measure
+from benchmarks.caching_workloads import OTHERS, SHARING
+from benchmarks.caching_world import MODELS
+
+SCALE = 0.1
+DOCUMENTS = SHARING[1]
+TWICE = next(each for each in OTHERS if "far apart" in each.name)
+pytestmark = pytest.mark.full
+
+
+@pytest.mark.parametrize("mode", ["real time", "batch"])
+@pytest.mark.parametrize("provider", MODELS)
+def test_questions_about_documents_cost_almost_as_little_as_possible(provider, mode):
+    implicit = provider == "Gemini" and mode == "real time"  # finds four of five; the oracle creates a cache
+    least = 0.7 if implicit else MIN_SHARE
+    assert measure(DOCUMENTS, provider, mode, SCALE, "auto").share >= least
+
+
+@pytest.mark.parametrize("mode", ["real time", "batch"])
+@pytest.mark.parametrize("provider", MODELS)
+def test_documents_used_twice_do_not_cost_more_than_without_caching(provider, mode):
+    auto, off = (measure(TWICE, provider, mode, SCALE, caching) for caching in ("auto", "off"))
+    assert auto.sent.cost <= (1 + MAX_SURCHARGE) * off.sent.cost
