@@ -53,7 +53,7 @@ def run_job(store: SqlStore, rng: Random, number: int, at: float, place: Path) -
     lease = store.leases.claim(row.id, 60.0)
     assert lease is not None
     file = FileRef(SCOPE, MODEL, file_key, ".pdf", at, RETENTION)
-    sending = store.uploads.obtain(file, at=at, job_id=row.id)
+    sending = store.uploads.obtain(file, at=at, lease=lease)
     assert isinstance(sending, Sending)
     store.uploads.complete(sending, RemoteUpload(f"file-{number}", at + 14 * DAY), 100_000)
     nonce = new_nonce(rng)

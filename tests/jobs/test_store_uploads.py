@@ -17,8 +17,8 @@ SCOPE = "scope"
 FILE = FileRef(SCOPE, "sim:m", "key", ".pdf", needed_until=DAY, retention=100.0)
 
 
-def upload(store, file=FILE, at=0.0, job_id=None, **remote):
-    sending = store.uploads.obtain(file, at=at, job_id=job_id)
+def upload(store, file=FILE, at=0.0, lease=None, **remote):
+    sending = store.uploads.obtain(file, at=at, lease=lease)
     assert isinstance(sending, Sending)
     store.uploads.complete(sending, RemoteUpload("id", **remote), 7)
     return sending
@@ -65,12 +65,12 @@ def test_an_upload_that_expires_too_early_is_replaced_and_deleted_later(bench):
 def test_an_upload_is_not_deleted_while_a_job_uses_it_and_not_used_while_it_is_deleted(bench):
     store = bench.open()
     row = job_with_upload(bench, store)
-    sending = upload(store, job_id=row.id)
+    lease = store.leases.claim(row.id, 60)
+    sending = upload(store, lease=lease)
     assert store.uploads.missing(row.id, SCOPE, DAY) == set()
     assert store.uploads.missing(row.id, SCOPE, math.inf) == {"key"}
     assert store.uploads.ids_of(row.id) == {"key": "id"}
     assert store.remote_objects.take(SCOPE, at=150.0, most=10) is None
-    lease = store.leases.claim(row.id, 60)
     store.items.fail_open(lease, (0, 1), b"{}", at=1000.0)
     assert store.remote_objects.take(SCOPE, at=1050.0, most=10) is None
     assert store.remote_objects.take(SCOPE, at=5000.0, most=10).no == sending.no
@@ -81,8 +81,8 @@ def test_an_upload_is_not_deleted_while_a_job_uses_it_and_not_used_while_it_is_d
 def test_a_forgotten_job_leaves_its_uploads_to_be_deleted(bench):
     store = bench.open()
     row = job_with_upload(bench, store)
-    upload(store, job_id=row.id)
     lease = store.leases.claim(row.id, 60)
+    upload(store, lease=lease)
     store.items.fail_open(lease, (0, 1), b"{}", at=1000.0)
     store.jobs.forget(row.id)
     assert store.remote_objects.take(SCOPE, at=1099.0, most=10) is None

@@ -59,7 +59,7 @@ def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
         return step.reschedule(shard, 0.0)
     job, key = step.job, media.upload_key
     file = FileRef(job.scope, job.model, key, suffix_of(media), needed_until, job.policy.retention)
-    sending = step.store.uploads.obtain(file, at=step.wall, job_id=job.id)
+    sending = step.store.uploads.obtain(file, at=step.wall, lease=step.lease)
     # 2. another job or process has uploaded it
     if isinstance(sending, str):
         return step.reschedule(shard, 0.0)

@@ -13,6 +13,7 @@ from random import Random
 
 from attrs import frozen
 
+from smartbatch.jobs.records import JobLease
 from smartbatch.jobs.shard_records import new_nonce
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.leases import LeaseTable, Owner, leased
@@ -100,19 +101,23 @@ class UploadTable:
 
     # -- one upload ------------------------------------------------------------------------------------------
 
-    def obtain(self, file: FileRef, *, at: float, job_id: str | None = None) -> str | Sending | None:
+    def obtain(self, file: FileRef, *, at: float, lease: JobLease | None = None) -> str | Sending | None:
         """Use a file for a job, or for a request in real time.
 
         Its deletion is put off until ``file.retention`` seconds after now, or after the end of the job.
 
         Args:
             at: Unix seconds.
+            lease: the lease of the job; ``None`` for a request in real time.
+
+        Raises:
+            LeaseLost: another process owns the job, which may be done.
 
         Returns:
             its id if it is uploaded; the upload that this owner must send; or ``None`` while another thread
             or process is sending it.
         """
-        me = self.owner.enter()
+        me, job_id = self.owner.enter(), None if lease is None else lease.job_id
 
         def work(tx: Transaction) -> str | Sending | None:
             tx.lock("uploads")
@@ -143,7 +148,7 @@ class UploadTable:
             tx.change(_LINK, file.key, no, job_id)
             return Sending(int(no), name, is_new=True)
 
-        return self.db.write(work)
+        return self.db.write(work) if lease is None else self.leases.write(lease, lambda tx, _: work(tx))
 
     def complete(self, sending: Sending, file: RemoteUpload, size: int) -> None:
         """Store the outcome of an upload; it can be used from now on."""

@@ -128,6 +128,11 @@ def test_of_400_jobs_with_webhook_events_none_is_lost_or_paid_twice(run):
     assert sum(int(outcome.figures.get("repeats", 0)) for outcome in outcomes) > MANY / 10
 
 
+@pytest.mark.parametrize("seed", [36_399, 39_195])
+def test_a_process_that_was_suspended_uploads_no_file_of_a_job_that_is_done(seed):
+    assert [simulate(plan).problem for plan in with_housekeeping([seed])] == [None]
+
+
 @pytest.mark.full
 def test_of_400_jobs_with_events_and_deletions_none_is_wrong(run):
     """More of them are run by ``python -m benchmarks.simulation``."""
