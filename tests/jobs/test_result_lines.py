@@ -247,6 +247,8 @@ def reader(monkeypatch, *, submitted_at=107.0, priced=True, usd=2.0, **settings)
     job = SimpleNamespace(params=encode_params(Generation()), model="p:m", created_at=100.0)
     api = SimpleNamespace(abilities=SimpleNamespace(priced=priced), dropped=lambda *_, model: ())
     step = SimpleNamespace(wall=110.0, job=job, model="m", api=api, runtime=SimpleNamespace(prices=prices))
+    step.shared, job.id = (lambda: decode_params(job.params)), "j"
+    step.store = SimpleNamespace(files=SimpleNamespace(keep=lambda *_: None))
     return ResultReader(step, submitted_at, **settings)
 
 
