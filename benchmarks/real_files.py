@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -35,7 +35,7 @@ def write_images(folder: Path, number: int) -> list[Path]:
 
 
 def _of_packages() -> Iterator[bytes]:
-    folders = {Path(entry) for entry in sys.path if Path(entry).is_dir() and entry}
+    folders = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
     names = sorted({path for folder in folders for end in TYPES.values() for path in folder.rglob(f"*{end}")})
     for path in names:
         content = path.read_bytes()
