@@ -100,7 +100,7 @@ def test_the_keywords_of_emulators_are_their_settings() -> None:
 
 def test_the_keywords_of_calls_are_those_they_take() -> None:
     generation = attrs.fields_dict(types.Generation).keys()
-    request = attrs.fields_dict(types.Request).keys() - {"prompt", "params", "sample", "row"}
+    request = attrs.fields_dict(types.Request).keys() - {"prompt", "params", "sample", "row", "cache"}
     constraints = keys(types.ConstraintParams)
     of_tables = keys(types.TableParams) | keys(types.ReadingParams)
     assert keys(types.GenerationParams) == generation
