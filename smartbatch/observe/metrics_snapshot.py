@@ -18,6 +18,7 @@ from smartbatch._words import duration, known_money
 from smartbatch.errors import ErrorKind
 from smartbatch.events import (
     BreakerChanged,
+    CachingStopped,
     CallFinished,
     CallStarted,
     ClientStopped,
@@ -347,6 +348,10 @@ class MetricsSnapshot:
         "Circuit breaker changes, by new state.",
         Events(BreakerChanged)(label=lambda change: breaker_state(change.after)),
         label="state",
+    )
+    caching_stopped: int = counter(
+        "Shared beginnings of prompts that are no longer marked for the provider's cache.",
+        Events(CachingStopped)(),
     )
     parameters_dropped: int = counter(
         "Parameters omitted because the provider does not accept them.", Events(ParameterDropped)()

@@ -24,6 +24,11 @@ _SPARE_ENTRIES = 64
 _SHARE_OF_TURNS = 0.05 + 1e-9
 """Share of calls that urgent requests give up. Slightly over 5 %, so that 20 calls give up at least one."""
 
+_NEIGHBOR_SECONDS = 5.0
+"""A request overtakes others to be next to those with the same beginning that arrived at most this long
+before it. This is less than the difference between the patience of two priorities.
+"""
+
 _Heap: TypeAlias = "list[tuple[float, int, Ticket]]"
 """An entry (time, number, ticket) is valid while its number equals the ticket's."""
 
@@ -62,6 +67,7 @@ class LaneQueue:
         self._turns = turns
         self.waiting = 0
         self._by_prefix: Counter[str | None] = Counter()  # of these, by the longest shared beginning
+        self._first_keys: dict[str, float] = {}  # the latest start of the first of them
         self.delayed: _Heap = []  # retries by the end of their backoff
         # tickets that wait for calls in flight, by the budget that has reserved money for them, or by the
         # call that writes their cache entry
@@ -204,6 +210,8 @@ class LaneQueue:
     def _push(self, ticket: Ticket, entry: int) -> None:
         """Queue ``ticket``. Counts change last and without a function call, because of Ctrl-C."""
         self._compact()
+        if ticket.prefix is not None:
+            self._join_neighbors(ticket, ticket.prefix)
         urgent = False
         if self._shares:
             urgent = _skips_window(ticket)
@@ -229,6 +237,15 @@ class LaneQueue:
             self._by_prefix[ticket.prefix] += change
             if not self._by_prefix[ticket.prefix]:
                 del self._by_prefix[ticket.prefix]
+                self._first_keys.pop(ticket.prefix, None)
+
+    def _join_neighbors(self, ticket: Ticket, prefix: str) -> None:
+        """Place a ticket directly after those with the same beginning that arrived shortly before it."""
+        first = self._first_keys.get(prefix)
+        if first is not None and 0 <= ticket.key - first <= _NEIGHBOR_SECONDS:
+            ticket.key = first
+        else:
+            self._first_keys[prefix] = ticket.key
 
     def _heap_of(self, ticket: Ticket) -> _Heap:
         return self._urgent_first if ticket.urgent else self._ordered.queue

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from smartbatch import BatchingClient
+from smartbatch import BatchingClient, Request
+from smartbatch.events import CallStarted
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
@@ -140,3 +143,36 @@ def test_prompts_with_the_same_document_are_neighbours_in_batches_of_gemini():
     with emulator(prompt_caching=caching) as emu, gemini(emu) as client:
         results = client.generate(prompts, strategy="batch")
     assert sum(result.usage.cached_tokens > 3_900 for result in results) == 28
+
+
+def test_requests_about_the_same_document_are_sent_one_after_the_other(emu):
+    """Also by Gemini, whose cache nothing else controls."""
+    documents = [f"Document {n}.\n" + f"It says {n} many times. " * 400 for n in range(5)]
+    prompts = [
+        Request(f"{document}\nQuestion {n}: why?", context=at)
+        for n in range(8)
+        for at, document in enumerate(documents)
+    ]
+    sent = []
+
+    def note(event):
+        if isinstance(event, CallStarted):
+            sent.append(event.requests[0].context)
+
+    provider = GeminiProvider("any-key", emu.url)
+    with BatchingClient("gemini-3.8-flash", provider=provider, parallelism=1, observers=[note]) as client:
+        results = client.generate(prompts, strategy="individual")
+    assert [result.context for result in results] == [prompt.context for prompt in prompts]
+    assert sum(one != other for one, other in pairwise(sent)) < 10
+
+
+@pytest.mark.full
+def test_a_batch_has_the_requests_about_a_document_next_to_each_other():
+    documents = [f"Document {n}.\n" + f"It says {n} many times. " * 400 for n in range(40)]
+    prompts = [f"{document}\nQuestion {n}: why?" for n in range(5) for document in documents]
+    with (
+        emulator(prompt_caching=PromptCaching(batch_far_hit_rate=0.0, batch_hit_rate=1.0)) as emu,
+        claude(emu, strategy="batch") as client,
+    ):
+        results = client.generate(prompts)
+    assert sum(result.usage.cached_tokens > 0 for result in results) == len(prompts) - len(documents)

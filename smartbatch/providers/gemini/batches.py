@@ -27,6 +27,7 @@ from smartbatch.providers.batch_api import (
     RemoteKind,
     RemoteState,
 )
+from smartbatch.providers.cache_marks import gemini_rules
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.error_table import explained
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, short, unix_seconds, unusable, whole
@@ -36,6 +37,7 @@ from smartbatch.providers.gemini.errors import status_error
 from smartbatch.providers.gemini.files import NamedFileCalls, check_file, is_own_error, refine_error
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.content import SpooledBody, encode_json
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
@@ -77,6 +79,9 @@ class GeminiBatches(BatchApi):
         self._sdk = sdk
         self._calls = BatchCalls(errors, is_own_error, self._read, refine=refine_error)
         self._files = NamedFileCalls(errors, sdk)
+
+    def caching(self, *, model: str) -> CachingRules | None:
+        return gemini_rules(model)
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
         if request.embedding is not None:
