@@ -104,7 +104,7 @@ def _few_shot(rng: Random, count: int) -> list[Row]:
         for role, tokens in (("user", 80), ("assistant", 10))
     ]
     return [
-        Row(_request((*examples, Message("user", text(rng, 60))), "Classify the text."), 0, 20 * 90)
+        Row(_request((*examples, Message("user", text(rng, 60))), "Classify the text."), 0, 4 + 20 * 90)
         for _ in range(count)
     ]
 

@@ -141,8 +141,9 @@ def test_prompts_with_the_same_document_are_neighbours_in_batches_of_gemini():
     prompts = [f"{document}\n{question}" for question in QUESTIONS[:8] for document in documents]
     caching = PromptCaching(batch_hit_rate=1.0, batch_far_hit_rate=0.0, batch_neighbours=1)
     with emulator(prompt_caching=caching) as emu, gemini(emu) as client:
-        results = client.generate(prompts, strategy="batch")
-    assert sum(result.usage.cached_tokens > 3_900 for result in results) == 28
+        results = client.submit_batch(prompts).results()
+        read = [result.usage.cached_tokens for result in results]
+    assert sum(tokens > 3_900 for tokens in read) == 28
 
 
 def test_requests_about_the_same_document_are_sent_one_after_the_other(emu):
