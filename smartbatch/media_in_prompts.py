@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from smartbatch.media import PLAIN_TEXT, Audio, Document, Image, Media, kind_of_type, type_of_content
+from smartbatch.media import MEDIA_CLASSES, Document, Media
+from smartbatch.media_content import PLAIN_TEXT, kind_of_type, type_of_content
 from smartbatch.types import Request
 
 _TEXT_FIELDS: Final = ("text", "input", "thinking")
 # objects with a file in the forms of OpenAI, Anthropic and Gemini; in OpenAI's responses it is in the part
 _HOLDERS: Final = ("image_url", "input_audio", "file", "source", "inlineData", "inline_data")
 _CONTENTS: Final = ("url", "data", "file_data", "image_url")
-_CLASSES: Final[Mapping[str, type[Media]]] = {each.kind: each for each in (Image, Document, Audio)}
 _MAX_KNOWN: Final = 4096
 # by hash and length of the base64 text, because a request is estimated several times
 _known: dict[tuple[int, int], Media | None] = {}
@@ -77,5 +77,5 @@ def _examined(content: str) -> Media | None:
     media_type = type_of_content(data)
     if media_type is None or not data:
         return None
-    found = _CLASSES[kind_of_type(media_type)](data).accepted("prompt")
+    found = MEDIA_CLASSES[kind_of_type(media_type)](data).accepted("prompt")
     return evolve(found, source=None, file_id="inline")

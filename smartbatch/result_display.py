@@ -12,7 +12,8 @@ from smartbatch._words import short
 from smartbatch.chats import texts_in
 from smartbatch.errors import InvalidRequest, RowSkipped, kind_name
 from smartbatch.failure_groups import FailureGroups, remedy_for
-from smartbatch.media import Image, Media, type_of_content
+from smartbatch.media import Image, Media
+from smartbatch.media_content import type_of_content
 from smartbatch.types import Request, Result, Usage
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from smartbatch._words import brief, short
 from smartbatch.attempt import Attempt as Attempt
 from smartbatch.chats import Message, TokenLogprob, Tool, ToolCall
 from smartbatch.errors import SmartbatchError, did_you_mean
-from smartbatch.media import Media, MediaKind, as_returned, with_contents
+from smartbatch.media import Media, as_returned, with_contents
+from smartbatch.media_content import MediaKind
 from smartbatch.shared_prefixes import CacheMark
 from smartbatch.usage import NO_USAGE as NO_USAGE
 from smartbatch.usage import Usage

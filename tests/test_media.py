@@ -16,7 +16,7 @@ from smartbatch import Audio, BatchingClient, Document, Image, InvalidRequest, M
 from smartbatch.chats import message_form, read_message
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.validation import normalise
-from smartbatch.media import pixels_of, type_of_content
+from smartbatch.media_content import pixels_of, type_of_content
 from smartbatch.providers.anthropic.parts import BLOCKS, CLOUD_BLOCKS
 from smartbatch.providers.gemini.parts import PARTS
 from smartbatch.providers.media_parts import check_parts

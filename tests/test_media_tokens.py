@@ -13,7 +13,7 @@ from smartbatch.core.preparation.tokens import (
     estimated_usage,
     most_of_request,
 )
-from smartbatch.media import pages_of, seconds_of_audio
+from smartbatch.media_content import pages_of, seconds_of_audio
 from smartbatch.media_tokens import UNKNOWN_MOST_TOKENS, UNKNOWN_TOKENS, media_rule
 
 

@@ -30,7 +30,17 @@ from tests.syntax import (
 )
 
 NOUNS = frozenset(
-    {"attempt", "chats", "errors", "failure_groups", "media", "media_in_prompts", "shared_prefixes", "types"}
+    {
+        "attempt",
+        "chats",
+        "errors",
+        "failure_groups",
+        "media",
+        "media_content",
+        "media_in_prompts",
+        "shared_prefixes",
+        "types",
+    }
     | {"usage", "events"}
     | {"media_tokens", "result_display", "results"}
 )
@@ -65,19 +75,22 @@ ALLOWED: dict[str, frozenset[str]] = {
     "_version": frozenset(),
     # shared types
     "errors": frozenset(),
-    "media": frozenset({"errors"}),
+    "media_content": frozenset(),
+    "media": frozenset({"errors", "media_content"}),
     "media_tokens": frozenset({"media"}),
     "chats": frozenset({"media"}),
     "attempt": frozenset(),
     "failure_groups": frozenset(),
     "usage": frozenset(),
     "shared_prefixes": frozenset(),
-    "types": frozenset({"attempt", "chats", "errors", "media", "shared_prefixes", "usage"}),
-    "media_in_prompts": frozenset({"media", "types"}),
+    "types": frozenset({"attempt", "chats", "errors", "media", "media_content", "shared_prefixes", "usage"}),
+    "media_in_prompts": frozenset({"media", "media_content", "types"}),
     "events": frozenset({"types", "errors"}),
-    "tables": frozenset({"chats", "types", "errors", "events", "media"}),
+    "tables": frozenset({"chats", "types", "errors", "events", "media", "media_content"}),
     "views": frozenset(),
-    "result_display": frozenset({"chats", "types", "errors", "failure_groups", "media", "views"}),
+    "result_display": frozenset(
+        {"chats", "types", "errors", "failure_groups", "media", "media_content", "views"}
+    ),
     "results": frozenset({"types", "errors", "result_display", "tables", "views"}),
     "prices": frozenset({"errors", "types"}),
     "setting": frozenset({"errors", "prices"}),

@@ -19,7 +19,8 @@ from smartbatch._words import size
 from smartbatch.dashboard.page import Query, number_of
 from smartbatch.dashboard.web_application import Refused, Response
 from smartbatch.errors import SmartbatchError
-from smartbatch.media import PDF, PLAIN_TEXT, Media, extension_of, returned_file
+from smartbatch.media import Media, extension_of, returned_file
+from smartbatch.media_content import PDF, PLAIN_TEXT
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.runs.answer_files import AnswerFolder
 from smartbatch.tables.cells import BadField

@@ -19,7 +19,8 @@ from attrs import evolve, field, frozen
 
 from smartbatch._words import short
 from smartbatch.errors import InvalidRequest
-from smartbatch.media import PDF, PLAIN_TEXT, Image, Media, MediaKind, kind_of_type, pixels_of
+from smartbatch.media import Image, Media
+from smartbatch.media_content import PDF, PLAIN_TEXT, MediaKind, kind_of_type, pixels_of
 from smartbatch.media_in_prompts import file_of_part
 from smartbatch.types import Message
 

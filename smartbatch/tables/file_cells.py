@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from attrs import evolve, frozen
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.media import Audio, Document, Image, Media, MediaKind
+from smartbatch.media import MEDIA_CLASSES, Image, Media
+from smartbatch.media_content import MediaKind
 from smartbatch.tables.cells import BadField, MissingFields, is_missing
 
 if TYPE_CHECKING:
     from smartbatch.tables.fetched_files import FetchedFiles
 
-_CLASSES: Final[Mapping[str, type[Media]]] = {each.kind: each for each in (Image, Document, Audio)}
 FILE_OPTIONS: Final = ("files", "files_root", "fetch_to", "max_pixels")
 """The keywords for columns with files; see :meth:`FileColumns.given`."""
 _MAX_SHOWN_CHARACTERS: Final = 300  # of a path in an error
@@ -86,7 +86,7 @@ class FileColumns:
         if not (isinstance(files, Mapping) and files and all(isinstance(name, str) for name in files)):
             raise InvalidRequest("files must be a dict such as {'photo': 'image'}", field="files")
         for name, kind in files.items():
-            if not isinstance(kind, str) or kind not in _CLASSES:
+            if not isinstance(kind, str) or kind not in MEDIA_CLASSES:
                 raise InvalidRequest(
                     f"the files in {name!r:.80} must be of the kind image, document or audio, not "
                     f"{kind!r:.40}",
@@ -137,7 +137,7 @@ class FileColumns:
         if isinstance(value, str):
             value = self._source(name, value)
         if not isinstance(value, Media):
-            return _CLASSES[kind](value)
+            return MEDIA_CLASSES[kind](value)
         if value.kind != kind:
             raise BadField(f"field {name!r} is a file of the kind {value.kind}, not {kind}")
         return value

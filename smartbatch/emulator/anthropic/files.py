@@ -22,7 +22,7 @@ from smartbatch.emulator.provider_api import (
     page_after,
     parse_limit,
 )
-from smartbatch.media import type_of_content
+from smartbatch.media_content import type_of_content
 
 PATH = re.compile(r"/v1/files(?:/([^/]+)(/content)?)?")
 MAX_FILE_BYTES = 500 * 2**20

@@ -32,7 +32,7 @@ from smartbatch.emulator.prompt_files import (
     uploaded_file,
 )
 from smartbatch.emulator.schema_rules import openai_flaw
-from smartbatch.media import PDF, type_of_content
+from smartbatch.media_content import PDF, type_of_content
 
 _ROLES = frozenset({"developer", "system", "user", "assistant", "tool", "function"})
 _SCHEMA_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from smartbatch.media import PDF, PLAIN_TEXT, Audio, Image, Media
+from smartbatch.media import Audio, Image, Media
+from smartbatch.media_content import PDF, PLAIN_TEXT
 from smartbatch.providers.anthropic.batches import is_own_error
 from smartbatch.providers.anthropic.parts import IMAGE_TYPES
 from smartbatch.providers.error_reader import ErrorReader

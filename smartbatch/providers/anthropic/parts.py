@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from smartbatch.media import PDF, PLAIN_TEXT
+from smartbatch.media_content import PDF, PLAIN_TEXT
 from smartbatch.providers.media_parts import ANY_TEXT, FileLimits, MediaPart, PartForm, check_type, refuse
 
 IMAGE_TYPES: Final = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from smartbatch.media import PDF
+from smartbatch.media_content import PDF
 from smartbatch.providers.media_parts import (
     ANY_TEXT,
     FileLimits,

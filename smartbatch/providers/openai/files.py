@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve
 
-from smartbatch.media import PDF, PLAIN_TEXT, Document, Image, Media
+from smartbatch.media import Document, Image, Media
+from smartbatch.media_content import PDF, PLAIN_TEXT
 from smartbatch.providers.batch_api import RemoteFile
 from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.file_api import FileAbilities, FileApi, RemoteUpload

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from smartbatch.media import PDF, MediaKind
+from smartbatch.media_content import PDF, MediaKind
 from smartbatch.providers.media_parts import (
     ANY_TEXT,
     FileLimits,
