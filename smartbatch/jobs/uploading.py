@@ -84,6 +84,7 @@ def send(
 class _Known:
     file_id: str | None  # None: it is sent in the request
     at: float  # monotonic seconds
+    is_final: bool  # False if further uses may make it worth an upload
 
 
 @define(eq=False, repr=False)
@@ -142,19 +143,18 @@ class RealtimeUploads:
                 self._known.clear()
             is_worth = self._uses.add(media, account=files.scope).is_worth_uploading
             known = self._known.get(at)
-        if known is not None and now - known.at < KNOWN_SECONDS and not (is_worth and known.file_id is None):
+        if known is not None and now - known.at < KNOWN_SECONDS and (known.is_final or not is_worth):
             return known.file_id
+        found = None
         try:
             uploads = self._store().uploads
-            if not is_worth and not uploads.is_chosen(*at):
-                found = None
-            else:
+            is_worth = is_worth or uploads.is_chosen(*at)
+            if is_worth:
                 found = self._uploaded(files, model, media, deadline)
         except (StoreError, ProviderError, InvalidRequest) as error:
             logs.warn("upload_failed", model=model, error=type(error).__name__)
-            found = None
         with self._monitor:
-            self._known[at] = _Known(found, now)
+            self._known[at] = _Known(found, now, is_worth)
         return found
 
     def _uploaded(self, files: FileApi, model: str, media: Media, deadline: float) -> str | None:

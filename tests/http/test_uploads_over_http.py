@@ -116,4 +116,7 @@ def test_a_file_that_cannot_be_uploaded_is_sent_in_its_requests(emu, tmp_path):
         for strategy in ("batch", "individual"):
             results = client.generate(prompts, strategy=strategy)
             assert [result.text for result in results] == [sha256_of(tmp_path, 0)] * 4
+        before = emu.ledger.received
+        assert all(result.ok for result in client.generate([[f"Q{n}", prompts[0][1]] for n in range(9)]))
+        assert emu.ledger.received == before + 9  # the upload is not tried again at once
     assert emu.ledger.files == ()
