@@ -120,7 +120,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def look_for_money(self) -> None:
         with self.queue.monitor:
-            self.lane_queue.promote_funded()
+            self.lane_queue.promote_held()
             keys = []
             while (head := self.lane_queue.head()) is not None:
                 if head.own_budget is None or not head.own_budget.must_wait(head.reserve):
@@ -225,8 +225,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert counts.balanced()
         assert all(waiter.future.done() for waiter in self.waiters)
         assert self.lane_queue.waiting == 0
-        self.lane_queue.promote_funded()
-        assert not self.lane_queue.unfunded
+        self.lane_queue.promote_held()
+        assert not self.lane_queue.held
         assert counts.cancelled == sum(self.told.values())
 
     # -- helpers -----------------------------------------------------------------------------------------
