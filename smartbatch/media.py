@@ -20,7 +20,6 @@ from attrs import evolve, field, frozen
 from smartbatch.errors import InvalidRequest
 from smartbatch.media_content import (
     MAX_FILE_BYTES,
-    PDF,
     PLAIN_TEXT,
     MediaKind,
     examine,
@@ -365,24 +364,6 @@ def read_media(form: Mapping[str, Any], folder: str | None = None) -> Media | No
 
 _REFERENCE = "smartbatch.file"
 _UNKNOWN_TYPE = "application/octet-stream"
-_EXTENSIONS: Final[Mapping[str, str]] = {
-    "image/png": ".png",
-    "image/jpeg": ".jpg",
-    "image/gif": ".gif",
-    "image/webp": ".webp",
-    "image/heic": ".heic",
-    "image/heif": ".heif",
-    "image/svg+xml": ".svg",
-    "audio/wav": ".wav",
-    "audio/mpeg": ".mp3",
-    "audio/flac": ".flac",
-    "audio/ogg": ".ogg",
-    "audio/aac": ".aac",
-    "audio/aiff": ".aiff",
-    "audio/l16": ".pcm",
-    PDF: ".pdf",
-    PLAIN_TEXT: ".txt",
-}
 
 
 def returned_file(content: bytes, stated: str | None = None) -> Media:
@@ -418,11 +399,6 @@ def as_returned(file: Media | bytes) -> Media:
     if isinstance(file.source, bytes) and file.sha256 is None:
         return returned_file(file.source, file.media_type)
     return file.accepted("files")
-
-
-def extension_of(media: Media) -> str:
-    """Return the usual end of the file's name, such as ``.png``; ``.bin`` for other types."""
-    return _EXTENSIONS.get((media.media_type or "").partition(";")[0].strip().lower(), ".bin")
 
 
 def reference_to(number: int) -> dict[str, int]:

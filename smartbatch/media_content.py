@@ -112,6 +112,38 @@ def type_of_content(data: bytes) -> str | None:
         return None
 
 
+# not those of the module mimetypes, which depend on the Python version and on files of the system
+_EXTENSIONS: Final = {
+    "image/png": ".png",
+    "image/jpeg": ".jpg",
+    "image/gif": ".gif",
+    "image/webp": ".webp",
+    "image/heic": ".heic",
+    "image/heif": ".heif",
+    "image/svg+xml": ".svg",
+    "audio/wav": ".wav",
+    "audio/mpeg": ".mp3",
+    "audio/flac": ".flac",
+    "audio/ogg": ".ogg",
+    "audio/aac": ".aac",
+    "audio/aiff": ".aiff",
+    "audio/l16": ".pcm",
+    PDF: ".pdf",
+    PLAIN_TEXT: ".txt",
+}
+_TYPES_BY_EXTENSION: Final = {extension: media_type for media_type, extension in _EXTENSIONS.items()}
+
+
+def extension_of(media_type: str | None) -> str:
+    """Return the usual end of a file's name, such as ``.png``; ``.bin`` for unknown types."""
+    return _EXTENSIONS.get((media_type or "").partition(";")[0].strip().lower(), ".bin")
+
+
+def type_of_extension(extension: str) -> str | None:
+    """Inverse of :func:`extension_of`."""
+    return _TYPES_BY_EXTENSION.get(extension.lower())
+
+
 def pixels_of(data: bytes, media_type: str | None) -> tuple[int, int] | None:
     """Return width and height from the header of a PNG, GIF, WebP or JPEG; ``None`` if it has none."""
     if len(data) < 30:

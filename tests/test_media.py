@@ -16,7 +16,7 @@ from smartbatch import Audio, BatchingClient, Document, Image, InvalidRequest, M
 from smartbatch.chats import message_form, read_message
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.validation import normalise
-from smartbatch.media_content import pixels_of, type_of_content
+from smartbatch.media_content import extension_of, pixels_of, type_of_content, type_of_extension
 from smartbatch.providers.anthropic.parts import BLOCKS, CLOUD_BLOCKS
 from smartbatch.providers.gemini.parts import PARTS
 from smartbatch.providers.media_parts import check_parts
@@ -67,8 +67,9 @@ def accepted(*parts):
         (b"\xe9", None),
     ],
 )
-def test_the_media_type_comes_from_the_content(content, media_type):
+def test_the_media_type_comes_from_the_content_and_has_an_extension(content, media_type):
     assert type_of_content(content) == media_type
+    assert media_type is None or type_of_extension(extension_of(media_type)) == media_type
 
 
 def test_a_file_may_be_a_path_bytes_a_url_or_an_uploaded_file(cat, monkeypatch):

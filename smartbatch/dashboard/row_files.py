@@ -19,8 +19,8 @@ from smartbatch._words import size
 from smartbatch.dashboard.page import Query, number_of
 from smartbatch.dashboard.web_application import Refused, Response
 from smartbatch.errors import SmartbatchError
-from smartbatch.media import Media, extension_of, returned_file
-from smartbatch.media_content import PDF, PLAIN_TEXT
+from smartbatch.media import Media, returned_file
+from smartbatch.media_content import PDF, PLAIN_TEXT, extension_of
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.runs.answer_files import AnswerFolder
 from smartbatch.tables.cells import BadField
@@ -79,7 +79,7 @@ class RowFiles:
         kind = found[number].media_type
         if kind not in _SHOWN_TYPES:
             file = f"row-{row.index}-{_UNSAFE.sub('_', name or 'answer')[:80]}-{number}"
-            disposition = f'attachment; filename="{file}{extension_of(found[number])}"'
+            disposition = f'attachment; filename="{file}{extension_of(kind)}"'
             headers += (("Content-Disposition", disposition),)
             kind = _DOWNLOAD_TYPES.get(kind, "application/octet-stream")
         return Response(kind=kind, body=iter([content]), headers=headers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mimetypes
 from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
@@ -14,6 +13,7 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.uploads import FileRef, Sending, UploadTable
 from smartbatch.jobs.threads import wait_while
 from smartbatch.media import Media
+from smartbatch.media_content import extension_of
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
 from smartbatch.providers.file_api import FileApi, RemoteUpload, is_about_missing_file
@@ -26,11 +26,6 @@ MARGIN_SECONDS = 600.0  # an upload for a request in real time lasts this much l
 MAX_UPLOAD_SECONDS = 600.0  # less than the time after which another process takes over an upload
 MAX_COUNTED_FILES = 10_000
 """Real-time requests are counted per file; with more different files, counting starts again."""
-
-
-def suffix_of(media: Media) -> str:
-    """Return the end of a name, by which OpenAI recognizes the type of an upload."""
-    return mimetypes.guess_extension(media.sent_type) or ""
 
 
 def send(
@@ -158,10 +153,13 @@ class RealtimeUploads:
         return found
 
     def _uploaded(self, files: FileApi, model: str, media: Media, deadline: float) -> str | None:
-        uploads, key, suffix = self._store().uploads, media.upload_key, suffix_of(media)
+        uploads, suffix = self._store().uploads, extension_of(media.sent_type)
         while (left := deadline - self._clock.now()) > 0:
             wall, seconds, before = self._clock.wall(), left + MARGIN_SECONDS, self._changes
-            ref = FileRef(files.scope, model, key, suffix, wall + seconds, self._retention, in_use=seconds)
+            until = wall + seconds
+            ref = FileRef(
+                files.scope, model, media.upload_key, suffix, until, self._retention, in_use=seconds
+            )
             found = uploads.obtain(ref, at=wall)
             if isinstance(found, str):
                 return found

@@ -12,6 +12,7 @@ import base64
 import binascii
 import math
 import mimetypes
+import posixpath
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
@@ -20,7 +21,7 @@ from attrs import evolve, field, frozen
 from smartbatch._words import short
 from smartbatch.errors import InvalidRequest
 from smartbatch.media import Image, Media
-from smartbatch.media_content import PDF, PLAIN_TEXT, MediaKind, kind_of_type, pixels_of
+from smartbatch.media_content import PDF, PLAIN_TEXT, MediaKind, kind_of_type, pixels_of, type_of_extension
 from smartbatch.media_in_prompts import file_of_part
 from smartbatch.types import Message
 
@@ -447,7 +448,8 @@ def _media_type(text: str) -> str:
 
 
 def _type_of_name(name: str) -> str | None:
-    found = mimetypes.guess_type(name.partition("?")[0].partition("#")[0])[0]
+    path = name.partition("?")[0].partition("#")[0]
+    found = type_of_extension(posixpath.splitext(path)[1]) or mimetypes.guess_type(path)[0]
     return found and _media_type(found)
 
 

@@ -14,7 +14,8 @@ from attrs import field, frozen
 
 from smartbatch._files import is_foreign_link
 from smartbatch._words import escape
-from smartbatch.media import Media, extension_of
+from smartbatch.media import Media
+from smartbatch.media_content import extension_of
 from smartbatch.runs.output_file import OutputLost, replaced
 
 MAX_NAME_CHARS: Final = 100
@@ -64,7 +65,7 @@ class AnswerFolder:
             ) from error
 
     def _write(self, stem: str, file: Media) -> str:
-        extension = extension_of(file)
+        extension = extension_of(file.media_type)
         name = f"{stem}{extension}"
         if os.path.lexists(os.path.join(self.path, name)) and not self._has(name, file):
             name = f"{stem}-{(file.sha256 or '')[:16]}{extension}"

@@ -12,7 +12,7 @@ from gemini_asking import says_gemini
 
 from smartbatch import Audio, Image
 from smartbatch.jobs.payload import decode_result, encode_result
-from smartbatch.media import extension_of
+from smartbatch.media_content import extension_of
 from smartbatch.providers.answer_parts import identified, tool_call
 from smartbatch.providers.anthropic.answers import MessageReader, read_message
 from smartbatch.providers.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
@@ -329,7 +329,7 @@ def test_files_of_gemini_have_the_stated_type_if_their_content_has_none():
         {"inlineData": {"mimeType": "image/png", "data": "not base64"}},
     ]
     answer = read_answer({"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}]})
-    assert [(type(file), file.media_type, extension_of(file)) for file in answer.files] == [
+    assert [(type(file), file.media_type, extension_of(file.media_type)) for file in answer.files] == [
         (Audio, "audio/L16;codec=pcm;rate=24000", ".pcm"),
         (Image, "image/svg+xml", ".svg"),
     ]

@@ -18,8 +18,9 @@ from smartbatch.jobs.shard_records import ShardRow, ShardState
 from smartbatch.jobs.steps import storage
 from smartbatch.jobs.steps.step import Step
 from smartbatch.jobs.store.uploads import FileRef, Sending
-from smartbatch.jobs.uploading import BUSY_SECONDS, send, suffix_of
+from smartbatch.jobs.uploading import BUSY_SECONDS, send
 from smartbatch.media import Media
+from smartbatch.media_content import extension_of
 from smartbatch.observe import logs
 from smartbatch.providers.file_api import FileApi
 from smartbatch.types import Request
@@ -57,8 +58,8 @@ def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
     # 1. the account may store no more files: wait
     if not storage.may_upload(step):
         return step.reschedule(shard, 0.0)
-    job, key = step.job, media.upload_key
-    file = FileRef(job.scope, job.model, key, suffix_of(media), needed_until, job.policy.retention)
+    job, key, suffix = step.job, media.upload_key, extension_of(media.sent_type)
+    file = FileRef(job.scope, job.model, key, suffix, needed_until, job.policy.retention)
     sending = step.store.uploads.obtain(file, at=step.wall, lease=step.lease)
     # 2. another job or process has uploaded it
     if isinstance(sending, str):

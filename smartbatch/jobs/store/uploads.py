@@ -53,7 +53,7 @@ class FileRef:
     scope: str
     model: str  # provider:model of the request
     key: str  # Media.upload_key
-    suffix: str  # end of its name, such as .pdf
+    suffix: str  # end of its name, such as .pdf, by which OpenAI recognizes its type
     needed_until: float  # Unix seconds until which the upload must not expire
     retention: float | None  # seconds after its last use until it is deleted; None keeps it
     in_use: float = 0.0  # seconds that a use may take, if no unfinished job is behind it
