@@ -60,11 +60,14 @@ def file_of_part(part: Media | Mapping[str, Any]) -> Media | None:
     if holder.get("type") == "text":
         return Document(file_id="inline", media_type=PLAIN_TEXT, size=len(content.encode()))
     key = hash(content), len(content)
-    if key not in _known:
-        if len(_known) >= _MAX_KNOWN:
-            _known.clear()
-        _known[key] = _examined(content)
-    return _known[key]
+    try:
+        return _known[key]
+    except KeyError:
+        found = _examined(content)
+    if len(_known) >= _MAX_KNOWN:
+        _known.clear()  # by any thread, so nothing is read from it again
+    _known[key] = found
+    return found
 
 
 def _examined(content: str) -> Media | None:
