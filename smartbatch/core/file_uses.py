@@ -54,7 +54,7 @@ class FileUses:
         return [use.key for use in self._of.values() if use.is_worth_uploading]
 
 
-def files_of(request: Request) -> Iterator[Media]:
+def local_files(request: Request) -> Iterator[Media]:
     """Yield the accepted files of a request whose content is known here, without URLs and uploaded files."""
     if isinstance(request.prompt, str):
         return
@@ -65,9 +65,9 @@ def files_of(request: Request) -> Iterator[Media]:
                     yield part
 
 
-def with_files(request: Request, change: Callable[[Media], Media]) -> Request:
-    """Return ``request`` with each of :func:`files_of` changed."""
-    if isinstance(request.prompt, str) or not any(True for _ in files_of(request)):
+def _with_local_files(request: Request, change: Callable[[Media], Media]) -> Request:
+    """Return ``request`` with each of :func:`local_files` changed."""
+    if isinstance(request.prompt, str) or not any(True for _ in local_files(request)):
         return request
 
     def changed(message: Message) -> Message:
@@ -88,7 +88,7 @@ def with_file_ids(request: Request, id_of: Callable[[Media], str | None]) -> Req
     def uploaded(media: Media) -> Media:
         return media if (file_id := id_of(media)) is None else media.uploaded(file_id)
 
-    return with_files(request, uploaded)
+    return _with_local_files(request, uploaded)
 
 
 @define(eq=False)
@@ -98,9 +98,9 @@ class LineSizes:
     _added: dict[tuple[str, str | None], int] = field(factory=dict)  # bytes, by content and name
 
     def size_of(self, request: Request, encode: Callable[[Request], bytes]) -> int:
-        small = with_files(request, lambda media: media.stand_in())
+        small = _with_local_files(request, lambda media: media.stand_in())
         size = least = len(encode(small))
-        for media in files_of(request):
+        for media in local_files(request):
             at = media.upload_key, media.name
             if at not in self._added:
                 self._added[at] = (len(encode(_alone(request, at))) - least) // _times(request, at)
@@ -109,10 +109,10 @@ class LineSizes:
 
 
 def _alone(request: Request, at: tuple[str, str | None]) -> Request:
-    return with_files(
+    return _with_local_files(
         request, lambda media: media if (media.upload_key, media.name) == at else media.stand_in()
     )
 
 
 def _times(request: Request, at: tuple[str, str | None]) -> int:
-    return sum((media.upload_key, media.name) == at for media in files_of(request))
+    return sum((media.upload_key, media.name) == at for media in local_files(request))

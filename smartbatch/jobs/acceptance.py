@@ -10,7 +10,7 @@ from itertools import islice
 
 from attrs import define, evolve, field
 
-from smartbatch.core.file_uses import FileUses, LineSizes, files_of
+from smartbatch.core.file_uses import FileUses, LineSizes, local_files
 from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
@@ -102,7 +102,7 @@ class Items:
         return self._uses.chosen()
 
     def _count_files(self, request: Request, item: NewItem) -> None:
-        for media in files_of(request):
+        for media in local_files(request):
             files = self._file_api()
             if files is not None and files.accepts(media):
                 too_large = self._api is not None and item.size > self._api.abilities.max_bytes

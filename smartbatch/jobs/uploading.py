@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from attrs import define, field, frozen
 
 from smartbatch._clock import Clock, Monitor
-from smartbatch.core.file_uses import FileUses, files_of, with_file_ids
+from smartbatch.core.file_uses import FileUses, local_files, with_file_ids
 from smartbatch.errors import InvalidRequest, ProviderError, StoreError
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.uploads import FileRef, Sending, UploadTable
 from smartbatch.jobs.threads import wait_while
 from smartbatch.media import Media
 from smartbatch.media_content import extension_of
+from smartbatch.media_in_prompts import files_of
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
 from smartbatch.providers.file_api import FileApi, RemoteUpload, is_about_missing_file
@@ -108,13 +109,13 @@ class RealtimeUploads:
 
     def refer(self, provider: Provider, model: str, request: Request, deadline: float) -> Request:
         """Return ``request`` with ids. ``model`` has no prefix; ``deadline`` is in monotonic seconds."""
-        if isinstance(request.prompt, str) or not any(files_of(request)):
+        if not any(local_files(request)):
             return request
         files = provider.files()
         if files is None:
             return request
         label, ids = f"{provider.name}:{model}", {}
-        for media in {media.upload_key: media for media in files_of(request)}.values():
+        for media in {media.upload_key: media for media in local_files(request)}.values():
             if files.accepts(media) and (found := self._id_of(files, label, media, deadline)) is not None:
                 ids[media.upload_key] = found
         return with_file_ids(request, lambda media: ids.get(media.upload_key) if files.takes(media) else None)
@@ -123,7 +124,8 @@ class RealtimeUploads:
         """If ``error`` reports that a file does not exist any more, forget the uploads in ``sent``."""
         if isinstance(error, InvalidRequest) or not is_about_missing_file(provider.classify(error)):
             return False
-        ids = {file_id for request in sent for file_id in _ids_in(request)}
+        files = (file for request in sent for file in files_of(request) if isinstance(file, Media))
+        ids = {file.file_id for file in files if file.file_id is not None}
         with self._monitor:
             self._known = {at: known for at, known in self._known.items() if known.file_id not in ids}
         for file_id in ids:
@@ -181,15 +183,3 @@ class RealtimeUploads:
         """Wait until another upload than the ``before`` that were counted has ended, or for ``seconds``."""
         with self._monitor:
             wait_while(lambda: self._changes == before, self._monitor, self._clock, seconds)
-
-
-def _ids_in(request: Request) -> list[str]:
-    if isinstance(request.prompt, str):
-        return []
-    return [
-        part.file_id
-        for message in request.prompt
-        if isinstance(message.content, tuple)
-        for part in message.content
-        if isinstance(part, Media) and part.file_id is not None
-    ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from smartbatch.core.file_uses import files_of, with_file_ids
+from smartbatch.core.file_uses import local_files, with_file_ids
 from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.jobs.payload import decode_request
@@ -48,7 +48,7 @@ def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
         (
             media
             for _, request in step.requests_of(shard)
-            for media in files_of(request)
+            for media in local_files(request)
             if media.upload_key in missing and files.accepts(media)
         ),
         None,
@@ -77,7 +77,7 @@ def expires_soon(step: Step, shard: ShardRow) -> bool:
     if not missing or _files(step) is None:
         return False
     requests = (request for _, request in step.requests_of(shard))
-    return any(media.upload_key in missing for request in requests for media in files_of(request))
+    return any(media.upload_key in missing for request in requests for media in local_files(request))
 
 
 def sendable(step: Step, request: Request, ids: dict[str, str]) -> Request:
@@ -92,7 +92,7 @@ def forget_uploads(step: Step, request: Request) -> bool:
     """Upload the files of ``request`` again, because the provider does not have one any more; return whether
     the request refers to any upload.
     """
-    uploads, keys = step.store.uploads, {media.upload_key for media in files_of(request)}
+    uploads, keys = step.store.uploads, {media.upload_key for media in local_files(request)}
     for key, file_id in uploads.ids_of(step.job.id).items():
         if key in keys:
             uploads.lost(step.job.scope, file_id)
