@@ -51,6 +51,8 @@ class Items:
     _shared: Shared
     _wiring: JobWiring = field(kw_only=True)
     _api: BatchApi | None = field(kw_only=True)  # None if all requests are sent in real time
+    # whether beginnings that a batch's requests to a model share are marked, by its label
+    _marks: Callable[[str], bool] = field(default=lambda _: True, kw_only=True)
     # number of leading rows sent in real time; None for all
     _realtime: int | None = field(default=0, kw_only=True)
     # purposes whose requests are always sent in real time
@@ -130,12 +132,15 @@ class Items:
         keep = None if self._files is None else partial(self._files.keep, self.kept_in)
         payload = encode_request(request, self._shared, row=row, keep=keep)
         self._digest.include(request.id, payload)
+        first = self._realtime is None or row < self._realtime
+        in_real_time = self._api is None or first or request.purpose in self._realtime_for
+        label = model_label(request, self._job)
+        if request.cache is not None and not in_real_time and not self._marks(label):
+            request = evolve(request, cache=None)
         payload = with_cache(payload, request.cache)
         if request.cache is not None:
             self._prefixes.add(request.cache.prefixes[-1].key)
         size = len(payload)
-        first = self._realtime is None or row < self._realtime
-        in_real_time = self._api is None or first or request.purpose in self._realtime_for
         if self._api is not None and not in_real_time:
             if request.priority > Priority.NORMAL:
                 self._wiring.warn_dropped("priority", _NO_ORDER)
@@ -145,7 +150,7 @@ class Items:
             line = partial(encode, model=model, wire_id=_LONGEST_WIRE_ID)
             size = row_named(row, lambda: self._sizes.size_of(sent, line))
         name = self._names[row] if self._names else None
-        tokens = estimate_request(request, model_label(request, self._job))
+        tokens = estimate_request(request, label)
         return NewItem(request.id, payload, size, tokens, realtime=in_real_time, name=name)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import Any
 
@@ -18,6 +18,7 @@ from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.events import JobAccepted
 from smartbatch.jobs.acceptance import Items, accept, checked_metadata
+from smartbatch.jobs.batch_caching import marks_pay
 from smartbatch.jobs.job import Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
 from smartbatch.jobs.job_options import (
@@ -33,6 +34,7 @@ from smartbatch.jobs.jobs_engine import JobsEngine
 from smartbatch.jobs.payload import Shared, encode_params
 from smartbatch.jobs.records import Fallback, ItemName, JobPolicy, JobRow, JobState, NamedPlace, NewItem
 from smartbatch.observe.opentelemetry import traceparent
+from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.price_book import PriceBook
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.results import ResultList, ended
@@ -326,6 +328,7 @@ class JobSubmission:
             job,
             shared,
             api=api,
+            marks=lru_cache(partial(self._marks, api, job.scope)),
             realtime=draft.realtime,
             realtime_for=purposes,
             wiring=self._engine.wiring,
@@ -342,6 +345,12 @@ class JobSubmission:
     def _caching_rules(self, request: Request) -> CachingRules | None:
         model = self._model.of(request)
         return model.provider.caching(model.name)
+
+    def _marks(self, api: BatchApi | None, scope: str, label: str) -> bool:
+        """Whether beginnings that requests of a batch share are marked; ``label`` is ``provider:model``."""
+        rules = None if api is None else api.caching(model=label.partition(":")[2])
+        engine = self._engine
+        return rules is not None and marks_pay(engine.store, scope, label, rules, engine.wall())
 
     def _with_models(self, draft: _Draft, model: OpenedModel, *, by_batch: bool) -> Iterator[Request]:
         """Set the model of each request that differs from the job's model.

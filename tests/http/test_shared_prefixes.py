@@ -106,6 +106,24 @@ def test_earlier_models_get_a_key_for_every_15_requests_a_minute(emu, strategy):
     assert missed == (len(QUESTIONS) / 15 if strategy == "individual" else 1)
 
 
+@pytest.mark.full
+def test_a_batch_is_not_marked_if_the_one_before_read_nothing(tmp_path):
+    caching = PromptCaching(batch_hit_rate=0.0, batch_far_hit_rate=0.0)
+    with emulator(prompt_caching=caching) as emu:
+        with claude(emu, store=str(tmp_path / "jobs.db")) as client:
+            first = client.generate(QUESTIONS, system=SYSTEM, strategy="batch")
+        with claude(emu, store=str(tmp_path / "jobs.db")) as client:
+            second = client.generate(QUESTIONS, system=SYSTEM, strategy="batch")
+            real_time = client.generate(QUESTIONS[:4], system=SYSTEM, strategy="individual")
+        with claude(emu, prompt_caching="off") as client:
+            plain = client.generate(QUESTIONS, system=SYSTEM, strategy="batch")
+    assert all(result.usage.cache_write_1h_tokens for result in first)
+    assert first.cost > 1.9 * plain.cost
+    assert second.usage.cache_write_tokens == 0
+    assert second.cost == plain.cost
+    assert real_time.usage.cached_tokens > 0
+
+
 def test_a_compatible_server_receives_the_usual_requests(emu):
     provider = OpenAIProvider("any-key", emu.base_url)
     with BatchingClient("gpt-5.6", provider=provider, max_tokens=20, strategy="individual") as client:

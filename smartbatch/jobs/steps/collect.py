@@ -19,7 +19,8 @@ from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped, PriceUnknown
-from smartbatch.jobs.payload import decode_request, is_chat, item_id
+from smartbatch.jobs.batch_caching import note_reads
+from smartbatch.jobs.payload import decode_request, is_chat, item_id, prefix_of
 from smartbatch.jobs.records import NewResult, StoredItem
 from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps.result_lines import (
@@ -34,6 +35,7 @@ from smartbatch.jobs.steps.result_lines import (
 )
 from smartbatch.jobs.steps.step import Step
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
+from smartbatch.usage import Usage
 
 CUTS_BEFORE_INCIDENT = 6  # consecutive truncated downloads (about three minutes) before it is recorded
 MAX_ANSWER_BYTES = 4 << 20
@@ -163,6 +165,8 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
     shared = step.shared()
     shape = SHAPES.of(shared.params)
     before = step.job
+    rules = step.api.caching(model=step.model) if step.policy.caching else None
+    marked = Usage()
     lines = iter(read) if size <= MAX_BUFFERED_BYTES else read_lines(step, shard, paths, OddLines())
     for page in pages_of(lines, measures):
         items = step.store.shards.items_at(shard.id, [line.position for line in page])
@@ -177,8 +181,12 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
                 if is_chat(item.payload):
                     learned = calibration.of(decode_request(item.payload, shared, id=None))
                 learned.observe(item.tokens, answer.usage, shape.key)
+                if rules is not None and prefix_of(item.payload) is not None:
+                    marked += answer.usage
         _report_dropped(step, items.values(), final, reader)
         before = step.runtime.publish_progress(before)
+    if rules is not None:
+        note_reads(step.store, step.job.scope, step.job.model, rules, marked, step.wall)
     if reader.lacks_price:
         step.runtime.publish_event(PriceUnknown(at=step.now, model=step.job.model, batch=True))
     return totals

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from smartbatch.core.prefixes.batch_marks import with_batch_mark
+from smartbatch.core.prefixes.batch_reads import FORGOTTEN_SECONDS, BatchReads
 from smartbatch.core.prefixes.entries import CacheEntries, Urgency
 from smartbatch.shared_prefixes import CacheMark, CachingRules, SharedPrefix
 from smartbatch.types import Generation, Request
@@ -169,3 +170,21 @@ def test_what_a_provider_would_write_itself_is_turned_off_unless_the_user_contro
     entries = CacheEntries(rules)
     assert entries.choose(None, 0.0, automatic=True).mark == CacheMark()
     assert entries.choose(None, 0.0, automatic=False).mark is None
+
+
+def test_a_batch_is_marked_unless_earlier_ones_read_too_little_of_what_they_wrote():
+    def pays(read, written, rules=MARKS, later=0.0):
+        return BatchReads().plus(read, written, 1e9).pays(rules, 1e9 + later)
+
+    assert pays(0, 99_999)
+    assert not pays(0, 100_000)
+    assert pays(0, 100_000, later=FORGOTTEN_SECONDS)
+    assert (pays(527_000, 473_000), pays(526_000, 474_000)) == (True, False)  # 1 / 1.9 is 52.6 %
+    assert pays(0, 100_000, KEYS)  # writes cost nothing extra
+
+
+def test_the_latest_batch_counts_at_least_as_much_as_all_before_unless_it_is_small():
+    never = BatchReads().plus(0, 10_000_000, 0.0)
+    assert not never.plus(1_000, 0, 1.0).pays(MARKS, 1.0)
+    assert never.plus(300_000, 0, 1.0) == BatchReads(300_000, 300_000, 1.0)
+    assert never.plus(5, 0, FORGOTTEN_SECONDS) == BatchReads(5, 0, FORGOTTEN_SECONDS)

@@ -1,0 +1,47 @@
+"""Whether marks pay in batches, by what earlier batches of a model wrote to the provider's cache and read.
+
+Hits in batches are only known afterwards, and an entry that nobody reads costs more than plain input.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from smartbatch.shared_prefixes import CachingRules
+
+LEAST_TOKENS = 100_000  # read and written before anything is concluded
+FORGOTTEN_SECONDS = 7 * 86_400.0  # after the latest batch with marks; then marks are tried again
+
+
+@frozen
+class BatchReads:
+    """Tokens of the marked requests of earlier batches.
+
+    Attributes:
+        read: tokens read from the cache.
+        written: tokens written to it.
+        at: Unix seconds of the latest addition.
+    """
+
+    read: float = 0.0
+    written: float = 0.0
+    at: float = 0.0
+
+    def plus(self, read: int, written: int, now: float) -> BatchReads:
+        """Return the totals with another batch, which counts at least as much as all earlier ones, unless it
+        is too small to conclude anything from it.
+        """
+        before, added = self.read + self.written, read + written
+        kept = min(1.0, max(added, LEAST_TOKENS) / before) if before and self._is_recent(now) else 0.0
+        return BatchReads(self.read * kept + read, self.written * kept + written, now)
+
+    def pays(self, rules: CachingRules, now: float) -> bool:
+        """Whether requests of a batch should be marked. True if too little is known."""
+        total = self.read + self.written
+        if rules.by != "marks" or total < LEAST_TOKENS or not self._is_recent(now):
+            return True
+        cost = self.written * rules.factor_of_write(long=True) + self.read * rules.read
+        return cost < total
+
+    def _is_recent(self, now: float) -> bool:
+        return abs(now - self.at) < FORGOTTEN_SECONDS  # further in the future if the clock was set back

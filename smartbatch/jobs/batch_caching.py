@@ -1,0 +1,44 @@
+"""What batches read from the provider's cache: one fact in the store per account and model.
+
+It is taken into account when rows are accepted, and stored with them as the marks that they have, so that the
+input of a batch can be written again with the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import astuple
+
+from smartbatch.core.prefixes.batch_reads import BatchReads
+from smartbatch.jobs.store import SqlStore
+from smartbatch.observe import logs
+from smartbatch.shared_prefixes import CachingRules
+from smartbatch.usage import Usage
+
+
+def marks_pay(store: SqlStore, scope: str, model: str, rules: CachingRules, wall: float) -> bool:
+    """Whether marks probably cost less in batches than they save. ``model`` is ``provider:model``."""
+    return _reads(store.facts.recall(_name(scope, model))).pays(rules, wall)
+
+
+def note_reads(
+    store: SqlStore, scope: str, model: str, rules: CachingRules, usage: Usage, wall: float
+) -> None:
+    """Add the usage of a batch's marked requests; log it if marks do not pay any more."""
+
+    def changed(value: Any) -> list[float]:
+        return list(astuple(_reads(value).plus(usage.cached_tokens, usage.cache_write_tokens, wall)))
+
+    if usage.cached_tokens or usage.cache_write_tokens:
+        paid = _reads(store.facts.update(_name(scope, model), changed)).pays(rules, wall)
+        if paid and not marks_pay(store, scope, model, rules, wall):
+            logs.warn("batch_caching_stopped", model=model, reason="its writes are not read often enough")
+
+
+def _reads(value: Any) -> BatchReads:
+    return BatchReads() if value is None else BatchReads(*value)
+
+
+def _name(scope: str, model: str) -> str:
+    return f"batch cache:{scope}:{model}"
