@@ -112,12 +112,12 @@ class Media:
 
     @property
     def upload_key(self) -> str:
-        """What distinguishes the content that is sent of an accepted file from that of others."""
+        """The identity of the content that is sent for an accepted file."""
         return self.sha256 or ""
 
     @property
     def sent_type(self) -> str:
-        """The media type of what is sent of an accepted file."""
+        """The media type of the content that is sent for an accepted file."""
         return self.media_type or ""
 
     def uploaded(self, file_id: str) -> Self:
@@ -125,7 +125,7 @@ class Media:
         return evolve(self, source=None, file_id=file_id, media_type=self.sent_type, sha256=None)
 
     def stand_in(self) -> Self:
-        """Return a file that is sent in the same form but has a single byte."""
+        """Return a file of a single byte that is sent in the same form."""
         return evolve(self, source=b"x", media_type=self.sent_type, size=1)
 
     def described(self) -> str:

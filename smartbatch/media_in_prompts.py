@@ -1,4 +1,4 @@
-"""Finds the files in a prompt, also those that are base64 text in a provider's own form."""
+"""Finds the files in a prompt, including base64 text in a provider's own form."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Price:
             Cached tokens cost the same as in the standard tier, but no more than this.
         flex_output: answer tokens in the slower tier; required with ``flex_input``.
         audio_input: prompt tokens of audio; ``None`` for the price of ``input``. In a batch and in the slower
-            tier, prices of audio and images change like that of other input or output. Cached audio costs
+            tier, prices of audio and images change as those of other input and output do. Cached audio costs
             as much as other cached input.
         audio_output: answer tokens of audio; ``None`` for the price of ``output``.
         image_output: answer tokens of images; ``None`` for the price of ``output``.

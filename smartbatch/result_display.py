@@ -111,7 +111,7 @@ def answer_cell(result: Result[Any]) -> Cell:
 
 
 def _thumbnail(media: Media) -> Picture | None:
-    """Return a small image; ``None`` if the file is not an image, or has none that a browser shows."""
+    """Return a small image; ``None`` if the file is not an image that a browser shows."""
     from smartbatch.views.model import Picture
 
     if not isinstance(media, Image) or (media.width or 0) * (media.height or 0) > _MAX_PIXELS:

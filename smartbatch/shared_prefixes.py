@@ -43,7 +43,7 @@ class CacheMark:
     Attributes:
         prefixes: shared beginnings of the request, shortest first; the provider caches each of them.
         long: whether entries should last for an hour instead of five minutes, if the provider offers both.
-        routing_key: equal for requests that should reach the same server; ``None`` for no key.
+        routing_key: the same for requests that should reach the same server; ``None`` for no key.
     """
 
     prefixes: tuple[SharedPrefix, ...] = ()
@@ -56,15 +56,15 @@ class CachingRules:
     """How a provider caches beginnings of prompts to one model. Factors are relative to the price of input.
 
     Attributes:
-        by: how a request controls the cache: ``marks`` in its content, of which ``automatic`` ones would be
-            written without them, a routing ``key``, or ``order`` alone.
+        by: how a request controls the cache: with ``marks`` in its content, with a routing ``key``, or only
+            by the ``order`` of requests.
         min_tokens: shorter beginnings are never cached.
         read: factor for tokens read from the cache.
         write: factor for tokens written to it.
         seconds: how long an entry lasts after its last use.
         long_write: factor for tokens written for an hour; ``None`` if entries have a single lifetime.
-        max_marks: maximum marks in a request.
-        automatic: whether the provider writes the end of each prompt unless it is told not to.
+        max_marks: maximum number of marks per request.
+        automatic: whether the provider writes the end of each prompt unless the request turns this off.
         requests_per_key: requests per minute that one routing key should receive.
         counts_reads: whether tokens read from the cache count against the limit of input tokens.
     """

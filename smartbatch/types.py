@@ -597,7 +597,7 @@ class TableParams(TypedDict, total=False):
     Attributes:
         template: prompt text with placeholders such as ``{column:.2f}``, or the path of a text or .j2 file.
         column: the column that contains the prompts.
-        files: for columns with files, whether these are of the kind ``"image"``, ``"document"`` or
+        files: the kind of the files in each column with files: ``"image"``, ``"document"`` or
             ``"audio"``. A cell contains a path, an https URL, bytes or a list of these; the template says
             where in the prompt they are.
         files_root: the folder of ``files``, by default the current one. All paths must lie below it.

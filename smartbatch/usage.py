@@ -47,7 +47,7 @@ class Usage:
 
     @property
     def cached_share(self) -> float:
-        """The share of the input tokens that were read from the provider's cache; 0 without input."""
+        """The share of the input tokens that was read from the provider's cache; 0 without input."""
         return self.cached_tokens / self.input_tokens if self.input_tokens else 0.0
 
     def __add__(self, other: Usage) -> Usage:

@@ -1,7 +1,7 @@
 """How webhook events are proved to be genuine: a shared secret, keys that Google publishes, or a token.
 
 Sources: the Standard Webhooks specification; Google's guide to webhooks of the Gemini API (September 2026),
-which shows that events of a single job have a JSON Web Token as their signature, but not its claims.
+which shows that events about a single batch are signed with a JSON Web Token, but not its claims.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from smartbatch.errors import ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-TOLERANCE_SECONDS = 300.0  # between the time in a signature and this machine's clock, in both directions
+TOLERANCE_SECONDS = 300.0  # difference between the time in a signature and this machine's clock
 MIN_SECRET_BYTES = 16
 MIN_TOKEN_CHARACTERS = 16
 MAX_ADDRESS_CHARACTERS = 2_000
@@ -30,7 +30,7 @@ SECRET_PREFIX = "whsec_"
 
 KEYS_PATH = "/.well-known/jwks.json"
 DEFAULT_KEYS_SERVER: Final = "https://generativelanguage.googleapis.com"
-KEYS_SECONDS = 6 * 3600.0  # during which published keys are used
+KEYS_SECONDS = 6 * 3600.0  # published keys are used for this long
 REFRESH_SECONDS = 60.0  # minimum time between two downloads of the keys
 FETCH_SECONDS = 5.0  # maximum time of a download
 MAX_KEYS_BYTES = 65_536
@@ -64,7 +64,7 @@ def key_of_secret(secret: str) -> bytes:
 
 
 def token_of(address: str) -> bytes:
-    """Return the token in the query of an address for events of single jobs.
+    """Return the token in the query of an address for events about single batches.
 
     Raises:
         ConfigError: the address or its token is not valid.
@@ -75,7 +75,7 @@ def token_of(address: str) -> bytes:
 
 
 def flaw_of_address(address: str) -> str | None:
-    """Return what is wrong with an address for events of single jobs, or ``None``."""
+    """Return what is wrong with an address for events about single batches, or ``None``."""
     parts = urlsplit(address)
     is_local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
     plain = len(address) <= MAX_ADDRESS_CHARACTERS and address.isascii() and address.isprintable()
@@ -122,7 +122,7 @@ def check_shared_secret(
         wall: the current Unix time.
 
     Raises:
-        InvalidSignature: no signature fits, or it was made too long ago or ahead.
+        InvalidSignature: no signature matches, or its time is too far in the past or future.
     """
     signed = f"{event_id}.{sent_at}.".encode("latin-1", "replace") + body
     expected = [hmac.digest(key, signed, "sha256") for key in keys]
@@ -132,7 +132,7 @@ def check_shared_secret(
         raise InvalidSignature("the signature is not valid for any configured secret")
     at = int(sent_at) if sent_at.isascii() and sent_at.isdigit() and len(sent_at) < 16 else 0
     if abs(wall - at) > TOLERANCE_SECONDS:
-        raise InvalidSignature("the timestamp is more than five minutes away")
+        raise InvalidSignature("the timestamp is not within five minutes of the current time")
 
 
 def _decoded_signature(text: str) -> bytes | None:
@@ -152,12 +152,12 @@ def is_web_token(signature: str) -> bool:
 
 @final
 class PublishedKeys:
-    """The keys with which Google signs the events of single Gemini jobs. Safe from any thread.
+    """The keys with which Google signs events about single Gemini batches. Safe from any thread.
 
     They are downloaded at the first use, after six hours, and for an unknown key, at most once a minute.
 
     Args:
-        url: their address; by default that of the server in ``GOOGLE_GEMINI_BASE_URL``, or else Google's.
+        url: their address; by default, on the server in ``GOOGLE_GEMINI_BASE_URL`` or else on Google's.
     """
 
     def __init__(self, clock: Clock, url: str | None = None) -> None:
@@ -173,7 +173,7 @@ class PublishedKeys:
 
         Its signature must be RS256 by a published key. ``iat`` must be at most five minutes away, and ``exp``
         at most five minutes ago; one of them is required. ``request_body_sha256`` must be the body's digest
-        if it is there. The audience and the issuer are not checked, because their values are not documented.
+        if it is present. Audience and issuer are not checked, because their values are not documented.
 
         Raises:
             InvalidSignature: the event may be forged.
@@ -197,7 +197,7 @@ class PublishedKeys:
         if issued is None and expires is None:
             raise InvalidSignature("the signature has no time")
         if issued is not None and abs(now - issued) > TOLERANCE_SECONDS:
-            raise InvalidSignature("the signature was made more than five minutes away")
+            raise InvalidSignature("the signature was not made within five minutes of the current time")
         if expires is not None and now - expires > TOLERANCE_SECONDS:
             raise InvalidSignature("the signature has expired")
 
@@ -218,7 +218,7 @@ class PublishedKeys:
 
 
 def _download(url: str) -> Mapping[str, RSAPublicKey]:
-    import requests  # only receivers of such events need it
+    import requests  # only receivers of these events need it
 
     try:
         with requests.request("GET", url, timeout=FETCH_SECONDS, allow_redirects=False, stream=True) as reply:

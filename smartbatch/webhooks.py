@@ -53,7 +53,7 @@ def app(
 ) -> WebhookReceiver:
     """Return a WSGI application that receives webhooks about batches, for any server or framework to mount.
 
-    It accepts signatures as defined by Standard Webhooks, and events of single jobs (see the setting
+    It accepts signatures as defined by Standard Webhooks, and events about single batches (see the setting
     ``webhook_url``). Each event is answered after one insert into the store, without a call to the provider.
     The process that runs the job then polls the batch. Nothing is opened before the first event, so the
     application can be made before a server forks.
@@ -63,8 +63,8 @@ def app(
         secret: the provider's signing secret, ``whsec_…``. Several, as a list or separated by spaces, are
             accepted while a secret is rotated, or if several projects send their events here. By default,
             those in the environment variable ``SMARTBATCH_WEBHOOK_SECRET``.
-        url: the address to which events of single jobs are sent, with a token that proves them. Defaults to
-            the setting ``webhook_url``.
+        url: the address to which events about single batches are sent, with a token that proves them.
+            Defaults to the setting ``webhook_url``.
         clock: the time, for tests.
 
     Raises:
@@ -79,7 +79,7 @@ def app(
     if not (secrets or address):
         raise ConfigError(
             f"no webhook secret: pass secret=, or set {SECRET_VARIABLE} to the secret that the provider "
-            "showed when the webhook was created. Events of single jobs need the setting webhook_url"
+            "showed when the webhook was created. Events about single batches need the setting webhook_url"
         )
     place = store or config.store
     if place is not None:
@@ -91,7 +91,7 @@ def app(
 
 @frozen(repr=False)
 class _Proofs:
-    keys: Sequence[bytes]  # of the shared secrets
+    keys: Sequence[bytes]  # in the shared secrets
     token: bytes | None  # in the query of addresses
 
 
@@ -127,7 +127,7 @@ class WebhookReceiver:
             status, text = "401 Unauthorized", str(error)
         except KeysUnavailable:  # the sender repeats the delivery
             logs.warn("webhook_not_checked", reason="the published keys cannot be downloaded")
-            status, text = "503 Service Unavailable", "the signature cannot be checked; send it again later"
+            status, text = "503 Service Unavailable", "the signature cannot be checked: send it again later"
         except StoreError as error:  # so it does here
             logs.warn("webhook_not_stored", reason=error.message)
             status, text = "503 Service Unavailable", "the event could not be stored; send it again later"
@@ -165,12 +165,12 @@ class WebhookReceiver:
             str(environ.get(f"HTTP_WEBHOOK_{name}", "")) for name in ("ID", "TIMESTAMP", "SIGNATURE")
         )
         of_job = has_token(str(environ.get("QUERY_STRING", "")), self._proofs.token)
-        # 1. it is about a single Gemini job: only the claims of its signature are certainly genuine
+        # 1. it is about a single Gemini batch: only the claims of its signature are certainly genuine
         if of_job and is_web_token(signature):
             claims = self._opened.get().published.claims_of(signature, body)
             event = claims if "data" in claims else _decoded(body)
             return _usable_id(event_id or str(claims.get("jti", ""))), event
-        # 2. it is about a single job at OpenRouter, and not signed
+        # 2. it is about a single batch at OpenRouter, and not signed
         if of_job and not signature:
             sent_id = str(environ.get("HTTP_X_OPENROUTER_IDEMPOTENCY_KEY", ""))
             return _usable_id(sent_id or hashlib.sha256(body).hexdigest()), _decoded(body)

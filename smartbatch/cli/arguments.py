@@ -80,9 +80,10 @@ _INPUT_OPTIONS = """
 further:
 --examples FILE        begin every prompt with the rows of this table as examples; they have the fields of the
                        prompt and a field answer
---file COLUMN=KIND     put the files in this column into the prompt, where the template has {COLUMN}; KIND is
-                       image, document or audio; can be repeated
---files-root DIR       find the files in this folder (default: that of INPUT); no file may lie outside it
+--file COLUMN=KIND     insert the files in this column into the prompt in place of {COLUMN}; KIND is image,
+                       document or audio; can be repeated
+--files-root DIR       look for the files in this folder (default: the folder of INPUT); no file may lie
+                       outside it
 --fetch-to DIR         fetch https URLs of files into this folder (default: the provider reads URLs)
 --max-pixels N         scale larger images down to this many pixels; needs Pillow
 --on-missing error|skip|empty  handle rows with a blank prompt field or a missing file: refuse the run
@@ -478,7 +479,8 @@ examples:
     options = """
 --template T           show the prompt that this template or @FILE makes from each row, not its fields
 --file COLUMN=KIND     show the files in this column; KIND is image, document or audio; can be repeated
---files-root DIR       find these files in this folder (default: that of OUT); no file may lie outside it
+--files-root DIR       look for these files in this folder (default: the folder of OUT); no file may lie
+                       outside it
 --port N               use this port (default: a free one)
 --open                 open it in the browser
 --text                 print rows in the terminal instead of serving the page
@@ -537,8 +539,8 @@ def _add_webhooks(add: _AddParser) -> None:
 Receive webhooks from providers about the batches of a store, check their signatures, and store them. The
 processes that run the jobs then poll these batches immediately. The secrets that the providers showed are
 read from the environment variable SMARTBATCH_WEBHOOK_SECRET, separated by spaces, and the token of events
-about single jobs from the setting webhook_url. Connections are not encrypted: put a proxy that terminates TLS
-in front. Ctrl-C or SIGTERM stops the command.
+about single batches from the setting webhook_url. Connections are not encrypted: put a proxy that terminates
+TLS in front. Ctrl-C or SIGTERM stops the command.
 
 examples:
   smartbatch webhooks --store jobs.db --port 8200

@@ -39,7 +39,8 @@ _GROUPS = {
 further:
 --prompt-field F       take prompts from this field (default: %(default)s)
 --answer-field F       take answers from this field (default: %(default)s)
---prompt-caching       cache prompts like the three providers: minimum sizes, lifetimes, prices of writes
+--prompt-caching       cache prompts as the three providers do, with their minimum sizes, lifetimes and prices
+                       of writes
 """,
     "latency": """
 --latency S            set the median latency in seconds (default: 0.05)

@@ -11,10 +11,10 @@ from smartbatch.media import Media
 from smartbatch.types import Message, Request
 
 MIN_USES: Final = 2
-"""An upload and its deletion are further calls, so a file that is sent once is sent in its request."""
+"""An upload and its deletion are additional calls, so a file sent only once is sent in its request."""
 MIN_SENT_BYTES: Final = 100_000
-"""A file of which less would be sent in total, in bytes, is not uploaded: sending it takes less time than the
-calls for an upload and its deletion (0.1 s at 8 Mbit/s)."""
+"""A file is not uploaded if fewer bytes would be sent in total: sending them takes less time than the calls
+for an upload and its deletion (0.1 s at 8 Mbit/s)."""
 
 
 @frozen
@@ -66,7 +66,7 @@ def local_files(request: Request) -> Iterator[Media]:
 
 
 def _with_local_files(request: Request, change: Callable[[Media], Media]) -> Request:
-    """Return ``request`` with each of :func:`local_files` changed."""
+    """Return ``request`` with ``change`` applied to each of :func:`local_files`."""
     if isinstance(request.prompt, str) or not any(True for _ in local_files(request)):
         return request
 

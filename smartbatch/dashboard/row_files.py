@@ -1,7 +1,7 @@
 """Files of the rows of an output: those that columns of the input name, and those in answers.
 
-A request for a file names a row, a column and a number, never a path. Only images of a few types are shown;
-other files are sent as downloads.
+A request for a file contains a row, a column and a number, never a path. Only images of a few types are
+shown; other files are sent as downloads.
 """
 
 from __future__ import annotations

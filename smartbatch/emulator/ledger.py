@@ -34,7 +34,7 @@ class Call:
     done: bool = False  # whether it has finished
     cache_read: int = 0  # input tokens read from the prompt cache
     cache_written: int = 0  # input tokens written to it
-    cache_saved: float = 0.0  # input tokens without a cache that cost as much as the cache saved
+    cache_saved: float = 0.0  # the saving, as a number of uncached input tokens
     tier: str | None = None  # service tier; ``flex`` is the cheaper, slower one, whose tokens cost half
 
 
@@ -55,8 +55,8 @@ class UploadRecord:
 
 
 class Ledger:
-    """All calls, uploads and batches since the start or the last reset. The emulator writes it, any thread
-    reads it.
+    """All calls, uploads and batches since the start or the last reset. The emulator writes it; any thread
+    may read it.
 
     Args:
         path: a file that receives one JSON line when a call ends, and one for each event of a batch. Of
@@ -182,7 +182,7 @@ class Ledger:
         """Return the totals of the prompt caches, in real time and in batches, in input tokens.
 
         ``read`` and ``written`` are the tokens read and written. ``saved`` is the saving after the prices of
-        writes and storage: how many uncached tokens of the same requests cost as much.
+        writes and storage, as a number of uncached tokens of the same requests.
         """
         self._update()
         entries: list[Call | BatchLine] = [*self.calls, *self._batch_ledger.lines()]

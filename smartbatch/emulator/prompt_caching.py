@@ -29,7 +29,7 @@ class PromptCaching:
     """The settings of the prompt caches. Times are seconds, rates are from 0 to 1.
 
     Args:
-        minimum_tokens: shortest prefix that is cached; ``None`` for the minimum of each model.
+        minimum_tokens: tokens of the shortest prefix that is cached; ``None`` for the minimum of each model.
         hit_rate: probability that a request in real time finds a cached prefix, with OpenAI and Anthropic.
         implicit_hit_rate: the same for the implicit cache of Gemini, which guarantees nothing.
         implicit_lifetime: seconds for which that cache keeps a prefix after its last use.
@@ -101,7 +101,7 @@ class CacheUse:
     added: int = 0  # the part of ``read`` that an explicit cache adds to the request's own tokens
 
     def saved(self, rates: CacheRates, *, batch: bool) -> float:
-        """Return the saving in tokens: how many uncached ones cost as much. Negative for a loss."""
+        """Return the saving as a number of uncached input tokens; negative for a loss."""
         read = rates.batch_read if batch and rates.batch_read is not None else rates.read
         loss = (self.written - self.written_1h) * (rates.write - 1) + self.written_1h * (rates.write_1h - 1)
         return self.read * (1 - read) - loss

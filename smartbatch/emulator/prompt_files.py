@@ -32,7 +32,7 @@ class PromptFile:
 
     Attributes:
         where: its place in the request, in the notation of the API.
-        media: what its content shows, without the content.
+        media: its properties, without the content.
         encoded: bytes in base64 that the request contains; 0 for an uploaded file.
     """
 
@@ -66,7 +66,7 @@ def file_of_base64(where: str, data: Any) -> PromptFile:
 
 
 def media_of(content: bytes) -> Media:
-    """Return what a file's content shows, without the content."""
+    """Return the properties of a file, without its content."""
     return evolve(returned_file(content), source="")
 
 

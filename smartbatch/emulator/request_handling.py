@@ -221,7 +221,7 @@ def _look_up(exchange: _Exchange, model_call: ModelCall) -> CacheLookup | None:
     prompt = None if settings is None else model_call.cacheable(settings)
     if settings is None or prompt is None:
         return None
-    # by prompt, not by arrival, so that clients with another order have the same luck
+    # by prompt, not by arrival, so that clients with another order have the same hits
     chance = exchange.policy.faults.uniform(b"cache %s" % str(exchange.call.prompt).encode(), 0)
     access = CacheAccess(exchange.api.account(exchange.head), exchange.now, chance)
     lookup = exchange.backend.caches.look_up(prompt, access, settings)

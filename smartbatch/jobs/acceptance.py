@@ -65,7 +65,7 @@ class Items:
     _names: Sequence[ItemName | None] = field(default=(), kw_only=True)  # in row order
     _files: JobFiles | None = field(default=None, kw_only=True)  # None rejects files given as bytes
     kept_in: tuple[str, ...] = field(default=(), kw_only=True)  # jobs that get the files given as bytes
-    # the provider's files for prompts, if it has any
+    # the provider's Files API, if it has one
     _file_api: Callable[[], FileApi | None] = field(default=lambda: None, kw_only=True)
     decision: Decision | None = field(default=None, kw_only=True)
     count: int = field(default=0, init=False)  # rows read so far

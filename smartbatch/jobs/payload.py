@@ -60,7 +60,7 @@ class Shared:
     """What all requests of a job share. Each request stores only the parameters that differ.
 
     Attributes:
-        files: the folder of files given as bytes; ``None`` if their content is not needed.
+        files: the folder with files given as bytes; ``None`` if their content is not needed.
     """
 
     params: Generation = _NOTHING
@@ -101,7 +101,7 @@ def encode_request(
         request: as returned by :func:`~smartbatch.core.preparation.validation.normalise`.
         shared: the parameters that the job's requests share.
         row: position in the list, from 0, for error messages.
-        keep: for files given as bytes; ``None`` rejects them.
+        keep: writes files given as bytes; ``None`` rejects them.
 
     Raises:
         InvalidRequest: the request contains a callable, a context that JSON cannot represent, or a lone
@@ -250,7 +250,7 @@ def encode_result(result: Result, keep: KeepContent | None = None) -> bytes:
     error messages once more.
 
     Args:
-        keep: for the content of the answer's files, of which only the hash is encoded.
+        keep: writes the answer's files, of which only the hash is encoded.
 
     Raises:
         StoreError: a file could not be written.
@@ -275,7 +275,7 @@ def decode_result(data: bytes, *, request_id: str, request: bytes = b"", files: 
     Args:
         request_id: the request's id, which the error also contains.
         request: the encoded request, whose context is used if the result has none.
-        files: folder of the answer's files; ``None`` if their content is not needed.
+        files: the folder with the answer's files; ``None`` if their content is not needed.
 
     Raises:
         StoreError: ``data`` is damaged, or was written by a newer version.

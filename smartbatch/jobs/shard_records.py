@@ -178,7 +178,7 @@ class RemoteObject:
     scope: str
     model: str  # provider:model
     kind: RemoteKind
-    id: str  # for outputs, the location of the results; empty for an upload without a known outcome
+    id: str  # for outputs, the location of the results; empty for an upload whose outcome is unknown
     bytes: int  # 0 if unknown
     tries: int  # deletions sent so far
     name: str | None = None  # name of an uploaded file

@@ -234,7 +234,7 @@ def read_status(
     left = None if speed is None else time_left(store, row, shards, asking=asking, speed=speed, wall=wall)
     incidents = store.facts.incidents(row.id)
     found = note(row)
-    # uploads of its account are paused: say why, and forecast nothing
+    # uploads of its account are paused: report the reason, and forecast nothing
     if found is None and any(shard.state in BEFORE_UPLOAD for shard in shards):
         pause = read_pause(store, row.scope)
         found, left = (None, left) if pause is None else (pause.note, None)

@@ -1,4 +1,4 @@
-"""The pause of uploads to an account whose file storage is full: one fact in the store per account.
+"""The pause of uploads to an account whose file storage is full; the store holds one per account.
 
 It applies to all jobs of the account, in every process that uses the store. It ends after a growing interval,
 or earlier if files were deleted; then one upload is tried.

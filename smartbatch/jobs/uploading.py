@@ -1,4 +1,4 @@
-"""Uploads of files that many requests contain: one call for one file, and the requests sent in real time."""
+"""Uploads of files that many requests contain: the calls for one file, and its use in real-time requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from smartbatch.types import Request
 
 BUSY_SECONDS = 2.0  # pause while another thread or process sends the file, or the provider processes it
 KNOWN_SECONDS = 60.0
-"""How long a process uses an id without asking the store, and sends a file itself after a failed upload."""
+"""How long a process uses an id without checking the store. After a failed upload, it sends the file in its
+requests for as long."""
 MARGIN_SECONDS = 600.0  # an upload for a request in real time lasts this much longer than its timeout
 MAX_UPLOAD_SECONDS = 600.0  # less than the time after which another process takes over an upload
 MAX_COUNTED_FILES = 10_000
@@ -65,7 +66,7 @@ def send(
         else:
             uploads.not_sent(sending)
         raise error from None
-    # a file of another size is the result of a cut call
+    # a file of another size is the result of an interrupted call
     if found is None or found.size not in (None, len(content)):
         uploads.not_found(sending)
         return None
@@ -121,7 +122,7 @@ class RealtimeUploads:
         return with_file_ids(request, lambda media: ids.get(media.upload_key) if files.takes(media) else None)
 
     def forget_lost(self, provider: Provider, sent: Sequence[Request], error: Exception) -> bool:
-        """If ``error`` reports that a file does not exist any more, forget the uploads in ``sent``."""
+        """If ``error`` reports that a file no longer exists, forget the uploads in ``sent``."""
         if isinstance(error, InvalidRequest) or not is_about_missing_file(provider.classify(error)):
             return False
         files = (file for request in sent for file in files_of(request) if isinstance(file, Media))
@@ -180,6 +181,6 @@ class RealtimeUploads:
         return None
 
     def _wait(self, before: int, seconds: float) -> None:
-        """Wait until another upload than the ``before`` that were counted has ended, or for ``seconds``."""
+        """Wait until more than ``before`` uploads have ended, at most ``seconds``."""
         with self._monitor:
             wait_while(lambda: self._changes == before, self._monitor, self._clock, seconds)

@@ -195,7 +195,7 @@ class StepLimits:
     visibility: float = 2 * MINUTE  # a new batch may be missing from the list for this long; observed: 15 s
     call_timeout: float = MINUTE  # of a small remote call
     transfer_timeout: float = HOUR  # of an upload, a download, or a create call that carries its input
-    file_timeout: float = 10 * MINUTE  # of the upload of a file in a prompt
+    file_timeout: float = 10 * MINUTE  # for the upload of a file in a prompt
     # A create call is not sent if its intent was stored longer ago than this: the process was frozen, and
     # another one may own the job by now.
     send_within: float = 5.0
@@ -236,7 +236,7 @@ class JobRuntime:
     pause_of: Callable[[str], Pause | None]  # the pause of a provider:model, as far as this process knows
     publish_event: Callable[[Event], None]  # publishes an event, but the end of a job only once
     wiring: JobWiring
-    webhook_url: str | None = None  # address for events of single batches, with its token
+    webhook_url: str | None = None  # address for events about single batches, with its token
 
     def publish_progress(self, before: JobRow, *, running: int = 0) -> JobRow:
         """Publish a job's progress after results were stored, and its end after the last result.

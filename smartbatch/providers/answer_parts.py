@@ -143,11 +143,11 @@ def gathered(*levels: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class ReturnedFiles(list[Media]):
-    """Collects the files of an answer, whose parts keep references to them."""
+    """Collects the files of an answer and leaves references to them in its parts."""
 
     def take(self, data: Any, media_type: Any = None) -> Any:
         """Decode a file in base64 and return its reference; return anything else unchanged."""
-        # each piece of a stream is encoded, and so may be padded, on its own
+        # each piece of a stream is encoded separately, so it may be padded
         pieces = filter(None, data.split("=")) if isinstance(data, str) else ()
         try:
             content = b"".join(

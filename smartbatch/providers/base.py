@@ -244,7 +244,7 @@ class Provider(ABC):
         return None
 
     def files(self) -> FileApi | None:
-        """Return the provider's files for prompts, opened on first use; ``None`` if there are none."""
+        """Return the provider's Files API, opened on first use; ``None`` if it has none."""
         return None
 
     def classify(self, error: Exception) -> ProviderError:

@@ -89,7 +89,7 @@ def with_marks(
 ) -> Request:
     """Return ``request`` with the fields ``mark`` in the content parts that end its shared beginnings.
 
-    A text that is only shared in part is cut in two. The instructions become the first message.
+    Text of which only a part is shared is split. The instructions become the first message.
 
     Args:
         form: the form of the API's parts.

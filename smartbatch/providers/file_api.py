@@ -1,4 +1,4 @@
-"""The interface of every provider's files for prompts: upload once, refer to the file by id in many requests.
+"""The interface of every provider's Files API: upload a file once, refer to it by id in many prompts.
 
 As in :mod:`smartbatch.providers.batch_api`, each method makes one remote call within a total deadline and
 never retries, waits or decides; :meth:`FileApi.classify` converts every exception. ``maybe_billed`` is True
@@ -32,7 +32,7 @@ class RemoteUpload:
 
 
 class FileApi(ABC):
-    """A provider's files for prompts. Safe to use from several threads."""
+    """A provider's Files API, for files in prompts. Safe to use from several threads."""
 
     scope: str  # account, server and organization, as in Provider.scope
     abilities: FileAbilities
@@ -76,7 +76,7 @@ _GONE = re.compile(
 
 
 def is_about_missing_file(error: ProviderError) -> bool:
-    """Whether a provider refused a request because a file that it refers to does not exist any more.
+    """Whether a provider rejected a request because a file that it refers to no longer exists.
 
     OpenAI, Anthropic and Gemini answer 400, 404 or 403 and name the file. In a batch, the status is missing.
     """

@@ -78,7 +78,7 @@ class FileReferences(Protocol):
         ...
 
     def forget_lost(self, provider: Provider, sent: Sequence[Request], error: Exception, /) -> bool:
-        """Whether ``error`` reports that a file in ``sent`` does not exist any more; it is then forgotten."""
+        """Whether ``error`` reports that a file in ``sent`` no longer exists; it is then forgotten."""
         ...
 
 

@@ -168,7 +168,7 @@ class LaneQueue:
         return math.inf
 
     def promote_held(self) -> None:
-        """Queue tickets that need not wait any longer, or will wait in vain.
+        """Queue tickets that no longer need to wait, or would wait in vain.
 
         At most one call's tickets are queued per budget, so that the end of a call does not move all of them.
         """
@@ -228,7 +228,7 @@ class LaneQueue:
             self._by_prefix[ticket.prefix] += 1
 
     def others_waiting(self, ticket: Ticket) -> int:
-        """Return the number of tickets that do not begin like ``ticket``."""
+        """Return the number of tickets whose longest shared beginning differs from that of ``ticket``."""
         return self.waiting - self._by_prefix[ticket.prefix]
 
     def _count(self, ticket: Ticket, change: int) -> None:

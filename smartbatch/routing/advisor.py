@@ -382,7 +382,7 @@ class Advisor:
         card = self._prices.rates(self._model.provider.name, self._model.name, wall, processing)
         if card is None or not card.writes_by_itself or (caching := self._caching) is None:
             return card
-        return evolve(card, writes_by_itself=not caching.automatic)  # requests turn such writes off
+        return evolve(card, writes_by_itself=not caching.automatic)  # requests turn off such writes
 
     def _flex_rates(self) -> RateCard | None:
         """Return the prices of the flex tier; ``None`` if the provider has none or it is currently closed."""

@@ -114,7 +114,7 @@ def _file_form(value: Any) -> Any:
     """Files are identified by their hashes, so a moved table keeps its answers."""
     if isinstance(value, Media):
         return media_identity(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 @frozen

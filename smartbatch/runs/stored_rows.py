@@ -207,8 +207,8 @@ class StoredRows:
                 )
             elif one.job.id in self._with_files:
                 self._say(
-                    f"Job {one.job.id} stays in the store, as its folder has the files of the answers. "
-                    f"smartbatch jobs results {one.job.id} -o NAME.jsonl copies them to NAME.files; "
+                    f"Job {one.job.id} stays in the store, because its folder contains the files of the "
+                    f"answers. smartbatch jobs results {one.job.id} -o NAME.jsonl copies them to NAME.files; "
                     f"smartbatch jobs forget {one.job.id} deletes them."
                 )
             elif one.realtime:

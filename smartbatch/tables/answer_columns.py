@@ -25,8 +25,8 @@ def answer_columns(
     results: Sequence[Result[Any]], chosen: Sequence[str] | None = None, suffix: str = ""
 ) -> Columns:
     """Return results as columns: text, fields of parsed objects, usage, cost, latency, route, attempts,
-    model, finish reason and error; also vectors, tool calls, reasoning, log-probabilities and files, if there
-    are any.
+    model, finish reason and error; and vectors, tool calls, reasoning, log-probabilities and files, if there
+        are any.
 
     A field of parsed objects that has the name of another column is called ``parsed_…``. Objects without
     fields are in the column ``parsed``.

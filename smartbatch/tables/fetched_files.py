@@ -1,6 +1,6 @@
 """Fetches the https URLs in a table into a folder, for providers that read no URLs.
 
-Tables come from strangers. A URL must therefore not reach this machine or its network: all addresses of its
+A table may come from a stranger, so a URL must not reach this machine or its network: all addresses of its
 host must be public, the connection is made to one of the checked addresses, and redirects are not followed.
 """
 
@@ -23,7 +23,7 @@ from attrs import frozen
 from smartbatch._clock import RealClock
 
 MAX_BYTES: Final = 50 * 2**20
-_CALL_SECONDS: Final = 30.0  # of one wait for the network
+_CALL_SECONDS: Final = 30.0  # maximum per wait for the network
 _TOTAL_SECONDS: Final = 120.0
 _READ_BYTES: Final = 1 << 16
 _PORT: Final = 443
@@ -84,7 +84,7 @@ class FetchedFiles:
             partial = path.with_suffix(f".{os.getpid()}")
             partial.write_bytes(content)
             partial.replace(path)
-        except (OSError, ValueError, http.client.HTTPException) as error:  # also errors of TLS
+        except (OSError, ValueError, http.client.HTTPException) as error:  # including TLS errors
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
             raise NotFetched(str(reason or error or type(error).__name__)) from None
         return str(path)
@@ -102,7 +102,7 @@ class FetchedFiles:
             connection.request("GET", target, headers={"Accept-Encoding": "identity"})
             response = connection.getresponse()
             if 300 <= response.status < 400:
-                raise NotFetched("it redirects to another URL: write that one into the table")
+                raise NotFetched("it redirects to another URL: write that URL into the table")
             if response.status != http.client.OK:
                 raise NotFetched(f"HTTP status {response.status}", is_gone=response.status in _GONE)
             content = bytearray()

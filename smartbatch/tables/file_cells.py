@@ -41,12 +41,12 @@ class FileColumns:
     """The columns of a table whose cells are files.
 
     A cell contains a path, an https URL, bytes, or a list of these, which may be written as JSON. As in
-    datasets of Hugging Face, it may also be a mapping with ``bytes`` or ``path``. A blank cell has no file.
+    Hugging Face ``datasets``, it may also be a mapping with ``bytes`` or ``path``. A blank cell has no file.
 
-    Tables come from strangers, so a path must lie below a folder, also after links are resolved.
+    A table may come from a stranger, so each path must lie below a folder, even after links are resolved.
 
     Attributes:
-        kinds: kind of the files in each of these columns.
+        kinds: the kind of files in each of these columns.
         root: the folder; relative paths start there.
         fetched: the files at URLs; ``None`` if the provider reads URLs.
         max_pixels: see :class:`~smartbatch.Image`.
@@ -159,7 +159,10 @@ class FileColumns:
         if self.max_pixels is None or not isinstance(media, Image) or media.max_pixels is not None:
             return media
         if media.url is not None:
-            raise BadField(f"field {name!r}: {media.described()} cannot be scaled unless it is fetched")
+            raise BadField(
+                f"field {name!r}: {media.described()} cannot be scaled unless it is fetched: set fetch_to "
+                "(--fetch-to), or leave out max_pixels"
+            )
         return evolve(media, max_pixels=self.max_pixels)
 
     def _source(self, name: str, text: str) -> str:

@@ -88,7 +88,7 @@ def template_of(source: TemplateSource, *, allows_blanks: bool, files: FileColum
             return FieldTemplate.of(text, allows_blanks, files)
         if files is not None:
             raise ValueError(
-                f"a Jinja template makes text only, without the files of {listed(files.kinds)}: write a "
+                f"a Jinja template produces text only, not the files of {listed(files.kinds)}: write a "
                 "template with {field} placeholders"
             )
         # imported late, because few templates need it

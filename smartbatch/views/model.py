@@ -78,7 +78,7 @@ class Thumbnail:
     """An image of the same application, loaded when it is scrolled into view, with a link to it.
 
     Attributes:
-        width, height: of the thumbnail, in pixels.
+        width, height: size of the thumbnail in pixels.
     """
 
     label: str

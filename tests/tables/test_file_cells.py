@@ -159,7 +159,7 @@ def test_every_call_takes_files(folder):
         (
             {"files": {"photo": "image"}, "template": Path("t.j2")},
             "template",
-            "Jinja template makes text only",
+            "Jinja template produces text only",
         ),
         ({"files": {"photo": "image"}, "template": None, "column": "photo"}, "column", "is needed to place"),
         ({"files": {"photo": "image"}, "template": None}, "files", "needs a template"),

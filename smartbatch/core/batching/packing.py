@@ -257,7 +257,7 @@ def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[i
         weights: for the input tokens, one per request, 0 or more; tokens are split evenly if all are 0.
         output_weights: such weights for the output tokens.
     """
-    # A total includes its parts, and so must each share. Therefore parts are split separately and added.
+    # A total includes its parts, and so must each share: parts are split separately and added.
     of_input = min(usage.cached_tokens, usage.input_tokens)
     of_written = min(usage.cache_write_tokens, usage.input_tokens - of_input)
     for_an_hour = min(usage.cache_write_1h_tokens, of_written)

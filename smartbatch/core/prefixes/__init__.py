@@ -2,5 +2,5 @@
 
 :mod:`~smartbatch.core.prefixes.rendering` writes a prompt in the order in which the provider reads it,
 :mod:`~smartbatch.core.prefixes.tree` finds the beginnings that prompts share, and
-:mod:`~smartbatch.core.prefixes.entries` decides for each call which of them it uses.
+:mod:`~smartbatch.core.prefixes.entries` decides which of them each call uses.
 """

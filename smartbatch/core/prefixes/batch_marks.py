@@ -19,11 +19,11 @@ every further key costs a request that finds nothing.
 
 
 def with_batch_mark(request: Request, rules: CachingRules | None, position: int) -> Request:
-    """Return the request with the mark with which it is sent, or without any.
+    """Return the request with the mark it is sent with, or without a mark.
 
     Args:
-        rules: those of the Batch API; ``None`` if nothing is cached.
-        position: of the request in the batch.
+        rules: the Batch API's caching rules; ``None`` if nothing is cached.
+        position: the request's position in the batch.
     """
     mark = _mark(request, rules, position)
     return request if mark is request.cache else evolve(request, cache=mark)

@@ -2,13 +2,13 @@
 
 1. An entry is warm for its lifetime, which begins with the start of each call that writes or reads it.
 2. If it is not warm, the next call that uses it writes it, if enough uses are left to pay for the write.
-3. Until the answer to that call begins, no other call can read the entry. Requests for it wait if waiting
-   saves more than the time is worth. Otherwise they are sent without a mark, because a second write would
-   cost more.
+3. Until the answer to that call begins, no other call can read the entry. Requests that use it wait if
+   waiting saves more than the time is worth. Otherwise, they are sent without a mark, because a second write
+   would cost more.
 4. An entry whose writes are not read, or that is never written, is no longer used.
 
-Uses of a beginning are known for a list. For single requests, they are only expected: a beginning that was
-used shortly before is written if writes that nobody read have cost little so far.
+For a list, the uses of a beginning are known. For single requests, they are only expected: a beginning that
+was used shortly before is written if unread writes have cost little so far.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from smartbatch.shared_prefixes import CacheMark, CachingRules, SharedPrefix
 from smartbatch.usage import Usage
 
 MAX_ENTRIES = 4_096
-_FIRST_BYTE_SECONDS = 2.0  # assumed time until an answer begins, before one was observed
-_FIRST_BYTE_WEIGHT = 0.2  # of the latest answer in the mean
+_FIRST_BYTE_SECONDS = 2.0  # assumed time until an answer begins, before any is observed
+_FIRST_BYTE_WEIGHT = 0.2  # weight of the latest answer in the mean
 _LONGEST_LEAD_FACTOR = 4.0  # requests wait at most this multiple of the usual time
 _SHORTEST_LEAD_SECONDS = 5.0
 _LONGEST_LEAD_SECONDS = 60.0
@@ -34,7 +34,7 @@ _LEAST_READ_SHARE = 0.4  # of the estimated tokens, which may be too high
 _MAX_LOST_WRITES = 2.0  # surcharges of writes by which an entry may cost more than it saves
 _MAX_UNPROVEN = 8  # marked calls in flight before an entry of the model has been read for the first time
 _MAX_MISSING = 2  # expected writes that the provider did not report
-_LOST_SHARE = 0.005  # of all input tokens, which writes for expected uses may cost in vain
+_LOST_SHARE = 0.005  # of all input tokens, which unread writes for expected uses may cost
 
 StopReason = Literal["its writes are not read", "the provider does not cache it"]
 
@@ -77,7 +77,7 @@ class Urgency:
 
     usd: float  # price of an input token
     usd_per_second: float  # value of the time
-    calls: int  # maximum requests that could start at once
+    calls: int  # maximum number of requests that could start at once
     waiting: int = 1  # requests in the queue
 
     def pays(self, prefix: SharedPrefix, saved: float, seconds: float) -> bool:
@@ -119,10 +119,10 @@ class CacheEntries:
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
 
     def recognize(self, ends: Sequence[SharedPrefix], now: float) -> CacheMark | None:
-        """Return the beginnings of a single request that earlier ones had, and remember all of them.
+        """Return the beginnings that a single request shares with earlier ones, and remember all of them.
 
         Args:
-            ends: every place at which its beginning could end.
+            ends: every beginning of the request that could be shared.
         """
         found = []
         for prefix in ends:
@@ -148,7 +148,7 @@ class CacheEntries:
         return None
 
     def choose(self, mark: CacheMark | None, now: float, *, automatic: bool) -> Chosen:
-        """Choose the entries that a call uses, which starts now.
+        """Choose the entries for a call that starts now.
 
         Args:
             automatic: whether the provider would write the end of the prompt itself.

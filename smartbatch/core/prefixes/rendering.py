@@ -27,9 +27,9 @@ _LABELS = frozenset({"metadata", "user", "safety_identifier", "store", "service_
 """Fields of ``extra`` that are not part of the model's input."""
 _INSTRUCTIONS = ("system", "developer")
 _MIN_CUT_CHARS = 256
-"""A text is not cut to add less than this to the parts before it."""
+"""Text is not cut to add fewer characters than this to the parts before it."""
 _CLEAN_CUT_CHARS = 200
-"""A beginning that ends within a text is cut at a line or word boundary at most this far before its end."""
+"""A beginning that ends within text is cut at a line or word boundary at most this far before its end."""
 _KEY_BYTES = 12
 
 
@@ -45,7 +45,7 @@ class PromptHead:
 
 @frozen
 class _Piece:
-    """A content part: ``text[start:end]``, in which only texts can be cut."""
+    """A content part: ``text[start:end]``. Only text parts can be cut."""
 
     start: int
     end: int
@@ -76,7 +76,7 @@ class Rendering:
     def prefix(self, depth: int, tokens: int, uses: int, *, whole: bool = False) -> SharedPrefix | None:
         """Return the beginning that ends at or shortly before ``depth`` characters of :attr:`text`.
 
-        Returns ``None`` if it would contain no part as a whole, and no text can be cut.
+        Returns ``None`` if it would contain no complete part and no text can be cut.
 
         Args:
             whole: whether all requests that begin with it are identical.
@@ -167,7 +167,7 @@ def _of_chat(head: PromptHead, messages: tuple[Message, ...]) -> Rendering | Non
 
 
 def _written(part: Part | str) -> tuple[str | None, bool, int]:
-    """Return a part's text, whether it is the model's input as it stands, and its further tokens.
+    """Return a part's text, whether the model reads exactly this text, and the part's additional tokens.
 
     The text is ``None`` if the user marked the part.
     """

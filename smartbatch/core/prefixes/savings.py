@@ -14,7 +14,7 @@ from smartbatch.usage import Usage
 
 @frozen
 class Saving:
-    """USD saved by caching: less than ``low`` on 5 % of lists, more than ``high`` on 5 %."""
+    """USD saved by caching: less than ``low`` for 5 % of lists, and more than ``high`` for 5 %."""
 
     low: float = 0.0
     expected: float = 0.0

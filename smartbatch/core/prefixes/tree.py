@@ -21,12 +21,12 @@ MIN_STEP_TOKENS = 256
 """A longer beginning is considered only if it adds this much to a shorter one, because each has an entry of
 its own that must be written.
 """
-_MIN_STEP_CHARS = MIN_STEP_TOKENS // 2  # characters with less can never add that much, whatever their script
+_MIN_STEP_CHARS = MIN_STEP_TOKENS // 2  # fewer characters never have that many tokens, in any script
 _MAX_NODES_ON_PATH = 64
 WINDOW_REQUESTS = 5_000
 WINDOW_SIZE = 32_000_000
-"""Maximum requests of a stream that are compared with each other, as many as a batch has by default, and
-maximum characters of their texts plus bytes of their files.
+"""Maximum number of requests of a stream that are compared with each other, which is the default for a batch,
+and maximum total of the characters of their texts and the bytes of their files.
 """
 
 
@@ -36,7 +36,7 @@ class _Node:
     depth: int  # characters of its text
     parent: _Node | None
     uses: int = 0
-    ends: int = 0  # requests that are no longer
+    ends: int = 0  # requests that end here
     children: dict[str, _Node] = field(factory=dict)  # by the first character of their own text
     tokens: int = -1  # computed when it is needed
     prefixes: tuple[SharedPrefix, ...] | None = None  # computed when it is needed

@@ -184,7 +184,7 @@ def estimate_request(request: Request, model: str = "") -> int:
 
 
 def estimate_contents(request: Request, model: str = "") -> int:
-    """Estimate texts and files alone. Some providers bill neither message frames nor schemas."""
+    """Estimate only texts and files. Some providers bill neither message frames nor schemas."""
     return _CONTENT_COUNTS.request(request, media_rule(model))
 
 
@@ -236,7 +236,7 @@ class RequestTokens:
     """Estimated input tokens of a request.
 
     Attributes:
-        contents: texts and files alone, without message frames and schemas; equal to ``total`` once billed
+        contents: only texts and files, without message frames and schemas; equal to ``total`` once billed
             tokens have been observed.
         audio: the part of ``total`` that is audio.
         asks_for_audio: whether the answer is audio.
@@ -262,8 +262,8 @@ class Calibration:
     average. Output lengths are kept for the latest :data:`REMEMBERED` answers. Each shape has the mean
     length of its answers since the lengths last changed, for example because another list began.
 
-    Requests with files have their own calibration, because their tokens are counted by another rule: what
-    texts are billed says nothing about images.
+    Requests with files have their own calibration, because their tokens are counted by another rule: the
+    tokens billed for texts say nothing about images.
 
     Args:
         outputs_for: the calibration of the model, if this one is for the model's packed prompts or for its

@@ -52,7 +52,7 @@ class Cost:
     low: float
     expected: float
     high: float
-    # what the provider's cache saves, which these amounts take into account
+    # the saving by the provider's cache, which these amounts take into account
     saved_low: float = 0.0
     saved: float = 0.0
     saved_high: float = 0.0

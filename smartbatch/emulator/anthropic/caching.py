@@ -74,7 +74,7 @@ def _content(kind: str, content: Any) -> Iterator[tuple[str, str, float | None]]
             yield kind, str(block.get("text")), _lifetime(block)
         elif block.get("type") in ("tool_use", "tool_result"):
             yield kind, json.dumps(_unmarked(block)), _lifetime(block)
-        else:  # a file, which the emulator's models read for nothing
+        else:  # a file, which the emulator does not bill
             yield f"{kind} {json.dumps(_unmarked(block))}", "", _lifetime(block)
 
 

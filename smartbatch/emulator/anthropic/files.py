@@ -1,7 +1,7 @@
 """Anthropic's files: upload, list, metadata and deletion.
 
 Source: the types of the ``anthropic`` SDK 2.14 and Anthropic's guide to the Files API of November 2026. With
-version 2023-06-01, files are a beta feature, which requests must name.
+version 2023-06-01, files are a beta feature that requests must name.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
 
 
 def _uploaded(context: BatchContext, key: str) -> list[StoredFile]:
-    """Return all files, newest first. The results of batches are no files in this API."""
+    """Return all files, newest first. In this API, the results of batches are not files."""
     return [file for file in context.backend.files(API_NAME, key, context.now) if file.batch is None]
 
 

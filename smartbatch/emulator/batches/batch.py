@@ -176,7 +176,7 @@ class StoredBatch:
     windows: float = 1.0
     needs_file: bool = True
     output_lifetime: float = math.inf  # seconds from the end until the result files expire
-    callbacks: tuple[str, ...] = ()  # addresses for an event when it ends
+    callbacks: tuple[str, ...] = ()  # addresses that receive an event when it ends
     stop_at: float = math.inf
     ended_at: float = math.inf
     final: State = "completed"

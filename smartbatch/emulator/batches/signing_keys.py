@@ -1,4 +1,4 @@
-"""The key pair with which Gemini signs events of single jobs, and the page on which it is published.
+"""The key pair with which Gemini signs events about single batches, and the page that publishes it.
 
 Source: Google's guide to webhooks (September 2026). The claims are not documented; these are assumed.
 """

@@ -50,7 +50,7 @@ class WebhookSender:
     """Sends the events of a backend on its own thread, from :meth:`start` until :meth:`stop`.
 
     Args:
-        keys: sign the events of single jobs.
+        keys: sign the events about single batches at Gemini.
         settings: returns the current settings.
     """
 
@@ -116,7 +116,7 @@ class WebhookSender:
         if not end.callbacks:
             secret = _FORGED_SECRET if forged else self._settings().batch_webhook_secret or ""
             return _EventDelivery(event_id, url, body, partial(_signed, secret), tries)
-        # 2. to an address of a single job at Gemini: signed with a published key
+        # 2. to an address of a single batch at Gemini: signed with a published key
         if end.api == "gemini":
             sign = partial(self._signed_with_key, url, forged=forged)
             return _EventDelivery(event_id, url, body, sign, tries)

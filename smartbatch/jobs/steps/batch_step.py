@@ -67,7 +67,7 @@ def _step(step: Step) -> StepResult:
     # batches that were sent are polled until they end, even if the job is held or its model is paused
     held = (paused or step.job.state is JobState.HELD) and not step.job.cancel_requested
     runnable: Sequence[ShardRow] = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
-    # uploads wait while the account may store no more files
+    # uploads wait while the account's file storage is full
     runnable, look_at = storage.without_waiting(step, runnable)
     check_at = min(check_at, look_at)
     polled = [shard.batch_id for shard in runnable if shard.state is _S.SUBMITTED and shard.batch_id]

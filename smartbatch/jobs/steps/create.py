@@ -293,7 +293,7 @@ def _input_name(shard: ShardRow) -> str:
 
 def _send_file(step: Step, shard: ShardRow) -> ShardRow:
     source, began = _input_file(step, shard), step.wall
-    # the account may store no more files: wait
+    # the account's file storage is full: wait
     if not storage.may_upload(step):
         return step.reschedule(shard, 0.0)
     try:
@@ -509,7 +509,7 @@ def _call_failed(
 ) -> ShardRow:
     """Handle the failure of a call that precedes the create call and costs nothing."""
     error, tries = refusals.redacted(step, shard, failure), shard.tries + 1
-    # 1. the account may store no more files: pause all its uploads
+    # 1. the account's file storage is full: pause all its uploads
     if upload_began is not None and storage.is_full(error):
         return storage.refused(step, shard, error, upload_began)
     # 2. a web page with 404, 405, 410 or 501 comes from a server without batches, or from a gateway whose

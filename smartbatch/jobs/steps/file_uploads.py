@@ -1,6 +1,6 @@
 """Upload the files that many requests of a job contain, before a shard with them is sent.
 
-Which files these are was decided when the job was stored. Each step makes at most one call about a file.
+These files were chosen when the job was stored. Each step makes at most one call about a file.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from smartbatch.providers.file_api import FileApi
 from smartbatch.types import Request
 
 BATCH_SECONDS = DAY
-"""A new batch refers only to files that do not expire in this time, in which most batches end. Gemini keeps
-files for 48 hours, so an upload older than 24 hours is replaced. Requests that run later fail and are sent
-again with another upload."""
+"""A new batch refers only to files that do not expire within this time, in which most batches end. Gemini
+keeps files for 48 hours, so an upload older than 24 hours is replaced. A request that runs after its file has
+expired fails and is sent again with another upload."""
 MAX_UPLOAD_TRIES = 4  # consecutive failures before a file is sent in the requests instead
 _ID_BYTES = 128
 _PLACEHOLDER = "f" * _ID_BYTES  # at least as long as the ids and addresses of all providers
@@ -55,7 +55,7 @@ def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
     )
     if media is None:
         return None
-    # 1. the account may store no more files: wait
+    # 1. the account's file storage is full: wait
     if not storage.may_upload(step):
         return step.reschedule(shard, 0.0)
     job, key, suffix = step.job, media.upload_key, extension_of(media.sent_type)
@@ -72,7 +72,7 @@ def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
 
 
 def expires_soon(step: Step, shard: ShardRow) -> bool:
-    """Whether a shard that has waited since its files were uploaded refers to one that is gone or soon is."""
+    """Whether a shard has waited so long that a file it refers to has expired or soon will."""
     missing = step.store.uploads.missing(step.job.id, step.job.scope, step.wall + BATCH_SECONDS / 2)
     if not missing or _files(step) is None:
         return False
@@ -89,7 +89,7 @@ def sendable(step: Step, request: Request, ids: dict[str, str]) -> Request:
 
 
 def forget_uploads(step: Step, request: Request) -> bool:
-    """Upload the files of ``request`` again, because the provider does not have one any more; return whether
+    """Upload the files of ``request`` again, because the provider no longer has one of them; return whether
     the request refers to any upload.
     """
     uploads, keys = step.store.uploads, {media.upload_key for media in local_files(request)}
@@ -150,7 +150,7 @@ def _failed(step: Step, shard: ShardRow, media: Media, error: ProviderError) -> 
     # 1. it may succeed later
     if may_succeed and shard.tries + 1 < MAX_UPLOAD_TRIES:
         return step.retry_later(shard, error)
-    # 2. the provider does not take the file: send it in the requests, whose shards are cut again
+    # 2. the provider rejects the file: send it in the requests, which are divided into shards again
     logs.warn("upload_failed", job_id=step.job.id, kind=error.kind.value)
     step.store.uploads.send_inline(step.lease, media.upload_key)
     reason = f"a file could not be uploaded and is sent in its requests: {error.message}"

@@ -1,4 +1,4 @@
-"""Warn before the storage of files at a provider is full, and pause the account's uploads when it is full."""
+"""Warn before an account's file storage is full, and pause its uploads when it is full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smartbatch.jobs.storage_pause import NO_PAUSE, StoragePause, change_pause, 
 from smartbatch.jobs.wiring import JobRuntime
 
 NEARLY_FULL_SHARE = 0.9  # of what an account may store, before a warning
-LOOK_SECONDS = MINUTE  # between checks whether a pause has ended early
+LOOK_SECONDS = MINUTE  # between checks for a pause that has ended early
 # "The quota for files without expiry is reached." is Azure's (Azure/azure-sdk-for-java#47401)
 _FULL = re.compile(
     r"storage.{0,40}(?:quota|limit|exceed|full)|(?:quota|limit|exceed).{0,40}storage|"
@@ -54,7 +54,7 @@ def warn_if_nearly_full(step: Step, shard: ShardRow) -> None:
 
 
 def without_waiting(step: Step, shards: Sequence[ShardRow]) -> tuple[Sequence[ShardRow], float]:
-    """Leave out shards whose upload waits, and return the Unix time of the next look at them (or infinity).
+    """Leave out shards whose upload waits, and return the Unix time of the next check of them (or infinity).
 
     Shards that are no longer to be sent, or are to be sent in real time, do not wait.
     """

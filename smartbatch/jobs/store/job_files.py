@@ -1,6 +1,6 @@
 """Files that belong to a job: those that were given as bytes, and those that a provider returned.
 
-Their content is in a folder next to the store, and the store has their hashes. Files that users gave by path
+Their content is in a folder next to the store, which contains their hashes. Files that users gave by path
 are neither copied nor deleted.
 """
 
@@ -21,7 +21,7 @@ from smartbatch.jobs.store.database import Database
 from smartbatch.media import Media
 
 STALE_SECONDS = 86_400.0
-"""Age of the folder of an unknown job that is deleted. A younger one may belong to a job being stored."""
+"""The folder of an unknown job is deleted at this age. A newer one may belong to a job being stored."""
 _PAGE = 500
 
 
@@ -60,7 +60,7 @@ class JobFiles:
         return media.sha256
 
     def write(self, job_id: str, sha256: str, content: bytes) -> None:
-        """Write a file that the folder does not have yet; it survives a loss of power.
+        """Write a file that the folder does not have yet, so that it survives a power failure.
 
         Raises:
             StoreError: the disk is full, or the folder is not writable or belongs to another user.

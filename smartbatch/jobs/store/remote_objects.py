@@ -27,7 +27,7 @@ from smartbatch.jobs.store.schema import maker
 from smartbatch.providers.batch_api import RemoteKind
 
 ANSWER_SECONDS = 600.0  # a deletion without a recorded outcome is repeated after this time
-LIFETIME_SECONDS = 30 * DAY  # until the objects of a batch expire, if its provider names no time
+LIFETIME_SECONDS = 30 * DAY  # until the objects of a batch expire, if its provider does not state a time
 
 _ADD = """INSERT INTO remote_object (job, scope, model, kind, id, bytes, retention, due_at, expires_at)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -70,7 +70,7 @@ class RemoteObjectTable:
         return [_remote_object(row) for row in self.db.rows(_OF_FINISHED)]
 
     def stored(self, scope: str, *, at: float) -> StoredFiles:
-        """Return what an account stores in files of this store's batches, as far as known.
+        """Return how much an account stores in the files of this store's batches, as far as this is known.
 
         The sizes of results are known for finished batches only.
         """

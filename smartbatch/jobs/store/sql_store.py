@@ -328,7 +328,7 @@ class FactTable:
         self.db.change(REMEMBER_FACT, encoded(key), ascii_json(value))
 
     def update(self, key: str, change: Callable[[Any], Any]) -> Any:
-        """Replace a stored value by that which ``change`` returns for it, and return the earlier value.
+        """Replace a stored value by the result of ``change`` for it, and return the earlier value.
 
         ``change`` may be called more than once.
         """

@@ -2,7 +2,7 @@
 
 The row is stored before its upload is sent. As long as its id is empty, the outcome is unknown, and the file
 is searched for by its name before it is sent again. One owner at a time sends it. A row whose deletion has
-begun has no ``file_key``, so it is not used any more; while an unfinished job uses a row, its deletion does
+begun has no ``file_key``, so it is no longer used; while an unfinished job uses a row, its deletion does
 not begin (see :mod:`smartbatch.jobs.store.remote_objects`).
 """
 
@@ -56,7 +56,7 @@ class FileRef:
     suffix: str  # end of its name, such as .pdf, by which OpenAI recognizes its type
     needed_until: float  # Unix seconds until which the upload must not expire
     retention: float | None  # seconds after its last use until it is deleted; None keeps it
-    in_use: float = 0.0  # seconds that a use may take, if no unfinished job is behind it
+    in_use: float = 0.0  # seconds that the use by a real-time request may take
 
 
 @frozen
@@ -91,7 +91,7 @@ class UploadTable:
 
     @leased
     def send_inline(self, tx: Transaction, job: int, key: str) -> None:
-        """Send a file of a job in its requests from now on."""
+        """From now on, send a file of a job in each request."""
         tx.change("DELETE FROM upload_use WHERE job = ? AND file_key = ? AND object = 0", job, key)
 
     def is_chosen(self, scope: str, key: str) -> bool:
@@ -160,9 +160,9 @@ class UploadTable:
         self.db.change("UPDATE remote_object SET sending_until = 0 WHERE no = ?", sending.no)
 
     def not_found(self, sending: Sending) -> None:
-        """Do not use an upload that was searched for and not found.
+        """Stop using an upload that was searched for and not found.
 
-        Housekeeping searches for it once more, because a cut call may have had a late effect.
+        Housekeeping searches for it once more, because an interrupted call may have had a late effect.
         """
         late = "UPDATE remote_object SET file_key = NULL, sending_until = 0 WHERE no = ?"
         self.db.change(late, sending.no)
@@ -172,9 +172,9 @@ class UploadTable:
         self.db.change("DELETE FROM remote_object WHERE no = ?", sending.no)
 
     def lost(self, scope: str, file_id: str) -> None:
-        """Do not use an upload any more, because the provider does not have it.
+        """Stop using an upload, because the provider does not have it.
 
-        It is deleted like others, in case the provider was wrong.
+        It is deleted as usual, in case the provider was wrong.
         """
         gone = "UPDATE remote_object SET file_key = NULL WHERE scope = ? AND id = ? AND kind = ?"
         self.db.change(gone, scope, file_id, RemoteKind.UPLOAD.value)

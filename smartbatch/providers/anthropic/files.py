@@ -1,4 +1,4 @@
-"""Anthropic's files for prompts, through the vendor's SDK.
+"""Anthropic's Files API, for files in prompts, through the vendor's SDK.
 
 Sources: ``anthropic`` 2.14, whose Files API needs no beta header under version 2026-10-21, and Anthropic's
 guide to it (November 2026): 500 MB per file; an expiry of one hour to 90 days; names need not be unique, and

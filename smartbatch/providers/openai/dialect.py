@@ -99,7 +99,7 @@ class BatchDialect:
         return int(found[1]) * (24 if found[2] == "d" else 1)
 
 
-_INPUT_SECONDS = "1209600"  # 14 days: until an input expires that no process deletes
+_INPUT_SECONDS = "1209600"  # 14 days: expiry of an input that no process deletes
 _OUTPUT_EXPIRY = {"anchor": "created_at", "seconds": 2_592_000}  # 30 days
 
 # servers modelled on OpenAI's: some of them, such as Perplexity's, reject files with an expiry

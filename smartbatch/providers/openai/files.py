@@ -1,4 +1,4 @@
-"""OpenAI's files for prompts: purpose ``user_data``.
+"""OpenAI's Files API, for files in prompts: purpose ``user_data``.
 
 Sources: OpenAI's API reference for files and its guides to images and file inputs (November 2026): 512 MB per
 file, 50 MB of documents in a request; an expiry of one hour to 30 days. The chat API takes the ids of PDFs,
@@ -48,7 +48,7 @@ class OpenAIFiles(FileApi):
         self._files = FileCalls(session, errors, self._calls, evolve(OPENAI, purpose="user_data"))
 
     def takes(self, media: Media) -> bool:
-        """A file with a name of its own is sent in its requests, because an upload has another name."""
+        """A file with a ``name`` is sent in its requests, because its upload has another name."""
         if isinstance(media, Image):
             return self._api == "responses" and media.sent_type in IMAGE_TYPES
         if not isinstance(media, Document) or media.name is not None:

@@ -99,8 +99,8 @@ class OpenAIProvider(Provider):
             results then show that it was not sent.
         flex: whether the server supports ``service_tier: flex``; by default as the host's record says. The
             tier is used only for models that have a price for it.
-        uploads: whether the server has files with purpose ``user_data`` that prompts refer to by id; by
-            default only OpenAI's own. See the guide to files.
+        uploads: whether prompts may refer by id to files with purpose ``user_data``; by default, only at
+            OpenAI's own server. See the guide to files.
         prompt_cache: whether the server accepts ``prompt_cache_key`` and, from gpt-5.6 on, breakpoints; by
             default as the host's record says.
         allow_http: whether the key may be sent over plain ``http`` to another machine.
