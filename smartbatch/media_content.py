@@ -135,7 +135,7 @@ _TYPES_BY_EXTENSION: Final = {extension: media_type for media_type, extension in
 
 
 def extension_of(media_type: str | None) -> str:
-    """Return the usual end of a file's name, such as ``.png``; ``.bin`` for unknown types."""
+    """Return the usual file extension of a type, such as ``.png``; ``.bin`` for unknown types."""
     return _EXTENSIONS.get((media_type or "").partition(";")[0].strip().lower(), ".bin")
 
 

@@ -51,7 +51,7 @@ class Items:
     _shared: Shared
     _wiring: JobWiring = field(kw_only=True)
     _api: BatchApi | None = field(kw_only=True)  # None if all requests are sent in real time
-    # whether beginnings that a batch's requests to a model share are marked, by its label
+    # by the label of a model: whether the shared beginnings of its batches' requests are marked
     _marks: Callable[[str], bool] = field(default=lambda _: True, kw_only=True)
     # number of leading rows sent in real time; None for all
     _realtime: int | None = field(default=0, kw_only=True)

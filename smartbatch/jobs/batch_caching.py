@@ -1,6 +1,6 @@
-"""What batches read from the provider's cache: one fact in the store per account and model.
+"""Tokens that batches wrote to the provider's cache and read, stored per account and model.
 
-It is taken into account when rows are accepted, and stored with them as the marks that they have, so that the
+These totals are used when rows are accepted, and the resulting marks are stored with the rows, so that the
 input of a batch can be written again with the same bytes.
 """
 
@@ -18,14 +18,14 @@ from smartbatch.usage import Usage
 
 
 def marks_pay(store: SqlStore, scope: str, model: str, rules: CachingRules, wall: float) -> bool:
-    """Whether marks probably cost less in batches than they save. ``model`` is ``provider:model``."""
+    """Whether marks in batches probably save more than they cost. ``model`` is ``provider:model``."""
     return _reads(store.facts.recall(_name(scope, model))).pays(rules, wall)
 
 
 def note_reads(
     store: SqlStore, scope: str, model: str, rules: CachingRules, usage: Usage, wall: float
 ) -> None:
-    """Add the usage of a batch's marked requests; log it if marks do not pay any more."""
+    """Add the usage of a batch's marked requests; log a warning if marks no longer pay off."""
 
     def changed(value: Any) -> list[float]:
         return list(astuple(_reads(value).plus(usage.cached_tokens, usage.cache_write_tokens, wall)))

@@ -1,6 +1,6 @@
-"""Whether marks pay in batches, by what earlier batches of a model wrote to the provider's cache and read.
+"""Whether marks pay off in batches, judged by the tokens that earlier batches of a model wrote and read.
 
-Hits in batches are only known afterwards, and an entry that nobody reads costs more than plain input.
+Hits in batches are known only afterwards, and an entry that is never read costs more than plain input.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from attrs import frozen
 
 from smartbatch.shared_prefixes import CachingRules
 
-LEAST_TOKENS = 100_000  # read and written before anything is concluded
+LEAST_TOKENS = 100_000  # total read and written, below which nothing is concluded
 FORGOTTEN_SECONDS = 7 * 86_400.0  # after the latest batch with marks; then marks are tried again
 
 
@@ -28,8 +28,8 @@ class BatchReads:
     at: float = 0.0
 
     def plus(self, read: int, written: int, now: float) -> BatchReads:
-        """Return the totals with another batch, which counts at least as much as all earlier ones, unless it
-        is too small to conclude anything from it.
+        """Return the totals with another batch, which counts at least as much as all earlier ones unless it
+        is too small for a conclusion.
         """
         before, added = self.read + self.written, read + written
         kept = min(1.0, max(added, LEAST_TOKENS) / before) if before and self._is_recent(now) else 0.0
