@@ -119,7 +119,7 @@ class CacheEntries:
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
 
     def recognize(self, ends: Sequence[SharedPrefix], now: float) -> CacheMark | None:
-        """Return the beginnings that a single request shares with earlier ones, and remember all of them.
+        """Return those of ``ends`` that a single request shares with earlier ones, and remember all of them.
 
         Args:
             ends: every beginning of the request that could be shared.

@@ -70,7 +70,7 @@ class RemoteObjectTable:
         return [_remote_object(row) for row in self.db.rows(_OF_FINISHED)]
 
     def stored(self, scope: str, *, at: float) -> StoredFiles:
-        """Return how much an account stores in the files of this store's batches, as far as this is known.
+        """Return how much an account stores in the files that this store recorded, as far as this is known.
 
         The sizes of results are known for finished batches only.
         """
