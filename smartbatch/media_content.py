@@ -23,6 +23,8 @@ MAX_FILE_BYTES: Final = 512 * 2**20
 """Larger files are rejected unread; no provider accepts them."""
 PDF: Final = "application/pdf"
 PLAIN_TEXT: Final = "text/plain"
+BROWSER_IMAGES: Final = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""Types of images that browsers show and that contain no scripts."""
 
 
 def kind_of_type(media_type: str) -> MediaKind:

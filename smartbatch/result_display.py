@@ -13,7 +13,7 @@ from smartbatch.chats import texts_in
 from smartbatch.errors import InvalidRequest, RowSkipped, kind_name
 from smartbatch.failure_groups import FailureGroups, remedy_for
 from smartbatch.media import Image, Media
-from smartbatch.media_content import type_of_content
+from smartbatch.media_content import BROWSER_IMAGES, type_of_content
 from smartbatch.types import Request, Result, Usage
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ MAX_SHOWN_RESULTS = 5
 _MAX_PIXELS = 50_000_000  # larger images would take hundreds of megabytes to scale
 _THUMBNAIL_PIXELS = 20_000
 _MAX_THUMBNAIL_BYTES = 100_000
-_SHOWN_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
-"""Images that browsers show and that contain no scripts."""
 
 
 def shown_positions(results: Sequence[Result[Any]]) -> tuple[list[int | None], list[int | None]]:
@@ -121,7 +119,7 @@ def _thumbnail(media: Media) -> Picture | None:
     except InvalidRequest:  # a URL, a file that has changed, or one that cannot be scaled
         return None
     found = type_of_content(content)
-    if found is None or found not in _SHOWN_TYPES or len(content) > _MAX_THUMBNAIL_BYTES:
+    if found is None or found not in BROWSER_IMAGES or len(content) > _MAX_THUMBNAIL_BYTES:
         return None
     return Picture(media.described(), found, content)
 

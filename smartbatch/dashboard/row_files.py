@@ -20,7 +20,7 @@ from smartbatch.dashboard.page import Query, number_of
 from smartbatch.dashboard.web_application import Refused, Response
 from smartbatch.errors import SmartbatchError
 from smartbatch.media import Media, returned_file
-from smartbatch.media_content import PDF, PLAIN_TEXT, extension_of
+from smartbatch.media_content import BROWSER_IMAGES, PDF, PLAIN_TEXT, extension_of
 from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.runs.answer_files import AnswerFolder
 from smartbatch.tables.cells import BadField
@@ -29,7 +29,6 @@ from smartbatch.views.model import Facts, Link, Thumbnail, Value
 
 MAX_SHOWN_BYTES: Final = 50 * 2**20  # larger files are named only
 _THUMBNAIL_PIXELS: Final = 240  # maximum width and height
-_SHOWN_TYPES: Final = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _DOWNLOAD_TYPES: Final[Mapping[str | None, str]] = {PDF: PDF, PLAIN_TEXT: "text/plain; charset=utf-8"}
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")  # takes the place of bytes in an output
@@ -77,7 +76,7 @@ class RowFiles:
             raise Refused("404 Not Found", "The file is missing or has changed.") from None
         headers: tuple[tuple[str, str], ...] = (("Cache-Control", "no-store"),)
         kind = found[number].media_type
-        if kind not in _SHOWN_TYPES:
+        if kind not in BROWSER_IMAGES:
             file = f"row-{row.index}-{_UNSAFE.sub('_', name or 'answer')[:80]}-{number}"
             disposition = f'attachment; filename="{file}{extension_of(kind)}"'
             headers += (("Content-Disposition", disposition),)
@@ -126,7 +125,7 @@ class RowFiles:
                 continue
             label = f"{name or 'answer'} {number}" if len(files) > 1 else name or "answer"
             href = query.link("file", row=position, column=name, number=number)
-            if file.media_type in _SHOWN_TYPES:
+            if file.media_type in BROWSER_IMAGES:
                 yield Thumbnail(label, href, *_fitted(file))
             else:
                 yield Link(f"{label} ({file.media_type}, {size(file.size or 0)})", href, is_download=True)
