@@ -8,7 +8,7 @@ from attrs import define, field, frozen
 
 from smartbatch._clock import Clock, Monitor
 from smartbatch.core.file_uses import FileUses, local_files, with_file_ids
-from smartbatch.errors import InvalidRequest, ProviderError, StoreError
+from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, StoreError
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.uploads import FileRef, Sending, UploadTable
 from smartbatch.jobs.threads import wait_while
@@ -66,10 +66,15 @@ def send(
         else:
             uploads.not_sent(sending)
         raise error from None
-    # a file of another size is the result of an interrupted call
     if found is None or found.size not in (None, len(content)):
         uploads.not_found(sending)
-        return None
+        if found is None or not sending.is_new:  # the result of an interrupted call
+            return None
+        raise ProviderError(
+            f"the provider stored {found.size:,} bytes of an uploaded file of {len(content):,}",
+            kind=ErrorKind.SERVER_ERROR,
+            code="upload_size",
+        )
     if found.ready:
         uploads.complete(sending, found, len(content))
     else:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from attrs import evolve
 
+from smartbatch import Document, ProviderError
 from smartbatch.jobs.store.uploads import SENDING_SECONDS, FileRef, Sending
+from smartbatch.jobs.uploading import send
 from smartbatch.providers.file_api import RemoteUpload
 from tests.jobs.stores import bench, new_items
 
@@ -43,6 +46,27 @@ def test_one_owner_at_a_time_sends_a_file(bench):
     assert later == Sending(sending.no, sending.name, is_new=False)
     other.uploads.complete(later, RemoteUpload("id"), 7)
     assert one.uploads.obtain(FILE, at=SENDING_SECONDS + 1) == "id"
+
+
+def test_an_upload_of_another_size_is_an_error_and_one_found_later_is_replaced(bench):
+    store = bench.open()
+
+    class CutFiles:
+        def upload(self, *_):
+            return RemoteUpload("cut", size=3)
+
+        def find(self, *_):
+            return RemoteUpload("cut", size=3)
+
+    media = Document(b"%PDF-1.7").accepted("prompt")
+    new = store.uploads.obtain(FILE, at=0.0)
+    with pytest.raises(ProviderError, match="3 bytes of an uploaded file of 8"):
+        send(store.uploads, CutFiles(), media, new, find=1.0, upload=1.0)
+    uncertain = store.uploads.obtain(FILE, at=0.0)
+    assert uncertain.no != new.no
+    later = evolve(uncertain, is_new=False)
+    assert send(store.uploads, CutFiles(), media, later, find=1.0, upload=1.0) is None
+    assert store.uploads.obtain(FILE, at=0.0).no != uncertain.no
 
 
 def test_the_next_owner_searches_for_the_upload_of_a_dead_one(bench):
