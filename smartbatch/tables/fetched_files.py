@@ -13,6 +13,7 @@ import ipaddress
 import os
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -81,9 +82,12 @@ class FetchedFiles:
         try:
             content = self._content(url)
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(content)
-            partial.replace(path)
+            partial = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+            try:
+                partial.write_bytes(content)
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
         except (OSError, ValueError, http.client.HTTPException) as error:  # including TLS errors
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
             raise NotFetched(str(reason or error or type(error).__name__)) from None
