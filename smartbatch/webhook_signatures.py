@@ -202,6 +202,10 @@ class PublishedKeys:
             raise InvalidSignature("the signature has expired")
 
     def _key(self, name: str) -> RSAPublicKey:
+        now = self._clock.now()
+        # events with a known key do not wait for a download. The time is set after the keys, so read it first
+        if now - self._read_at <= KEYS_SECONDS and (known := self._keys.get(name)) is not None:
+            return known
         with self._lock:
             now = self._clock.now()
             if now - self._read_at > KEYS_SECONDS:

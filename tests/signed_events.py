@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -78,15 +78,18 @@ class KeyServer:
     Attributes:
         page: the bytes of the answer; ``None`` for an error.
         downloads: number of downloads so far.
+        during: called in each download.
     """
 
     def __init__(self, *names: str) -> None:
         self.page: bytes | None = json.dumps(published(*names)).encode()
         self.downloads = 0
+        self.during: Callable[[], object] = lambda: None
 
     def __call__(self, environ: Any, start_response: Any) -> list[bytes]:
         assert environ["PATH_INFO"] == "/.well-known/jwks.json"
         self.downloads += 1
+        self.during()
         start_response("503 Unavailable" if self.page is None else "200 OK", [])
         return [self.page or b""]
 

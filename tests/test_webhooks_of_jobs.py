@@ -125,6 +125,15 @@ def test_an_unknown_key_is_looked_up_at_most_once_a_minute(sender, keys, clock):
     assert keys.downloads == 2
 
 
+def test_events_with_a_known_key_do_not_wait_for_a_download(sender, keys, clock):
+    sender.signed()
+    clock.sleep(60.0)
+    others = []
+    keys.during = lambda: others.append(sender.signed(event_id="evt_2"))
+    assert sender.signed("new") == 401
+    assert others == [200]
+
+
 @pytest.mark.parametrize(
     "page", [None, b"", b"{}", b"[1]", json.dumps(published("short")).encode(), b"x" * 100_000]
 )
