@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -139,7 +138,3 @@ FindUpload: TypeAlias = "Callable[[str], UploadedFile]"
 def no_uploads(file_id: str) -> UploadedFile:
     """For hosts without uploaded files in requests."""
     raise UploadGone(file_id)
-
-
-def hash_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

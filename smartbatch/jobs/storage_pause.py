@@ -12,11 +12,12 @@ from typing import Any
 from attrs import asdict, evolve, frozen
 
 from smartbatch.core.limits.cooldown import RandomSource, backoff
+from smartbatch.jobs.records import HOUR, MINUTE
 from smartbatch.jobs.store import SqlStore
 
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 600.0, 3600.0
-FREED_PAUSE_SECONDS = 60.0  # minimum pause after a refusal, even if files were deleted
-TRIAL_SECONDS = 60.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 10 * MINUTE, HOUR
+FREED_PAUSE_SECONDS = MINUTE  # minimum pause after a refusal, even if files were deleted
+TRIAL_SECONDS = MINUTE
 
 
 @frozen(kw_only=True)

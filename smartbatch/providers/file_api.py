@@ -16,6 +16,9 @@ from attrs import frozen
 from smartbatch.errors import ProviderError
 from smartbatch.media import Media
 
+LIFETIME_SECONDS = 30 * 86_400
+"""Uploads expire after 30 days if the provider supports it, which removes files that no process deletes."""
+
 
 @frozen
 class FileAbilities:

@@ -11,7 +11,6 @@ from typing import Any, Literal, NoReturn, TypeAlias
 from attrs import field, frozen
 
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall, ModelOutput
-from smartbatch.emulator.prompt_files import hash_of
 from smartbatch.emulator.settings import EmulatorSettings
 
 State: TypeAlias = Literal[
@@ -149,7 +148,7 @@ def upload_event(api: str, file: StoredFile) -> dict[str, Any]:
         "name": file.name,
         "purpose": file.purpose,
         "bytes": len(file.data),
-        "sha256": hash_of(file.data),
+        "sha256": hashlib.sha256(file.data).hexdigest(),
         "at": file.created_at,
         "expires_at": file.expires_at if math.isfinite(file.expires_at) else None,
     }

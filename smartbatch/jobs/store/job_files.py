@@ -17,10 +17,11 @@ from attrs import frozen
 
 from smartbatch._files import own_folder, write_whole
 from smartbatch.errors import StoreError
+from smartbatch.jobs.records import DAY
 from smartbatch.jobs.store.database import Database
 from smartbatch.media import Media
 
-STALE_SECONDS = 86_400.0
+STALE_SECONDS = DAY
 """The folder of an unknown job is deleted at this age. A newer one may belong to a job being stored."""
 _PAGE = 500
 

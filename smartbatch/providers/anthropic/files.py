@@ -19,7 +19,7 @@ from smartbatch.media_content import PDF, PLAIN_TEXT
 from smartbatch.providers.anthropic.batches import is_own_error
 from smartbatch.providers.anthropic.parts import IMAGE_TYPES
 from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.file_api import FileAbilities, FileApi, RemoteUpload
+from smartbatch.providers.file_api import LIFETIME_SECONDS, FileAbilities, FileApi, RemoteUpload
 from smartbatch.providers.foreign_text import fields, unix_seconds, unusable, whole
 from smartbatch.providers.http.batch_calls import CheckedCalls, check_id
 
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
 _PATH = "/v1/files"
 _FILES_PER_PAGE = 1000
 _MAX_PAGES = 1000
-_LIFETIME_SECONDS = 30 * 86_400  # removes files that no process deletes
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 
 
 class AnthropicFiles(FileApi):
-    abilities = FileAbilities(max_bytes=500_000_000, lifetime=_LIFETIME_SECONDS)
+    abilities = FileAbilities(max_bytes=500_000_000, lifetime=LIFETIME_SECONDS)
 
     def __init__(self, scope: str, errors: ErrorReader, *, sdk: Callable[[], MessagesSdk]) -> None:
         self.scope = scope
@@ -52,7 +51,7 @@ class AnthropicFiles(FileApi):
             _PATH,
             timeout,
             headers={"Content-Type": "multipart/form-data"},
-            data={"expires_in_seconds": _LIFETIME_SECONDS},
+            data={"expires_in_seconds": LIFETIME_SECONDS},
             files=[("file", (name, content, media_type))],
         )
         return _read(self._calls.decoded(reply))

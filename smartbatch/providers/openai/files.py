@@ -16,7 +16,7 @@ from smartbatch.media import Document, Image, Media
 from smartbatch.media_content import PDF, PLAIN_TEXT
 from smartbatch.providers.batch_api import RemoteFile
 from smartbatch.providers.error_reader import ErrorReader, error_in
-from smartbatch.providers.file_api import FileAbilities, FileApi, RemoteUpload
+from smartbatch.providers.file_api import LIFETIME_SECONDS, FileAbilities, FileApi, RemoteUpload
 from smartbatch.providers.http.batch_calls import CheckedCalls
 from smartbatch.providers.http.content import file_form
 from smartbatch.providers.http.replies import Reply
@@ -27,11 +27,9 @@ from smartbatch.providers.openai.parts import IMAGE_TYPES
 if TYPE_CHECKING:
     from smartbatch.providers.http.requests_bridge import RequestsSession
 
-_LIFETIME_SECONDS = 30 * 86_400  # removes files that no process deletes
-
 
 class OpenAIFiles(FileApi):
-    abilities = FileAbilities(max_bytes=512_000_000, lifetime=_LIFETIME_SECONDS)
+    abilities = FileAbilities(max_bytes=512_000_000, lifetime=LIFETIME_SECONDS)
 
     def __init__(
         self,
@@ -59,7 +57,7 @@ class OpenAIFiles(FileApi):
         fields = {
             "purpose": "user_data",
             "expires_after[anchor]": "created_at",
-            "expires_after[seconds]": str(_LIFETIME_SECONDS),
+            "expires_after[seconds]": str(LIFETIME_SECONDS),
         }
         form, content_type = file_form(fields, name, media_type, content)
         headers = {"Content-Type": content_type}
