@@ -7,7 +7,6 @@ import math
 from attrs import evolve
 
 from smartbatch._words import duration
-from smartbatch.core.batching.polling import before_poll
 from smartbatch.core.routing.rescue import margin_of
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import BatchEnded
@@ -34,6 +33,11 @@ MAX_REFUSED_BATCHES = 2
 """Number of batches that may be refused at validation, which costs nothing, before their items fail. It does
 not apply to errors of the provider itself.
 """
+EVENT_POLL_FACTOR = 4
+"""While a webhook event is expected, pauses are this many times as long as the batch has run, but at most
+:data:`MAX_EVENT_POLL_SECONDS`: a lost event costs no more.
+"""
+MAX_EVENT_POLL_SECONDS = 15 * MINUTE
 _UNREACHED = frozenset({ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT})
 _VISIBILITY_POLLS = 4  # minimum number of polls before a missing batch is reported
 
@@ -90,7 +94,18 @@ def seconds_to_poll(step: Step, shard: ShardRow, batch_id: str, usual: float) ->
     age = 0.0 if shard.submitted_at is None else max(0.0, step.wall - shard.submitted_at)
     # the batch must be cancelled when it has taken too long
     timed = step.falls_back and step.policy.deadline is None
-    return before_poll(usual, age, step.timeout - age if timed else math.inf)
+    return seconds_to_event_poll(usual, age, step.timeout - age if timed else math.inf)
+
+
+def seconds_to_event_poll(usual: float, age: float, left: float) -> float:
+    """Return the seconds until the next poll of a running batch while an event is expected at its end.
+
+    Args:
+        usual: seconds without webhooks, which is the minimum.
+        age: seconds since the create call.
+        left: seconds until the batch must be polled, because it takes too long; infinity for never.
+    """
+    return max(usual, min(EVENT_POLL_FACTOR * max(usual, age), MAX_EVENT_POLL_SECONDS, left))
 
 
 def _progress(known: RemoteProgress, batch: RemoteBatch) -> RemoteProgress:

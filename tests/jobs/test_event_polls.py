@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from smartbatch.core.batching.polling import before_poll
+from smartbatch.jobs.steps.poll import seconds_to_event_poll
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ from smartbatch.core.batching.polling import before_poll
     ],
 )
 def test_pauses_grow_with_the_age_of_the_batch(usual, age, left, pause):
-    assert before_poll(usual, age, left) == pause
+    assert seconds_to_event_poll(usual, age, left) == pause
