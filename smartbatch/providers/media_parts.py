@@ -105,6 +105,7 @@ class PartForm:
         write: writes any other part, or raises :class:`Untranslatable`.
         limits: limits for files given as ``Image``, ``Document`` or ``Audio``, and for converted parts.
         files_in_results: whether tool results may contain converted files.
+        text_only: roles whose messages may not contain converted files.
     """
 
     api: str
@@ -112,6 +113,7 @@ class PartForm:
     write: Callable[[MediaPart], dict[str, Any]]
     limits: FileLimits = FileLimits()
     files_in_results: bool = False
+    text_only: frozenset[str] = frozenset()
 
 
 def translated(prompt: str | Sequence[Message], form: PartForm) -> str | Sequence[Message]:
@@ -143,7 +145,8 @@ def _translated(prompt: str | Sequence[Message], form: PartForm, read: _ReadMedi
     for place, message in enumerate(prompt):
         if not isinstance(message.content, str):
             field = f"prompt[{place}].content"
-            parts = _parts(message.content, field, form, noted, is_result=message.role == "tool")
+            where = _text_only(message.role, form)
+            parts = _parts(message.content, field, form, noted, where)
             message = evolve(message, content=parts)
         found.append(message)
     if files:
@@ -189,29 +192,35 @@ def _measured(read: MediaPart, part: Mapping[str, Any]) -> MediaPart:
     return evolve(read, size=len(read.data), sides=sides)
 
 
+def _text_only(role: str, form: PartForm) -> str | None:
+    """Describe a message of this role if the API takes only text there."""
+    if role == "tool":
+        return None if form.files_in_results else "a tool result"
+    return f"a message of the role {role}" if role in form.text_only else None
+
+
 def _parts(
-    parts: Sequence[Any], field: str, form: PartForm, read: _ReadPart, *, is_result: bool
+    parts: Sequence[Any], field: str, form: PartForm, read: _ReadPart, text_only: str | None
 ) -> tuple[Mapping[str, Any], ...]:
-    return tuple(
-        _part(part, f"{field}[{at}]", form, read, is_result=is_result) for at, part in enumerate(parts)
-    )
+    return tuple(_part(part, f"{field}[{at}]", form, read, text_only) for at, part in enumerate(parts))
 
 
 # types of parts that ``conversation.own_turns`` converts, or leaves out, for each API
 _TURNS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 
 
-def _part(part: Any, field: str, form: PartForm, read: _ReadPart, *, is_result: bool) -> Mapping[str, Any]:
+def _part(part: Any, field: str, form: PartForm, read: _ReadPart, text_only: str | None) -> Mapping[str, Any]:
     if isinstance(part, Mapping):
         kind, content = part.get("type"), part.get("content")
         if kind == "tool_result" and isinstance(content, (list, tuple)):
-            return {**part, "content": list(_parts(content, f"{field}.content", form, read, is_result=True))}
+            where = _text_only("tool", form)
+            return {**part, "content": list(_parts(content, f"{field}.content", form, read, where))}
         if form.owns(part) or kind in _TURNS:
             return part
     try:
         media = read(part, field)
-        if is_result and media.kind != "text" and not form.files_in_results:
-            raise Untranslatable(f"is {media.described()} in a tool result, where {form.api} takes only text")
+        if text_only and media.kind != "text":
+            raise Untranslatable(f"is {media.described()} in {text_only}, where {form.api} takes only text")
         return form.write(media)
     except Untranslatable as problem:
         which = f", {part.described()}," if isinstance(part, Media) else ""

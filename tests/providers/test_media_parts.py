@@ -8,7 +8,7 @@ import json
 import pytest
 from asking import MODELS
 
-from smartbatch import BatchingClient, ErrorKind, InvalidRequest, Message
+from smartbatch import BatchingClient, ErrorKind, Image, InvalidRequest, Message
 from smartbatch.providers.anthropic.parts import BLOCKS
 from smartbatch.providers.gemini.parts import PARTS
 from smartbatch.providers.media_parts import translated
@@ -119,6 +119,17 @@ def test_files_in_tool_results_are_converted_where_results_may_have_them():
         written({**result, "content": [IMAGE["anthropic"]]}, "chat")
     with pytest.raises(InvalidRequest, match=r"in a tool result, where Gemini takes only text"):
         translated((Message("tool", (IMAGE["chat"],), tool_call_id="c"),), PARTS)
+
+
+@pytest.mark.parametrize(
+    ("role", "form"),
+    [("system", CHAT), ("assistant", CHAT), ("system", BLOCKS), ("developer", BLOCKS), ("system", PARTS)],
+)
+def test_a_file_is_refused_in_messages_where_an_api_takes_only_text(role, form):
+    for part in (Image(b"\x89PNG\r\n\x1a\n"), IMAGE["responses"]):
+        problem = rf"prompt\[0\]\.content\[1\].* in a message of the role {role}, where .* takes only text"
+        with pytest.raises(InvalidRequest, match=problem):
+            translated((Message(role, ({"type": "text", "text": "x"}, part)), Message("user", "hi")), form)
 
 
 SOUND = {"type": "input_audio", "input_audio": {"data": "YQ==", "format": "wav"}}

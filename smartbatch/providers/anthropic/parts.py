@@ -71,6 +71,7 @@ BLOCKS: Final = PartForm(
     _write,
     FileLimits(image_bytes=10 * 2**20, request_bytes=32 * 2**20, images=600, side=8000, many=(20, 2000)),
     files_in_results=True,
+    text_only=frozenset({"system", "developer"}),
 )
 CLOUD_BLOCKS: Final = evolve(
     BLOCKS, api=_CLOUD_API, write=_write_for_cloud, limits=evolve(BLOCKS.limits, image_bytes=5 * 2**20)

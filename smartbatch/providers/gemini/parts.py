@@ -70,4 +70,10 @@ def _name_of(media_type: str) -> str:
 
 
 # the guide to file input methods: 100 MB in a request, 50 MB for a PDF
-PARTS: Final = PartForm(_API, _owns, _write, FileLimits(document_bytes=50_000_000, request_bytes=100_000_000))
+PARTS: Final = PartForm(
+    _API,
+    _owns,
+    _write,
+    FileLimits(document_bytes=50_000_000, request_bytes=100_000_000),
+    text_only=frozenset({"system", "developer"}),
+)

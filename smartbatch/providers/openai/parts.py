@@ -114,7 +114,13 @@ def _refused(part: MediaPart, api: str) -> Untranslatable:
 # the same guides: 50 MB for each file; 1,500 images and 512 MB in a request
 _LIMITS = FileLimits(document_bytes=50_000_000, request_bytes=512_000_000, images=1500)
 
-CHAT: Final = PartForm(_CHAT_API, lambda part: part.get("type") in _CHAT_TYPES, _write_chat, _LIMITS)
+CHAT: Final = PartForm(
+    _CHAT_API,
+    lambda part: part.get("type") in _CHAT_TYPES,
+    _write_chat,
+    _LIMITS,
+    text_only=frozenset({"system", "developer", "assistant"}),
+)
 RESPONSES: Final = PartForm(
     _RESPONSES_API,
     lambda part: part.get("type") in _RESPONSES_TYPES,
