@@ -34,8 +34,8 @@ MAX_REFUSED_BATCHES = 2
 not apply to errors of the provider itself.
 """
 EVENT_POLL_FACTOR = 4
-"""While a webhook event is expected, pauses are this many times as long as the batch has run, but at most
-:data:`MAX_EVENT_POLL_SECONDS`: a lost event costs no more.
+"""While a webhook event is expected, a pause is this many times as long as the batch has been running, and at
+most :data:`MAX_EVENT_POLL_SECONDS`, which is also the maximum delay by a lost event.
 """
 MAX_EVENT_POLL_SECONDS = 15 * MINUTE
 _UNREACHED = frozenset({ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT})
@@ -101,7 +101,7 @@ def seconds_to_event_poll(usual: float, age: float, left: float) -> float:
     """Return the seconds until the next poll of a running batch while an event is expected at its end.
 
     Args:
-        usual: seconds without webhooks, which is the minimum.
+        usual: pause without webhooks in seconds, which is the minimum.
         age: seconds since the create call.
         left: seconds until the batch must be polled, because it takes too long; infinity for never.
     """
