@@ -134,8 +134,12 @@ class RealtimeUploads:
         ids = {file.file_id for file in files if file.file_id is not None}
         with self._monitor:
             self._known = {at: known for at, known in self._known.items() if known.file_id not in ids}
-        for file_id in ids:
-            self._store().uploads.lost(provider.scope, file_id)
+        try:
+            for file_id in ids:
+                self._store().uploads.lost(provider.scope, file_id)
+        except StoreError as failed:  # the request fails with the provider's error, which says more
+            logs.warn("upload_not_forgotten", error=type(failed).__name__)
+            return False
         return True
 
     def _id_of(self, files: FileApi, model: str, media: Media, deadline: float) -> str | None:

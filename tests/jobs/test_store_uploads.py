@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from attrs import evolve
 
-from smartbatch import Document, ProviderError
+from smartbatch import Document, Message, ProviderError, Request, StoreError
 from smartbatch.jobs.store.uploads import SENDING_SECONDS, FileRef, Sending
-from smartbatch.jobs.uploading import send
+from smartbatch.jobs.uploading import RealtimeUploads, send
 from smartbatch.providers.file_api import RemoteUpload
 from tests.jobs.stores import bench, new_items
 
@@ -129,3 +130,13 @@ def test_a_file_that_could_not_be_uploaded_is_sent_in_the_requests_of_its_job(be
     store.uploads.send_inline(store.leases.claim(row.id, 60), "key")
     assert (store.uploads.keys_of(row.id), store.uploads.missing(row.id, SCOPE, 0.0)) == (set(), set())
     assert not store.uploads.is_chosen(SCOPE, "key")
+
+
+def test_a_store_that_fails_does_not_hide_the_error_of_a_lost_file(clock):
+    def store():
+        raise StoreError("the disk is full")
+
+    lost = ProviderError("no such file: file-1", status=404)
+    provider = SimpleNamespace(scope=SCOPE, classify=lambda error: error)
+    request = Request((Message("user", (Document(file_id="file-1"),)),))
+    assert RealtimeUploads(clock, store, None).forget_lost(provider, [request], lost) is False
