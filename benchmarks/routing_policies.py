@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from benchmarks.routing_world import HALF, INPUT, LARGEST, OUTPUT, Fate, Job, Workers
 from smartbatch.core.forecast import Forecaster, Observation
-from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
+from smartbatch.core.preparation.calibration import OUTPUT_TOKENS, Calibration
 from smartbatch.core.routing.choice import Infeasible, choose
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
 from smartbatch.core.routing.options import Constraints, Option

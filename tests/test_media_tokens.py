@@ -7,12 +7,8 @@ import base64
 import pytest
 
 from smartbatch import Audio, Document, Generation, Image, Message, Request, Usage
-from smartbatch.core.preparation.tokens import (
-    Calibration,
-    estimate_request,
-    estimated_usage,
-    most_of_request,
-)
+from smartbatch.core.preparation.calibration import Calibration
+from smartbatch.core.preparation.tokens import estimate_request, estimated_usage, most_of_request
 from smartbatch.media_content import pages_of, seconds_of_audio
 from smartbatch.media_tokens import UNKNOWN_MOST_TOKENS, UNKNOWN_TOKENS, media_rule
 

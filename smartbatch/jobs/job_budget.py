@@ -18,7 +18,7 @@ from smartbatch._words import money
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.prefixes.savings import with_writes
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.calibration import Calibration
 from smartbatch.errors import BudgetExceeded, ClientClosed, SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress, JobResultsStored, ShardChanged
 from smartbatch.jobs.payload import decode_params, decode_request

@@ -15,7 +15,7 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls, Pause
 from smartbatch.core.limits.shared_limit import LeaseAsk, LeaseGrant
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.calibration import Calibration
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress

@@ -23,7 +23,8 @@ from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.limits.throttle import AdaptiveThrottle
 from smartbatch.core.prefixes.entries import CacheEntries
 from smartbatch.core.prefixes.savings import with_writes
-from smartbatch.core.preparation.tokens import Calibration, longest_output
+from smartbatch.core.preparation.calibration import Calibration
+from smartbatch.core.preparation.tokens import longest_output
 from smartbatch.prices import Processing, RateCard
 from smartbatch.providers.base import FlexTier, Provider, processing_of
 from smartbatch.providers.price_book import PriceBook

@@ -12,8 +12,8 @@ from attrs import Factory, define, field, frozen
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.failures import Classifier, Classifiers
+from smartbatch.core.preparation.calibration import Calibration
 from smartbatch.core.preparation.preparer import Preprocess
-from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind, SmartbatchError
 from smartbatch.events import Event, Observer
 from smartbatch.observe import logs

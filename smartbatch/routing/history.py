@@ -25,7 +25,7 @@ from smartbatch.core.forecast import (
     Observation,
     Prior,
 )
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.calibration import Calibration
 from smartbatch.errors import ErrorKind
 from smartbatch.events import BatchEnded, CallFinished, ForecastMoved
 from smartbatch.jobs import summary_records

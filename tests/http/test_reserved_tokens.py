@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smartbatch.chats import Tool
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.calibration import Calibration
 from smartbatch.errors import BudgetExceeded
 from smartbatch.testing import emulator
 from smartbatch.types import Generation, Request

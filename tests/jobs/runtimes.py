@@ -10,7 +10,7 @@ from attrs import fields_dict
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch.config import BatchingConfig
 from smartbatch.core.forecast import DOCUMENTED_TIMES, Forecaster, Prior
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.calibration import Calibration
 from smartbatch.core.routing.offers import Throughput
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.jobs.client_store import SummaryLog

@@ -9,7 +9,7 @@ import pytest
 from inside import inside
 
 from smartbatch import Price
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.calibration import Calibration
 from smartbatch.errors import BudgetExceeded, ConfigError
 from smartbatch.events import JobFinished, ShardChanged
 from smartbatch.jobs.store import open_store

@@ -9,7 +9,7 @@ from inside import engine_of, has_looked
 from scenes import PATIENCE, Aside, Embedder, InTime, Scripted, eventually, submit_all, unavailable
 
 from smartbatch.config import BatchingConfig
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.calibration import Calibration
 from smartbatch.realtime.lane import LaneFactory
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.types import Embedding

@@ -14,7 +14,7 @@ from realtime.scenes import Scripted
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.core.forecast import Forecaster
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.calibration import Calibration
 from smartbatch.errors import StoreError
 from smartbatch.events import CallFinished, Event, ForecastMoved
 from smartbatch.jobs import summary_records

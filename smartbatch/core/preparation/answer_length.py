@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch.core.preparation.tokens import OUTPUT_TOKENS
+from smartbatch.core.preparation.calibration import OUTPUT_TOKENS
 from smartbatch.types import Generation
 
 CHARS_PER_TOKEN = 3.5  # for JSON, whose punctuation takes more tokens than prose

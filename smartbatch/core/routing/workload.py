@@ -21,7 +21,8 @@ from smartbatch.core.preparation.answer_length import (
     AnswerShape,
     Length,
 )
-from smartbatch.core.preparation.tokens import Calibration, RequestTokens
+from smartbatch.core.preparation.calibration import Calibration
+from smartbatch.core.preparation.tokens import RequestTokens
 from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Kind, Request, Usage
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.preparation.answer_length import FREE_TEXT, SHAPES, Length, length_of
-from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
+from smartbatch.core.preparation.calibration import OUTPUT_TOKENS, Calibration
 from smartbatch.core.routing.workload import Workload
 from smartbatch.types import Generation, Request, Usage
 

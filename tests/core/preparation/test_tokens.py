@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smartbatch.core.preparation.calibration import OUTPUT_TOKENS, Calibration
 from smartbatch.core.preparation.tokens import (
-    OUTPUT_TOKENS,
     UNKNOWN_TOKENS,
-    Calibration,
     estimate,
     estimate_request,
     most_of_request,

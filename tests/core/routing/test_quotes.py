@@ -12,7 +12,8 @@ from attrs import frozen
 from levels import sampled
 
 from smartbatch.core.preparation.answer_length import SHAPES
-from smartbatch.core.preparation.tokens import Calibration, estimate_request
+from smartbatch.core.preparation.calibration import Calibration
+from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.routing.workload import Cost, Workload
 from smartbatch.types import Generation, Request, Usage
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.preparation.tokens import Calibration, estimate_request
+from smartbatch.core.preparation.calibration import Calibration
+from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.routing import workload
 from smartbatch.core.routing.workload import NEAR_KEYS, DistinctKeys, OtherModel, Workload
 from smartbatch.types import Embedding, Generation, Kind, Request, Usage

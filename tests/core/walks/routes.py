@@ -9,7 +9,7 @@ from functools import cache
 from attrs import evolve
 
 from smartbatch.core.forecast import ForecastAt, Forecaster, Observation, Prior, RunningBatch, remaining
-from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
+from smartbatch.core.preparation.calibration import OUTPUT_TOKENS, Calibration
 from smartbatch.core.routing.choice import break_even, choose
 from smartbatch.core.routing.offers import BatchOffer, Offer, Throughput
 from smartbatch.core.routing.options import Constraints
