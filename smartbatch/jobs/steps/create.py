@@ -45,7 +45,6 @@ from smartbatch.providers.batch_api import Creation, RemoteBatch
 from smartbatch.types import Kind
 
 MAX_PLANNED_ITEMS = 100_000  # items cut into shards at a time (about 10 MB of numbers)
-_PAGE_ITEMS = 1000  # items whose bodies are read at a time
 
 _TRANSIENT_KINDS = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
@@ -145,7 +144,7 @@ def _by_model(step: Step, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenI
         return {step.job.model: items}
     provider = step.job.model.partition(":")[0]
     groups: dict[str, list[OpenItem]] = {}
-    for page, bodies in _with_bodies(step, items):
+    for page, bodies in step.with_bodies(items):
         for item in page:
             name = model_of(bodies[item.ix])
             groups.setdefault(step.job.model if name is None else f"{provider}:{name}", []).append(item)
@@ -157,18 +156,10 @@ def _neighbors(step: Step, items: Sequence[OpenItem]) -> Sequence[OpenItem]:
     if not step.policy.groups:
         return items
     groups: dict[str | None, list[OpenItem]] = {}
-    for page, bodies in _with_bodies(step, items):
+    for page, bodies in step.with_bodies(items):
         for item in page:
             groups.setdefault(prefix_of(bodies[item.ix]), []).append(item)
     return [item for group in groups.values() for item in group]
-
-
-def _with_bodies(
-    step: Step, items: Sequence[OpenItem]
-) -> Iterator[tuple[Sequence[OpenItem], Mapping[int, bytes]]]:
-    for start in range(0, len(items), _PAGE_ITEMS):
-        page = items[start : start + _PAGE_ITEMS]
-        yield page, step.store.items.bodies(step.job.id, [item.ix for item in page])
 
 
 def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:

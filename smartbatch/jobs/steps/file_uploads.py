@@ -32,7 +32,6 @@ expired fails and is sent again with another upload."""
 MAX_UPLOAD_TRIES = 4  # consecutive failures before a file is sent in the requests instead
 _ID_BYTES = 128
 _PLACEHOLDER = "f" * _ID_BYTES  # at least as long as the ids and addresses of all providers
-_PAGE_ITEMS = 1000
 _TRANSIENT_KINDS = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
 )
@@ -109,9 +108,7 @@ def with_sent_sizes(step: Step, items: Sequence[OpenItem]) -> Sequence[OpenItem]
         return items
     shared, sized = step.shared(), []
     rules = step.api.caching(model=step.model) if step.policy.caching else None
-    for start in range(0, len(items), _PAGE_ITEMS):
-        page = items[start : start + _PAGE_ITEMS]
-        bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
+    for page, bodies in step.with_bodies(items):
         for item in page:
             request = with_batch_mark(decode_request(bodies[item.ix], shared, id=None), rules, item.ix)
             referring = sendable(step, request, ids)

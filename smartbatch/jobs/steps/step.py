@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from smartbatch.jobs.records import (
     JobState,
     LeaseLost,
     NewResult,
+    OpenItem,
     held_note,
 )
 from smartbatch.jobs.shard_records import ShardRow, ShardState
@@ -32,7 +33,7 @@ from smartbatch.observe import logs
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Request
 
-PAGE_REQUESTS = 1000  # requests of a shard read at a time
+PAGE_REQUESTS = 1000  # requests of a job read at a time
 REREAD_GROWTH = 4  # factor by which pauses between rereads of results grow
 
 
@@ -257,6 +258,14 @@ class Step:
     def shared(self) -> Shared:
         """Return the common parameters of the job's requests, and the folder of their files."""
         return decode_params(self.job.params, self.store.files.folder(self.job.id))
+
+    def with_bodies(
+        self, items: Sequence[OpenItem]
+    ) -> Iterator[tuple[Sequence[OpenItem], Mapping[int, bytes]]]:
+        """Yield pages of items, with their encoded requests by index."""
+        for start in range(0, len(items), PAGE_REQUESTS):
+            page = items[start : start + PAGE_REQUESTS]
+            yield page, self.store.items.bodies(self.job.id, [item.ix for item in page])
 
     def requests_of(self, shard: ShardRow) -> Iterator[tuple[int, Request]]:
         shared = self.shared()
