@@ -120,3 +120,17 @@ def test_a_file_that_cannot_be_uploaded_is_sent_in_its_requests(emu, tmp_path):
         assert all(result.ok for result in client.generate([[f"Q{n}", prompts[0][1]] for n in range(9)]))
         assert emu.ledger.received == before + 9  # the upload is not tried again at once
     assert emu.ledger.files == ()
+
+
+def test_uploads_are_deleted_by_a_client_that_does_not_upload(emu, tmp_path):
+    prompts = [[f"{QUESTION}{n}", pdf(tmp_path, n % 2)] for n in range(4)]
+    with client_of("openai", tmp_path) as client:
+        client.submit_batch(prompts).wait()
+    with BatchingClient("openai:gpt-5-mini", store=str(tmp_path / "jobs.db")) as other:
+        cleaned = inside(other).jobs.engine.clean(remote=True, dry_run=False)
+        assert [one.kind.value for one in cleaned.deleted].count("upload") == 2
+        assert all(file.deleted_at is not None for file in uploads(emu))
+        assert other.generate(prompts, strategy="individual").texts == [
+            sha256_of(tmp_path, n % 2) for n in range(4)
+        ]
+    assert len(uploads(emu)) == 2

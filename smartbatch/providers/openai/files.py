@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 
 class OpenAIFiles(FileApi):
+    """OpenAI's Files API for prompts.
+
+    Args:
+        uploads: whether files are uploaded. Earlier uploads can be found and deleted in any case.
+    """
+
     abilities = FileAbilities(max_bytes=512_000_000, lifetime=LIFETIME_SECONDS)
 
     def __init__(
@@ -38,8 +44,10 @@ class OpenAIFiles(FileApi):
         *,
         scope: str,
         api: Literal["chat", "responses"],
+        uploads: bool,
     ) -> None:
         self.scope = scope
+        self._uploads = uploads
         self._api = api
         self._session = session
         self._calls = CheckedCalls(errors, _is_refusal)
@@ -47,6 +55,8 @@ class OpenAIFiles(FileApi):
 
     def takes(self, media: Media) -> bool:
         """A file with a ``name`` is sent in its requests, because its upload has another name."""
+        if not self._uploads:
+            return False
         if isinstance(media, Image):
             return self._api == "responses" and media.sent_type in IMAGE_TYPES
         if not isinstance(media, Document) or media.name is not None:

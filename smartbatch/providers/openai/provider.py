@@ -192,9 +192,13 @@ class OpenAIProvider(Provider):
         sent = _headers(host.key_header, key, organization, project, own)
         self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
         session = PerProcess(partial(_session, self.network, url.url, sent)).get
-        self._files: OpenAIFiles | None = None
-        if host.uploads if uploads is None else uploads:
-            self._files = OpenAIFiles(session, self._errors, scope=self.scope, api=api)
+        self._files = OpenAIFiles(
+            session,
+            self._errors,
+            scope=self.scope,
+            api=api,
+            uploads=host.uploads if uploads is None else uploads,
+        )
         self._batches: OpenAIBatches | None = None
         if (dialect := host.batches) is not None:
             self._batches = OpenAIBatches(
@@ -268,9 +272,8 @@ class OpenAIProvider(Provider):
             self.network.open_batches()
         return self._batches
 
-    def files(self) -> FileApi | None:
-        if self._files is not None:
-            self.network.open_batches()
+    def files(self) -> FileApi:
+        self.network.open_batches()
         return self._files
 
     def check(self, request: Request, *, model: str) -> None:
