@@ -17,7 +17,7 @@ from smartbatch.errors import InputError, InvalidRequest, did_you_mean
 from smartbatch.runs.example_turns import example_turns
 from smartbatch.runs.row_keys import KeyedRow, Keys, RowKeys, UniqueIds, digest_of_id
 from smartbatch.tables.cells import BadField, MissingFields, listed, missing_fields, text_of
-from smartbatch.tables.file_cells import FileColumns
+from smartbatch.tables.file_cells import FileColumns, MissingFile
 from smartbatch.tables.row_formats import BadRow
 from smartbatch.tables.row_prompts import RowPrompts, SkippedRow
 from smartbatch.tables.row_source import Row, RowSource
@@ -383,6 +383,7 @@ class _BadRows:
         self._source = source
         self._shown: list[str] = []
         self._missing: Counter[str] = Counter()
+        self._blank = False  # whether a field of a row is blank
         self.count = 0
         self.advice = ""
 
@@ -390,6 +391,7 @@ class _BadRows:
         self.count += 1
         if isinstance(error, MissingFields):
             self._missing[error.reason] += 1
+            self._blank = self._blank or not isinstance(error, MissingFile)
         if len(self._shown) < _MAX_BAD_ROWS:
             self._shown.append(f"{self._source.place(row)}: {_message(error)}")
 
@@ -403,10 +405,9 @@ class _BadRows:
             lines.append(self.advice)
         elif self._missing:
             fields = ", ".join(f"{count:,} with {reason}" for reason, count in self._missing.most_common(5))
-            lines.append(
-                f"{fields}: --on-missing skip leaves such rows out, --on-missing empty leaves blank fields "
-                "empty"
-            )
+            advice = "--on-missing skip leaves such rows out"
+            advice += ", --on-missing empty leaves blank fields empty" if self._blank else ""
+            lines.append(f"{fields}: {advice}")
         rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
         raise InputError(
             "\n  ".join([f"{self._source.name}: {rows} cannot be used; nothing was sent", *lines])

@@ -70,6 +70,8 @@ def test_unusable_files_are_reported_before_the_run_starts(table, folder, capfd)
     assert run(table, "-o", "out.jsonl") == 2
     said = capfd.readouterr().err
     assert f"row 1 (line 3): field 'photo': there is no file '{folder}/in/gone.png'" in said
+    assert "--on-missing skip leaves such rows out" in said
+    assert "leave blank" not in said
     assert "2 with missing file `photo`: --on-missing skip" in said
     assert run(table, "-o", "out.jsonl", "--on-missing", "skip") == 0
     assert "2 rows skipped: missing file `photo`" in capfd.readouterr().err

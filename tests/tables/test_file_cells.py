@@ -106,6 +106,8 @@ def test_all_unusable_files_are_counted_before_anything_is_sent(client, folder):
         answers(client, rows, on_missing="empty")
     first, *others = str(caught.value).split("\n  ")
     assert f"row 1 (counted from 0): field 'photo': there is no file '{folder}/gone.png'" in first
+    assert "on_missing='skip' skips such rows" in first
+    assert "leaves blank" not in first
     assert "3 of 4 rows cannot be used (rows 1, 2, 3)" in first
     assert others[0].startswith(f"row 2: field 'photo' is the file '{folder}/notes.txt', which is a document")
     assert others[1].startswith(f"row 3: field 'photo': the file '../outside.png' is not below '{folder}'")

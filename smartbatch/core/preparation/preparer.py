@@ -12,7 +12,7 @@ from smartbatch.core.preparation import validation
 from smartbatch.errors import InvalidRequest
 from smartbatch.tables.cells import BadField, MissingFields, listed
 from smartbatch.tables.columns import TableKind, is_arrow_column, is_row_stream, kind_of_table
-from smartbatch.tables.file_cells import FileColumns
+from smartbatch.tables.file_cells import FileColumns, MissingFile
 from smartbatch.tables.row_prompts import MAX_EXAMPLES, ON_MISSING, RowPrompts, SkippedRow
 from smartbatch.tables.templates import TemplateError
 from smartbatch.types import (
@@ -226,7 +226,14 @@ def row_named(row: int, act: Callable[[], _T]) -> _T:
 _TABLE_ATTRIBUTES = ("__dataframe__", "columns", "column_names")
 
 _MAX_SHOWN_ROWS = 10  # maximum row numbers listed in one error
-_MISSING_HINT = "on_missing='skip' skips such rows, on_missing='empty' leaves blank fields empty"
+
+
+def _missing_hint(errors: Iterable[BadField]) -> str:
+    """Say what ``on_missing`` can do about these errors; nothing if no row lacks a field or file."""
+    lacking = [error for error in errors if isinstance(error, MissingFields)]
+    hint = "; on_missing='skip' skips such rows" if lacking else ""
+    blank = any(not isinstance(error, MissingFile) for error in lacking)
+    return hint + (", on_missing='empty' leaves blank fields empty" if blank else "")
 
 
 def prompt_list(
@@ -324,8 +331,7 @@ class _TablePrompts:
             try:
                 yield self._prompt(number, row)
             except BadField as error:
-                hint = f"; {_MISSING_HINT}" if isinstance(error, MissingFields) else ""
-                raise self._refusal(number, error.message + hint) from error
+                raise self._refusal(number, error.message + _missing_hint([error])) from error
 
     def all_prompts(self, rows: Iterable[Any]) -> list[Any]:
         """If rows are rejected, the error lists the first of them and states how many there are."""
@@ -352,7 +358,7 @@ class _TablePrompts:
         lacking = [isinstance(each, MissingFields) for each in bad.values()]
         problem = "lack a field or file that their prompt needs" if all(lacking) else "cannot be used"
         text = f"{error.message}; {len(bad):,} of {total:,} rows {problem} (rows {rows})"
-        text += f"; {_MISSING_HINT}" if any(lacking) else ""
+        text += _missing_hint(bad.values())
         others = [f"row {row}: {bad[row].message}" for row in shown if bad[row].message != error.message]
         return self._refusal(first, "\n  ".join([text, *others]))
 
