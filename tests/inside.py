@@ -44,7 +44,7 @@ def engine_of(client: BatchingClient) -> RealtimeEngine:
 
 def tickets_in_memory() -> int:
     gc.collect()
-    return sum(isinstance(one, Ticket) for one in gc.get_objects())
+    return sum(type(one) is Ticket for one in gc.get_objects())
 
 
 def callback_threads() -> set[threading.Thread]:

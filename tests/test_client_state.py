@@ -123,7 +123,7 @@ def test_finished_jobs_leave_nothing_behind(tmp_path, monkeypatch):
         assert future.result(60).ok
         del job, future
     gc.collect()
-    kept = sum(isinstance(one, Watcher) for one in gc.get_objects())
+    kept = sum(type(one) is Watcher for one in gc.get_objects())
     assert kept <= 12
     client.stop()
 
