@@ -42,7 +42,7 @@ class InvalidSignature(Exception):
 
 
 class KeysUnavailable(Exception):
-    """The published keys could not be read, so that the signature cannot be checked now."""
+    """The published keys could not be read, so the signature cannot be checked now."""
 
 
 def key_of_secret(secret: str) -> bytes:

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from inside import inside
 
+import smartbatch
 from smartbatch import BatchingClient, Document
 from smartbatch.testing import emulator
 from tests.levels import sampled
@@ -134,3 +135,15 @@ def test_uploads_are_deleted_by_a_client_that_does_not_upload(emu, tmp_path):
             sha256_of(tmp_path, n % 2) for n in range(4)
         ]
     assert len(uploads(emu)) == 2
+
+
+def test_a_job_is_finished_by_a_client_that_does_not_upload(emu, tmp_path):
+    prompts, store = [[f"{QUESTION}{n}", pdf(tmp_path, 0)] for n in range(4)], str(tmp_path / "jobs.db")
+    smartbatch.pause("openai", store=store)
+    with client_of("openai", tmp_path) as client:
+        job = client.submit_batch(prompts)
+    with BatchingClient("openai:gpt-5-mini", store=store, batch_poll_interval=0.02) as other:
+        smartbatch.resume("openai", store=store)
+        results = list(other.job(job.id).results(timeout=60))
+    assert [result.text for result in results] == [sha256_of(tmp_path, 0)] * 4
+    assert uploads(emu) == []

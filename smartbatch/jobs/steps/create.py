@@ -308,7 +308,7 @@ def _input_file(step: Step, shard: ShardRow) -> Path:
     if path.exists():
         return path
     unsendable: dict[int, InvalidRequest] = {}
-    rules = step.api.caching(model=step.model) if step.policy.caching else None
+    rules = step.caching_rules()
     ids = step.store.uploads.ids_of(step.job.id)
 
     def lines() -> Iterator[bytes]:

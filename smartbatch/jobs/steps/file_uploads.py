@@ -40,19 +40,8 @@ _TRANSIENT_KINDS = frozenset(
 def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
     """Upload one file that the shard's requests need; ``None`` if all of them are uploaded."""
     needed_until = step.wall + BATCH_SECONDS
-    missing = step.store.uploads.missing(step.job.id, step.job.scope, needed_until)
-    if not missing or (files := _files(step)) is None:
-        return None
-    media = next(
-        (
-            media
-            for _, request in step.requests_of(shard)
-            for media in local_files(request)
-            if media.upload_key in missing and files.accepts(media)
-        ),
-        None,
-    )
-    if media is None:
+    files, media = _files(step), _missing_file(step, shard, needed_until)
+    if files is None or media is None:
         return None
     # 1. the account's file storage is full: wait
     if not storage.may_upload(step):
@@ -72,11 +61,17 @@ def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
 
 def expires_soon(step: Step, shard: ShardRow) -> bool:
     """Whether a shard has waited so long that a file it refers to has expired or soon will."""
-    missing = step.store.uploads.missing(step.job.id, step.job.scope, step.wall + BATCH_SECONDS / 2)
-    if not missing or _files(step) is None:
-        return False
+    return _missing_file(step, shard, step.wall + BATCH_SECONDS / 2) is not None
+
+
+def _missing_file(step: Step, shard: ShardRow, needed_until: float) -> Media | None:
+    """Return a file of the shard's requests that is to be uploaded, and is not or expires too early."""
+    missing = step.store.uploads.missing(step.job.id, step.job.scope, needed_until)
+    if not missing or (files := _files(step)) is None:
+        return None
     requests = (request for _, request in step.requests_of(shard))
-    return any(media.upload_key in missing for request in requests for media in local_files(request))
+    found = (media for request in requests for media in local_files(request))
+    return next((media for media in found if media.upload_key in missing and files.accepts(media)), None)
 
 
 def sendable(step: Step, request: Request, ids: dict[str, str]) -> Request:
@@ -107,7 +102,7 @@ def with_sent_sizes(step: Step, items: Sequence[OpenItem]) -> Sequence[OpenItem]
     if not ids or _files(step) is None:
         return items
     shared, sized = step.shared(), []
-    rules = step.api.caching(model=step.model) if step.policy.caching else None
+    rules = step.caching_rules()
     for page, bodies in step.with_bodies(items):
         for item in page:
             request = with_batch_mark(decode_request(bodies[item.ix], shared, id=None), rules, item.ix)

@@ -31,6 +31,7 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wiring import JobRuntime, StepLimits
 from smartbatch.observe import logs
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Request
 
 PAGE_REQUESTS = 1000  # requests of a job read at a time
@@ -254,6 +255,10 @@ class Step:
     def clear_files(self, shard: ShardRow) -> None:
         for path in Path(self.store.spool).glob(f"{shard.id}.*"):
             path.unlink(missing_ok=True)
+
+    def caching_rules(self) -> CachingRules | None:
+        """Return how the API caches shared beginnings of the job's prompts; ``None`` if it does not."""
+        return self.api.caching(model=self.model) if self.policy.caching else None
 
     def shared(self) -> Shared:
         """Return the common parameters of the job's requests, and the folder of their files."""

@@ -31,7 +31,7 @@ _UNREADY = ("pending", "queued", "running", "processing")  # Azure checks a file
 
 @frozen
 class FileCalls:
-    """Search for and deletion of files with the purpose of ``dialect``."""
+    """Finds and deletes files with the purpose of ``dialect``."""
 
     session: Callable[[], RequestsSession]
     errors: ErrorReader
