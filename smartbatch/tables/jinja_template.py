@@ -67,7 +67,10 @@ class JinjaTemplate:
         self.reads_all_fields = _ROW in names
         self.fields = sorted(names - {_ROW})
         if not names:
-            raise ValueError("without a field in the template, all prompts would be identical")
+            raise ValueError(
+                "without a field in the template, all prompts would be identical; write {{ field }} for a "
+                "field, because the name ends in .j2"
+            )
 
     def fill(self, row: Mapping[str, Any]) -> str:
         blank = set(missing_fields(row, row))

@@ -76,7 +76,12 @@ def template_of(source: TemplateSource, *, allows_blanks: bool, files: FileColum
     """
     if isinstance(source, str):
         return FieldTemplate.of(source, allows_blanks, files)
-    path = os.fspath(source)
+    if not isinstance(source, os.PathLike):
+        raise TemplateError(
+            f"must be text with {{field}} placeholders or a path, not {type(source).__name__}; for other "
+            "messages, set system= and examples=, or pass a list of chats without a template"
+        )
+    path = os.fsdecode(source)
     try:
         with open(path, encoding="utf-8-sig") as file:
             text = file.read().removesuffix("\n")
@@ -88,8 +93,8 @@ def template_of(source: TemplateSource, *, allows_blanks: bool, files: FileColum
             return FieldTemplate.of(text, allows_blanks, files)
         if files is not None:
             raise ValueError(
-                f"a Jinja template produces text only, not the files of {listed(files.kinds)}: write a "
-                "template with {field} placeholders"
+                f"a Jinja template produces text only, not the files of {listed(files.kinds)}: use a file "
+                f"whose name does not end in {_JINJA_SUFFIX}, and write {{field}} for a field"
             )
         # imported late, because few templates need it
         from smartbatch.tables.jinja_template import JinjaTemplate
@@ -115,7 +120,10 @@ class FieldTemplate:
         names = dict.fromkeys(name for _, name, _ in parts if name is not None)
         for kind in () if files is None else files.kinds:
             if kind not in names:
-                raise TemplateError(f"the files in {kind!r:.80} need a place in the prompt: write {{{kind}}}")
+                raise TemplateError(
+                    f"the files in {kind!r:.80} need a place in the prompt: write {{{kind}}}, with single "
+                    "braces"
+                )
         for _, name, spec in parts:
             if spec and name is not None and files is not None and name in files:
                 raise TemplateError(f"{{{name}:{spec}}} has a format, but {name!r} contains files")

@@ -90,7 +90,7 @@ def test_a_blank_field_may_be_tested_but_not_inserted(value, prompt):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("Rate this.", "without a field in the template"),
+        ("Rate {text}.", "all prompts would be identical; write {{ field }} for a field"),
         ("a\n{% if b %}", "line 2: Unexpected end of template"),
         ("{{ text | nosuchfilter }}", "line 1: No filter named 'nosuchfilter'"),
         ("{{ " + "(" * 5_000 + "text", "nested too deeply"),
@@ -119,6 +119,16 @@ def test_a_template_runs_no_code_and_its_errors_repeat_no_cell(text, problem, pr
         prompt(text, {"text": "a secret", "tags": ["a secret"]})
     assert problem in caught.value.message
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "template", [[{"role": "user", "content": "{text}"}], {"role": "user"}, b"{text}", 3]
+)
+def test_only_text_and_paths_are_templates(template, client):
+    with pytest.raises(InvalidRequest, match=r"template: must be text .* or pass a list of chats") as caught:
+        client.generate([{"text": "t"}], template=template)
+    assert caught.value.field == "template"
+    assert client.counts.submitted == 0
 
 
 def test_a_list_names_the_row_that_a_template_cannot_use(client, tmp_path):
