@@ -181,12 +181,18 @@ class FileColumns:
             is_below = path.is_relative_to(self.root)
             if is_below:
                 path.stat()
-        except (FileNotFoundError, NotADirectoryError):
+        except (OSError, ValueError, RuntimeError) as error:
+            if (flaw := _list_flaw(text)) is not None:
+                raise BadField(
+                    f"field {name!r} begins like a list, but is neither valid JSON ({flaw}) nor the path of "
+                    'a file; write a list as ["a.png", "b.png"]'
+                ) from None
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                # too long, a null byte, or links in a circle
+                reason = getattr(error, "strerror", None) or error
+                raise BadField(f"field {name!r}: the file {shown} cannot be read ({reason})") from None
             message = f"field {name!r}: there is no file {str(path)[:_MAX_SHOWN_CHARACTERS]!r}"
             raise MissingFile(message, names=[name]) from None
-        except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, or links in a circle
-            reason = getattr(error, "strerror", None) or error
-            raise BadField(f"field {name!r}: the file {shown} cannot be read ({reason})") from None
         if not is_below:
             raise BadField(
                 f"field {name!r}: the file {shown} is not below {str(self.root)!r}, the folder of the files"
@@ -203,6 +209,19 @@ def _values_in(cell: Any) -> Iterator[Any]:
             value = value.get("path") if value.get("bytes") is None else value["bytes"]
         if not (is_missing(value) or (isinstance(value, str) and not value.strip())):
             yield value
+
+
+def _list_flaw(text: str) -> str | None:
+    """Return why a string that begins like a list cannot be read; ``None`` for any other string."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"{error.msg}, character {error.pos + 1}"
+    except (ValueError, RecursionError):
+        return "it is nested too deeply, or has too long a number"
+    return None
 
 
 def _hashed(value: Any) -> Any:

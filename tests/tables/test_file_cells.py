@@ -121,7 +121,7 @@ def test_only_missing_files_can_be_skipped(client, folder):
     assert results.texts == [HASHES["a.png"], None, HASHES["b.png"]]
     assert (results.skipped, type(results[1].error)) == (1, RowSkipped)
     assert "missing file `photo`" in str(results[1].error)
-    for unusable in ("../outside.png", "../gone.png", "notes.txt"):
+    for unusable in ("../outside.png", "../gone.png", "notes.txt", '["a.png", "b.png"'):
         with pytest.raises(InvalidRequest, match="row 3"):
             client.generate([*rows, {"photo": unusable, "note": "n"}], **call)
 
@@ -161,8 +161,9 @@ def test_every_call_takes_files(folder):
         (
             {"files": {"photo": "image"}, "template": Path("t.j2")},
             "template",
-            "Jinja template produces text only",
+            r"text only.*: use a file whose name does not end in \.j2, and write \{field\}",
         ),
+        ({"files": {"photo": "image"}, "template": "{{ photo }} {note}"}, "template", "with single braces"),
         ({"files": {"photo": "image"}, "template": None, "column": "photo"}, "column", "is needed to place"),
         ({"files": {"photo": "image"}, "template": None}, "files", "needs a template"),
         ({"files": {"photo": "image"}, "embedding": Embedding()}, "files", "no effect on embeddings"),
@@ -217,6 +218,13 @@ def test_examples_without_files_precede_rows_with_files(client, folder):
         ("x" * 5000, "cannot be read"),
         ("~/a.png", "no file '.*/photos/~/a.png'"),
         ("a.png/b.png", "no file"),
+        (
+            '["b.png"',
+            r"neither valid JSON \(Expecting ',' .* 9\) .* write a list as \[\"a.png\", \"b.png\"\]",
+        ),
+        ("[a.png, b.png]", "'photo' begins like a list"),
+        ('["' + "x" * 5000, "'photo' begins like a list"),
+        ("[" * 5000, "nested too deeply"),
         ("http://a.example/b.png", "address of the kind http:"),
         ("FILE:///etc/hostname", "address of the kind file:"),
         ("file:a.png", "address of the kind file:"),
