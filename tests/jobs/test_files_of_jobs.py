@@ -114,6 +114,7 @@ def test_folders_without_a_job_are_removed_after_a_day(tmp_path):
         job.wait()
     store = open_store(str(tmp_path / "jobs.db"))
     store.files.write("job-lost", "00", b"content")
+    (tmp_path / "jobs.db.files/job-lost/01.9-9.part").write_bytes(b"cont")  # of a killed process
     now = time.time()
     assert store.clean(at=now, dry_run=False) == (0, 0)
     assert store.clean(at=now + 2 * DAY, dry_run=True) == (0, 1)

@@ -24,6 +24,7 @@ from smartbatch.media import Media
 STALE_SECONDS = DAY
 """The folder of an unknown job is deleted at this age. A newer one may belong to a job being stored."""
 _PAGE = 500
+_PART = ".part"  # end of the name of an incomplete file
 
 
 @frozen
@@ -72,7 +73,7 @@ class JobFiles:
         try:
             own_folder(self.root)
             own_folder(str(path.parent))
-            part = path.with_name(f"{sha256}.{os.getpid()}-{threading.get_ident()}.part")
+            part = path.with_name(f"{sha256}.{os.getpid()}-{threading.get_ident()}{_PART}")
             write_whole(path, part, (content,))
         except OSError as error:
             raise StoreError(
@@ -81,8 +82,9 @@ class JobFiles:
             ) from None
 
     def count(self, job_id: str) -> int:
+        """Return the number of a job's files, without those that a killed process left incomplete."""
         with contextlib.suppress(FileNotFoundError):
-            return len(os.listdir(self.folder(job_id)))
+            return sum(not name.endswith(_PART) for name in os.listdir(self.folder(job_id)))
         return 0
 
     def delete(self, job_id: str) -> None:
