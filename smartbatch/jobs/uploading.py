@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from attrs import define, field, frozen
 
@@ -66,6 +67,10 @@ def send(
         else:
             uploads.not_sent(sending)
         raise error from None
+    except BaseException:  # Ctrl-C: any owner may search for the file now, even while this process lives
+        with suppress(StoreError):
+            uploads.leave_uncertain(sending)
+        raise
     if found is None or found.size not in (None, len(content)):
         uploads.not_found(sending)
         if found is None or not sending.is_new:  # the result of an interrupted call

@@ -70,6 +70,23 @@ def test_an_upload_of_another_size_is_an_error_and_one_found_later_is_replaced(b
     assert store.uploads.obtain(FILE, at=0.0).no != uncertain.no
 
 
+def test_an_interrupted_upload_is_searched_for_at_once_before_it_is_sent_again(bench):
+    one, other = bench.open(), bench.open()
+
+    class InterruptedFiles:
+        def upload(self, *_):
+            raise KeyboardInterrupt
+
+        find = upload
+
+    media = Document(b"%PDF-1.7").accepted("prompt")
+    sending = one.uploads.obtain(FILE, at=0.0)
+    for owner, taken in ((one, sending), (other, evolve(sending, is_new=False))):
+        with pytest.raises(KeyboardInterrupt):
+            send(owner.uploads, InterruptedFiles(), media, taken, find=1.0, upload=1.0)
+        assert other.uploads.obtain(FILE, at=1.0) == evolve(sending, is_new=False)
+
+
 def test_the_next_owner_searches_for_the_upload_of_a_dead_one(bench):
     one, other = bench.open(), bench.open()
     sending = one.uploads.obtain(FILE, at=0.0)
