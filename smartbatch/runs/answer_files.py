@@ -6,13 +6,13 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from attrs import field, frozen
 
-from smartbatch._files import is_foreign_link
+from smartbatch._files import is_foreign_link, lock_file
 from smartbatch._words import escape
 from smartbatch.media import Media
 from smartbatch.media_content import extension_of
@@ -57,12 +57,23 @@ class AnswerFolder:
             if is_foreign_link(self.path):
                 raise OutputLost(f"{escape(self.path)}: is a symbolic link of another user; remove it")
             os.makedirs(self.path, exist_ok=True)
-            return [f"{folder}/{self._write(f'{safe}-{at}', file)}" for at, file in enumerate(files)]
+            with self._locked():
+                return [f"{folder}/{self._write(f'{safe}-{at}', file)}" for at, file in enumerate(files)]
         except OSError as error:
             raise OutputLost(
                 f"{escape(self.path)}: cannot be written: {error.strerror or error}; the store keeps the "
                 "answers: run the same command again"
             ) from error
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Wait until no other output of this name, with another ending, is writing a file."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            lock_file(fd, wait=True)
+            yield
+        finally:
+            os.close(fd)
 
     def _write(self, stem: str, file: Media) -> str:
         extension = extension_of(file.media_type)
@@ -71,8 +82,7 @@ class AnswerFolder:
             name = f"{stem}-{(file.sha256 or '')[:16]}{extension}"
         if not self._has(name, file):
             content = file.content()
-            # another output of this name, with another ending, may be written at the same time
-            with replaced(os.path.join(self.path, name), f"{os.getpid()}.writing") as target:
+            with replaced(os.path.join(self.path, name), "writing") as target:
                 target.write(content)
         return name
 
