@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from jobs.stores import bench, led, started, store
 
+from smartbatch.jobs.records import DAY
 from smartbatch.jobs.shard_records import ShardState
 from smartbatch.jobs.store.webhook_events import KEPT_SECONDS
 
@@ -34,6 +35,13 @@ def test_an_event_is_unused_until_a_later_poll_is_stored(store):
     events.mark_used("batch-1", events.last())
     assert events.unused(["batch-1"]) == events.unused([]) == {}
     assert not events.add("evt-1", "batch-1", at=NOW + KEPT_SECONDS - 1)
+
+
+def test_events_are_forgotten_after_four_days_although_each_is_delivered_twice(store, bench):
+    for day in range(60):
+        for _ in range(2):
+            store.webhook_events.add(f"evt-{day}", "batch-1", at=NOW + day * DAY)
+    assert bench.behind("SELECT count(*) FROM webhook_event") == [(KEPT_SECONDS // DAY,)]
 
 
 def test_jobs_are_named_by_events_about_their_running_batches(store, bench):

@@ -275,7 +275,6 @@ def default_place() -> str:
 # -- small tables ------------------------------------------------------------------------------------------
 
 MAX_TURNAROUNDS = 500  # stored batches per model; a forecast uses 100
-TRIM_INTERVAL = 50  # old batches are deleted once per this many new ones
 
 
 @frozen
@@ -298,14 +297,14 @@ class FactTable:
 
     def observe_turnarounds(self, model: str, seen: Sequence[tuple[int, float, float]]) -> None:
         """Store the size, duration in seconds and end time of each batch, for forecasts."""
-        new = "INSERT INTO turnaround (model, size, seconds, at) VALUES (?, ?, ?, ?) RETURNING no"
+        new = "INSERT INTO turnaround (model, size, seconds, at) VALUES (?, ?, ?, ?)"
         trim = """DELETE FROM turnaround WHERE model = ? AND no <= (
             SELECT no FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT 1 OFFSET ?)"""
 
         def work(tx: Transaction) -> None:
-            rows = [tx.rows(new, model, *each) for each in seen]
-            if any(no % TRIM_INTERVAL == 0 for [(no,)] in rows):
-                tx.change(trim, model, model, MAX_TURNAROUNDS)
+            for each in seen:
+                tx.change(new, model, *each)
+            tx.change(trim, model, model, MAX_TURNAROUNDS)
 
         self.db.write(work)
 

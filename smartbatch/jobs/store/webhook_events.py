@@ -20,10 +20,8 @@ from smartbatch.jobs.store.database import Database, Transaction, encoded
 
 KEPT_SECONDS = 4 * DAY  # longer than any sender repeats a delivery; the longest is 72 hours
 MAX_MISSED_EVENTS = 2  # consecutive batches without an event, after which none is expected
-TRIM_INTERVAL = 50  # old events are deleted once per this many new ones
 
-_ADD = """INSERT INTO webhook_event (id, batch, at) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING
-    RETURNING no"""
+_ADD = "INSERT INTO webhook_event (id, batch, at) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
 _UNUSED = "SELECT batch, max(no) FROM webhook_event WHERE used = 0 AND batch IN {texts} GROUP BY batch"
 # the batch id of a shard may have a path before the name
 _NAMED_JOBS = """SELECT DISTINCT j.id FROM webhook_event e
@@ -53,10 +51,10 @@ class WebhookEventTable:
         """
 
         def work(tx: Transaction) -> bool:
-            added = tx.rows(_ADD, encoded(event_id), batch_name(batch_id), at)
-            if added and added[0][0] % TRIM_INTERVAL == 0:
-                tx.change("DELETE FROM webhook_event WHERE at <= ?", at - KEPT_SECONDS)
-            return bool(added)
+            if not tx.change(_ADD, encoded(event_id), batch_name(batch_id), at):
+                return False
+            tx.change("DELETE FROM webhook_event WHERE at <= ?", at - KEPT_SECONDS)
+            return True
 
         return self.db.write(work)
 
