@@ -189,7 +189,10 @@ class EmulatorSettings(BatchSettings):
         if self.outage is not None and (self.outage[0] < 0 or self.outage[1] < 0):
             raise ConfigError(f"outage must be (start index, count), both 0 or more, not {self.outage!r}")
         if self.prompt_caching is not None and self.dialect is not None:
-            raise ConfigError("prompt_caching contradicts dialect: only the three APIs have prompt caches")
+            raise ConfigError(
+                f"prompt_caching contradicts dialect={self.dialect!r}: only the APIs of OpenAI, Anthropic and "
+                "Gemini have prompt caches here; leave out one of the two"
+            )
         self.check_batches()
 
     @classmethod

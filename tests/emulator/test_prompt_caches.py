@@ -403,5 +403,5 @@ def test_settings_out_of_range_are_rejected():
         PromptCaching(hit_rate=1.5)
     with pytest.raises(ConfigError, match=r"prompt_caching\.retention"):
         PromptCaching(retention=-1)
-    with pytest.raises(ConfigError, match="contradicts dialect"):
+    with pytest.raises(ConfigError, match=r"contradicts dialect='mistral': .* leave out one"):
         emulator(prompt_caching=True, dialect="mistral")
