@@ -86,6 +86,11 @@ class PromptCaches:
         self._arrivals: dict[tuple[object, ...], deque[float]] = defaultdict(deque)
         self._explicit: dict[str, ExplicitCache] = {}
 
+    def __len__(self) -> int:
+        """The number of prefixes, routes and explicit caches."""
+        with self._lock:
+            return sum(map(len, self._entries.values())) + len(self._arrivals) + len(self._explicit)
+
     def look_up(self, prompt: CacheablePrompt, access: CacheAccess, settings: PromptCaching) -> CacheLookup:
         """Return what a request reads and writes.
 
@@ -150,6 +155,20 @@ class PromptCaches:
         with self._lock:
             self._explicit[cache.id] = evolve(cache, expires_at=at)
             return self._explicit[cache.id]
+
+    def prune(self, now: float) -> None:
+        """Forget everything that no request after ``now`` can read."""
+        with self._lock:
+            for place, entries in list(self._entries.items()):
+                self._entries[place] = {
+                    digest: entry for digest, entry in entries.items() if now < entry.expires_at
+                }
+                if not self._entries[place]:
+                    del self._entries[place]
+            for route, arrivals in list(self._arrivals.items()):
+                if not arrivals or arrivals[-1] <= now - _MINUTE:
+                    del self._arrivals[route]
+            self._explicit = {name: each for name, each in self._explicit.items() if now < each.expires_at}
 
     def _entries_of(self, prompt: CacheablePrompt, access: CacheAccess) -> dict[bytes, _CachedPrefix]:
         machine = prompt.route if prompt.key_requests is not None else b""

@@ -146,6 +146,7 @@ class RequestHandler:
             self._first = now
         call = Call(self.ledger.received, now, f"{head.method} {head.path}")
         self.ledger.open(call)
+        self.backend.prune(now)
         api = policy.api(head)
         in_outage = policy.faults.in_outage(call.index, now - self._first)
         exchange = _Exchange(api, policy, self.backend, head, body, call, now, in_outage)

@@ -190,8 +190,8 @@ class EmulatorSettings(BatchSettings):
             raise ConfigError(f"outage must be (start index, count), both 0 or more, not {self.outage!r}")
         if self.prompt_caching is not None and self.dialect is not None:
             raise ConfigError(
-                f"prompt_caching contradicts dialect={self.dialect!r}: only the APIs of OpenAI, Anthropic and "
-                "Gemini have prompt caches here; leave out one of the two"
+                f"prompt_caching contradicts dialect={self.dialect!r}: only the APIs of OpenAI, Anthropic "
+                "and Gemini have prompt caches; leave out one of the two"
             )
         self.check_batches()
 

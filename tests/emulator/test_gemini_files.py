@@ -133,3 +133,13 @@ def test_results_are_a_file_available_under_both_paths():
     assert len(read(sdk, batch)) == 2
     sdk.files.delete(name=results)
     assert refusal_of(lambda: sdk.files.download(file=results)).startswith("403 ")
+
+
+def test_an_upload_that_is_not_continued_is_forgotten():
+    virtual = VirtualService()
+    start = {"x-goog-api-key": "k", "x-goog-upload-protocol": "resumable", "x-goog-upload-command": "start"}
+    with virtual.client() as http:
+        address = http.post("/upload/v1beta/files", headers=start, json={}).headers["x-goog-upload-url"]
+        for hours, status in ((23, 200), (2, 404)):
+            virtual.now += hours * 3600
+            assert http.post(address, headers={"x-goog-upload-command": "query"}).status_code == status

@@ -398,6 +398,19 @@ def test_caches_are_off_unless_requested():
         assert emu.settings.prompt_caching == PromptCaching()
 
 
+def test_expired_caches_take_no_memory(claude, gpt, gemini):
+    sizes: dict[Any, list[int]] = {claude: [], gpt: [], gemini: []}
+    for hour in range(5):
+        text = f"{hour:04}" * 4000
+        claude.usage([block(text, marked())], after=3600)
+        gpt.usage(text, after=3600)
+        gemini.create(text)
+        gemini.usage(system_instruction=text, after=3600)
+        for sdk, found in sizes.items():
+            found.append(len(sdk.virtual.service.backend.caches))
+    assert all(found[-1] == found[1] > 0 for found in sizes.values())
+
+
 def test_settings_out_of_range_are_rejected():
     with pytest.raises(ConfigError, match=r"prompt_caching\.hit_rate"):
         PromptCaching(hit_rate=1.5)

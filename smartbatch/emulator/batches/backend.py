@@ -42,6 +42,9 @@ from smartbatch.emulator.prompt_files import UploadGone
 from smartbatch.emulator.settings import EmulatorSettings
 
 _IDS = {"openai": IdFormat(), "anthropic": IdFormat(batch="msgbatch_".__add__), "gemini": IdFormat(batch=str)}
+UPLOAD_SECONDS = 86_400.0
+"""How long an upload that was begun can be continued. The services do not state it."""
+_PRUNE_SECONDS = 3600.0
 
 
 class BatchBackend:
@@ -56,7 +59,7 @@ class BatchBackend:
         epoch: Unix seconds of the monotonic time 0.
 
     Attributes:
-        open_uploads: resumable uploads that have not ended, by ID.
+        open_uploads: resumable uploads that have not ended, by ID. Each has the time ``expires_at``.
         on_callback: called when a create call names addresses for an event.
         caches: the prompt caches, which batches share with requests in real time.
     """
@@ -94,9 +97,21 @@ class BatchBackend:
         self._ends: list[BatchEnd] = []
         self._creates: dict[str, int] = defaultdict(int)
         self._new_ids = 0
-        self._now = -math.inf
+        self._now = self._pruned_at = -math.inf
         self.open_uploads = {}
         self.caches = PromptCaches()
+
+    def prune(self, now: float) -> None:
+        """Forget, once per hour, prompt caches and open uploads that have expired."""
+        with self._lock:
+            if now < self._pruned_at + _PRUNE_SECONDS:
+                return
+            self._pruned_at = now
+            self.advance(now)  # lines that were due use the caches of their time
+            self.caches.prune(now)
+            for name, upload in tuple(self.open_uploads.items()):
+                if now >= upload.expires_at:
+                    self.open_uploads.pop(name, None)
 
     def new_id(self) -> str:
         """Return 24 hexadecimal digits that no other call returns."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from attrs import define, field
 
+from smartbatch.emulator.batches.backend import UPLOAD_SECONDS
 from smartbatch.emulator.batches.batch_records import BatchBackendError, StoredFile
 from smartbatch.emulator.gemini.batches import API_NAME, line_shape, page_of
 from smartbatch.emulator.gemini.parsing import api_error, decode_body, found, no_such_file, unknown_url
@@ -43,6 +44,7 @@ class _Upload:
     display: str
     mime: str
     size: int | None
+    expires_at: float  # monotonic seconds
     data: bytearray = field(factory=bytearray, repr=False)
 
 
@@ -99,7 +101,9 @@ def _start(head: Head, body: bytes, context: BatchContext, key: str) -> ServerRe
         raise _already_exists(identity)
     size = head.headers.get("x-goog-upload-header-content-length", "")
     mime = found(file, "mimeType") or head.headers.get("x-goog-upload-header-content-type", "")
-    upload = _Upload(key, identity, display, str(mime), int(size) if size.isdigit() else None)
+    upload = _Upload(
+        key, identity, display, str(mime), int(size) if size.isdigit() else None, context.now + UPLOAD_SECONDS
+    )
     name = secrets.token_hex(16)
     context.backend.open_uploads[name] = upload
     address = f"{context.url}{head.path}?upload_id={name}&upload_protocol=resumable"

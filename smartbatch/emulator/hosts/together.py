@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from smartbatch.emulator.batches.backend import UPLOAD_SECONDS
 from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, OutputLine, StoredFile
 from smartbatch.emulator.hosts.host_batches import file_object, found_file, put_file, response_of
 from smartbatch.emulator.hosts.host_dialect import (
@@ -48,6 +49,7 @@ class _BegunFile:
     purpose: str
     checksum: str  # SHA-256 of the content (hexadecimal), as declared
     file_id: str
+    expires_at: float  # monotonic seconds
 
 
 def _error(_dialect: HostDialect, status: int, error: Mapping[str, Any], _path: str) -> tuple[int, Any]:
@@ -82,8 +84,9 @@ def _begin_upload(call: BatchCall) -> ServerReply:
             return _reply(409, {"message": "The file already exists.", "file_id": known.file_id})
     file_id = f"file-{uuid_of(backend.new_id())}"
     backend.open_uploads[file_id] = _BegunFile(
-        call.key, fields["file_name"], fields["purpose"], fields["checksum"], file_id
-    )
+        call.key, fields["file_name"], fields["purpose"], fields["checksum"], file_id,
+        call.context.now + UPLOAD_SECONDS,
+    )  # fmt: skip
     headers = [("location", f"{call.context.url}/upload/{file_id}"), ("x-together-file-id", file_id)]
     return ServerReply(302, b"", headers)
 
@@ -94,7 +97,8 @@ def _put_content(call: BatchCall, file_id: str) -> ServerReply:
     if upload is None:
         raise api_error(403, "The URL is not valid.")
     account = BatchCall(call.dialect, call.head, call.body, call.context, upload.key)
-    put_file(account, upload.name, call.body, upload.purpose, identity=file_id)
+    file = put_file(account, upload.name, call.body, upload.purpose, identity=file_id)
+    call.context.backend.open_uploads[file_id] = evolve(upload, expires_at=file.expires_at)
     return ServerReply(200, b"")
 
 
