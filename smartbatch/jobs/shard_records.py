@@ -86,6 +86,7 @@ class RemoteProgress:
     fenced_since: float | None = None  # provider's clock when the input file was deleted, if reported
     # parameters that the server rejected earlier
     omitted: tuple[str, ...] = field(default=(), converter=as_texts)
+    files_ready: int = 0  # requests, from the first, whose files were uploaded
     uploads: int = 0  # uploads repeated because an earlier one may still have been in progress
     results_fetched: bool = False  # the results are in local files
     results_refetched: int = field(default=0, converter=int)  # downloads repeated because lines were missing

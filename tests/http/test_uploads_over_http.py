@@ -10,6 +10,7 @@ from inside import inside
 
 import smartbatch
 from smartbatch import BatchingClient, Document
+from smartbatch.jobs.steps.step import Step
 from smartbatch.testing import emulator
 from tests.levels import sampled
 
@@ -108,6 +109,25 @@ def test_an_upload_that_the_provider_has_lost_is_repeated(variant, emu, tmp_path
         results = list(client.submit_batch(prompts).results(timeout=60))
         assert [result.text for result in results] == [sha256_of(tmp_path, 0)] * 4
         assert len(uploads(emu)) == 2
+
+
+def test_requests_are_not_read_again_for_each_upload(emu, tmp_path, monkeypatch):
+    read = []
+    requests_of = Step.requests_of
+
+    def counted(*given, **more):
+        for position, request in requests_of(*given, **more):
+            read.append(position)
+            yield position, request
+
+    monkeypatch.setattr(Step, "requests_of", counted)
+    documents = [Document(b"%%PDF-1.7 %d" % n + bytes(60_000)) for n in range(20)]
+    with client_of("openai", tmp_path) as client:
+        job = client.submit_batch([[f"{QUESTION}{n}", documents[n // 2]] for n in range(40)])
+        assert all(result.ok for result in job.results(timeout=60))
+    assert len([file for file in emu.ledger.files if file.purpose == "user_data"]) == 20
+    assert set(read) == set(range(40))
+    assert len(read) <= 4 * 40
 
 
 def test_a_file_that_cannot_be_uploaded_is_sent_in_its_requests(emu, tmp_path):

@@ -40,9 +40,11 @@ _TRANSIENT_KINDS = frozenset(
 def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
     """Upload one file that the shard's requests need; ``None`` if all of them are uploaded."""
     needed_until = step.wall + BATCH_SECONDS
-    files, media = _files(step), _missing_file(step, shard, needed_until)
-    if files is None or media is None:
+    files, found = _files(step), _missing_file(step, shard, needed_until, first=shard.remote.files_ready)
+    if files is None or found is None:
         return None
+    position, media = found
+    shard = evolve(shard, remote=evolve(shard.remote, files_ready=position))
     # 1. the account's file storage is full: wait
     if not storage.may_upload(step):
         return step.reschedule(shard, 0.0)
@@ -51,10 +53,12 @@ def upload_missing(step: Step, shard: ShardRow) -> ShardRow | None:
     sending = step.store.uploads.obtain(file, at=step.wall, lease=step.lease)
     # 2. another job or process has uploaded it
     if isinstance(sending, str):
-        return step.reschedule(shard, 0.0)
+        return step.reschedule(shard, 0.0, remote=shard.remote)
     # 3. it is being uploaded elsewhere: wait
     if sending is None:
-        return step.reschedule(shard, BUSY_SECONDS, note="waits for the upload of a file")
+        return step.reschedule(
+            shard, BUSY_SECONDS, note="waits for the upload of a file", remote=shard.remote
+        )
     # 4. search for it, or upload it
     return _send(step, shard, files, media, sending)
 
@@ -64,14 +68,28 @@ def expires_soon(step: Step, shard: ShardRow) -> bool:
     return _missing_file(step, shard, step.wall + BATCH_SECONDS / 2) is not None
 
 
-def _missing_file(step: Step, shard: ShardRow, needed_until: float) -> Media | None:
-    """Return a file of the shard's requests that is to be uploaded, and is not or expires too early."""
-    missing = step.store.uploads.missing(step.job.id, step.job.scope, needed_until)
-    if not missing or (files := _files(step)) is None:
+def _missing_file(
+    step: Step, shard: ShardRow, needed_until: float, *, first: int = 0
+) -> tuple[int, Media] | None:
+    """Return a file of the shard's requests that is to be uploaded, and is not or expires too early, and the
+    position of its request. The search begins at the request ``first``.
+    """
+    uploads, files = step.store.uploads, _files(step)
+    if files is None:
         return None
-    requests = (request for _, request in step.requests_of(shard))
-    found = (media for request in requests for media in local_files(request))
-    return next((media for media in found if media.upload_key in missing and files.accepts(media)), None)
+    for start in dict.fromkeys((first, 0)):  # the files before ``first`` may have expired or been lost
+        if start == 0 and not uploads.missing(step.job.id, step.job.scope, needed_until):
+            return None
+        uploaded: set[str] = set()
+        for position, request in step.requests_of(shard, first=start):
+            for media in local_files(request):
+                key = media.upload_key
+                if key in uploaded or not files.accepts(media):
+                    continue
+                if uploads.lacks(step.job.id, step.job.scope, key, needed_until):
+                    return position, media
+                uploaded.add(key)
+    return None
 
 
 def sendable(step: Step, request: Request, ids: dict[str, str]) -> Request:
@@ -134,7 +152,7 @@ def _send(step: Step, shard: ShardRow, files: FileApi, media: Media, sending: Se
     storage.accepted(step)
     if sent is not None and not sent.ready:
         return step.reschedule(shard, BUSY_SECONDS, note="waits for the provider to process a file")
-    return step.reschedule(shard, 0.0, tries=0, note=None)
+    return step.reschedule(shard, 0.0, tries=0, note=None, remote=shard.remote)
 
 
 def _failed(step: Step, shard: ShardRow, media: Media, error: ProviderError) -> ShardRow:

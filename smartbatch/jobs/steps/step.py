@@ -272,9 +272,9 @@ class Step:
             page = items[start : start + PAGE_REQUESTS]
             yield page, self.store.items.bodies(self.job.id, [item.ix for item in page])
 
-    def requests_of(self, shard: ShardRow) -> Iterator[tuple[int, Request]]:
+    def requests_of(self, shard: ShardRow, *, first: int = 0) -> Iterator[tuple[int, Request]]:
         shared = self.shared()
-        position = -1
+        position = first - 1
         while page := self.store.shards.payloads(shard.id, after=position, limit=PAGE_REQUESTS):
             for position, item in page.items():
                 yield position, decode_request(item.payload, shared, id=None)

@@ -36,6 +36,10 @@ _CHOSEN_KEYS = f"SELECT u.file_key FROM upload_use u WHERE {_OF_JOB} AND u.objec
 _MISSING = f"""{_CHOSEN_KEYS} AND u.file_key NOT IN (
     SELECT o.file_key FROM upload_use u JOIN remote_object o ON o.no = u.object
     WHERE {_OF_JOB} AND o.scope = ? AND o.file_key IS NOT NULL AND o.id <> '' AND o.expires_at >= ?)"""
+_LACKS = f"""SELECT 1 FROM upload_use u WHERE {_OF_JOB} AND u.file_key = ? AND u.object = 0 AND NOT EXISTS (
+    SELECT 1 FROM upload_use v JOIN remote_object o ON o.no = v.object
+    WHERE v.job = u.job AND v.file_key = u.file_key
+    AND o.scope = ? AND o.file_key IS NOT NULL AND o.id <> '' AND o.expires_at >= ?)"""
 _IDS = f"""SELECT o.file_key, o.id FROM upload_use u JOIN remote_object o ON o.no = u.object
     WHERE {_OF_JOB} AND o.id <> '' AND o.file_key IN (
         SELECT file_key FROM upload_use c WHERE c.job = u.job AND c.object = 0)"""
@@ -84,6 +88,10 @@ class UploadTable:
     def missing(self, job_id: str, scope: str, needed_until: float) -> set[str]:
         """Return the keys of the files that a job uploads and that are not uploaded, or expire too early."""
         return {key for (key,) in self.db.rows(_MISSING, job_id, job_id, scope, needed_until)}
+
+    def lacks(self, job_id: str, scope: str, key: str, needed_until: float) -> bool:
+        """Whether a file is one of :meth:`missing`."""
+        return self.db.row(_LACKS, job_id, key, scope, needed_until) is not None
 
     def ids_of(self, job_id: str) -> dict[str, str]:
         """Return the ids of a job's uploads by their keys."""
