@@ -17,7 +17,7 @@ from smartbatch import BatchingClient, Document
 from smartbatch.testing import emulator
 
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
-FILES, QUESTIONS = 20, 3
+FILES, QUESTIONS = 30, 3
 KILLS = 12
 LATENCY_SECONDS = 0.03  # of each call, so that kills hit uploads
 
