@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -44,6 +44,7 @@ from smartbatch.providers.openai.bodies import (
     embeddings_body,
     response_body,
 )
+from smartbatch.providers.openai.dialect import BatchDialect
 from smartbatch.providers.openai.errors import (
     ERRORS,
     FLEX_TIER,
@@ -158,12 +159,8 @@ class OpenAIProvider(Provider):
             path=prefix.path,
         )
         host = host or host_at(url.host or "")
-        has_key_header = any(name.lower() in ("authorization", host.key_header.lower()) for name in own)
-        if key is None and host.needs_key and not has_key_header:
-            raise ConfigError(
-                f"no API key: set {' or '.join(prefix.key_variables)} in the environment, "
-                "or set the provider option api_key"
-            )
+        if key is None:
+            _check_keyless(host, own, prefix.key_variables)
         self._errors = evolve(
             ERRORS,
             understand=partial(understand, kinds=host.error_kinds),
@@ -180,9 +177,12 @@ class OpenAIProvider(Provider):
             send_seed=send_seed,
             max_tokens_field=max_tokens_field,
         )
+        self._reasoning = host.reasoning_turns
+        self._caches = host.prompt_cache if prompt_cache is None else prompt_cache
+        self._flex = host.flex if flex is None else flex
+        self._checked: Generation | None = None
         self.name = prefix.name
         self.scope = scope_of(self.name, url, key, organization, project, sorted(own.items()))
-        self._caches = host.prompt_cache if prompt_cache is None else prompt_cache
         self.capabilities = evolve(
             type(self).capabilities,
             max_texts=MAX_TEXTS if host.embeddings else 0,
@@ -192,31 +192,25 @@ class OpenAIProvider(Provider):
         sent = _headers(host.key_header, key, organization, project, own)
         self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
         session = PerProcess(partial(_session, self.network, url.url, sent)).get
-        self._files = OpenAIFiles(
-            session,
-            self._errors,
-            scope=self.scope,
-            api=api,
-            uploads=host.uploads if uploads is None else uploads,
-        )
+        takes_uploads = host.uploads if uploads is None else uploads
+        self._files = OpenAIFiles(session, self._errors, scope=self.scope, api=api, uploads=takes_uploads)
         self._batches: OpenAIBatches | None = None
         if (dialect := host.batches) is not None:
-            self._batches = OpenAIBatches(
-                session,
-                self._errors,
-                name=self.name,
-                scope=self.scope,
-                api=api,
-                body=self._body,
-                parameters=self._parameters,
-                caching=self.caching,
-                dialect=evolve(
-                    dialect, window=batch_window or dialect.window, purpose=batch_purpose or dialect.purpose
-                ),
-            )
-        self._reasoning = host.reasoning_turns
-        self._flex = host.flex if flex is None else flex
-        self._checked: Generation | None = None
+            window, purpose = batch_window or dialect.window, batch_purpose or dialect.purpose
+            self._batches = self._batch_api(session, evolve(dialect, window=window, purpose=purpose))
+
+    def _batch_api(self, session: Callable[[], RequestsSession], dialect: BatchDialect) -> OpenAIBatches:
+        return OpenAIBatches(
+            session,
+            self._errors,
+            name=self.name,
+            scope=self.scope,
+            api=self._api,
+            body=self._body,
+            parameters=self._parameters,
+            caching=self.caching,
+            dialect=dialect,
+        )
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
         body = self._body((request,), model)
@@ -305,6 +299,15 @@ class OpenAIProvider(Provider):
         return f"{type(self).__name__}({self.scope!r}, api={self._api!r})"
 
     __reduce__ = not_pickled
+
+
+def _check_keyless(host: Host, own: Mapping[str, str], variables: Sequence[str]) -> None:
+    """Raise ``ConfigError`` if a host needs a key and the caller's headers contain none."""
+    has_key_header = any(name.lower() in ("authorization", host.key_header.lower()) for name in own)
+    if host.needs_key and not has_key_header:
+        raise ConfigError(
+            f"no API key: set {' or '.join(variables)} in the environment, or set the provider option api_key"
+        )
 
 
 def _session(network: HttpNetwork, url: str, sent: Mapping[str, str]) -> RequestsSession:
