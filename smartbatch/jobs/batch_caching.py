@@ -19,7 +19,12 @@ from smartbatch.usage import Usage
 
 def marks_pay(store: SqlStore, scope: str, model: str, rules: CachingRules, wall: float) -> bool:
     """Whether marks in batches probably save more than they cost. ``model`` is ``provider:model``."""
-    return _reads(store.facts.recall(_name(scope, model))).pays(rules, wall)
+    return reads_of(store, scope, model).pays(rules, wall)
+
+
+def reads_of(store: SqlStore, scope: str, model: str) -> BatchReads:
+    """Return the tokens that batches of an account and model wrote and read."""
+    return _reads(store.facts.recall(_name(scope, model)))
 
 
 def note_reads(

@@ -18,6 +18,7 @@ from smartbatch._clock import Clock
 from smartbatch._words import duration
 from smartbatch.config import BatchingConfig
 from smartbatch.core.forecast import ForecastAt
+from smartbatch.core.prefixes.savings import KnownCaching
 from smartbatch.core.routing.choice import Decision, Infeasible, break_even, choose
 from smartbatch.core.routing.offers import BatchOffer, Offer, Rounds, Throughput, rounds_of
 from smartbatch.core.routing.options import Constraints
@@ -108,7 +109,8 @@ class Advisor:
         }
         calibration = self._history.calibration(self._model.label, kind)
         kept = self._config.cache is not None
-        return Workload(calibration, rates, kept=kept, caching=self._caching)
+        caching = None if self._caching is None else self._known_caching(self._caching, by_batch=by_batch)
+        return Workload(calibration, rates, kept=kept, caching=caching)
 
     def for_model(self, model: OpenedModel) -> Advisor:
         if model.name == self._model.name:
@@ -374,6 +376,12 @@ class Advisor:
     def _caching(self) -> CachingRules | None:
         uses = self._config.prompt_caching == "auto"
         return self._model.provider.caching(self._model.name) if uses else None
+
+    def _known_caching(self, rules: CachingRules, *, by_batch: bool) -> KnownCaching:
+        if not by_batch or rules.by != "marks":
+            return KnownCaching(rules)
+        reads = self._history.batch_reads(self._model.provider.scope, self._model.label)
+        return KnownCaching(rules, reads, self._clock.wall())
 
     def _rates(self, processing: Processing) -> RateCard | None:
         if not self._model.provider.capabilities.priced:

@@ -25,10 +25,12 @@ from smartbatch.core.forecast import (
     Observation,
     Prior,
 )
+from smartbatch.core.prefixes.batch_reads import BatchReads
 from smartbatch.core.preparation.calibration import Calibration
 from smartbatch.errors import ErrorKind
 from smartbatch.events import BatchEnded, CallFinished, ForecastMoved
 from smartbatch.jobs import summary_records
+from smartbatch.jobs.batch_caching import reads_of
 from smartbatch.jobs.threads import TimedReads
 from smartbatch.observe import logs
 from smartbatch.types import Kind, Route
@@ -327,6 +329,13 @@ class ForecastHistory:
         if store is not None:
             self._timed(lambda: known.calibration.restore(store.facts.recall(known.name)))
         return known.calibration
+
+    def batch_reads(self, scope: str, model: str) -> BatchReads:
+        """Return the tokens that batches of an account and model wrote to the provider's cache and read."""
+        store, found = self._store, [BatchReads()]
+        if store is not None:
+            self._timed(lambda: found.append(reads_of(store, scope, model)))
+        return found[-1]
 
     def _batches(self, model: str) -> _Topic:
         return self._topic(model, BATCH_PRIOR, Route.BATCH, model)

@@ -115,12 +115,14 @@ def test_a_batch_is_not_marked_if_the_one_before_read_nothing(tmp_path):
         with claude(emu, store=str(tmp_path / "jobs.db")) as client:
             second = client.generate(QUESTIONS, system=SYSTEM, strategy="batch")
             real_time = client.generate(QUESTIONS[:4], system=SYSTEM, strategy="individual")
+            plan = client.plan(QUESTIONS, system=SYSTEM, strategy="batch")
         with claude(emu, prompt_caching="off") as client:
             plain = client.generate(QUESTIONS, system=SYSTEM, strategy="batch")
     assert all(result.usage.cache_write_1h_tokens for result in first)
     assert first.cost > 1.9 * plain.cost
     assert second.usage.cache_write_tokens == 0
     assert second.cost == plain.cost
+    assert plan.cache_saving_low == plan.cache_saving == plan.cache_saving_high == 0
     assert real_time.usage.cached_tokens > 0
 
 

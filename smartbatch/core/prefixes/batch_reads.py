@@ -37,11 +37,15 @@ class BatchReads:
 
     def pays(self, rules: CachingRules, now: float) -> bool:
         """Whether requests of a batch should be marked. True if too little is known."""
+        share = self.share(rules, now)
+        return share is None or share * rules.read + (1 - share) * rules.factor_of_write(long=True) < 1
+
+    def share(self, rules: CachingRules, now: float) -> float | None:
+        """Return the share of the tokens that were read; ``None`` if too little is known."""
         total = self.read + self.written
         if rules.by != "marks" or total < LEAST_TOKENS or not self._is_recent(now):
-            return True
-        cost = self.written * rules.factor_of_write(long=True) + self.read * rules.read
-        return cost < total
+            return None
+        return self.read / total
 
     def _is_recent(self, now: float) -> bool:
         return abs(now - self.at) < FORGOTTEN_SECONDS  # further in the future if the clock was set back

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
+from smartbatch.core.prefixes.batch_reads import BatchReads
 from smartbatch.shared_prefixes import CachingRules, SharedPrefix
 from smartbatch.types import Request
 from smartbatch.usage import Usage
@@ -36,11 +37,38 @@ _HIT_RATES = {
 }
 
 
+@frozen
+class KnownCaching:
+    """What is known about a model's cache when a list is planned.
+
+    Attributes:
+        rules: of the provider.
+        reads: tokens that earlier batches wrote and read.
+        now: Unix seconds.
+    """
+
+    rules: CachingRules
+    reads: BatchReads = field(factory=BatchReads)
+    now: float = 0.0
+
+    def hit_rates(self, *, batch: bool) -> tuple[float, float, float] | None:
+        """Return the shares of reads that find their entry: low, expected and high; ``None`` if nothing is
+        cached.
+        """
+        low, expected, high = _HIT_RATES[self.rules.by, batch]
+        if not batch:
+            return low, expected, high
+        if self.rules.by == "order" or not self.reads.pays(self.rules, self.now):
+            return None
+        share = self.reads.share(self.rules, self.now)
+        return (low, expected, high) if share is None else (min(low, share), share, max(high, share))
+
+
 class PrefixSavings:
     """Adds up the shared beginnings of a list's requests."""
 
-    def __init__(self, rules: CachingRules) -> None:
-        self._rules = rules
+    def __init__(self, known: KnownCaching) -> None:
+        self._known = known
         self._uses: dict[tuple[str, int], int] = {}  # by key and tokens in addition to the shorter beginning
 
     def add(self, prefixes: Sequence[SharedPrefix], billed: Callable[[int], int]) -> None:
@@ -53,8 +81,9 @@ class PrefixSavings:
 
     def of(self, cost: Callable[[Usage], float], *, batch: bool) -> Saving:
         """Return the saving at the prices of ``cost``."""
-        rules, priced = self._rules, lru_cache(cost)
-        if batch and rules.by == "order":
+        rules, priced = self._known.rules, lru_cache(cost)
+        rates = self._known.hit_rates(batch=batch)
+        if rates is None:
             return NO_SAVING
         totals = [0.0, 0.0, 0.0]
         for (_, tokens), uses in self._uses.items():
@@ -64,7 +93,7 @@ class PrefixSavings:
             longer = tokens if batch and rules.long_write is not None else 0
             write = plain - priced(Usage(tokens, cache_write_tokens=tokens, cache_write_1h_tokens=longer))
             read = plain - priced(Usage(tokens, cached_tokens=tokens))
-            for place, hits in enumerate(_HIT_RATES[rules.by, batch]):
+            for place, hits in enumerate(rates):
                 totals[place] += write + (uses - 1) * (hits * read + (1 - hits) * write)
         return Saving(*totals)
 

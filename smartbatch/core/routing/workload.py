@@ -12,7 +12,7 @@ from typing import Protocol
 
 from attrs import astuple, define, frozen
 
-from smartbatch.core.prefixes.savings import NO_SAVING, PrefixSavings
+from smartbatch.core.prefixes.savings import NO_SAVING, KnownCaching, PrefixSavings
 from smartbatch.core.preparation.answer_length import (
     FREE_TEXT,
     NO_LENGTH,
@@ -23,7 +23,6 @@ from smartbatch.core.preparation.answer_length import (
 )
 from smartbatch.core.preparation.calibration import Calibration
 from smartbatch.core.preparation.tokens import RequestTokens
-from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Kind, Request, Usage
 
 # standard deviation of answer lengths, divided by their mean, in the Azure 2023 conversations
@@ -168,7 +167,7 @@ class Workload:
         calibration: observed token counts of the model.
         rates: prices by way of processing, such as ``standard`` and ``batch``; ``None`` if unknown.
         kept: whether answers are kept, so that identical requests share one even if they are far apart.
-        caching: how the provider caches beginnings of prompts; ``None`` if it is not used.
+        caching: what is known about the provider's cache; ``None`` if it is not used.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class Workload:
         rates: Mapping[str, Rates | None],
         *,
         kept: bool = False,
-        caching: CachingRules | None = None,
+        caching: KnownCaching | None = None,
     ) -> None:
         self._savings = None if caching is None else PrefixSavings(caching)
         self._calibration = calibration

@@ -7,6 +7,7 @@ from collections import Counter
 from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.core.prefixes.batch_reads import FORGOTTEN_SECONDS, BatchReads
 from smartbatch.core.prefixes.entries import CacheEntries, Urgency
+from smartbatch.core.prefixes.savings import NO_SAVING, KnownCaching, PrefixSavings
 from smartbatch.shared_prefixes import CacheMark, CachingRules, SharedPrefix
 from smartbatch.types import Generation, Request
 from smartbatch.usage import Usage
@@ -188,3 +189,22 @@ def test_the_latest_batch_counts_at_least_as_much_as_all_before_unless_it_is_sma
     assert not never.plus(1_000, 0, 1.0).pays(MARKS, 1.0)
     assert never.plus(300_000, 0, 1.0) == BatchReads(300_000, 300_000, 1.0)
     assert never.plus(5, 0, FORGOTTEN_SECONDS) == BatchReads(5, 0, FORGOTTEN_SECONDS)
+
+
+def test_the_saving_of_a_batch_is_forecast_from_what_earlier_batches_read():
+    def saving(read, written):
+        reads = BatchReads().plus(read, written, 1e9)
+        savings = PrefixSavings(KnownCaching(MARKS, reads, 1e9))
+        for _ in range(1_000):
+            savings.add([PREFIX], lambda tokens: tokens)
+        return savings.of(cost, batch=True)
+
+    def cost(usage):
+        plain = usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens
+        return plain + 0.1 * usage.cached_tokens + 2 * usage.cache_write_1h_tokens
+
+    unknown, often, rarely = saving(0, 99_999), saving(700_000, 300_000), saving(500_000, 500_000)
+    assert unknown.low < 0 < often.expected < unknown.expected
+    assert often.low == unknown.low
+    assert often.high == unknown.high
+    assert rarely == NO_SAVING
