@@ -155,11 +155,12 @@ class RateCard:
 
     def cost(self, usage: Usage) -> float:
         """Return the USD of one request. ``usage`` must not be the total of several requests."""
-        if self.exact is not None:
-            return self.exact(usage)
-        tokens = usage.input_tokens
         bands = self.bands
         band = bands[0]
+        caches = usage.explicit_cache_tokens * band.input
+        if self.exact is not None:
+            return self.exact(usage) + caches
+        tokens = usage.input_tokens
         if len(bands) > 1:
             for band in reversed(bands):
                 if tokens > band.above:
@@ -189,5 +190,6 @@ class RateCard:
             + cached * band.cached
             + (usage.output_tokens - thought) * band.output
             + thought * band.reasoning
+            + caches
             + self.per_request
         )

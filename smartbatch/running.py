@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from smartbatch.core.routing.outcome import ListDecision
     from smartbatch.jobs.job_budget import ClientBudget
     from smartbatch.jobs.job_submission import JobSubmission
+    from smartbatch.jobs.realtime_caches import RealtimeCaches
     from smartbatch.jobs.wiring import JobWiring, RealtimeItem
 
 STEP_GRACE_SECONDS = 30.0
@@ -177,6 +178,7 @@ class RunningState:
         self.history = ForecastHistory(
             clock, self._forecast_moved, store=lambda: self.jobs.engine.store, memory=process_memory()
         )
+        self._caches = self._new_caches()
         self.realtime = realtime = self._new_realtime()
         self.advisor = advisor = Advisor(
             model,
@@ -235,8 +237,18 @@ class RunningState:
             read_controls=self._read_controls,
             parallelism=settings.parallelism,
             references=self._references(),
+            caches=self._caches,
         )
         return Realtime(setup, settings.model, settings.preparer)
+
+    def _new_caches(self) -> RealtimeCaches | None:
+        """Without a store, nothing could record explicit caches for deletion."""
+        config = self._settings.config
+        if config.store is None or config.prompt_caching == "off":
+            return None
+        from smartbatch.jobs.realtime_caches import RealtimeCaches
+
+        return RealtimeCaches(self._clock, lambda: self.jobs.engine.store)
 
     def _references(self) -> FileReferences | None:
         """Without a store, nothing is uploaded, because nothing could record it for deletion."""
@@ -422,6 +434,8 @@ class RunningState:
                 until = max(end + STOP_STEP_SECONDS, self._clock.now() + MIN_STOP_STEP_SECONDS)
                 last = end + LAST_EVENTS_SECONDS
             self.history.hand_over()
+            if self._caches is not None:
+                self._caches.finish(until)
             if self._jobs is not None:  # after the requests, so that arrived answers are stored
                 self._jobs.engine.finish(until, self.history.save)
             self._callbacks.drain(max(0.0, last - self._clock.now()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 MARK_FIELDS = frozenset(
     {"cache_control", "prompt_cache_breakpoint", "prompt_cache_key", "prompt_cache_options"}
@@ -44,11 +44,15 @@ class CacheMark:
         prefixes: shared beginnings of the request, shortest first; the provider caches each of them.
         long: whether entries should last for an hour instead of five minutes, if the provider offers both.
         routing_key: the same for requests that should reach the same server; ``None`` for no key.
+        explicit: whether the request creates or reads an explicit cache of the last of ``prefixes``.
+        cache_id: the provider's name of that cache; the request is sent whole without it.
     """
 
     prefixes: tuple[SharedPrefix, ...] = ()
     long: bool = False
     routing_key: str | None = None
+    explicit: Literal["create", "read"] | None = None
+    cache_id: str | None = None
 
 
 @frozen(kw_only=True)
@@ -67,6 +71,8 @@ class CachingRules:
         automatic: whether the provider writes the end of each prompt unless the request turns this off.
         requests_per_key: requests per minute that one routing key should receive.
         counts_reads: whether tokens read from the cache count against the limit of input tokens.
+        storage: price of a token of an explicit cache per hour, relative to an input token; ``None`` if there
+            are no explicit caches.
     """
 
     by: Literal["marks", "key", "order"]
@@ -79,9 +85,13 @@ class CachingRules:
     automatic: bool = False
     requests_per_key: float = 15.0
     counts_reads: bool = True
+    storage: float | None = None
 
     def factor_of_write(self, *, long: bool) -> float:
         return self.long_write if long and self.long_write is not None else self.write
+
+    def without_explicit(self) -> CachingRules:
+        return self if self.storage is None else evolve(self, storage=None)
 
     def break_even(self, *, long: bool = False) -> int:
         """Return the minimum uses of an entry for which caching costs less than plain input.

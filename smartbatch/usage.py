@@ -25,6 +25,9 @@ class Usage:
         cached_audio_tokens: the part of ``cached_tokens`` that was audio, included in ``audio_tokens``.
         output_audio_tokens: the part of ``output_tokens`` that was audio.
         output_image_tokens: the part of ``output_tokens`` that was images.
+        explicit_cache_tokens: not part of ``input_tokens``: input tokens that cost as much as the explicit
+            cache that the request read, which is its creation if no earlier request was charged for it, and
+            its storage since then.
     """
 
     input_tokens: int = 0
@@ -40,6 +43,7 @@ class Usage:
     cached_audio_tokens: int = 0
     output_audio_tokens: int = 0
     output_image_tokens: int = 0
+    explicit_cache_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -64,6 +68,7 @@ class Usage:
             self.cached_audio_tokens + other.cached_audio_tokens,
             self.output_audio_tokens + other.output_audio_tokens,
             self.output_image_tokens + other.output_image_tokens,
+            self.explicit_cache_tokens + other.explicit_cache_tokens,
         )
 
 

@@ -69,6 +69,7 @@ class ExplicitCache:
     created_at: float
     expires_at: float
     storage: float  # price of a token per hour, relative to an input token
+    display_name: str | None = None
 
     @property
     def stored(self) -> float:

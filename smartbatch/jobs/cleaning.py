@@ -37,13 +37,15 @@ def clean(runtime: JobRuntime, *, remote: bool, dry_run: bool) -> CleanResult:
     if not remote:
         return CleanResult(names, files)
     apis = {}
-    has_files: set[str] = set()
+    named: set[tuple[RemoteKind, str]] = set()  # kinds of objects that are deleted in an account
     for account in store.remote_objects.accounts():
         provider = runtime.provider_of(account)
         if provider is not None and (api := provider.batches()) is not None:
             apis[account.scope] = api
         if provider is not None and provider.files() is not None:
-            has_files.add(account.scope)
+            named.add((RemoteKind.UPLOAD, account.scope))
+        if provider is not None and provider.caches() is not None:
+            named.add((RemoteKind.CACHE, account.scope))
     before = [
         one
         for one in store.remote_objects.of_finished_jobs()
@@ -54,7 +56,7 @@ def clean(runtime: JobRuntime, *, remote: bool, dry_run: bool) -> CleanResult:
     deletable = {
         one.no
         for one in before
-        if (one.kind is RemoteKind.UPLOAD and one.scope in has_files)
+        if (one.kind, one.scope) in named
         or (one.scope in apis and one.kind in apis[one.scope].abilities.deletes)
     }
     undeletable = tuple(one for one in before if one.scope in apis and one.no not in deletable)

@@ -22,6 +22,7 @@ from smartbatch.types import Answer, Request
 
 if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
+    from smartbatch.providers.cache_api import CacheApi
     from smartbatch.providers.file_api import FileApi
     from smartbatch.providers.http.endpoint import HttpNetwork
 
@@ -245,6 +246,10 @@ class Provider(ABC):
 
     def files(self) -> FileApi | None:
         """Return the provider's Files API, opened on first use; ``None`` if it has none."""
+        return None
+
+    def caches(self) -> CacheApi | None:
+        """Return the provider's explicit prompt caches, opened on first use; ``None`` if it has none."""
         return None
 
     def classify(self, error: Exception) -> ProviderError:

@@ -31,6 +31,7 @@ class RemoteKind(enum.Enum):
     OUTPUT = "output"  # a file of results or of errors
     BATCH = "batch"
     UPLOAD = "upload"  # a file that prompts refer to; see FileApi
+    CACHE = "cache"  # an explicit prompt cache; see CacheApi
 
 
 @frozen

@@ -2,7 +2,7 @@
 
 Sources (November 2026): OpenAI's guide to prompt caching and its upgrade guide to gpt-5.6, Anthropic's guide
 to prompt caching, and Google's guide to context caching. The factors are those of the price table
-genai-prices.
+genai-prices; prices of storage are from https://ai.google.dev/gemini-api/docs/pricing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ _ANTHROPIC_MINIMUM = 1024
 _OPENAI_VERSION = re.compile(r"gpt-(\d+)(?:\.(\d+))?")
 _OPENAI_MINIMUM = 1024
 _FIRST_WITH_BREAKPOINTS = (5, 6)
+# USD per million tokens and hour, and per million input tokens; the first entry that begins a model's name
+# applies
+_GEMINI_STORAGE = (("gemini-2.5-flash", 1.0, 0.3), ("gemini-2.5-pro", 4.5, 1.25), ("", 0.5, 0.75))
 
 _UNMARKABLE = frozenset({"thinking", "redacted_thinking"})
 
@@ -75,12 +78,16 @@ def openai_rules(model: str) -> CachingRules:
 
 @lru_cache
 def gemini_rules(model: str) -> CachingRules:
-    """Implicit caching is not guaranteed, and only the order and the times of requests influence it."""
+    """Implicit caching is not guaranteed, and only the order and the times of requests influence it. Explicit
+    caches are, but they have a price of storage.
+    """
+    stored, plain = next(prices for name, *prices in _GEMINI_STORAGE if model.startswith(name))
     return CachingRules(
         by="order",
         min_tokens=4096 if "pro" in model else 1024,
         read=0.1,
         requests_per_key=math.inf,
+        storage=stored / plain,
     )
 
 

@@ -6,8 +6,9 @@ The layers, from the outermost to the innermost:
 2. :class:`AnswerSharing`, which shares and caches the provider's answer before middleware changes it;
 3. :func:`classify`, so that the layers above see no foreign exceptions;
 4. :class:`FileReferences`, which replaces files by the ids of their uploads;
-5. the deadline, which subtracts the time spent in the layers above;
-6. the provider, or the request's own callable.
+5. :class:`CacheReferences`, which replaces beginnings of prompts by explicit caches;
+6. the deadline, which subtracts the time spent in the layers above;
+7. the provider, or the request's own callable.
 """
 
 from __future__ import annotations
@@ -82,6 +83,29 @@ class FileReferences(Protocol):
         ...
 
 
+class CacheReferences(Protocol):
+    """Creates explicit caches of beginnings that many requests share, and refers to them by id."""
+
+    def refer(self, provider: Provider, model: str, request: Request, deadline: float, /) -> Request:
+        """Return ``request`` with the id of the cache that its mark names, if there is one.
+
+        Never raises. May wait until ``deadline``, in monotonic seconds, while it creates the cache.
+        """
+        ...
+
+    def forget_lost(self, provider: Provider, sent: Request, error: Exception, /) -> bool:
+        """Whether ``error`` reports that the cache of ``sent`` cannot be used; it is then forgotten."""
+        ...
+
+    def charge(self, provider: Provider, sent: Request, answer: Answer, /) -> Answer:
+        """Add what the cache of ``sent`` has cost since the latest charge to the usage of ``answer``."""
+        ...
+
+    def release(self, provider: Provider, model: str, keys: Sequence[str], /) -> None:
+        """Delete the caches of these beginnings, on another thread. Never raises."""
+        ...
+
+
 def build_call(
     provider: Provider,
     model: str,
@@ -94,6 +118,7 @@ def build_call(
     tier: FlexTier | None = None,
     checks: bool = False,
     references: FileReferences | None = None,
+    caches: CacheReferences | None = None,
 ) -> Call:
     """Return the call to ``provider`` with its layers; it never raises.
 
@@ -104,8 +129,11 @@ def build_call(
         tier: the service tier that each request names.
         checks: whether the provider must check the requests, because they were accepted for another one.
         references: replaces files by ids; ``None`` sends all files in their requests.
+        caches: explicit caches of beginnings of prompts; ``None`` creates none.
     """
     call = _deadlined(provider, model, now, compiler, tier)
+    if caches is not None:
+        call = _caching(call, provider, model, caches)
     if references is not None:
         call = _referring(call, provider, model, references)
     if checks:
@@ -153,6 +181,26 @@ def _referring(call: Call, provider: Provider, model: str, references: FileRefer
         return call(with_ids(spec))
 
     return referring_call
+
+
+def _caching(call: Call, provider: Provider, model: str, caches: CacheReferences) -> Call:
+    def caching_call(spec: CallSpec) -> Sequence[Outcome]:
+        request = spec.requests[0]
+        if request.cache is None or request.cache.explicit is None:
+            return call(spec)
+        sent = caches.refer(provider, model, request, spec.deadline)
+        try:
+            outcomes = call(evolve(spec, requests=(sent,)))
+        except Exception as error:
+            if sent is request or not caches.forget_lost(provider, sent, error):
+                raise
+            return call(spec)
+        return [
+            caches.charge(provider, sent, outcome) if isinstance(outcome, Answer) else outcome
+            for outcome in outcomes
+        ]
+
+    return caching_call
 
 
 def _deadlined(

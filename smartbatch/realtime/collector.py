@@ -14,7 +14,8 @@ from itertools import takewhile
 from smartbatch._words import duration, money
 from smartbatch.core.batching.packing import PackRoom, frame_most
 from smartbatch.core.batching.request_batch import Batch, BatchState
-from smartbatch.core.prefixes.entries import NOTHING, Chosen, Lead, Urgency
+from smartbatch.core.prefixes.entries import NOTHING, Chosen
+from smartbatch.core.prefixes.leads import Lead, Urgency
 from smartbatch.core.prefixes.rendering import controls_cache
 from smartbatch.errors import (
     BudgetExceeded,
@@ -83,6 +84,8 @@ class Collector:
                 wake = min(wake, lane_queue.promote(now))
             if lane_queue.lane.cache is not None:
                 wake = min(wake, lane_queue.lane.cache.expire(now))
+                if (release := lane_queue.lane.release_unneeded_caches()) is not None:
+                    effects.later.append(release)
             if lane_queue.held:
                 lane_queue.promote_held()
         if len(lane_queues) > 1:
@@ -187,7 +190,26 @@ class Collector:
         lane.held_until = now
         before_urgent = not head.urgent and any(other.urgent_waits for other in self._queue.lanes.values())
         self._queue.turns.started(urgent=head.urgent, before_urgent=before_urgent)
-        return InFlightCall(batch, permit, now, cached=_cached(lane, head, now))
+        return InFlightCall(batch, permit, now, cached=self._cached(lane, head, permit, now))
+
+    def _cached(self, lane: Lane, head: Ticket, permit: Permit, now: float) -> Chosen:
+        """Choose the entries that a call uses, and reserve money for a new explicit cache."""
+        cache, request = lane.cache, head.request
+        if cache is None:
+            return NOTHING
+        creates, cost = False, 0.0
+        if cache.explicit is not None and request.cache is not None and request.cache.prefixes:
+            tokens = lane.calibration.of(request).input(request.cache.prefixes[-1].tokens)
+            cost = lane.max_cost_of_cache(tokens)
+            # items of jobs may be the only ones of their job that are sent in real time
+            waits = not head.urgent and head.stream is None and not head.submission.options.raw
+            creates = waits and self._config.prefer != "speed"
+            creates = creates and self._gates.payer(head.own_budget).fits(cost)
+        automatic = cache.rules.automatic and not controls_cache(request)
+        chosen = cache.choose(request.cache, now, automatic=automatic, creates=creates)
+        if chosen.mark is not None and chosen.mark.explicit == "create":
+            self._gates.reserve_more(permit, cost)
+        return chosen
 
     def _lead_of(self, lane: Lane, lane_queue: LaneQueue, head: Ticket, now: float) -> Lead | None:
         """Return the call that writes the beginning of the request, if waiting for it saves more than the
@@ -406,14 +428,6 @@ def _expected(lane: Lane, tickets: list[Ticket]) -> tuple[float, float]:
             learned = calibration.output(ticket.request.params.max_tokens)
             made += min(ticket.tokens - prompt, learned)
     return float(given), float(made)
-
-
-def _cached(lane: Lane, head: Ticket, now: float) -> Chosen:
-    if lane.cache is None:
-        return NOTHING
-    request = head.request
-    automatic = lane.cache.rules.automatic and not controls_cache(request)
-    return lane.cache.choose(request.cache, now, automatic=automatic)
 
 
 def _needs(lane: Lane, ticket: Ticket) -> tuple[int, int]:

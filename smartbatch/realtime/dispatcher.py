@@ -19,7 +19,7 @@ from attrs import define, evolve, frozen
 
 from smartbatch._clock import Clock, Monitor
 from smartbatch.core.batching.request_batch import BatchState
-from smartbatch.core.prefixes.entries import Lead
+from smartbatch.core.prefixes.leads import Lead
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CalledRequest, CallFinished, CallStarted
 from smartbatch.observe import logs

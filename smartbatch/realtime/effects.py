@@ -27,9 +27,11 @@ class DeferredEffects:
     events: list[tuple[Event | Callable[[], Event], Context | None]] = field(factory=list)
     # quotas of calls that were never made; other requests may be waiting for them
     freed: list[SharedQuota] = field(factory=list)
+    # called at the end; must neither block nor raise
+    later: list[Callable[[], object]] = field(factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.settlements or self.events or self.freed)
+        return bool(self.settlements or self.events or self.freed or self.later)
 
     def publish_event(self, event: Event, waiter: Waiter | None = None) -> None:
         """Queue an event, to be sent in the context of its waiter."""
@@ -139,6 +141,8 @@ class DeferredEffects:
                 self.queue.mark_completed(self)
             for quota in self.freed:
                 quota.wake_others(self.queue)
+            for each in self.later:
+                each()
 
     def _settle(self, ticket: Ticket, waiter: Waiter, result: Result) -> None:
         self.queue.settling[self] = None

@@ -133,6 +133,11 @@ class Gates:
             return math.inf
         return max(at, lane.quota.quota.look(now, demand.tokens, demand.output))
 
+    def reserve_more(self, permit: Permit, cost: float) -> None:
+        """Add USD that fit into the budget to the reservation of ``permit``."""
+        permit.demand.cost += cost
+        self.payer(permit.demand.own_budget).resize(permit.hold, permit.hold.usd + cost)
+
     def payer(self, own_budget: Budget | None) -> Budget:
         return self.budget if own_budget is None else own_budget
 

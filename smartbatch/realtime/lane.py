@@ -29,11 +29,11 @@ from smartbatch.prices import Processing, RateCard
 from smartbatch.providers.base import FlexTier, Provider, processing_of
 from smartbatch.providers.price_book import PriceBook
 from smartbatch.realtime.cache import ResponseCache
-from smartbatch.realtime.call import AnswerSharing, Call, build_call, with_middleware
+from smartbatch.realtime.call import AnswerSharing, CacheReferences, Call, build_call, with_middleware
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import SharedQuota, shared_quota
 from smartbatch.shared_prefixes import CachingRules
-from smartbatch.types import Embedding, Kind, Request
+from smartbatch.types import Embedding, Kind, Request, Usage
 
 _LATENCY_WEIGHT = 0.2
 """Weight of the latest call in :attr:`Lane.latency`, a moving average over about five calls."""
@@ -78,6 +78,7 @@ class Lane:
     standard: Lane | None = None  # the standard-price lane of a flex lane
     rules: CachingRules | None = None  # how the provider caches beginnings of prompts, even without marks
     cache: CacheEntries | None = None  # its entries; None unless calls of this lane are marked
+    caches: CacheReferences | None = None  # its explicit caches
     in_flight: int = field(default=0, init=False)  # number of requests
     # start and size of each call in flight, by batch id
     _under_way: dict[str, tuple[float, int]] = field(factory=dict, init=False)
@@ -117,6 +118,19 @@ class Lane:
         limit = self.provider.capabilities.output_limit
         most = 0 if request.embedding else longest_output(request.params.max_tokens, limit)
         return rates.expected_cost(self.calibration.of(request).most(request, most))
+
+    def max_cost_of_cache(self, tokens: int) -> float:
+        """Return the maximum cost in USD of an explicit cache of this size for an hour; 0 if unknown."""
+        rates, storage = self.rates, None if self.rules is None else self.rules.storage
+        if rates is None or storage is None:
+            return 0.0
+        return rates.cost(Usage(explicit_cache_tokens=math.ceil(tokens * (1 + storage))))
+
+    def release_unneeded_caches(self) -> Callable[[], None] | None:
+        """Return a function that deletes the explicit caches that are no longer needed, or ``None``."""
+        explicit, caches = None if self.cache is None else self.cache.explicit, self.caches
+        keys = None if explicit is None else explicit.take_unneeded()
+        return partial(caches.release, self.provider, self.model, keys) if caches and keys else None
 
     @property
     def rates(self) -> RateCard | None:
@@ -302,6 +316,8 @@ class LaneFactory:
         else:
             most = min(abilities.max_shared, self._config.max_batch_size)
         rules = None if embedding is not None else provider.caching(model)
+        if rules is not None and self._setup.caches is None:
+            rules = rules.without_explicit()
         state = self._models.setdefault((_place(provider), model), self._new_state(rules))
         marks = embedding is None and most == 1 and self._config.prompt_caching == "auto"
         hooks, fallback = self._setup.hooks, self._setup.fallback
@@ -333,6 +349,7 @@ class LaneFactory:
                 tier=tier,
                 checks=fallback is not None and provider is fallback.provider,
                 references=self._setup.references,
+                caches=self._setup.caches if marks else None,
             ),
             max_tokens=math.inf if embedding is None else abilities.max_text_tokens,
             max_calls=abilities.calls_of(model),
@@ -341,6 +358,7 @@ class LaneFactory:
             tier=tier,
             rules=rules,
             cache=state.cache if marks else None,
+            caches=self._setup.caches,
         )
 
     def _window(self, most: int) -> Window:

@@ -13,7 +13,7 @@ from attrs import define
 
 from smartbatch.core.batching.request_batch import Waiting
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.prefixes.entries import Lead
+from smartbatch.core.prefixes.leads import Lead
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket, TicketState
 

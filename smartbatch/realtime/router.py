@@ -450,6 +450,8 @@ class ResponseRouter:
                     reason=stopped.reason,
                 )
             )
+        if (release := lane.release_unneeded_caches()) is not None:
+            effects.later.append(release)
 
     def _report_unknown_price(self, lane: Lane, bill: CallBill, effects: DeferredEffects) -> None:
         known = bill.cost is not None or bill.usage is None or bill.unconfirmed > 0

@@ -375,7 +375,9 @@ class Advisor:
     @property
     def _caching(self) -> CachingRules | None:
         uses = self._config.prompt_caching == "auto"
-        return self._model.provider.caching(self._model.name) if uses else None
+        rules = self._model.provider.caching(self._model.name) if uses else None
+        # without a store, nothing could record an explicit cache for deletion
+        return rules if rules is None or self._config.store is not None else rules.without_explicit()
 
     def _known_caching(self, rules: CachingRules, *, by_batch: bool) -> KnownCaching:
         if not by_batch or rules.by != "marks":

@@ -17,9 +17,7 @@ pytestmark = pytest.mark.full
 @pytest.mark.parametrize("mode", ["real time", "batch"])
 @pytest.mark.parametrize("provider", MODELS)
 def test_questions_about_documents_cost_almost_as_little_as_possible(provider, mode):
-    implicit = provider == "Gemini" and mode == "real time"  # finds four of five; the oracle creates a cache
-    least = 0.7 if implicit else MIN_SHARE
-    assert measure(DOCUMENTS, provider, mode, SCALE, "auto").share >= least
+    assert measure(DOCUMENTS, provider, mode, SCALE, "auto").share >= MIN_SHARE
 
 
 @pytest.mark.parametrize("mode", ["real time", "batch"])

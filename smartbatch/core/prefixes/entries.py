@@ -20,6 +20,8 @@ from typing import Literal
 
 from attrs import define, field, frozen
 
+from smartbatch.core.prefixes.explicit_caches import LEAST_READ_SHARE, ExplicitCaches
+from smartbatch.core.prefixes.leads import Lead, Urgency
 from smartbatch.shared_prefixes import CacheMark, CachingRules, SharedPrefix
 from smartbatch.usage import Usage
 
@@ -30,7 +32,6 @@ _LONGEST_LEAD_FACTOR = 4.0  # requests wait at most this multiple of the usual t
 _SHORTEST_LEAD_SECONDS = 5.0
 _LONGEST_LEAD_SECONDS = 60.0
 _MARGIN = 0.95  # share of the lifetime for which an entry is relied on
-_LEAST_READ_SHARE = 0.4  # of the estimated tokens, which may be too high
 _MAX_LOST_WRITES = 2.0  # surcharges of writes by which an entry may cost more than it saves
 _MAX_UNPROVEN = 8  # marked calls in flight before an entry of the model has been read for the first time
 _MAX_MISSING = 2  # expected writes that the provider did not report
@@ -47,47 +48,16 @@ class Stopped:
     reason: StopReason
 
 
-@define(eq=False)
-class Lead:
-    """A call that writes entries. Requests that use them wait until its answer begins."""
-
-    started: float
-    until: float
-    keys: tuple[str, ...]
-    released: bool = False
-
-    def must_wait(self, _reserve: float) -> bool:
-        return not self.released
-
-
 @frozen
 class Chosen:
     """The entries that a call uses."""
 
     mark: CacheMark | None
     lead: Lead | None = None
+    counted: tuple[SharedPrefix, ...] = ()  # beginnings of which the call is one of the known uses
 
 
 NOTHING = Chosen(None)
-
-
-@frozen
-class Urgency:
-    """What waiting for an entry is worth."""
-
-    usd: float  # price of an input token
-    usd_per_second: float  # value of the time
-    calls: int  # maximum number of requests that could start at once
-    waiting: int = 1  # requests in the queue
-
-    def pays(self, prefix: SharedPrefix, saved: float, seconds: float) -> bool:
-        """Return whether requests that would start at once save more than the time is worth.
-
-        Args:
-            saved: share of the price of the beginning that each of them saves.
-        """
-        requests = min(self.calls, max(prefix.uses, self.waiting))
-        return requests * prefix.tokens * saved * self.usd > seconds * self.usd_per_second
 
 
 @define(eq=False)
@@ -116,6 +86,8 @@ class CacheEntries:
         self._sent = 0.0  # input tokens of all calls
         self._works = False  # an entry has been read
         self._marked = 0  # calls in flight with marks
+        # None if there are none
+        self.explicit = None if rules.storage is None else ExplicitCaches(rules, rules.storage)
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
 
     def recognize(self, ends: Sequence[SharedPrefix], now: float) -> CacheMark | None:
@@ -134,6 +106,11 @@ class CacheEntries:
 
     def lead_of(self, mark: CacheMark, now: float, urgency: Urgency) -> Lead | None:
         """Return the call whose answer the request should wait for, if there is one."""
+        if self.explicit is not None:
+            if self.explicit.reads(mark.prefixes, now):
+                return None
+            if (lead := self.explicit.lead_of(mark.prefixes, now, urgency, self.first_byte)) is not None:
+                return lead
         for prefix in reversed(mark.prefixes):
             key = prefix.key if self.rules.by == "marks" else self._routing_key(prefix, now)
             entry = self._entries.get(key)
@@ -147,18 +124,20 @@ class CacheEntries:
                 return lead if urgency.pays(prefix, 1 - self.rules.read, left) else None
         return None
 
-    def choose(self, mark: CacheMark | None, now: float, *, automatic: bool) -> Chosen:
+    def choose(self, mark: CacheMark | None, now: float, *, automatic: bool, creates: bool = False) -> Chosen:
         """Choose the entries for a call that starts now.
 
         Args:
             automatic: whether the provider would write the end of the prompt itself.
+            creates: whether the call may create an explicit cache. If so, it is one of the known uses.
         """
         rules = self.rules
         none = Chosen(CacheMark()) if automatic and rules.automatic else NOTHING
         if mark is None or not mark.prefixes:
             return none
         if rules.by != "marks":
-            return self._routed(mark.prefixes[-1], now)
+            counted = mark.prefixes if creates and self.explicit is not None else ()
+            return self._explicit(mark, now, counted) or self._routed(mark.prefixes[-1], now, counted)
         if not self._works and self._marked >= _MAX_UNPROVEN:
             return none
         chosen: list[SharedPrefix] = []
@@ -191,20 +170,29 @@ class CacheEntries:
         """Release the requests that have waited long enough. Return the time of the next release."""
         for lead in [lead for lead in self._leads if lead.until <= now]:
             self._release(lead, readable=False)
-        return min((lead.until for lead in self._leads), default=math.inf)
+        following = min((lead.until for lead in self._leads), default=math.inf)
+        return following if self.explicit is None else min(following, self.explicit.expire(now))
 
     def ended(self, chosen: Chosen, started: float, usage: Usage | None) -> list[Stopped]:
         """Note the end of a call. ``usage`` is ``None`` if it failed or reported none."""
         lead = chosen.lead
         if lead is not None:
             self._release(lead, readable=usage is not None)
+        if self.explicit is not None:
+            mark = chosen.mark
+            used = mark.prefixes[-1] if mark is not None and mark.explicit is not None else None
+            self.explicit.ended(chosen.counted, used, started, usage)
         self._marked -= chosen.mark is not None and bool(chosen.mark.prefixes) and self.rules.by == "marks"
         if usage is None:
             return []
         self._sent += usage.input_tokens
         if chosen.mark is None:
             return []
+        if chosen.mark.explicit is not None:
+            return []
         if chosen.mark.routing_key is not None:
+            if self.explicit is not None and lead is None:
+                self.explicit.observe_implicit(chosen.mark.prefixes[-1], usage)
             entry = self._entry(chosen.mark.routing_key)
             entry.last = max(entry.last, started)
             return []
@@ -217,7 +205,7 @@ class CacheEntries:
     def _learn(self, prefix: SharedPrefix, lead: Lead | None, started: float, usage: Usage) -> Stopped | None:
         entry, rules = self._entry(prefix.key), self.rules
         surcharge, saved = rules.write - 1, 1 - rules.read
-        if usage.cached_tokens >= _LEAST_READ_SHARE * prefix.tokens:
+        if usage.cached_tokens >= LEAST_READ_SHARE * prefix.tokens:
             entry.reads += 1
             self._works = True
             self._lost = max(0.0, self._lost - saved * prefix.tokens)
@@ -265,6 +253,7 @@ class CacheEntries:
     def _release(self, lead: Lead, *, readable: bool) -> None:
         self._leads.discard(lead)
         lead.released = True
+        lead.readable = lead.readable or readable
         for key in lead.keys:
             entry = self._entries.get(key)
             if entry is not None and entry.lead is lead:
@@ -272,12 +261,24 @@ class CacheEntries:
                 if readable:
                     entry.last = lead.started
 
-    def _routed(self, prefix: SharedPrefix, now: float) -> Chosen:
+    def _explicit(self, mark: CacheMark, now: float, counted: tuple[SharedPrefix, ...]) -> Chosen | None:
+        explicit = self.explicit
+        use = None if explicit is None else explicit.choose(mark.prefixes, now, creates=bool(counted))
+        if explicit is None or use is None:
+            return None
+        lead = None
+        if use.does == "create":
+            lead = self._new_lead((), now)
+            explicit.led(use.prefix, lead)
+        return Chosen(CacheMark((use.prefix,), explicit=use.does), lead, counted)
+
+    def _routed(self, prefix: SharedPrefix, now: float, counted: tuple[SharedPrefix, ...]) -> Chosen:
         key = self._routing_key(prefix, now)
         starts, entry = self._entry(prefix.key).by_key, self._entry(key)
         starts.setdefault(key, deque()).append(now)
         leads = entry.lead is None and not self._is_warm(entry, now)
-        return Chosen(CacheMark((prefix,), routing_key=key), self._new_lead((key,), now) if leads else None)
+        lead = self._new_lead((key,), now) if leads else None
+        return Chosen(CacheMark((prefix,), routing_key=key), lead, counted)
 
     def _routing_key(self, prefix: SharedPrefix, now: float) -> str:
         """Return the first routing key that may receive another request this minute."""

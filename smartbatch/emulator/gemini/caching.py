@@ -140,12 +140,10 @@ def _create(
     seconds = _seconds(found(fields, "ttl") or _LIFETIME)
     cache = ExplicitCache(
         f"cachedContents/{context.backend.new_id()}", account, model, tokens,
-        context.now, context.now + seconds, rates_of(model).storage,
+        context.now, context.now + seconds, rates_of(model).storage, found(fields, "displayName"),
     )  # fmt: skip
     context.backend.caches.create(cache)
-    display = found(fields, "displayName")
-    shape = _shape(cache, context) | ({"displayName": display} if display else {})
-    return evolve(json_reply(shape), billed=tokens, cache_saved=-tokens - cache.stored)
+    return evolve(json_reply(_shape(cache, context)), billed=tokens, cache_saved=-tokens - cache.stored)
 
 
 def _expire(
@@ -178,7 +176,8 @@ def _list(head: Head, live: list[ExplicitCache], context: BatchContext) -> Serve
 
 
 def _shape(cache: ExplicitCache, context: BatchContext) -> dict[str, Any]:
-    return {
+    display = {} if cache.display_name is None else {"displayName": cache.display_name}
+    return display | {
         "name": cache.id,
         "model": f"models/{cache.model}",
         "createTime": context.rfc3339(cache.created_at),

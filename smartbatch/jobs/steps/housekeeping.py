@@ -19,6 +19,7 @@ from smartbatch.jobs.wiring import JobRuntime
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi, RemoteKind
+from smartbatch.providers.cache_api import CacheApi
 from smartbatch.providers.file_api import FileApi
 
 LONGEST_PAUSE_SECONDS = DAY  # between attempts at a failing deletion
@@ -35,7 +36,7 @@ def delete_next(runtime: JobRuntime) -> bool:
     objects, wall = runtime.store.remote_objects, runtime.wall()
     for account in objects.accounts(wall):
         provider = runtime.provider_of(account)
-        if provider is None or (provider.batches() is None and provider.files() is None):
+        if provider is None or not (provider.batches() or provider.files() or provider.caches()):
             continue
         one = objects.take(account.scope, at=wall, most=runtime.limits.deletions_per_hour)
         if one is not None:
@@ -45,22 +46,22 @@ def delete_next(runtime: JobRuntime) -> bool:
 
 
 def _delete(runtime: JobRuntime, provider: Provider, one: RemoteObject) -> None:
-    if one.kind is RemoteKind.UPLOAD:
-        files = provider.files()
-        if files is not None:
-            _attempt(runtime, one, files, partial(_delete_upload, runtime, files, one))
+    if one.kind in (RemoteKind.UPLOAD, RemoteKind.CACHE):
+        named = provider.files() if one.kind is RemoteKind.UPLOAD else provider.caches()
+        if named is not None:
+            _attempt(runtime, one, named, partial(_delete_named, runtime, named, one))
         else:
             runtime.store.remote_objects.postpone(one, runtime.wall() + DAY)  # another process may
     elif (api := provider.batches()) is not None:
         _delete_of_batch(runtime, api, one)
 
 
-def _delete_upload(runtime: JobRuntime, files: FileApi, one: RemoteObject) -> bool:
-    """Delete an uploaded file. If the outcome of its upload is unknown, it is only searched for."""
+def _delete_named(runtime: JobRuntime, api: FileApi | CacheApi, one: RemoteObject) -> bool:
+    """Delete an uploaded file or a cache. If its creation has an unknown outcome, it is only searched for."""
     if one.id:
-        files.delete(one.id, runtime.limits.call_timeout)
+        api.delete(one.id, runtime.limits.call_timeout)
         return True
-    found = files.find(one.name or "", runtime.limits.call_timeout)
+    found = api.find(one.name or "", runtime.limits.call_timeout)
     if found is None:
         return True
     runtime.store.remote_objects.found(one, found.id, at=runtime.wall())
@@ -87,7 +88,7 @@ def _delete_of_batch(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> N
 
 
 def _attempt(
-    runtime: JobRuntime, one: RemoteObject, api: BatchApi | FileApi, delete: Callable[[], bool]
+    runtime: JobRuntime, one: RemoteObject, api: BatchApi | FileApi | CacheApi, delete: Callable[[], bool]
 ) -> None:
     """Call ``delete``, which returns whether the object is gone."""
     objects = runtime.store.remote_objects
@@ -115,5 +116,5 @@ def _attempt(
     # 3. it was deleted, or was missing
     if gone:
         objects.remove(one)
-        if one.kind is not RemoteKind.BATCH:
+        if one.kind not in (RemoteKind.BATCH, RemoteKind.CACHE):
             storage.freed(runtime, one.scope)

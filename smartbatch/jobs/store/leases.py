@@ -36,7 +36,7 @@ _SELECT_CLAIMABLE = (
     ORDER BY CASE WHEN j.state = {done} THEN 1 ELSE 0 END, j.no"""
 )
 JOB_OF_LEASE = "SELECT no FROM job WHERE id = ? AND epoch = ? AND owner = ?{for_update}"
-_OWNERS_WITH_WORK = "SELECT owner FROM job UNION SELECT sender FROM remote_object WHERE id = ''"
+_OWNERS_WITH_WORK = "SELECT owner FROM job UNION SELECT sender FROM remote_object WHERE sender <> ''"
 _POLL_NOW = "UPDATE shard SET due_at = 0 WHERE job = ? AND state = {submitted} AND tries = 0"
 RENEW_LEASE = "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND owner = ?"
 

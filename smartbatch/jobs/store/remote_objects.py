@@ -23,6 +23,7 @@ from smartbatch.jobs.store.database import (
     encoded,
     record_of,
 )
+from smartbatch.jobs.store.leases import Owner
 from smartbatch.jobs.store.schema import maker
 from smartbatch.providers.batch_api import RemoteKind
 
@@ -58,6 +59,7 @@ class StoredFiles:
 @frozen
 class RemoteObjectTable:
     db: Database
+    owner: Owner
 
     def accounts(self, due: float | None = None) -> list[RemoteAccount]:
         """Return the accounts with objects, or only those with one to delete at the Unix time ``due``."""
@@ -103,9 +105,11 @@ class RemoteObjectTable:
             while (found := tx.row(_NEXT, scope, at)) is not None:
                 *_, job, retention = found
                 one = _remote_object(found)
-                # 1. the job is not done, or finished again later; or a file is in use: wait
+                # 1. the job is not done, or finished again later; or a file or cache is in use: wait
                 if one.kind is RemoteKind.UPLOAD:
                     ready = _unused_at(tx, one.no, retention, at)
+                elif one.kind is RemoteKind.CACHE:
+                    ready = self._unused_cache_at(tx, one.no, at)
                 else:
                     ready = _ready_at(tx, job, retention, at)
                 if ready > at:
@@ -121,6 +125,11 @@ class RemoteObjectTable:
             return None
 
         return self.db.write(work)
+
+    def _unused_cache_at(self, tx: Transaction, no: int, at: float) -> float:
+        [(sender, expires_at)] = tx.rows("SELECT sender, expires_at FROM remote_object WHERE no = ?", no)
+        in_use = sender is not None and expires_at > at and self.owner.sees_alive(sender)
+        return at + MINUTE if in_use else at
 
     def found(self, one: RemoteObject, file_id: str, *, at: float) -> None:
         """Store the id of an uploaded file that is to be deleted now."""

@@ -161,7 +161,8 @@ TABLES = (
     )""",
     "CREATE INDEX turnaround_model ON turnaround (model, no)",
     "CREATE TABLE owner (id TEXT NOT NULL PRIMARY KEY, host TEXT NOT NULL, pid {int} NOT NULL, since {real})",
-    # what providers store for batches that have ended (then with its job) and files uploaded for prompts;
+    # what providers store for batches that have ended (then with its job), files uploaded for prompts, and
+    # explicit prompt caches, whose sender uses them;
     # retention: seconds after the end of the job, or the last use; due_at: time of the next attempt to delete
     # it; file_key: content of a file that may be used; sender: owner that uploads it, while its id is empty
     """CREATE TABLE remote_object (

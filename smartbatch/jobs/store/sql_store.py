@@ -46,6 +46,7 @@ from smartbatch.jobs.store.job_files import JobFiles
 from smartbatch.jobs.store.job_overview import JobOverview
 from smartbatch.jobs.store.jobs import JobTable
 from smartbatch.jobs.store.leases import Counted, FileLocks, LeaseTable, Owner, OwnerLocks, leased
+from smartbatch.jobs.store.prompt_caches import CacheTable
 from smartbatch.jobs.store.remote_objects import RemoteObjectTable
 from smartbatch.jobs.store.schema import incident_row
 from smartbatch.jobs.store.shards import ShardTable
@@ -97,7 +98,8 @@ class SqlStore:
         self.overview = JobOverview(database, self.jobs)
         self.items = ItemTable(database, self.leases)
         self.shards = ShardTable(database, self.leases)
-        self.remote_objects = RemoteObjectTable(database)
+        self.remote_objects = RemoteObjectTable(database, self._owner)
+        self.caches = CacheTable(database, self._owner, rng)
         self.uploads = UploadTable(database, self.leases, self._owner, rng)
         self.webhook_events = WebhookEventTable(database)
         self.facts = FactTable(database, self.leases)

@@ -20,6 +20,7 @@ from smartbatch._fork import one_at_a_time
 from smartbatch.errors import ConfigError
 from smartbatch.providers.base import AnswerStream, Capabilities, FlexTier, Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.cache_api import CacheApi
 from smartbatch.providers.cache_marks import gemini_rules
 from smartbatch.providers.error_reader import ErrorReader, ServiceAddress
 from smartbatch.providers.file_api import FileApi
@@ -30,9 +31,9 @@ from smartbatch.providers.gemini.bodies import (
     MAX_TEXTS,
     check_request,
     embed_body,
-    generate_body,
     resource,
 )
+from smartbatch.providers.gemini.caches import GeminiCaches, body_of
 from smartbatch.providers.gemini.errors import ERRORS, FLEX_TIER
 from smartbatch.providers.gemini.files import GeminiFiles
 from smartbatch.providers.hosts import HOSTS
@@ -118,13 +119,13 @@ class ContentProvider(Provider):
 
     def body(self, request: Request, model: str) -> dict[str, Any]:
         """Return the body of a call."""
-        return generate_body(request, model)
+        return body_of(request, model)
 
     def check(self, request: Request, *, model: str) -> None:
         check_request(request, model)
 
     def caching(self, model: str) -> CachingRules | None:
-        return gemini_rules(model)
+        return gemini_rules(model).without_explicit()
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
         return True
@@ -217,7 +218,11 @@ class GeminiProvider(ContentProvider):
             api_version=version,
         )
         self._batches = GeminiBatches(self.scope, self._errors, self._batch_sdk.get)
+        self._caches = GeminiCaches(self.scope, self._errors, self._batch_sdk.get)
         self._files = GeminiFiles(self.scope, self._errors, self._batch_sdk.get)
+
+    def caching(self, model: str) -> CachingRules | None:
+        return gemini_rules(model)
 
     def embed(
         self,
@@ -245,6 +250,10 @@ class GeminiProvider(ContentProvider):
     def files(self) -> FileApi:
         self.network.open_batches()
         return self._files
+
+    def caches(self) -> CacheApi:
+        self.network.open_batches()
+        return self._caches
 
 
 def _check_key(key: str | None) -> str:

@@ -6,7 +6,8 @@ from collections import Counter
 
 from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.core.prefixes.batch_reads import FORGOTTEN_SECONDS, BatchReads
-from smartbatch.core.prefixes.entries import CacheEntries, Urgency
+from smartbatch.core.prefixes.entries import CacheEntries
+from smartbatch.core.prefixes.leads import Urgency
 from smartbatch.core.prefixes.savings import NO_SAVING, KnownCaching, PrefixSavings
 from smartbatch.shared_prefixes import CacheMark, CachingRules, SharedPrefix
 from smartbatch.types import Generation, Request

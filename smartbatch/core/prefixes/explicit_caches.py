@@ -1,0 +1,215 @@
+"""Which calls of a list create and read explicit caches, and when a cache is no longer needed.
+
+An explicit cache is always found, but its creation costs as much as its tokens, and its storage costs more
+with every hour. A list creates one for a beginning if the uses that are left save more than the creation and
+an hour of storage cost, compared with the implicit cache, which is found only sometimes. Requests with an
+unknown number of uses only read existing caches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Literal
+
+from attrs import define, frozen
+
+from smartbatch.core.prefixes.leads import Lead, Urgency
+from smartbatch.shared_prefixes import CachingRules, SharedPrefix
+from smartbatch.usage import Usage
+
+LIFETIME_SECONDS = 3600.0
+"""Requested for each cache. A list that takes longer creates another one if that still pays off."""
+IDLE_SECONDS = 600.0
+"""A cache is deleted if no request has used it for this long, even if uses are left."""
+MAX_BEGINNINGS = 4_096
+LEAST_READ_SHARE = 0.4
+"""An entry was read if at least this share of its estimated tokens, which may be too high, was read."""
+_MARGIN = 0.95  # share of the lifetime for which a cache is relied on
+_MAX_FAILURES = 2  # creations that had no effect, until no more are tried
+_EXPECTED_HITS, _EXPECTED_TRIES = 4.0, 8.0  # of the implicit cache, in addition to those observed
+
+
+@frozen
+class ExplicitUse:
+    """What a call does with the explicit cache of a beginning."""
+
+    prefix: SharedPrefix
+    does: Literal["create", "read"]
+
+
+@define(eq=False)
+class _Beginning:
+    known: SharedPrefix | None = None  # as found in the latest list
+    begun: int = 0  # calls of this list that are under way or were answered
+    answered: int = 0
+    lead: Lead | None = None  # the latest call that created the cache
+    exists: bool = False  # the cache may exist
+    in_flight: int = 0  # calls that use it
+    used: float = -math.inf  # start of the latest call that used it
+    failures: int = 0
+
+    def is_live(self, now: float) -> bool:
+        lead = self.lead
+        return lead is not None and lead.readable and now < lead.started + _MARGIN * LIFETIME_SECONDS
+
+    @property
+    def is_unneeded(self) -> bool:
+        known = self.known
+        return self.in_flight == 0 and known is not None and self.answered >= known.uses
+
+
+class ExplicitCaches:
+    """The explicit caches of one model, as part of its cache entries.
+
+    Args:
+        rules: with a price of storage.
+    """
+
+    def __init__(self, rules: CachingRules, storage: float) -> None:
+        self._rules = rules
+        self._storage = storage
+        self._beginnings: OrderedDict[str, _Beginning] = OrderedDict()
+        self._existing: dict[str, _Beginning] = {}
+        self._unneeded: list[str] = []
+        self._hits, self._tries = _EXPECTED_HITS, _EXPECTED_TRIES  # of the implicit cache
+        self._works = False
+        self._failures = 0
+
+    def choose(self, prefixes: Sequence[SharedPrefix], now: float, *, creates: bool) -> ExplicitUse | None:
+        """Choose the explicit cache for a call that starts now; ``None`` if the implicit one saves more.
+
+        Args:
+            prefixes: the beginnings of the request, shortest first.
+            creates: whether the call may create a cache. If so, it is one of the known uses.
+        """
+        share = (1 - self._rules.read) * self._hits / self._tries
+        best, found = share * prefixes[-1].tokens, None
+        for prefix in prefixes:
+            beginning = self._beginning(prefix)
+            if creates:
+                self._count(beginning, prefix)
+            gain = self._gain(beginning, prefix, now, creates=creates)
+            if gain > best:
+                best, found = gain, prefix
+        if found is None:
+            return None
+        beginning = self._beginning(found)
+        beginning.in_flight += 1
+        beginning.used = now
+        return ExplicitUse(found, "read" if beginning.is_live(now) else "create")
+
+    def led(self, prefix: SharedPrefix, lead: Lead) -> None:
+        """Note the call that creates a cache."""
+        beginning = self._existing[prefix.key] = self._beginning(prefix)
+        beginning.lead, beginning.exists = lead, True
+
+    def lead_of(
+        self, prefixes: Sequence[SharedPrefix], now: float, urgency: Urgency, left: float
+    ) -> Lead | None:
+        """Return the call that is creating a cache, if waiting for it pays off.
+
+        Args:
+            left: seconds for which an answer usually has not begun after a call has started.
+        """
+        for prefix in reversed(prefixes):
+            beginning = self._beginnings.get(prefix.key)
+            if beginning is None or (lead := beginning.lead) is None or lead.released:
+                continue
+            seconds = max(0.0, lead.started + left - now)
+            return lead if urgency.pays(prefix, 1 - self._rules.read, seconds) else None
+        return None
+
+    def reads(self, prefixes: Sequence[SharedPrefix], now: float) -> bool:
+        """Whether a cache of one of the beginnings can be read."""
+        found = (self._beginnings.get(prefix.key) for prefix in prefixes)
+        return any(beginning is not None and beginning.is_live(now) for beginning in found)
+
+    def ended(
+        self,
+        counted: Sequence[SharedPrefix],
+        used: SharedPrefix | None,
+        started: float,
+        usage: Usage | None,
+    ) -> None:
+        """Note the end of a call.
+
+        Args:
+            counted: the beginnings of the request, if it is one of the known uses.
+            used: the beginning whose explicit cache it used.
+            usage: ``None`` if the call failed or reported none.
+        """
+        if used is not None:
+            beginning = self._beginning(used)
+            beginning.in_flight -= 1
+            beginning.used = max(beginning.used, started)
+            lead = beginning.lead
+            if usage is not None and usage.cached_tokens >= LEAST_READ_SHARE * used.tokens:
+                self._works = True
+            elif lead is not None and lead.released and (usage is not None or not lead.readable):
+                beginning.lead = None
+                beginning.failures += usage is not None  # otherwise, the request failed
+                self._failures += usage is not None
+        for prefix in counted:
+            beginning = self._beginning(prefix)
+            if beginning.known is prefix:
+                beginning.begun -= usage is None
+                beginning.answered += usage is not None
+            if beginning.exists and beginning.is_unneeded:
+                self._release(prefix.key, beginning)
+
+    def observe_implicit(self, prefix: SharedPrefix, usage: Usage) -> None:
+        """Note whether a request found its beginning in the implicit cache."""
+        self._tries += 1
+        self._hits += usage.cached_tokens >= LEAST_READ_SHARE * prefix.tokens
+
+    def expire(self, now: float) -> float:
+        """Release the caches that were not used for long. Return the time of the next release."""
+        following = math.inf
+        for key, beginning in list(self._existing.items()):
+            at = beginning.used + IDLE_SECONDS
+            if beginning.in_flight == 0 and at <= now:
+                self._release(key, beginning)
+            else:
+                following = min(following, max(at, now + 1.0))
+        return following
+
+    def take_unneeded(self) -> list[str]:
+        """Return the keys of the beginnings whose caches are to be deleted, once."""
+        taken, self._unneeded = self._unneeded, []
+        return taken
+
+    def _gain(self, beginning: _Beginning, prefix: SharedPrefix, now: float, *, creates: bool) -> float:
+        """Return the input tokens that a request saves; a creation is spread over the uses that are left."""
+        saved = (1 - self._rules.read) * prefix.tokens
+        if beginning.is_live(now):
+            return saved
+        left = prefix.uses - beginning.begun + 1
+        is_led = beginning.lead is not None and not beginning.lead.readable
+        if not creates or not prefix.uses or left < 1 or is_led or self._gave_up(beginning):
+            return 0.0
+        return saved - (1 + self._storage) * prefix.tokens / left
+
+    def _gave_up(self, beginning: _Beginning) -> bool:
+        return beginning.failures >= _MAX_FAILURES or (not self._works and self._failures >= _MAX_FAILURES)
+
+    def _count(self, beginning: _Beginning, prefix: SharedPrefix) -> None:
+        if beginning.known is not prefix:
+            beginning.known, beginning.begun, beginning.answered, beginning.failures = prefix, 0, 0, 0
+        beginning.begun += 1
+
+    def _release(self, key: str, beginning: _Beginning) -> None:
+        beginning.lead, beginning.exists = None, False
+        self._existing.pop(key, None)
+        self._unneeded.append(key)
+
+    def _beginning(self, prefix: SharedPrefix) -> _Beginning:
+        beginning = self._beginnings.get(prefix.key)
+        if beginning is None:
+            beginning = self._beginnings[prefix.key] = _Beginning()
+            if len(self._beginnings) > MAX_BEGINNINGS:
+                key, oldest = next(iter(self._beginnings.items()))
+                if not oldest.exists and not oldest.in_flight:
+                    del self._beginnings[key]
+        return beginning
