@@ -87,7 +87,7 @@ class CacheEntries:
         self._works = False  # an entry has been read
         self._marked = 0  # calls in flight with marks
         # None if there are none
-        self.explicit = None if rules.storage is None else ExplicitCaches(rules, rules.storage)
+        self.explicit = None if rules.storage is None else ExplicitCaches(rules)
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
 
     def recognize(self, ends: Sequence[SharedPrefix], now: float) -> CacheMark | None:

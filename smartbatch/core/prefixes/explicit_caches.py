@@ -31,6 +31,18 @@ _MAX_FAILURES = 2  # creations that had no effect, until no more are tried
 _EXPECTED_HITS, _EXPECTED_TRIES = 4.0, 8.0  # of the implicit cache, in addition to those observed
 
 
+def saved_share(rules: CachingRules, uses: int) -> float:
+    """Return the share of a beginning's price that each of its uses saves with a cache that is yet to be
+    created and stored for an hour; negative for a loss.
+    """
+    return 1 - rules.read - (1 + (rules.storage or 0.0)) / uses
+
+
+def pays(rules: CachingRules, uses: int) -> bool:
+    """Whether a cache probably saves more than the implicit one, before any hits of that one are known."""
+    return saved_share(rules, uses) > (1 - rules.read) * _EXPECTED_HITS / _EXPECTED_TRIES
+
+
 @frozen
 class ExplicitUse:
     """What a call does with the explicit cache of a beginning."""
@@ -67,9 +79,8 @@ class ExplicitCaches:
         rules: with a price of storage.
     """
 
-    def __init__(self, rules: CachingRules, storage: float) -> None:
+    def __init__(self, rules: CachingRules) -> None:
         self._rules = rules
-        self._storage = storage
         self._beginnings: OrderedDict[str, _Beginning] = OrderedDict()
         self._existing: dict[str, _Beginning] = {}
         self._unneeded: list[str] = []
@@ -189,7 +200,7 @@ class ExplicitCaches:
         is_led = beginning.lead is not None and not beginning.lead.readable
         if not creates or not prefix.uses or left < 1 or is_led or self._gave_up(beginning):
             return 0.0
-        return saved - (1 + self._storage) * prefix.tokens / left
+        return saved_share(self._rules, left) * prefix.tokens
 
     def _gave_up(self, beginning: _Beginning) -> bool:
         return beginning.failures >= _MAX_FAILURES or (not self._works and self._failures >= _MAX_FAILURES)

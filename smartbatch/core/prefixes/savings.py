@@ -8,6 +8,7 @@ from functools import lru_cache
 from attrs import evolve, field, frozen
 
 from smartbatch.core.prefixes.batch_reads import BatchReads
+from smartbatch.core.prefixes.explicit_caches import pays
 from smartbatch.shared_prefixes import CachingRules, SharedPrefix
 from smartbatch.types import Request
 from smartbatch.usage import Usage
@@ -35,6 +36,7 @@ _HIT_RATES = {
     ("order", False): (0.0, 0.5, 0.9),
     ("order", True): (0.0, 0.5, 0.9),
 }
+_STORED_HOURS = (1.0, 0.5, 0.0)  # of an explicit cache: low, expected and high saving
 
 
 @frozen
@@ -93,6 +95,11 @@ class PrefixSavings:
             longer = tokens if batch and rules.long_write is not None else 0
             write = plain - priced(Usage(tokens, cache_write_tokens=tokens, cache_write_1h_tokens=longer))
             read = plain - priced(Usage(tokens, cached_tokens=tokens))
+            if not batch and rules.storage is not None and pays(rules, uses):
+                for place, hours in enumerate(_STORED_HOURS):
+                    spent = round(tokens * (1 + hours * rules.storage))
+                    totals[place] += uses * read - priced(Usage(explicit_cache_tokens=spent))
+                continue
             for place, hits in enumerate(rates):
                 totals[place] += write + (uses - 1) * (hits * read + (1 - hits) * write)
         return Saving(*totals)
