@@ -30,6 +30,9 @@ APPLICATION_VARIABLES = ("SMARTBATCH_MODEL", "SMARTBATCH_WEB_TIMEOUT", "SMARTBAT
 _TABLES = ("prices", "hosts")
 """Settings that have no variable."""
 
+_NONE_IS_A_VALUE = ("batch_retention",)
+"""Settings for which ``None`` is a value other than the default: as a keyword, too, it is not "not given"."""
+
 LARGE_QUEUE = 10_000
 DAY_SECONDS = 86_400
 
@@ -224,8 +227,8 @@ class BatchingConfig:
     )
     batch_retention: float | None = seconds(
         7 * DAY_SECONDS,
-        "Time after the end of a job until its batches and files at the provider are deleted; none keeps "
-        "them.",
+        "Time after the end of a job until its batches and files at the provider are deleted; none, or None "
+        "in Python, keeps them.",
         0,
         365 * DAY_SECONDS,
         optional=True,
@@ -329,7 +332,8 @@ class BatchingConfig:
                 ``pyproject.toml`` with ``[tool.smartbatch]``; or a mapping of the keys.
             environ: the environment variables; ``none`` stands for no value, and an empty string means "not
                 set".
-            overrides: keys as in the constructor; ``None`` means "not given".
+            overrides: keys as in the constructor; ``None`` means "not given", except for
+                ``batch_retention``, where it keeps everything, like ``"none"``.
 
         Raises:
             ConfigError: see the constructor; also for unknown keys, for variables with almost the name of a
@@ -343,7 +347,7 @@ class BatchingConfig:
             values.update(checked_table(_table(Path(file)), f"in {file}"))
         values.update(_from_environment(environ))
         for key, value in overrides.items():
-            if value is not None:
+            if value is not None or key in _NONE_IS_A_VALUE:
                 values[key] = _spec(key, key).check(key, value)
         return cls(**values)
 

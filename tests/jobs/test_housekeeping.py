@@ -29,10 +29,10 @@ SCOPE = "scope-1"
 def finished(client_of, clock, tmp_path):
     """Run a job to its end; return it with the provider's Batch API."""
 
-    def run(retention=KEPT, *, deletes=frozenset(RemoteKind)):
+    def run(*, deletes=frozenset(RemoteKind), **settings):
         remote = Remote(clock)
         remote.api.abilities = evolve(remote.api.abilities, deletes=deletes)
-        client = client_of(remote, store=str(tmp_path / "jobs.db"), batch_retention=retention)
+        client = client_of(remote, store=str(tmp_path / "jobs.db"), **settings)
         job = client.submit_batch(["a", "b"])
         assert job.wait(DAY).completed == 2
         settle(job, clock)
@@ -52,7 +52,7 @@ def deletions(api):
 
 
 def test_batches_and_files_are_deleted_after_the_retention(finished, clock):
-    job, api = finished()
+    job, api = finished(batch_retention=KEPT)
     clock.sleep(KEPT - 30.0)
     assert deletions(api) == []
     clock.sleep(60.0)
@@ -64,21 +64,22 @@ def test_batches_and_files_are_deleted_after_the_retention(finished, clock):
 
 @pytest.mark.full
 def test_by_default_the_retention_is_a_week(finished, clock):
-    _, api = finished(None)  # not given
+    _, api = finished()
     clock.sleep(7 * DAY - 60.0)
     assert deletions(api) == []
     clock.sleep(120.0)
     assert len(deletions(api)) == 3
 
 
-def test_without_a_retention_everything_is_kept(finished, clock):
-    _, api = finished("none")
-    clock.sleep(2 * KEPT)
+@pytest.mark.parametrize("retention", ["none", None])
+def test_without_a_retention_everything_is_kept(retention, finished, clock):
+    _, api = finished(batch_retention=retention)
+    clock.sleep(8 * DAY)
     assert deletions(api) == []
 
 
 def test_what_a_forgotten_job_left_is_deleted_after_the_retention(finished, clock):
-    job, api = finished()
+    job, api = finished(batch_retention=KEPT)
     clock.sleep(KEPT / 2)
     job.forget()
     clock.sleep(KEPT / 2 - 30.0)
@@ -88,14 +89,14 @@ def test_what_a_forgotten_job_left_is_deleted_after_the_retention(finished, cloc
 
 
 def test_what_a_provider_does_not_delete_is_left_to_expire(finished, clock):
-    _, api = finished(deletes=frozenset({RemoteKind.INPUT}))
+    _, api = finished(batch_retention=KEPT, deletes=frozenset({RemoteKind.INPUT}))
     clock.sleep(2 * KEPT)
     assert deletions(api) == ["delete_file"]
 
 
 @pytest.mark.parametrize("refused", [True, False])
 def test_a_failed_deletion_is_repeated_unless_it_was_refused(refused, finished, clock, monkeypatch):
-    job, api = finished(deletes=frozenset({RemoteKind.BATCH}))
+    job, api = finished(batch_retention=KEPT, deletes=frozenset({RemoteKind.BATCH}))
     sent = []
 
     def fail(batch_id, _):
@@ -183,7 +184,7 @@ def test_records_of_what_is_never_deleted_end_when_it_has_expired(store, bench):
 
 @pytest.mark.parametrize("retention", [KEPT, "none"])
 def test_what_finished_jobs_left_can_be_deleted_at_once(retention, finished):
-    job, api = finished(retention)
+    job, api = finished(batch_retention=retention)
     engine = job._engine
     shown = engine.clean(remote=True, dry_run=True)
     assert sorted(one.kind.value for one in shown.deleted) == ["batch", "input", "output"]
@@ -197,7 +198,7 @@ def test_what_finished_jobs_left_can_be_deleted_at_once(retention, finished):
 
 
 def test_what_could_not_be_deleted_is_reported(finished, monkeypatch):
-    job, api = finished(deletes=frozenset({RemoteKind.INPUT, RemoteKind.BATCH}))
+    job, api = finished(batch_retention=KEPT, deletes=frozenset({RemoteKind.INPUT, RemoteKind.BATCH}))
 
     def fail(batch_id, _):
         raise ProviderError("no", kind=ErrorKind.NETWORK_ERROR)
