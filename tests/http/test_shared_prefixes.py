@@ -71,6 +71,13 @@ def test_in_real_time_one_request_leads_and_the_others_wait_for_its_first_byte(e
     assert all(result.usage.cached_tokens == written[0] for result in results[1:])
 
 
+@pytest.mark.full
+def test_requests_that_could_all_start_at_once_still_read_what_the_first_one_wrote():
+    with emulator(prompt_caching=True, latency=0.1) as emu, claude(emu, parallelism=60) as client:
+        results = client.generate(QUESTIONS[:60], system=SYSTEM, strategy="individual")
+    assert results.usage.cached_share > 0.95
+
+
 def test_documents_are_paid_once_each_if_the_questions_about_them_are_mixed(emu):
     documents = [f"Document {n}.\n" + f"It says {n} many times. " * 400 for n in range(6)]
     prompts = [f"{document}\nQuestion {n}: why?" for n in range(12) for document in documents]

@@ -5,7 +5,9 @@
 3. Until the answer to that call begins, no other call can read the entry. Requests that use it wait if
    waiting saves more than the time is worth. Otherwise, they are sent without a mark, because a second write
    would cost more.
-4. An entry whose writes are not read, or that is never written, is no longer used.
+4. Until an entry of the model has been read for the first time, only a few marked calls are in flight. Other
+   requests wait for their end, also only if this saves more than the time is worth.
+5. An entry whose writes are not read, or that is never written, is no longer used.
 
 For a list, the uses of a beginning are known. For single requests, they are only expected: a beginning that
 was used shortly before is written if unread writes have cost little so far.
@@ -86,6 +88,7 @@ class CacheEntries:
         self._sent = 0.0  # input tokens of all calls
         self._works = False  # an entry has been read
         self._marked = 0  # calls in flight with marks
+        self._proof: Lead | None = None  # stands for the first of them to end
         # None if there are none
         self.explicit = None if rules.storage is None else ExplicitCaches(rules)
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
@@ -116,12 +119,13 @@ class CacheEntries:
             entry = self._entries.get(key)
             if entry is None or entry.stopped:
                 continue
-            if self._is_warm(entry, now):
-                return None
-            lead = entry.lead
+            is_warm = self._is_warm(entry, now)
+            lead = self._proof if is_warm else entry.lead
             if lead is not None and not lead.released:
                 left = max(0.0, lead.started + self.first_byte - now)
                 return lead if urgency.pays(prefix, 1 - self.rules.read, left) else None
+            if is_warm:
+                return None
         return None
 
     def choose(self, mark: CacheMark | None, now: float, *, automatic: bool, creates: bool = False) -> Chosen:
@@ -158,6 +162,8 @@ class CacheEntries:
         if not chosen:
             return none
         self._marked += 1
+        if not self._works and self._marked == _MAX_UNPROVEN:
+            self._proof = self._add_lead((), now, _LONGEST_LEAD_SECONDS)
         return Chosen(CacheMark(tuple(chosen)), self._new_lead(led, now) if led else None)
 
     def began(self, lead: Lead, now: float) -> None:
@@ -182,7 +188,10 @@ class CacheEntries:
             mark = chosen.mark
             used = mark.prefixes[-1] if mark is not None and mark.explicit is not None else None
             self.explicit.ended(chosen.counted, used, started, usage)
-        self._marked -= chosen.mark is not None and bool(chosen.mark.prefixes) and self.rules.by == "marks"
+        if self.rules.by == "marks" and chosen.mark is not None and chosen.mark.prefixes:
+            self._marked -= 1
+            if self._proof is not None:
+                self._release(self._proof, readable=False)
         if usage is None:
             return []
         self._sent += usage.input_tokens
@@ -244,7 +253,10 @@ class CacheEntries:
 
     def _new_lead(self, keys: Sequence[str], now: float) -> Lead:
         patience = min(_LONGEST_LEAD_SECONDS, _LONGEST_LEAD_FACTOR * self.first_byte)
-        lead = Lead(now, now + max(_SHORTEST_LEAD_SECONDS, patience), tuple(keys))
+        return self._add_lead(keys, now, max(_SHORTEST_LEAD_SECONDS, patience))
+
+    def _add_lead(self, keys: Sequence[str], now: float, patience: float) -> Lead:
+        lead = Lead(now, now + patience, tuple(keys))
         self._leads.add(lead)
         for key in keys:
             self._entries[key].lead = lead

@@ -101,6 +101,23 @@ def test_few_calls_are_marked_until_the_cache_has_been_seen_to_work():
     assert all(choose(entries, 2.0).mark for _ in range(20))
 
 
+def test_further_calls_wait_until_the_cache_has_been_seen_to_work():
+    entries = CacheEntries(MARKS)
+    answered(entries, 0.0, WRITTEN)
+    calls = [choose(entries, 1.0) for _ in range(7)]
+    assert entries.lead_of(MARK, 1.0, PATIENT) is None
+    calls.append(choose(entries, 1.0))
+    proof = entries.lead_of(MARK, 1.0, PATIENT)
+    assert proof is not None
+    assert proof.must_wait(0.0)
+    hurried = Urgency(usd=1e-6, usd_per_second=1.0, calls=4)
+    assert entries.lead_of(MARK, 1.0, hurried) is None
+    entries.ended(calls[0], 1.0, READ)
+    assert not proof.must_wait(0.0)
+    assert entries.lead_of(MARK, 2.0, PATIENT) is None
+    assert all(choose(entries, 2.0).mark for _ in range(20))
+
+
 def test_an_entry_that_is_never_written_is_no_longer_used():
     entries = CacheEntries(MARKS)
     reports = [answered(entries, float(n), Usage(4_100, 10))[1] for n in range(3)]
