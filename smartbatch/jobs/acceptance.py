@@ -71,7 +71,7 @@ class Items:
     count: int = field(default=0, init=False)  # rows read so far
     _most: float = field(default=0.0, init=False)
     _models: set[str] = field(factory=set, init=False)
-    _prefixes: set[str] = field(factory=set, init=False)
+    _prefixes: set[str | None] = field(factory=set, init=False)  # the longest shared beginning of each row
     _uses: FileUses = field(factory=FileUses, init=False)
     _sizes: LineSizes = field(factory=LineSizes, init=False)
 
@@ -112,9 +112,13 @@ class Items:
 
     def policy(self) -> JobPolicy:
         """Return the policy of the job, known once all rows have been read."""
-        models, groups = tuple(sorted(self._models)), len(self._prefixes) > 1
-        policy = evolve(self._job.policy, models=models, groups=self._job.policy.groups or groups)
+        policy = self.described(self._job.policy)
         return policy if self._within is None else evolve(policy, budget=self._within(self._most))
+
+    def described(self, policy: JobPolicy) -> JobPolicy:
+        """Return ``policy`` with the models and groups of the rows read so far."""
+        models, groups = tuple(sorted(self._models)), len(self._prefixes) > 1
+        return evolve(policy, models=models, groups=policy.groups or groups)
 
     def _item(self, row: int, request: Request) -> NewItem:
         if kind_of(request).value != self._job.kind:
@@ -138,8 +142,7 @@ class Items:
         if request.cache is not None and not in_real_time and not self._marks(label):
             request = evolve(request, cache=None)
         payload = with_cache(payload, request.cache)
-        if request.cache is not None:
-            self._prefixes.add(request.cache.prefixes[-1].key)
+        self._prefixes.add(None if request.cache is None else request.cache.prefixes[-1].key)
         size = len(payload)
         if self._api is not None and not in_real_time:
             if request.priority > Priority.NORMAL:
@@ -223,7 +226,7 @@ def _with_further_rows(
     digest = items.digest()
 
     def extend(change: PolicyChange) -> JobRow | None:
-        policy = change(evolve(row.policy, deadline=deadline))
+        policy = change(items.described(evolve(row.policy, deadline=deadline)))
         return store.jobs.extend(row, further, digest, policy, at=at, uploaded=items.uploaded())
 
     extended = wiring.reopen(row.id, extend) or store.jobs.get(row.id) or row

@@ -211,11 +211,10 @@ def place_of(data: bytes) -> tuple[int | None, int | None]:
     return _read(data, lambda form: (form.get("row"), form.get("sample")))
 
 
-def prefix_of(data: bytes) -> str | None:
-    """Return the key of the longest beginning that an encoded request shares with others."""
-    found = _read(data, lambda form: form.get("cache")) if b'"cache"' in data else None
-    mark = _cache(found)
-    return mark.prefixes[-1].key if mark is not None and mark.prefixes else None
+def prefixes_of(data: bytes) -> tuple[SharedPrefix, ...]:
+    """Return the beginnings that an encoded request shares with others, shortest first."""
+    mark = _cache(_read(data, lambda form: form.get("cache"))) if b'"cache"' in data else None
+    return () if mark is None else mark.prefixes
 
 
 class RunningDigest:

@@ -75,7 +75,7 @@ class JobPolicy:
     traceparent: str | None = None  # span of the submitter (W3C Trace Context)
     models: tuple[str, ...] = field(default=(), converter=as_texts)  # the requests' models as provider:model
     caching: bool = False  # beginnings that requests share are marked for the provider's cache
-    groups: bool = False  # groups of requests share different beginnings, and should be neighbors in batches
+    groups: bool = False  # only some requests share a beginning; they should be neighbors in batches
 
 
 @frozen

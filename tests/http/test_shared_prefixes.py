@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -192,6 +193,19 @@ def test_requests_about_the_same_document_are_sent_one_after_the_other(emu):
         results = client.generate(prompts, strategy="individual")
     assert [result.context for result in results] == [prompt.context for prompt in prompts]
     assert sum(one != other for one, other in pairwise(sent)) < 10
+
+
+@pytest.mark.parametrize(
+    ("client_of", "most", "batches"),
+    [(claude, 22, [21, 18]), (partial(gpt, model="gpt-5.6"), 15, [15, 12, 12])],
+)
+def test_a_document_with_all_its_questions_is_in_one_batch(emu, client_of, most, batches):
+    documents = [f"Document {n}.\n" + f"It says {n} many times. " * 400 for n in range(6)]
+    prompts = [f"{document}\nQuestion {n}: why?" for n in range(6) for document in documents]
+    with client_of(emu, batch_max_requests=most) as client:
+        results = list(client.submit_batch(["Hello!", "Hi!", "Hey!", *prompts]).results())
+    assert [batch.total for batch in emu.ledger.batches] == batches
+    assert sum(result.usage.cache_write_tokens > 0 for result in results) == len(documents)
 
 
 @pytest.mark.full

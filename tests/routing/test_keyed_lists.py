@@ -144,6 +144,13 @@ def test_enough_added_rows_for_a_batch_go_by_batch_as_their_list_did(remote, cli
     assert remote.asked == []
 
 
+def test_added_rows_for_another_model_are_sent_to_that_model(client):
+    client.generate(PROMPTS, strategy="batch", key="labels")
+    further = [Request(f"q{n}", model="other") for n in range(20)]
+    results = client.generate([*PROMPTS, *further], key="labels")
+    assert [result.model.partition(":")[2] for result in results[30:]] == ["other"] * 20
+
+
 def test_equal_rows_share_an_answer_also_with_added_rows(client, remote):
     results = client.generate(["a", "b", "a", "a"], strategy="individual", key="labels")
     assert sorted(remote.asked) == ["a", "b"]

@@ -1,8 +1,9 @@
 """Division of a job into shards, and a check that the answers of a shard belong to its requests.
 
-Shards are cut in order, within the provider's limits, and of about equal size. If a provider's batches
-carry no label (Anthropic), only the number of requests identifies a batch, so shards of different sizes can
-be requested.
+Shards are cut in order, within the provider's limits, and of about equal size. A group of items that share a
+beginning stays in one shard if that costs few shards, because each batch writes the beginning to the cache
+again. If a provider's batches carry no label (Anthropic), only the number of requests identifies a batch, so
+shards of different sizes can be requested.
 
 Providers and gateways have swapped answers. :class:`Crosscheck` compares the billed prompt tokens of each
 answer with the estimate for the request that it names. The two differ by a factor and a constant, which are
@@ -17,16 +18,20 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate, groupby
 from statistics import median
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from attrs import frozen
 
 _LINE_END_BYTES = 1  # bytes of a line in addition to its item
 _MAX_DIFFERENT_SHARDS = 4  # maximum number of shards that the end of a list is divided into
 _MAX_DIVISIONS = 20_000  # divisions tried for the end of a list; they take well under 0.1 s
+_MAX_UNUSED = 1 / 4  # share of a shard that may stay unused so that no group is divided
+
+GroupPath: TypeAlias = tuple[int, ...]
+"""Numbers of the groups that an item belongs to, each of which contains the next one."""
 
 
 class Sized(Protocol):
@@ -53,18 +58,22 @@ def cut(
     max_requests: int,
     max_bytes: float,
     max_tokens: float,
+    groups: Mapping[int, GroupPath] | None = None,
     shared_bytes: float = math.inf,
     shared_tokens: float = math.inf,
     distinct: bool = False,
     taken_sizes: Collection[int] = (),
 ) -> Cut:
-    """Cut ``items`` into as few shards as their order and the limits allow, each of about the same size.
+    """Cut ``items`` into as few shards as their order, the limits and groups allow, each of about the same
+    size.
 
     Args:
-        items: in the order in which they are sent.
+        items: in the order in which they are sent: by their groups, if they have any.
         max_requests: maximum items per shard, 1 or more.
         max_bytes: maximum bytes of a shard's lines; the caller subtracts the overhead of a batch.
         max_tokens: maximum estimated input tokens per shard: the enqueued-token limit, or infinity.
+        groups: by position in the job. A shard ends before a group that would fit into the next one, unless
+            a quarter of it or more would stay unused.
         distinct: make all sizes different if possible, largest first, at the cost of one or two more shards.
         shared_bytes: like ``max_bytes``, but only for shards of several items: a larger item gets its own
             shard.
@@ -81,7 +90,8 @@ def cut(
     for item in items:
         fits = item.size + _LINE_END_BYTES <= max_bytes and item.tokens <= max_tokens
         (fitting if fits else too_big).append(item)
-    row = _ItemRow(fitting, max_requests, min(max_bytes, shared_bytes), min(max_tokens, shared_tokens))
+    paths = [groups.get(item.ix, ()) for item in fitting] if groups else []
+    row = _ItemRow(fitting, paths, max_requests, min(max_bytes, shared_bytes), min(max_tokens, shared_tokens))
     sizes = _different(row, frozenset(taken_sizes)) if distinct else _even(row)
     shards: list[tuple[int, ...]] = []
     start = 0
@@ -92,21 +102,59 @@ def cut(
 
 
 class _ItemRow:
-    def __init__(self, items: Sequence[Sized], requests: int, size: float, tokens: float) -> None:
+    """
+    Args:
+        paths: the groups of each item; empty if there are no groups.
+    """
+
+    def __init__(
+        self, items: Sequence[Sized], paths: Sequence[GroupPath], requests: int, size: float, tokens: float
+    ) -> None:
         self.length = len(items)
         self._requests = requests
         self._limits = (
             (list(accumulate((item.size + _LINE_END_BYTES for item in items), initial=0)), size),
             (list(accumulate((item.tokens for item in items), initial=0)), tokens),
         )
+        # ends of shards that divide no group
+        self._borders: Sequence[int] = range(self.length + 1)
+        if paths:
+            self._borders = [*self._borders_in(paths, 0, self.length, 0), self.length]
 
-    def end(self, start: int) -> int:
-        """Return the end of the longest shard that begins at ``start``; it contains at least one item."""
+    def _borders_in(self, paths: Sequence[GroupPath], first: int, last: int, level: int) -> Iterator[int]:
+        """Yield the positions from ``first`` to before ``last`` that are not within a group to be kept whole.
+
+        A group is kept whole if it fits into a shard. If it contains groups and is so large that little else
+        fits, these are kept whole instead.
+        """
+        for _, positions in groupby(range(first, last), lambda at: paths[at][: level + 1]):
+            run = list(positions)
+            begin, end, limit = run[0], run[-1] + 1, self._limit(run[0])
+            divisible = len(paths[end - 1]) > level + 1 and len(run) > (limit - begin) * _MAX_UNUSED
+            if len(paths[begin]) <= level:  # in no group
+                yield from run
+            elif end <= limit and not divisible:
+                yield begin
+            else:
+                yield from self._borders_in(paths, begin, end, level + 1)
+
+    def _limit(self, start: int) -> int:
+        """Return the end of the longest shard that begins at ``start``, at least one item later."""
         end = min(start + self._requests, self.length)
         for sums, limit in self._limits:
             if sums[end] - sums[start] > limit:
                 end = bisect_right(sums, sums[start] + limit, start, end) - 1
         return max(end, min(start + 1, self.length))
+
+    def end(self, start: int) -> int:
+        """Return the end of the longest shard that begins at ``start`` and, if possible, divides no group."""
+        limit = self._limit(start)
+        border = self._borders[bisect_right(self._borders, limit) - 1]
+        return border if border >= self.least_end(start, limit) else limit
+
+    @staticmethod
+    def least_end(start: int, limit: int) -> int:
+        return limit - int((limit - start) * _MAX_UNUSED)
 
     def begin(self, end: int) -> int:
         low, high = max(0, end - self._requests), end - 1
@@ -118,6 +166,17 @@ class _ItemRow:
                 low = middle + 1
         return low
 
+    def borders(self, low: int, high: int) -> Sequence[int]:
+        """Return the ends from ``low`` to ``high``, both included, that divide no group."""
+        return self._borders[bisect_left(self._borders, low) : bisect_right(self._borders, high)]
+
+    def ends(self, low: int, high: int) -> Iterator[int]:
+        """Yield all ends from ``low`` to ``high``, first those that divide no group."""
+        borders = self.borders(low, high)
+        yield from borders
+        if len(borders) <= high - low:
+            yield from range(low, high + 1)
+
 
 def _even(row: _ItemRow) -> list[int]:
     """Return the sizes of as few shards as possible, each about an equal share of the rest."""
@@ -128,8 +187,10 @@ def _even(row: _ItemRow) -> list[int]:
         begins.append(row.begin(begins[-1]))
     sizes, start = [], 0
     for left in range(len(begins) - 1, 0, -1):
-        share = -(-(row.length - start) // left)
-        end = min(row.end(start), max(begins[left - 1], start + share))
+        share, most = start - (start - row.length) // left, row.end(start)
+        end = min(most, max(begins[left - 1], share))
+        borders = row.borders(max(begins[left - 1], start + 1), most)
+        end = min(borders, key=lambda border: abs(border - end), default=end)
         sizes.append(end - start)
         start = end
     return sizes
@@ -147,11 +208,13 @@ def _different(row: _ItemRow, taken: frozenset[int]) -> list[int]:
             ending = _ending(row, start, used)
             if ending is not None:
                 return [*sizes, *ending]
-        # 2. The largest unused size between the maximum and half of it.
-        size = next((size for size in range(most, most // 2, -1) if size not in used), None)
+        # 2. The largest unused size between the maximum and half of it, preferably one that divides no group.
+        whole = reversed(row.borders(row.least_end(start, start + most), start + most))
+        choices = [end - start for end in (*whole, *range(start + most, start + most // 2, -1))]
+        size = next((size for size in choices if size not in used), None)
         if size is None:
             used = set(taken)
-            size = next((size for size in range(most, most // 2, -1) if size not in used), most)
+            size = next((size for size in choices if size not in used), most)
         used.add(size)
         sizes.append(size)
         start += size
@@ -161,8 +224,8 @@ def _different(row: _ItemRow, taken: frozenset[int]) -> list[int]:
 def _ending(row: _ItemRow, start: int, used: set[int]) -> list[int] | None:
     """Return as few unused, different sizes as possible that add up to the rest from ``start``, or ``None``.
 
-    For each number of sizes, tries values from an equal share upwards for the first one, and divides the rest
-    in the same way. Gives up after a fixed number of tries.
+    For each number of sizes, tries values from an equal share upwards for the first one, those that divide no
+    group before the others, and divides the rest in the same way. Gives up after a fixed number of tries.
     """
     tries = iter(range(_MAX_DIVISIONS))
 
@@ -170,12 +233,14 @@ def _ending(row: _ItemRow, start: int, used: set[int]) -> list[int] | None:
         left, most = row.length - start, row.end(start) - start
         if parts == 1:
             return [left] if left <= most and left not in used else None
-        for size in range(-(-left // parts), min(most, left - 1) + 1):  # from an equal share upwards
+        equal_share = -(-left // parts)
+        for end in row.ends(start + equal_share, start + min(most, left - 1)):
             if next(tries, None) is None:
                 return None
+            size = end - start
             if size in used:
                 continue
-            rest = divide(start + size, used | {size}, parts - 1)
+            rest = divide(end, used | {size}, parts - 1)
             if rest is not None:
                 return [size, *rest]
         return None

@@ -20,7 +20,7 @@ from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped, PriceUnknown
 from smartbatch.jobs.batch_caching import note_reads
-from smartbatch.jobs.payload import decode_request, is_chat, item_id, prefix_of
+from smartbatch.jobs.payload import decode_request, is_chat, item_id, prefixes_of
 from smartbatch.jobs.records import NewResult, StoredItem
 from smartbatch.jobs.shard_records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps.result_lines import (
@@ -181,7 +181,7 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
                 if is_chat(item.payload):
                     learned = calibration.of(decode_request(item.payload, shared, id=None))
                 learned.observe(item.tokens, answer.usage, shape.key)
-                if rules is not None and prefix_of(item.payload) is not None:
+                if rules is not None and prefixes_of(item.payload):
                     marked += answer.usage
         _report_dropped(step, items.values(), final, reader)
         before = step.runtime.publish_progress(before)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from attrs import evolve
 
-from smartbatch.core.batching.sharding import cut
+from smartbatch.core.batching.sharding import GroupPath, cut
 from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, SmartbatchError
 from smartbatch.jobs.job_budget import (
@@ -25,7 +25,7 @@ from smartbatch.jobs.job_budget import (
     pages,
     remaining_budget,
 )
-from smartbatch.jobs.payload import encode_error, model_of, prefix_of
+from smartbatch.jobs.payload import encode_error, model_of, prefixes_of
 from smartbatch.jobs.records import ACCOUNT_ERRORS, MINUTE, ItemState, NewResult, OpenItem, OverJobBudget
 from smartbatch.jobs.shard_records import (
     BEGUN_SHARDS,
@@ -96,8 +96,10 @@ def plan_shards(step: Step) -> bool:
         items = [item for item in items if item.ix in costs]
     # 3. they are cut into shards within the limits of API, server and settings, stored one by one. If
     # real-time items use up the budget in the meantime, the next step cuts the rest
-    for label, members in _by_model(step, _neighbors(step, items)).items():
-        if not _plan_model(step.for_model(label), members, costs):
+    groups = _groups(step, items)
+    items = sorted(items, key=lambda item: groups.get(item.ix, ()))
+    for label, members in _by_model(step, items).items():
+        if not _plan_model(step.for_model(label), members, groups, costs):
             break
     return True
 
@@ -151,18 +153,25 @@ def _by_model(step: Step, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenI
     return dict(groups)
 
 
-def _neighbors(step: Step, items: Sequence[OpenItem]) -> Sequence[OpenItem]:
-    """Put items with the same beginning next to each other, in the order of the first item of each group."""
+def _groups(step: Step, items: Sequence[OpenItem]) -> Mapping[int, GroupPath]:
+    """Return the groups of items that share a beginning, numbered in the order of their first items.
+
+    Sorting items by these numbers makes the items of each group neighbors.
+    """
+    groups: dict[int, GroupPath] = {}
     if not step.policy.groups:
-        return items
-    groups: dict[str | None, list[OpenItem]] = {}
+        return groups
+    numbers: dict[str, int] = {}
     for page, bodies in step.with_bodies(items):
         for item in page:
-            groups.setdefault(prefix_of(bodies[item.ix]), []).append(item)
-    return [item for group in groups.values() for item in group]
+            keys = (prefix.key for prefix in prefixes_of(bodies[item.ix]))
+            groups[item.ix] = tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+    return groups
 
 
-def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:
+def _plan_model(
+    step: Step, items: Sequence[OpenItem], groups: Mapping[int, GroupPath], costs: Mapping[int, float]
+) -> bool:
     """Store shards for items of one model; return false if the job's budget ran out."""
     abilities, server = step.api.abilities, refusals.server_limits(step)
     items = file_uploads.with_sent_sizes(step, items)
@@ -182,6 +191,7 @@ def _plan_model(step: Step, items: Sequence[OpenItem], costs: Mapping[int, float
         max_requests=most,
         max_bytes=abilities.max_bytes - step.api.overhead(most),
         max_tokens=refusals.enqueued_token_limit(step),
+        groups=groups,
         shared_bytes=server.bytes,
         shared_tokens=server.tokens,
         taken_sizes=taken,

@@ -165,3 +165,50 @@ def test_three_hundred_thousand_items_are_cut_in_a_few_seconds():
     found = cut(row, max_requests=5000, max_bytes=2_000_000, max_tokens=400_000)
     assert len(found.shards) >= 80
     assert time.perf_counter() - started < 10
+
+
+some_groups = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3)), max_size=12)
+"""Sizes of groups, and how many of their items form a smaller group within."""
+
+
+def grouped(sizes: list[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for number, (size, inner) in enumerate(sizes):
+        paths += [(number,)] * max(0, size - inner) + [(number, 0)] * min(size, inner)
+    return dict(enumerate(paths))
+
+
+@given(some_groups, st.integers(1, 20), st.booleans(), st.sets(st.integers(1, 20)))
+def test_groups_change_neither_order_nor_limits_and_cost_few_shards(sizes, most, distinct, taken):
+    groups = grouped(sizes)
+    row = items(len(groups))
+    limits = {"max_requests": most, "max_bytes": math.inf, "max_tokens": most * 30 - 10}
+    found = cut(row, groups=groups, distinct=distinct, taken_sizes=taken, **limits)
+    assert [ix for shard in found.shards for ix in shard] == [item.ix for item in row if not found.too_big]
+    assert all(0 < len(shard) <= max(1, most - 1) for shard in found.shards)
+    if not distinct:
+        fewest = len(cut(row, **limits).shards)
+        assert fewest <= len(found.shards) <= math.ceil(fewest * 4 / 3)
+
+
+@given(st.lists(st.integers(1, 25), max_size=30), st.integers(100, 200))
+def test_groups_of_at_most_a_quarter_of_a_shard_stay_whole(sizes, most):
+    groups = grouped([(size, 0) for size in sizes])
+    shards = cut(
+        items(len(groups)), max_requests=most, max_bytes=math.inf, max_tokens=math.inf, groups=groups
+    ).shards
+    assert all(groups[one[-1]] != groups[other[0]] for one, other in pairwise(shards))
+
+
+def test_a_group_larger_than_a_shard_is_divided_between_its_own_groups():
+    groups = {ix: (0, ix // 8) for ix in range(32)}
+    found = cut(items(32), max_requests=20, max_bytes=math.inf, max_tokens=math.inf, groups=groups)
+    assert sizes(found) == [16, 16]
+
+
+def test_different_sizes_divide_no_group_if_that_is_possible():
+    groups = grouped([(10, 0)] * 9)
+    found = cut(
+        items(90), max_requests=45, max_bytes=math.inf, max_tokens=math.inf, groups=groups, distinct=True
+    )
+    assert sizes(found) == [40, 30, 20]
