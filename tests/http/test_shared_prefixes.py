@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from smartbatch import BatchingClient, Request
+from smartbatch import BatchingClient, Message, Request
 from smartbatch.events import CallStarted
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.gemini.provider import GeminiProvider
@@ -139,6 +139,20 @@ def test_a_compatible_server_receives_the_usual_requests(emu):
     with BatchingClient("gpt-5.6", provider=provider, max_tokens=20, strategy="individual") as client:
         results = client.generate(QUESTIONS[:4], system=SYSTEM)
     assert all(result.usage.cache_write_tokens for result in results)
+
+
+@pytest.mark.full
+def test_prompts_read_lazily_share_parts_but_no_beginnings_of_texts(emu):
+    documents = [f"Document {n}.\n" + f"It says {n} many times. " * 900 for n in range(2)]
+    parts = [
+        ({"type": "text", "text": documents[n % 2]}, {"type": "text", "text": f"{n}?"}) for n in range(30)
+    ]
+    with claude(emu, parallelism=1) as client:
+        shared = client.generate([Message("user", content)] for content in parts)
+        texts = client.generate(f"{documents[n % 2]}\n{n} is unlike the others?" for n in range(30))
+    assert sum(result.usage.cache_write_tokens > 0 for result in shared) == 2
+    assert sum(result.usage.cached_tokens > 0 for result in shared) > 20
+    assert not any(result.usage.cached_tokens for result in texts)
 
 
 def test_a_plan_names_the_saving_with_its_range(emu):
