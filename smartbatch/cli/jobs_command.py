@@ -237,6 +237,8 @@ class _Jobs:
             text = f"at providers: {plural(len(found.deleted), 'file or batch', 'files and batches')} {verb}"
             if found.undeletable:
                 text += f"; {len(found.undeletable):,} can only expire"
+            if found.in_use:
+                text += f"; {plural(found.in_use, 'upload')} may still be in use"
             if found.left:
                 text += (
                     f"; {len(found.left):,} could not be deleted yet: a call failed, a key is missing, or "

@@ -21,6 +21,7 @@ class CleanResult:
         left: files and batches of finished jobs that could not be deleted yet: this process has no key for
             their account, a deletion failed, or the hour's maximum was reached.
         undeletable: those that the provider does not delete; they expire.
+        in_use: number of uploads that were not deleted because requests in real time may be using them.
     """
 
     names: int
@@ -28,6 +29,7 @@ class CleanResult:
     deleted: tuple[RemoteObject, ...] = ()
     left: tuple[RemoteObject, ...] = ()
     undeletable: tuple[RemoteObject, ...] = ()
+    in_use: int = 0
 
 
 def clean(runtime: JobRuntime, *, remote: bool, dry_run: bool) -> CleanResult:
@@ -48,7 +50,7 @@ def clean(runtime: JobRuntime, *, remote: bool, dry_run: bool) -> CleanResult:
             named.add((RemoteKind.CACHE, account.scope))
     before = [
         one
-        for one in store.remote_objects.of_finished_jobs()
+        for one in store.remote_objects.of_finished_jobs(wall)
         if one.kind is not RemoteKind.OUTPUT
         or one.scope not in apis
         or apis[one.scope].abilities.result_files
@@ -65,11 +67,12 @@ def clean(runtime: JobRuntime, *, remote: bool, dry_run: bool) -> CleanResult:
         store.remote_objects.make_due(list(deletable), at=wall)
         while housekeeping.delete_next(runtime):
             pass
-        after = {one.no for one in store.remote_objects.of_finished_jobs()}
+        after = store.remote_objects.remaining([one.no for one in before])
     return CleanResult(
         names,
         files,
         deleted=tuple(one for one in before if one.no not in after),
         left=tuple(one for one in before if one.no in after and one not in undeletable),
         undeletable=undeletable,
+        in_use=store.remote_objects.in_use(wall),
     )

@@ -10,6 +10,7 @@ from inside import inside
 
 import smartbatch
 from smartbatch import BatchingClient, Document
+from smartbatch._clock import RealClock
 from smartbatch.jobs.steps.step import Step
 from smartbatch.testing import emulator
 from tests.levels import sampled
@@ -18,6 +19,12 @@ MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "ge
 VARIANTS = sampled(("openai", "anthropic", "responses", "gemini"))
 QUESTION = "What is the SHA-256? Question "
 PDF_BYTES = 600_000  # two uses are worth an upload
+
+
+class InAnHour(RealClock):
+    @staticmethod
+    def wall():
+        return RealClock.wall() + 3600.0
 
 
 @pytest.fixture
@@ -79,7 +86,10 @@ def test_concurrent_requests_in_real_time_share_an_upload(variant, emu, tmp_path
         assert Counter(file.sha256 for file in uploads(emu)) == dict.fromkeys(
             (sha256_of(tmp_path, n) for n in range(2)), 1
         )
-        deleted = inside(client).jobs.engine.clean(remote=True, dry_run=False).deleted
+        cleaned = inside(client).jobs.engine.clean(remote=True, dry_run=False)
+        assert (cleaned.deleted, cleaned.in_use) == ((), 2)  # other requests may be using them
+        with client_of(variant, tmp_path, clock=InAnHour()) as later:
+            deleted = inside(later).jobs.engine.clean(remote=True, dry_run=False).deleted
         assert [one.kind.value for one in deleted] == ["upload", "upload"]
         results = client.generate(prompts[:4], strategy="individual")
         assert [result.error for result in results] == [None] * 4

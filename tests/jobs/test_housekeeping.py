@@ -211,9 +211,9 @@ def test_what_could_not_be_deleted_is_reported(finished, monkeypatch):
 
 def test_objects_of_unfinished_jobs_are_not_cleaned(store, bench):
     settled(store, bench, count=2)
-    assert store.remote_objects.of_finished_jobs() == []
+    assert store.remote_objects.of_finished_jobs(HOUR) == []
     settled(store, bench)
-    assert len(store.remote_objects.of_finished_jobs()) == 3
+    assert len(store.remote_objects.of_finished_jobs(HOUR)) == 3
 
 
 def test_cleaning_removes_what_forgotten_jobs_left(store, bench):

@@ -36,11 +36,16 @@ _EXPIRE = "DELETE FROM remote_object WHERE due_at IS NULL AND expires_at <= ?"
 _COLUMNS = ", ".join(f"o.{name}" for name in fields_dict(RemoteObject))
 _NEXT = f"""SELECT {_COLUMNS}, o.job, o.retention FROM remote_object o
     WHERE o.scope = ? AND o.due_at <= ? ORDER BY o.due_at, o.no LIMIT 1{{skip_locked}}"""
+# of an upload, due_at - retention is the end of its latest use by a request in real time
+_UNUSED = f"""(o.kind <> '{RemoteKind.UPLOAD.value}' OR o.tries > 0
+    OR coalesce(o.due_at - o.retention, 0) <= ?)"""
 _OF_FINISHED = f"""SELECT {_COLUMNS} FROM remote_object o LEFT JOIN job j ON j.no = o.job
-    WHERE (j.no IS NULL OR j.state = {{done}}) AND NOT EXISTS (
+    WHERE {_UNUSED} AND (j.no IS NULL OR j.state = {{done}}) AND NOT EXISTS (
         SELECT 1 FROM upload_use u JOIN job k ON k.no = u.job WHERE u.object = o.no AND k.state <> {{done}})
     ORDER BY o.no"""
 _USERS = "SELECT j.state, j.finished_at FROM upload_use u JOIN job j ON j.no = u.job WHERE u.object = ?"
+_MAKE_DUE = f"""UPDATE remote_object AS o SET retention = 0, due_at = ?
+    WHERE o.no IN {{numbers}} AND {_UNUSED}"""
 _SUM_OBJECTS = f"""SELECT coalesce(sum(bytes), 0),
     coalesce(sum(CASE WHEN kind = '{RemoteKind.INPUT.value}' THEN 1 ELSE 0 END), 0)
     FROM remote_object WHERE scope = ? AND expires_at > ?"""
@@ -67,9 +72,22 @@ class RemoteObjectTable:
         found = f"SELECT scope, min(model) FROM remote_object {those}GROUP BY scope ORDER BY scope"
         return [RemoteAccount(scope, model) for scope, model in self.db.rows(found, *values)]
 
-    def of_finished_jobs(self) -> list[RemoteObject]:
-        """Return the objects of jobs that are done or were deleted, oldest first."""
-        return [_remote_object(row) for row in self.db.rows(_OF_FINISHED)]
+    def of_finished_jobs(self, at: float) -> list[RemoteObject]:
+        """Return the objects of jobs that are done or were deleted, oldest first.
+
+        Uploads that a request in real time may be using at the Unix time ``at`` are left out, unless their
+        client keeps everything: then the end of the use is not known.
+        """
+        return [_remote_object(row) for row in self.db.rows(_OF_FINISHED, at)]
+
+    def in_use(self, at: float) -> int:
+        """Return how many uploads requests in real time may be using at a Unix time."""
+        return int(self.db.rows(f"SELECT count(*) FROM remote_object o WHERE NOT {_UNUSED}", at)[0][0])
+
+    def remaining(self, numbers: Sequence[int]) -> set[int]:
+        """Return the numbers of those objects that were not deleted."""
+        left = self.db.rows("SELECT no FROM remote_object WHERE no IN {numbers}", list(numbers))
+        return {no for (no,) in left}
 
     def stored(self, scope: str, *, at: float) -> StoredFiles:
         """Return how much an account stores in the files that this store recorded, as far as this is known.
@@ -80,9 +98,8 @@ class RemoteObjectTable:
         return StoredFiles(int(over[0]) + int(running[0]), int(over[1]) + int(running[1]))
 
     def make_due(self, numbers: Sequence[int], *, at: float) -> None:
-        """Make objects due for deletion now, regardless of their jobs' retention."""
-        due = "UPDATE remote_object SET retention = 0, due_at = ? WHERE no IN {numbers}"
-        self.db.change(due, at, list(numbers))
+        """Make objects due for deletion now, regardless of their jobs' retention, but not those in use."""
+        self.db.change(_MAKE_DUE, at, list(numbers), at)
 
     def expire(self, at: float) -> None:
         """Remove the records of objects that are not deleted and have expired."""

@@ -14,6 +14,7 @@ import pytest
 from inside import inside
 
 from smartbatch import BatchingClient, Document
+from smartbatch._clock import RealClock
 from smartbatch.testing import emulator
 
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
@@ -22,7 +23,13 @@ KILLS = 12
 LATENCY_SECONDS = 0.03  # of each call, so that kills hit uploads
 
 
-def client_of(name: str, url: str, folder: Path) -> BatchingClient:
+class InAnHour(RealClock):
+    @staticmethod
+    def wall() -> float:
+        return RealClock.wall() + 3600.0
+
+
+def client_of(name: str, url: str, folder: Path, clock: RealClock | None = None) -> BatchingClient:
     options = {"uploads": True, "base_url": f"{url}/v1"} if name == "openai" else {"base_url": url}
     return BatchingClient(
         f"{name}:{MODELS[name]}",
@@ -30,6 +37,7 @@ def client_of(name: str, url: str, folder: Path) -> BatchingClient:
         provider_options={"api_key": "key", **options},
         batch_poll_interval=0.05,
         batch_settle=5,
+        clock=clock,
     )
 
 
@@ -82,7 +90,7 @@ def test_a_file_is_uploaded_once_however_often_its_process_is_killed(name, strat
             shas, 1
         )
         assert emu.ledger.paid_twice() == []
-        with client_of(name, emu.url, tmp_path) as client:
+        with client_of(name, emu.url, tmp_path, InAnHour()) as client:  # when no request can be using a file
             inside(client).jobs.engine.clean(remote=True, dry_run=False)
         assert [file.name for file in emu.ledger.files if file.deleted_at is None] == []
     assert kills >= KILLS / 2
