@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from smartbatch import BatchingClient, Message, Request
+from smartbatch.core.preparation.validation import normalise
 from smartbatch.events import CallStarted
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.gemini.provider import GeminiProvider
@@ -139,6 +140,41 @@ def test_a_compatible_server_receives_the_usual_requests(emu):
     with BatchingClient("gpt-5.6", provider=provider, max_tokens=20, strategy="individual") as client:
         results = client.generate(QUESTIONS[:4], system=SYSTEM)
     assert all(result.usage.cache_write_tokens for result in results)
+
+
+FIELDS = {"who": {"type": "string", "description": "a name"}, "age": {"type": "integer"}}
+FORM = {"type": "object", "properties": FIELDS, "required": ["who"], "additionalProperties": False}
+REORDERED = {
+    **dict(reversed(FORM.items())),
+    "properties": {"who": dict(reversed(FIELDS["who"].items())), "age": FIELDS["age"]},
+}
+TOOL = {"name": "find", "description": SYSTEM, "parameters": FORM}
+
+
+@pytest.mark.parametrize("provider_of", [AnthropicProvider, GeminiProvider, OpenAIProvider])
+def test_the_order_of_keywords_changes_no_byte_of_tools_and_schemas(provider_of):
+    batches = provider_of("any-key", "http://localhost").batches()
+    reordered = {**dict(reversed(TOOL.items())), "parameters": REORDERED}
+    other = {**FORM, "properties": dict(reversed(FIELDS.items()))}
+    for one, same, different in (
+        ({"schema": FORM}, {"schema": REORDERED}, {"schema": other}),
+        ({"tools": [TOOL]}, {"tools": [reordered]}, {"tools": [{**TOOL, "parameters": other}]}),
+    ):
+        sent = [
+            batches.encode(normalise(Request("?"), **params), model="m", wire_id="1")
+            for params in (one, same, different)
+        ]
+        assert sent[0] == sent[1] != sent[2]
+
+
+def test_tools_with_their_keywords_in_another_order_are_the_same_beginning(emu):
+    tools = [TOOL, {**dict(reversed(TOOL.items())), "parameters": REORDERED}]
+    requests = [
+        Request(f"{n}?", params=normalise(Request("?"), tools=[tools[n % 2]]).params) for n in range(6)
+    ]
+    with claude(emu, strategy="individual") as client:
+        results = client.generate(requests)
+    assert sum(result.usage.cache_write_tokens > 0 for result in results) == 1
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ from attrs import evolve
 from smartbatch.chats import Part
 from smartbatch.core.preparation.class_schemas import PydanticType, schema_of
 from smartbatch.core.preparation.json_recovery import NotJson, snapshot, surrogate_at
-from smartbatch.core.preparation.json_schemas import check_schema
+from smartbatch.core.preparation.json_schemas import check_schema, with_sorted_keywords
 from smartbatch.errors import InvalidRequest, did_you_mean
 from smartbatch.media import Media
 from smartbatch.types import Message, Tool, ToolCall
@@ -368,7 +368,7 @@ def _parameters(value: Any, field: str) -> dict[str, Any]:
         raise
     except ValueError as error:
         refuse(field, str(error))
-    return parameters
+    return dict(with_sorted_keywords(parameters))
 
 
 def _of_callable(function: Callable[..., Any], field: str) -> Tool:

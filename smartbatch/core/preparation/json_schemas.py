@@ -206,6 +206,28 @@ def broken(place: Sequence[str], reason: str, advice: str) -> Misfit:
     return Misfit(f"the answer violates the schema at {where} ({reason})", f"{advice}.", place, reason)
 
 
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
+_KEYWORDS_OF_VALUES = frozenset({"const", "default", "enum", "examples"})
+
+
+def with_sorted_keywords(schema: Any) -> Any:
+    """Return an equal schema whose text does not depend on the order of its keywords.
+
+    Properties keep their order, in which models write them, as do lists and example values.
+    """
+    if isinstance(schema, list):
+        return [with_sorted_keywords(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for keyword, value in sorted(schema.items()):
+        if keyword in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            found[keyword] = {name: with_sorted_keywords(each) for name, each in value.items()}
+        else:
+            found[keyword] = value if keyword in _KEYWORDS_OF_VALUES else with_sorted_keywords(value)
+    return found
+
+
 def check_schema(schema: Mapping[str, Any]) -> None:
     """Reject a schema against which answers cannot be checked.
 

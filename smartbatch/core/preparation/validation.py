@@ -27,7 +27,7 @@ from smartbatch.core.preparation.chat_turns import copied_object as _object
 from smartbatch.core.preparation.class_schemas import BuiltSchema, schema_of
 from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.core.preparation.json_recovery import surrogate_at
-from smartbatch.core.preparation.json_schemas import check_schema
+from smartbatch.core.preparation.json_schemas import check_schema, with_sorted_keywords
 from smartbatch.errors import InvalidRequest, did_you_mean
 from smartbatch.media import Media
 from smartbatch.types import Embedding, Generation, Message, Priority, ReasoningEffort, Request, SchemaMode
@@ -242,7 +242,7 @@ def _schema(value: Any, field: str) -> BuiltSchema:
         check_schema(schema)
     except ValueError as error:
         _refuse(field, str(error))
-    return BuiltSchema(*schema_of(schema))
+    return BuiltSchema(*schema_of(with_sorted_keywords(schema)))
 
 
 def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> FieldCheck:
