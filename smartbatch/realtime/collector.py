@@ -203,7 +203,8 @@ class Collector:
             cost = lane.max_cost_of_cache(tokens)
             # items of jobs may be the only ones of their job that are sent in real time
             waits = not head.urgent and head.stream is None and not head.submission.options.raw
-            creates = waits and self._config.prefer != "speed"
+            # a flex lane knows only the prices of its own tier
+            creates = waits and self._config.prefer != "speed" and lane.standard is None
             creates = creates and self._gates.payer(head.own_budget).fits(cost)
         automatic = cache.rules.automatic and not controls_cache(request)
         chosen = cache.choose(request.cache, now, automatic=automatic, creates=creates)

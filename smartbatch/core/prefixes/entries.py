@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Literal
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from smartbatch.core.prefixes.explicit_caches import LEAST_READ_SHARE, ExplicitCaches
 from smartbatch.core.prefixes.leads import Lead, Urgency
@@ -140,8 +140,7 @@ class CacheEntries:
         if mark is None or not mark.prefixes:
             return none
         if rules.by != "marks":
-            counted = mark.prefixes if creates and self.explicit is not None else ()
-            return self._explicit(mark, now, counted) or self._routed(mark.prefixes[-1], now, counted)
+            return self._unmarked(mark, now, creates=creates)
         if not self._works and self._marked >= _MAX_UNPROVEN:
             return none
         chosen: list[SharedPrefix] = []
@@ -273,24 +272,28 @@ class CacheEntries:
                 if readable:
                     entry.last = lead.started
 
-    def _explicit(self, mark: CacheMark, now: float, counted: tuple[SharedPrefix, ...]) -> Chosen | None:
+    def _unmarked(self, mark: CacheMark, now: float, *, creates: bool) -> Chosen:
+        """Choose an explicit cache, or the implicit one."""
         explicit = self.explicit
-        use = None if explicit is None else explicit.choose(mark.prefixes, now, creates=bool(counted))
-        if explicit is None or use is None:
-            return None
+        if explicit is None:
+            return self._routed(mark.prefixes[-1], now)
+        known = tuple(prefix for prefix in mark.prefixes if creates and prefix.uses)
+        use = explicit.choose(mark.prefixes, now, creates=creates)
+        if use is None:
+            return evolve(self._routed(mark.prefixes[-1], now), counted=known)
         lead = None
         if use.does == "create":
             lead = self._new_lead((), now)
             explicit.led(use.prefix, lead)
-        return Chosen(CacheMark((use.prefix,), explicit=use.does), lead, counted)
+        return Chosen(CacheMark((use.prefix,), explicit=use.does), lead, known)
 
-    def _routed(self, prefix: SharedPrefix, now: float, counted: tuple[SharedPrefix, ...]) -> Chosen:
+    def _routed(self, prefix: SharedPrefix, now: float) -> Chosen:
         key = self._routing_key(prefix, now)
         starts, entry = self._entry(prefix.key).by_key, self._entry(key)
         starts.setdefault(key, deque()).append(now)
         leads = entry.lead is None and not self._is_warm(entry, now)
         lead = self._new_lead((key,), now) if leads else None
-        return Chosen(CacheMark((prefix,), routing_key=key), lead, counted)
+        return Chosen(CacheMark((prefix,), routing_key=key), lead)
 
     def _routing_key(self, prefix: SharedPrefix, now: float) -> str:
         """Return the first routing key that may receive another request this minute."""

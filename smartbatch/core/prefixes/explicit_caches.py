@@ -99,7 +99,7 @@ class ExplicitCaches:
         best, found = share * prefixes[-1].tokens, None
         for prefix in prefixes:
             beginning = self._beginning(prefix)
-            if creates:
+            if creates and prefix.uses:
                 self._count(beginning, prefix)
             gain = self._gain(beginning, prefix, now, creates=creates)
             if gain > best:

@@ -23,6 +23,7 @@ from smartbatch.jobs.records import JobLease, JobRow, LeaseLost, StoredCounts
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.outcomes import delete_items, end_in_flight
 from smartbatch.jobs.store.schema import JOBS, job_row
+from smartbatch.providers.batch_api import RemoteKind
 
 Counted: TypeAlias = Callable[[str, StoredCounts], object]
 """Called with a job's id and its new counts."""
@@ -36,7 +37,8 @@ _SELECT_CLAIMABLE = (
     ORDER BY CASE WHEN j.state = {done} THEN 1 ELSE 0 END, j.no"""
 )
 JOB_OF_LEASE = "SELECT no FROM job WHERE id = ? AND epoch = ? AND owner = ?{for_update}"
-_OWNERS_WITH_WORK = "SELECT owner FROM job UNION SELECT sender FROM remote_object WHERE sender <> ''"
+_OWNERS_WITH_WORK = f"""SELECT owner FROM job
+    UNION SELECT sender FROM remote_object WHERE id = '' OR kind = '{RemoteKind.CACHE.value}'"""
 _POLL_NOW = "UPDATE shard SET due_at = 0 WHERE job = ? AND state = {submitted} AND tries = 0"
 RENEW_LEASE = "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND owner = ?"
 
