@@ -161,14 +161,18 @@ class RequestFinished(RequestEvent):
 
 @frozen(kw_only=True)
 class CachingStopped(Event):
-    """A shared beginning of prompts is no longer marked for the provider's cache; reported once for each."""
+    """A shared beginning of prompts is no longer marked for the provider's cache; reported once for each.
+
+    For batches, it reports that no beginning is marked in those of later jobs.
+    """
 
     model: str
     prefix: str
-    """Digest of the beginning."""
+    """Digest of the beginning; empty for batches."""
     tokens: int
-    """Its estimated length."""
+    """Its estimated length; 0 for batches."""
     reason: str
+    batch: bool
 
 
 @frozen(kw_only=True)

@@ -12,7 +12,6 @@ from attrs import astuple
 
 from smartbatch.core.prefixes.batch_reads import BatchReads
 from smartbatch.jobs.store import SqlStore
-from smartbatch.observe import logs
 from smartbatch.shared_prefixes import CachingRules
 from smartbatch.usage import Usage
 
@@ -29,16 +28,17 @@ def reads_of(store: SqlStore, scope: str, model: str) -> BatchReads:
 
 def note_reads(
     store: SqlStore, scope: str, model: str, rules: CachingRules, usage: Usage, wall: float
-) -> None:
-    """Add the usage of a batch's marked requests; log a warning if marks no longer pay off."""
+) -> BatchReads | None:
+    """Add the usage of a batch's marked requests; return the totals if marks have ceased to pay off."""
 
     def changed(value: Any) -> list[float]:
         return list(astuple(_reads(value).plus(usage.cached_tokens, usage.cache_write_tokens, wall)))
 
-    if usage.cached_tokens or usage.cache_write_tokens:
-        paid = _reads(store.facts.update(_name(scope, model), changed)).pays(rules, wall)
-        if paid and not marks_pay(store, scope, model, rules, wall):
-            logs.warn("batch_caching_stopped", model=model, reason="its writes are not read often enough")
+    if not (usage.cached_tokens or usage.cache_write_tokens):
+        return None
+    before = _reads(store.facts.update(_name(scope, model), changed))
+    after = reads_of(store, scope, model)
+    return after if before.pays(rules, wall) and not after.pays(rules, wall) else None
 
 
 def _reads(value: Any) -> BatchReads:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from smartbatch._fork import on_main_thread
 from smartbatch._words import duration
 from smartbatch.events import (
+    CachingStopped,
     CooldownStarted,
     Event,
     LongWait,
@@ -73,7 +74,8 @@ _LOGGER = logging.getLogger("smartbatch")
 
 
 class UserWarnings:
-    """Logs each long wait for a model, omitted parameter and unknown price once. Safe from any thread.
+    """Logs each long wait for a model, omitted parameter, unknown price and useless cache once. Safe from any
+    thread.
 
     The standard logger ``smartbatch`` prints these warnings on standard error by default, so a program that
     waits for an hour does not seem to hang. The module ``warnings`` is not used, because a filter that turns
@@ -88,6 +90,8 @@ class UserWarnings:
         self._waits: dict[tuple[str, bool], float] = {}
         self._dropped: dict[tuple[str, str], object] = {}
         bus.subscribe(lambda event: self.dropped(event.field, event.reason), ParameterDropped)
+        self._uncached: dict[tuple[str, bool], object] = {}  # by model and whether in batches
+        bus.subscribe(self._caching_stopped, CachingStopped)
         bus.subscribe(self._paused, PauseChanged)
         bus.subscribe(_price_unknown, PriceUnknown)
         bus.subscribe(self._waits_long, CooldownStarted, LongWait, RetryScheduled)
@@ -113,6 +117,18 @@ class UserWarnings:
                 requests,
                 duration(grace),
             )
+
+    def _caching_stopped(self, event: CachingStopped) -> None:
+        """Log only the first beginning of a model, as the other ones often stop for the same reason."""
+        mine = object()
+        if self._uncached.setdefault((event.model, event.batch), mine) is not mine:
+            return
+        if event.batch:
+            text = "%s: batches of later jobs do not use the provider's cache for shared beginnings: %s"
+            _LOGGER.warning(text, event.model, event.reason)
+        else:
+            text = "%s: the provider's cache is no longer used for a shared beginning of about %s tokens: %s"
+            _LOGGER.warning(text, event.model, f"{event.tokens:,}", event.reason)
 
     def _paused(self, event: PauseChanged) -> None:
         if event.paused:

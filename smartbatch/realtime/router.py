@@ -448,6 +448,7 @@ class ResponseRouter:
                     prefix=stopped.prefix.key,
                     tokens=stopped.prefix.tokens,
                     reason=stopped.reason,
+                    batch=False,
                 )
             )
         if (release := lane.release_unneeded_caches()) is not None:

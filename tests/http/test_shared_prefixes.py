@@ -116,7 +116,7 @@ def test_earlier_models_get_a_key_for_every_15_requests_a_minute(emu, strategy):
 
 
 @pytest.mark.full
-def test_a_batch_is_not_marked_if_the_one_before_read_nothing(tmp_path):
+def test_a_batch_is_not_marked_if_the_one_before_read_nothing(tmp_path, caplog):
     caching = PromptCaching(batch_hit_rate=0.0, batch_far_hit_rate=0.0)
     with emulator(prompt_caching=caching) as emu:
         with claude(emu, store=str(tmp_path / "jobs.db")) as client:
@@ -133,6 +133,25 @@ def test_a_batch_is_not_marked_if_the_one_before_read_nothing(tmp_path):
     assert second.cost == plain.cost
     assert plan.cache_saving_low == plan.cache_saving == plan.cache_saving_high == 0
     assert real_time.usage.cached_tokens > 0
+    [warning] = [each for each in caplog.messages if "cache" in each]
+    assert "batches of later jobs do not use the provider's cache" in warning
+    assert "tokens were written and 0 read" in warning
+
+
+@pytest.mark.parametrize(
+    ("caching", "reason"),
+    [
+        (PromptCaching(hit_rate=0.0), "its writes are not read"),
+        (PromptCaching(minimum_tokens=99_999), "the provider does not cache it"),
+    ],
+)
+def test_a_useless_cache_is_logged_once_for_a_model_by_default(caching, reason, caplog):
+    prompts = [f"Document {n % 3}. {SYSTEM}\n{question}" for n, question in enumerate(QUESTIONS)]
+    with emulator(prompt_caching=caching, latency=0.01) as emu, claude(emu) as client:
+        client.generate(prompts, strategy="individual")
+    [warning] = [each for each in caplog.messages if "cache" in each]
+    assert warning.startswith("anthropic:claude-haiku-5-5: the provider's cache is no longer used")
+    assert warning.endswith(reason)
 
 
 def test_a_compatible_server_receives_the_usual_requests(emu):

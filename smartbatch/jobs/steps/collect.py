@@ -18,7 +18,7 @@ from smartbatch.core.batching.sharding import Crosscheck
 from smartbatch.core.limits.cooldown import backoff
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
-from smartbatch.events import ParameterDropped, PriceUnknown
+from smartbatch.events import CachingStopped, ParameterDropped, PriceUnknown
 from smartbatch.jobs.batch_caching import note_reads
 from smartbatch.jobs.payload import decode_request, is_chat, item_id, prefixes_of
 from smartbatch.jobs.records import NewResult, StoredItem
@@ -35,6 +35,7 @@ from smartbatch.jobs.steps.result_lines import (
 )
 from smartbatch.jobs.steps.step import Step
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
+from smartbatch.shared_prefixes import CachingRules
 from smartbatch.usage import Usage
 
 CUTS_BEFORE_INCIDENT = 6  # consecutive truncated downloads (about three minutes) before it is recorded
@@ -186,10 +187,20 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
         _report_dropped(step, items.values(), final, reader)
         before = step.runtime.publish_progress(before)
     if rules is not None:
-        note_reads(step.store, step.job.scope, step.job.model, rules, marked, step.wall)
+        _learn_reads(step, rules, marked)
     if reader.lacks_price:
         step.runtime.publish_event(PriceUnknown(at=step.now, model=step.job.model, batch=True))
     return totals
+
+
+def _learn_reads(step: Step, rules: CachingRules, marked: Usage) -> None:
+    """Learn how much of the cache that batches write is read, and report if it is too little."""
+    model = step.job.model
+    too_few = note_reads(step.store, step.job.scope, model, rules, marked, step.wall)
+    if too_few is not None:
+        reason = f"{too_few.written:,.0f} tokens were written and {too_few.read:,.0f} read"
+        stopped = CachingStopped(at=step.now, model=model, prefix="", tokens=0, reason=reason, batch=True)
+        step.runtime.publish_event(stopped)
 
 
 def _report_mismatch(step: Step, shard: ShardRow, check: Crosscheck) -> None:
