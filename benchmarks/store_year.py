@@ -2,8 +2,8 @@
 
 There are 50 jobs a day, in virtual time. Each has a batch of 1,000 rows, ten of which fail, a route decision,
 a file that is uploaded for its prompts, and a webhook event that is delivered twice. Its results are stored,
-the job is forgotten, and what it left at the provider is deleted after a week. A year takes seven minutes of
-processor time.
+the job is forgotten, and what it left at the provider is deleted after a week. A year takes about ten
+minutes.
 
     python -m benchmarks.store_year --days 365
 """
