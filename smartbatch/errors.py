@@ -345,6 +345,13 @@ def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def as_provider_error(error: Exception, call: str) -> ProviderError:
+    """Return ``error``, or that ``call`` failed with an exception of another type and an unknown outcome."""
+    if isinstance(error, ProviderError):
+        return error
+    return ProviderError(f"{call} failed ({type(error).__name__})", maybe_billed=True)
+
+
 def nearest(word: object, known: Iterable[str], prefix: str = "") -> str | None:
     """Return the ``known`` name nearest to ``word``; all begin with ``prefix``. ``None`` if none is near."""
     if not isinstance(word, str):

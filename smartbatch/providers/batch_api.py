@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ErrorKind, ProviderError, as_provider_error
 from smartbatch.providers.http.content import decode_answer
 from smartbatch.shared_prefixes import CachingRules
 from smartbatch.types import Answer, Kind, Request
@@ -246,9 +246,7 @@ class BatchApi(ABC):
 
     def classify(self, error: Exception) -> ProviderError:
         """Convert an exception that a method raised."""
-        if isinstance(error, ProviderError):
-            return error
-        return ProviderError(f"the batch call failed ({type(error).__name__})", maybe_billed=True)
+        return as_provider_error(error, "the batch call")
 
 
 def enqueued_limit(reason: str | None) -> float:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 
 from attrs import frozen
 
-from smartbatch.errors import ProviderError
+from smartbatch.errors import ProviderError, as_provider_error
 from smartbatch.shared_prefixes import SharedPrefix
 from smartbatch.types import Request
 
@@ -55,9 +55,7 @@ class CacheApi(ABC):
 
     def classify(self, error: Exception) -> ProviderError:
         """Convert an exception that a method raised."""
-        if isinstance(error, ProviderError):
-            return error
-        return ProviderError(f"the call about a cache failed ({type(error).__name__})", maybe_billed=True)
+        return as_provider_error(error, "the call about a cache")
 
 
 _REFUSED = re.compile(r"cached[ _]?content", re.I)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 
 from attrs import frozen
 
-from smartbatch.errors import ProviderError
+from smartbatch.errors import ProviderError, as_provider_error
 from smartbatch.media import Media
 
 LIFETIME_SECONDS = 30 * 86_400
@@ -66,9 +66,7 @@ class FileApi(ABC):
 
     def classify(self, error: Exception) -> ProviderError:
         """Convert an exception that a method raised."""
-        if isinstance(error, ProviderError):
-            return error
-        return ProviderError(f"the call about a file failed ({type(error).__name__})", maybe_billed=True)
+        return as_provider_error(error, "the call about a file")
 
 
 _GONE = re.compile(
