@@ -240,11 +240,10 @@ class _Jobs:
             if found.in_use:
                 text += f"; {plural(found.in_use, 'upload')} may still be in use"
             if found.left:
-                text += (
-                    f"; {len(found.left):,} could not be deleted yet: a call failed, a key is missing, or "
-                    "600 were deleted in this hour; run the same command later"
-                )
+                text += f"; {len(found.left):,} {'would be left' if dry_run else 'could not be deleted yet'}"
             say(text)
+            for reason in found.reasons:
+                say(escape(reason))
         return int(bool(found.left))
 
     def _named_or_open(self, stored: StoredJobs) -> list[Job]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
 from attrs import frozen
 
+from smartbatch.errors import ProviderError
 from smartbatch.jobs.shard_records import RemoteObject
 from smartbatch.jobs.steps import housekeeping
-from smartbatch.jobs.wiring import JobRuntime
+from smartbatch.jobs.wiring import InAccount, JobRuntime
 from smartbatch.providers.batch_api import RemoteKind
 
 
@@ -18,9 +22,10 @@ class CleanResult:
         names: names of deferred requests whose jobs were forgotten.
         files: temporary files on this machine that no job needs.
         deleted: files and batches deleted at providers.
-        left: files and batches of finished jobs that could not be deleted yet: this process has no key for
-            their account, a deletion failed, or the hour's maximum was reached.
+        left: files and batches of finished jobs that could not be deleted yet; see ``reasons``.
         undeletable: those that the provider does not delete; they expire.
+        reasons: why something is left, or, in a dry run, why not everything would be deleted at once, as a
+            sentence per account and cause.
         in_use: number of uploads that were not deleted because requests in real time may be using them.
     """
 
@@ -29,11 +34,18 @@ class CleanResult:
     deleted: tuple[RemoteObject, ...] = ()
     left: tuple[RemoteObject, ...] = ()
     undeletable: tuple[RemoteObject, ...] = ()
+    reasons: tuple[str, ...] = ()
     in_use: int = 0
 
 
-def clean(runtime: JobRuntime, *, remote: bool, dry_run: bool) -> CleanResult:
-    """Clean a store, and with ``remote`` also the accounts for which this process has keys."""
+def clean(
+    runtime: JobRuntime, problem_with: Callable[[InAccount], str | None], *, remote: bool, dry_run: bool
+) -> CleanResult:
+    """Clean a store, and with ``remote`` also the accounts for which this process has keys.
+
+    Args:
+        problem_with: returns why this process cannot use an account.
+    """
     store, wall = runtime.store, runtime.wall()
     names, files = store.clean(at=wall, dry_run=dry_run)
     if not remote:
@@ -62,17 +74,58 @@ def clean(runtime: JobRuntime, *, remote: bool, dry_run: bool) -> CleanResult:
         or (one.scope in apis and one.kind in apis[one.scope].abilities.deletes)
     }
     undeletable = tuple(one for one in before if one.scope in apis and one.no not in deletable)
-    after = {one.no for one in before} - deletable
+    after, failed = {one.no for one in before} - deletable, {}
     if not dry_run:
         store.remote_objects.make_due(list(deletable), at=wall)
-        while housekeeping.delete_next(runtime):
-            pass
+        while (deletion := housekeeping.delete_next(runtime)) is not None:
+            if deletion.error is not None:
+                failed[deletion.of.no] = deletion.error
         after = store.remote_objects.remaining([one.no for one in before])
+    deleted = tuple(one for one in before if one.no not in after)
+    left = tuple(one for one in before if one.no in after and one not in undeletable)
+    most = runtime.limits.deletions_per_hour
     return CleanResult(
         names,
         files,
-        deleted=tuple(one for one in before if one.no not in after),
-        left=tuple(one for one in before if one.no in after and one not in undeletable),
+        deleted=deleted,
+        left=left,
         undeletable=undeletable,
+        reasons=(
+            *_reasons(left, problem_with, failed, most),
+            *(_beyond_limit(deleted, most) if dry_run else ()),
+        ),
         in_use=store.remote_objects.in_use(wall),
     )
+
+
+def _reasons(
+    left: Sequence[RemoteObject],
+    problem_with: Callable[[InAccount], str | None],
+    failed: Mapping[int, ProviderError],
+    most: int,
+) -> Iterator[str]:
+    def reason(one: RemoteObject) -> str:
+        if (problem := problem_with(one)) is not None:
+            return problem
+        if (error := failed.get(one.no)) is not None:
+            return f"the deletion failed: {error.message}"
+        return _limit(most)
+
+    counted = Counter((_account(one), reason(one)) for one in left)
+    for (account, why), count in counted.items():
+        yield f"{count:,} in the account {account}: {why}"
+
+
+def _beyond_limit(due: Sequence[RemoteObject], most: int) -> Iterator[str]:
+    for account, count in Counter(map(_account, due)).items():
+        if count > most:
+            yield f"{count:,} in the account {account}: {_limit(most)}"
+
+
+def _account(one: RemoteObject) -> str:
+    """Return the host and address of an account, without the fingerprint of its key."""
+    return one.scope.rpartition(":")[0] or one.scope
+
+
+def _limit(most: int) -> str:
+    return f"at most {most:,} are deleted per hour; run the same command again later"

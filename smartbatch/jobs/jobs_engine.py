@@ -240,7 +240,8 @@ class JobsEngine:
         )
 
     def clean(self, *, remote: bool, dry_run: bool) -> CleanResult:
-        return clean(self._runtime(self.store), remote=remote, dry_run=dry_run)
+        problem_with = self.providers.problem_with
+        return clean(self._runtime(self.store), problem_with, remote=remote, dry_run=dry_run)
 
     def release_attended(self, job_id: str) -> None:
         """Stop running an attended job unless a future waits for it.

@@ -23,6 +23,7 @@ from smartbatch.jobs.client_store import SummaryLog
 from smartbatch.jobs.records import HOUR, MINUTE, JobPolicy, JobRow, JobState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.providers.base import Provider
+from smartbatch.providers.hosts import HOSTS
 from smartbatch.providers.price_book import PriceBook
 from smartbatch.providers.registry import create
 from smartbatch.types import Request, Result, RunCallback, T, call_now
@@ -138,14 +139,17 @@ class JobProviders:
             return None
         return opened.provider
 
-    def problem_with(self, row: JobRow) -> str | None:
-        """Return the reason why this process cannot run a job, for users."""
+    def problem_with(self, row: InAccount) -> str | None:
+        """Return the reason why this process cannot use the account of a job, for users."""
         if self.provider_of(row) is not None:
             return None
         opened = self._from_environment(row.model)
-        another = "this process has a different key, server or organization"
+        name = row.model.partition(":")[0]
+        another, host = "this process has a different key, server or organization", HOSTS.get(name)
+        if host is not None and host.key_variables and host.key_variable() is None:
+            another += f" ({' or '.join(host.key_variables)} is not set)"
         problem = another if opened.provider else opened.problem
-        return f"needs the {row.model.partition(':')[0]} account it was submitted with: {problem}"
+        return f"needs the {name} account it was submitted with: {problem}"
 
     def close(self) -> None:
         """Close the providers opened by this object."""

@@ -12,6 +12,7 @@ from cli.runs import until
 
 from smartbatch import BatchingClient, Job, StoredJobs
 from smartbatch.cli.main import main
+from smartbatch.testing import emulator
 
 SIM = "sim:demo?batch_seconds=0.02"
 
@@ -148,6 +149,25 @@ def test_what_a_finished_job_left_at_its_provider_is_listed_and_deleted(done, ca
     assert jobs("clean", "--remote") == 0
     assert "0 files and batches deleted" in capfd.readouterr().err
     assert done.status().completed == 3
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_what_needs_another_key_is_left_and_named(options, folder, monkeypatch, capfd):
+    with emulator(batch_turnaround=0.01) as emu:
+        monkeypatch.setenv("OPENAI_API_KEY", "key")
+        monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
+        with BatchingClient("openai:gpt-5-mini", batch_poll_interval=0.02) as client:
+            job = client.submit_batch(["a"])
+            job.wait(20)
+            until(lambda: all(shard.state == "settled" for shard in job.status().shards))
+            capfd.readouterr()
+        monkeypatch.delenv("OPENAI_API_KEY")
+        assert jobs("clean", "--remote", *options) == 1
+        *_, counts, reason = capfd.readouterr().err.splitlines()
+        assert counts.endswith("would be left" if options else "could not be deleted yet")
+        assert reason.startswith("3 in the account openai:127.0.0.1:")
+        assert "OPENAI_API_KEY is not set" in reason
+        assert [file.deleted_at for file in emu.ledger.files] == [None]
 
 
 @pytest.mark.parametrize("args", [["clean", "letters"], ["list", "--remote"], ["forget", "a", "--dry-run"]])

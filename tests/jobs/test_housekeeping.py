@@ -15,6 +15,7 @@ from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import ItemName, JobPolicy, JobSelection, JobState
 from smartbatch.jobs.shard_records import RemoteProgress, ShardState
+from smartbatch.jobs.wiring import StepLimits
 from smartbatch.providers.batch_api import RemoteKind
 
 __all__ = ["bench", "store"]  # fixtures
@@ -207,6 +208,21 @@ def test_what_could_not_be_deleted_is_reported(finished, monkeypatch):
     found = job._engine.clean(remote=True, dry_run=False)
     kinds = [[one.kind for one in each] for each in (found.deleted, found.left, found.undeletable)]
     assert kinds == [[RemoteKind.INPUT], [RemoteKind.BATCH], [RemoteKind.OUTPUT]]
+    [reason] = found.reasons
+    assert reason.endswith(": the deletion failed: no")
+
+
+def test_an_hours_maximum_is_named_before_and_after_it_is_reached(finished, monkeypatch):
+    job, api = finished(batch_retention=KEPT)
+    of = StepLimits.of
+    monkeypatch.setattr(StepLimits, "of", lambda config: evolve(of(config), deletions_per_hour=2))
+    shown = job._engine.clean(remote=True, dry_run=True)
+    assert (len(shown.deleted), shown.left, len(shown.reasons)) == (3, (), 1)
+    assert "at most 2 are deleted per hour" in shown.reasons[0]
+    found = job._engine.clean(remote=True, dry_run=False)
+    assert (len(found.deleted), len(found.left), len(deletions(api))) == (2, 1, 2)
+    assert found.reasons[0].startswith("1 in the account ")
+    assert "at most 2 are deleted per hour" in found.reasons[0]
 
 
 def test_objects_of_unfinished_jobs_are_not_cleaned(store, bench):

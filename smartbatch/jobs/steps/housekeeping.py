@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from attrs import frozen
+
 from smartbatch.core.limits.cooldown import backoff
-from smartbatch.errors import ErrorKind, StoreError
+from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.jobs.records import DAY
 from smartbatch.jobs.shard_records import RemoteObject
 from smartbatch.jobs.steps import storage
@@ -25,14 +27,22 @@ from smartbatch.providers.file_api import FileApi
 LONGEST_PAUSE_SECONDS = DAY  # between attempts at a failing deletion
 
 
+@frozen
+class Deletion:
+    """A deletion that was sent."""
+
+    of: RemoteObject
+    error: ProviderError | None  # why it failed
+
+
 def has_due(runtime: JobRuntime) -> bool:
     """Whether this process can delete an object now, unless the hour's maximum is reached."""
     accounts = runtime.store.remote_objects.accounts(runtime.wall())
     return any(runtime.provider_of(account) is not None for account in accounts)
 
 
-def delete_next(runtime: JobRuntime) -> bool:
-    """Delete one object, with at most one remote call; return false if there is none to delete now."""
+def delete_next(runtime: JobRuntime) -> Deletion | None:
+    """Delete one object, with at most one remote call; return ``None`` if there is none to delete now."""
     objects, wall = runtime.store.remote_objects, runtime.wall()
     for account in objects.accounts(wall):
         provider = runtime.provider_of(account)
@@ -40,20 +50,19 @@ def delete_next(runtime: JobRuntime) -> bool:
             continue
         one = objects.take(account.scope, at=wall, most=runtime.limits.deletions_per_hour)
         if one is not None:
-            _delete(runtime, provider, one)
-            return True
-    return False
+            return Deletion(one, _delete(runtime, provider, one))
+    return None
 
 
-def _delete(runtime: JobRuntime, provider: Provider, one: RemoteObject) -> None:
+def _delete(runtime: JobRuntime, provider: Provider, one: RemoteObject) -> ProviderError | None:
     if one.kind in (RemoteKind.UPLOAD, RemoteKind.CACHE):
         named = provider.files() if one.kind is RemoteKind.UPLOAD else provider.caches()
         if named is not None:
-            _attempt(runtime, one, named, partial(_delete_named, runtime, named, one))
-        else:
-            runtime.store.remote_objects.postpone(one, runtime.wall() + DAY)  # another process may
+            return _attempt(runtime, one, named, partial(_delete_named, runtime, named, one))
+        runtime.store.remote_objects.postpone(one, runtime.wall() + DAY)  # another process may
     elif (api := provider.batches()) is not None:
-        _delete_of_batch(runtime, api, one)
+        return _delete_of_batch(runtime, api, one)
+    return None
 
 
 def _delete_named(runtime: JobRuntime, api: FileApi | CacheApi, one: RemoteObject) -> bool:
@@ -68,29 +77,29 @@ def _delete_named(runtime: JobRuntime, api: FileApi | CacheApi, one: RemoteObjec
     return False
 
 
-def _delete_of_batch(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> None:
+def _delete_of_batch(runtime: JobRuntime, api: BatchApi, one: RemoteObject) -> ProviderError | None:
     objects = runtime.store.remote_objects
     # 1. results that are part of their batch are deleted with it
     if one.kind is RemoteKind.OUTPUT and not api.abilities.result_files:
         objects.remove(one)
-        return
+        return None
     # 2. the provider does not delete such objects: leave it until it expires
     if one.kind not in api.abilities.deletes:
         objects.postpone(one, None)
-        return
+        return None
     delete = {
         RemoteKind.INPUT: api.delete_file,
         RemoteKind.OUTPUT: api.delete_output,
         RemoteKind.BATCH: api.delete_batch,
     }[one.kind]
     call_timeout = runtime.limits.call_timeout
-    _attempt(runtime, one, api, lambda: delete(one.id, call_timeout) is None)
+    return _attempt(runtime, one, api, lambda: delete(one.id, call_timeout) is None)
 
 
 def _attempt(
     runtime: JobRuntime, one: RemoteObject, api: BatchApi | FileApi | CacheApi, delete: Callable[[], bool]
-) -> None:
-    """Call ``delete``, which returns whether the object is gone."""
+) -> ProviderError | None:
+    """Call ``delete``, which returns whether the object is gone. Return its error."""
     objects = runtime.store.remote_objects
     try:
         gone = delete()
@@ -102,7 +111,7 @@ def _attempt(
         # 1. the provider refuses to: leave the object until it expires
         if error.kind is ErrorKind.CLIENT_ERROR:
             objects.postpone(one, None)
-            return
+            return error
         # 2. the call failed: repeat it after a growing pause
         wait = backoff(
             one.tries + 1,
@@ -112,9 +121,10 @@ def _attempt(
             asked=error.retry_after,
         )
         objects.postpone(one, runtime.wall() + wait)
-        return
+        return error
     # 3. it was deleted, or was missing
     if gone:
         objects.remove(one)
         if one.kind not in (RemoteKind.BATCH, RemoteKind.CACHE):
             storage.freed(runtime, one.scope)
+    return None
