@@ -16,6 +16,9 @@ from smartbatch._words import DURATION_EXAMPLES, seconds_in, usd_in, without_mid
 from smartbatch.errors import ConfigError, did_you_mean, scrub
 from smartbatch.prices import Price
 
+_SWITCHES = {"true": "auto", "false": "off"}
+"""What is meant if a switch that is not just on or off is set to a truth value."""
+
 
 @frozen(kw_only=True)
 class Spec:
@@ -100,7 +103,7 @@ class Spec:
                 f"{label} = {shown} is not an amount in USD, the only supported currency; use 5 or '5 USD': "
                 f"{self.range}"
             )
-        near = did_you_mean(value, self.choices)
+        near = did_you_mean(_SWITCHES.get(str(value).strip().lower(), value), self.choices)
         return ConfigError(f"{label} = {shown} is {self._flaw(value)}: {self.range}{near}")
 
     def _flaw(self, value: Any) -> str:

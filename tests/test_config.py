@@ -324,6 +324,7 @@ def test_a_host_application_may_hand_its_own_table_over():
     [
         ({"strategie": "auto"}, "strategie .*did you mean strategy"),
         ({"strategy": "fast"}, r"^strategy \(given as a mapping\) = 'fast' .* threshold"),
+        ({"prompt_caching": False}, "out of range: auto or off; did you mean off"),
         ({"prefer_individual_for": {"chat": True}}, "prefer_individual_for .* out of range: strings"),
         ({"time_value": "5"}, r"time_value \(given as a mapping\)"),
         ({"parallelism": None}, "parallelism .*None"),
