@@ -97,7 +97,8 @@ class OutputFigures:
         tokens = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
         self.seen.input_tokens += tokens[0]
         self.seen.output_tokens += tokens[1]
-        self.seen.cached += Usage(tokens[0], cached_tokens=usage.get("cached_tokens") or 0)
+        read, written = (usage.get(name) or 0 for name in ("cached_tokens", "cache_write_tokens"))
+        self.seen.cached += Usage(tokens[0], cached_tokens=read, cache_write_tokens=written)
         self.seen.estimated += bool(usage.get("estimated"))
         self.seen.unknown += bool(usage.get("unknown"))
         self.counts["unpriced"] += cost is None

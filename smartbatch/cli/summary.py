@@ -62,6 +62,7 @@ def amounts_of(result: Result) -> Amounts:
         unknown=int(result.usage.unknown),
         input_tokens=result.usage.input_tokens,
         cached_tokens=result.usage.cached_tokens,
+        cache_write_tokens=result.usage.cache_write_tokens,
         output_tokens=result.usage.output_tokens,
         truncated=result.truncated,
         empty=result.empty,
@@ -202,7 +203,9 @@ def _tokens_text(amounts: Amounts) -> str:
     if amounts.unknown and not (amounts.input_tokens or amounts.output_tokens):
         return "unknown"
     read = Usage(amounts.input_tokens, cached_tokens=amounts.cached_tokens).cached_share
-    cached = f" ({share(read)} read from the provider's cache)" if read else ""
+    written = amounts.cache_write_tokens / amounts.input_tokens if amounts.input_tokens else 0.0
+    then = f", {share(written)} written to it" if written else ""
+    cached = f" ({share(read)} read from the provider's cache{then})" if read or written else ""
     tokens = f"{number(amounts.input_tokens)} in{cached}, {number(amounts.output_tokens)} out"
     return "; ".join([tokens, *parts])
 

@@ -104,7 +104,8 @@ class SeenResults:
         """Add a result. Results that share the answer of an identical request must not be counted here."""
         usage = result.usage
         self.dropped.update(result.dropped)
-        self.cached += Usage(usage.input_tokens, cached_tokens=usage.cached_tokens)
+        read, written = usage.cached_tokens, usage.cache_write_tokens
+        self.cached += Usage(usage.input_tokens, cached_tokens=read, cache_write_tokens=written)
         self.estimated += usage.estimated
         self.unknown += usage.unknown
         if result.ok:
@@ -265,8 +266,10 @@ def _results(s: JobStatus, seen: SeenResults, asked: ReportedRequests) -> Facts:
         ("cost", _cost(s)),
         ("results without a known cost", f"{s.unpriced:,}"),
     ]
-    if seen.cached.cached_tokens:
+    if seen.cached.cached_tokens or seen.cached.cache_write_tokens:
         rows.insert(-3, ("of these, read from the provider's cache", share(seen.cached.cached_share)))
+    if written := seen.cached.cache_write_tokens:
+        rows.insert(-3, ("of these, written to it", share(written / seen.cached.input_tokens)))
     rows += [("results with estimated tokens", f"{seen.estimated:,}")] if seen.estimated else []
     rows += [("results of unknown usage", f"{seen.unknown:,}")] if seen.unknown else []
     if seen.deduplicated and seen.is_whole:

@@ -37,6 +37,7 @@ class Amounts:
     unknown: int = 0  # rows that may have used more tokens than are known
     input_tokens: int = 0
     cached_tokens: int = 0  # of these, read from the provider's cache
+    cache_write_tokens: int = 0  # of these, written to it
     output_tokens: int = 0
     truncated: int = 0
     empty: int = 0
@@ -59,6 +60,7 @@ class Amounts:
         self.unknown += sign * unknown
         self.input_tokens += sign * int(number_of(usage.get("input_tokens")) or 0)
         self.cached_tokens += sign * int(number_of(usage.get("cached_tokens")) or 0)
+        self.cache_write_tokens += sign * int(number_of(usage.get("cache_write_tokens")) or 0)
         self.output_tokens += sign * int(number_of(usage.get("output_tokens")) or 0)
         for name in defects:
             setattr(self, name, getattr(self, name) + sign)

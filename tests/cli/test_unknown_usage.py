@@ -62,6 +62,13 @@ def test_a_summary_says_what_is_unknown(results, tokens, cost):
     assert told(*results) == [f"Cost: {cost}.", f"Tokens: {tokens}."]
 
 
+def test_a_summary_says_that_nothing_of_the_cache_was_read():
+    result = Result("r", text="yes", usage=Usage(100, 5, cache_write_tokens=40), cost=0.5, attempts=1)
+    assert (
+        told(result)[1] == "Tokens: 100 in (0 % read from the provider's cache, 40 % written to it), 5 out."
+    )
+
+
 def test_a_line_says_what_is_unknown():
     lost, partly, guessed = (json.loads(encode(row(0), one, "m"))["usage"] for one in (LOST, PARTLY, GUESSED))
     assert (lost["input_tokens"], lost["output_tokens"], lost["unknown"]) == (None, None, True)
