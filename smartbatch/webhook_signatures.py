@@ -53,7 +53,7 @@ def key_of_secret(secret: str) -> bytes:
     """
     try:
         key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
-    except ValueError:
+    except (ValueError, TypeError, AttributeError):  # not even a string
         key = b""
     if len(key) < MIN_SECRET_BYTES:
         raise ConfigError(

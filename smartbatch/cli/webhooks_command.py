@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from smartbatch.cli.clients import config_of
+from smartbatch._words import escape
+from smartbatch.cli.clients import config_of, missing_store
 from smartbatch.cli.dashboard_command import LocalServer
 from smartbatch.cli.interrupts import Interrupts
-from smartbatch.cli.printing import print_out
+from smartbatch.cli.printing import print_out, say
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.store import default_place
 from smartbatch.webhooks import app
@@ -15,7 +16,8 @@ from smartbatch.webhooks import app
 
 def run(args: argparse.Namespace) -> int:
     config = config_of(args)
-    receiver = app(config.store or default_place(), url=config.webhook_url)
+    place = config.store or default_place()
+    receiver = app(place, url=config.webhook_url)
     try:
         server = LocalServer(args.port, receiver, args.address)
     except (OSError, OverflowError) as error:
@@ -25,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
         ) from None
     with server, Interrupts(server.shutdown):
         print_out(f"http://{server.server_name}:{server.server_port}/")
+        if (path := missing_store(place)) is not None:
+            say(f"there is no store at {escape(path)} yet; the first event creates it")
         server.serve_forever()
     receiver.close()
     return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack, cast, final
 import click
 from attrs import asdict
 from flask import Blueprint, Flask, Response, current_app, g, has_request_context, request
+from flask.blueprints import BlueprintSetupState
 from flask.cli import AppGroup, with_appcontext
 from flask.typing import ResponseReturnValue
 from werkzeug.local import LocalProxy
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Smartbatch", "blueprint", "current_smartbatch", "dashboard_blueprint", "webhook_blueprint"]
 
 _EXTENSION_NAME = "smartbatch"  # name of the extension, its blueprint and its command group
+_WEBHOOKS_NAME = f"{_EXTENSION_NAME}_webhooks"
 
 
 @final
@@ -61,6 +63,8 @@ class Smartbatch:
         host = HostClient(
             HostSettings.of(app.config.get_namespace(VARIABLE_PREFIX), "app.config"), self._hooks
         )
+        if _WEBHOOKS_NAME in app.blueprints:
+            host.webhooks()  # only to check the settings
         app.extensions[_EXTENSION_NAME] = host
         app.cli.add_command(_commands())
         if host.settings.web_timeout is not None:
@@ -125,11 +129,19 @@ def webhook_blueprint(url_prefix: str = f"/{_EXTENSION_NAME}/webhooks") -> Bluep
     """Return a blueprint that receives webhooks for the application's jobs.
 
     The secrets are in the setting ``SMARTBATCH_WEBHOOK_SECRET`` of the application or the environment.
+    Registering it raises :class:`~smartbatch.ConfigError` if there is neither a secret nor a
+    ``webhook_url``, or one is invalid; if :meth:`Smartbatch.init_app` is called later, that does.
 
     Args:
         url_prefix: path of the address to which the provider sends its events.
     """
-    pages = Blueprint(f"{_EXTENSION_NAME}_webhooks", __name__, url_prefix=url_prefix)
+    pages = Blueprint(_WEBHOOKS_NAME, __name__, url_prefix=url_prefix)
+
+    @pages.record
+    def check(state: BlueprintSetupState) -> None:
+        host: HostClient | None = state.app.extensions.get(_EXTENSION_NAME)
+        if host is not None:
+            host.webhooks()  # only to check the settings
 
     @pages.post("")
     def receive() -> Response:

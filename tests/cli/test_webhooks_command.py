@@ -14,7 +14,7 @@ import time
 import pytest
 from signed_events import SECRET, body_of, headers_of
 
-from smartbatch import webhooks
+from smartbatch import ConfigError, webhooks
 from smartbatch.cli.dashboard_command import LocalServer
 from smartbatch.cli.main import main
 from smartbatch.jobs.store import open_store
@@ -52,6 +52,12 @@ def test_a_secret_is_required(tmp_path, capfd, monkeypatch):
     assert "SMARTBATCH_WEBHOOK_SECRET" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("secret", [b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", [None]])
+def test_a_secret_that_is_not_a_string_is_invalid(secret, tmp_path):
+    with pytest.raises(ConfigError, match="webhook secret is not valid"):
+        webhooks.app(str(tmp_path / "jobs.db"), secret=secret)
+
+
 def test_a_taken_port_is_invalid_usage(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv(webhooks.SECRET_VARIABLE, SECRET)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -65,11 +71,15 @@ def test_the_command_prints_its_address_and_stops(tmp_path):
     place = str(tmp_path / "jobs.db")
     command = (sys.executable, "-m", "smartbatch", "webhooks", "--store", place, "--port", "0")
     environ = {**os.environ, webhooks.SECRET_VARIABLE: SECRET}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    ) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         address = process.stdout.readline().strip().removeprefix("http://").removesuffix("/")
         body = body_of("batch_1")
         assert post(address, body, headers_of(body, time.time(), SECRET)) == (200, b"stored\n")
+        assert process.stderr.readline() == f"there is no store at {place} yet; the first event creates it\n"
         process.terminate()
     assert process.returncode == 0
     store = open_store(place)

@@ -321,6 +321,17 @@ def test_the_dashboard_has_the_queue_of_the_client_of_the_process(app_of):
     assert "sim:demo" in browser.get("/smartbatch/dashboard/").text
 
 
+@pytest.mark.parametrize("given", [{}, {"webhook_secret": "whsec_short"}])
+def test_webhooks_without_a_valid_secret_are_reported_at_once(given, app_of):
+    with pytest.raises(ConfigError, match="webhook secret"):
+        app_of(**given).register_blueprint(webhook_blueprint())
+    app = Flask("app")
+    app.config.update({f"SMARTBATCH_{name.upper()}": value for name, value in given.items()})
+    app.register_blueprint(webhook_blueprint())
+    with pytest.raises(ConfigError, match="webhook secret"):
+        Smartbatch(app)
+
+
 def test_webhooks_are_received_with_the_secret_of_the_application(app_of, tmp_path):
     app = app_of(webhook_secret=SECRET)
     app.register_blueprint(webhook_blueprint("/hooks"))
