@@ -78,8 +78,9 @@ def app(
     address = url or config.webhook_url
     if not (secrets or address):
         raise ConfigError(
-            f"no webhook secret: set {SECRET_VARIABLE}, or secret= in Python, to the secret that the provider "
-            "showed when the webhook was created. Events about single batches need the setting webhook_url"
+            f"no webhook secret: set {SECRET_VARIABLE}, or secret= in Python, to the secret that the "
+            "provider showed when the webhook was created. Events about single batches need the setting "
+            "webhook_url"
         )
     place = store or config.store
     if place is not None:
