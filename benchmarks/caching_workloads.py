@@ -27,10 +27,10 @@ BATCH_SECONDS = 3600.0
 
 @frozen
 class Row:
-    """A request, and the beginning that it shares with others.
+    """A request, and the prefix that it shares with others.
 
     Attributes:
-        group: of the requests with this beginning; ``None`` if there is none worth caching.
+        group: of the requests with this prefix; ``None`` if there is none worth caching.
         shared: its tokens.
     """
 
@@ -138,9 +138,9 @@ _FAILS_FIRST = {"fault_for": lambda index, _body: "500" if index < 2 else None}
 OTHERS = (
     Workload("unshared short prompts", _unshared(30, 300), 400),
     Workload("unshared long prompts", _unshared(1500, 6000), 150),
-    Workload("beginning below the minimum", _with_system(400), 400),
-    Workload("beginnings used once or twice", _once_or_twice, 200),
-    Workload("beginnings used twice, far apart", _documents(2, 2000, shuffled=True), 200),
+    Workload("prefix below the minimum", _with_system(400), 400),
+    Workload("prefixes used once or twice", _once_or_twice, 200),
+    Workload("prefixes used twice, far apart", _documents(2, 2000, shuffled=True), 200),
     Workload("gaps of 70 minutes", _with_system(3000), 12, gap=4200.0),
     Workload("gaps of 10 minutes", _with_system(3000), 20, gap=600.0),
     Workload("changing start of the system text", _changing_start, 200),
@@ -165,7 +165,7 @@ class _Rules:
     Attributes:
         minimum: tokens.
         surcharges: of a written token, by lifetime in seconds.
-        step: tokens by which cached beginnings grow.
+        step: tokens by which cached prefixes grow.
         hit_rate: in real time.
         keyed: whether a key serves only some requests per minute.
         storage: price of a token of an explicit cache per hour; ``None`` without explicit caches.
@@ -193,7 +193,7 @@ def oracle_saving(
 ) -> float:
     """Return the expected saving in input tokens of a client that knows the workload and the cache.
 
-    It sends the requests of a group one after the other, writes each beginning once and only if that pays,
+    It sends the requests of a group one after the other, writes each prefix once and only if that pays,
     and uses as few keys as the time of the real run allows.
 
     Args:

@@ -41,7 +41,7 @@ PRICE = 10.0
 """USD per million input or output tokens, so that the ledger's tokens can be converted to money."""
 TINY = 1e-9
 TEXTS = ("question", "a long question " * 20, "質問です " * 10, "0f3a-9c " * 15)
-"""Beginnings of prompts whose tokens are estimated with different errors."""
+"""Prefixes of prompts whose tokens are estimated with different errors."""
 FAULTS = ("empty", "reset", "truncated", "bad_json", "html_200", "500", "stream_end", "429")
 WAYS = ("submit", "durable", "durable", "keyed", "list", "stream", "closed")
 

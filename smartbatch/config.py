@@ -182,7 +182,7 @@ class BatchingConfig:
     )
     prompt_caching: Literal["auto", "off"] = choice(
         "auto",
-        "Whether prompts that share a long beginning use the provider's cache, if that saves money.",
+        "Whether prompts that share a long prefix use the provider's cache, if that saves money.",
         "auto",
         "off",
     )

@@ -161,14 +161,14 @@ class RequestFinished(RequestEvent):
 
 @frozen(kw_only=True)
 class CachingStopped(Event):
-    """A shared beginning of prompts is no longer marked for the provider's cache; reported once for each.
+    """A shared prefix of prompts is no longer marked for the provider's cache; reported once for each.
 
-    For batches, it reports that no beginning is marked in those of later jobs.
+    For batches, it reports that no prefix is marked in those of later jobs.
     """
 
     model: str
     prefix: str
-    """Digest of the beginning; empty for batches."""
+    """Digest of the prefix; empty for batches."""
     tokens: int
     """Its estimated length; 0 for batches."""
     reason: str

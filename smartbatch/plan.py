@@ -51,7 +51,7 @@ class Plan(Generic[T]):
         cost_low, cost_high: range in USD that contains the cost of 90 % of such lists; ``None`` if the
             price is unknown.
         cache_saving, cache_saving_low, cache_saving_high: expected USD that the provider's cache saves on
-            shared beginnings of prompts, and its range; the costs above take it into account.
+            shared prefixes of prompts, and its range; the costs above take it into account.
         answers: the basis of the expected answer lengths and cost: the number of observed answers and their
             mean length; see :class:`~smartbatch.core.routing.workload.AnswerLengths`. ``None`` if nothing is
             generated.
@@ -96,7 +96,7 @@ class Plan(Generic[T]):
         if self.files is not None:
             requests += f" with {files_in_words(self.files)}"
         saved = "" if self.decision.chosen.cost is None else cache_saving(self.decision.chosen.cost)
-        saved = f", shared beginnings save {saved}" if saved else ""
+        saved = f", shared prefixes save {saved}" if saved else ""
         return f"<Plan {requests}, {self.route.value}, about {duration(self.p50)}, {cost}{saved}>"
 
     def _repr_html_(self) -> str:

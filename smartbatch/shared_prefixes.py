@@ -1,4 +1,4 @@
-"""Beginnings that prompts share, and how providers cache them."""
+"""Prefixes that prompts share, and how providers cache them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARK_FIELDS = frozenset(
 
 @frozen
 class SharedPrefix:
-    """A beginning that several prompts to one model have in common.
+    """A prefix that several prompts to one model have in common.
 
     Attributes:
         message: zero-based index of the message in which it ends; -1 if it ends with the instructions and
@@ -41,7 +41,7 @@ class CacheMark:
     """How a request uses the provider's cache.
 
     Attributes:
-        prefixes: shared beginnings of the request, shortest first; the provider caches each of them.
+        prefixes: shared prefixes of the request, shortest first; the provider caches each of them.
         long: whether entries should last for an hour instead of five minutes, if the provider offers both.
         routing_key: the same for requests that should reach the same server; ``None`` for no key.
         explicit: whether the request creates or reads an explicit cache of the last of ``prefixes``.
@@ -57,12 +57,12 @@ class CacheMark:
 
 @frozen(kw_only=True)
 class CachingRules:
-    """How a provider caches beginnings of prompts to one model. Factors are relative to the price of input.
+    """How a provider caches prefixes of prompts to one model. Factors are relative to the price of input.
 
     Attributes:
         by: how a request controls the cache: with ``marks`` in its content, with a routing ``key``, or only
             by the ``order`` of requests.
-        min_tokens: shorter beginnings are never cached.
+        min_tokens: shorter prefixes are never cached.
         read: factor for tokens read from the cache.
         write: factor for tokens written to it.
         seconds: how long an entry lasts after its last use.

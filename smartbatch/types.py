@@ -299,7 +299,7 @@ class Request:
         sample: zero-based number of the answer, if ``n`` requests several; set by the library.
         row: position of the prompt in a list, from 0, if it differs from that of the request; set by the
             library.
-        cache: beginnings that the prompt shares with other requests; set by the library.
+        cache: prefixes that the prompt shares with other requests; set by the library.
     """
 
     prompt: str | tuple[Message, ...] = field(default="", repr=short)

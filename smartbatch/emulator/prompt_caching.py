@@ -125,7 +125,7 @@ class Block:
 
 @frozen
 class Prefix:
-    """The beginning of a prompt."""
+    """A prefix of a prompt."""
 
     digest: bytes
     tokens: int

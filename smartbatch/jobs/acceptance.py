@@ -51,7 +51,7 @@ class Items:
     _shared: Shared
     _wiring: JobWiring = field(kw_only=True)
     _api: BatchApi | None = field(kw_only=True)  # None if all requests are sent in real time
-    # by the label of a model: whether the shared beginnings of its batches' requests are marked
+    # by the label of a model: whether the shared prefixes of its batches' requests are marked
     _marks: Callable[[str], bool] = field(default=lambda _: True, kw_only=True)
     # number of leading rows sent in real time; None for all
     _realtime: int | None = field(default=0, kw_only=True)
@@ -71,7 +71,7 @@ class Items:
     count: int = field(default=0, init=False)  # rows read so far
     _most: float = field(default=0.0, init=False)
     _models: set[str] = field(factory=set, init=False)
-    _prefixes: set[str | None] = field(factory=set, init=False)  # the longest shared beginning of each row
+    _prefixes: set[str | None] = field(factory=set, init=False)  # the longest shared prefix of each row
     _uses: FileUses = field(factory=FileUses, init=False)
     _sizes: LineSizes = field(factory=LineSizes, init=False)
 

@@ -347,7 +347,7 @@ class JobSubmission:
         return model.provider.caching(model.name)
 
     def _marks(self, api: BatchApi | None, scope: str, label: str) -> bool:
-        """Whether shared beginnings of a batch's requests are marked; ``label`` is ``provider:model``."""
+        """Whether shared prefixes of a batch's requests are marked; ``label`` is ``provider:model``."""
         rules = None if api is None else api.caching(model=label.partition(":")[2])
         engine = self._engine
         return rules is not None and marks_pay(engine.store, scope, label, rules, engine.wall())

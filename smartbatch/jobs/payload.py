@@ -93,7 +93,7 @@ def encode_request(
     request: Request, shared: Shared, *, row: int | None = None, keep: KeepContent | None = None
 ) -> bytes:
     """Encode everything that affects the answer to ``request``, and its context. Its id is stored separately,
-    and its shared beginnings are added with :func:`with_cache`.
+    and its shared prefixes are added with :func:`with_cache`.
 
     A schema made from a class is written as a plain schema, so ``Result.parsed`` will be plain data.
 
@@ -139,7 +139,7 @@ def encode_request(
 
 
 def with_cache(payload: bytes, mark: CacheMark | None) -> bytes:
-    """Add to an encoded request the beginnings that it shares with others."""
+    """Add to an encoded request the prefixes that it shares with others."""
     return payload if mark is None else payload[:-1] + _cache_form(mark)
 
 
@@ -212,7 +212,7 @@ def place_of(data: bytes) -> tuple[int | None, int | None]:
 
 
 def prefixes_of(data: bytes) -> tuple[SharedPrefix, ...]:
-    """Return the beginnings that an encoded request shares with others, shortest first."""
+    """Return the prefixes that an encoded request shares with others, shortest first."""
     mark = _cache(_read(data, lambda form: form.get("cache"))) if b'"cache"' in data else None
     return () if mark is None else mark.prefixes
 

@@ -25,7 +25,7 @@ DELETE_SECONDS = 10.0
 _HOUR = 3600.0
 
 _Key = tuple[str, str, str]
-"""Scope of the account, model and key of the beginning."""
+"""Scope of the account, model and key of the prefix."""
 
 
 @define(eq=False)
@@ -177,7 +177,7 @@ class RealtimeCaches:
         except Exception as raised:
             refusal = api.classify(raised)
             logs.warn("cache_not_created", model=label, error=refusal.kind.value)
-            # 3. It was refused: no request with this beginning has a cache.
+            # 3. It was refused: no request with this prefix has a cache.
             if not refusal.maybe_billed:
                 self._noted(lambda: table.remove(record))
                 return None

@@ -74,8 +74,8 @@ class JobPolicy:
     keep_going: bool = False  # send all items even if the first ones fail with the same error
     traceparent: str | None = None  # span of the submitter (W3C Trace Context)
     models: tuple[str, ...] = field(default=(), converter=as_texts)  # the requests' models as provider:model
-    caching: bool = False  # beginnings that requests share are marked for the provider's cache
-    groups: bool = False  # only some requests share a beginning; they should be neighbors in batches
+    caching: bool = False  # prefixes that requests share are marked for the provider's cache
+    groups: bool = False  # only some requests share a prefix; they should be neighbors in batches
 
 
 @frozen

@@ -119,15 +119,15 @@ class UserWarnings:
             )
 
     def _caching_stopped(self, event: CachingStopped) -> None:
-        """Log only the first beginning of a model, as the other ones often stop for the same reason."""
+        """Log only the first prefix of a model, because the others often stop for the same reason."""
         mine = object()
         if self._uncached.setdefault((event.model, event.batch), mine) is not mine:
             return
         if event.batch:
-            text = "%s: batches of later jobs do not use the provider's cache for shared beginnings: %s"
+            text = "%s: batches of later jobs do not use the provider's cache for shared prefixes: %s"
             _LOGGER.warning(text, event.model, event.reason)
         else:
-            text = "%s: the provider's cache is no longer used for a shared beginning of about %s tokens: %s"
+            text = "%s: the provider's cache is no longer used for a shared prefix of about %s tokens: %s"
             _LOGGER.warning(text, event.model, f"{event.tokens:,}", event.reason)
 
     def _paused(self, event: PauseChanged) -> None:

@@ -350,7 +350,7 @@ class MetricsSnapshot:
         label="state",
     )
     caching_stopped: int = counter(
-        "Shared beginnings of prompts that are no longer marked for the provider's cache.",
+        "Shared prefixes of prompts that are no longer marked for the provider's cache.",
         Events(CachingStopped)(),
     )
     parameters_dropped: int = counter(

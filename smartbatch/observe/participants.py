@@ -143,7 +143,7 @@ class LaneStatus:
         quota: the salted hash that identifies the shared limit; the same in all processes that share it.
         waiting, in_flight: number of real-time requests in each state.
         waits_for: why the next request is waiting: ``pause`` (by a user), ``window``, ``breaker``,
-            ``cooldown``, ``budget``, ``cache`` (another request writes its beginning to the provider's
+            ``cooldown``, ``budget``, ``cache`` (another request writes its prefix to the provider's
             cache), ``limit``, ``slot``, ``retry``; empty if none is waiting.
         breaker: state of the circuit breaker.
         requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute: the limits,

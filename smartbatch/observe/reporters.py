@@ -182,7 +182,7 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
             f"{s.limits_unshared:,} not shared: their store is unavailable",
         )
     yield "breaker", _table(s.breaker_changes)
-    yield "shared beginnings no longer cached", _number(s.caching_stopped)
+    yield "shared prefixes no longer cached", _number(s.caching_stopped)
     yield "parameters dropped", _number(s.parameters_dropped)
     yield "possibly paid twice", _number(s.possible_double_bills)
     if s.usage.total_tokens:

@@ -234,7 +234,7 @@ class Provider(ABC):
         return None
 
     def caching(self, model: str) -> CachingRules | None:  # noqa: ARG002
-        """Return how the provider caches beginnings of prompts to ``model``.
+        """Return how the provider caches prefixes of prompts to ``model``.
 
         ``Request.cache`` is set only if this returns rules.
         """

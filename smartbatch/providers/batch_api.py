@@ -168,7 +168,7 @@ class BatchApi(ABC):
         return ()
 
     def caching(self, *, model: str) -> CachingRules | None:  # noqa: ARG002
-        """Return how batches cache beginnings of prompts; ``None`` if requests must not be marked."""
+        """Return how batches cache prefixes of prompts; ``None`` if requests must not be marked."""
         return None
 
     def omitted(self, *, model: str) -> tuple[str, ...]:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Which beginnings of prompts providers cache, as data, and marks in the content of messages.
+"""Which prefixes of prompts providers cache, as data, and marks in the content of messages.
 
 Sources (November 2026): OpenAI's guide to prompt caching and its upgrade guide to gpt-5.6, Anthropic's guide
 to prompt caching, and Google's guide to context caching. The factors are those of the price table
@@ -57,8 +57,8 @@ def anthropic_rules(model: str) -> CachingRules:
 
 @lru_cache
 def openai_rules(model: str) -> CachingRules:
-    """From gpt-5.6 on, writes have a price, and the end of each prompt is written unless breakpoints are
-    explicit. Earlier models cache without marks; a server keeps the prompts that it received in the last
+    """From gpt-5.6 on, writes have a price, and each whole prompt is written unless a request turns this
+    off. Earlier models cache without marks; a server keeps the prompts that it received in the last
     minutes, and the routing key decides which server receives a prompt.
     """
     version = _OPENAI_VERSION.search(model)
@@ -94,7 +94,7 @@ def gemini_rules(model: str) -> CachingRules:
 def with_marks(
     request: Request, form: PartForm, mark: Mapping[str, Any], text_types: Mapping[str, str] | None = None
 ) -> Request:
-    """Return ``request`` with the fields ``mark`` in the content parts that end its shared beginnings.
+    """Return ``request`` with the fields ``mark`` in the content parts that end its shared prefixes.
 
     Text of which only a part is shared is split. The instructions become the first message.
 
@@ -134,7 +134,7 @@ def _marked(
     if prefix.chars is None or not isinstance(text, str) or not text[prefix.chars :].strip():
         parts[prefix.part] = {**part, **mark}
     else:
-        # the rest keeps the mark of a longer beginning that ends in the same text
+        # the rest keeps the mark of a longer prefix that ends in the same text
         rest = {**part, "text": text[prefix.chars :]}
         parts[prefix.part : prefix.part + 1] = [{**part, "text": text[: prefix.chars], **mark}, rest]
     return tuple(parts)

@@ -6,7 +6,7 @@ The layers, from the outermost to the innermost:
 2. :class:`AnswerSharing`, which shares and caches the provider's answer before middleware changes it;
 3. :func:`classify`, so that the layers above see no foreign exceptions;
 4. :class:`FileReferences`, which replaces files by the ids of their uploads;
-5. :class:`CacheReferences`, which replaces beginnings of prompts by explicit caches;
+5. :class:`CacheReferences`, which replaces prefixes of prompts by explicit caches;
 6. the deadline, which subtracts the time spent in the layers above;
 7. the provider, or the request's own callable.
 """
@@ -84,7 +84,7 @@ class FileReferences(Protocol):
 
 
 class CacheReferences(Protocol):
-    """Creates explicit caches of beginnings that many requests share, and refers to them by id."""
+    """Creates explicit caches of prefixes that many requests share, and refers to them by id."""
 
     def refer(self, provider: Provider, model: str, request: Request, deadline: float, /) -> Request:
         """Return ``request`` with the id of the cache that its mark names, if there is one.
@@ -102,7 +102,7 @@ class CacheReferences(Protocol):
         ...
 
     def release(self, provider: Provider, model: str, keys: Sequence[str], /) -> None:
-        """Delete the caches of these beginnings, on another thread. Never raises."""
+        """Delete the caches of these prefixes, on another thread. Never raises."""
         ...
 
 
@@ -129,7 +129,7 @@ def build_call(
         tier: the service tier that each request names.
         checks: whether the provider must check the requests, because they were accepted for another one.
         references: replaces files by ids; ``None`` sends all files in their requests.
-        caches: explicit caches of beginnings of prompts; ``None`` creates none.
+        caches: explicit caches of prefixes of prompts; ``None`` creates none.
     """
     call = _deadlined(provider, model, now, compiler, tier)
     if caches is not None:

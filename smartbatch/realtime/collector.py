@@ -148,7 +148,7 @@ class Collector:
         if head.own_budget is not None and head.own_budget.must_wait(head.reserve):
             lane_queue.set_aside(head.own_budget)
             return now
-        # 3. Another call writes the beginning of its prompt to the provider's cache: set the request aside.
+        # 3. Another call writes the prefix of its prompt to the provider's cache: set the request aside.
         lead = self._lead_of(lane, lane_queue, head, now)
         if lead is not None:
             lane_queue.set_aside(lead)
@@ -213,7 +213,7 @@ class Collector:
         return chosen
 
     def _lead_of(self, lane: Lane, lane_queue: LaneQueue, head: Ticket, now: float) -> Lead | None:
-        """Return the call that writes the beginning of the request, if waiting for it saves more than the
+        """Return the call that writes the prefix of the request, if waiting for it saves more than the
         time is worth. The time is worth nothing while other requests can be sent.
         """
         cache, mark, config = lane.cache, head.request.cache, self._config

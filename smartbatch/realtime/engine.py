@@ -256,7 +256,7 @@ class RealtimeEngine:
         return future
 
     def recognized(self, lane: Lane, request: Request) -> Request:
-        """Note the beginning of a single request, and mark it if earlier requests had the same one."""
+        """Record the prefixes of a single request, and mark those that earlier requests had."""
         rendering = None if lane.cache is None else rendering_of(request)
         if lane.cache is None or rendering is None:
             return request

@@ -76,7 +76,7 @@ class Lane:
     tier: FlexTier | None  # None in a standard lane
     packed: Lane | None = None  # lane for packable requests of the same model
     standard: Lane | None = None  # the standard-price lane of a flex lane
-    rules: CachingRules | None = None  # how the provider caches beginnings of prompts, even without marks
+    rules: CachingRules | None = None  # how the provider caches prefixes of prompts, even without marks
     cache: CacheEntries | None = None  # its entries; None unless calls of this lane are marked
     caches: CacheReferences | None = None  # its explicit caches
     in_flight: int = field(default=0, init=False)  # number of requests

@@ -25,7 +25,7 @@ _SHARE_OF_TURNS = 0.05 + 1e-9
 """Share of calls that urgent requests give up. Slightly over 5 %, so that 20 calls give up at least one."""
 
 _NEIGHBOR_SECONDS = 5.0
-"""A request overtakes others to be next to those with the same beginning that arrived at most this long
+"""A request overtakes others to be next to those with the same prefix that arrived at most this long
 before it. This is less than the difference between the patience of two priorities.
 """
 
@@ -66,7 +66,7 @@ class LaneQueue:
         self.lane = lane
         self._turns = turns
         self.waiting = 0
-        self._by_prefix: Counter[str | None] = Counter()  # of these, by the longest shared beginning
+        self._by_prefix: Counter[str | None] = Counter()  # of these, by the longest shared prefix
         self._first_keys: dict[str, float] = {}  # the latest start of the first of them
         self.delayed: _Heap = []  # retries by the end of their backoff
         # tickets that wait for calls in flight, by the budget that has reserved money for them, or by the
@@ -228,7 +228,7 @@ class LaneQueue:
             self._by_prefix[ticket.prefix] += 1
 
     def others_waiting(self, ticket: Ticket) -> int:
-        """Return the number of tickets whose longest shared beginning differs from that of ``ticket``."""
+        """Return the number of tickets whose longest shared prefix differs from that of ``ticket``."""
         return self.waiting - self._by_prefix[ticket.prefix]
 
     def _count(self, ticket: Ticket, change: int) -> None:
@@ -240,7 +240,7 @@ class LaneQueue:
                 self._first_keys.pop(ticket.prefix, None)
 
     def _join_neighbors(self, ticket: Ticket, prefix: str) -> None:
-        """Place a ticket directly after those with the same beginning that arrived shortly before it."""
+        """Place a ticket directly after those with the same prefix that arrived shortly before it."""
         first = self._first_keys.get(prefix)
         if first is not None and 0 <= ticket.key - first <= _NEIGHBOR_SECONDS:
             ticket.key = first

@@ -344,7 +344,7 @@ class Ticket:
 
     @property
     def prefix(self) -> str | None:
-        """The longest beginning that it shares with other requests."""
+        """The longest prefix that it shares with other requests."""
         mark = self.request.cache
         return mark.prefixes[-1].key if mark is not None and mark.prefixes else None
 

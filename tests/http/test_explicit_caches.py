@@ -1,4 +1,4 @@
-"""Lists at the Gemini API create explicit caches of shared beginnings, read them, and delete them."""
+"""Lists at the Gemini API create explicit caches of shared prefixes, read them, and delete them."""
 
 from __future__ import annotations
 

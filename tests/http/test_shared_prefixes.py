@@ -1,4 +1,4 @@
-"""Lists whose prompts share a beginning, over HTTP: it is paid for once."""
+"""Lists whose prompts share a prefix, over HTTP: it is paid for once."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_plan_names_the_saving_with_its_range(emu):
     assert plain.cache_saving == 0
     assert plain.cost == pytest.approx(saving.cost + saving.cache_saving)
     assert saving.cache_saving_low < saving.cache_saving < saving.cache_saving_high
-    assert "shared beginnings save" in repr(saving)
+    assert "shared prefixes save" in repr(saving)
     assert saving.cost_low < results.cost < saving.cost_high
     assert results.usage.cached_share > 0.95
 

@@ -1,7 +1,7 @@
 """Division of a job into shards, and a check that the answers of a shard belong to its requests.
 
 Shards are cut in order, within the provider's limits, and of about equal size. A group of items that share a
-beginning stays in one shard if that costs few shards, because each batch writes the beginning to the cache
+prefix stays in one shard if that costs few shards, because each batch writes the prefix to the cache
 again. If a provider's batches carry no label (Anthropic), only the number of requests identifies a batch, so
 shards of different sizes can be requested.
 

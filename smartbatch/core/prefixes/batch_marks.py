@@ -1,4 +1,4 @@
-"""Which shared beginnings of a batch's requests are cached.
+"""Which shared prefixes of a batch's requests are cached.
 
 The requests of a batch run at unknown times, so entries should last for an hour. The same request always gets
 the same mark, because the input of a batch may have to be written again.

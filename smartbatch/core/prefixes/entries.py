@@ -9,7 +9,7 @@
    requests wait for their end, also only if this saves more than the time is worth.
 5. An entry whose writes are not read, or that is never written, is no longer used.
 
-For a list, the uses of a beginning are known. For single requests, they are only expected: a beginning that
+For a list, the uses of a prefix are known. For single requests, they are only expected: a prefix that
 was used shortly before is written if unread writes have cost little so far.
 """
 
@@ -56,7 +56,7 @@ class Chosen:
 
     mark: CacheMark | None
     lead: Lead | None = None
-    counted: tuple[SharedPrefix, ...] = ()  # beginnings of which the call is one of the known uses
+    counted: tuple[SharedPrefix, ...] = ()  # prefixes of which the call is one of the known uses
 
 
 NOTHING = Chosen(None)
@@ -64,7 +64,7 @@ NOTHING = Chosen(None)
 
 @define(eq=False)
 class _CacheEntry:
-    seen: float = -math.inf  # when a request with this beginning arrived
+    seen: float = -math.inf  # when a request with this prefix arrived
     known: SharedPrefix | None = None  # as found in the latest list
     begun: int = 0  # calls since then
     last: float = -math.inf  # start of the latest call that wrote or read it
@@ -97,7 +97,7 @@ class CacheEntries:
         """Return those of ``ends`` that a single request shares with earlier ones, and remember all of them.
 
         Args:
-            ends: every beginning of the request that could be shared.
+            ends: every prefix of the request that could be shared.
         """
         found = []
         for prefix in ends:

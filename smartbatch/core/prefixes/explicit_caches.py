@@ -1,7 +1,7 @@
 """Which calls of a list create and read explicit caches, and when a cache is no longer needed.
 
 An explicit cache is always found, but its creation costs as much as its tokens, and its storage costs more
-with every hour. A list creates one for a beginning if the uses that are left save more than the creation and
+with every hour. A list creates one for a prefix if its remaining uses save more than the creation and
 an hour of storage cost, compared with the implicit cache, which is found only sometimes. Requests with an
 unknown number of uses only read existing caches.
 """
@@ -32,7 +32,7 @@ _EXPECTED_HITS, _EXPECTED_TRIES = 4.0, 8.0  # of the implicit cache, in addition
 
 
 def saved_share(rules: CachingRules, uses: int) -> float:
-    """Return the share of a beginning's price that each of its uses saves with a cache that is yet to be
+    """Return the share of a prefix's price that each of its uses saves with a cache that is yet to be
     created and stored for an hour; negative for a loss.
     """
     return 1 - rules.read - (1 + (rules.storage or 0.0)) / uses
@@ -45,7 +45,7 @@ def pays(rules: CachingRules, uses: int) -> bool:
 
 @frozen
 class ExplicitUse:
-    """What a call does with the explicit cache of a beginning."""
+    """What a call does with the explicit cache of a prefix."""
 
     prefix: SharedPrefix
     does: Literal["create", "read"]
@@ -92,7 +92,7 @@ class ExplicitCaches:
         """Choose the explicit cache for a call that starts now; ``None`` if the implicit one saves more.
 
         Args:
-            prefixes: the beginnings of the request, shortest first.
+            prefixes: the prefixes of the request, shortest first.
             creates: whether the call may create a cache. If so, it is one of the known uses.
         """
         share = (1 - self._rules.read) * self._hits / self._tries
@@ -133,7 +133,7 @@ class ExplicitCaches:
         return None
 
     def reads(self, prefixes: Sequence[SharedPrefix], now: float) -> bool:
-        """Whether a cache of one of the beginnings can be read."""
+        """Whether a cache of one of the prefixes can be read."""
         found = (self._beginnings.get(prefix.key) for prefix in prefixes)
         return any(beginning is not None and beginning.is_live(now) for beginning in found)
 
@@ -147,8 +147,8 @@ class ExplicitCaches:
         """Note the end of a call.
 
         Args:
-            counted: the beginnings of the request, if it is one of the known uses.
-            used: the beginning whose explicit cache it used.
+            counted: the prefixes of the request, if it is one of the known uses.
+            used: the prefix whose explicit cache it used.
             usage: ``None`` if the call failed or reported none.
         """
         if used is not None:
@@ -171,7 +171,7 @@ class ExplicitCaches:
                 self._release(prefix.key, beginning)
 
     def observe_implicit(self, prefix: SharedPrefix, usage: Usage) -> None:
-        """Note whether a request found its beginning in the implicit cache."""
+        """Note whether a request found its prefix in the implicit cache."""
         self._tries += 1
         self._hits += usage.cached_tokens >= LEAST_READ_SHARE * prefix.tokens
 
@@ -187,7 +187,7 @@ class ExplicitCaches:
         return following
 
     def take_unneeded(self) -> list[str]:
-        """Return the keys of the beginnings whose caches are to be deleted, once."""
+        """Return the keys of the prefixes whose caches are to be deleted, once."""
         taken, self._unneeded = self._unneeded, []
         return taken
 

@@ -34,7 +34,7 @@ class Urgency:
         """Return whether requests that would start at once save more than the time is worth.
 
         Args:
-            saved: share of the price of the beginning that each of them saves.
+            saved: share of the price of the prefix that each of them saves.
         """
         requests = min(self.calls, max(prefix.uses, self.waiting))
         return requests * prefix.tokens * saved * self.usd > seconds * self.usd_per_second

@@ -29,7 +29,7 @@ _INSTRUCTIONS = ("system", "developer")
 _MIN_CUT_CHARS = 256
 """Text is not cut to add fewer characters than this to the parts before it."""
 _CLEAN_CUT_CHARS = 200
-"""A beginning that ends within text is cut at a line or word boundary at most this far before its end."""
+"""A prefix that ends within text is cut at a line or word boundary at most this far before its end."""
 _KEY_BYTES = 12
 
 
@@ -74,7 +74,7 @@ class Rendering:
         return estimate(self.text[start:end]) + extra
 
     def prefix(self, depth: int, tokens: int, uses: int, *, whole: bool = False) -> SharedPrefix | None:
-        """Return the beginning that ends at or shortly before ``depth`` characters of :attr:`text`.
+        """Return the prefix that ends at or shortly before ``depth`` characters of :attr:`text`.
 
         Returns ``None`` if it would contain no complete part and no text can be cut.
 
@@ -103,7 +103,7 @@ class Rendering:
         return (-1, 0, None, 0) if self.head.markable else None
 
     def ends(self) -> Iterator[SharedPrefix]:
-        """Yield the beginnings that end with the instructions or with a part, shortest first.
+        """Yield the prefixes that end with the instructions or with a part, shortest first.
 
         Their keys are those of :meth:`prefix`. Their number of uses is unknown.
         """

@@ -67,11 +67,11 @@ class KnownCaching:
 
 
 class PrefixSavings:
-    """Adds up the shared beginnings of a list's requests."""
+    """Adds up the shared prefixes of a list's requests."""
 
     def __init__(self, known: KnownCaching) -> None:
         self._known = known
-        self._uses: dict[tuple[str, int], int] = {}  # by key and tokens in addition to the shorter beginning
+        self._uses: dict[tuple[str, int], int] = {}  # by key and tokens in addition to the shorter prefix
 
     def add(self, prefixes: Sequence[SharedPrefix], billed: Callable[[int], int]) -> None:
         """Add a request. ``billed`` converts estimated tokens into those that are billed."""
@@ -106,7 +106,7 @@ class PrefixSavings:
 
 
 def with_writes(most: Usage, request: Request, estimated: int, *, long: bool) -> Usage:
-    """Return the maximum usage of a request that may write its shared beginning to the cache.
+    """Return the maximum usage of a request that may write its shared prefix to the cache.
 
     Args:
         estimated: its estimated input tokens.

@@ -1,6 +1,6 @@
-"""Finds the beginnings that many prompts share, in one pass and a few microseconds per prompt.
+"""Finds the prefixes that many prompts share, in one pass and a few microseconds per prompt.
 
-A radix tree over the rendered prompts has a node wherever prompts diverge. Beginnings shorter than the
+A radix tree over the rendered prompts has a node wherever prompts diverge. Prefixes shorter than the
 provider's minimum, or that add little to a shorter one, are not considered.
 """
 
@@ -18,7 +18,7 @@ from smartbatch.shared_prefixes import CacheMark, CachingRules, SharedPrefix
 from smartbatch.types import Request
 
 MIN_STEP_TOKENS = 256
-"""A longer beginning is considered only if it adds this much to a shorter one, because each has an entry of
+"""A longer prefix is considered only if it adds this much to a shorter one, because each has an entry of
 its own that must be written.
 """
 _MIN_STEP_CHARS = MIN_STEP_TOKENS // 2  # fewer characters never have that many tokens, in any script
@@ -77,7 +77,7 @@ class PrefixTree:
         return node
 
     def prefixes(self, node: _Node) -> tuple[SharedPrefix, ...]:
-        """Return the beginnings worth caching on the path to ``node``, shortest first.
+        """Return the prefixes worth caching on the path to ``node``, shortest first.
 
         All prompts must have been added.
         """
@@ -106,7 +106,7 @@ class PrefixTree:
 
 
 def _common(one: str, other: str, start: int, end: int) -> int:
-    """Return the end of the common beginning, given that the strings agree before ``start``."""
+    """Return the end of the common prefix, given that the strings agree before ``start``."""
     end = min(end, len(other))
     if one[start:end] == other[start:end]:
         return end
@@ -124,7 +124,7 @@ def with_shared_prefixes(
     rules_of: Callable[[Request], CachingRules | None],
     shares: Callable[[Request], bool],
 ) -> list[Request]:
-    """Return the requests, each with the beginnings that it shares with others.
+    """Return the requests, each with the prefixes that it shares with others.
 
     Args:
         rules_of: how the request's model caches prompts; ``None`` if it does not.

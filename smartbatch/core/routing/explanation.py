@@ -74,7 +74,7 @@ def plan_lines(decision: Decision, *, voice: Voice = IN_PYTHON, now: datetime | 
         yield words
     saved = "" if decision.chosen.cost is None else cache_saving(decision.chosen.cost)
     if saved:
-        yield f"The provider's cache saves {saved} on beginnings that prompts share; this is not guaranteed."
+        yield f"The provider's cache saves {saved} on prefixes that prompts share; this is not guaranteed."
     if words := _faster(decision, voice):
         yield words
 

@@ -154,7 +154,7 @@ def _by_model(step: Step, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenI
 
 
 def _groups(step: Step, items: Sequence[OpenItem]) -> Mapping[int, GroupPath]:
-    """Return the groups of items that share a beginning, numbered in the order of their first items.
+    """Return the groups of items that share a prefix, numbered in the order of their first items.
 
     Sorting items by these numbers makes the items of each group neighbors.
     """

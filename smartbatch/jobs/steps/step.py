@@ -257,7 +257,7 @@ class Step:
             path.unlink(missing_ok=True)
 
     def caching_rules(self) -> CachingRules | None:
-        """Return how the API caches shared beginnings of the job's prompts; ``None`` if it does not."""
+        """Return how the API caches shared prefixes of the job's prompts; ``None`` if it does not."""
         return self.api.caching(model=self.model) if self.policy.caching else None
 
     def shared(self) -> Shared:

@@ -113,7 +113,7 @@ def message_body(
 
 
 def _with_cache_marks(request: Request, parts: PartForm) -> tuple[Request, dict[str, Any]]:
-    """Return the request with marks at the ends of its shared beginnings, and the mark."""
+    """Return the request with marks at the ends of its shared prefixes, and the mark."""
     if request.cache is None or not request.cache.prefixes:
         return request, {}
     mark = {"cache_control": {"type": "ephemeral", **({"ttl": "1h"} if request.cache.long else {})}}

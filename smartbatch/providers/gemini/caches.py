@@ -37,7 +37,7 @@ _SPLIT_CALLS = ("tool_use", "tool_result")
 
 
 def body_of(request: Request, model: str) -> dict[str, Any]:
-    """Return the body of a call, without the beginning that its explicit cache contains."""
+    """Return the body of a call, without the prefix that its explicit cache contains."""
     mark = request.cache
     if mark is None or mark.cache_id is None:
         return generate_body(request, model)
@@ -114,7 +114,7 @@ def _read(data: dict[str, Any]) -> RemoteCache:
 
 
 def _split(request: Request, prefix: SharedPrefix) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """Split the messages of a request into the beginning that ends with ``prefix`` and the rest."""
+    """Split the messages of a request into those up to the end of ``prefix`` and the rest."""
     prompt = request.prompt
     messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
     first, at = messages[: max(0, prefix.message)], prefix.message

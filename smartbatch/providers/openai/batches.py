@@ -65,7 +65,7 @@ class OpenAIBatches(FileInputs):
         api: ``chat`` or ``responses``, used for generations.
         body: builds the body of a call, as in real time.
         parameters: the parameters that the server accepts.
-        caching: returns how the server caches beginnings of prompts to a model.
+        caching: returns how the server caches prefixes of prompts to a model.
         dialect: the host's variant of the API.
     """
 

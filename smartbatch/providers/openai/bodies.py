@@ -138,9 +138,9 @@ def response_body(request: Request, model: str, parameters: ServerParameters) ->
 def _with_caching(
     request: Request, form: PartForm, text_types: Mapping[str, str] | None = None
 ) -> tuple[Request, dict[str, Any]]:
-    """Return the request with breakpoints at the ends of its shared beginnings, and the fields for the cache.
+    """Return the request with marks at the ends of its shared prefixes, and the fields for the cache.
 
-    Explicit breakpoints turn off the implicit one at the end of the prompt.
+    Marks turn off the implicit write of the whole prompt.
     """
     mark = request.cache
     if mark is None:

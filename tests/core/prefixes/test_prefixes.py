@@ -1,4 +1,4 @@
-"""Which beginnings prompts share, and where they may be marked."""
+"""Which prefixes prompts share, and where they may be marked."""
 
 from __future__ import annotations
 
