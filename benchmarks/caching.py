@@ -55,7 +55,7 @@ def measure(
     rows = workload.rows(scale)
     client = {"parallelism": _PARALLELISM, "prompt_caching": prompt_caching}
     world = World(MODELS[provider], workload.caching, {**_LATENCY, **workload.settings}, client)
-    sent = world.send([row.request for row in rows], mode, gap=workload.gap)
+    sent = world.send([row.request for row in rows], mode, gaps=workload.gaps)
     assert not sent.failed, f"{workload.name}, {provider}, {mode}: {sent.failed} requests failed"
     return Measured(sent, oracle_saving(provider, mode, workload, rows, sent.seconds))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from benchmarks.caching_world import Mode
 from smartbatch import Message, Request
@@ -45,7 +45,7 @@ class Workload:
 
     Attributes:
         make: creates the rows.
-        gap: seconds between single requests; 0 for one list.
+        gaps: seconds between single requests, repeated; empty for one list.
         settings: of the emulator.
         caching: settings of its prompt caches.
         modes: the modes in which it is sent.
@@ -54,7 +54,7 @@ class Workload:
     name: str
     make: Callable[[Random, int], list[Row]]
     count: int
-    gap: float = 0.0
+    gaps: tuple[float, ...] = ()
     settings: Mapping[str, Any] = field(factory=dict)
     caching: PromptCaching = field(factory=PromptCaching)
     modes: tuple[Mode, ...] = ("real time", "batch")
@@ -80,6 +80,14 @@ def _with_system(tokens: int) -> Callable[[Random, int], list[Row]]:
         return [Row(_request(text(rng, 40), system), 0, tokens) for _ in range(count)]
 
     return make
+
+
+def _with_systems(uses: int, tokens: int) -> Callable[[Random, int], list[Row]]:
+    """Several requests with each system text."""
+    one = _with_system(tokens)
+    return lambda rng, count: [
+        evolve(row, group=group) for group in range(max(1, count // uses)) for row in one(rng, uses)
+    ]
 
 
 def _documents(uses: int, tokens: int, *, shuffled: bool = False) -> Callable[[Random, int], list[Row]]:
@@ -134,6 +142,7 @@ SHARING = (
     Workload("few-shot classification × 20,000", _few_shot, 20_000),
 )
 """Workloads whose saving is compared with the oracle's."""
+_GAPS = (60.0, 1500.0, 200.0, 5400.0, 700.0, 2400.0, 30.0, 1000.0, 4000.0, 90.0, 600.0)
 _FAILS_FIRST = {"fault_for": lambda index, _body: "500" if index < 2 else None}
 OTHERS = (
     Workload("unshared short prompts", _unshared(30, 300), 400),
@@ -141,8 +150,15 @@ OTHERS = (
     Workload("prefix below the minimum", _with_system(400), 400),
     Workload("prefixes used once or twice", _once_or_twice, 200),
     Workload("prefixes used twice, far apart", _documents(2, 2000, shuffled=True), 200),
-    Workload("gaps of 70 minutes", _with_system(3000), 12, gap=4200.0),
-    Workload("gaps of 10 minutes", _with_system(3000), 20, gap=600.0),
+    Workload("gaps of 70 minutes", _with_system(3000), 12, gaps=(4200.0,)),
+    Workload("gaps of 10 minutes", _with_system(3000), 20, gaps=(600.0,)),
+    Workload("gaps of 1 to 90 minutes", _with_system(3000), 100, gaps=_GAPS, modes=("real time",)),
+    Workload("two gaps of 10 minutes each", _with_systems(3, 3000), 300, gaps=(600.0, 600.0, 60.0),
+             modes=("real time",)),
+    Workload("gaps of 10 minutes, then of 2 hours", _with_system(3000), 100,
+             gaps=(*(600.0,) * 50, *(7200.0,) * 50), modes=("real time",)),
+    Workload("gaps of 10 and 70 minutes", _with_system(3000), 100, gaps=(600.0, 4200.0),
+             modes=("real time",)),
     Workload("changing start of the system text", _changing_start, 200),
     Workload("interleaved documents", _documents(10, 2000, shuffled=True), 300),
     Workload("rate limit", _with_system(2000), 200, settings={"rpm": 120}),
@@ -204,7 +220,7 @@ def oracle_saving(
     total = 0.0
     for group, uses in groups.items():
         time = seconds * uses / len(rows)
-        between = BATCH_SECONDS / len(rows) if mode == "batch" else workload.gap
+        between = BATCH_SECONDS / len(rows) if mode == "batch" else max(workload.gaps, default=0.0)
         total += _group_saving(
             _RULES[provider], mode, workload.caching, uses, shared[group], time=time, between=between
         )

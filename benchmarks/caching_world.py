@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, cast
@@ -148,8 +149,8 @@ class World:
     settings: Mapping[str, Any] = field(factory=dict)
     client: Mapping[str, Any] = field(factory=dict)
 
-    def send(self, requests: Sequence[Request], mode: Mode, *, gap: float = 0.0) -> Sent:
-        """Send requests as one list or, with a gap, one by one at intervals of this many seconds."""
+    def send(self, requests: Sequence[Request], mode: Mode, *, gaps: Sequence[float] = ()) -> Sent:
+        """Send requests as one list or, with gaps, one by one at these intervals in seconds, repeated."""
         clock = SerialClock()
         service = _Service(EmulatorSettings(prompt_caching=self.caching, **self.settings), clock)
         with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +165,7 @@ class World:
                 shared="off",
                 **self.client,
             )
-            failed = _send(client, clock, requests, mode, gap)
+            failed = _send(client, clock, requests, mode, gaps)
             seconds = clock.now()
             clock.ended()
             client.stop(timeout=0, cancel_waiting=True)
@@ -181,16 +182,16 @@ class World:
 
 
 def _send(
-    client: BatchingClient, clock: SerialClock, requests: Sequence[Request], mode: Mode, gap: float
+    client: BatchingClient, clock: SerialClock, requests: Sequence[Request], mode: Mode, gaps: Sequence[float]
 ) -> int:
     if mode == "batch":
         job = client.submit_batch(requests)
         job.wait()
         return sum(not result.ok for result in job.results())
-    if not gap:
+    if not gaps:
         return client.generate(requests, strategy="individual", progress=False).failed
     failed = 0
-    for request in requests:
+    for request, gap in zip(requests, cycle(gaps), strict=False):
         [result] = client.generate([request], strategy="individual", progress=False)
         failed += not result.ok
         clock.sleep(gap)

@@ -14,6 +14,9 @@ MARK_FIELDS = frozenset(
 """Fields with which users control a provider's cache themselves."""
 
 
+LONG_SECONDS = 3600.0  # lifetime of an entry that was written for an hour
+
+
 @frozen
 class SharedPrefix:
     """A prefix that several prompts to one model have in common.
@@ -42,14 +45,15 @@ class CacheMark:
 
     Attributes:
         prefixes: shared prefixes of the request, shortest first; the provider caches each of them.
-        long: whether entries should last for an hour instead of five minutes, if the provider offers both.
+        long: how many of them, from the first, should last for an hour instead of the provider's usual
+            lifetime. Anthropic rejects such a mark after one for five minutes.
         routing_key: the same for requests that should reach the same server; ``None`` for no key.
         explicit: whether the request creates or reads an explicit cache of the last of ``prefixes``.
         cache_id: the provider's name of that cache; the request is sent whole without it.
     """
 
     prefixes: tuple[SharedPrefix, ...] = ()
-    long: bool = False
+    long: int = 0
     routing_key: str | None = None
     explicit: Literal["create", "read"] | None = None
     cache_id: str | None = None

@@ -91,7 +91,7 @@ class CostCeiling:
         calibration = self._calibration.of(request)
         most = calibration.most(request)
         if request.cache is not None:
-            most = with_writes(most, request, calibration.estimate(request), long=processing == "batch")
+            most = with_writes(most, request, calibration.estimate(request), long=len(request.cache.prefixes))
         return card.expected_cost(most)
 
 

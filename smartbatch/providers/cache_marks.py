@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -92,9 +92,12 @@ def gemini_rules(model: str) -> CachingRules:
 
 
 def with_marks(
-    request: Request, form: PartForm, mark: Mapping[str, Any], text_types: Mapping[str, str] | None = None
+    request: Request,
+    form: PartForm,
+    marks: Sequence[Mapping[str, Any]],
+    text_types: Mapping[str, str] | None = None,
 ) -> Request:
-    """Return ``request`` with the fields ``mark`` in the content parts that end its shared prefixes.
+    """Return ``request`` with the fields in ``marks`` in the content parts that end its shared prefixes.
 
     Text of which only a part is shared is split. The instructions become the first message.
 
@@ -108,14 +111,14 @@ def with_marks(
     params, prompt, types = request.params, request.prompt, text_types or {}
     turns = (Message("user", prompt),) if isinstance(prompt, str) else prompt
     messages = [each for each in translated(turns, form) if isinstance(each, Message)]
-    for prefix in reversed(prefixes):  # a cut moves the parts after it
+    for prefix, mark in zip(reversed(prefixes), reversed(marks), strict=True):  # a cut moves later parts
         if 0 <= prefix.message < len(messages):
             message = messages[prefix.message]
             text_type = types.get(message.role, "text")
             content = _marked(message.content, prefix, mark, text_type)
             messages[prefix.message] = evolve(message, content=content)
-    if params.system is not None and any(prefix.message < 0 for prefix in prefixes):
-        system = {"type": types.get("system", "text"), "text": params.system, **mark}
+    if params.system is not None and prefixes[0].message < 0:
+        system = {"type": types.get("system", "text"), "text": params.system, **marks[0]}
         messages.insert(0, Message("system", (system,)))
         params = evolve(params, system=None)
     return evolve(request, prompt=tuple(messages), params=params)

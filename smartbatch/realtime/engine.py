@@ -256,9 +256,15 @@ class RealtimeEngine:
         return future
 
     def recognized(self, lane: Lane, request: Request) -> Request:
-        """Record the prefixes of a single request, and mark those that earlier requests had."""
-        rendering = None if lane.cache is None else rendering_of(request)
-        if lane.cache is None or rendering is None:
+        """Note the prefix of a request. Mark a single request if earlier ones had the same prefix."""
+        if lane.cache is None:
+            return request
+        if request.cache is not None:
+            with self.queue.monitor:
+                expected = lane.cache.expect(request.cache, self._clock.now())
+            return request if expected is request.cache else evolve(request, cache=expected)
+        rendering = rendering_of(request)
+        if rendering is None:
             return request
         least = lane.cache.rules.min_tokens
         ends = [prefix for prefix in rendering.ends() if prefix.tokens >= least]

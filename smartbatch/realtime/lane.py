@@ -107,7 +107,8 @@ class Lane:
         rates = self._highest_rates(request)
         if rates is None:
             return given + made, 0.0
-        most = with_writes(calibration.most(request), request, estimated, long=False)
+        long = 0 if request.cache is None else request.cache.long
+        most = with_writes(calibration.most(request), request, estimated, long=long)
         return given + made, rates.expected_cost(most)
 
     def max_lost_cost(self, request: Request) -> float:

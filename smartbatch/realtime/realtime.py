@@ -157,7 +157,7 @@ class Realtime:
             if lane.standard is not None:
                 shared += b"flex"  # a request that pays for speed must not join one in the flex tier
         estimated = lane.calibration.estimate(request)
-        if lane.cache is not None and request.cache is None and estimated >= lane.cache.rules.min_tokens:
+        if lane.cache is not None and estimated >= lane.cache.rules.min_tokens:
             request = engine.recognized(lane, request)
         # the cost matters only with a budget
         priced = options.own_budget is not None or config.budget is not None

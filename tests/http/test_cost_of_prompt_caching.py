@@ -10,7 +10,10 @@ from benchmarks.caching_world import MODELS
 
 SCALE = 0.1
 DOCUMENTS = SHARING[1]
-TWICE = next(each for each in OTHERS if "far apart" in each.name)
+TWICE, RECURRING, ENDING = (
+    next(each for each in OTHERS if name in each.name)
+    for name in ("far apart", "gaps of 10 minutes", "two gaps of 10 minutes each")
+)
 pytestmark = pytest.mark.full
 
 
@@ -25,3 +28,14 @@ def test_questions_about_documents_cost_almost_as_little_as_possible(provider, m
 def test_documents_used_twice_do_not_cost_more_than_without_caching(provider, mode):
     auto, off = (measure(TWICE, provider, mode, SCALE, caching) for caching in ("auto", "off"))
     assert auto.sent.cost <= (1 + MAX_SURCHARGE) * off.sent.cost
+
+
+def test_requests_ten_minutes_apart_read_entries_that_last_for_an_hour():
+    sent = measure(RECURRING, "Anthropic", "real time", 1.0, "auto")
+    assert sent.saving > 0.7
+
+
+def test_writes_for_an_hour_that_are_never_read_cost_little():
+    sent = measure(ENDING, "Anthropic", "real time", 1.0, "auto").sent
+    assert sent.written > 0
+    assert sent.cost <= (1 + MAX_SURCHARGE) * sent.full

@@ -15,7 +15,9 @@ from raw_server import says
 from smartbatch.errors import ErrorKind, InvalidRequest
 from smartbatch.providers import AnthropicProvider
 from smartbatch.providers.anthropic.answers import usage_of
-from smartbatch.types import Message, Usage
+from smartbatch.providers.anthropic.bodies import API_VERSION, message_body
+from smartbatch.shared_prefixes import CacheMark, SharedPrefix
+from smartbatch.types import Generation, Message, Request, Usage
 
 
 def sent(serve, prompt="Hi", answer=None, options=None, **params):
@@ -273,3 +275,12 @@ def test_other_exceptions_get_a_meaning_without_the_key():
     with pytest.raises(TypeError):
         provider.generate(request_of(extra={"x": object()}), model=MODEL, attempt=0, timeout=1)
     assert KEY not in provider.classify(ValueError(f"Bearer {KEY}")).message
+
+
+def test_marks_for_an_hour_come_first():
+    ends = (SharedPrefix(-1, 0, None, 4_000, 0, "a"), SharedPrefix(0, 0, 5, 5_000, 50, "b"))
+    params = Generation(system="Rules.")
+    request = Request("Text. Question?", params=params, cache=CacheMark(ends, long=1))
+    body, _ = message_body(request, "claude-haiku-5-5", API_VERSION, 100)
+    assert body["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+    assert body["messages"][0]["content"][0]["cache_control"] == {"type": "ephemeral"}

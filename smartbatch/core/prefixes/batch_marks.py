@@ -37,7 +37,8 @@ def _mark(request: Request, rules: CachingRules | None, position: int) -> CacheM
     if rules.by == "marks":
         if not prefixes:
             return CacheMark() if rules.automatic and not controls_cache(request) else None
-        return CacheMark(prefixes[-rules.max_marks :], long=rules.long_write is not None)
+        marked = prefixes[-rules.max_marks :]
+        return CacheMark(marked, long=0 if rules.long_write is None else len(marked))
     if not prefixes:
         return None
     number = position // int(rules.requests_per_key * KEY_MINUTES)

@@ -11,6 +11,10 @@
 
 For a list, the uses of a prefix are known. For single requests, they are only expected: a prefix that
 was used shortly before is written if unread writes have cost little so far.
+
+If a provider offers entries that last for an hour, a prefix is written for an hour if its uses have often
+been further apart than the usual lifetime, but less than an hour: often enough that reads after such gaps
+would have saved more than the writes after longer gaps, and one to begin with, would have cost.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from attrs import define, evolve, field, frozen
 
 from smartbatch.core.prefixes.explicit_caches import LEAST_READ_SHARE, ExplicitCaches
 from smartbatch.core.prefixes.leads import Lead, Urgency
-from smartbatch.shared_prefixes import CacheMark, CachingRules, SharedPrefix
+from smartbatch.shared_prefixes import LONG_SECONDS, CacheMark, CachingRules, SharedPrefix
 from smartbatch.usage import Usage
 
 MAX_ENTRIES = 4_096
@@ -67,10 +71,13 @@ class _CacheEntry:
     seen: float = -math.inf  # when a request with this prefix arrived
     known: SharedPrefix | None = None  # as found in the latest list
     begun: int = 0  # calls since then
+    gaps_within_hour: int = 0  # between uses, longer than the usual lifetime
+    gaps_beyond_hour: int = 0
+    long: bool = False  # the latest write was for an hour
     last: float = -math.inf  # start of the latest call that wrote or read it
     lead: Lead | None = None
     writes: int = 0
-    reads: int = 0
+    lost: float = 0.0  # what writes have cost in addition, less what reads have saved, per token
     missing: int = 0
     stopped: bool = False
     # starts of calls in the last minute, by routing key
@@ -99,13 +106,24 @@ class CacheEntries:
         Args:
             ends: every prefix of the request that could be shared.
         """
-        found = []
+        found, long = [], 0
         for prefix in ends:
             entry = self._entry(prefix.key)
-            if now - entry.seen < self.rules.seconds:
+            is_recent = self._note_use(entry, now)
+            recurs = self._recurs(entry)
+            if is_recent or recurs:
                 found.append(prefix)
-            entry.seen = now
-        return CacheMark(tuple(found)) if found else None
+                long = len(found) if recurs else long
+        return CacheMark(tuple(found), long) if found else None
+
+    def expect(self, mark: CacheMark, now: float) -> CacheMark:
+        """Note the use of a list's shared prefixes, and return their mark with the lifetimes."""
+        long = 0
+        for place, prefix in enumerate(mark.prefixes, 1):
+            entry = self._entry(prefix.key)
+            self._note_use(entry, now)
+            long = place if self._recurs(entry) else long
+        return mark if long == mark.long else evolve(mark, long=long)
 
     def lead_of(self, mark: CacheMark, now: float, urgency: Urgency) -> Lead | None:
         """Return the call whose answer the request should wait for, if there is one."""
@@ -145,25 +163,32 @@ class CacheEntries:
             return none
         chosen: list[SharedPrefix] = []
         led: list[str] = []
-        for prefix in reversed(mark.prefixes):  # the longest first
+        last_long: SharedPrefix | None = None
+        for place, prefix in reversed(tuple(enumerate(mark.prefixes))):  # the longest first
             entry = self._entry(prefix.key)
             self._count(entry, prefix)
-            if entry.stopped:
+            if entry.stopped or len(chosen) == rules.max_marks:
                 continue
-            if self._is_warm(entry, now):
-                chosen.append(prefix)
-                break
-            if entry.lead is None and self._pays(entry, prefix):
-                chosen.append(prefix)
+            is_warm, may_last = self._is_warm(entry, now), place < mark.long
+            if not is_warm:
+                long = may_last and (last_long is not None or self._pays(entry, prefix, long=True))
+                if entry.lead is not None or not (long or self._pays(entry, prefix, long=False)):
+                    continue
+                entry.long = long
                 led.append(prefix.key)
-        chosen.reverse()
-        chosen = chosen[-rules.max_marks :]
+            chosen.append(prefix)
+            if entry.long and may_last:
+                last_long = last_long or prefix
+            if is_warm:
+                break
         if not chosen:
             return none
         self._marked += 1
         if not self._works and self._marked == _MAX_UNPROVEN:
             self._proof = self._add_lead((), now, _LONGEST_LEAD_SECONDS)
-        return Chosen(CacheMark(tuple(chosen)), self._new_lead(led, now) if led else None)
+        chosen.reverse()
+        lasting = 0 if last_long is None else chosen.index(last_long) + 1
+        return Chosen(CacheMark(tuple(chosen), lasting), self._new_lead(led, now) if led else None)
 
     def began(self, lead: Lead, now: float) -> None:
         """Note that the answer to a call has begun, so that its entries are readable."""
@@ -206,19 +231,22 @@ class CacheEntries:
             return []
         return [
             stopped
-            for prefix in chosen.mark.prefixes
-            if (stopped := self._learn(prefix, lead, started, usage)) is not None
+            for place, prefix in enumerate(chosen.mark.prefixes)
+            if (stopped := self._learn(prefix, lead, started, usage, long=place < chosen.mark.long))
         ]
 
-    def _learn(self, prefix: SharedPrefix, lead: Lead | None, started: float, usage: Usage) -> Stopped | None:
+    def _learn(
+        self, prefix: SharedPrefix, lead: Lead | None, started: float, usage: Usage, *, long: bool
+    ) -> Stopped | None:
         entry, rules = self._entry(prefix.key), self.rules
-        surcharge, saved = rules.write - 1, 1 - rules.read
+        surcharge, saved = rules.factor_of_write(long=long) - 1, 1 - rules.read
         if usage.cached_tokens >= LEAST_READ_SHARE * prefix.tokens:
-            entry.reads += 1
+            entry.lost -= saved
             self._works = True
             self._lost = max(0.0, self._lost - saved * prefix.tokens)
         elif usage.cache_write_tokens:
             entry.writes += 1
+            entry.lost += surcharge
             self._lost += surcharge * prefix.tokens
         else:
             entry.last = -math.inf
@@ -227,7 +255,7 @@ class CacheEntries:
                 return self._stop(entry, prefix, "the provider does not cache it")
             return None
         entry.last = max(entry.last, started)
-        if entry.writes * surcharge - entry.reads * saved > _MAX_LOST_WRITES * surcharge:
+        if entry.lost > _MAX_LOST_WRITES * surcharge:
             return self._stop(entry, prefix, "its writes are not read")
         return None
 
@@ -236,17 +264,37 @@ class CacheEntries:
         return None if was_stopped else Stopped(prefix, reason)
 
     def _is_warm(self, entry: _CacheEntry, now: float) -> bool:
-        return now - entry.last < _MARGIN * self.rules.seconds
+        return now - entry.last < _MARGIN * (LONG_SECONDS if entry.long else self.rules.seconds)
+
+    def _note_use(self, entry: _CacheEntry, now: float) -> bool:
+        """Note a use of a prefix, and return whether the previous one was shortly before."""
+        gap = now - max(entry.seen, entry.last)
+        if gap >= self.rules.seconds and gap < _MARGIN * LONG_SECONDS:
+            entry.gaps_within_hour += 1
+        elif gap >= self.rules.seconds and gap < math.inf:
+            entry.gaps_beyond_hour += 1
+        entry.seen = now
+        return gap < self.rules.seconds
+
+    def _recurs(self, entry: _CacheEntry) -> bool:
+        """Whether an entry that lasts for an hour would have saved more than it would have cost."""
+        rules = self.rules
+        if rules.by != "marks" or rules.long_write is None:
+            return False
+        saved = entry.gaps_within_hour * (1 - rules.read)
+        return saved > (1 + entry.gaps_beyond_hour) * (rules.long_write - 1)
 
     def _count(self, entry: _CacheEntry, prefix: SharedPrefix) -> None:
         if entry.known is not prefix:
             entry.known, entry.begun = prefix, 0
         entry.begun += 1
 
-    def _pays(self, entry: _CacheEntry, prefix: SharedPrefix) -> bool:
-        """Whether enough uses are left to pay for a write."""
-        if prefix.uses:
-            return prefix.uses - entry.begun + 1 >= self.rules.break_even()
+    def _pays(self, entry: _CacheEntry, prefix: SharedPrefix, *, long: bool) -> bool:
+        """Whether enough uses are left, or expected, to pay for a write."""
+        if prefix.uses and prefix.uses - entry.begun + 1 >= self.rules.break_even(long=long):
+            return True
+        if prefix.uses and not long:
+            return False
         allowed = (self.rules.write - 1) * prefix.tokens + _LOST_SHARE * self._sent
         return self._lost <= allowed
 

@@ -105,16 +105,16 @@ class PrefixSavings:
         return Saving(*totals)
 
 
-def with_writes(most: Usage, request: Request, estimated: int, *, long: bool) -> Usage:
+def with_writes(most: Usage, request: Request, estimated: int, *, long: int) -> Usage:
     """Return the maximum usage of a request that may write its shared prefix to the cache.
 
     Args:
         estimated: its estimated input tokens.
-        long: whether entries last for an hour.
+        long: how many of its shared prefixes, from the first, may be written for an hour.
     """
     prefixes = () if request.cache is None else request.cache.prefixes
     if not prefixes:
         return most
-    share = min(1.0, prefixes[-1].tokens / max(1, estimated))
-    written = round(share * most.input_tokens)
-    return evolve(most, cache_write_tokens=written, cache_write_1h_tokens=written if long else 0)
+    ends = (prefixes[-1].tokens, prefixes[long - 1].tokens if long else 0)
+    written, longer = (round(min(1.0, end / max(1, estimated)) * most.input_tokens) for end in ends)
+    return evolve(most, cache_write_tokens=written, cache_write_1h_tokens=longer)

@@ -113,11 +113,14 @@ def message_body(
 
 
 def _with_cache_marks(request: Request, parts: PartForm) -> tuple[Request, dict[str, Any]]:
-    """Return the request with marks at the ends of its shared prefixes, and the mark."""
-    if request.cache is None or not request.cache.prefixes:
+    """Return the request with marks at the ends of its shared prefixes, and the first mark."""
+    cache = request.cache
+    if cache is None or not cache.prefixes:
         return request, {}
-    mark = {"cache_control": {"type": "ephemeral", **({"ttl": "1h"} if request.cache.long else {})}}
-    return with_marks(request, parts, mark), mark
+    short = {"cache_control": {"type": "ephemeral"}}
+    long = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    marks = [long] * cache.long + [short] * (len(cache.prefixes) - cache.long)
+    return with_marks(request, parts, marks), marks[0]
 
 
 def check_request(

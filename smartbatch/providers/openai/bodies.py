@@ -147,9 +147,8 @@ def _with_caching(
         return request, {}
     if mark.routing_key is not None:
         return request, {"prompt_cache_key": mark.routing_key}
-    return with_marks(request, form, _BREAKPOINT, text_types or {}), {
-        "prompt_cache_options": {"mode": "explicit"}
-    }
+    marks = [_BREAKPOINT] * len(mark.prefixes)
+    return with_marks(request, form, marks, text_types), {"prompt_cache_options": {"mode": "explicit"}}
 
 
 def embeddings_body(

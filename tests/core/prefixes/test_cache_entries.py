@@ -8,7 +8,7 @@ from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.core.prefixes.batch_reads import FORGOTTEN_SECONDS, BatchReads
 from smartbatch.core.prefixes.entries import CacheEntries
 from smartbatch.core.prefixes.leads import Urgency
-from smartbatch.core.prefixes.savings import NO_SAVING, KnownCaching, PrefixSavings
+from smartbatch.core.prefixes.savings import NO_SAVING, KnownCaching, PrefixSavings, with_writes
 from smartbatch.shared_prefixes import CacheMark, CachingRules, SharedPrefix
 from smartbatch.types import Generation, Request
 from smartbatch.usage import Usage
@@ -226,3 +226,44 @@ def test_the_saving_of_a_batch_is_forecast_from_what_earlier_batches_read():
     assert often.low == unknown.low
     assert often.high == unknown.high
     assert rarely == NO_SAVING
+
+
+def test_an_entry_lasts_for_an_hour_once_two_uses_were_further_apart_than_five_minutes():
+    entries = CacheEntries(MARKS)
+    system = SharedPrefix(-1, 0, None, 4_000, 0, "system")
+
+    def sent(at):
+        mark = entries.recognize([system], at)
+        chosen = entries.choose(mark, at, automatic=False)
+        usage = Usage(4_100, 10) if chosen.mark is None else WRITTEN if chosen.lead else READ
+        entries.ended(chosen, at, usage)
+        return chosen
+
+    assert [sent(minute * 60.0).mark for minute in (0, 10)] == [None, None]
+    third, fourth = sent(20 * 60.0), sent(70 * 60.0)
+    assert third.mark == fourth.mark == CacheMark((system,), long=1)
+    assert (third.lead is None, fourth.lead is None) == (False, True)
+    # gaps that are longer than an hour lose what the others save
+    assert [sent(hour * 3_600.0).mark is None for hour in (3, 5, 7)] == [False, True, True]
+
+
+def test_marks_for_an_hour_come_before_those_for_five_minutes():
+    entries = CacheEntries(MARKS)
+    document = SharedPrefix(0, 0, 9_000, 6_000, 50, "document")
+    for at in (0.0, 600.0, 1_200.0):
+        entries.recognize([PREFIX], at)
+    both = entries.expect(CacheMark((PREFIX, document)), 1_210.0)
+    assert both.long == 1
+    assert choose(entries, 1_210.0, both).mark == both
+    others = CacheEntries(MARKS)  # the longer one recurs, so both are written for an hour
+    for at in (0.0, 600.0, 1_200.0):
+        others.recognize([document], at)
+    both = others.expect(CacheMark((PREFIX, document)), 1_210.0)
+    assert (both.long, choose(others, 1_210.0, both).mark) == (2, both)
+
+
+def test_the_most_that_a_request_may_cost_includes_writes_for_an_hour():
+    document = SharedPrefix(0, 0, 9_000, 6_000, 50, "document")
+    request = Request("?", cache=CacheMark((PREFIX, document), long=1))
+    most = with_writes(Usage(8_000, 10), request, 8_000, long=1)
+    assert (most.cache_write_tokens, most.cache_write_1h_tokens) == (6_000, 4_000)
