@@ -84,7 +84,15 @@ class Outcome:
         return self.wrong + self.paid_twice - self.named + self.uploaded_twice + self.left
 
 
-def client_of(orders: Orders) -> BatchingClient:
+class InAnHour(RealClock):
+    """A clock that is an hour fast: no request can be using a file any more."""
+
+    @staticmethod
+    def wall() -> float:
+        return RealClock.wall() + 3600.0
+
+
+def client_of(orders: Orders, clock: RealClock | None = None) -> BatchingClient:
     options: dict[str, Any] = {"base_url": orders.url, "api_key": KEY}
     if orders.provider == "openai":
         options |= {"base_url": f"{orders.url}/v1", "api": "responses", "uploads": True}
@@ -97,6 +105,7 @@ def client_of(orders: Orders) -> BatchingClient:
         batch_poll_interval=0.2,
         batch_max_requests=orders.batch_requests,
         batch_retention="1s",
+        clock=clock,
     )
 
 
@@ -128,6 +137,7 @@ def work(orders: Orders) -> None:
         named = [row for one in job.incidents() for row in re.findall(r"rows ([\d, ]+)", one.detail)]
         _say([texts, ",".join(named), memory()[1]])
         sys.stdin.read()
+    with client_of(orders, InAnHour()) as client:
         inside(client).jobs.engine.clean(remote=True, dry_run=False)
 
 

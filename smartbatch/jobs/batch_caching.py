@@ -6,14 +6,16 @@ input of a batch can be written again with the same bytes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import astuple
 
 from smartbatch.core.prefixes.batch_reads import BatchReads
-from smartbatch.jobs.store import SqlStore
 from smartbatch.shared_prefixes import CachingRules
 from smartbatch.usage import Usage
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.store import SqlStore
 
 
 def marks_pay(store: SqlStore, scope: str, model: str, rules: CachingRules, wall: float) -> bool:
