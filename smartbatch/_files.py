@@ -104,7 +104,7 @@ def resolved_file(path: str) -> str:
     path = os.path.expanduser(path)
     found = os.path.realpath(path)
     if not os.path.exists(found) and is_foreign_link(path):
-        raise _foreign(f"the file {path} is a symbolic link of another user")
+        raise _foreign(f"the file {path} is a symbolic link owned by another user")
     return found
 
 

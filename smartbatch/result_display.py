@@ -129,7 +129,7 @@ def answer_text(result: Result[Any]) -> str:
     if result.text is not None:
         return result.text
     if result.embedding is not None:
-        return f"a vector of {len(result.embedding):,}"
+        return f"a vector of length {len(result.embedding):,}"
     return "" if result.parsed is None else short(result.parsed)
 
 

@@ -38,7 +38,7 @@ MIN_KEY_BITS = 2048
 
 
 class InvalidSignature(Exception):
-    """An event may be forged. The argument is the reason, for the sender."""
+    """An event may be forged. The message, which is sent to the sender, says why."""
 
 
 class KeysUnavailable(Exception):
@@ -229,7 +229,7 @@ def _download(url: str) -> Mapping[str, RSAPublicKey]:
             text = reply.raw.read(MAX_KEYS_BYTES, decode_content=True) if reply.status_code == 200 else b""
         listed = json.loads(text)["keys"]
         return {each["kid"]: _public_key(each) for each in listed if each.get("kty") == "RSA"}
-    except Exception as error:  # of the network, or of a page that has no keys
+    except Exception as error:  # from the network, or because the page contains no keys
         raise KeysUnavailable from error
 
 

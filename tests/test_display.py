@@ -134,7 +134,7 @@ def test_what_an_answer_holds_is_text_and_is_cut():
 def test_an_answer_that_is_no_text_is_told_by_its_kind():
     vector, found = Result("v", embedding=array("f", [0.5] * 768)), Result("p", parsed={"city": "Rome"})
     assert [row[1] for row in rows(ResultList([vector, found])._repr_html_())[1:]] == [
-        "a vector of 768",
+        "a vector of length 768",
         "{'city': 'Rome'}",
     ]
 

@@ -79,7 +79,7 @@ class WebApplication(ABC):
         hosts: accepted names in the ``Host`` header.
     """
 
-    command: ClassVar[str]  # that serves it on this machine
+    command: ClassVar[str]  # the command that serves the application on this machine
     navigation: ClassVar[Mapping[str, str]]  # names of pages by the first part of their path
 
     def __init__(self, access: Access | None, hosts: Collection[str]) -> None:

@@ -271,7 +271,7 @@ def _results(s: JobStatus, seen: SeenResults, asked: ReportedRequests) -> Facts:
     if written := seen.cached.cache_write_tokens:
         rows.insert(-3, ("of these, written to it", share(written / seen.cached.input_tokens)))
     rows += [("results with estimated tokens", f"{seen.estimated:,}")] if seen.estimated else []
-    rows += [("results of unknown usage", f"{seen.unknown:,}")] if seen.unknown else []
+    rows += [("results with unknown usage", f"{seen.unknown:,}")] if seen.unknown else []
     if seen.deduplicated and seen.is_whole:
         rows.append(("answers of identical requests", f"{seen.deduplicated:,}"))
     return Facts(tuple(rows))

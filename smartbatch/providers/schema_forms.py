@@ -34,7 +34,7 @@ _SCHEMA_INSTRUCTION = "Answer with one JSON value that follows this JSON schema,
 
 
 class NotExpressible(ValueError):
-    """A dialect cannot express a schema without excluding answers that it allows. The text says why."""
+    """A schema cannot be expressed in a dialect without excluding valid answers. The message says why."""
 
 
 @frozen
@@ -77,7 +77,7 @@ def instruction(schema: Mapping[str, Any]) -> str:
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the schemas directly within a schema, but no data."""
+    """Yield the direct subschemas of a schema, but not the values of keywords with data."""
     for key, value in schema.items():
         if key in BY_NAME and isinstance(value, Mapping):
             yield from value.values()

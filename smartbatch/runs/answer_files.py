@@ -55,7 +55,7 @@ class AnswerFolder:
         folder = os.path.basename(self.path)
         try:
             if is_foreign_link(self.path):
-                raise OutputLost(f"{escape(self.path)}: is a symbolic link of another user; remove it")
+                raise OutputLost(f"{escape(self.path)}: is a symbolic link owned by another user; remove it")
             os.makedirs(self.path, exist_ok=True)
             with self._locked():
                 return [f"{folder}/{self._write(f'{safe}-{at}', file)}" for at, file in enumerate(files)]

@@ -392,7 +392,7 @@ class OutputFile:
         if self._look_only:
             flags = os.O_RDONLY | os.O_NONBLOCK  # opening a pipe would wait for its writer
         elif is_foreign_link(self.path):  # in a shared folder, such a link may point to any file of this user
-            text = "is a symbolic link of another user; remove it, or choose another -o"
+            text = "is a symbolic link owned by another user; remove it, or choose another -o"
             raise InputError(f"{self.shown}: {text}")
         try:
             while True:

@@ -65,7 +65,7 @@ class Publication:
             library=__version__,
             started=clock.wall(),
         )
-        self.published_sums: Mapping[str, float] = {}  # of the last stored record
+        self.published_sums: Mapping[str, float] = {}  # those of the last stored record
 
     def add(self, metrics: BatchMetrics, look: Look) -> None:
         """Start publishing a client. Takes only the lock of its figures."""

@@ -1,4 +1,4 @@
-"""Fetches the https URLs in a table into a folder, for providers that read no URLs.
+"""Fetches the https URLs in a table into a folder, for providers that do not accept URLs.
 
 A table may come from a stranger, so a URL must not reach this machine or its network: all addresses of its
 host must be public, the connection is made to one of the checked addresses, and redirects are not followed.
@@ -28,7 +28,7 @@ _CALL_SECONDS: Final = 30.0  # maximum per wait for the network
 _TOTAL_SECONDS: Final = 120.0
 _READ_BYTES: Final = 1 << 16
 _PORT: Final = 443
-_IN_TARGET: Final = "/?:@!$&'()*+,;=%-._~[]"  # characters that a path or query already contains as they are
+_IN_TARGET: Final = "/?:@!$&'()*+,;=%-._~[]"  # characters of a path or query that are not escaped (again)
 _GONE: Final = (404, 410)
 # IPv6 networks whose addresses contain an IPv4 address, which a gateway may reach
 _TRANSLATED: Final = tuple(

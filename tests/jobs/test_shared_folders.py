@@ -131,7 +131,7 @@ def test_a_new_store_is_not_made_where_another_users_link_leads(tmp_path, monkey
     link.symlink_to(target)
     made, other = os.lstat, os.geteuid() + 1
     monkeypatch.setattr(os, "lstat", lambda name: os.stat_result((*made(name)[:4], other, *made(name)[5:])))
-    with pytest.raises(StoreError, match=f"jobs.db is a symbolic link of another user: {ADVICE}"):
+    with pytest.raises(StoreError, match=f"jobs.db is a symbolic link owned by another user: {ADVICE}"):
         open_store(str(link))
     assert not target.exists()
     monkeypatch.undo()

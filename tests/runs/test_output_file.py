@@ -517,7 +517,9 @@ def test_a_link_of_another_user_is_not_followed(path, monkeypatch):
     made, other = os.lstat, os.geteuid() + 1
     monkeypatch.setattr(os, "lstat", lambda name: os.stat_result((*made(name)[:4], other, *made(name)[5:])))
     for _ in range(2):
-        with pytest.raises(InputError, match=r"out\.jsonl: is a symbolic link of another user; remove it"):
+        with pytest.raises(
+            InputError, match=r"out\.jsonl: is a symbolic link owned by another user; remove it"
+        ):
             OutputFile(str(path))
         assert not target.exists() or not target.read_text()
         target.touch()

@@ -166,8 +166,8 @@ class RequestPreparer:
         prepared = self.hooked(request)
         if isinstance(prepared, Answer):
             raise InvalidRequest(
-                "prompt was answered by a preprocess hook, but a job only takes requests to send: leave out "
-                "such rows, or use generate()",
+                "prompt was answered by a preprocess hook, but a job contains only requests to be sent: "
+                "leave out such rows, or use generate()",
                 field="prompt",
             )
         if prepared.timeout is not None and not attended:

@@ -161,7 +161,7 @@ class OtherModel:
 
 
 class Workload:
-    """Adds up requests in constant memory and a few microseconds each.
+    """Adds up the tokens and costs of requests, in constant memory and a few microseconds per request.
 
     Args:
         calibration: observed token counts of the model.
@@ -404,8 +404,9 @@ def _excess(larger: float, smaller: float) -> float:
 class DistinctKeys:
     """A set of up to :data:`MAX_KEYS` keys, of which it remembers 44 bits each.
 
-    Of thirty lists with a million distinct keys, one has a collision. Keys are digests of at least 6 bytes.
-    They are spread over 4,096 sorted arrays, so that a lookup or insertion takes less than a microsecond.
+    About one in thirty lists with a million distinct keys has a collision. Keys are digests of at least
+    6 bytes. They are spread over 4,096 sorted arrays, so that a lookup or insertion takes less than a
+    microsecond.
     """
 
     def __init__(self) -> None:
