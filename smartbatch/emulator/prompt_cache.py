@@ -88,7 +88,7 @@ class PromptCaches:
         self._explicit: dict[str, ExplicitCache] = {}
 
     def __len__(self) -> int:
-        """The number of prefixes, routes and explicit caches."""
+        """Return the number of cached prefixes, routes and explicit caches."""
         with self._lock:
             return sum(map(len, self._entries.values())) + len(self._arrivals) + len(self._explicit)
 

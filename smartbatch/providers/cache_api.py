@@ -35,7 +35,7 @@ class CacheApi(ABC):
     def create(
         self, name: str, request: Request, model: str, prefix: SharedPrefix, lifetime: float, timeout: float
     ) -> RemoteCache:
-        """Create a cache of the prefix of ``request``.
+        """Create a cache of everything in ``request`` up to the end of ``prefix``.
 
         Args:
             name: unique in the account.

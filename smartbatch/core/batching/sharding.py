@@ -31,7 +31,7 @@ _MAX_DIVISIONS = 20_000  # divisions tried for the end of a list; they take well
 _MAX_UNUSED = 1 / 4  # share of a shard that may stay unused so that no group is divided
 
 GroupPath: TypeAlias = tuple[int, ...]
-"""Numbers of the groups that an item belongs to, each of which contains the next one."""
+"""The numbers of an item's nested groups, outermost first."""
 
 
 class Sized(Protocol):
@@ -102,7 +102,8 @@ def cut(
 
 
 class _ItemRow:
-    """
+    """The items of a job in their order, and where shards of them may end.
+
     Args:
         paths: the groups of each item; empty if there are no groups.
     """

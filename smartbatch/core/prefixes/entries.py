@@ -6,7 +6,7 @@
    waiting saves more than the time is worth. Otherwise, they are sent without a mark, because a second write
    would cost more.
 4. Until an entry of the model has been read for the first time, only a few marked calls are in flight. Other
-   requests wait for their end, also only if this saves more than the time is worth.
+   requests wait until one of these calls ends, again only if waiting saves more than the time is worth.
 5. An entry whose writes are not read, or that is never written, is no longer used.
 
 For a list, the uses of a prefix are known. For single requests, they are only expected: a prefix that
@@ -95,8 +95,8 @@ class CacheEntries:
         self._sent = 0.0  # input tokens of all calls
         self._works = False  # an entry has been read
         self._marked = 0  # calls in flight with marks
-        self._proof: Lead | None = None  # stands for the first of them to end
-        # None if there are none
+        self._proof: Lead | None = None  # released when one of them ends
+        # None if the client creates none
         self.explicit = None if rules.storage is None else ExplicitCaches(rules)
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
 

@@ -1,7 +1,7 @@
 """Which calls of a list create and read explicit caches, and when a cache is no longer needed.
 
-An explicit cache is always found, but its creation costs as much as its tokens, and its storage costs more
-with every hour. A list creates one for a prefix if its remaining uses save more than the creation and
+Requests always find an explicit cache, but its creation costs as much as its tokens, and its storage is
+billed by the hour. A list creates one for a prefix if its remaining uses save more than the creation and
 an hour of storage cost, compared with the implicit cache, which is found only sometimes. Requests with an
 unknown number of uses only read existing caches.
 """
@@ -23,7 +23,7 @@ LIFETIME_SECONDS = 3600.0
 """Requested for each cache. A list that takes longer creates another one if that still pays off."""
 IDLE_SECONDS = 600.0
 """A cache is deleted if no request has used it for this long, even if uses are left."""
-MAX_BEGINNINGS = 4_096
+MAX_PREFIXES = 4_096
 LEAST_READ_SHARE = 0.4
 """An entry was read if at least this share of its estimated tokens, which may be too high, was read."""
 _MARGIN = 0.95  # share of the lifetime for which a cache is relied on
@@ -52,7 +52,7 @@ class ExplicitUse:
 
 
 @define(eq=False)
-class _Beginning:
+class _PrefixState:
     known: SharedPrefix | None = None  # as found in the latest list
     begun: int = 0  # calls of this list that are under way or were answered
     answered: int = 0
@@ -81,8 +81,8 @@ class ExplicitCaches:
 
     def __init__(self, rules: CachingRules) -> None:
         self._rules = rules
-        self._beginnings: OrderedDict[str, _Beginning] = OrderedDict()
-        self._existing: dict[str, _Beginning] = {}
+        self._states: OrderedDict[str, _PrefixState] = OrderedDict()
+        self._existing: dict[str, _PrefixState] = {}
         self._unneeded: list[str] = []
         self._hits, self._tries = _EXPECTED_HITS, _EXPECTED_TRIES  # of the implicit cache
         self._works = False
@@ -98,23 +98,23 @@ class ExplicitCaches:
         share = (1 - self._rules.read) * self._hits / self._tries
         best, found = share * prefixes[-1].tokens, None
         for prefix in prefixes:
-            beginning = self._beginning(prefix)
+            state = self._state_of(prefix)
             if creates and prefix.uses:
-                self._count(beginning, prefix)
-            gain = self._gain(beginning, prefix, now, creates=creates)
+                self._count(state, prefix)
+            gain = self._gain(state, prefix, now, creates=creates)
             if gain > best:
                 best, found = gain, prefix
         if found is None:
             return None
-        beginning = self._beginning(found)
-        beginning.in_flight += 1
-        beginning.used = now
-        return ExplicitUse(found, "read" if beginning.is_live(now) else "create")
+        state = self._state_of(found)
+        state.in_flight += 1
+        state.used = now
+        return ExplicitUse(found, "read" if state.is_live(now) else "create")
 
     def led(self, prefix: SharedPrefix, lead: Lead) -> None:
         """Note the call that creates a cache."""
-        beginning = self._existing[prefix.key] = self._beginning(prefix)
-        beginning.lead, beginning.exists = lead, True
+        state = self._existing[prefix.key] = self._state_of(prefix)
+        state.lead, state.exists = lead, True
 
     def lead_of(
         self, prefixes: Sequence[SharedPrefix], now: float, urgency: Urgency, left: float
@@ -125,8 +125,8 @@ class ExplicitCaches:
             left: seconds for which an answer usually has not begun after a call has started.
         """
         for prefix in reversed(prefixes):
-            beginning = self._beginnings.get(prefix.key)
-            if beginning is None or (lead := beginning.lead) is None or lead.released:
+            state = self._states.get(prefix.key)
+            if state is None or (lead := state.lead) is None or lead.released:
                 continue
             seconds = max(0.0, lead.started + left - now)
             return lead if urgency.pays(prefix, 1 - self._rules.read, seconds) else None
@@ -134,8 +134,8 @@ class ExplicitCaches:
 
     def reads(self, prefixes: Sequence[SharedPrefix], now: float) -> bool:
         """Whether a cache of one of the prefixes can be read."""
-        found = (self._beginnings.get(prefix.key) for prefix in prefixes)
-        return any(beginning is not None and beginning.is_live(now) for beginning in found)
+        found = (self._states.get(prefix.key) for prefix in prefixes)
+        return any(state is not None and state.is_live(now) for state in found)
 
     def ended(
         self,
@@ -152,23 +152,23 @@ class ExplicitCaches:
             usage: ``None`` if the call failed or reported none.
         """
         if used is not None:
-            beginning = self._beginning(used)
-            beginning.in_flight -= 1
-            beginning.used = max(beginning.used, started)
-            lead = beginning.lead
+            state = self._state_of(used)
+            state.in_flight -= 1
+            state.used = max(state.used, started)
+            lead = state.lead
             if usage is not None and usage.cached_tokens >= LEAST_READ_SHARE * used.tokens:
                 self._works = True
             elif lead is not None and lead.released and (usage is not None or not lead.readable):
-                beginning.lead = None
-                beginning.failures += usage is not None  # otherwise, the request failed
+                state.lead = None
+                state.failures += usage is not None  # otherwise, the request failed
                 self._failures += usage is not None
         for prefix in counted:
-            beginning = self._beginning(prefix)
-            if beginning.known is prefix:
-                beginning.begun -= usage is None
-                beginning.answered += usage is not None
-            if beginning.exists and beginning.is_unneeded:
-                self._release(prefix.key, beginning)
+            state = self._state_of(prefix)
+            if state.known is prefix:
+                state.begun -= usage is None
+                state.answered += usage is not None
+            if state.exists and state.is_unneeded:
+                self._release(prefix.key, state)
 
     def observe_implicit(self, prefix: SharedPrefix, usage: Usage) -> None:
         """Note whether a request found its prefix in the implicit cache."""
@@ -178,49 +178,49 @@ class ExplicitCaches:
     def expire(self, now: float) -> float:
         """Release the caches that were not used for long. Return the time of the next release."""
         following = math.inf
-        for key, beginning in list(self._existing.items()):
-            at = beginning.used + IDLE_SECONDS
-            if beginning.in_flight == 0 and at <= now:
-                self._release(key, beginning)
+        for key, state in list(self._existing.items()):
+            at = state.used + IDLE_SECONDS
+            if state.in_flight == 0 and at <= now:
+                self._release(key, state)
             else:
                 following = min(following, max(at, now + 1.0))
         return following
 
     def take_unneeded(self) -> list[str]:
-        """Return the keys of the prefixes whose caches are to be deleted, once."""
+        """Return the keys of the prefixes whose caches should be deleted. Each is returned once."""
         taken, self._unneeded = self._unneeded, []
         return taken
 
-    def _gain(self, beginning: _Beginning, prefix: SharedPrefix, now: float, *, creates: bool) -> float:
+    def _gain(self, state: _PrefixState, prefix: SharedPrefix, now: float, *, creates: bool) -> float:
         """Return the input tokens that a request saves; a creation is spread over the uses that are left."""
         saved = (1 - self._rules.read) * prefix.tokens
-        if beginning.is_live(now):
+        if state.is_live(now):
             return saved
-        left = prefix.uses - beginning.begun + 1
-        is_led = beginning.lead is not None and not beginning.lead.readable
-        if not creates or not prefix.uses or left < 1 or is_led or self._gave_up(beginning):
+        left = prefix.uses - state.begun + 1
+        is_led = state.lead is not None and not state.lead.readable
+        if not creates or not prefix.uses or left < 1 or is_led or self._gave_up(state):
             return 0.0
         return saved_share(self._rules, left) * prefix.tokens
 
-    def _gave_up(self, beginning: _Beginning) -> bool:
-        return beginning.failures >= _MAX_FAILURES or (not self._works and self._failures >= _MAX_FAILURES)
+    def _gave_up(self, state: _PrefixState) -> bool:
+        return state.failures >= _MAX_FAILURES or (not self._works and self._failures >= _MAX_FAILURES)
 
-    def _count(self, beginning: _Beginning, prefix: SharedPrefix) -> None:
-        if beginning.known is not prefix:
-            beginning.known, beginning.begun, beginning.answered, beginning.failures = prefix, 0, 0, 0
-        beginning.begun += 1
+    def _count(self, state: _PrefixState, prefix: SharedPrefix) -> None:
+        if state.known is not prefix:
+            state.known, state.begun, state.answered, state.failures = prefix, 0, 0, 0
+        state.begun += 1
 
-    def _release(self, key: str, beginning: _Beginning) -> None:
-        beginning.lead, beginning.exists = None, False
+    def _release(self, key: str, state: _PrefixState) -> None:
+        state.lead, state.exists = None, False
         self._existing.pop(key, None)
         self._unneeded.append(key)
 
-    def _beginning(self, prefix: SharedPrefix) -> _Beginning:
-        beginning = self._beginnings.get(prefix.key)
-        if beginning is None:
-            beginning = self._beginnings[prefix.key] = _Beginning()
-            if len(self._beginnings) > MAX_BEGINNINGS:
-                key, oldest = next(iter(self._beginnings.items()))
+    def _state_of(self, prefix: SharedPrefix) -> _PrefixState:
+        state = self._states.get(prefix.key)
+        if state is None:
+            state = self._states[prefix.key] = _PrefixState()
+            if len(self._states) > MAX_PREFIXES:
+                key, oldest = next(iter(self._states.items()))
                 if not oldest.exists and not oldest.in_flight:
-                    del self._beginnings[key]
-        return beginning
+                    del self._states[key]
+        return state

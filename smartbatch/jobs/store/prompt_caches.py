@@ -23,7 +23,7 @@ _ADD = """INSERT INTO remote_object (job, scope, model, kind, id, bytes, retenti
 @frozen
 class CacheRecord:
     no: int
-    name: str  # unique, by which the cache is found again
+    name: str  # unique; finds the cache if the answer to its creation was lost
 
 
 @frozen

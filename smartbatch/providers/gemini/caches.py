@@ -56,10 +56,10 @@ class GeminiCaches(CacheApi):
 
     def takes(self, request: Request, prefix: SharedPrefix) -> bool:
         """Audio has prices of its own; calls of tools and their results must not be separated."""
-        beginning, rest = _split(request, prefix)
+        cached, rest = _split(request, prefix)
         if not rest or any(message.role in INSTRUCTIONS for message in rest):
             return False
-        contents = (message.content for message in (*beginning, *rest))
+        contents = (message.content for message in (*cached, *rest))
         parts = [part for content in contents if not isinstance(content, str) for part in content]
         return not any(
             isinstance(part, Audio) or (isinstance(part, Mapping) and part.get("type") in _SPLIT_CALLS)
@@ -69,8 +69,8 @@ class GeminiCaches(CacheApi):
     def create(
         self, name: str, request: Request, model: str, prefix: SharedPrefix, lifetime: float, timeout: float
     ) -> RemoteCache:
-        beginning, _ = _split(request, prefix)
-        whole_body = generate_body(evolve(request, prompt=beginning), model)
+        cached, _ = _split(request, prefix)
+        whole_body = generate_body(evolve(request, prompt=cached), model)
         body = {each: whole_body[each] for each in ("contents", *CACHED_FIELDS) if whole_body.get(each)}
         body |= {"model": resource(model), "displayName": name, "ttl": f"{lifetime:.0f}s"}
         reply = self._calls.checked(self._sdk().ask("post", "cachedContents", timeout, body=body))
@@ -120,8 +120,8 @@ def _split(request: Request, prefix: SharedPrefix) -> tuple[tuple[Message, ...],
     first, at = messages[: max(0, prefix.message)], prefix.message
     rest = messages[at + 1 :]
     if at >= 0:
-        beginning, ending = _cut(messages[at], prefix)
-        first = (*first, beginning)
+        cached, ending = _cut(messages[at], prefix)
+        first = (*first, cached)
         rest = rest if ending is None else (ending, *rest)
     return first, rest
 

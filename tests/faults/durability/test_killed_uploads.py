@@ -20,7 +20,7 @@ from smartbatch.testing import emulator
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 FILES, QUESTIONS = 30, 3
 KILLS = 12
-LATENCY_SECONDS = 0.03  # of each call, so that kills hit uploads
+LATENCY_SECONDS = 0.06  # of each call, so that kills hit uploads
 
 
 class InAnHour(RealClock):
@@ -93,4 +93,4 @@ def test_a_file_is_uploaded_once_however_often_its_process_is_killed(name, strat
         with client_of(name, emu.url, tmp_path, InAnHour()) as client:  # when no request can be using a file
             inside(client).jobs.engine.clean(remote=True, dry_run=False)
         assert [file.name for file in emu.ledger.files if file.deleted_at is None] == []
-    assert kills >= KILLS / 4
+    assert kills >= KILLS / 2
