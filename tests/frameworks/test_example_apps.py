@@ -179,11 +179,13 @@ def superuser(folder: Path) -> None:
 
 def log_in(page: Any, address: str) -> None:
     from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
 
     page.get(f"{address}/admin/")
     page.find_element(By.NAME, "username").send_keys("me")
     page.find_element(By.NAME, "password").send_keys("secret")
     page.find_element(By.CSS_SELECTOR, "[type=submit]").click()
+    WebDriverWait(page, GUARD).until(lambda page: page.find_elements(By.ID, "logout-form"))
 
 
 def manage(folder: Path, *arguments: str) -> None:
