@@ -76,11 +76,12 @@ def clean(
     undeletable = tuple(one for one in before if one.scope in apis and one.no not in deletable)
     after, failed = {one.no for one in before} - deletable, {}
     if not dry_run:
-        store.remote_objects.make_due(list(deletable), at=wall)
-        while (deletion := housekeeping.delete_next(runtime)) is not None:
-            if deletion.error is not None:
-                failed[deletion.of.no] = deletion.error
+        # not made due first: then other workers of the store would take them, and be counted as left
+        for one in before:
+            if one.no in deletable and (error := housekeeping.delete_now(runtime, one)) is not None:
+                failed[one.no] = error
         after = store.remote_objects.remaining([one.no for one in before])
+        store.remote_objects.make_due(list(after & deletable - failed.keys()), at=wall)
     deleted = tuple(one for one in before if one.no not in after)
     left = tuple(one for one in before if one.no in after and one not in undeletable)
     most = runtime.limits.deletions_per_hour

@@ -198,6 +198,20 @@ def test_what_finished_jobs_left_can_be_deleted_at_once(retention, finished):
     assert len(list(job.results())) == 2
 
 
+def test_other_workers_take_nothing_of_what_is_being_cleaned(finished, monkeypatch, clock):
+    job, api = finished(batch_retention=KEPT)
+    objects, delete_file = job._engine.store.remote_objects, api.delete_file
+    due = []
+
+    def delete(file_id, timeout):
+        due.extend(objects.accounts(clock.wall()))
+        return delete_file(file_id, timeout)
+
+    monkeypatch.setattr(api, "delete_file", delete)
+    cleaned = job._engine.clean(remote=True, dry_run=False)
+    assert (len(cleaned.deleted), cleaned.left, cleaned.reasons, due) == (3, (), (), [])
+
+
 def test_what_could_not_be_deleted_is_reported(finished, monkeypatch):
     job, api = finished(batch_retention=KEPT, deletes=frozenset({RemoteKind.INPUT, RemoteKind.BATCH}))
 

@@ -54,6 +54,22 @@ def delete_next(runtime: JobRuntime) -> Deletion | None:
     return None
 
 
+def delete_now(runtime: JobRuntime, one: RemoteObject) -> ProviderError | None:
+    """Delete an object whatever its retention; return the error of the call.
+
+    It stays if it is in use, if the hour's maximum is reached, or if this process cannot use its account.
+    """
+    objects, provider, error = runtime.store.remote_objects, runtime.provider_of(one), None
+    while provider is not None and error is None:
+        taken = objects.take_now(one.no, at=runtime.wall(), most=runtime.limits.deletions_per_hour)
+        if taken is None:
+            break
+        error = _delete(runtime, provider, taken)
+        if taken.id:  # otherwise it was only searched for
+            break
+    return error
+
+
 def _delete(runtime: JobRuntime, provider: Provider, one: RemoteObject) -> ProviderError | None:
     if one.kind in (RemoteKind.UPLOAD, RemoteKind.CACHE):
         named = provider.files() if one.kind is RemoteKind.UPLOAD else provider.caches()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from attrs import fields_dict, frozen
 
@@ -39,6 +40,7 @@ _NEXT = f"""SELECT {_COLUMNS}, o.job, o.retention FROM remote_object o
 # of an upload, due_at - retention is the end of its latest use by a request in real time
 _UNUSED = f"""(o.kind <> '{RemoteKind.UPLOAD.value}' OR o.tries > 0
     OR coalesce(o.due_at - o.retention, 0) <= ?)"""
+_ONE = f"""SELECT {_COLUMNS}, o.job, 0 FROM remote_object o WHERE o.no = ? AND {_UNUSED}{{for_update}}"""
 _OF_FINISHED = f"""SELECT {_COLUMNS} FROM remote_object o LEFT JOIN job j ON j.no = o.job
     WHERE {_UNUSED} AND (j.no IS NULL OR j.state = {{done}}) AND NOT EXISTS (
         SELECT 1 FROM upload_use u JOIN job k ON k.no = u.job WHERE u.object = o.no AND k.state <> {{done}})
@@ -120,28 +122,45 @@ class RemoteObjectTable:
 
         def work(tx: Transaction) -> RemoteObject | None:
             while (found := tx.row(_NEXT, scope, at)) is not None:
-                *_, job, retention = found
-                one = _remote_object(found)
                 # 1. the job is not done, or finished again later; or a file or cache is in use: wait
-                if one.kind is RemoteKind.UPLOAD:
-                    ready = _unused_at(tx, one.no, retention, at)
-                elif one.kind is RemoteKind.CACHE:
-                    ready = self._unused_cache_at(tx, one.no, at)
-                else:
-                    ready = _ready_at(tx, job, retention, at)
-                if ready > at:
-                    tx.change(_POSTPONE, ready, one.no)
+                if (ready := self._ready_at(tx, found, at)) > at:
+                    tx.change(_POSTPONE, ready, found[0])
                     continue
                 # 2. the hour's maximum is reached: nothing is deleted
-                if not _count_deletion(tx, scope, at, most):
-                    return None
                 # 3. otherwise take it
-                taken = "UPDATE remote_object SET due_at = ?, tries = tries + 1, file_key = NULL WHERE no = ?"
-                tx.change(taken, at + ANSWER_SECONDS, one.no)
-                return one
+                return _take(tx, found, at, most)
             return None
 
         return self.db.write(work)
+
+    def take_now(self, number: int, *, at: float, most: int) -> RemoteObject | None:
+        """Return an object to delete now whatever its retention, and record the deletion before it is sent.
+
+        Args:
+            at: Unix seconds.
+            most: maximum number of deletions per hour in the scope.
+
+        Returns:
+            ``None`` if the object is in use or was deleted, or if the hour's maximum is reached.
+        """
+
+        def work(tx: Transaction) -> RemoteObject | None:
+            found = tx.row(_ONE, number, at)
+            if found is None or self._ready_at(tx, found, at) > at:
+                return None
+            return _take(tx, found, at, most)
+
+        return self.db.write(work)
+
+    def _ready_at(self, tx: Transaction, found: tuple[Any, ...], at: float) -> float:
+        """Return when a row of ``_NEXT`` may be deleted, or should be looked at again."""
+        *_, job, retention = found
+        one = _remote_object(found)
+        if one.kind is RemoteKind.UPLOAD:
+            return _unused_at(tx, one.no, retention, at)
+        if one.kind is RemoteKind.CACHE:
+            return self._unused_cache_at(tx, one.no, at)
+        return _job_done_at(tx, job, retention, at)
 
     def _unused_cache_at(self, tx: Transaction, no: int, at: float) -> float:
         [(sender, expires_at)] = tx.rows("SELECT sender, expires_at FROM remote_object WHERE no = ?", no)
@@ -198,13 +217,22 @@ def _unused_at(tx: Transaction, no: int, retention: float, at: float) -> float:
     return ready
 
 
-def _ready_at(tx: Transaction, job: int, retention: float, at: float) -> float:
+def _job_done_at(tx: Transaction, job: int, retention: float, at: float) -> float:
     found = tx.row("SELECT state, finished_at FROM job WHERE no = ?", job)
     if found is None:  # the job was deleted, which set the time
         return at
     state, finished_at = found
     done = state == JobState.DONE.value and finished_at is not None
     return float(finished_at + retention) if done else at + HOUR
+
+
+def _take(tx: Transaction, found: tuple[Any, ...], at: float, most: int) -> RemoteObject | None:
+    one = _remote_object(found)
+    if not _count_deletion(tx, one.scope, at, most):
+        return None
+    taken = "UPDATE remote_object SET due_at = ?, tries = tries + 1, file_key = NULL WHERE no = ?"
+    tx.change(taken, at + ANSWER_SECONDS, one.no)
+    return one
 
 
 def _count_deletion(tx: Transaction, scope: str, at: float, most: int) -> bool:
