@@ -28,6 +28,7 @@ from smartbatch.media_content import (
     kind_of_type,
     png_of_picture,
     scaled,
+    type_of_content,
     written,
 )
 
@@ -47,15 +48,25 @@ def _source(value: Any) -> str | bytes | None:
         return os.fsdecode(path)
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
-    if (image := sys.modules.get("PIL.Image")) is not None and isinstance(value, image.Image):
+    if _is_picture(value):
         return png_of_picture(value)
-    if (figures := sys.modules.get("matplotlib.figure")) is not None and isinstance(value, figures.Figure):
+    if _is_figure(value):
         return written(lambda file: value.savefig(file, format="png"))
     raise InvalidRequest(
         f"a file must be a path, bytes, an https URL, a PIL image or a matplotlib figure, not "
         f"{type(value).__name__}",
         field="source",
     )
+
+
+def _is_picture(value: Any) -> bool:
+    pictures = sys.modules.get("PIL.Image")
+    return pictures is not None and isinstance(value, pictures.Image)
+
+
+def _is_figure(value: Any) -> bool:
+    figures = sys.modules.get("matplotlib.figure")
+    return figures is not None and isinstance(value, figures.Figure)
 
 
 @frozen(repr=False)
@@ -308,6 +319,15 @@ _STORED = (
     "pages",
     "seconds",
 )
+
+
+def kind_of_file(value: Any) -> MediaKind | None:
+    """Return the kind of a file or its content; ``None`` for a path, a URL and everything else."""
+    if isinstance(value, Media):
+        return value.kind
+    if isinstance(value, bytes | bytearray | memoryview):
+        return kind_of_type(type_of_content(bytes(value)) or "")
+    return "image" if _is_picture(value) or _is_figure(value) else None
 
 
 KeepContent: TypeAlias = Callable[[Media], str | None]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from attrs import evolve, frozen
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.media import MEDIA_CLASSES, Image, Media
+from smartbatch.media import MEDIA_CLASSES, Image, Media, kind_of_file
 from smartbatch.media_content import MediaKind
 from smartbatch.tables.cells import BadField, MissingFields, is_missing
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FILE_OPTIONS: Final = ("files", "files_root", "fetch_to", "max_pixels")
 """The keywords for columns with files; see :meth:`FileColumns.given`."""
 _MAX_SHOWN_CHARACTERS: Final = 300  # of a path in an error
+_LIST: Final = re.compile(r"""\s*\[(\s*["'\[]|.*\]\s*$)""", re.DOTALL)  # what was probably meant as a list
 _ADDRESS: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://|(?P<other>data|file|mailto):", re.IGNORECASE)
 
 
@@ -182,7 +183,7 @@ class FileColumns:
             if is_below:
                 path.stat()
         except (OSError, ValueError, RuntimeError) as error:
-            if (flaw := _list_flaw(text)) is not None:
+            if _LIST.match(text) and (flaw := _list_flaw(text)) is not None:
                 raise BadField(
                     f"field {name!r} begins like a list, but is neither valid JSON ({flaw}) nor the path of "
                     'a file; write a list as ["a.png", "b.png"]'
@@ -192,12 +193,63 @@ class FileColumns:
                 reason = getattr(error, "strerror", None) or error
                 raise BadField(f"field {name!r}: the file {shown} cannot be read ({reason})") from None
             message = f"field {name!r}: there is no file {str(path)[:_MAX_SHOWN_CHARACTERS]!r}"
+            if text.lstrip().startswith("["):
+                message += ', and it is not a list such as ["a.png", "b.png"]'
             raise MissingFile(message, names=[name]) from None
         if not is_below:
             raise BadField(
                 f"field {name!r}: the file {shown} is not below {str(self.root)!r}, the folder of the files"
             )
         return str(path)
+
+
+def check_is_text(name: str, value: Any) -> None:
+    """Reject a field that contains a file, which text cannot contain.
+
+    Raises:
+        BadField: says how to send it as a file.
+    """
+    unchecked = [value]
+    while unchecked:
+        one = unchecked.pop()
+        if isinstance(one, list | tuple):
+            unchecked += one
+        elif isinstance(one, Mapping):
+            unchecked += one.values()
+        elif (kind := kind_of_file(one)) is not None:
+            what = "bytes" if isinstance(one, bytes | bytearray | memoryview) else f"a file ({kind})"
+            raise BadField(
+                f"field {name!r} contains {what}, which cannot be inserted as text: set files={{{name!r}: "
+                f"{kind!r}}} (--file {name}={kind}) to put the file into the prompt"
+            )
+
+
+def rejecting_files(name: str, value: Any) -> Any:
+    """Return a field whose files raise the error of :func:`check_is_text` when they are read or written."""
+    try:
+        check_is_text(name, value)
+    except BadField as error:
+        return _rejecting(value, error)
+    return value
+
+
+def _rejecting(value: Any, error: BadField) -> Any:
+    if isinstance(value, list | tuple):
+        return [_rejecting(one, error) for one in value]
+    if isinstance(value, Mapping):
+        return {name: _rejecting(one, error) for name, one in value.items()}
+    return value if kind_of_file(value) is None else _UnwritableFile(error)
+
+
+class _UnwritableFile:
+    def __init__(self, error: BadField) -> None:
+        self._error = error
+
+    def __getattr__(self, _name: str) -> Any:
+        raise self._error
+
+    def __repr__(self) -> str:
+        raise self._error
 
 
 def _values_in(cell: Any) -> Iterator[Any]:

@@ -13,6 +13,7 @@ import jinja2.sandbox
 from jinja2.utils import missing
 
 from smartbatch.tables.cells import BadField, MissingFields, check_present, missing_fields, text_of
+from smartbatch.tables.file_cells import rejecting_files
 
 _ROW: Final = "row"  # variable with all fields, for names that are not identifiers
 
@@ -74,11 +75,13 @@ class JinjaTemplate:
 
     def fill(self, row: Mapping[str, Any]) -> str:
         blank = set(missing_fields(row, row))
-        fields = {name: value for name, value in row.items() if name not in blank}
+        fields = {name: rejecting_files(name, value) for name, value in row.items() if name not in blank}
         try:
             return self._template.render({_ROW: fields, **fields})
         except MissingFields as error:
             check_present(error.names, row)
+            raise
+        except BadField:
             raise
         except Exception as error:  # from the filters, tests and operators of the template
             # Only messages of Jinja itself repeat no value.

@@ -10,7 +10,7 @@ from typing import Any, Final, Self, get_args
 from attrs import frozen
 
 from smartbatch.tables.cells import BadField, check_present, listed, text_of
-from smartbatch.tables.file_cells import FileColumns
+from smartbatch.tables.file_cells import FileColumns, check_is_text
 from smartbatch.tables.templates import Template, TemplateError, template_of
 from smartbatch.types import OnMissing, TemplateSource
 
@@ -98,6 +98,7 @@ class RowPrompts:
         prompt = self._prompt({name: value for name, value in row.items() if name != ANSWER_FIELD})
         if not isinstance(prompt, str):
             raise BadField("the prompt of an example must be text, not a chat and without files")
+        check_is_text(ANSWER_FIELD, row[ANSWER_FIELD])
         answer = text_of(row[ANSWER_FIELD])
         return {"role": "user", "content": prompt}, {"role": "assistant", "content": answer}
 

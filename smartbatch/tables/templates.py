@@ -14,7 +14,7 @@ from attrs import frozen
 from smartbatch.errors import SmartbatchError
 from smartbatch.media import Media
 from smartbatch.tables.cells import BadField, check_present, is_missing, listed, text_of
-from smartbatch.tables.file_cells import FileColumns
+from smartbatch.tables.file_cells import FileColumns, check_is_text
 from smartbatch.types import TemplateSource
 
 _TEMPLATE_HINT = "write {field} or {field:.2f} for a field, {{ and }} for braces"
@@ -146,6 +146,7 @@ class FieldTemplate:
                 continue
             if name is None or is_missing(value := row.get(name)) or value == "":
                 continue
+            check_is_text(name, value)
             if not spec:
                 pieces.append(text_of(value))
                 continue

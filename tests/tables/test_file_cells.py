@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import smartbatch
 from smartbatch import BatchingClient, Embedding, InvalidRequest, RowSkipped
-from smartbatch.media import Image
+from smartbatch.media import Audio, Image
 from smartbatch.tables.cells import BadField
 from smartbatch.tables.file_cells import FileColumns, MissingFile
 from smartbatch.testing import MockProvider
@@ -121,6 +121,8 @@ def test_only_missing_files_can_be_skipped(client, folder):
     assert results.texts == [HASHES["a.png"], None, HASHES["b.png"]]
     assert (results.skipped, type(results[1].error)) == (1, RowSkipped)
     assert "missing file `photo`" in str(results[1].error)
+    results = client.generate([*rows, {"photo": "[draft] a.png", "note": "n"}], **call)
+    assert results.skipped == 2
     for unusable in ("../outside.png", "../gone.png", "notes.txt", '["a.png", "b.png"'):
         with pytest.raises(InvalidRequest, match="row 3"):
             client.generate([*rows, {"photo": unusable, "note": "n"}], **call)
@@ -167,6 +169,7 @@ def test_every_call_takes_files(folder):
         ({"files": {"photo": "image"}, "template": None, "column": "photo"}, "column", "is needed to place"),
         ({"files": {"photo": "image"}, "template": None}, "files", "needs a template"),
         ({"files": {"photo": "image"}, "embedding": Embedding()}, "files", "no effect on embeddings"),
+        ({"template": "{note}", "examples": [{"note": "n", "answer": b"x"}]}, "examples", "contains bytes"),
         (
             {"files": {"photo": "image"}, "examples": [{"photo": "a.png", "note": "n", "answer": "x"}]},
             "examples",
@@ -179,6 +182,45 @@ def test_wrong_arguments_are_rejected(client, folder, given, field, problem):
     with pytest.raises(InvalidRequest, match=problem) as caught:
         client.generate([{"photo": "a.png", "note": "n"}], **{"template": TEMPLATE, **given})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("kind", sampled(TABLES))
+@pytest.mark.parametrize("template", sampled(["{note} {photo}", "{photo:>9}", Path("t.j2")]))
+def test_a_file_in_a_column_of_text_is_rejected_before_anything_is_sent(client, folder, kind, template):
+    Path("t.j2").write_text("{{ note }} {{ photo }}")
+    rows = [{"photo": "none", "note": "n"}, {"photo": PHOTOS["a.png"], "note": "n"}]
+    with pytest.raises(
+        InvalidRequest, match=r"row \d .*'photo' contains bytes.* set files=\{'photo': 'image'"
+    ):
+        client.generate(TABLES[kind](rows[1:]), template=template)
+    with pytest.raises(InvalidRequest, match=r"row 1 .*--file photo=image"):
+        client.map(rows, template=template)
+    assert client.counts.submitted == 0
+
+
+@pytest.mark.parametrize(
+    "inside", [lambda file: [file], lambda file: {"a": [{"b": file}]}, lambda file: file]
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{{ photo }}", "{{ photo ~ '' }}", "{{ photo | string }}", "{{ row }}", "{{ row ~ '' }}"),
+        *("{% for one in [photo] %}{{ one }}{% endfor %}", "{{ '{}'.format(photo) }}"),
+    ],
+)
+def test_a_jinja_template_inserts_no_file_as_text(client, folder, text, inside):
+    Path("t.j2").write_text(text)
+    with pytest.raises(InvalidRequest, match=r"'photo' contains a file \(audio\)"):
+        client.generate([{"photo": inside(Audio(b"ID3"))}], template=Path("t.j2"), on_missing="skip")
+
+
+def test_a_jinja_template_may_test_whether_there_is_a_file(client, folder):
+    Path("t.j2").write_text("{{ note }}{% if photo %}, see {{ photo.path }}{% endif %}")
+    rows = [{"photo": {"bytes": b"x", "path": "a.png"}, "note": "n"}, {"photo": None, "note": "n"}]
+    provider = MockProvider(lambda request: "ok")
+    with BatchingClient("mock", provider=provider) as client:
+        client.generate(rows, template=Path("t.j2"))
+    assert {request.prompt for call in provider.calls for request in call.requests} == {"n, see a.png", "n"}
 
 
 def test_large_images_are_scaled_and_others_are_not(client, folder):
@@ -218,6 +260,7 @@ def test_examples_without_files_precede_rows_with_files(client, folder):
         ("x" * 5000, "cannot be read"),
         ("~/a.png", "no file '.*/photos/~/a.png'"),
         ("a.png/b.png", "no file"),
+        ("[draft] a.png", r"no file '.*/photos/\[draft\] a.png', and it is not a list such as"),
         (
             '["b.png"',
             r"neither valid JSON \(Expecting ',' .* 9\) .* write a list as \[\"a.png\", \"b.png\"\]",
