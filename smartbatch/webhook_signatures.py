@@ -32,7 +32,7 @@ KEYS_PATH = "/.well-known/jwks.json"
 DEFAULT_KEYS_SERVER: Final = "https://generativelanguage.googleapis.com"
 KEYS_SECONDS = 6 * 3600.0  # published keys are used for this long
 REFRESH_SECONDS = 60.0  # minimum time between two downloads of the keys
-FETCH_SECONDS = 5.0  # maximum time of a download
+FETCH_SECONDS = 5.0  # maximum time that an event waits for a download
 MAX_KEYS_BYTES = 65_536
 MIN_KEY_BITS = 2048
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
 from attrs import frozen
@@ -20,9 +20,11 @@ from smartbatch._fork import PerProcess, on_fork
 from smartbatch.config import given_or_loaded
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.store import SqlStore, check_place, open_store
+from smartbatch.jobs.threads import TimedReads
 from smartbatch.observe import logs
 from smartbatch.setting import revealed
 from smartbatch.webhook_signatures import (
+    FETCH_SECONDS,
     InvalidSignature,
     KeysUnavailable,
     PublishedKeys,
@@ -54,7 +56,10 @@ def app(
     """Return a WSGI application that receives webhooks about batches, for any server or framework to mount.
 
     It accepts signatures as defined by Standard Webhooks, and events about single batches (see the setting
-    ``webhook_url``). Each event is answered after one insert into the store, without a call to the provider.
+    ``webhook_url``). Each event is answered after one insert into the store, without a call to the provider,
+    with one exception: an event about a single Gemini batch whose signing key is not known yet waits for a
+    download of the published keys, at most five seconds. If that is too short, it is answered with 503, so
+    that Gemini sends it again.
     The process that runs the job then polls the batch. Nothing is opened before the first event, so the
     application can be made before a server forks.
 
@@ -168,7 +173,7 @@ class WebhookReceiver:
         of_job = has_token(str(environ.get("QUERY_STRING", "")), self._proofs.token)
         # 1. it is about a single Gemini batch: only the claims of its signature are certainly genuine
         if of_job and is_web_token(signature):
-            claims = self._opened.get().published.claims_of(signature, body)
+            claims = self._opened.get().claims_of(signature, body)
             event = claims if "data" in claims else _decoded(body)
             return _usable_id(event_id or str(claims.get("jti", ""))), event
         # 2. it is about a single batch at OpenRouter, and not signed
@@ -187,9 +192,24 @@ class WebhookReceiver:
 @final
 class _Opened:
     def __init__(self, place: str | None, clock: Clock) -> None:
-        self.published = PublishedKeys(clock)
+        self._published = PublishedKeys(clock)
+        self._reads = TimedReads(clock)
         self.store: SqlStore = open_store(place, wall=clock.wall, rng=random.SystemRandom())
         on_fork(self)
+
+    def claims_of(self, token: str, body: bytes) -> Mapping[str, Any]:
+        """Check a JSON Web Token, and return its claims. A download of keys continues after the time limit.
+
+        Raises:
+            InvalidSignature: the event may be forged.
+            KeysUnavailable: the keys cannot be downloaded within :data:`FETCH_SECONDS`.
+        """
+        found = self._reads.read(
+            lambda: self._published.claims_of(token, body), FETCH_SECONDS, "smartbatch-webhook-keys"
+        )
+        if not found:
+            raise KeysUnavailable
+        return found[0]
 
     def after_fork(self) -> None:
         self.store.abandon()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import socket
+import sqlite3
+import threading
 
 import pytest
 from signed_events import SECRET, body_of, digest_claim, headers_of, key_server, published, web_token
 
 from smartbatch import BatchingConfig, webhooks
+from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
 
 TOKEN = "a-token-that-is-long-enough"
@@ -146,6 +150,19 @@ def test_without_the_published_keys_the_provider_sends_the_event_again(page, sen
     assert sender.signed() == 200
 
 
+def test_an_event_waits_for_a_slow_download_for_a_limited_time_only(tmp_path, keys, monkeypatch):
+    monkeypatch.setattr(webhooks, "FETCH_SECONDS", 0.05)
+    downloads = threading.Event()
+    keys.during = downloads.wait
+    sender = JobSender(str(tmp_path / "jobs.db"), RealClock())
+    assert [sender.signed(), sender.signed()] == [503, 503]
+    downloads.set()
+    monkeypatch.setattr(webhooks, "FETCH_SECONDS", 30.0)
+    assert sender.signed() == 200
+    assert keys.downloads == 1
+    sender.receiver.close()
+
+
 # -- OpenRouter ----------------------------------------------------------------------------------------------
 
 
@@ -197,6 +214,43 @@ def test_the_address_in_the_settings_is_enough(tmp_path, clock, monkeypatch):
     config = BatchingConfig.load()
     assert TOKEN not in repr(config)
     assert TOKEN not in f"{config.webhook_url}"
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """The statements that write to the store, and the calls to other machines, in their order."""
+    done = []
+    connect, reach = sqlite3.connect, socket.socket.connect
+
+    def connected(*given, **named):
+        connection = connect(*given, **named)
+        connection.set_trace_callback(
+            lambda text: done.append(text.split()[0]) if text[0] not in "PS" else None
+        )
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    monkeypatch.setattr(
+        socket.socket, "connect", lambda self, at: (done.append("remote call"), reach(self, at))[1]
+    )
+    return done
+
+
+def test_an_event_costs_one_insert_and_no_remote_call(work, sender):
+    one_insert = ["BEGIN", "INSERT", "DELETE", "COMMIT"]  # old events are deleted in the same transaction
+    signed = headers_of(BODY, sender.clock.wall(), SECRET)
+    of_project = {name.replace("-", "_"): value for name, value in signed.items()}
+    sender.post(body_of("batch-0", "batch.succeeded"))  # opens the store
+    for send, expected in (
+        (lambda: sender.post(**of_project), one_insert),  # OpenAI, or Gemini for a project
+        (lambda: sender.post(**of_project), ["BEGIN", "INSERT", "COMMIT"]),  # repeated
+        (lambda: sender.post(), one_insert),  # OpenRouter
+        (lambda: sender.signed(event_id="evt_2"), ["remote call", *one_insert]),  # Gemini, for a single batch
+        (lambda: sender.signed(event_id="evt_3"), one_insert),  # once its key is known
+    ):
+        work.clear()
+        assert send() == 200
+        assert work == expected
 
 
 @pytest.mark.parametrize(
