@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial
@@ -21,10 +21,12 @@ from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls
+from smartbatch.core.prefixes.entries import StopReason
 from smartbatch.core.prefixes.rendering import rendering_of
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import Event
 from smartbatch.observe.participants import RealtimeStatus
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.dispatcher import BatchDispatcher
@@ -271,6 +273,14 @@ class RealtimeEngine:
         with self.queue.monitor:
             mark = lane.cache.recognize(ends, self._clock.now())
         return request if mark is None else evolve(request, cache=mark)
+
+    def stopped_prefixes(self, model: OpenedModel) -> Mapping[str, StopReason]:
+        """Return why shared prefixes of a model's prompts are no longer marked, by key."""
+        cache = self.lanes.cache_of(model.provider, model.name)
+        if cache is None:
+            return {}
+        with self.queue.monitor:
+            return cache.stopped
 
     def counts(self) -> RequestCounts:
         """Return a consistent copy of the counts."""

@@ -265,6 +265,11 @@ class LaneFactory:
                 self._lanes[key] = lane  # stored last, so that Ctrl-C cannot leave an unserved lane
         return lane
 
+    def cache_of(self, provider: Provider, model: str) -> CacheEntries | None:
+        """Return a model's cache entries; ``None`` without entries, or before the model's first request."""
+        state = self._models.get((_place(provider), model))
+        return None if state is None else state.cache
+
     def read(self, provider: Provider, model: str, kind: Kind = Kind.GENERATE) -> Calibration:
         """Read prices and token counts of a model once, and wait until its provider is ready.
 

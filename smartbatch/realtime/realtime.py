@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from attrs import evolve
 from smartbatch._fork import something_ended, something_started
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls
+from smartbatch.core.prefixes.entries import StopReason
 from smartbatch.core.preparation.fingerprint import object_key
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.errors import ClientClosed, InvalidRequest, WrongProcess
@@ -478,6 +479,11 @@ class Realtime:
         """Number of requests ahead of a new one; read without a lock, for forecasts."""
         engine = self.engine
         return 0 if engine is None else engine.queue.counts.waiting
+
+    def stopped_prefixes(self, model: OpenedModel) -> Mapping[str, StopReason]:
+        """Return why shared prefixes of a model's prompts have not been marked since the start, by key."""
+        engine = self.engine
+        return {} if engine is None else engine.stopped_prefixes(model)
 
     def guard_budget(self, work: Callable[[], _T]) -> _T:
         """Call ``work`` under the lock of :attr:`budget`, which is also the lock of the monitor.

@@ -380,10 +380,11 @@ class Advisor:
         return rules if rules is None or self._config.store is not None else rules.without_explicit()
 
     def _known_caching(self, rules: CachingRules, *, by_batch: bool) -> KnownCaching:
+        known = KnownCaching(rules, stopped=self._realtime.stopped_prefixes(self._model))
         if not by_batch or rules.by != "marks":
-            return KnownCaching(rules)
+            return known
         reads = self._history.batch_reads(self._model.provider.scope, self._model.label)
-        return KnownCaching(rules, reads, self._clock.wall())
+        return evolve(known, reads=reads, now=self._clock.wall())
 
     def _rates(self, processing: Processing) -> RateCard | None:
         if not self._model.provider.capabilities.priced:

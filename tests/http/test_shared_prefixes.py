@@ -223,6 +223,20 @@ def test_a_plan_names_the_saving_with_its_range(emu):
     assert results.usage.cached_share > 0.95
 
 
+def test_a_plan_in_real_time_claims_no_saving_on_a_prefix_that_is_no_longer_marked():
+    with emulator(prompt_caching=PromptCaching(hit_rate=0.0), latency=0.01) as emu, claude(emu) as client:
+        client.generate(QUESTIONS, system=SYSTEM, strategy="individual")
+        stopped = client.plan(QUESTIONS, system=SYSTEM, strategy="individual")
+        other = client.plan(QUESTIONS, system=f"Other rules. {SYSTEM}", strategy="individual")
+        batch = client.plan(QUESTIONS, system=SYSTEM, strategy="batch")
+    assert stopped.cache_saving_low == stopped.cache_saving == stopped.cache_saving_high == 0
+    assert "no longer used for a shared prefix of 120 requests, so nothing is saved" in stopped.explain()
+    assert "its writes are not read" in stopped.explain()
+    for plan in (other, batch):
+        assert plan.cache_saving > 0
+        assert "no longer used" not in plan.explain()
+
+
 def test_the_implicit_cache_of_gemini_is_read_by_all_requests_but_the_first():
     with emulator(prompt_caching=PromptCaching(implicit_hit_rate=1.0), latency=0.01) as emu:
         with gemini(emu) as client:

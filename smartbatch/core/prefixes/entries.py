@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from attrs import define, evolve, field, frozen
@@ -79,7 +79,7 @@ class _CacheEntry:
     writes: int = 0
     lost: float = 0.0  # what writes have cost in addition, less what reads have saved, per token
     missing: int = 0
-    stopped: bool = False
+    stopped: StopReason | None = None
     # starts of calls in the last minute, by routing key
     by_key: dict[str, deque[float]] = field(factory=dict)
 
@@ -190,6 +190,11 @@ class CacheEntries:
         lasting = 0 if last_long is None else chosen.index(last_long) + 1
         return Chosen(CacheMark(tuple(chosen), lasting), self._new_lead(led, now) if led else None)
 
+    @property
+    def stopped(self) -> Mapping[str, StopReason]:
+        """Why prefixes are no longer marked, by key."""
+        return {key: entry.stopped for key, entry in self._entries.items() if entry.stopped is not None}
+
     def began(self, lead: Lead, now: float) -> None:
         """Note that the answer to a call has begun, so that its entries are readable."""
         if lead in self._leads:
@@ -260,8 +265,10 @@ class CacheEntries:
         return None
 
     def _stop(self, entry: _CacheEntry, prefix: SharedPrefix, reason: StopReason) -> Stopped | None:
-        was_stopped, entry.stopped = entry.stopped, True
-        return None if was_stopped else Stopped(prefix, reason)
+        if entry.stopped is not None:
+            return None
+        entry.stopped = reason
+        return Stopped(prefix, reason)
 
     def _is_warm(self, entry: _CacheEntry, now: float) -> bool:
         return now - entry.last < _MARGIN * (LONG_SECONDS if entry.long else self.rules.seconds)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from attrs import evolve, field, frozen
 
 from smartbatch.core.prefixes.batch_reads import BatchReads
+from smartbatch.core.prefixes.entries import StopReason
 from smartbatch.core.prefixes.explicit_caches import pays
 from smartbatch.shared_prefixes import CachingRules, SharedPrefix
 from smartbatch.types import Request
@@ -47,11 +49,13 @@ class KnownCaching:
         rules: of the provider.
         reads: tokens that earlier batches wrote and read.
         now: Unix seconds.
+        stopped: why prefixes are no longer marked in real time, by key.
     """
 
     rules: CachingRules
     reads: BatchReads = field(factory=BatchReads)
     now: float = 0.0
+    stopped: Mapping[str, StopReason] = field(factory=dict)
 
     def hit_rates(self, *, batch: bool) -> tuple[float, float, float] | None:
         """Return the shares of reads that find their entry: low, expected and high; ``None`` if nothing is
@@ -71,15 +75,21 @@ class PrefixSavings:
 
     def __init__(self, known: KnownCaching) -> None:
         self._known = known
-        self._uses: dict[tuple[str, int], int] = {}  # by key and tokens in addition to the shorter prefix
+        # requests by the keys and billed tokens of their shared prefixes, shortest first
+        self._requests: Counter[tuple[tuple[str, int], ...]] = Counter()
 
     def add(self, prefixes: Sequence[SharedPrefix], billed: Callable[[int], int]) -> None:
         """Add a request. ``billed`` converts estimated tokens into those that are billed."""
-        before = 0
-        for prefix in prefixes:
-            place = (prefix.key, billed(prefix.tokens - before))
-            self._uses[place] = self._uses.get(place, 0) + 1
-            before = prefix.tokens
+        self._requests[tuple((prefix.key, billed(prefix.tokens)) for prefix in prefixes)] += 1
+
+    @property
+    def stopped(self) -> dict[str, int]:
+        """Requests with a prefix that is no longer marked in real time, by the reason."""
+        found: Counter[str] = Counter()
+        for prefixes, requests in self._requests.items():
+            for reason in {self._known.stopped[key] for key, _ in prefixes if key in self._known.stopped}:
+                found[reason] += requests
+        return dict(found)
 
     def of(self, cost: Callable[[Usage], float], *, batch: bool) -> Saving:
         """Return the saving at the prices of ``cost``."""
@@ -88,7 +98,7 @@ class PrefixSavings:
         if rates is None:
             return NO_SAVING
         totals = [0.0, 0.0, 0.0]
-        for (_, tokens), uses in self._uses.items():
+        for (_, tokens), uses in self._uses(batch=batch).items():
             if uses < rules.break_even(long=batch):
                 continue
             plain = priced(Usage(tokens))
@@ -103,6 +113,17 @@ class PrefixSavings:
             for place, hits in enumerate(rates):
                 totals[place] += write + (uses - 1) * (hits * read + (1 - hits) * write)
         return Saving(*totals)
+
+    def _uses(self, *, batch: bool) -> Counter[tuple[str, int]]:
+        """Return the uses of prefixes, by key and tokens in addition to the shorter prefix."""
+        uses: Counter[tuple[str, int]] = Counter()
+        for prefixes, requests in self._requests.items():
+            before = 0
+            for key, tokens in prefixes:
+                if batch or key not in self._known.stopped:
+                    uses[key, tokens - before] += requests
+                    before = tokens
+        return uses
 
 
 def with_writes(most: Usage, request: Request, estimated: int, *, long: int) -> Usage:

@@ -75,6 +75,7 @@ def plan_lines(decision: Decision, *, voice: Voice = IN_PYTHON, now: datetime | 
     saved = "" if decision.chosen.cost is None else cache_saving(decision.chosen.cost)
     if saved:
         yield f"The provider's cache saves {saved} on prefixes that prompts share; this is not guaranteed."
+    yield from _unmarked(decision, voice)
     if words := _faster(decision, voice):
         yield words
 
@@ -84,6 +85,15 @@ def cache_saving(cost: Cost) -> str:
     if not cost.saved:
         return ""
     return f"about {money(cost.saved)} ({money(cost.saved_low)} to {money(cost.saved_high)})"
+
+
+def _unmarked(decision: Decision, voice: Voice) -> Iterator[str]:
+    """Yield why nothing is saved on shared prefixes that are no longer marked in real time."""
+    if decision.chosen.batches and not decision.chosen.first:
+        return
+    for reason, requests in (decision.load.unmarked or {}).items():
+        shared = f"a shared prefix of {plural(requests, voice.unit)}"
+        yield f"The provider's cache is no longer used for {shared}, so nothing is saved there: {reason}."
 
 
 def load_in_words(decision: Decision, voice: Voice = IN_PYTHON) -> str:

@@ -99,6 +99,9 @@ class Load:
     # requests identical to a much earlier one: a job pays for them once, real time may pay twice
     repeats: int = 0
     files: FileLoad | None = None  # ``None`` if there are none
+    # Requests with a shared prefix that the client no longer marks in real time, by the reason; ``None`` if
+    # there are none.
+    unmarked: Mapping[str, int] | None = None
 
     @property
     def by_job(self) -> int:
@@ -350,6 +353,7 @@ class Workload:
             self.duplicates,
             self.repeats,
             self.files if self.files.count else None,
+            (None if self._savings is None else self._savings.stopped) or None,
         )
 
     def cost(self, processing: str, *, by_job: bool = False) -> Cost | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.core.prefixes.batch_reads import FORGOTTEN_SECONDS, BatchReads
 from smartbatch.core.prefixes.entries import CacheEntries
@@ -226,6 +228,32 @@ def test_the_saving_of_a_batch_is_forecast_from_what_earlier_batches_read():
     assert often.low == unknown.low
     assert often.high == unknown.high
     assert rarely == NO_SAVING
+
+
+def test_the_saving_on_a_stopped_prefix_is_part_of_a_longer_one_only():
+    def savings(*stopped):
+        reasons = dict.fromkeys(stopped, "its writes are not read")
+        added = PrefixSavings(KnownCaching(MARKS, stopped=reasons))
+        for n in range(100):
+            document = SharedPrefix(0, 0, 9_000, 6_000, 50, f"document {n % 2}")
+            added.add([PREFIX, document], lambda tokens: tokens)
+        return added
+
+    def cost(usage):
+        return usage.input_tokens - 0.9 * usage.cached_tokens + 0.25 * usage.cache_write_tokens
+
+    def expected(written, read):
+        return pytest.approx(0.97 * 0.9 * read - 0.25 * (written + 0.03 * read))
+
+    def of(savings, *, batch=False):
+        return savings.of(cost, batch=batch).expected
+
+    assert of(savings()) == expected(4_000 + 2 * 2_000, 99 * 4_000 + 98 * 2_000)
+    assert of(savings(PREFIX.key)) == expected(2 * 6_000, 98 * 6_000)
+    assert of(savings("document 1")) == expected(4_000 + 2_000, 99 * 4_000 + 49 * 2_000)
+    assert of(savings(PREFIX.key, "document 0", "document 1")) == 0
+    assert savings("document 1").stopped == {"its writes are not read": 50}
+    assert of(savings(PREFIX.key), batch=True) == of(savings(), batch=True)
 
 
 def test_an_entry_lasts_for_an_hour_once_two_uses_were_further_apart_than_five_minutes():

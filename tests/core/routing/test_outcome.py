@@ -60,7 +60,8 @@ def decision(requests: int = 400, **constraints: object) -> Decision:
     cost = Cost(0.9, 1.0, 1.2)
     offers = [Offer(Route.INDIVIDUAL, Throughput(call, parallelism=8), cost)]
     batch = BatchOffer(times, cost.of(0.5), alone=cost, cancelling=times)
-    load = Load(requests, 1e5, 2e4, cached=3, answers=AnswerLengths(7, 120.0))
+    unmarked = {"its writes are not read": 3}
+    load = Load(requests, 1e5, 2e4, cached=3, answers=AnswerLengths(7, 120.0), unmarked=unmarked)
     return choose(load, offers, batch, Constraints(**constraints))  # type: ignore[arg-type]
 
 
