@@ -176,6 +176,17 @@ class CachingStopped(Event):
 
 
 @frozen(kw_only=True)
+class ExplicitCacheEnded(Event):
+    """An explicit cache of a shared prefix was deleted, or left to housekeeping if its deletion failed."""
+
+    model: str
+    usage: Usage
+    """Its creation and storage as far as no request was charged for them, as ``explicit_cache_tokens``."""
+    cost: float | None
+    """USD of ``usage``; ``None`` if the price is unknown."""
+
+
+@frozen(kw_only=True)
 class CooldownStarted(Event):
     scope: str
     model: str

@@ -25,6 +25,7 @@ from smartbatch.events import (
     CallFinished,
     ClientStarted,
     CooldownStarted,
+    ExplicitCacheEnded,
     ForecastMoved,
     JobAccepted,
     JobFinished,
@@ -61,7 +62,7 @@ from smartbatch.routing.stored_lists import Reading, StoredLists
 from smartbatch.routing.stored_requests import StoredRequests
 from smartbatch.sharing.addresses import check_address
 from smartbatch.sharing.limit_leases import EnqueuedTokens
-from smartbatch.types import Generation, Kind, Prompt, Request
+from smartbatch.types import Generation, Kind, Prompt, Request, Usage
 
 if TYPE_CHECKING:
     from smartbatch.core.routing.outcome import ListDecision
@@ -178,13 +179,14 @@ class RunningState:
         self.history = ForecastHistory(
             clock, self._forecast_moved, store=lambda: self.jobs.engine.store, memory=process_memory()
         )
+        self._prices = PriceBook(config.prices)
         self._caches = self._new_caches()
         self.realtime = realtime = self._new_realtime()
         self.advisor = advisor = Advisor(
             model,
             config,
             clock=clock,
-            prices=PriceBook(config.prices),
+            prices=self._prices,
             history=self.history,
             realtime=realtime,
             publish_event=self._bus.publish_event,
@@ -248,7 +250,17 @@ class RunningState:
             return None
         from smartbatch.jobs.realtime_caches import RealtimeCaches
 
-        return RealtimeCaches(self._clock, lambda: self.jobs.engine.store)
+        return RealtimeCaches(self._clock, lambda: self.jobs.engine.store, self._charge_cache)
+
+    def _charge_cache(self, model: str, tokens: int) -> None:
+        """Charge the client for what an explicit cache has cost since its last request."""
+        usage, budget = Usage(explicit_cache_tokens=tokens), self.realtime.budget
+        provider, _, name = model.partition(":")
+        rates = self._prices.rates(provider, name, self._clock.wall())
+        cost = None if rates is None else rates.cost(usage)
+        if cost:
+            self.realtime.guard_budget(lambda: budget.reconcile(budget.reserve(0.0), cost))
+        self._bus.publish_event(ExplicitCacheEnded(at=self._clock.now(), model=model, usage=usage, cost=cost))
 
     def _references(self) -> FileReferences | None:
         """Without a store, nothing is uploaded, because nothing could record it for deletion."""
@@ -295,6 +307,7 @@ class RunningState:
         )
         if self._jobs is None:
             self._bus.subscribe(engine.summaries, RequestFinished)
+            self._bus.subscribe(engine.summaries.cache_ended, ExplicitCacheEnded)
             self._bus.subscribe(budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
             self._jobs = jobs
             if self._jobs_halted:
@@ -427,15 +440,13 @@ class RunningState:
         """Stop all parts by the monotonic time ``end``; return the number of lost requests."""
         self.halt_jobs()
         try:
-            return self.realtime.stop(None if end is None else max(0.0, end - self._clock.now()), reason)
+            timeout = None if end is None else max(0.0, end - self._clock.now())
+            return self.realtime.stop(timeout, reason, lambda: self._delete_caches(end))
         finally:
-            until = last = self._clock.now() + STEP_GRACE_SECONDS
+            until, last = self._step_end(end), self._clock.now() + STEP_GRACE_SECONDS
             if end is not None:
-                until = max(end + STOP_STEP_SECONDS, self._clock.now() + MIN_STOP_STEP_SECONDS)
                 last = end + LAST_EVENTS_SECONDS
             self.history.hand_over()
-            if self._caches is not None:
-                self._caches.finish(until)
             if self._jobs is not None:  # after the requests, so that arrived answers are stored
                 self._jobs.engine.finish(until, self.history.save)
             self._callbacks.drain(max(0.0, last - self._clock.now()))
@@ -443,6 +454,15 @@ class RunningState:
             self.realtime.unpublish()
             self.realtime.close_providers()
             logs.user_errors_left()
+
+    def _step_end(self, end: float | None) -> float:
+        if end is None:
+            return self._clock.now() + STEP_GRACE_SECONDS
+        return max(end + STOP_STEP_SECONDS, self._clock.now() + MIN_STOP_STEP_SECONDS)
+
+    def _delete_caches(self, end: float | None) -> None:
+        if self._caches is not None:
+            self._caches.finish(self._step_end(end))
 
     def halt_jobs(self) -> None:
         """Start no further call of any job. Does not take the lock under which jobs are created."""

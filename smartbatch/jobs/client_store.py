@@ -12,7 +12,7 @@ from typing import TypeAlias
 from smartbatch._clock import Clock
 from smartbatch.core.routing.outcome import ListDecision
 from smartbatch.errors import SmartbatchError, snake_case
-from smartbatch.events import RequestFinished
+from smartbatch.events import ExplicitCacheEnded, RequestFinished
 from smartbatch.failure_groups import OTHER_MESSAGES, pattern_of
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store import SqlStore, open_store
@@ -148,6 +148,15 @@ class SummaryLog:
                 self._fold_locked()
             finally:
                 self._lock.release()
+
+    def cache_ended(self, event: ExplicitCacheEnded) -> None:
+        """Record the cost of a cache that no request was charged for."""
+        usd, route = event.cost or 0.0, Route.INDIVIDUAL.value
+        if usd and self.is_stored:
+            with self._lock:
+                self._spent_locked(event.model, route).merge(
+                    Spending(event.model, route, usd=usd, realtime_usd=usd)
+                )
 
     def decided(self, one: ListDecision) -> None:
         """Record the decision on a list that has no job. Called again with the outcome."""

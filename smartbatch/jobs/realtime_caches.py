@@ -17,7 +17,7 @@ from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
 from smartbatch.providers.cache_api import CacheApi, RemoteCache, is_about_cache
-from smartbatch.types import Answer, Request
+from smartbatch.types import Request
 
 CREATE_SECONDS = 60.0  # maximum time of the call that creates a cache
 FIND_SECONDS = 10.0
@@ -36,7 +36,14 @@ class _Live:
     created_at: float  # monotonic seconds
     storage: float  # price of a token per hour, relative to an input token
     charged: int = 0  # input tokens
-    is_lost: bool = False  # the provider refused it
+    lost_at: float = math.inf  # the provider refused it
+
+    def due(self, now: float) -> int:
+        """Return the input tokens that its creation and its storage have cost since the latest call."""
+        until = min(now, self.lost_at, self.created_at + LIFETIME_SECONDS)
+        owed = math.floor(self.remote.tokens * (1 + self.storage * (until - self.created_at) / _HOUR))
+        due, self.charged = owed - self.charged, owed
+        return due
 
 
 @frozen
@@ -51,12 +58,18 @@ class _Uncertain:
 class RealtimeCaches:
     """Creates explicit caches for requests in real time, and deletes them.
 
+    Each request that uses a cache is charged for the time since the previous charge, and the client for the
+    time until the cache is deleted.
+
     Args:
         store: opens the store, where caches are recorded.
+        charge_rest: called when a cache is deleted or left to housekeeping, with its model as
+            ``provider:model`` and the input tokens that no request was charged for.
     """
 
     _clock: Clock
     _store: Callable[[], SqlStore]
+    _charge_rest: Callable[[str, int], object]
     _caches: dict[_Key, _Live | _Uncertain] = field(factory=dict, init=False)
     _creating: set[_Key] = field(factory=set, init=False)
     _deleting: int = field(default=0, init=False)
@@ -84,7 +97,11 @@ class RealtimeCaches:
                 found = self._obtained(provider, model, request, found, min(deadline - now, CREATE_SECONDS))
             finally:
                 self._note(key, found)
-        if not isinstance(found, _Live) or found.is_lost or not found.api.takes(request, mark.prefixes[-1]):
+        if (
+            not isinstance(found, _Live)
+            or found.lost_at < math.inf
+            or not found.api.takes(request, mark.prefixes[-1])
+        ):
             return request
         return evolve(request, cache=evolve(mark, cache_id=found.remote.id))
 
@@ -93,19 +110,14 @@ class RealtimeCaches:
         if not is_about_cache(provider.classify(error)):
             return False
         if (found := self._live_of(provider, sent)) is not None:
-            found.is_lost = True
+            found.lost_at = self._clock.now()
         return True
 
-    def charge(self, provider: Provider, sent: Request, answer: Answer) -> Answer:
+    def due(self, provider: Provider, model: str, key: str) -> int:
         """See :class:`smartbatch.realtime.call.CacheReferences`."""
-        found, usage = self._live_of(provider, sent), answer.usage
-        if found is None or usage is None:
-            return answer
         with self._monitor:
-            hours = (self._clock.now() - found.created_at) / _HOUR
-            owed = math.floor(found.remote.tokens * (1 + found.storage * hours))
-            due, found.charged = owed - found.charged, owed
-        return evolve(answer, usage=evolve(usage, explicit_cache_tokens=due))
+            found = self._caches.get((provider.scope, model, key))
+            return found.due(self._clock.now()) if isinstance(found, _Live) else 0
 
     def release(self, provider: Provider, model: str, keys: Sequence[str]) -> None:
         """See :class:`smartbatch.realtime.call.CacheReferences`."""
@@ -227,6 +239,9 @@ class RealtimeCaches:
             self._noted(lambda: self._store().caches.leave(record, due=wall))
         else:
             self._noted(lambda: self._store().caches.remove(record))
+        with self._monitor:
+            rest = cache.due(self._clock.now())
+        self._charge_rest(record.model, rest)
 
     def _noted(self, write: Callable[[], None]) -> None:
         try:

@@ -23,6 +23,7 @@ from smartbatch.events import (
     CallStarted,
     ClientStopped,
     CooldownStarted,
+    ExplicitCacheEnded,
     ForecastMoved,
     JobAccepted,
     JobFinished,
@@ -68,6 +69,7 @@ _submitted = Events(RequestSubmitted)
 _started = Events(CallStarted)
 _started_shared = Events(CallStarted, lambda call: call.size > 1)
 _call = Events(CallFinished)
+_cache_end = Events(ExplicitCacheEnded)
 _failed_call = Events(CallFinished, attrgetter("error"))
 _finished = Events(RequestFinished)
 _uncancelled = Events(RequestFinished, lambda request: not request.cancelled)
@@ -359,15 +361,17 @@ class MetricsSnapshot:
 
     # tokens and money
     usage: Usage = metric(
-        "Tokens of all calls and batches, including failed ones if known.",
+        "Tokens of all calls and batches, including failed ones if known, and of explicit caches.",
         _call("usage"),
+        _cache_end("usage"),
         _batch_results("usage"),
         start=Usage,
         family=_TOKENS,
     )
     cost: float = counter(
-        "USD of all calls and batches with a known price.",
+        "USD of all calls and batches with a known price, and of explicit caches.",
         _call("cost"),
+        _cache_end("cost"),
         _batch_results("cost"),
         named="cost_usd",
     )

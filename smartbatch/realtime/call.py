@@ -97,8 +97,11 @@ class CacheReferences(Protocol):
         """Whether ``error`` reports that the cache of ``sent`` cannot be used; it is then forgotten."""
         ...
 
-    def charge(self, provider: Provider, sent: Request, answer: Answer, /) -> Answer:
-        """Add what the cache of ``sent`` has cost since the latest charge to the usage of ``answer``."""
+    def due(self, provider: Provider, model: str, key: str, /) -> int:
+        """Return what the cache of a prefix has cost since the latest charge, as a number of input tokens.
+
+        The caller charges it.
+        """
         ...
 
     def release(self, provider: Provider, model: str, keys: Sequence[str], /) -> None:
@@ -190,15 +193,11 @@ def _caching(call: Call, provider: Provider, model: str, caches: CacheReferences
             return call(spec)
         sent = caches.refer(provider, model, request, spec.deadline)
         try:
-            outcomes = call(evolve(spec, requests=(sent,)))
+            return call(evolve(spec, requests=(sent,)))
         except Exception as error:
             if sent is request or not caches.forget_lost(provider, sent, error):
                 raise
-            return call(spec)
-        return [
-            caches.charge(provider, sent, outcome) if isinstance(outcome, Answer) else outcome
-            for outcome in outcomes
-        ]
+        return call(spec)
 
     return caching_call
 

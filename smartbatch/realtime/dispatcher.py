@@ -275,7 +275,7 @@ class BatchDispatcher:
             effects.now = self._clock.now()
             failure = _internal_error(call, error)
             if call.bill is NO_BILL:
-                call.bill = bill(lane, call.batch.items, (failure,) * len(call.batch))
+                call.bill = bill(call, (failure,) * len(call.batch))
             call.batch.fail(failure)
             readings = [failure] * len(call.batch)
         with self._monitor:
@@ -341,7 +341,7 @@ class BatchDispatcher:
             ticket.calling, ticket.route = True, route_of(lane, None, size)
         outcomes = lane.call(spec)
         batch.complete_all(outcomes)
-        call.bill = bill(lane, batch.items, outcomes)
+        call.bill = bill(call, outcomes)
         self.publish_event(self._finished(call, outcomes))
 
     def _answer_began(self, lane: Lane, lead: Lead) -> None:

@@ -52,15 +52,18 @@ class CallBill:
 NO_BILL = CallBill()
 
 
-def bill(lane: Lane, tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> CallBill:
+def bill(call: InFlightCall, outcomes: Sequence[Outcome]) -> CallBill:
+    lane, tickets = call.permit.lane, call.batch.items
     parts: list[Bill] = []
     whole: Usage | None = None
     known, unconfirmed, complete = 0.0, 0.0, True
     for ticket, outcome, usage in zip(tickets, outcomes, _usages(tickets, outcomes), strict=True):
         part = _bill_of(lane, ticket, outcome, usage)
+        if call.cached.uses_explicit and not is_from_cache(outcome):
+            part = _with_cache(call, part)
         parts.append(part)
-        if usage is not None:
-            whole = usage if whole is None else whole + usage
+        if part.usage is not None:
+            whole = part.usage if whole is None else whole + part.usage
         known += part.cost or 0.0
         unconfirmed += part.unconfirmed
         complete = complete and part.cost is not None
@@ -132,6 +135,21 @@ def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) 
         return Bill(None, max(least, _most_cost(lane, ticket)), usage)
     # 3. Otherwise, compute the cost from the usage if the price is known.
     return Bill(None if rates is None else rates.cost(usage), usage=usage)
+
+
+def _with_cache(call: InFlightCall, part: Bill) -> Bill:
+    """Add what an explicit cache has cost since the latest charge, even if its request failed.
+
+    If the cost of the request itself is unknown, the next request or the deletion is charged.
+    """
+    lane, mark = call.permit.lane, call.cached.mark
+    if part.unconfirmed or (part.cost is None and part.usage is None) or lane.caches is None or mark is None:
+        return part
+    cache = Usage(explicit_cache_tokens=lane.caches.due(lane.provider, lane.model, mark.prefixes[-1].key))
+    if cache == NO_USAGE:
+        return part
+    cost = None if part.cost is None or lane.rates is None else part.cost + lane.rates.cost(cache)
+    return Bill(cost, usage=(part.usage or NO_USAGE) + cache)
 
 
 def _most_cost(lane: Lane, ticket: Ticket) -> float:

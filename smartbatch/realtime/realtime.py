@@ -351,11 +351,12 @@ class Realtime:
         if self.engine is not None:
             provider.open(self._setup.parallelism.calls)
 
-    def stop(self, timeout: float | None, reason: str) -> int:
+    def stop(self, timeout: float | None, reason: str, at_end: Callable[[], object] = lambda: None) -> int:
         """Finish pending requests within ``timeout`` seconds, fail the rest, and end the threads.
 
-        ``None`` waits for everything. Errors of failed requests contain ``reason``. Returns the number of
-        failed requests that a caller waits for and that will not be sent again.
+        ``None`` waits for everything. Errors of failed requests contain ``reason``. ``at_end`` is called
+        after the last request, before a shared budget is left. Returns the number of failed requests that a
+        caller waits for and that will not be sent again.
         """
         began = self._clock.now()
         with self._starting:
@@ -367,9 +368,12 @@ class Realtime:
         self.recheck_budget()
         # 1. No engine is running: wait up to ``timeout`` seconds for other threads that are stopping one.
         if engine is None:
-            for each in stopping:
-                left = None if timeout is None else max(0.0, began + timeout - self._clock.now())
-                each.stop(left, reason=reason, release=self.close_providers)
+            try:
+                for each in stopping:
+                    left = None if timeout is None else max(0.0, began + timeout - self._clock.now())
+                    each.stop(left, reason=reason, release=self.close_providers)
+            finally:
+                at_end()
             return sum(each.lost for each in stopping)
         # 2. An engine is running: stop it. Even if that fails, leave shared limits, report the end, and wait
         # for callbacks.
@@ -380,6 +384,7 @@ class Realtime:
             with self._starting:
                 self._stopping = tuple(each for each in self._stopping if each is not engine)
             engine.detach()
+            at_end()
             with self._opening:  # otherwise a starting engine could join before this one leaves
                 if self._budget_share is not None and not self._engines():
                     self._budget_share.leases.leave(self._budget_share)

@@ -62,6 +62,10 @@ class Chosen:
     lead: Lead | None = None
     counted: tuple[SharedPrefix, ...] = ()  # prefixes of which the call is one of the known uses
 
+    @property
+    def uses_explicit(self) -> bool:
+        return self.mark is not None and self.mark.explicit is not None
+
 
 NOTHING = Chosen(None)
 
@@ -214,8 +218,7 @@ class CacheEntries:
         if lead is not None:
             self._release(lead, readable=usage is not None)
         if self.explicit is not None:
-            mark = chosen.mark
-            used = mark.prefixes[-1] if mark is not None and mark.explicit is not None else None
+            used = chosen.mark.prefixes[-1] if chosen.mark and chosen.uses_explicit else None
             self.explicit.ended(chosen.counted, used, started, usage)
         if self.rules.by == "marks" and chosen.mark is not None and chosen.mark.prefixes:
             self._marked -= 1
@@ -224,9 +227,7 @@ class CacheEntries:
         if usage is None:
             return []
         self._sent += usage.input_tokens
-        if chosen.mark is None:
-            return []
-        if chosen.mark.explicit is not None:
+        if chosen.mark is None or chosen.uses_explicit:
             return []
         if chosen.mark.routing_key is not None:
             if self.explicit is not None and lead is None:

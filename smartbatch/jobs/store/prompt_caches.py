@@ -24,6 +24,7 @@ _ADD = """INSERT INTO remote_object (job, scope, model, kind, id, bytes, retenti
 class CacheRecord:
     no: int
     name: str  # unique; finds the cache if the answer to its creation was lost
+    model: str  # provider:model
 
 
 @frozen
@@ -37,7 +38,7 @@ class CacheTable:
         me, name = self.owner.enter(), f"sb-{new_nonce(self.rng)}"
         values = (scope, model, RemoteKind.CACHE.value, at + MINUTE, expires_at, name, me)
         [(no,)] = self.db.write(lambda tx: tx.rows(_ADD, *values))
-        return CacheRecord(int(no), name)
+        return CacheRecord(int(no), name, model)
 
     def complete(self, record: CacheRecord, cache_id: str) -> None:
         """Store the id of a cache that was created."""
