@@ -14,6 +14,7 @@ from django.db import connections
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.urls import include, path
+from signed_events import SECRET
 
 from smartbatch import ConfigError
 from smartbatch.integrations.django import get_client
@@ -78,7 +79,8 @@ def project(tmp_path):
     changes: list[override_settings] = []
 
     def change(**given: Any) -> None:
-        table = {"model": "sim:demo", "store": str(tmp_path / "jobs.db"), **given}
+        table = {"model": "sim:demo", "store": str(tmp_path / "jobs.db"), "webhook_secret": SECRET}
+        table |= given
         changes.append(override_settings(SMARTBATCH=table))
         changes[-1].enable()
 

@@ -119,6 +119,15 @@ def test_a_store_that_cannot_be_used_is_e003(project, tmp_path):
         assert [which for which, _ in found()] == ["smartbatch.E003"], store
 
 
+def test_a_view_for_webhooks_without_a_secret_is_e004(project):
+    for secret, problem in ((None, "no webhook secret"), ("whsec_short", "not valid")):
+        project(webhook_secret=secret)
+        ((which, text),) = found()
+        assert (which, problem in text) == ("smartbatch.E004", True)
+    with override_settings(ROOT_URLCONF="smartbatch.integrations.django.urls"):  # without that view
+        assert found() == []
+
+
 def test_a_file_for_several_machines_is_w001(project):
     with database("other", ENGINE="django.db.backends.postgresql", NAME="shop", HOST="db.example"):
         ((which, text),) = found()

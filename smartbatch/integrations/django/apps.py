@@ -16,6 +16,7 @@ class SmartbatchConfig(AppConfig):
 
     def ready(self) -> None:
         checks.register(system_checks.check_settings, system_checks.TAG)
+        checks.register(system_checks.check_webhooks, system_checks.TAG, checks.Tags.urls)
         checks.register(system_checks.check_server, system_checks.TAG, checks.Tags.database)
         request_started.connect(host.request_begins)
         request_finished.connect(host.request_ends)

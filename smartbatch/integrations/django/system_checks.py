@@ -3,6 +3,7 @@
 - E001: the setting is missing or invalid.
 - E002: the client cannot be created, for example because a key is missing.
 - E003: the store cannot be used.
+- E004: the view for webhooks has a URL, but its secret or address is missing or invalid.
 - W001: jobs are in a file on this machine, but a database of the project is on another machine.
 - W002: a setting is given twice, in the settings and by an environment variable.
 """
@@ -11,18 +12,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from inspect import unwrap
 from typing import Any, Final
 
+from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
+from django.urls import URLPattern, URLResolver, get_resolver
 
 from smartbatch.cli.clients import missing_store
 from smartbatch.config import VARIABLE_PREFIX, BatchingConfig, checked_table
-from smartbatch.errors import SmartbatchError
+from smartbatch.errors import ConfigError, SmartbatchError
 from smartbatch.integrations.django.host import PLACE, host, remote_hosts
+from smartbatch.integrations.django.urls import webhooks
 from smartbatch.integrations.hosting import HostClient
 from smartbatch.jobs.store import resolved_place
 from smartbatch.stored_jobs import StoredJobs
+from smartbatch.webhooks import SECRET_VARIABLE
 
 TAG: Final = "smartbatch"
 """For ``manage.py check --tag smartbatch``."""
@@ -36,6 +42,31 @@ def check_settings(**_: Any) -> list[CheckMessage]:
         hint = "See how-to/django in the documentation for the keys."
         return [Error(error.message, hint=hint, id="smartbatch.E001")]
     return [*_unusable_client(found), *_unusable_file(found.settings.config), *_warnings(found)]
+
+
+def check_webhooks(**_: Any) -> list[CheckMessage]:
+    """Check the settings of the view for webhooks, if it has a URL."""
+    if not (getattr(settings, "ROOT_URLCONF", None) and _has_url(webhooks, get_resolver().url_patterns)):
+        return []
+    try:
+        found = host()
+    except SmartbatchError:
+        return []  # reported as E001
+    try:
+        found.webhooks()
+    except ConfigError as error:
+        hint = f"The secret is 'webhook_secret' in {PLACE}, or the environment variable {SECRET_VARIABLE}."
+        return [Error(error.message, hint=hint, id="smartbatch.E004")]
+    return []
+
+
+def _has_url(view: Any, patterns: Sequence[URLPattern | URLResolver]) -> bool:
+    return any(
+        _has_url(view, one.url_patterns)
+        if isinstance(one, URLResolver)
+        else unwrap(one.callback) is unwrap(view)
+        for one in patterns
+    )
 
 
 def check_server(*, databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
