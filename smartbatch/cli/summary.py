@@ -10,6 +10,7 @@ from attrs import Factory, define, evolve
 
 from smartbatch._words import duration, escape, money, number, plural, share
 from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.explanation import expected_reads
 from smartbatch.core.routing.options import Option
 from smartbatch.core.routing.outcome import ActualCost, rescue_in_words
 from smartbatch.errors import ErrorKind, ListStopped, ProviderError, kind_name
@@ -142,7 +143,8 @@ class RunSummary:
         compared = "" if decision is None or actual is None else _alternatives(decision, actual)
         now = f", of which {_cost_text(self.amounts)} in this run" if resumed else ""
         lines.append(f"Cost: {_cost_text(total)}{now}{compared}.")
-        lines.append(f"Tokens: {_tokens_text(total)}.")
+        forecast = "" if decision is None or resumed else expected_reads([decision])
+        lines.append(f"Tokens: {_tokens_text(total, forecast)}.")
         lines += [f"Job {job.id}: {cost_in_words(job)}." for job in jobs]
         return "\n".join([*lines, *self._failure_lines()] if failures else lines)
 
@@ -196,16 +198,20 @@ def _cost_text(amounts: Amounts) -> str:
     return " and ".join([money(amounts.cost), *parts])
 
 
-def _tokens_text(amounts: Amounts) -> str:
-    """Unknown tokens are not shown as 0."""
+def _tokens_text(amounts: Amounts, expected: str) -> str:
+    """Unknown tokens are not shown as 0.
+
+    Args:
+        expected: the forecast of the tokens read from the provider's cache, in words.
+    """
     marks = {"estimated": amounts.estimated, "of unknown usage": amounts.unknown}
     parts = [f"{plural(rows, 'row')} {what}" for what, rows in marks.items() if rows]
     if amounts.unknown and not (amounts.input_tokens or amounts.output_tokens):
         return "unknown"
     read = Usage(amounts.input_tokens, cached_tokens=amounts.cached_tokens).cached_share
     written = amounts.cache_write_tokens / amounts.input_tokens if amounts.input_tokens else 0.0
-    then = f", {share(written)} written to it" if written else ""
-    cached = f" ({share(read)} read from the provider's cache{then})" if read or written else ""
+    more = (f", {expected}" if expected else "") + (f", {share(written)} written to it" if written else "")
+    cached = f" ({share(read)} read from the provider's cache{more})" if read or written or expected else ""
     tokens = f"{number(amounts.input_tokens)} in{cached}, {number(amounts.output_tokens)} out"
     return "; ".join([tokens, *parts])
 

@@ -10,7 +10,7 @@ from attrs import define, evolve, field, frozen
 from smartbatch._version import __version__
 from smartbatch._words import UNKNOWN, Unit, duration, moment, money, plural, share, worded
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.explanation import decision_parts
+from smartbatch.core.routing.explanation import decision_parts, expected_reads
 from smartbatch.core.routing.options import Option
 from smartbatch.errors import SmartbatchError, kind_name
 from smartbatch.failure_groups import FailureGroups, remedy_for
@@ -174,7 +174,7 @@ def report_view(
     """
     sections = (
         Section("asked", "Requests", tuple(_asked(status, seen, asked))),
-        Section("results", "Results", (_results(status, seen, asked),)),
+        Section("results", "Results", (_results(status, seen, asked, runs),)),
         Section("route", "Route", (*_routes(seen), *_each(runs, _route)), empty=_NO_ROUTE),
         Section("cost", "Cost and alternatives", tuple(_costs(status, runs))),
         Section("time", "Time", (*_written(asked, runs), *_each(runs, _time))),
@@ -253,7 +253,7 @@ def _asked(s: JobStatus, seen: SeenResults, asked: ReportedRequests) -> Iterator
     yield Note("Prompts and answers are not part of a report.")
 
 
-def _results(s: JobStatus, seen: SeenResults, asked: ReportedRequests) -> Facts:
+def _results(s: JobStatus, seen: SeenResults, asked: ReportedRequests, runs: Sequence[ReportedRun]) -> Facts:
     rows: list[tuple[str, Cell]] = [
         ("answered", f"{s.completed:,}"),
         *((name, State(f"{count:,}", "warn")) for name in DEFECTS if (count := getattr(s, name))),
@@ -266,8 +266,11 @@ def _results(s: JobStatus, seen: SeenResults, asked: ReportedRequests) -> Facts:
         ("cost", _cost(s)),
         ("results without a known cost", f"{s.unpriced:,}"),
     ]
-    if seen.cached.cached_tokens or seen.cached.cache_write_tokens:
-        rows.insert(-3, ("of these, read from the provider's cache", share(seen.cached.cached_share)))
+    decisions = [run.decision for run in runs if run.decision is not None]
+    expected = expected_reads(decisions) if len(decisions) == len(runs) else ""
+    if expected or seen.cached.cached_tokens or seen.cached.cache_write_tokens:
+        read = share(seen.cached.cached_share) + (f" ({expected})" if expected else "")
+        rows.insert(-3, ("of these, read from the provider's cache", read))
     if written := seen.cached.cache_write_tokens:
         rows.insert(-3, ("of these, written to it", share(written / seen.cached.input_tokens)))
     rows += [("results with estimated tokens", f"{seen.estimated:,}")] if seen.estimated else []

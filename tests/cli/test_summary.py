@@ -159,6 +159,16 @@ def test_the_cost_is_compared_with_the_other_routes(route, words):
     assert "Cost: $2.50." in summary_lines(summary, decision=decided(route), actual=spent(None))
 
 
+def test_the_tokens_read_from_the_cache_are_compared_with_the_forecast():
+    summary = RunSummary()
+    summary.count_row(row(0), answered(usage=Usage(1000, 5, cached_tokens=600, cache_write_tokens=100)))
+    planned = decided(Route.INDIVIDUAL)
+    option = evolve(planned.chosen, cost=Cost(1, 2, 3, read_low=400, read=700, read_high=800))
+    planned = evolve(planned, chosen=option, load=Load(10, 1000.0))
+    words = "60 % read from the provider's cache, expected 40 % to 80 %, 10 % written to it"
+    assert f"Tokens: 1,000 in ({words}), 5 out." in summary_lines(summary, decision=planned)
+
+
 def outcome(decision: Decision, seconds: float, actual: ActualCost, rescue: str | None = None) -> list[str]:
     return list(outcome_lines(decision, seconds, actual, rescue))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from itertools import pairwise
 
@@ -221,6 +222,27 @@ def test_a_plan_names_the_saving_with_its_range(emu):
     assert "shared prefixes save" in repr(saving)
     assert saving.cost_low < results.cost < saving.cost_high
     assert results.usage.cached_share > 0.95
+
+
+@pytest.mark.parametrize(
+    ("caching", "least", "most"),
+    [
+        (PromptCaching(batch_hit_rate=1.0, batch_far_hit_rate=1.0), 90, 100),
+        (PromptCaching(hit_rate=0.0, batch_hit_rate=0.0, batch_far_hit_rate=0.0), 0, 0),
+        (PromptCaching(minimum_tokens=99_999), 0, 0),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["individual", pytest.param("batch", marks=pytest.mark.full)])
+def test_a_report_compares_what_was_read_with_the_forecast(caching, least, most, strategy):
+    with emulator(prompt_caching=caching, latency=0.01) as emu, claude(emu, strategy=strategy) as client:
+        page = client.generate(QUESTIONS, system=SYSTEM).report().html
+    [(share, low, high)] = re.findall(
+        r"of these, read from the provider.{1,6}s cache.*?(\d+) % \(expected (\d+) % to (\d+) %\)",
+        page,
+        re.DOTALL,
+    )
+    assert least <= int(share) <= most
+    assert 0 < int(low) < 60 < 90 < int(high) <= 100
 
 
 def test_a_plan_in_real_time_claims_no_saving_on_a_prefix_that_is_no_longer_marked():

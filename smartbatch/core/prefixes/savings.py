@@ -18,11 +18,16 @@ from smartbatch.usage import Usage
 
 @frozen
 class Saving:
-    """USD saved by caching: less than ``low`` for 5 % of lists, and more than ``high`` for 5 %."""
+    """USD saved by caching, and input tokens read from the cache: 5 % of lists have less than the low
+    amounts, and 5 % more than the high ones.
+    """
 
     low: float = 0.0
     expected: float = 0.0
     high: float = 0.0
+    read_low: float = 0.0
+    read: float = 0.0
+    read_high: float = 0.0
 
 
 NO_SAVING = Saving()
@@ -97,7 +102,7 @@ class PrefixSavings:
         rates = self._known.hit_rates(batch=batch)
         if rates is None:
             return NO_SAVING
-        totals = [0.0, 0.0, 0.0]
+        totals, reads = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         for (_, tokens), uses in self._uses(batch=batch).items():
             if uses < rules.break_even(long=batch):
                 continue
@@ -109,10 +114,12 @@ class PrefixSavings:
                 for place, hours in enumerate(_STORED_HOURS):
                     spent = round(tokens * (1 + hours * rules.storage))
                     totals[place] += uses * read - priced(Usage(explicit_cache_tokens=spent))
+                    reads[place] += uses * tokens
                 continue
             for place, hits in enumerate(rates):
                 totals[place] += write + (uses - 1) * (hits * read + (1 - hits) * write)
-        return Saving(*totals)
+                reads[place] += (uses - 1) * hits * tokens
+        return Saving(*totals, *reads)
 
     def _uses(self, *, batch: bool) -> Counter[tuple[str, int]]:
         """Return the uses of prefixes, by key and tokens in addition to the shorter prefix."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from attrs import frozen
@@ -85,6 +85,18 @@ def cache_saving(cost: Cost) -> str:
     if not cost.saved:
         return ""
     return f"about {money(cost.saved)} ({money(cost.saved_low)} to {money(cost.saved_high)})"
+
+
+def expected_reads(decisions: Sequence[Decision]) -> str:
+    """Return the range of the forecast share of input tokens that are read from the provider's cache; empty
+    if it is unknown or 0.
+    """
+    costs = [cost for decision in decisions if (cost := decision.chosen.cost) is not None]
+    low, high = sum(cost.read_low for cost in costs), sum(cost.read_high for cost in costs)
+    if not high or len(costs) < len(decisions):
+        return ""
+    given = sum(decision.load.tokens_in for decision in decisions)
+    return f"expected {share(low / given)} to {share(high / given)}"
 
 
 def _unmarked(decision: Decision, voice: Voice) -> Iterator[str]:

@@ -47,21 +47,27 @@ _PARSE = Struct("<HI")
 
 @frozen
 class Cost:
-    """USD of a whole list: 5 % of such lists cost less than ``low``, and 5 % cost more than ``high``."""
+    """USD of a whole list, and its input tokens that are read from the provider's cache: 5 % of such lists
+    have less than the low amounts, and 5 % more than the high ones.
+    """
 
     low: float
     expected: float
     high: float
-    # the saving by the provider's cache, which these amounts take into account
+    # the saving by the cache, which these amounts take into account
     saved_low: float = 0.0
     saved: float = 0.0
     saved_high: float = 0.0
+    # input tokens
+    read_low: float = 0.0
+    read: float = 0.0
+    read_high: float = 0.0
 
     def of(self, share: float) -> Cost:
-        return Cost(*(share * usd for usd in astuple(self)))
+        return Cost(*(share * amount for amount in astuple(self)))
 
     def plus(self, other: Cost) -> Cost:
-        return Cost(*(own + usd for own, usd in zip(astuple(self), astuple(other), strict=True)))
+        return Cost(*(own + added for own, added in zip(astuple(self), astuple(other), strict=True)))
 
 
 def expected_usd(cost: Cost | None) -> float | None:
@@ -377,7 +383,8 @@ class Workload:
         saving = NO_SAVING
         if self._savings is not None and usd.given:
             saving = self._savings.of(self._rates[processing].cost, batch=processing == "batch")
-        at_least, usually, at_most = (saved / (usd.given or 1.0) for saved in astuple(saving))
+        amounts = (saving.low, saving.expected, saving.high)
+        at_least, usually, at_most = (saved / (usd.given or 1.0) for saved in amounts)
         return Cost(
             usd.least * (1 - at_most) + low,
             usd.given * (1 - usually) + usd.made,
