@@ -546,12 +546,13 @@ examples:
   smartbatch webhooks --store jobs.db --port 8200
   smartbatch webhooks --store postgresql://db.example/jobs --address 10.0.0.7
 """,
-        epilog="exit codes: 0 stopped, 2 bad usage, no secret, or the port is taken",
+        epilog="exit codes: 0 stopped, 2 bad usage, no secret or store, or the port is taken",
     )
     parser.set_defaults(port=8138, address="127.0.0.1")
     options = """
 --port N               use this port, or 0 for a free one (default: 8138)
 --address ADDRESS      listen on this address of the machine (default: 127.0.0.1, this machine only)
+--create               create the store if it does not exist yet
 """
     options = _STORE_OPTION + _CONFIG_OPTION + options.lstrip()
     add_options(parser.add_argument, options, {"N": {"type": whole}})

@@ -18,6 +18,12 @@ def run(args: argparse.Namespace) -> int:
     config = config_of(args)
     place = config.store or default_place()
     receiver = app(place, url=config.webhook_url)
+    missing = missing_store(place)
+    if missing is not None and config.store is not None and not args.create:
+        raise ConfigError(
+            f"there is no store at {escape(missing)}: name the store of your jobs, or add --create if its "
+            "first job comes later"
+        )
     try:
         server = LocalServer(args.port, receiver, args.address)
     except (OSError, OverflowError) as error:
@@ -27,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
         ) from None
     with server, Interrupts(server.shutdown):
         print_out(f"http://{server.server_name}:{server.server_port}/")
-        if (path := missing_store(place)) is not None:
-            say(f"there is no store at {escape(path)} yet; the first event creates it")
+        if missing is not None:
+            say(f"there is no store at {escape(missing)} yet; the first event creates it")
         server.serve_forever()
     receiver.close()
     return 0

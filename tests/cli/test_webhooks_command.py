@@ -58,18 +58,25 @@ def test_a_secret_that_is_not_a_string_is_invalid(secret, tmp_path):
         webhooks.app(str(tmp_path / "jobs.db"), secret=secret)
 
 
+def test_a_store_that_does_not_exist_is_invalid_usage(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv(webhooks.SECRET_VARIABLE, SECRET)
+    assert main(["webhooks", "--store", str(tmp_path / "jobs.bd"), "--port", "0"]) == 2
+    assert f"there is no store at {tmp_path}/jobs.bd: " in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_taken_port_is_invalid_usage(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv(webhooks.SECRET_VARIABLE, SECRET)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert main(["webhooks", "--store", str(tmp_path / "jobs.db"), "--port", port]) == 2
+        assert main(["webhooks", "--store", str(tmp_path / "jobs.db"), "--port", port, "--create"]) == 2
     assert f"--port {port}: Address already in use" in capfd.readouterr().err
 
 
 @pytest.mark.full
 def test_the_command_prints_its_address_and_stops(tmp_path):
     place = str(tmp_path / "jobs.db")
-    command = (sys.executable, "-m", "smartbatch", "webhooks", "--store", place, "--port", "0")
+    command = (sys.executable, "-m", "smartbatch", "webhooks", "--store", place, "--port", "0", "--create")
     environ = {**os.environ, webhooks.SECRET_VARIABLE: SECRET}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
