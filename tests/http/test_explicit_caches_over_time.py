@@ -116,3 +116,23 @@ def test_no_cache_is_created_that_would_exceed_the_budget(gemini, budget, caches
     assert results.succeeded > 1
     assert creations(gemini) == caches
     assert client.spent <= budget
+
+
+def test_two_lists_share_a_cache_which_is_deleted_after_the_last_use_of_both(gemini):
+    refused = [b"first Question 7?", b"second Question 7?"]
+
+    def refuse_once(seen):
+        found = [text for text in refused if text in seen.body]
+        return gemini.refusal(503) if found and refused.remove(found[0]) is None else None
+
+    gemini.service.meet = refuse_once
+    client = client_of(gemini)
+    lists = [
+        client.map([f"{name} {question}" for question in QUESTIONS], system=SYSTEM, strategy="individual")
+        for name in ("first", "second")
+    ]
+    for first, second in zip(*lists, strict=True):
+        assert first.usage.cached_share > 0.9 < second.usage.cached_share
+    gemini.pass_time(1)
+    assert (creations(gemini), live_caches(gemini)) == (1, [])
+    assert paid_tokens(client) == pytest.approx(billed_tokens(gemini), abs=1)

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from smartbatch.core.prefixes.leads import Lead, Urgency
 from smartbatch.shared_prefixes import CachingRules, SharedPrefix
@@ -52,10 +52,18 @@ class ExplicitUse:
 
 
 @define(eq=False)
-class _PrefixState:
-    known: SharedPrefix | None = None  # as found in the latest list
-    begun: int = 0  # calls of this list that are under way or were answered
+class _ListUses:
+    """The uses of a prefix by one list."""
+
+    prefix: SharedPrefix  # the same object in all requests of the list
+    begun: int = 0  # calls that are under way or were answered
     answered: int = 0
+    latest: float = -math.inf  # start of the latest call
+
+
+@define(eq=False)
+class _PrefixState:
+    lists: list[_ListUses] = field(factory=list)
     lead: Lead | None = None  # the latest call that created the cache
     exists: bool = False  # the cache may exist
     in_flight: int = 0  # calls that use it
@@ -66,10 +74,17 @@ class _PrefixState:
         lead = self.lead
         return lead is not None and lead.readable and now < lead.started + _MARGIN * LIFETIME_SECONDS
 
+    def uses_by(self, prefix: SharedPrefix) -> _ListUses | None:
+        return next((each for each in self.lists if each.prefix is prefix), None)
+
+    @property
+    def left(self) -> int:
+        """Known uses that have not begun."""
+        return sum(max(0, each.prefix.uses - each.begun) for each in self.lists)
+
     @property
     def is_unneeded(self) -> bool:
-        known = self.known
-        return self.in_flight == 0 and known is not None and self.answered >= known.uses
+        return self.in_flight == 0 and all(each.answered >= each.prefix.uses for each in self.lists)
 
 
 class ExplicitCaches:
@@ -100,7 +115,7 @@ class ExplicitCaches:
         for prefix in prefixes:
             state = self._state_of(prefix)
             if creates and prefix.uses:
-                self._count(state, prefix)
+                self._count(state, prefix, now)
             gain = self._gain(state, prefix, now, creates=creates)
             if gain > best:
                 best, found = gain, prefix
@@ -164,9 +179,9 @@ class ExplicitCaches:
                 self._failures += usage is not None
         for prefix in counted:
             state = self._state_of(prefix)
-            if state.known is prefix:
-                state.begun -= usage is None
-                state.answered += usage is not None
+            if (uses := state.uses_by(prefix)) is not None:
+                uses.begun -= usage is None
+                uses.answered += usage is not None
             if state.exists and state.is_unneeded:
                 self._release(prefix.key, state)
 
@@ -196,19 +211,25 @@ class ExplicitCaches:
         saved = (1 - self._rules.read) * prefix.tokens
         if state.is_live(now):
             return saved
-        left = prefix.uses - state.begun + 1
+        left = state.left + 1
         is_led = state.lead is not None and not state.lead.readable
-        if not creates or not prefix.uses or left < 1 or is_led or self._gave_up(state):
+        if not creates or not prefix.uses or is_led or self._gave_up(state):
             return 0.0
         return saved_share(self._rules, left) * prefix.tokens
 
     def _gave_up(self, state: _PrefixState) -> bool:
         return state.failures >= _MAX_FAILURES or (not self._works and self._failures >= _MAX_FAILURES)
 
-    def _count(self, state: _PrefixState, prefix: SharedPrefix) -> None:
-        if state.known is not prefix:
-            state.known, state.begun, state.answered, state.failures = prefix, 0, 0, 0
-        state.begun += 1
+    def _count(self, state: _PrefixState, prefix: SharedPrefix, now: float) -> None:
+        uses = state.uses_by(prefix)
+        if uses is None:
+            # some uses of earlier lists may never come, because their requests failed
+            state.lists = [each for each in state.lists if each.latest > now - IDLE_SECONDS]
+            uses = _ListUses(prefix)
+            state.lists.append(uses)
+            state.failures = 0
+        uses.begun += 1
+        uses.latest = now
 
     def _release(self, key: str, state: _PrefixState) -> None:
         state.lead, state.exists = None, False
