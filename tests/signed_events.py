@@ -15,7 +15,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from smartbatch.cli.dashboard_command import LocalServer
+from smartbatch.cli.server_commands import LocalServer
 
 SECRET = "whsec_" + base64.b64encode(b"the secret of the project").decode()
 OTHER_SECRET = "whsec_" + base64.b64encode(b"the secret of another one").decode()

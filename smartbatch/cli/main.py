@@ -17,23 +17,24 @@ from smartbatch.cli.option_tables import CommandParser
 from smartbatch.errors import SmartbatchError, did_you_mean
 
 _COMMANDS: Final = {
-    "run": "run",
-    "plan": "plan_command",
-    "jobs": "jobs_command",
-    "pause": "pause_command",
-    "resume": "pause_command",
-    "top": "top_command",
-    "report": "report_command",
-    "compare": "compare_command",
-    "failures": "failures_command",
-    "view": "view_command",
-    "dashboard": "dashboard_command",
-    "webhooks": "webhooks_command",
-    "emulator": "emulator_command",
-    "models": "models_command",
-    "doctor": "doctor_command",
-    "completion": "main",
+    "run": "run:run",
+    "plan": "plan_command:run",
+    "jobs": "jobs_command:run",
+    "pause": "models_command:pause",
+    "resume": "models_command:pause",
+    "top": "top_command:run",
+    "report": "report_command:report",
+    "compare": "report_command:compare",
+    "failures": "failures_command:run",
+    "view": "view_command:run",
+    "dashboard": "server_commands:dashboard",
+    "webhooks": "server_commands:webhooks",
+    "emulator": "emulator_command:run",
+    "models": "models_command:run",
+    "doctor": "doctor_command:run",
+    "completion": "main:completion",
 }
+"""The module and the function of each command."""
 _COMPLETION_VARIABLE: Final = "_ARGCOMPLETE"  # set by a shell that requests completions
 
 
@@ -86,8 +87,8 @@ def main(
     logger = logging.getLogger("smartbatch")
     logger.addHandler(handler)
     try:
-        command = import_module(f"smartbatch.cli.{_COMMANDS[args.command]}")
-        code: int = command.run(args)
+        module, _, function = _COMMANDS[args.command].partition(":")
+        code: int = getattr(import_module(f"smartbatch.cli.{module}"), function)(args)
     except KeyboardInterrupt:
         say("smartbatch: interrupted")
         return 130
@@ -184,7 +185,7 @@ def build_parser(program: str = "smartbatch") -> _Parser:
     return parser
 
 
-def run(args: argparse.Namespace) -> int:
+def completion(args: argparse.Namespace) -> int:
     """``smartbatch completion``: print the code for a shell, made by argcomplete."""
     from argcomplete.shell_integration import shellcode
 

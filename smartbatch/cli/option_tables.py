@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+AddParser: TypeAlias = Callable[..., argparse.ArgumentParser]
 _FURTHER: Final = "further"  # marks the options that only ``--help-all`` shows
 
 
@@ -119,6 +120,13 @@ def whole(text: str, bytes_too: bool = False) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number such as {examples}")
 
 
+def positive(text: str) -> int:
+    value = whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
 def size(text: str) -> int:
     return whole(text, bytes_too=True)
 
@@ -129,3 +137,7 @@ def number(text: str) -> float:
     with suppress(argparse.ArgumentTypeError):
         return whole(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+
+
+def file_name(text: str) -> str | None:
+    return None if text == "-" else text

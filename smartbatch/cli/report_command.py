@@ -1,4 +1,4 @@
-"""``smartbatch report``: writes a report on a job or on the output of a run, as HTML and as a picture.
+"""``smartbatch report`` and ``smartbatch compare``: pages about a job, an output, or two outputs.
 
 Outputs are read line by line, in little memory.
 """
@@ -6,6 +6,7 @@ Outputs are read line by line, in little memory.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -15,13 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import define, evolve, field
 
 from smartbatch._words import escape
-from smartbatch.cli.label_options import check_labels, label_scores
-from smartbatch.errors import ConfigError, InputError, RowSkipped, snake_case
+from smartbatch.cli.clients import check_labels, config_of, label_scores, missing_store
+from smartbatch.cli.printing import print_out, say, terminal_width
+from smartbatch.errors import ConfigError, InputError, JobNotFound, RowSkipped, snake_case
 from smartbatch.jobs.job_report import run_of_list
 from smartbatch.jobs.report_view import (
     ReportedRequests,
@@ -34,16 +36,99 @@ from smartbatch.jobs.report_view import (
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.quality.labels import LabelScores, label_section
+from smartbatch.runs.compared_outputs import compare as compare_outputs
+from smartbatch.runs.followed_jobs import GRACE_SECONDS
+from smartbatch.runs.output_file import replaced
 from smartbatch.runs.output_lines import defects_of
 from smartbatch.runs.output_reader import read_lines, row_of
+from smartbatch.runs.run_identity import jobs_of_output, output_key
+from smartbatch.stored_jobs import StoredJobs
 from smartbatch.types import DEFECTS, Usage
 from smartbatch.views.html import Report
-
-if TYPE_CHECKING:
-    from smartbatch.views.html import Report
-
+from smartbatch.views.html import report as page_of
+from smartbatch.views.terminal import lines_of
 
 _SKIPPED = snake_case(RowSkipped.__name__)
+_TITLE_END = b" \xe2\x80\x93 smartbatch report</title>"
+"""Identifies an existing report."""
+_MAX_SEARCHED_JOBS = 10_000  # newest jobs searched for those of an output
+
+
+def report(args: argparse.Namespace) -> int:
+    path = args.output
+    _check_page(path)
+    if args.png:
+        browser()  # fails before anything is read or written
+    made = _report(args)
+    _write_page(path, made.html)
+    say(f"report of {made.requests:,} requests in {path}")
+    if args.png:
+        picture = os.path.splitext(path)[0] + ".png"
+        screenshot(made.html, picture)
+        say(f"picture in {picture}")
+    return 0
+
+
+def compare(args: argparse.Namespace) -> int:
+    if args.output is not None:
+        _check_page(args.output)
+    found = compare_outputs(args.first, args.second, rows=args.rows)
+    if args.output is not None:
+        _write_page(args.output, page_of(found.view))
+        say(f"comparison of {found.matched:,} rows in {args.output}")
+    elif args.json:
+        print_out(json.dumps(found.as_dict(), indent=2, default=str))
+    else:
+        print_out("\n".join(line.text for line in lines_of(found.view, terminal_width())))
+    return 0
+
+
+def _check_page(path: str) -> None:
+    """Refuse a name that does not end in .html, and an existing file that is not a report."""
+    if os.path.splitext(path)[1].lower() not in (".html", ".htm"):
+        raise InputError(f"{escape(path)}: a report is HTML; choose a name ending in .html")
+    if os.path.lexists(path):
+        try:
+            with open(path, "rb") as file:
+                known = _TITLE_END in file.read(4_000)
+        except OSError:
+            known = False
+        if not known:
+            raise InputError(f"{escape(path)}: already exists and is not a report; choose another -o")
+
+
+def _write_page(path: str, html: str) -> None:
+    try:
+        with replaced(path, "writing") as file:
+            file.write(html.encode())
+    except OSError as error:
+        raise InputError(f"{escape(path)}: cannot be written: {error.strerror or error}") from error
+
+
+def _report(args: argparse.Namespace) -> Report:
+    subject, config = args.subject, config_of(args)
+    is_file, no_store = os.path.isfile(subject), missing_store(config.store)
+    if no_store is not None and not is_file:
+        raise JobNotFound(
+            f"{subject!r:.80} is not a file, and there is no store at {escape(no_store)} to look for a job; "
+            "use --store or SMARTBATCH_STORE for another store"
+        )
+    labels = label_scores(args)
+    if labels is not None and not is_file:
+        raise InputError("labels need an output file: a job does not keep the columns of its input")
+    if no_store is not None:
+        return output_report(subject, (), time.time(), labels)
+    stored = StoredJobs(config)
+    try:
+        if not is_file:
+            return stored.job(subject).report()
+        jobs = jobs_of_output(stored.jobs(limit=_MAX_SEARCHED_JOBS), subject)
+        ended = stored.kept_decisions(output_key(subject))
+        oldest_first = sorted(jobs, key=lambda job: job.created_at)
+        runs = (*(job.reported_run() for job in oldest_first), *ended_runs(ended))
+        return output_report(subject, runs, time.time(), labels)
+    finally:
+        stored.close(GRACE_SECONDS)
 
 
 def output_report(
@@ -204,86 +289,3 @@ def _run(program: str, folder: str, *args: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise InputError(f"{program} could not make a picture of the report: {error}") from error
     return done.stdout.decode("utf-8", "replace")
-
-
-_TITLE_END = b" \xe2\x80\x93 smartbatch report</title>"
-"""Identifies an existing report."""
-_MAX_SEARCHED_JOBS = 10_000  # newest jobs searched for those of an output
-
-
-def run(args: argparse.Namespace) -> int:
-    # imported late, because no other command needs it
-    from smartbatch.cli.printing import say
-    from smartbatch.cli.report_command import browser, screenshot
-
-    path = args.output
-    check_page(path)
-    if args.png:
-        browser()  # fails before anything is read or written
-    report = _report(args)
-    write_page(path, report.html)
-    say(f"report of {report.requests:,} requests in {path}")
-    if args.png:
-        picture = os.path.splitext(path)[0] + ".png"
-        screenshot(report.html, picture)
-        say(f"picture in {picture}")
-    return 0
-
-
-def check_page(path: str) -> None:
-    """Refuse a name that does not end in .html, and an existing file that is not a report."""
-
-    if os.path.splitext(path)[1].lower() not in (".html", ".htm"):
-        raise InputError(f"{escape(path)}: a report is HTML; choose a name ending in .html")
-    if os.path.lexists(path):
-        try:
-            with open(path, "rb") as file:
-                known = _TITLE_END in file.read(4_000)
-        except OSError:
-            known = False
-        if not known:
-            raise InputError(f"{escape(path)}: already exists and is not a report; choose another -o")
-
-
-def write_page(path: str, html: str) -> None:
-    from smartbatch.runs.output_file import replaced  # imported late, because only pages need it
-
-    try:
-        with replaced(path, "writing") as file:
-            file.write(html.encode())
-    except OSError as error:
-        raise InputError(f"{escape(path)}: cannot be written: {error.strerror or error}") from error
-
-
-def _report(args: argparse.Namespace) -> Report:
-    from smartbatch._words import escape
-    from smartbatch.cli.clients import config_of, missing_store
-    from smartbatch.cli.report_command import ended_runs, output_report
-    from smartbatch.errors import JobNotFound
-    from smartbatch.runs.followed_jobs import GRACE_SECONDS
-    from smartbatch.runs.run_identity import jobs_of_output, output_key
-    from smartbatch.stored_jobs import StoredJobs
-
-    subject, config = args.subject, config_of(args)
-    is_file, no_store = os.path.isfile(subject), missing_store(config.store)
-    if no_store is not None and not is_file:
-        raise JobNotFound(
-            f"{subject!r:.80} is not a file, and there is no store at {escape(no_store)} to look for a job; "
-            "use --store or SMARTBATCH_STORE for another store"
-        )
-    labels = label_scores(args)
-    if labels is not None and not is_file:
-        raise InputError("labels need an output file: a job does not keep the columns of its input")
-    if no_store is not None:
-        return output_report(subject, (), time.time(), labels)
-    stored = StoredJobs(config)
-    try:
-        if not is_file:
-            return stored.job(subject).report()
-        jobs = jobs_of_output(stored.jobs(limit=_MAX_SEARCHED_JOBS), subject)
-        ended = stored.kept_decisions(output_key(subject))
-        oldest_first = sorted(jobs, key=lambda job: job.created_at)
-        runs = (*(job.reported_run() for job in oldest_first), *ended_runs(ended))
-        return output_report(subject, runs, time.time(), labels)
-    finally:
-        stored.close(GRACE_SECONDS)

@@ -16,25 +16,29 @@ from smartbatch._clock import Clock, RealClock
 from smartbatch._words import escape, plural
 from smartbatch.cli.clients import (
     answers_each,
+    check_label_field,
     client_of,
     config_of,
     embedding_of,
+    label_scores,
     options_of,
     params_of,
     prompt_maker,
 )
 from smartbatch.cli.earlier_output import EarlierOutput
 from smartbatch.cli.interrupts import Interrupts
-from smartbatch.cli.label_options import check_label_field, label_scores
-from smartbatch.cli.model_runs import AnsweredSample, runs_of_models, show_models, without_options
 from smartbatch.cli.plan_command import RouteChooser, RunOutcome
 from smartbatch.cli.printing import ReaderLeft, StandardOutput, note, say, terminal_width
 from smartbatch.cli.sampled_run import (
+    AnsweredSample,
     KeptLines,
     SampledRun,
     asks_for_rest,
     check_sample,
     in_real_time,
+    runs_of_models,
+    show_models,
+    without_options,
     without_sample,
 )
 from smartbatch.cli.summary import RunSummary, amounts_of, failure_line
@@ -243,13 +247,7 @@ class _Run:
         self._sink = self._out or (StandardOutput() if args.sample is None else KeptLines())
         stack.callback(self._client.stop, timeout=0)
         self._input = InputRequests(
-            source,
-            maker,
-            model=args.model,
-            params=params,
-            embedding=embedding,
-            limit=args.limit,
-            n=n,
+            source, maker, model=args.model, params=params, embedding=embedding, limit=args.limit, n=n
         )
         sent = args if args.sample is None else in_real_time(args)
         self._chooser = RouteChooser(self._client, self._input, sent, self._clock)

@@ -1,26 +1,32 @@
-"""A sampled run: draws the rows, shows their answers, and offers to send the other rows."""
+"""A sampled run: draws the rows, shows their answers, and offers to send the other rows, or compares the
+answers of several models.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import re
 import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
-from smartbatch._words import plural
+from smartbatch._words import escape, plural
 from smartbatch.cli.clients import config_of
 from smartbatch.cli.printing import one_line, print_out, say, terminal_width
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.preparation.validation import admit_defaults, normalise
 from smartbatch.errors import ConfigError
+from smartbatch.quality.model_comparison import SampledModel, model_view
 from smartbatch.quality.projection import Projection, project
 from smartbatch.quality.recorded_row import RecordedRow
+from smartbatch.quality.row_matching import compare_rows
 from smartbatch.quality.sample import draw
 from smartbatch.result_display import prompt_text
 from smartbatch.runs.output_file import OutputRow
@@ -30,11 +36,12 @@ from smartbatch.runs.run_identity import RowSelection
 from smartbatch.tables.cells import text_of
 from smartbatch.types import Generation, Request
 from smartbatch.views.model import Cell, Column
-from smartbatch.views.terminal import fitted, table_lines
+from smartbatch.views.terminal import fitted, lines_of, table_lines
 
 _OPTIONS: Final = ("sample", "sample_seed", "by", "yes")
 _MIN_CELL_WIDTH: Final = 12  # of a prompt or an answer, in characters
 _OTHER_CELLS: Final = 24  # width of the other columns
+_UNSAFE: Final = re.compile(r"[^\w.]+")  # not used in file names
 
 
 def check_sample(args: argparse.Namespace) -> None:
@@ -186,3 +193,70 @@ def asks_for_rest(args: argparse.Namespace, rest: int) -> bool:
     if not args.quiet:
         say(f"Run the same command without --sample to send the other {plural(rest, 'row')}.")
     return False
+
+
+# -- several models ------------------------------------------------------------------------------------------
+
+
+def without_options(model: str) -> str:
+    """Return a model without the provider options after its name, which may be secret."""
+    return model.partition("?")[0]
+
+
+def runs_of_models(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """Return the arguments of the run of each model. A budget is divided evenly.
+
+    Raises:
+        ConfigError: the options contradict each other, or two models have the same output.
+    """
+    models = [name.strip() for name in args.models.split(",") if name.strip()]
+    if len(models) < 2:
+        raise ConfigError("--models needs two or more models, separated by commas")
+    if args.sample is None or args.output is None:
+        raise ConfigError("--models compares the answers to a sample: give --sample N and -o as well")
+    if args.yes:
+        raise ConfigError("--models sends the sample only: leave out --yes")
+    start, ending = os.path.splitext(args.output)
+    outputs = [f"{start}.{_UNSAFE.sub('-', without_options(name))}{ending}" for name in models]
+    if len(set(outputs)) < len(outputs):
+        raise ConfigError("--models names a model twice, but each model needs its own output file")
+    total = config_of(args).budget
+    budget = args.budget if total is None else total / len(models)
+    return [
+        argparse.Namespace(**{**vars(args), "model": model, "output": output, "budget": budget})
+        for model, output in zip(models, outputs, strict=True)
+    ]
+
+
+@frozen
+class AnsweredSample:
+    """What one model answered.
+
+    Attributes:
+        name: the model without its options.
+        answers: the answers to the sample.
+        projection: the cost of all rows.
+    """
+
+    name: str
+    output: str
+    answers: Sequence[RecordedRow]
+    projection: Projection
+
+
+def show_models(samples: Sequence[AnsweredSample]) -> None:
+    """Print the comparison of the models on standard output, and how to continue."""
+    first = samples[0]
+    models = [
+        SampledModel(
+            compare_rows(first.answers, each.answers, names=(first.name, each.name), max_flipped=0),
+            each.projection,
+        )
+        for each in samples
+    ]
+    print_out("\n".join(line.text for line in lines_of(model_view(models), terminal_width())))
+    outputs = f"{escape(first.output)} {escape(samples[1].output)}"
+    say(
+        f"smartbatch compare {outputs} shows the rows with different answers. To send all rows to one model, "
+        "run the same command with --model and its -o, without --models and --sample."
+    )

@@ -7,10 +7,9 @@ import os
 import sys
 
 from smartbatch._words import escape, plural
-from smartbatch.cli.clients import file_columns, template_source
-from smartbatch.cli.dashboard_command import serve
-from smartbatch.cli.label_options import label_scores
+from smartbatch.cli.clients import file_columns, label_scores, template_source
 from smartbatch.cli.printing import print_out, say, terminal_width
+from smartbatch.cli.server_commands import serve
 from smartbatch.dashboard.access import TokenAccess
 from smartbatch.dashboard.row_viewer import MarkedRows, RowViewer
 from smartbatch.dashboard.rows_page import Shown, field_condition, row_section, row_tiles

@@ -15,8 +15,8 @@ import pytest
 from signed_events import SECRET, body_of, headers_of
 
 from smartbatch import ConfigError, webhooks
-from smartbatch.cli.dashboard_command import LocalServer
 from smartbatch.cli.main import main
+from smartbatch.cli.server_commands import LocalServer
 from smartbatch.jobs.store import open_store
 
 

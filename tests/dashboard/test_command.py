@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.dashboard import Served
-from smartbatch.cli.dashboard_command import LocalServer
 from smartbatch.cli.main import main
+from smartbatch.cli.server_commands import LocalServer
 from smartbatch.dashboard import app
 from tests.dashboard.visits import LOCAL, TOKEN
 from tests.jobs.stores import Bench, new_items

@@ -9,7 +9,7 @@ from importlib.resources import files
 import pytest
 from matplotlib.figure import Figure
 
-from smartbatch.cli.dashboard_command import LocalServer
+from smartbatch.cli.server_commands import LocalServer
 from smartbatch.dashboard import TokenAccess
 from smartbatch.dashboard.row_viewer import RowViewer
 from smartbatch.dashboard.rows_page import Shown

@@ -11,7 +11,7 @@ import pytest
 from signed_events import OTHER_SECRET, SECRET
 
 from smartbatch import BatchingClient, webhooks
-from smartbatch.cli.dashboard_command import LocalServer
+from smartbatch.cli.server_commands import LocalServer
 from smartbatch.emulator import WEBHOOK_FAULTS
 from smartbatch.errors import ConfigError
 from smartbatch.testing import emulator

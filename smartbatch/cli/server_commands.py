@@ -1,22 +1,32 @@
-"""``smartbatch dashboard``: serves the dashboard on a loopback address to one person on this machine."""
+"""``smartbatch dashboard`` serves the dashboard to one person on this machine, and ``smartbatch webhooks``
+receives webhooks of providers and stores them for the jobs of a store.
+"""
 
 from __future__ import annotations
 
 import argparse
 import socketserver
 import sys
+import webbrowser
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 from urllib.parse import urlencode
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from smartbatch._words import escape
+from smartbatch.cli.clients import config_of, missing_store
+from smartbatch.cli.interrupts import Interrupts
+from smartbatch.cli.printing import print_out, say
+from smartbatch.dashboard import TokenAccess
+from smartbatch.dashboard import app as dashboard_of
+from smartbatch.dashboard.web_application import WebApplication
 from smartbatch.errors import ConfigError
-
-if TYPE_CHECKING:
-    from smartbatch.dashboard.web_application import WebApplication
+from smartbatch.jobs.store import default_place
+from smartbatch.webhooks import app as receiver_of
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 IDLE_TIMEOUT_SECONDS = 30.0  # per connection
+_MAX_STREAMS = 64  # one thread each; only the owner of the machine can open them
 
 
 @final
@@ -51,18 +61,11 @@ class LocalServer(socketserver.ThreadingMixIn, WSGIServer):
             super().handle_error(request, client_address)
 
 
-_MAX_STREAMS = 64  # one thread each; only the owner of the machine can open them
-
-
-def run(args: argparse.Namespace) -> int:
-    # imported late, because other commands need no server
-    from smartbatch.cli.clients import config_of
-    from smartbatch.dashboard import TokenAccess, app
-
+def dashboard(args: argparse.Namespace) -> int:
     access = TokenAccess(granted="read" if args.read_only else "all")
-    config = config_of(args)
-    dashboard = app(config=config, access=access, show_content=args.show_content, streams=_MAX_STREAMS)
-    serve(dashboard, {"token": access.token}, args)
+    config, streams = config_of(args), _MAX_STREAMS
+    served = dashboard_of(config=config, access=access, show_content=args.show_content, streams=streams)
+    serve(served, {"token": access.token}, args)
     return 0
 
 
@@ -76,17 +79,7 @@ def serve(application: WebApplication, query: Mapping[str, str], args: argparse.
     Raises:
         ConfigError: the port is taken or invalid.
     """
-    # imported late, because other commands need no server
-    import webbrowser
-
-    from smartbatch.cli.interrupts import Interrupts
-    from smartbatch.cli.printing import print_out
-
-    try:
-        server = LocalServer(args.port, application)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a valid port"
-        raise ConfigError(f"--port {args.port}: {reason}; use another one, or 0 for a free one") from None
+    server = _local_server(args.port, application)
     given = {name: value for name, value in query.items() if value}
     address = f"http://{server.server_name}:{server.server_port}/?{urlencode(given)}"
     with server, Interrupts(server.shutdown):
@@ -95,3 +88,33 @@ def serve(application: WebApplication, query: Mapping[str, str], args: argparse.
             webbrowser.open(address)
         server.serve_forever()
         application.stop()
+
+
+def webhooks(args: argparse.Namespace) -> int:
+    config = config_of(args)
+    place = config.store or default_place()
+    receiver = receiver_of(place, url=config.webhook_url)
+    missing = missing_store(place)
+    if missing is not None and config.store is not None and not args.create:
+        raise ConfigError(
+            f"there is no store at {escape(missing)}: name the store of your jobs, or add --create if its "
+            "first job comes later"
+        )
+    server = _local_server(args.port, receiver, args.address)
+    with server, Interrupts(server.shutdown):
+        print_out(f"http://{server.server_name}:{server.server_port}/")
+        if missing is not None:
+            say(f"there is no store at {escape(missing)} yet; the first event creates it")
+        server.serve_forever()
+    receiver.close()
+    return 0
+
+
+def _local_server(port: int, application: Callable[..., Any], address: str | None = None) -> LocalServer:
+    """Return the server of a command, which has the option ``--address`` if one is given."""
+    try:
+        return LocalServer(port, application, address or LOOPBACK_ADDRESS)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a valid port"
+        options = f"--port {port}" if address is None else f"--address {address} --port {port}"
+        raise ConfigError(f"{options}: {reason}; use another port, or 0 for a free one") from None
