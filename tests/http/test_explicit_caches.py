@@ -31,8 +31,8 @@ def emu():
         yield emu
 
 
-def gemini(emu, store, **settings):
-    provider = GeminiProvider("any-key", emu.url)
+def gemini(emu, store, *, api_version=None, **settings):
+    provider = GeminiProvider("any-key", emu.url, api_version=api_version)
     settings = {"max_tokens": 20, "prefer": "cost", "parallelism": 8, "batch_poll_interval": 0.02, **settings}
     return BatchingClient("gemini-3.8-flash", provider=provider, store=store and str(store), **settings)
 
@@ -40,7 +40,7 @@ def gemini(emu, store, **settings):
 def cache_calls(emu):
     """Count the calls about caches."""
     calls = Counter(call.endpoint.partition("/cachedContents")[0] for call in emu.ledger.calls)
-    return {name.split()[0]: count for name, count in calls.items() if name.endswith("/v1")}
+    return {name.split()[0]: count for name, count in calls.items() if name.endswith("/v1beta")}
 
 
 class Faults:
@@ -57,7 +57,7 @@ class Faults:
 
 def http(emu, method, path):
     headers = {"x-goog-api-key": "any-key"}
-    asked = urllib.request.Request(f"{emu.url}/v1/{path}", headers=headers, method=method)
+    asked = urllib.request.Request(f"{emu.url}/v1beta/{path}", headers=headers, method=method)
     with urllib.request.urlopen(asked) as reply:
         return json.load(reply)
 
@@ -129,6 +129,17 @@ def test_requests_are_sent_whole_if_their_cache_is_gone(emu, tmp_path):
     assert results.failed == 0
     assert cache_calls(emu)["POST"] == 1
     assert paid_tokens(results) == pytest.approx(billed_tokens(emu), abs=5)
+
+
+@pytest.mark.parametrize(("chosen", "calls_of_v1"), [(None, 1), ("v1", 1 + len(QUESTIONS)), ("v1beta", 0)])
+def test_calls_with_caches_use_the_beta_version(emu, tmp_path, chosen, calls_of_v1):
+    with gemini(emu, tmp_path / "jobs.db", api_version=chosen) as client:
+        client.submit("A request without a cache").result()
+        results = client.generate(QUESTIONS, system=SYSTEM, strategy="individual")
+    assert results.failed == 0
+    versions = [call.endpoint.split("/")[1] for call in emu.ledger.calls]
+    assert versions.count("v1") == calls_of_v1
+    assert cache_calls(emu) == ({} if chosen == "v1" else {"POST": 1, "DELETE": 1})
 
 
 @pytest.mark.full

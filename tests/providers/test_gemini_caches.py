@@ -65,7 +65,7 @@ def spoken(*bodies):
 )
 def test_nothing_is_lost_or_repeated_where_a_request_is_cut(prompt, prefix):
     sdk, request = Sdk(), Request(prompt, PARAMS)
-    caches = GeminiCaches("scope", ERRORS, lambda: sdk)
+    caches = GeminiCaches("scope", ERRORS, lambda: sdk, "")
     assert caches.takes(request, prefix)
     cache = caches.create("name", request, "gemini-3.8-flash", prefix, 3600.0, 9.0)
     mark = CacheMark((prefix,), explicit="read", cache_id=cache.id)
@@ -90,4 +90,4 @@ def test_nothing_is_lost_or_repeated_where_a_request_is_cut(prompt, prefix):
     ],
 )
 def test_some_requests_have_no_cache(prompt, prefix):
-    assert not GeminiCaches("scope", ERRORS, Sdk).takes(Request(prompt, PARAMS), prefix)
+    assert not GeminiCaches("scope", ERRORS, Sdk, "").takes(Request(prompt, PARAMS), prefix)

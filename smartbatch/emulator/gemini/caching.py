@@ -19,7 +19,7 @@ from smartbatch.emulator.prompt_cache import ExplicitCache
 from smartbatch.emulator.prompt_caching import Block, CacheablePrompt, CacheRates, PromptCaching
 from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply
 
-PATH = re.compile(r"/(?:v1|v1beta)/cachedContents(?:/([^/:]+))?")
+PATH = re.compile(r"/v1beta/cachedContents(?:/([^/:]+))?")
 _LIFETIME = "3600s"
 _PAGE, _MAX_PAGE = 50, 1000
 _MINIMUM, _MINIMUM_PRO = 1024, 4096

@@ -73,6 +73,13 @@ _FORMATS = (
 )
 
 
+BETA = "v1beta/"
+"""Begins the paths of calls about explicit caches and of calls that name one, because ``v1`` has none.
+
+Sources: Google's reference (https://ai.google.dev/api/caching), and the tests of ``google-genai`` 3.6.1.
+"""
+
+
 def resource(model: str) -> str:
     """Add the prefix used in API paths, as in ``models/gemini-3.8-flash``."""
     return model if "/" in model else f"models/{model}"

@@ -49,8 +49,15 @@ def body_of(request: Request, model: str) -> dict[str, Any]:
 
 
 class GeminiCaches(CacheApi):
-    def __init__(self, scope: str, errors: ErrorReader, sdk: Callable[[], GeminiSdk]) -> None:
+    """Explicit caches of the Gemini API.
+
+    Args:
+        version: begins the paths, with a slash; empty for the SDK's own version.
+    """
+
+    def __init__(self, scope: str, errors: ErrorReader, sdk: Callable[[], GeminiSdk], version: str) -> None:
         self.scope = scope
+        self._version = version
         self._sdk = sdk
         self._calls = CheckedCalls(errors, is_own_error)
 
@@ -73,7 +80,9 @@ class GeminiCaches(CacheApi):
         whole_body = generate_body(evolve(request, prompt=cached), model)
         body = {each: whole_body[each] for each in ("contents", *CACHED_FIELDS) if whole_body.get(each)}
         body |= {"model": resource(model), "displayName": name, "ttl": f"{lifetime:.0f}s"}
-        reply = self._calls.checked(self._sdk().ask("post", "cachedContents", timeout, body=body))
+        reply = self._calls.checked(
+            self._sdk().ask("post", f"{self._version}cachedContents", timeout, body=body)
+        )
         try:
             return _read(self._calls.decoded(reply))
         except ProviderError as error:
@@ -83,7 +92,7 @@ class GeminiCaches(CacheApi):
     def find(self, name: str, timeout: float) -> RemoteCache | None:
         deadline, after = time.monotonic() + timeout, ""
         while (left := deadline - time.monotonic()) > 0:
-            path = f"cachedContents?pageSize={_CACHES_PER_PAGE}"
+            path = f"{self._version}cachedContents?pageSize={_CACHES_PER_PAGE}"
             path += f"&pageToken={quote(after, safe='')}" if after else ""
             reply = self._sdk().ask("get", path, left)
             data, caches = self._calls.listed(reply, "cachedContents", may_lack=True)
@@ -97,7 +106,8 @@ class GeminiCaches(CacheApi):
         raise ProviderError("the list of caches was not read in time", kind=ErrorKind.TIMEOUT)
 
     def delete(self, cache_id: str, timeout: float) -> None:
-        reply = self._sdk().ask("delete", check_id(cache_id, _ID, "a cache's id"), timeout)
+        path = check_id(cache_id, _ID, "a cache's id")
+        reply = self._sdk().ask("delete", f"{self._version}{path}", timeout)
         try:
             self._calls.checked(reply)
         except ProviderError as error:

@@ -27,6 +27,7 @@ from smartbatch.providers.file_api import FileApi
 from smartbatch.providers.gemini.answers import ChunkReader, read_answer, read_embeddings
 from smartbatch.providers.gemini.batches import GeminiBatches
 from smartbatch.providers.gemini.bodies import (
+    BETA,
     MAX_TEXT_TOKENS,
     MAX_TEXTS,
     check_request,
@@ -98,11 +99,11 @@ class ContentProvider(Provider):
         self._sdk, self._batch_sdk = self.network.through(sdk)
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        path = f"{self.resource(model)}:generateContent"
+        path = f"{self.path(request, model)}:generateContent"
         return read_answer(self._ask(path, self.body(request, model), (request,), timeout))
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        path = f"{self.resource(model)}:streamGenerateContent?alt=sse"
+        path = f"{self.path(request, model)}:streamGenerateContent?alt=sse"
         body = self.body(request, model)
         return EventStream(
             lambda left, cutoff: self._sdk.get().begin(
@@ -113,8 +114,8 @@ class ContentProvider(Provider):
             timeout,
         )
 
-    def resource(self, model: str) -> str:
-        """Return the path of a model, below the version."""
+    def path(self, request: Request, model: str) -> str:  # noqa: ARG002
+        """Return the path of the model that answers a request, as in ``GeminiSdk.send``."""
         return resource(model)
 
     def body(self, request: Request, model: str) -> dict[str, Any]:
@@ -156,7 +157,8 @@ class GeminiProvider(ContentProvider):
     Args:
         api_key: ``GOOGLE_API_KEY``, or else ``GEMINI_API_KEY``, by default.
         base_url: ``GOOGLE_GEMINI_BASE_URL`` by default; without the version.
-        api_version: ``GOOGLE_GENAI_API_VERSION`` by default, or else ``v1``.
+        api_version: ``GOOGLE_GENAI_API_VERSION`` by default, or else ``v1``, and ``v1beta`` for calls with
+            explicit caches, which ``v1`` does not have.
         headers: further headers, treated as secrets.
         connect_timeout: maximum time until an address accepts the connection.
         max_body: maximum bytes of a decoded answer.
@@ -187,7 +189,8 @@ class GeminiProvider(ContentProvider):
         allow_http: bool = False,
     ) -> None:
         key = _check_key(setting(api_key, *_HOST.key_variables))
-        version = setting(api_version, "GOOGLE_GENAI_API_VERSION") or DEFAULT_VERSION
+        chosen = setting(api_version, "GOOGLE_GENAI_API_VERSION")
+        version = chosen or DEFAULT_VERSION
         version = "v1beta" if version == "beta" else version
         own = own_headers(headers, OWN_HEADERS)
         url = checked_url(
@@ -218,11 +221,18 @@ class GeminiProvider(ContentProvider):
             api_version=version,
         )
         self._batches = GeminiBatches(self.scope, self._errors, self._batch_sdk.get)
-        self._caches = GeminiCaches(self.scope, self._errors, self._batch_sdk.get)
+        self._cache_path = BETA if chosen is None else ""
+        self._has_caches = bool(self._cache_path) or version != DEFAULT_VERSION
+        self._caches = GeminiCaches(self.scope, self._errors, self._batch_sdk.get, self._cache_path)
         self._files = GeminiFiles(self.scope, self._errors, self._batch_sdk.get)
 
+    def path(self, request: Request, model: str) -> str:
+        names_cache = request.cache is not None and request.cache.cache_id is not None
+        return f"{self._cache_path if names_cache else ''}{resource(model)}"
+
     def caching(self, model: str) -> CachingRules | None:
-        return gemini_rules(model)
+        rules = gemini_rules(model)
+        return rules if self._has_caches else rules.without_explicit()
 
     def embed(
         self,
@@ -251,7 +261,9 @@ class GeminiProvider(ContentProvider):
         self.network.open_batches()
         return self._files
 
-    def caches(self) -> CacheApi:
+    def caches(self) -> CacheApi | None:
+        if not self._has_caches:
+            return None
         self.network.open_batches()
         return self._caches
 

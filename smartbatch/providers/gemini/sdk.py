@@ -18,6 +18,7 @@ from google import genai
 from google.genai import types
 
 from smartbatch.errors import ConfigError
+from smartbatch.providers.gemini.bodies import BETA
 from smartbatch.providers.google_cloud import GoogleSignIn
 from smartbatch.providers.http.content import decode_json
 from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client
@@ -70,9 +71,10 @@ class GeminiSdk(SdkCalls):
 
         Args:
             method: such as ``get``.
-            path: below the API's version, which ``{api_version}`` moves; or a complete URL from the service.
-                A URL on another server is replaced by its path on the base URL's server, because a gateway
-                may pass on the URL of the service behind it. Only a ``get`` of a URL sends the key.
+            path: below the API's version, which ``{api_version}`` moves, or below :data:`BETA`, which begins
+                the path; or a complete URL from the service. A URL on another server is replaced by its path
+                on the base URL's server, because a gateway may pass on the URL of the service behind it. Only
+                a ``get`` of a URL sends the key.
             timeout: total seconds, also sent as ``X-Server-Timeout``.
             more: ``body`` (a mapping or encoded JSON) and ``headers``.
         """
@@ -85,7 +87,10 @@ class GeminiSdk(SdkCalls):
                 given = {**self._headers, "x-goog-api-key": self._key, **headers}
                 return self._network.request("GET", url, headers=given, timeout=timeout)
             return self._network.post(url, headers={**self._headers, **headers}, timeout=timeout)
-        options = types.HttpOptions(timeout=max(1, math.ceil(timeout * 1000)), headers=headers or None)
+        version = BETA.rstrip("/") if path.startswith(BETA) else None
+        path = path.removeprefix(BETA)
+        milliseconds = max(1, math.ceil(timeout * 1000))
+        options = types.HttpOptions(timeout=milliseconds, headers=headers or None, api_version=version)
         body = more.get("body", {})
         if not isinstance(body, bytes):
             return self._once(self._build(method, path, dict(body), options))

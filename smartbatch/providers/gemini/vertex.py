@@ -90,7 +90,7 @@ class VertexGeminiProvider(ContentProvider):
             api_version=api_version,
         )
 
-    def resource(self, model: str) -> str:
+    def path(self, request: Request, model: str) -> str:  # noqa: ARG002
         return f"publishers/google/models/{model.removeprefix('models/')}"
 
     def body(self, request: Request, model: str) -> dict[str, Any]:
