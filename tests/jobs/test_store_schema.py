@@ -41,7 +41,7 @@ def the_job(store):
 def test_a_new_store_has_the_present_version_and_keeps_it(bench, store):
     known = the_job(store)
     store.close()
-    assert stored_version(bench) == SCHEMA_VERSION == 3
+    assert stored_version(bench) == SCHEMA_VERSION == 4
     reopened = the_job(bench.open())
     assert (reopened.id, reopened.digest, reopened.total) == (known.id, known.digest, 3)
     assert stored_version(bench) == SCHEMA_VERSION
@@ -51,7 +51,7 @@ def test_a_new_store_has_the_present_version_and_keeps_it(bench, store):
 def test_a_store_of_another_version_is_refused_with_advice(bench, store, version):
     bench.behind("UPDATE schema_version SET version = ?", version)
     store.close()
-    advice = rf"has version {version}, but .* uses version 3; use the release that wrote it"
+    advice = rf"has version {version}, but .* uses version 4; use the release that wrote it"
     with pytest.raises(StoreError, match=advice):
         bench.open()
     assert stored_version(bench) == version

@@ -131,13 +131,16 @@ def test_a_forgotten_job_leaves_its_uploads_to_be_deleted(bench):
     assert store.remote_objects.take(SCOPE, at=1101.0, most=10).id == "id"
 
 
-def test_an_upload_in_use_by_a_request_in_real_time_is_not_cleaned(bench):
+@pytest.mark.parametrize("retention", [100.0, None])
+def test_an_upload_in_use_by_a_request_in_real_time_is_not_cleaned(retention, bench):
     store = bench.open()
-    sending = upload(store, evolve(FILE, in_use=50.0))
+    used = evolve(FILE, in_use=50.0, retention=retention)
+    sending = upload(store, used)
     objects = store.remote_objects
     assert (objects.of_finished_jobs(49.0), objects.in_use(49.0)) == ([], 1)
     assert ([one.no for one in objects.of_finished_jobs(50.0)], objects.in_use(50.0)) == ([sending.no], 0)
-    store.uploads.obtain(evolve(FILE, in_use=50.0), at=60.0)  # it came into use before it is due
+    store.uploads.obtain(used, at=60.0)  # it came into use before it is due
+    store.uploads.obtain(evolve(used, in_use=0.0), at=61.0)  # by a job
     objects.make_due([sending.no], at=70.0)
     assert objects.take(SCOPE, at=209.0, most=10) is None
     objects.make_due([sending.no], at=110.0)

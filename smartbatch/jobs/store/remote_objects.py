@@ -37,9 +37,7 @@ _EXPIRE = "DELETE FROM remote_object WHERE due_at IS NULL AND expires_at <= ?"
 _COLUMNS = ", ".join(f"o.{name}" for name in fields_dict(RemoteObject))
 _NEXT = f"""SELECT {_COLUMNS}, o.job, o.retention FROM remote_object o
     WHERE o.scope = ? AND o.due_at <= ? ORDER BY o.due_at, o.no LIMIT 1{{skip_locked}}"""
-# of an upload, due_at - retention is the end of its latest use by a request in real time
-_UNUSED = f"""(o.kind <> '{RemoteKind.UPLOAD.value}' OR o.tries > 0
-    OR coalesce(o.due_at - o.retention, 0) <= ?)"""
+_UNUSED = "coalesce(o.used_until, 0) <= ?"  # by requests in real time
 _ONE = f"""SELECT {_COLUMNS}, o.job, 0 FROM remote_object o WHERE o.no = ? AND {_UNUSED}{{for_update}}"""
 _OF_FINISHED = f"""SELECT {_COLUMNS} FROM remote_object o LEFT JOIN job j ON j.no = o.job
     WHERE {_UNUSED} AND (j.no IS NULL OR j.state = {{done}}) AND NOT EXISTS (
@@ -77,8 +75,7 @@ class RemoteObjectTable:
     def of_finished_jobs(self, at: float) -> list[RemoteObject]:
         """Return the objects of jobs that are done or were deleted, oldest first.
 
-        Uploads that a request in real time may be using at the Unix time ``at`` are left out, unless their
-        client keeps everything: then the end of the use is not known.
+        Uploads that a request in real time may be using at the Unix time ``at`` are left out.
         """
         return [_remote_object(row) for row in self.db.rows(_OF_FINISHED, at)]
 

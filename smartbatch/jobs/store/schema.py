@@ -44,7 +44,7 @@ from smartbatch.jobs.store.database import (
 from smartbatch.types import Usage
 
 _T = TypeVar("_T", bound=AttrsInstance)
-SCHEMA_VERSION = 3  # version of the tables below, recorded in each store
+SCHEMA_VERSION = 4  # version of the tables below, recorded in each store
 
 TABLES = (
     # jobs being stored or deleted, whose items belong to no row of the table job
@@ -180,7 +180,8 @@ TABLES = (
         name TEXT,
         file_key TEXT,
         sender TEXT,
-        sending_until {real}
+        sending_until {real},
+        used_until {real}
     )""",
     "CREATE INDEX remote_object_file ON remote_object (scope, file_key) WHERE file_key IS NOT NULL",
     # files that a job uploads instead of sending them in each request; object: 0, and each upload it has used

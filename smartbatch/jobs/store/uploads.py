@@ -43,10 +43,11 @@ _LACKS = f"""SELECT 1 FROM upload_use u WHERE {_OF_JOB} AND u.file_key = ? AND u
 _IDS = f"""SELECT o.file_key, o.id FROM upload_use u JOIN remote_object o ON o.no = u.object
     WHERE {_OF_JOB} AND o.id <> '' AND o.file_key IN (
         SELECT file_key FROM upload_use c WHERE c.job = u.job AND c.object = 0)"""
-_FIND = """SELECT no, name, id, expires_at, due_at, retention, sender, sending_until FROM remote_object
-    WHERE scope = ? AND file_key = ? ORDER BY no DESC LIMIT 1{for_update}"""
+_FIND = """SELECT no, name, id, expires_at, due_at, retention, used_until, sender, sending_until
+    FROM remote_object WHERE scope = ? AND file_key = ? ORDER BY no DESC LIMIT 1{for_update}"""
 _ADD = """INSERT INTO remote_object (job, scope, model, kind, id, bytes, retention, due_at, expires_at, name,
-    file_key, sender, sending_until) VALUES (0, ?, ?, ?, '', 0, ?, ?, ?, ?, ?, ?, ?) RETURNING no"""
+    file_key, sender, sending_until, used_until)
+    VALUES (0, ?, ?, ?, '', 0, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING no"""
 _NEVER = 1e12  # Unix seconds
 
 
@@ -131,10 +132,10 @@ class UploadTable:
             tx.lock("uploads")
             found = tx.row(_FIND, file.scope, file.key)
             if found is not None:
-                no, name, file_id, expires_at, due_at, retention, sender, until = found
+                no, name, file_id, expires_at, *use, sender, until = found
                 # 1. it is uploaded, and lasts long enough
                 if file_id and expires_at >= file.needed_until:
-                    _put_off(tx, no, file, due_at, retention, at)
+                    _put_off(tx, no, file, at, *use)
                     tx.change(_LINK, file.key, no, job_id)
                     return str(file_id)
                 # 2. someone is sending it
@@ -142,7 +143,7 @@ class UploadTable:
                     return None
                 # 3. the outcome of an earlier call is unknown
                 if not file_id:
-                    _put_off(tx, no, file, due_at, retention, at)
+                    _put_off(tx, no, file, at, *use)
                     tx.change(_LINK, file.key, no, job_id)
                     take = "UPDATE remote_object SET sender = ?, sending_until = ? WHERE no = ?"
                     tx.change(take, me, at + SENDING_SECONDS, no)
@@ -150,9 +151,10 @@ class UploadTable:
                 # 4. it expires too early: running batches may still use it, new ones do not
                 tx.change("UPDATE remote_object SET file_key = NULL WHERE no = ?", no)
             name = f"sb-{file.key}-{new_nonce(self.rng)}{file.suffix}"
-            due = None if file.retention is None else at + file.in_use + file.retention
+            used_until = at + file.in_use
+            due = None if file.retention is None else used_until + file.retention
             values = (file.scope, file.model, RemoteKind.UPLOAD.value, file.retention, due, _NEVER)
-            [(no,)] = tx.rows(_ADD, *values, name, file.key, me, at + SENDING_SECONDS)
+            [(no,)] = tx.rows(_ADD, *values, name, file.key, me, at + SENDING_SECONDS, used_until)
             tx.change(_LINK, file.key, no, job_id)
             return Sending(int(no), name, is_new=True)
 
@@ -207,12 +209,19 @@ def job_deleted(tx: Transaction, job: int, finished_at: float) -> None:
 
 
 def _put_off(
-    tx: Transaction, no: int, file: FileRef, due_at: float | None, retention: float | None, at: float
+    tx: Transaction,
+    no: int,
+    file: FileRef,
+    at: float,
+    due_at: float | None,
+    retention: float | None,
+    used_until: float | None,
 ) -> None:
-    """Delete the file after the longer of two retentions."""
-    if due_at is None or file.retention is None:
-        tx.change("UPDATE remote_object SET due_at = NULL, retention = NULL WHERE no = ?", no)
-        return
-    longer = max(file.retention, retention or 0.0)
-    due = max(due_at, at + file.in_use + longer)
-    tx.change("UPDATE remote_object SET due_at = ?, retention = ? WHERE no = ?", due, longer, no)
+    """Record the use, and delete the file after the longer of two retentions."""
+    until = at + file.in_use
+    due = longer = None
+    if due_at is not None and file.retention is not None:
+        longer = max(file.retention, retention or 0.0)
+        due = max(due_at, until + longer)
+    put_off = "UPDATE remote_object SET due_at = ?, retention = ?, used_until = ? WHERE no = ?"
+    tx.change(put_off, due, longer, max(until, used_until or 0.0), no)
