@@ -151,10 +151,9 @@ class UploadTable:
                 # 4. it expires too early: running batches may still use it, new ones do not
                 tx.change("UPDATE remote_object SET file_key = NULL WHERE no = ?", no)
             name = f"sb-{file.key}-{new_nonce(self.rng)}{file.suffix}"
-            used_until = at + file.in_use
-            due = None if file.retention is None else used_until + file.retention
+            due = None if file.retention is None else at + file.in_use + file.retention
             values = (file.scope, file.model, RemoteKind.UPLOAD.value, file.retention, due, _NEVER)
-            [(no,)] = tx.rows(_ADD, *values, name, file.key, me, at + SENDING_SECONDS, used_until)
+            [(no,)] = tx.rows(_ADD, *values, name, file.key, me, at + SENDING_SECONDS, at + file.in_use)
             tx.change(_LINK, file.key, no, job_id)
             return Sending(int(no), name, is_new=True)
 
