@@ -504,11 +504,8 @@ def _spec(key: str, label: str) -> Any:
     try:
         return spec_of(_keys()[key])
     except KeyError:
-        raise ConfigError(f"unknown setting {label}{_nearest(key, _keys())}") from None
-
-
-def _nearest(name: str, known: Collection[str], prefix: str = "") -> str:
-    return did_you_mean(name, known, prefix) or f"; use one of {', '.join(known)}"
+        near = did_you_mean(key, _keys()) or f"; use one of {', '.join(_keys())}"
+        raise ConfigError(f"unknown setting {label}{near}") from None
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -564,8 +561,6 @@ def _table(path: Path) -> Mapping[str, Any]:
     except RecursionError:
         raise ConfigError(f"the settings file {path} is nested too deeply") from None
     except ValueError as error:  # invalid syntax or UTF-8; both messages give the position
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"the settings file {path} is not {form}: {error}") from error
     if path.name != "pyproject.toml":
         return content

@@ -182,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _variables(dialect: str | None, url: str) -> str:
     """Return the line that shows how a client is pointed at a host's dialect; empty without one."""
-    from smartbatch.emulator.hosts.dialects import DIALECTS
+    from smartbatch.emulator.hosts.host_api import DIALECTS
 
     if dialect is None:
         return ""

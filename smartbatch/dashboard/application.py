@@ -8,15 +8,7 @@ from urllib.parse import unquote
 
 from attrs import evolve, frozen
 
-from smartbatch.dashboard import (
-    decisions_page,
-    errors_page,
-    job_page,
-    job_rows_page,
-    jobs_page,
-    models_page,
-    now_page,
-)
+from smartbatch.dashboard import decisions_page, errors_page, job_page, jobs_page, models_page, now_page
 from smartbatch.dashboard.access import MAX_QUERY_FIELDS, Access
 from smartbatch.dashboard.action_forms import ACTIONS, ActionRequest
 from smartbatch.dashboard.job_page import KINDS, formats, may_download, results_file
@@ -46,7 +38,7 @@ PAGES: Mapping[str, PageEntry] = {
     "decisions": PageEntry("Decisions", decisions_page.page, of_one=decisions_page.page_of_one),
     "models": PageEntry("Models", models_page.page),
     "errors": PageEntry("Errors", errors_page.page),
-    "answers": PageEntry("Answers", of_one=job_rows_page.page_of_one),
+    "answers": PageEntry("Answers", of_one=job_page.answers_page),
 }
 """The pages by the first part of their path, in the order of the navigation."""
 

@@ -1,4 +1,6 @@
-"""The page of one job: key figures, progress, batches, incidents, failed requests, actions, and downloads."""
+"""The pages of one job: key figures, progress, batches, incidents, failed requests, actions and downloads;
+and its prompts and answers.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,16 @@ from importlib.util import find_spec
 from attrs import evolve
 
 from smartbatch._words import UNKNOWN, money
+from smartbatch.chats import Message
 from smartbatch.dashboard.action_forms import job_forms
 from smartbatch.dashboard.jobs_page import Outlook, deadline_of, outlook, risk_of, time_of
 from smartbatch.dashboard.page import Page, Query, number_of, pages_of
+from smartbatch.dashboard.rows_page import Shown, row_section
 from smartbatch.dashboard.source import Source
+from smartbatch.dashboard.web_application import Refused
 from smartbatch.errors import JobNotFound, kind_name
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.payload import decode_result
+from smartbatch.jobs.payload import decode_params, decode_request, decode_result
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.status import (
     JobStatus,
@@ -29,7 +34,9 @@ from smartbatch.jobs.status import (
 )
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import FailedRequest
+from smartbatch.quality.recorded_row import RecordedRow
 from smartbatch.results import defects_in_words
+from smartbatch.tables.cells import text_of
 from smartbatch.tables.result_files import stored_lines, write_stored
 from smartbatch.views.model import (
     Cell,
@@ -58,6 +65,8 @@ BLOCK_BYTES = 1 << 16
 MAX_BATCHES = 100
 FAILED_PER_PAGE = 50
 MAX_INCIDENTS = 50
+ROWS_PER_PAGE = 25
+ROWS_REFRESH_SECONDS = 30.0  # stored answers do not change
 _FORMAT_NAMES = (("jsonl", "JSON lines"), ("csv", "CSV"), ("parquet", "Parquet"))
 _MIN_USD = 1e-9  # smaller amounts are rounding errors
 
@@ -100,10 +109,7 @@ def _blocks_of_table(job: Job, format: str) -> Iterator[bytes]:
 
 
 def page(source: Source, query: Query) -> Page:
-    store = source.store
-    line = None if store is None else store.jobs.get(query.argument)
-    if store is None or line is None:
-        raise JobNotFound(f"The store {source.place} has no job {query.argument!r:.80}.")
+    store, line = _job_of(source, query)
     now, shards = source.now(), store.overview.shards([line])[line.id]
     incidents = store.overview.incidents(line.id, limit=MAX_INCIDENTS)[::-1]
     times = source.history.turnaround(line.model)
@@ -129,6 +135,14 @@ def page(source: Source, query: Query) -> Page:
     title = f"Job {line.key or line.id}"
     state = shown_state(status.state, cancelling=status.cancelling, failed=status.failed)
     return Page(View(title, sections, state, _subtitle(line), tiles))
+
+
+def _job_of(source: Source, query: Query) -> tuple[SqlStore, JobRow]:
+    store = source.store
+    line = None if store is None else store.jobs.get(query.argument)
+    if store is None or line is None:
+        raise JobNotFound(f"The store {source.place} has no job {query.argument!r:.80}.")
+    return store, line
 
 
 def _subtitle(line: JobRow) -> str:
@@ -218,3 +232,31 @@ def _downloads(source: Source, line: JobRow, query: Query) -> tuple[Part, ...]:
     if source.show_content:
         links = (Link("Show answers", query.link("answers", line.id)), *links)
     return Note(count), Links("Results", links)
+
+
+def answers_page(source: Source, query: Query) -> Page:
+    """The page of a job's prompts and answers, which the dashboard only has with ``show_content``."""
+    if not source.show_content:
+        raise Refused(
+            "403 Forbidden", "This dashboard was started without show_content: it shows no answers."
+        )
+    store, line = _job_of(source, query)
+    job, after = source.jobs.job(line.id), number_of(query.values.get("after"))
+    stored, shared = job.stored(after=after, limit=ROWS_PER_PAGE + 1), decode_params(line.params)
+    last = stored[ROWS_PER_PAGE - 1].index if len(stored) > ROWS_PER_PAGE else None
+    requests = store.items.bodies(line.id, [one.index for one in stored])
+    sections = []
+    for one in stored[:ROWS_PER_PAGE]:
+        if one.index not in requests:  # the job was forgotten in the meantime
+            continue
+        prompt = decode_request(requests[one.index], shared, id=None).prompt
+        row = RecordedRow.of_result(one.index, one.result, {"prompt": _text_of(prompt)})
+        sections.append(row_section(evolve(row, id=one.result.request_id), row.index, (), Shown()))
+    pages = Section("pages", "Pages", (pages_of("answers", query, "after", last, words=("First", "Next")),))
+    return Page(View(f"Answers of job {line.key or line.id}", (*sections, pages)), ROWS_REFRESH_SECONDS)
+
+
+def _text_of(prompt: str | tuple[Message, ...]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(f"{message.role}: {text_of(message.content)}" for message in prompt)

@@ -17,10 +17,9 @@ from attrs import evolve, frozen
 from smartbatch.emulator.anthropic.api import AnthropicApi
 from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_records import AnswerLost
-from smartbatch.emulator.batches.signing_keys import KEYS_PATH, SigningKeys
+from smartbatch.emulator.batches.webhook_sender import KEYS_PATH, SigningKeys
 from smartbatch.emulator.gemini.api import GeminiApi
-from smartbatch.emulator.hosts.dialects import dialect_named
-from smartbatch.emulator.hosts.host_api import HostApi
+from smartbatch.emulator.hosts.host_api import HostApi, dialect_named
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.emulator.limits import LimitExceeded, Limits

@@ -120,7 +120,7 @@ class EmulatorSettings(BatchSettings):
             ``response_format``, such as ``json_schema``; behaves like a compatible server that lacks them.
         prompt_caching: the prompt caches of the three APIs; ``True`` for the usual ones, ``None`` for none.
         dialect: the host whose API is served instead of the three APIs, such as ``mistral``; see
-            :data:`~smartbatch.emulator.hosts.dialects.DIALECTS`.
+            :data:`~smartbatch.emulator.hosts.host_api.DIALECTS`.
         dialect_variants: other interpretations of facts that the host's documentation leaves open, by name.
         keep_prompts: True keeps prompt texts in the ledger, not only their SHA-256.
         file_storage: maximum bytes of the uploaded files of an account, above which uploads are rejected;

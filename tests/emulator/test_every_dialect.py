@@ -11,7 +11,7 @@ import pytest
 from host_world import Reply, Visitor, addressed, request, visiting
 from openai_batch_world import until
 
-from smartbatch.emulator.hosts.dialects import DIALECTS
+from smartbatch.emulator.hosts.host_api import DIALECTS
 
 CHAT = "/v1/chat/completions"
 LOST = (ConnectionResetError, RemoteDisconnected)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from smartbatch import BatchingClient
-from smartbatch.emulator.hosts.dialects import DIALECTS
+from smartbatch.emulator.hosts.host_api import DIALECTS
 from smartbatch.errors import ErrorKind
 from smartbatch.providers import OpenAIProvider
 from smartbatch.providers.hosts import HOSTS

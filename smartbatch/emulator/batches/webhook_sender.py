@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import heapq
 import hmac
 import http.client
@@ -11,9 +12,9 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 from attrs import evolve, field, frozen
@@ -21,14 +22,19 @@ from attrs import evolve, field, frozen
 from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_records import BatchEnd
 from smartbatch.emulator.batches.batch_settings import LOCAL_HOSTS
-from smartbatch.emulator.batches.signing_keys import SigningKeys
 from smartbatch.emulator.batches.timeline import BatchRandomness
 from smartbatch.emulator.settings import EmulatorSettings
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 CHECK_SECONDS = 0.02  # between searches for batches that have ended
 REPEAT_SECONDS = 0.5  # until a refused delivery is repeated, doubled each time
 MAX_TRIES = 8
 TIMEOUT_SECONDS = 5.0
+KEYS_PATH = "/.well-known/jwks.json"
+_KEY_NAME = "emulator"
+_TOKEN_LIFETIME_SECONDS = 300
 _FORGED_SECRET = "whsec_" + base64.b64encode(b"known to nobody, so not valid").decode()
 _SUCCEEDED_WORDS = {"gemini": "succeeded"}  # the word for a completed batch in events; others: "completed"
 
@@ -171,3 +177,60 @@ def _signed(secret: str, event_id: str, body: bytes) -> dict[str, str]:
         "webhook-timestamp": sent_at,
         "webhook-signature": f"v1,{base64.b64encode(signature).decode()}",
     }
+
+
+class SigningKeys:
+    """The key pair with which Gemini signs events about single batches, and its page. Thread-safe.
+
+    Source: Google's guide to webhooks (September 2026). The claims are not documented; these are assumed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keys: dict[str, RSAPrivateKey] = {}
+
+    def published(self) -> dict[str, Any]:
+        """Return the public key as a JSON Web Key Set."""
+        numbers = self._key(_KEY_NAME).public_key().public_numbers()
+        n, e = (
+            _encoded(each.to_bytes((each.bit_length() + 7) // 8, "big")) for each in (numbers.n, numbers.e)
+        )
+        key = {"kty": "RSA", "use": "sig", "alg": "RS256", "kid": _KEY_NAME, "n": n, "e": e}
+        return {"keys": [key]}
+
+    def sign(self, event_id: str, url: str, body: bytes, at: float, *, forged: bool = False) -> str:
+        """Return a JSON Web Token for an event, signed at a Unix time.
+
+        Args:
+            forged: sign it with a key that is not published, under the name of the published one.
+        """
+        from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        claims = {
+            "iss": "generativelanguage.googleapis.com",
+            "aud": url,
+            "iat": int(at),
+            "exp": int(at) + _TOKEN_LIFETIME_SECONDS,
+            "jti": event_id,
+            "request_body_sha256": hashlib.sha256(body).hexdigest(),
+        }
+        signed = f"{_json({'alg': 'RS256', 'kid': _KEY_NAME, 'typ': 'JWT'})}.{_json(claims)}"
+        key = self._key("forger" if forged else _KEY_NAME)
+        return f"{signed}.{_encoded(key.sign(signed.encode(), PKCS1v15(), SHA256()))}"
+
+    def _key(self, name: str) -> RSAPrivateKey:
+        from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+
+        with self._lock:
+            if name not in self._keys:  # created at their first use
+                self._keys[name] = generate_private_key(65_537, 2048)
+            return self._keys[name]
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return _encoded(json.dumps(value).encode())
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

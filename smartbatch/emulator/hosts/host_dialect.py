@@ -7,17 +7,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from smartbatch.emulator.batches.batch_records import BatchSnapshot, IdFormat, OutputLine, StoredFile
-from smartbatch.emulator.hosts.wrapped_calls import FilteredCall, PricedCall
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai.batches import InputRules
 from smartbatch.emulator.openai.model_calls import parse_call
 from smartbatch.emulator.openai.parsing import api_error, check_rejected
-from smartbatch.emulator.parsed_requests import ModelCall
+from smartbatch.emulator.parsed_requests import ModelCall, ModelOutput
 from smartbatch.emulator.provider_api import BatchContext, ServerReply
 from smartbatch.emulator.settings import EmulatorSettings
+
+_DATA = b"data: {"
 
 
 @frozen
@@ -238,8 +239,8 @@ class HostDialect:
             body = {**body, "stream_options": {"include_usage": True}}
         call = parse_call(endpoint, body, settings)
         if self.filters:
-            call = FilteredCall(call)
-        return call if self.price is None else PricedCall(call, self.price * share)
+            call = _FilteredCall(call)
+        return call if self.price is None else _PricedCall(call, self.price * share)
 
     def error(self, status: int, body: bytes, path: str) -> tuple[int, Any]:
         """Return an error of OpenAI's format in the format of the host."""
@@ -253,3 +254,56 @@ class HostDialect:
 def uuid_of(digits: str) -> str:
     """Return a UUID made from 24 hexadecimal digits."""
     return f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-8{digits[15:18]}-{digits[12:24]}"
+
+
+class _WrappedCall(ModelCall):
+    def __init__(self, call: ModelCall) -> None:
+        self.model, self.prompt, self.charge, self.tier = call.model, call.prompt, call.charge, call.tier
+        self._call = call
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._call.prompt_tokens
+
+
+class _FilteredCall(_WrappedCall):
+    """A call whose prompt a filter may block."""
+
+    def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
+        if refuse:
+            message = "The prompt triggered the content management policy. Please modify it and retry."
+            raise api_error(400, message, code="content_filter", param="prompt")
+        return self._call.run(settings, identity, refuse=False)
+
+
+class _PricedCall(_WrappedCall):
+    """A call whose answer has ``usage.cost``, and each choice ``native_finish_reason``.
+
+    Args:
+        price: USD per token.
+    """
+
+    def __init__(self, call: ModelCall, price: float) -> None:
+        super().__init__(call)
+        self._price = price
+
+    def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
+        output = self._call.run(settings, identity, refuse=refuse)
+        cost = output.billed * self._price
+        if isinstance(output.body, bytes):
+            return evolve(output, body=json.dumps(_with_cost(json.loads(output.body), cost)).encode())
+        events = [
+            _DATA[:-1] + json.dumps(_with_cost(json.loads(event[len(_DATA) - 1 :]), cost)).encode() + b"\n\n"
+            if event.startswith(_DATA)
+            else event
+            for event in output.body
+        ]
+        return evolve(output, body=events)
+
+
+def _with_cost(value: dict[str, Any], cost: float) -> dict[str, Any]:
+    if isinstance(value.get("usage"), dict):
+        value["usage"] |= {"cost": cost, "is_byok": False}
+    for choice in value.get("choices", ()):
+        choice["native_finish_reason"] = choice["finish_reason"]
+    return value

@@ -17,7 +17,7 @@ from typing import Any, Unpack
 from attrs import evolve
 
 from smartbatch.emulator.batches.webhook_sender import WebhookSender
-from smartbatch.emulator.hosts.dialects import dialect_named
+from smartbatch.emulator.hosts.host_api import dialect_named
 from smartbatch.emulator.http.head import BadRequest, ChunkedBody, Head, parse_head
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.openai.parsing import error_body
