@@ -47,7 +47,7 @@ from smartbatch.observe.opentelemetry import record_content, under, with_telemet
 from smartbatch.observe.participants import RealtimeStatus, with_figures
 from smartbatch.providers.price_book import PriceBook
 from smartbatch.providers.registry import OpenedModel, open_model, parse_model
-from smartbatch.realtime.call import FileReferences
+from smartbatch.realtime.call import References
 from smartbatch.realtime.engine import CallbackThread, stored_future
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
@@ -262,7 +262,7 @@ class RunningState:
             self.realtime.guard_budget(lambda: budget.reconcile(budget.reserve(0.0), cost))
         self._bus.publish_event(ExplicitCacheEnded(at=self._clock.now(), model=model, usage=usage, cost=cost))
 
-    def _references(self) -> FileReferences | None:
+    def _references(self) -> References | None:
         """Without a store, nothing is uploaded, because nothing could record it for deletion."""
         config = self._settings.config
         if config.store is None:

@@ -82,7 +82,7 @@ class RealtimeCaches:
     def refer(self, provider: Provider, model: str, request: Request, deadline: float) -> Request:
         """See :class:`smartbatch.realtime.call.CacheReferences`."""
         mark = request.cache
-        if mark is None or not mark.prefixes:
+        if mark is None or mark.explicit is None:
             return request
         key, now = (provider.scope, model, mark.prefixes[-1].key), self._clock.now()
         with self._monitor:
@@ -105,12 +105,15 @@ class RealtimeCaches:
             return request
         return evolve(request, cache=evolve(mark, cache_id=found.remote.id))
 
-    def forget_lost(self, provider: Provider, sent: Request, error: Exception) -> bool:
+    def forget_lost(self, provider: Provider, sent: Sequence[Request], error: Exception) -> bool:
         """See :class:`smartbatch.realtime.call.CacheReferences`."""
         if not is_about_cache(provider.classify(error)):
             return False
-        if (found := self._live_of(provider, sent)) is not None:
-            found.lost_at = self._clock.now()
+        ids = {request.cache.cache_id for request in sent if request.cache is not None}
+        with self._monitor:
+            for each in self._caches.values():
+                if isinstance(each, _Live) and each.api.scope == provider.scope and each.remote.id in ids:
+                    each.lost_at = min(each.lost_at, self._clock.now())
         return True
 
     def due(self, provider: Provider, model: str, key: str) -> int:
@@ -149,14 +152,6 @@ class RealtimeCaches:
                 self._caches[key] = found
         if before is not None and (found is None or before.record is not found.record):
             self._delete(before, DELETE_SECONDS)
-
-    def _live_of(self, provider: Provider, sent: Request) -> _Live | None:
-        cache_id = None if sent.cache is None else sent.cache.cache_id
-        with self._monitor:
-            for (scope, _, _), each in self._caches.items():
-                if isinstance(each, _Live) and scope == provider.scope and each.remote.id == cache_id:
-                    return each
-        return None
 
     def _obtained(
         self, provider: Provider, model: str, request: Request, found: _Uncertain | None, timeout: float

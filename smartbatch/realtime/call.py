@@ -5,7 +5,7 @@ The layers, from the outermost to the innermost:
 1. the user's middleware, which sees classified outcomes and may change requests and answers;
 2. :class:`AnswerSharing`, which shares and caches the provider's answer before middleware changes it;
 3. :func:`classify`, so that the layers above see no foreign exceptions;
-4. :class:`FileReferences`, which replaces files by the ids of their uploads;
+4. :class:`References`, which replaces files by the ids of their uploads;
 5. :class:`CacheReferences`, which replaces prefixes of prompts by explicit caches;
 6. the deadline, which subtracts the time spent in the layers above;
 7. the provider, or the request's own callable.
@@ -71,31 +71,20 @@ Middleware: TypeAlias = "Callable[[CallSpec, Call], Sequence[Outcome]]"
 """``middleware(spec, proceed)`` calls ``proceed(spec)`` and returns one outcome per request."""
 
 
-class FileReferences(Protocol):
-    """Uploads files that many requests contain, and refers to them by id."""
+class References(Protocol):
+    """Replaces content of requests by ids of remote objects that contain it, and creates these objects."""
 
     def refer(self, provider: Provider, model: str, request: Request, deadline: float, /) -> Request:
         """Return ``request`` with ids; may wait until ``deadline``, in monotonic seconds. Never raises."""
         ...
 
     def forget_lost(self, provider: Provider, sent: Sequence[Request], error: Exception, /) -> bool:
-        """Whether ``error`` reports that a file in ``sent`` no longer exists; it is then forgotten."""
+        """Whether ``error`` reports that an object in ``sent`` cannot be used; it is then forgotten."""
         ...
 
 
-class CacheReferences(Protocol):
-    """Creates explicit caches of prefixes that many requests share, and refers to them by id."""
-
-    def refer(self, provider: Provider, model: str, request: Request, deadline: float, /) -> Request:
-        """Return ``request`` with the id of the cache that its mark names, if there is one.
-
-        Never raises. May wait until ``deadline``, in monotonic seconds, while it creates the cache.
-        """
-        ...
-
-    def forget_lost(self, provider: Provider, sent: Request, error: Exception, /) -> bool:
-        """Whether ``error`` reports that the cache of ``sent`` cannot be used; it is then forgotten."""
-        ...
+class CacheReferences(References, Protocol):
+    """Creates explicit caches of prefixes that many requests share."""
 
     def due(self, provider: Provider, model: str, key: str, /) -> int:
         """Return what the cache of a prefix has cost since the latest charge, as a number of input tokens.
@@ -120,7 +109,7 @@ def build_call(
     compiler: BatchCompiler | None = None,
     tier: FlexTier | None = None,
     checks: bool = False,
-    references: FileReferences | None = None,
+    references: References | None = None,
     caches: CacheReferences | None = None,
 ) -> Call:
     """Return the call to ``provider`` with its layers; it never raises.
@@ -135,10 +124,9 @@ def build_call(
         caches: explicit caches of prefixes of prompts; ``None`` creates none.
     """
     call = _deadlined(provider, model, now, compiler, tier)
-    if caches is not None:
-        call = _caching(call, provider, model, caches)
-    if references is not None:
-        call = _referring(call, provider, model, references)
+    for each in (caches, references):
+        if each is not None:
+            call = _referring(call, provider, model, each)
     if checks:
         call = _checking(call, provider, model)
     call = _classified(call, provider, classifiers)
@@ -169,7 +157,7 @@ def _checking(call: Call, provider: Provider, model: str) -> Call:
     return checked_call
 
 
-def _referring(call: Call, provider: Provider, model: str, references: FileReferences) -> Call:
+def _referring(call: Call, provider: Provider, model: str, references: References) -> Call:
     def with_ids(spec: CallSpec) -> CallSpec:
         requests = [references.refer(provider, model, request, spec.deadline) for request in spec.requests]
         return evolve(spec, requests=tuple(requests))
@@ -184,22 +172,6 @@ def _referring(call: Call, provider: Provider, model: str, references: FileRefer
         return call(with_ids(spec))
 
     return referring_call
-
-
-def _caching(call: Call, provider: Provider, model: str, caches: CacheReferences) -> Call:
-    def caching_call(spec: CallSpec) -> Sequence[Outcome]:
-        request = spec.requests[0]
-        if request.cache is None or request.cache.explicit is None:
-            return call(spec)
-        sent = caches.refer(provider, model, request, spec.deadline)
-        try:
-            return call(evolve(spec, requests=(sent,)))
-        except Exception as error:
-            if sent is request or not caches.forget_lost(provider, sent, error):
-                raise
-        return call(spec)
-
-    return caching_call
 
 
 def _deadlined(

@@ -19,7 +19,7 @@ from smartbatch.events import Event, Observer
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.providers.registry import OpenedModel
-from smartbatch.realtime.call import CacheReferences, FileReferences, Middleware
+from smartbatch.realtime.call import CacheReferences, Middleware, References
 from smartbatch.types import Kind, Result, RunCallback, call_now, evolve
 
 PostProcess = Callable[[Result], "Result | None"]
@@ -103,5 +103,5 @@ class RealtimeSetup:
     # reloads the user's settings for models; may read a store, never raises
     read_controls: Callable[[], object] = lambda: None
     parallelism: Parallelism = Factory(lambda self: Parallelism(self.config.parallelism), takes_self=True)
-    references: FileReferences | None = None  # None sends all files in their requests
+    references: References | None = None  # None sends all files in their requests
     caches: CacheReferences | None = None  # None creates no explicit caches
