@@ -136,6 +136,17 @@ def _changing_start(rng: Random, count: int) -> list[Row]:
     return [Row(_request(text(rng, 20), f"Time: {at:07}. {shared}")) for at in range(count)]
 
 
+def _conversations(rng: Random, count: int) -> list[Row]:
+    """Conversations of ten turns, each sent with all turns before it."""
+    rows: list[Row] = []
+    while len(rows) < count:
+        messages = [Message("user", text(rng, 1200))]
+        for _ in range(10):
+            rows.append(Row(_request(tuple(messages), "Answer in one sentence.")))
+            messages += [Message("assistant", text(rng, 100)), Message("user", text(rng, 100))]
+    return rows[:count]
+
+
 SHARING = (
     Workload("4,000-token system text × 2,000 prompts", _with_system(4000), 2000),
     Workload("40 documents × 50 questions", _documents(50, 5000), 2000),
@@ -159,6 +170,7 @@ OTHERS = (
              gaps=(*(600.0,) * 50, *(7200.0,) * 50), modes=("real time",)),
     Workload("gaps of 10 and 70 minutes", _with_system(3000), 100, gaps=(600.0, 4200.0),
              modes=("real time",)),
+    Workload("conversations", _conversations, 100, gaps=(60.0,), modes=("real time",)),
     Workload("changing start of the system text", _changing_start, 200),
     Workload("interleaved documents", _documents(10, 2000, shuffled=True), 300),
     Workload("rate limit", _with_system(2000), 200, settings={"rpm": 120}),

@@ -47,7 +47,8 @@ class CacheMark:
         prefixes: shared prefixes of the request, shortest first; the provider caches each of them.
         long: how many of them, from the first, should last for an hour instead of the provider's usual
             lifetime. Anthropic rejects such a mark after one for five minutes.
-        routing_key: the same for requests that should reach the same server; ``None`` for no key.
+        routing_key: the same for requests that should reach the same server; empty for the server that
+            requests without a key reach; ``None`` if the provider finds prefixes by marks.
         explicit: whether the request creates or reads an explicit cache of the last of ``prefixes``.
         cache_id: the provider's name of that cache; the request is sent whole without it.
     """

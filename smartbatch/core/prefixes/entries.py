@@ -61,6 +61,7 @@ class Chosen:
     mark: CacheMark | None
     lead: Lead | None = None
     counted: tuple[SharedPrefix, ...] = ()  # prefixes of which the call is one of the known uses
+    server: str | None = None  # where the call is sent without marks: the key of the entry that it uses
 
     @property
     def uses_explicit(self) -> bool:
@@ -84,8 +85,8 @@ class _CacheEntry:
     lost: float = 0.0  # what writes have cost in addition, less what reads have saved, per token
     missing: int = 0
     stopped: StopReason | None = None
-    # starts of calls in the last minute, by routing key
-    by_key: dict[str, deque[float]] = field(factory=dict)
+    # starts of calls in the last minute, by server
+    by_server: dict[str, deque[float]] = field(factory=dict)
 
 
 class CacheEntries:
@@ -137,7 +138,7 @@ class CacheEntries:
             if (lead := self.explicit.lead_of(mark.prefixes, now, urgency, self.first_byte)) is not None:
                 return lead
         for prefix in reversed(mark.prefixes):
-            key = prefix.key if self.rules.by == "marks" else self._routing_key(prefix, now)
+            key = prefix.key if self.rules.by == "marks" else self._server(prefix, now)
             entry = self._entries.get(key)
             if entry is None or entry.stopped:
                 continue
@@ -229,10 +230,10 @@ class CacheEntries:
         self._sent += usage.input_tokens
         if chosen.mark is None or chosen.uses_explicit:
             return []
-        if chosen.mark.routing_key is not None:
+        if chosen.server is not None:
             if self.explicit is not None and lead is None:
                 self.explicit.observe_implicit(chosen.mark.prefixes[-1], usage)
-            entry = self._entry(chosen.mark.routing_key)
+            entry = self._entry(chosen.server)
             entry.last = max(entry.last, started)
             return []
         return [
@@ -344,22 +345,28 @@ class CacheEntries:
         return Chosen(CacheMark((use.prefix,), explicit=use.does), lead, known)
 
     def _routed(self, prefix: SharedPrefix, now: float) -> Chosen:
-        key = self._routing_key(prefix, now)
-        starts, entry = self._entry(prefix.key).by_key, self._entry(key)
-        starts.setdefault(key, deque()).append(now)
+        server = self._server(prefix, now)
+        starts, entry = self._entry(prefix.key).by_server, self._entry(server)
+        starts.setdefault(server, deque()).append(now)
         leads = entry.lead is None and not self._is_warm(entry, now)
-        lead = self._new_lead((key,), now) if leads else None
-        return Chosen(CacheMark((prefix,), routing_key=key), lead)
+        lead = self._new_lead((server,), now) if leads else None
+        routing_key = "" if server == prefix.key else server
+        return Chosen(CacheMark((prefix,), routing_key=routing_key), lead, server=server)
 
-    def _routing_key(self, prefix: SharedPrefix, now: float) -> str:
-        """Return the first routing key that may receive another request this minute."""
-        starts = self._entry(prefix.key).by_key
-        for key, times in starts.items():
+    def _server(self, prefix: SharedPrefix, now: float) -> str:
+        """Return the first server that may receive another request with the prefix this minute.
+
+        Unless the prefix was first found in a list, this begins with the server that requests without a
+        routing key reach: a single request is only found to share a prefix with one that was sent without a
+        key, and a conversation has a longer prefix with each request.
+        """
+        starts = self._entry(prefix.key).by_server
+        for server, times in starts.items():
             while times and times[0] <= now - 60.0:
                 times.popleft()
             if len(times) < self.rules.requests_per_key:
-                return key
-        return f"{prefix.key}-{len(starts)}"
+                return server
+        return f"{prefix.key}-{len(starts)}" if starts or prefix.uses else prefix.key
 
     def _entry(self, key: str) -> _CacheEntry:
         entry = self._entries.get(key)

@@ -146,7 +146,7 @@ def _with_caching(
     if mark is None:
         return request, {}
     if mark.routing_key is not None:
-        return request, {"prompt_cache_key": mark.routing_key}
+        return request, {"prompt_cache_key": mark.routing_key} if mark.routing_key else {}
     marks = [_BREAKPOINT] * len(mark.prefixes)
     return with_marks(request, form, marks, text_types), {"prompt_cache_options": {"mode": "explicit"}}
 

@@ -171,6 +171,19 @@ def test_no_routing_key_receives_more_than_15_requests_in_a_minute():
     assert len({key for _, key in sent}) == 8
 
 
+def test_single_requests_stay_on_the_server_that_has_their_prefix():
+    """The first request with a prefix is sent without a key, because it is not known to share it."""
+    entries, turns = (
+        CacheEntries(KEYS),
+        [SharedPrefix(n, 0, None, 4_000 + n, 0, f"turn {n}") for n in range(8)],
+    )
+    for now, turn in enumerate(turns):
+        chosen, _ = answered(entries, 60.0 * now, Usage(4_100 + now, 10, 4_000), CacheMark((turn,)))
+        assert chosen.mark.routing_key == ""
+    busy = [choose(entries, 1_000.0 + at, CacheMark((turns[0],))).mark.routing_key for at in range(30)]
+    assert Counter(busy) == {"": 15, "turn 0-1": 15}
+
+
 def test_in_a_batch_entries_last_for_an_hour_and_need_three_uses():
     def sent(uses, rules=MARKS, position=0):
         prefix = SharedPrefix(-1, 0, None, 4_000, uses, "system")
