@@ -170,7 +170,7 @@ OTHERS = (
              gaps=(*(600.0,) * 50, *(7200.0,) * 50), modes=("real time",)),
     Workload("gaps of 10 and 70 minutes", _with_system(3000), 100, gaps=(600.0, 4200.0),
              modes=("real time",)),
-    Workload("conversations", _conversations, 100, gaps=(60.0,), modes=("real time",)),
+    Workload("conversations", _conversations, 300, gaps=(60.0,), modes=("real time",)),
     Workload("changing start of the system text", _changing_start, 200),
     Workload("interleaved documents", _documents(10, 2000, shuffled=True), 300),
     Workload("rate limit", _with_system(2000), 200, settings={"rpm": 120}),

@@ -10,7 +10,8 @@
 5. An entry whose writes are not read, or that is never written, is no longer used.
 
 For a list, the uses of a prefix are known. For single requests, they are only expected: a prefix that
-was used shortly before is written if unread writes have cost little so far.
+was used shortly before is written if unread writes have cost little so far, and so is the end of a chat
+if chats of this client usually go on.
 
 If a provider offers entries that last for an hour, a prefix is written for an hour if its uses have often
 been further apart than the usual lifetime, but less than an hour: often enough that reads after such gaps
@@ -72,6 +73,14 @@ NOTHING = Chosen(None)
 
 
 @define(eq=False)
+class _Turns:
+    """Chats that were sent, and how many of them a later request began with."""
+
+    sent: int = 0
+    extended: int = 0
+
+
+@define(eq=False)
 class _CacheEntry:
     seen: float = -math.inf  # when a request with this prefix arrived
     known: SharedPrefix | None = None  # as found in the latest list
@@ -85,6 +94,8 @@ class _CacheEntry:
     lost: float = 0.0  # what writes have cost in addition, less what reads have saved, per token
     missing: int = 0
     stopped: StopReason | None = None
+    ends_turn: _Turns | None = None  # it ends a chat that was sent
+    extended: bool = False  # a later request began with that chat
     # starts of calls in the last minute, by server
     by_server: dict[str, deque[float]] = field(factory=dict)
 
@@ -103,13 +114,19 @@ class CacheEntries:
         self._proof: Lead | None = None  # released when one of them ends
         # None if the client creates none
         self.explicit = None if rules.storage is None else ExplicitCaches(rules)
+        self._first_turns, self._later_turns = _Turns(), _Turns(1, 1)  # a chat that was extended grows on
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
 
-    def recognize(self, ends: Sequence[SharedPrefix], now: float) -> CacheMark | None:
+    def recognize(
+        self, ends: Sequence[SharedPrefix], now: float, *, is_chat: bool = False
+    ) -> CacheMark | None:
         """Return those of ``ends`` that a single request shares with earlier ones, and remember all of them.
 
+        The end of a chat is added if enough chats like it were the beginning of a later one.
+
         Args:
-            ends: every prefix of the request that could be shared.
+            ends: every prefix of the request that could be shared, shortest first.
+            is_chat: whether the last of them is the whole prompt, and the prompt consists of messages.
         """
         found, long = [], 0
         for prefix in ends:
@@ -119,6 +136,8 @@ class CacheEntries:
             if is_recent or recurs:
                 found.append(prefix)
                 long = len(found) if recurs else long
+        if ends and is_chat and self.rules.by == "marks" and self._grows(ends) and ends[-1] not in found:
+            found.append(ends[-1])
         return CacheMark(tuple(found), long) if found else None
 
     def expect(self, mark: CacheMark, now: float) -> CacheMark:
@@ -284,6 +303,22 @@ class CacheEntries:
             entry.gaps_beyond_hour += 1
         entry.seen = now
         return gap < self.rules.seconds
+
+    def _grows(self, ends: Sequence[SharedPrefix]) -> bool:
+        """Note a turn of a chat, and return whether a later one will probably read it."""
+        turns = self._first_turns
+        for prefix in ends[:-1]:
+            earlier = self._entry(prefix.key)
+            if earlier.ends_turn is not None:
+                turns = self._later_turns
+                earlier.ends_turn.extended += not earlier.extended
+                earlier.extended = True
+        grows = turns.extended * (1 - self.rules.read) > turns.sent * (self.rules.write - 1)
+        entry = self._entry(ends[-1].key)
+        if entry.ends_turn is None:
+            entry.ends_turn = turns
+            turns.sent += 1
+        return grows
 
     def _recurs(self, entry: _CacheEntry) -> bool:
         """Whether an entry that lasts for an hour would have saved more than it would have cost."""

@@ -151,6 +151,21 @@ def test_writes_for_expected_uses_stop_once_they_have_cost_too_much():
     assert marked * 1_000 <= 0.01 * 200 * 2 * 4_100
 
 
+def test_the_end_of_a_chat_is_marked_once_chats_go_on():
+    entries = CacheEntries(MARKS)
+    ends = [SharedPrefix(2 * n, 0, None, 4_000 + 100 * n, 0, f"turn {n}") for n in range(6)]
+    others = [SharedPrefix(0, 0, None, 4_000, 0, f"other {n}") for n in range(12)]
+
+    def turn(number):
+        return entries.recognize(ends[: number + 1], 60.0 * number, is_chat=True)
+
+    assert turn(0) is None
+    assert turn(1) == CacheMark(tuple(ends[:2]))
+    assert turn(2) == CacheMark(tuple(ends[:3]))
+    first = [entries.recognize([other], 200.0, is_chat=True) is not None for other in others]
+    assert first == [True] * 3 + [False] * 9  # the first chat went on, but none of these does
+
+
 def test_longer_beginnings_are_written_while_shorter_ones_are_read():
     entries = CacheEntries(MARKS)
     documents = [SharedPrefix(0, 0, 9_000, 6_000, 50, f"document {n}") for n in range(2)]
