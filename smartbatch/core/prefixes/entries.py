@@ -73,7 +73,7 @@ NOTHING = Chosen(None)
 
 
 @define(eq=False)
-class _Turns:
+class _SentTurns:
     """Chats that were sent, and how many of them a later request began with."""
 
     sent: int = 0
@@ -94,7 +94,7 @@ class _CacheEntry:
     lost: float = 0.0  # what writes have cost in addition, less what reads have saved, per token
     missing: int = 0
     stopped: StopReason | None = None
-    ends_turn: _Turns | None = None  # it ends a chat that was sent
+    ends_turn: _SentTurns | None = None  # it ends a chat that was sent
     extended: bool = False  # a later request began with that chat
     # starts of calls in the last minute, by server
     by_server: dict[str, deque[float]] = field(factory=dict)
@@ -114,7 +114,10 @@ class CacheEntries:
         self._proof: Lead | None = None  # released when one of them ends
         # None if the client creates none
         self.explicit = None if rules.storage is None else ExplicitCaches(rules)
-        self._first_turns, self._later_turns = _Turns(), _Turns(1, 1)  # a chat that was extended grows on
+        self._first_turns, self._later_turns = (
+            _SentTurns(),
+            _SentTurns(1, 1),
+        )  # a chat that was extended grows on
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
 
     def recognize(
