@@ -13,7 +13,7 @@ from smartbatch.cli.arguments import JOBS_ACTIONS
 from smartbatch.cli.main import build_parser
 from smartbatch.config import BatchingConfig
 from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS, WEBHOOK_FAULTS
-from smartbatch.emulator.hosts.dialects import DIALECTS
+from smartbatch.emulator.hosts.host_api import DIALECTS
 from smartbatch.emulator.settings import FAULTS
 from smartbatch.observe.families import OPERATED, REACHABLE, families_of, live_families, times_of
 from smartbatch.observe.metrics_snapshot import MetricsSnapshot
