@@ -173,15 +173,19 @@ def often(client_of, remote, place):
     return client_of(remote, store=place)
 
 
-@pytest.mark.parametrize("turnaround", sampled([420.0, 60.0, 1500.0], keep=1))
-def test_while_events_arrive_a_job_polls_at_most_four_times(turnaround, often, remote, sender, clock):
-    remote.api.turnaround = turnaround
+READS = {6: 3, 25: 4, 60: 7, 360: 27}  # of a batch's state, by the minutes until it ends
+
+
+@pytest.mark.parametrize("minutes", sampled(list(READS), keep=1))
+def test_while_events_arrive_polls_are_as_rare_as_the_page_on_webhooks_says(
+    minutes, often, remote, sender, clock
+):
     without, _ = run_job(often, remote, clock, sender)
-    assert without >= turnaround / 30
-    for _ in range(2):
-        count, late = run_job(often, remote, clock, sender, size=1000)
-        assert count <= 4
-        assert late <= 10.0
+    assert without >= remote.api.turnaround / 30
+    remote.api.turnaround = 60.0 * minutes
+    count, late = run_job(often, remote, clock, sender, size=1000)
+    assert count == READS[minutes]
+    assert late <= 10.0
 
 
 def test_when_events_stop_arriving_polls_are_frequent_again(often, remote, sender, clock):
