@@ -7,16 +7,28 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from importlib import metadata
 from importlib.machinery import PathFinder
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-if TYPE_CHECKING:
-    from smartbatch.config import BatchingConfig
-    from smartbatch.providers.base import Provider
-    from smartbatch.providers.hosts import Host
+from smartbatch._clock import RealClock
+from smartbatch._files import require_locks
+from smartbatch._version import __version__
+from smartbatch._words import escape, plural
+from smartbatch.cli.clients import config_of, missing_store
+from smartbatch.cli.models_command import priced
+from smartbatch.cli.printing import ReaderLeft, print_out
+from smartbatch.config import BatchingConfig
+from smartbatch.errors import ConfigError, ErrorKind, SmartbatchError, StoreError, scrub
+from smartbatch.providers import registry
+from smartbatch.providers.base import Provider
+from smartbatch.providers.hosts import HOSTS, Host
+from smartbatch.sharing.publication import participants
+from smartbatch.stored_jobs import StoredJobs
 
 _PACKAGES: Final = ("anthropic", "google-genai", "genai-prices", "psycopg", "redis", "pyarrow", "pandas")
 _MAX_JOBS: Final = 1000
@@ -32,10 +44,6 @@ class Finding(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    from smartbatch._words import escape
-    from smartbatch.cli.printing import ReaderLeft, print_out
-    from smartbatch.errors import scrub
-
     findings = list(_findings(args))
     with suppress(ReaderLeft):  # the exit code reports problems anyway
         for one in findings if args.json else _grouped(findings):
@@ -48,9 +56,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
-    from smartbatch.cli.clients import config_of
-    from smartbatch.errors import ConfigError
-
     yield from _versions()
     yield from _imported()
     try:
@@ -82,8 +87,6 @@ def _grouped(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    from smartbatch._version import __version__
-
     yield Finding("smartbatch", f"{__version__}, in {_own_folder()}")
     python = ".".join(map(str, sys.version_info[:3]))
     installed = [f"{name} {found}" for name in _PACKAGES if (found := _version(name)) is not None]
@@ -91,8 +94,6 @@ def _versions() -> Iterator[Finding]:
 
 
 def _version(package: str) -> str | None:
-    from importlib import metadata  # imported late, because it is rarely needed
-
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -125,10 +126,6 @@ def _imported() -> Iterator[Finding]:
 
 
 def _hosts(prices: Mapping[str, Any], *, online: bool) -> Iterator[Finding]:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from smartbatch.providers.hosts import HOSTS
-
     check = partial(_host, prices=prices, online=online)
     hosts = tuple(HOSTS.values())
     if not online:
@@ -140,9 +137,6 @@ def _hosts(prices: Mapping[str, Any], *, online: bool) -> Iterator[Finding]:
 
 def _host(host: Host, *, prices: Mapping[str, Any], online: bool) -> Finding:
     """A missing key is not reported as a problem."""
-    from smartbatch.cli.models_command import priced
-    from smartbatch.errors import ConfigError
-
     variable = host.key_variable()
     missing = f"uses {host.credentials}" if host.credentials else "needs no key"
     if host.needs_key:
@@ -180,10 +174,6 @@ def _host(host: Host, *, prices: Mapping[str, Any], online: bool) -> Finding:
 
 def _provider_of(prefix: str, *, has_key: bool) -> Provider:
     """Create a provider, with an example key if none is set, to check the other settings."""
-    from smartbatch._clock import RealClock
-    from smartbatch.errors import ConfigError
-    from smartbatch.providers import registry
-
     try:
         return registry.create(f"{prefix}:any", clock=RealClock())[0]
     except ConfigError:
@@ -194,8 +184,6 @@ def _provider_of(prefix: str, *, has_key: bool) -> Provider:
 
 def _problem_of_access(provider: Provider) -> str | None:
     """Return why a host does not answer as it should; ``None`` if it is reachable."""
-    from smartbatch.errors import ErrorKind
-
     try:
         provider.check_access(_ONLINE_SECONDS)
     except Exception as error:
@@ -218,9 +206,6 @@ def _address(url: str) -> str:
 
 
 def _store(config: BatchingConfig) -> Finding:
-    from smartbatch._files import require_locks
-    from smartbatch.errors import SmartbatchError
-
     try:
         require_locks()
         return Finding("store", _place(config))
@@ -229,11 +214,6 @@ def _store(config: BatchingConfig) -> Finding:
 
 
 def _place(config: BatchingConfig) -> str:
-    from smartbatch._words import plural
-    from smartbatch.cli.clients import missing_store
-    from smartbatch.errors import StoreError
-    from smartbatch.stored_jobs import StoredJobs
-
     path = missing_store(config.store)
     if path is not None:
         folder = os.path.dirname(os.path.abspath(path))
@@ -255,10 +235,6 @@ def _place(config: BatchingConfig) -> str:
 
 
 def _limits(config: BatchingConfig) -> Iterator[Finding]:
-    from smartbatch._words import plural
-    from smartbatch.errors import SmartbatchError
-    from smartbatch.sharing.publication import participants
-
     if config.shared == "off":
         yield Finding("limits", "not shared with other processes")
         return
@@ -286,8 +262,6 @@ def _limits(config: BatchingConfig) -> Iterator[Finding]:
 
 def _secrets() -> list[Any]:
     """Return environment variables that look like secrets, to be removed from the output."""
-    from smartbatch.providers.hosts import HOSTS
-
     words = ("KEY", "TOKEN", "PASSWORD", "SECRET")
     # the variables of an SDK's credentials may hold a profile's name or a path
     with_key = (host for host in HOSTS.values() if host.credentials is None)

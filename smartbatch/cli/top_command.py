@@ -11,16 +11,22 @@ import termios
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
+
+from attrs import evolve
 
 from smartbatch._clock import RealClock
-from smartbatch.views.terminal import TextLine
+from smartbatch.cli.clients import config_of
+from smartbatch.cli.printing import print_out
+from smartbatch.dashboard.now_page import page
+from smartbatch.dashboard.page import Query
+from smartbatch.dashboard.source import Source
+from smartbatch.errors import SmartbatchError
+from smartbatch.views.model import Bullets, Section, State, View
+from smartbatch.views.terminal import TextLine, fitted, lines_of
 
-if TYPE_CHECKING:
-    from smartbatch.dashboard.source import Source
-    from smartbatch.views.terminal import TextLine
-
-
+FRAME_SECONDS: Final = 0.5
+_PIPE_WIDTH: Final = 120  # cells per line if there is neither a terminal nor COLUMNS
 _ENTER_SEQUENCE = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """Alternate screen without a cursor, and without wrapping, which would scroll a narrowed window."""
 _LEAVE_SEQUENCE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -125,17 +131,7 @@ def _keyboard() -> int | None:
         return None
 
 
-FRAME_SECONDS: Final = 0.5
-_PIPE_WIDTH: Final = 120  # cells per line if there is neither a terminal nor COLUMNS
-
-
 def run(args: argparse.Namespace) -> int:
-    # imported late, because no other command needs it
-    from smartbatch.cli.clients import config_of
-    from smartbatch.cli.printing import print_out
-    from smartbatch.cli.top_command import FullScreen
-    from smartbatch.dashboard.source import Source
-
     config = config_of(args)
     source = Source(config)
     _ = source.store  # fails before the screen changes if the store cannot be used
@@ -157,14 +153,6 @@ def run(args: argparse.Namespace) -> int:
 
 def frame(source: Source, width: int, height: int | None) -> list[TextLine]:
     """Return the dashboard's *Now* page as at most ``height`` lines of ``width`` cells."""
-    from attrs import evolve
-
-    from smartbatch.dashboard.now_page import page
-    from smartbatch.dashboard.page import Query
-    from smartbatch.errors import SmartbatchError
-    from smartbatch.views.model import Bullets, Section, State, View
-    from smartbatch.views.terminal import TextLine, fitted, lines_of
-
     now = datetime.fromtimestamp(source.clock.wall(), UTC)
     try:
         view, place = page(source, Query()).view, source.place
