@@ -163,7 +163,7 @@ class RequestFinished(RequestEvent):
 class CachingStopped(Event):
     """A shared prefix of prompts is no longer marked for the provider's cache; reported once for each.
 
-    For batches, it reports that the batches of later jobs will not be marked.
+    For batches, it reports that later batches will not be marked.
     """
 
     model: str

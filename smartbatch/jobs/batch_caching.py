@@ -1,7 +1,8 @@
 """Tokens that batches wrote to the provider's cache and read, stored per account and model.
 
-These totals are used when rows are accepted, and the resulting marks are stored with the rows, so that the
-input of a batch can be written again with the same bytes.
+These totals are used when rows are accepted: they may be stored without their shared prefixes. They are used
+again when the input of a batch is written, and the decision is stored with its shard, so that the input can
+be written again with the same bytes.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ BEFORE_UPLOAD = frozenset({ShardState.PLANNED, ShardState.UPLOADING})
 class RemoteProgress:
     """The known state of a shard's batch at the provider, and the actions taken. Stored as text."""
 
-    version: ClassVar[int] = 1  # version of the stored form; see JobPolicy
+    version: ClassVar[int] = 2  # version of the stored form; see JobPolicy
 
     # None before the first poll
     state: RemoteState | None = field(default=None, converter=optional(RemoteState))
@@ -86,6 +86,8 @@ class RemoteProgress:
     fenced_since: float | None = None  # provider's clock when the input file was deleted, if reported
     # parameters that the server rejected earlier
     omitted: tuple[str, ...] = field(default=(), converter=as_texts)
+    # whether shared prefixes are marked in the input, stored before it is sent; always in version 1
+    marked: bool = True
     files_ready: int = 0  # requests, from the first, whose files were uploaded
     uploads: int = 0  # uploads repeated because an earlier one may still have been in progress
     results_fetched: bool = False  # the results are in local files

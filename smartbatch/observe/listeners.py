@@ -124,7 +124,7 @@ class UserWarnings:
         if self._uncached.setdefault((event.model, event.batch), mine) is not mine:
             return
         if event.batch:
-            text = "%s: batches of later jobs do not use the provider's cache for shared prefixes: %s"
+            text = "%s: later batches do not use the provider's cache for shared prefixes: %s"
             _LOGGER.warning(text, event.model, event.reason)
         else:
             text = "%s: the provider's cache is no longer used for a shared prefix of about %s tokens: %s"

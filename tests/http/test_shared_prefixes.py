@@ -135,7 +135,7 @@ def test_a_batch_is_not_marked_if_the_one_before_read_nothing(tmp_path, caplog):
     assert plan.cache_saving_low == plan.cache_saving == plan.cache_saving_high == 0
     assert real_time.usage.cached_tokens > 0
     [warning] = [each for each in caplog.messages if "cache" in each]
-    assert "batches of later jobs do not use the provider's cache" in warning
+    assert "later batches do not use the provider's cache" in warning
     assert "tokens were written and 0 read" in warning
 
 

@@ -35,6 +35,7 @@ PROGRESS = RemoteProgress(
     outputs=("file-1", "file-2"),
     cancel_sent_at=1.5,
     rescue="it was late",
+    marked=False,
     files_ready=4,
     uploads=2,
     results_fetched=True,

@@ -12,7 +12,7 @@ from jobs.stores import bench, new_items
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import JobState
-from smartbatch.jobs.shard_records import ShardState
+from smartbatch.jobs.shard_records import RemoteProgress, ShardState
 from smartbatch.jobs.store import database
 from smartbatch.jobs.store.schema import SCHEMA_VERSION
 
@@ -63,7 +63,7 @@ def test_an_existing_store_is_opened_without_a_write(bench):
         assert bench.open(busy_timeout=0.2).jobs.latest() == []
 
 
-@pytest.mark.parametrize("change", [{"version": 2}, {"version": 2, "colour": "red"}])
+@pytest.mark.parametrize("change", [{"version": 3}, {"version": 3, "colour": "red"}])
 @pytest.mark.parametrize(
     ("table", "column", "kind"), [("job", "policy", "JobPolicy"), ("shard", "remote", "RemoteProgress")]
 )
@@ -71,7 +71,7 @@ def test_a_record_of_a_newer_release_is_refused_and_left_as_it_is(bench, store, 
     job_id = the_job(store).id
     newer = json.dumps(change)
     bench.behind(f"UPDATE {table} SET {column} = ?", newer)
-    with pytest.raises(StoreError, match=rf"a {kind} in the store has version 2.*Update smartbatch"):
+    with pytest.raises(StoreError, match=rf"a {kind} in the store has version 3.*Update smartbatch"):
         store.shards.of_job(job_id) if table == "shard" else store.jobs.get(job_id)
     assert bench.behind(f"SELECT {column} FROM {table}") == [(newer,)]
 
@@ -82,6 +82,12 @@ def test_a_record_with_an_unknown_field_or_without_a_version_is_refused(bench, s
     bench.behind("UPDATE job SET policy = ?", damage)
     with pytest.raises(StoreError, match="a JobPolicy in the store is damaged"):
         store.jobs.get(job_id)
+
+
+def test_the_progress_of_a_shard_of_an_earlier_release_is_read_and_its_input_was_marked(bench, store):
+    bench.behind("UPDATE shard SET remote = ?", '{"version": 1, "status": "ended", "files_ready": 2}')
+    [shard] = store.shards.of_job(the_job(store).id)
+    assert shard.remote == RemoteProgress(status="ended", files_ready=2, marked=True)
 
 
 FOLDER = Path(database.__file__).parent

@@ -166,7 +166,7 @@ def store_results(step: Step, shard: ShardRow, paths: Sequence[Path]) -> ResultT
     shared = step.shared()
     shape = SHAPES.of(shared.params)
     before = step.job
-    rules = step.caching_rules()
+    rules = step.caching_rules() if shard.remote.marked else None
     marked = Usage()
     lines = iter(read) if size <= MAX_BUFFERED_BYTES else read_lines(step, shard, paths, OddLines())
     for page in pages_of(lines, measures):

@@ -17,6 +17,7 @@ from attrs import evolve
 from smartbatch.core.batching.sharding import GroupPath, cut
 from smartbatch.core.prefixes.batch_marks import with_batch_mark
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, SmartbatchError
+from smartbatch.jobs.batch_caching import marks_pay
 from smartbatch.jobs.job_budget import (
     TINY_USD,
     CostCeiling,
@@ -252,12 +253,18 @@ def begin(step: Step, shard: ShardRow) -> ShardRow:
         return step.discard(shard, refusals.OVER_LIMIT_NOTE)
     if (waiting := file_uploads.upload_missing(step, shard)) is not None:
         return waiting
-    remote = evolve(shard.remote, omitted=step.api.omitted(model=step.model))
+    omitted = step.api.omitted(model=step.model)
+    remote = evolve(shard.remote, omitted=omitted, marked=_marks_pay(step))
     if not step.api.abilities.files:
         return step.advance(shard, ShardState.READY, remote=remote)
     storage.warn_if_nearly_full(step, shard)
     shard = step.advance(shard, ShardState.UPLOADING, remote=remote)
     return _send_file(step, shard)  # nothing has been sent yet, so there is no file to search for
+
+
+def _marks_pay(step: Step) -> bool:
+    rules = step.caching_rules()
+    return rules is None or marks_pay(step.store, step.job.scope, step.job.model, rules, step.wall)
 
 
 def resume_upload(step: Step, shard: ShardRow) -> ShardRow:
@@ -325,7 +332,7 @@ def _input_file(step: Step, shard: ShardRow) -> Path:
         for position, request in step.requests_of(shard):
             name = wire_id(shard.nonce, position)
             try:
-                request = with_batch_mark(request, rules, position)
+                request = with_batch_mark(request, rules, position, marked=shard.remote.marked)
                 request = file_uploads.sendable(step, request, ids)
                 yield step.api.encode(request, model=step.model, wire_id=name) + b"\n"
             except InvalidRequest as error:
@@ -363,16 +370,22 @@ def send_create(step: Step, shard: ShardRow) -> ShardRow:
     wait = refusals.quota_wait(step, shard)
     if wait > 0:
         return step.reschedule(shard, wait, note="waits for the quota of enqueued tokens")
-    # 3. the input file is missing: upload first
+    # 3. it has waited, and the results of other batches show by now that its marks do not pay off: write it
+    # again without them
+    if shard.remote.marked and not _marks_pay(step) and _shares_prefixes(step, shard):
+        return step.discard(
+            shard, "caching its prefixes does not pay off; its requests are sent without marks"
+        )
+    # 4. the input file is missing: upload first
     if step.api.abilities.files and shard.file_id is None:
         return step.advance(shard, ShardState.UPLOADING)
-    # 4. batches have no labels, and the outcome of another create call of the account is unknown: wait
+    # 5. batches have no labels, and the outcome of another create call of the account is unknown: wait
     if (wait := _seconds_until_turn(step, shard)) > 0:
         return step.reschedule(shard, wait, note=_TURN_NOTE)
     source = None if step.api.abilities.files else _input_file(step, shard)
     try:
         page = step.api.page(None, step.limits.call_timeout)
-    # 5. the list of batches, which provides the watermark, cannot be read: create nothing
+    # 6. the list of batches, which provides the watermark, cannot be read: create nothing
     except Exception as error:
         return _call_failed(step, shard, error)
     find_orphans(step, page.batches)
@@ -387,16 +400,16 @@ def send_create(step: Step, shard: ShardRow) -> ShardRow:
         submitted_at=now,
         due_at=now,
     )
-    # 6. another shard stored its intent first: wait for this shard's turn
+    # 7. another shard stored its intent first: wait for this shard's turn
     if intended is None:
         return step.reschedule(shard, max(_seconds_until_turn(step, shard), 1.0), note=_TURN_NOTE)
     step.report_change(shard, intended)
-    # 7. the process was suspended while it stored the intent, so another process may own the job now. Nothing
+    # 8. the process was suspended while it stored the intent, so another process may own the job now. Nothing
     # was sent, and the shard is READY again. The wall clock is checked too, since monotonic clocks may stop
     # while a machine sleeps
     if max(step.now - began, step.runtime.clock.wall() - set_to) > step.limits.send_within:
         return step.advance(intended, ShardState.READY, "its intent was too old to be sent")
-    # 8. send the create call: the batch is adopted, refused, or its existence is unknown
+    # 9. send the create call: the batch is adopted, refused, or its existence is unknown
     creation = Creation(
         mark=shard.nonce,
         model=step.model,
@@ -413,6 +426,10 @@ def send_create(step: Step, shard: ShardRow) -> ShardRow:
     return adopt(step, intended, batch)
 
 
+def _shares_prefixes(step: Step, shard: ShardRow) -> bool:
+    return any(request.cache is not None for _, request in step.requests_of(shard))
+
+
 def adopt(step: Step, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> ShardRow:
     step.spool_path(shard, "in").unlink(missing_ok=True)
     submitted = shard.submitted_at or step.wall
@@ -423,7 +440,9 @@ def adopt(step: Step, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> 
         reason,
         batch_id=batch.id,
         candidate=None,
-        remote=RemoteProgress(status=batch.word, held_job=before.held_job, omitted=before.omitted),
+        remote=RemoteProgress(
+            status=batch.word, held_job=before.held_job, omitted=before.omitted, marked=before.marked
+        ),
         results_until=submitted + step.api.abilities.retention,
         due_at=step.wall
         + poll.seconds_to_poll(step, shard, batch.id, min(step.limits.poll_interval, MINUTE)),
