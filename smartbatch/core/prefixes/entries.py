@@ -5,8 +5,9 @@
 3. Until the answer to that call begins, no other call can read the entry. Requests that use it wait if
    waiting saves more than the time is worth. Otherwise, they are sent without a mark, because a second write
    would cost more.
-4. Until an entry of the model has been read for the first time, only a few marked calls are in flight. Other
-   requests wait until one of these calls ends, again only if waiting saves more than the time is worth.
+4. Until an entry of the model has been read for the first time, only two calls with the same entry are in
+   flight: one that writes it, and one that shows whether it can be read. Other requests wait until one of
+   these calls ends, again only if waiting saves more than the time is worth.
 5. An entry whose writes are not read, or that is never written, is no longer used.
 
 For a list, the uses of a prefix are known. For single requests, they are only expected: a prefix that
@@ -40,7 +41,7 @@ _SHORTEST_LEAD_SECONDS = 5.0
 _LONGEST_LEAD_SECONDS = 60.0
 _MARGIN = 0.95  # share of the lifetime for which an entry is relied on
 _MAX_LOST_WRITES = 2.0  # surcharges of writes by which an entry may cost more than it saves
-_MAX_UNPROVEN = 8  # marked calls in flight before an entry of the model has been read for the first time
+_MAX_UNPROVEN = 2  # calls in flight with an entry before one of the model has been read for the first time
 _MAX_MISSING = 2  # expected writes that the provider did not report
 _LOST_SHARE = 0.005  # of all input tokens, which unread writes for expected uses may cost
 
@@ -90,6 +91,8 @@ class _CacheEntry:
     long: bool = False  # the latest write was for an hour
     last: float = -math.inf  # start of the latest call that wrote or read it
     lead: Lead | None = None
+    marked: int = 0  # calls in flight of which it is the longest marked entry
+    proof: Lead | None = None  # released when one of them ends
     writes: int = 0
     lost: float = 0.0  # what writes have cost in addition, less what reads have saved, per token
     missing: int = 0
@@ -110,8 +113,6 @@ class CacheEntries:
         self._leads: set[Lead] = set()
         self._sent = 0.0  # input tokens of all calls
         self._works = False  # an entry has been read
-        self._marked = 0  # calls in flight with marks
-        self._proof: Lead | None = None  # released when one of them ends
         # None if the client creates none
         self.explicit = None if rules.storage is None else ExplicitCaches(rules)
         self._first_turns, self._later_turns = (
@@ -165,7 +166,7 @@ class CacheEntries:
             if entry is None or entry.stopped:
                 continue
             is_warm = self._is_warm(entry, now)
-            lead = self._proof if is_warm else entry.lead
+            lead = entry.proof if is_warm else entry.lead
             if lead is not None and not lead.released:
                 left = max(0.0, lead.started + self.first_byte - now)
                 return lead if urgency.pays(prefix, 1 - self.rules.read, left) else None
@@ -186,8 +187,6 @@ class CacheEntries:
             return none
         if rules.by != "marks":
             return self._unmarked(mark, now, creates=creates)
-        if not self._works and self._marked >= _MAX_UNPROVEN:
-            return none
         chosen: list[SharedPrefix] = []
         led: list[str] = []
         last_long: SharedPrefix | None = None
@@ -196,6 +195,8 @@ class CacheEntries:
             self._count(entry, prefix)
             if entry.stopped or len(chosen) == rules.max_marks:
                 continue
+            if not (self._works or chosen) and entry.marked >= _MAX_UNPROVEN:
+                return none
             is_warm, may_last = self._is_warm(entry, now), place < mark.long
             if not is_warm:
                 long = may_last and (last_long is not None or self._pays(entry, prefix, long=True))
@@ -210,9 +211,10 @@ class CacheEntries:
                 break
         if not chosen:
             return none
-        self._marked += 1
-        if not self._works and self._marked == _MAX_UNPROVEN:
-            self._proof = self._add_lead((), now, _LONGEST_LEAD_SECONDS)
+        longest = self._entry(chosen[0].key)
+        longest.marked += 1
+        if not self._works and longest.marked == _MAX_UNPROVEN:
+            longest.proof = self._add_lead((), now, _LONGEST_LEAD_SECONDS)
         chosen.reverse()
         lasting = 0 if last_long is None else chosen.index(last_long) + 1
         return Chosen(CacheMark(tuple(chosen), lasting), self._new_lead(led, now) if led else None)
@@ -244,9 +246,10 @@ class CacheEntries:
             used = chosen.mark.prefixes[-1] if chosen.mark and chosen.uses_explicit else None
             self.explicit.ended(chosen.counted, used, started, usage)
         if self.rules.by == "marks" and chosen.mark is not None and chosen.mark.prefixes:
-            self._marked -= 1
-            if self._proof is not None:
-                self._release(self._proof, readable=False)
+            longest = self._entry(chosen.mark.prefixes[-1].key)
+            longest.marked -= 1
+            if longest.proof is not None:
+                self._release(longest.proof, readable=False)
         if usage is None:
             return []
         self._sent += usage.input_tokens
