@@ -34,14 +34,14 @@ NO_SAVING = Saving()
 
 # Shares of reads that find their entry: low, expected, high. Anthropic's guide names 30 to 98 % in batches.
 # In real time, a report found 40 to 60 % for calls right after each other (anthropic-sdk-python, issue 1451).
-# OpenAI's servers without marks depend on their load, and Gemini guarantees nothing.
+# OpenAI's servers without marks depend on their load. Gemini guarantees nothing, and whether its batches read
+# the implicit cache is unknown.
 _HIT_RATES = {
     ("marks", False): (0.6, 0.97, 1.0),
     ("marks", True): (0.3, 0.9, 0.98),
     ("key", False): (0.5, 0.9, 1.0),
     ("key", True): (0.3, 0.9, 0.98),
     ("order", False): (0.0, 0.5, 0.9),
-    ("order", True): (0.0, 0.5, 0.9),
 }
 _STORED_HOURS = (1.0, 0.5, 0.0)  # of an explicit cache: low, expected and high saving
 
@@ -66,12 +66,10 @@ class KnownCaching:
         """Return the shares of reads that find their entry: low, expected and high; ``None`` if nothing is
         cached.
         """
-        low, expected, high = _HIT_RATES[self.rules.by, batch]
-        if not batch:
-            return low, expected, high
-        if self.rules.by == "order" or not self.reads.pays(self.rules, self.now):
+        if batch and (self.rules.by == "order" or not self.reads.pays(self.rules, self.now)):
             return None
-        share = self.reads.share(self.rules, self.now)
+        low, expected, high = _HIT_RATES[self.rules.by, batch]
+        share = self.reads.share(self.rules, self.now) if batch else None
         return (low, expected, high) if share is None else (min(low, share), share, max(high, share))
 
 

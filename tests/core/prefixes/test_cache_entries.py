@@ -272,6 +272,19 @@ def test_the_saving_of_a_batch_is_forecast_from_what_earlier_batches_read():
     assert rarely == NO_SAVING
 
 
+def test_without_marks_and_keys_a_saving_is_forecast_only_in_real_time():
+    savings = PrefixSavings(KnownCaching(CachingRules(by="order", min_tokens=1024, read=0.1)))
+    for _ in range(100):
+        savings.add([PREFIX], lambda tokens: tokens)
+
+    def cost(usage):
+        return usage.input_tokens - 0.9 * usage.cached_tokens
+
+    real_time = savings.of(cost, batch=False)
+    assert real_time.low == 0 < real_time.expected < real_time.high
+    assert savings.of(cost, batch=True) == NO_SAVING
+
+
 def test_the_saving_on_a_stopped_prefix_is_part_of_a_longer_one_only():
     def savings(*stopped):
         reasons = dict.fromkeys(stopped, "its writes are not read")
