@@ -46,6 +46,14 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import RetriedRows as RetriedRows
     from smartbatch.jobs.records import StoredResult as StoredResult
     from smartbatch.jobs.status import JobStatus as JobStatus
+    from smartbatch.keywords import ConstraintParams as ConstraintParams
+    from smartbatch.keywords import EmbeddingListParams as EmbeddingListParams
+    from smartbatch.keywords import EmbeddingParams as EmbeddingParams
+    from smartbatch.keywords import GenerationParams as GenerationParams
+    from smartbatch.keywords import JobParams as JobParams
+    from smartbatch.keywords import ListParams as ListParams
+    from smartbatch.keywords import RequestParams as RequestParams
+    from smartbatch.keywords import SubmitParams as SubmitParams
     from smartbatch.media import Audio as Audio
     from smartbatch.media import Document as Document
     from smartbatch.media import Image as Image
@@ -76,21 +84,13 @@ if TYPE_CHECKING:
     from smartbatch.stored_jobs import StoredJobs as StoredJobs
     from smartbatch.types import Answer as Answer
     from smartbatch.types import Attempt as Attempt
-    from smartbatch.types import ConstraintParams as ConstraintParams
     from smartbatch.types import Embedding as Embedding
-    from smartbatch.types import EmbeddingListParams as EmbeddingListParams
-    from smartbatch.types import EmbeddingParams as EmbeddingParams
     from smartbatch.types import Generation as Generation
-    from smartbatch.types import GenerationParams as GenerationParams
-    from smartbatch.types import JobParams as JobParams
-    from smartbatch.types import ListParams as ListParams
     from smartbatch.types import Message as Message
     from smartbatch.types import Priority as Priority
     from smartbatch.types import Request as Request
-    from smartbatch.types import RequestParams as RequestParams
     from smartbatch.types import Result as Result
     from smartbatch.types import Route as Route
-    from smartbatch.types import SubmitParams as SubmitParams
     from smartbatch.types import TokenLogprob as TokenLogprob
     from smartbatch.types import Tool as Tool
     from smartbatch.types import ToolCall as ToolCall
@@ -114,9 +114,12 @@ _NAMES_OF = {
     "views.html": "Report",
     "results": "Interrupted ResultList",
     "types": (
-        "Answer Attempt ConstraintParams Embedding EmbeddingListParams EmbeddingParams Generation "
-        "GenerationParams JobParams ListParams Message Priority Request RequestParams Result Route "
-        "SubmitParams TokenLogprob Tool ToolCall Usage"
+        "Answer Attempt Embedding Generation Message Priority Request Result Route TokenLogprob Tool "
+        "ToolCall Usage"
+    ),
+    "keywords": (
+        "ConstraintParams EmbeddingListParams EmbeddingParams GenerationParams JobParams ListParams "
+        "RequestParams SubmitParams"
     ),
     "shortcuts": "EmbeddingScriptParams ScriptParams embed generate job list_jobs pause paused resume",
     "stored_jobs": "StoredJobs",

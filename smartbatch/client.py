@@ -17,6 +17,14 @@ from smartbatch.core.preparation.preparer import GENERATION, Preprocess
 from smartbatch.errors import StoreError
 from smartbatch.events import Observer
 from smartbatch.jobs.job_options import STATUS_TIMEOUT, JobOptions, WaitOptions, batches_of
+from smartbatch.keywords import (
+    EmbeddingListParams,
+    EmbeddingParams,
+    JobParams,
+    ListParams,
+    RequestParams,
+    SubmitParams,
+)
 from smartbatch.observe import logs
 from smartbatch.observe.list_progress import OnProgress
 from smartbatch.observe.metrics import BatchMetrics
@@ -39,19 +47,13 @@ from smartbatch.running import ClientSettings, RunningState, forget, why_not_set
 from smartbatch.types import (
     Duration,
     Embedding,
-    EmbeddingListParams,
-    EmbeddingParams,
     Generation,
-    JobParams,
     Kind,
-    ListParams,
     OnError,
     Prompt,
     Prompts,
-    RequestParams,
     Result,
     RunCallback,
-    SubmitParams,
     T,
     Texts,
     call_now,
@@ -288,9 +290,7 @@ class BatchingClient:
         ordered: bool = False,
         **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
-        """Like :meth:`map`, but yield results in order of arrival. Use each request's ``context`` to identify
-        it.
-        """
+        """Like :meth:`map`, but in order of arrival; each request's ``context`` identifies its result."""
         options = ReaderOptions(on_error, on_progress, progress, ordered)
         return self._running.routing.map_results(prompts, params, self, options)
 

@@ -13,9 +13,10 @@ from typing import Any, Literal, TypedDict, Unpack
 from attrs import Attribute, evolve, fields_dict, frozen
 
 from smartbatch.errors import ConfigError, did_you_mean
+from smartbatch.keywords import GenerationParams
 from smartbatch.prices import Price
 from smartbatch.setting import Setting, choice, revealed, seconds, setting, spec_of
-from smartbatch.types import Duration, GenerationParams, OnError, Prefer, StrategyName, T
+from smartbatch.types import Duration, OnError, Prefer, StrategyName, T
 from smartbatch.webhook_signatures import flaw_of_address
 
 __all__ = ["BatchingConfig", "ClientParams", "Settings", "changed", "check_names", "checked", "checked_table"]

@@ -13,6 +13,7 @@ from smartbatch._words import count_of, plural
 from smartbatch.core.preparation.preparer import row_of
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import AllRequestsFailed, ConfigError, InvalidRequest
+from smartbatch.keywords import ListParams
 from smartbatch.plan import Plan
 from smartbatch.quality.projected_routes import (
     ProjectedRoute,
@@ -30,7 +31,7 @@ from smartbatch.routing.list_results import ListClient, send_again, unanswered, 
 from smartbatch.tables.answer_columns import has_samples, taken
 from smartbatch.tables.cells import text_of
 from smartbatch.tables.columns import index_of, kind_of_table, table_of
-from smartbatch.types import ListParams, Prompts, Request, Result, T
+from smartbatch.types import Prompts, Request, Result, T
 from smartbatch.views.model import Cell, DataTable, Note, Part, Section, View
 
 __all__ = ["Preview"]

@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 
 from smartbatch._words import money
 from smartbatch.errors import AllRequestsFailed, InvalidRequest, ListStopped, RowSkipped
+from smartbatch.keywords import ConstraintParams, RequestParams
 from smartbatch.result_display import has_failed, result_tables, shown_positions
 from smartbatch.tables.answer_columns import (
     answer_columns,
@@ -24,18 +25,7 @@ from smartbatch.tables.answer_columns import (
     with_answers,
 )
 from smartbatch.tables.columns import index_of, table_of, to_arrow, to_pandas, to_polars
-from smartbatch.types import (
-    DEFECTS,
-    ConstraintParams,
-    Defect,
-    Request,
-    RequestParams,
-    Result,
-    Route,
-    T,
-    Usage,
-    Vector,
-)
+from smartbatch.types import DEFECTS, Defect, Request, Result, Route, T, Usage, Vector
 
 if TYPE_CHECKING:
     import pandas

@@ -11,22 +11,13 @@ from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig, Settings, check_names
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.preparation.validation import refuse_for_vectors
+from smartbatch.keywords import GenerationParams, ReadingParams, TableParams
 from smartbatch.observe.list_progress import OnProgress
 from smartbatch.providers.base import Provider
 from smartbatch.realtime.setup import HookParams
 from smartbatch.results import ResultList, as_interrupted
 from smartbatch.routing.list_planner import CONSTRAINTS, split_constraints
-from smartbatch.types import (
-    Deadline,
-    Embedding,
-    GenerationParams,
-    Prompts,
-    ReadingParams,
-    T,
-    TableParams,
-    Texts,
-    evolve,
-)
+from smartbatch.types import Deadline, Embedding, Prompts, T, Texts, evolve
 
 if TYPE_CHECKING:
     from smartbatch.jobs.job import Job

@@ -31,10 +31,10 @@ from tests.syntax import (
 
 NOUNS = frozenset(
     {
-        "attempt",
         "chats",
         "errors",
         "failure_groups",
+        "keywords",
         "media",
         "media_content",
         "media_in_prompts",
@@ -79,11 +79,11 @@ ALLOWED: dict[str, frozenset[str]] = {
     "media": frozenset({"errors", "media_content"}),
     "media_tokens": frozenset({"media"}),
     "chats": frozenset({"media"}),
-    "attempt": frozenset(),
     "failure_groups": frozenset(),
     "usage": frozenset(),
     "shared_prefixes": frozenset(),
-    "types": frozenset({"attempt", "chats", "errors", "media", "media_content", "shared_prefixes", "usage"}),
+    "types": frozenset({"chats", "errors", "media", "media_content", "shared_prefixes", "usage"}),
+    "keywords": frozenset({"chats", "media_content", "types"}),
     "media_in_prompts": frozenset({"media", "media_content", "types"}),
     "events": frozenset({"types", "errors"}),
     "tables": frozenset({"chats", "types", "errors", "events", "media", "media_content"}),
@@ -91,11 +91,11 @@ ALLOWED: dict[str, frozenset[str]] = {
     "result_display": frozenset(
         {"chats", "types", "errors", "failure_groups", "media", "media_content", "views"}
     ),
-    "results": frozenset({"types", "errors", "result_display", "tables", "views"}),
+    "results": frozenset({"keywords", "types", "errors", "result_display", "tables", "views"}),
     "prices": frozenset({"errors", "types"}),
     "setting": frozenset({"errors", "prices"}),
     "webhook_signatures": frozenset({"errors"}),
-    "config": frozenset({"errors", "prices", "setting", "types", "webhook_signatures"}),
+    "config": frozenset({"errors", "keywords", "prices", "setting", "types", "webhook_signatures"}),
     # pure decisions
     "core": NOUNS | {"config", "prices", "tables", "views"},
     # adapters of APIs, and listeners to events

@@ -8,7 +8,7 @@ from typing import Final
 from smartbatch.config import ADAPTER_ARGUMENTS, NEAR_SETTINGS, variable_of
 from smartbatch.core.preparation.validation import FOREIGN_NAMES
 from smartbatch.errors import did_you_mean, nearest
-from smartbatch.types import ListParams
+from smartbatch.keywords import ListParams
 
 _NEAR_OPTIONS: Final = {
     "call_timeout": ("timeout", "request_timeout"),

@@ -20,11 +20,12 @@ from smartbatch.cluster import UNIT_ROWS, Cluster, Options, Unit, digest, one_bu
 from smartbatch.config import BatchingConfig, changed
 from smartbatch.core.preparation.preparer import prompt_list
 from smartbatch.errors import InvalidRequest, JobNotFound, RequestCancelled
+from smartbatch.keywords import ConstraintParams
 from smartbatch.observe.list_progress import OnProgress, ProgressCounter
 from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
 from smartbatch.results import ResultList, ended
-from smartbatch.types import ConstraintParams, Prompt, Result, TemplateSource
+from smartbatch.types import Prompt, Result, TemplateSource
 
 COLUMNS = ("answer", "error", "cost")
 """Columns added to a dataframe: the answer's text, the name of the error, and the cost in USD. A missing

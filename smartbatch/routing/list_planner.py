@@ -19,24 +19,14 @@ from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.options import Constraints, seconds_until
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs.job_options import check_batches, check_priced, checked_key
+from smartbatch.keywords import ConstraintParams, ListParams, ReadingParams, TableParams
 from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.routing.advisor import Advisor
 from smartbatch.shared_prefixes import CachingRules
 from smartbatch.tables.file_cells import FILE_OPTIONS, FileColumns
-from smartbatch.types import (
-    ConstraintParams,
-    Kind,
-    ListParams,
-    Priority,
-    Prompt,
-    Prompts,
-    ReadingParams,
-    Request,
-    Strategy,
-    TableParams,
-)
+from smartbatch.types import Kind, Priority, Prompt, Prompts, Request, Strategy
 
 CONSTRAINTS = ConstraintParams.__optional_keys__  # arguments of list calls that affect the route
 

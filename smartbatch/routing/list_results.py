@@ -22,6 +22,7 @@ from smartbatch.core.preparation.validation import check_params, normalise
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.outcome import ListDecision, Measured, rescue_in_words
 from smartbatch.errors import AllRequestsFailed, ClientClosed, RequestCancelled, RowSkipped
+from smartbatch.keywords import ConstraintParams, ListParams
 from smartbatch.observe.list_progress import ListDisplay
 from smartbatch.observe.listeners import warn_of_batch
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions, ReadAhead
@@ -31,17 +32,7 @@ from smartbatch.routing.advisor import AnnouncedPlan, individual_calls
 from smartbatch.routing.list_planner import CheckedList, ListPlanner
 from smartbatch.routing.stored_lists import JobResults, StoredLists
 from smartbatch.tables.row_prompts import SkippedRow
-from smartbatch.types import (
-    ConstraintParams,
-    ListParams,
-    OnError,
-    Prompt,
-    Prompts,
-    Request,
-    Result,
-    Route,
-    Strategy,
-)
+from smartbatch.types import OnError, Prompt, Prompts, Request, Result, Route, Strategy
 
 Taken: TypeAlias = JobResults | BoundedMap
 

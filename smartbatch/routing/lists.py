@@ -16,6 +16,7 @@ from smartbatch.core.routing.outcome import ActualCost, ListDecision
 from smartbatch.errors import InvalidRequest
 from smartbatch.events import JobFinished
 from smartbatch.jobs.job_options import JobOptions, batches_of
+from smartbatch.keywords import JobParams, ReadingParams
 from smartbatch.observe.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
 from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
@@ -44,18 +45,7 @@ from smartbatch.routing.list_results import (
     common_purpose,
     without_skipped,
 )
-from smartbatch.types import (
-    JobParams,
-    Kind,
-    OnError,
-    Prompt,
-    Prompts,
-    ReadingParams,
-    Request,
-    Result,
-    Route,
-    Strategy,
-)
+from smartbatch.types import Kind, OnError, Prompt, Prompts, Request, Result, Route, Strategy
 
 if TYPE_CHECKING:
     from smartbatch.jobs.job_submission import JobSubmission

@@ -69,7 +69,7 @@ class FileColumns:
         """Check the keywords of a caller; return ``None`` if there are no columns with files.
 
         Args:
-            files, files_root, fetch_to, max_pixels: see :class:`~smartbatch.types.TableParams`.
+            files, files_root, fetch_to, max_pixels: see :class:`~smartbatch.keywords.TableParams`.
 
         Raises:
             InvalidRequest: a kind is unknown, the folder does not exist, or an option has no effect.

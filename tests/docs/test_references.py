@@ -20,13 +20,14 @@ import smartbatch
 from smartbatch import BatchingClient, BatchingConfig, Image, errors, events
 from smartbatch.cli.main import build_parser
 from smartbatch.integrations import hosting, pydantic_ai
+from smartbatch.keywords import ConstraintParams
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
 from smartbatch.providers.anthropic.bedrock import BedrockProvider
 from smartbatch.providers.anthropic.vertex import VertexClaudeProvider
 from smartbatch.runs.output_lines import encode
 from smartbatch.runs.row_keys import KeyedRow
-from smartbatch.types import ConstraintParams, Generation, Result, TokenLogprob, ToolCall
+from smartbatch.types import Generation, Result, TokenLogprob, ToolCall
 from smartbatch.webhooks import SECRET_VARIABLE
 
 PAGES: dict[str, Page] = {page.name: page for page in pages() if "/decisions/" not in page.name}

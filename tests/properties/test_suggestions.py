@@ -13,8 +13,8 @@ from smartbatch import BatchingClient, BatchingConfig, ConfigError, InvalidReque
 from smartbatch.cli.main import build_parser
 from smartbatch.config import ADAPTER_ARGUMENTS, NEAR_SETTINGS, ClientParams, Settings
 from smartbatch.core.preparation.validation import FOREIGN_NAMES, check_params
+from smartbatch.keywords import ListParams, RequestParams
 from smartbatch.shortcuts import ScriptParams
-from smartbatch.types import ListParams, RequestParams
 
 KNOWN = sorted(
     {

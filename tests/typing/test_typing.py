@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import attrs
 import pytest
 
-from smartbatch import BatchingClient, shortcuts, types
+from smartbatch import BatchingClient, keywords, shortcuts, types
 from smartbatch.config import BatchingConfig, ClientParams, Settings
 from smartbatch.emulator.settings import EmulatorParams, EmulatorSettings
 from smartbatch.setting import spec_of
@@ -101,15 +101,18 @@ def test_the_keywords_of_emulators_are_their_settings() -> None:
 def test_the_keywords_of_calls_are_those_they_take() -> None:
     generation = attrs.fields_dict(types.Generation).keys()
     request = attrs.fields_dict(types.Request).keys() - {"prompt", "params", "sample", "row", "cache"}
-    constraints = keys(types.ConstraintParams)
-    of_tables = keys(types.TableParams) | keys(types.ReadingParams)
-    assert keys(types.GenerationParams) == generation
-    assert keys(types.RequestParams) == generation | request
-    assert keys(types.SubmitParams) == generation | request | {"durable", "key"}
-    assert keys(types.EmbeddingParams) == request - {"embedding", "call"}
-    assert keys(types.ListParams) == generation | request | constraints | {"key"} | of_tables
-    assert keys(types.EmbeddingListParams) == keys(types.EmbeddingParams) | constraints | {"key"} | of_tables
-    assert keys(types.JobParams) == keys(types.ListParams) - {
+    constraints = keys(keywords.ConstraintParams)
+    of_tables = keys(keywords.TableParams) | keys(keywords.ReadingParams)
+    assert keys(keywords.GenerationParams) == generation
+    assert keys(keywords.RequestParams) == generation | request
+    assert keys(keywords.SubmitParams) == generation | request | {"durable", "key"}
+    assert keys(keywords.EmbeddingParams) == request - {"embedding", "call"}
+    assert keys(keywords.ListParams) == generation | request | constraints | {"key"} | of_tables
+    assert (
+        keys(keywords.EmbeddingListParams)
+        == keys(keywords.EmbeddingParams) | constraints | {"key"} | of_tables
+    )
+    assert keys(keywords.JobParams) == keys(keywords.ListParams) - {
         *("timeout", "max_wait", "call", "key", "read_ahead")
     }
 
@@ -120,9 +123,9 @@ def test_keywords_of_scripts_are_those_of_the_client_and_of_a_list() -> None:
         for name, one in inspect.signature(BatchingClient.__init__).parameters.items()
         if one.kind is one.KEYWORD_ONLY
     }
-    assert keys(ClientParams) == keys(types.GenerationParams) | keys(Settings)
-    assert keys(shortcuts.ScriptParams) == keys(ClientParams) | own | keys(types.TableParams) | keys(
-        types.ReadingParams
+    assert keys(ClientParams) == keys(keywords.GenerationParams) | keys(Settings)
+    assert keys(shortcuts.ScriptParams) == keys(ClientParams) | own | keys(keywords.TableParams) | keys(
+        keywords.ReadingParams
     ) | {"config", "deadline", "key"}
-    generation = keys(types.GenerationParams)
+    generation = keys(keywords.GenerationParams)
     assert keys(shortcuts.EmbeddingScriptParams) == keys(shortcuts.ScriptParams) - generation
