@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from attrs import define, evolve, field, frozen
 
 from smartbatch._clock import Clock, Monitor
-from smartbatch.core.prefixes.explicit_caches import LIFETIME_SECONDS
+from smartbatch.core.prefixes.explicit_caches import LIFETIME_SECONDS, RELIED_SECONDS
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import MINUTE
 from smartbatch.jobs.store import SqlStore
@@ -87,9 +87,11 @@ class RealtimeCaches:
         key, now = (provider.scope, model, mark.prefixes[-1].key), self._clock.now()
         with self._monitor:
             found = self._caches.get(key)
-            if found is not None and now >= found.created_at + LIFETIME_SECONDS:
-                found = None  # its record is replaced, or removed by housekeeping
             creates = mark.explicit == "create" and key not in self._creating
+            # a request that creates a cache uses an existing one only if its readers may rely on it
+            lasts = RELIED_SECONDS - CREATE_SECONDS if creates else LIFETIME_SECONDS
+            if found is not None and now >= found.created_at + lasts:
+                found = None  # its record is replaced, or removed by housekeeping
             if creates and not isinstance(found, _Live):
                 self._creating.add(key)
         if creates and not isinstance(found, _Live):

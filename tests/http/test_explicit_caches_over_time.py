@@ -99,12 +99,14 @@ def test_a_cache_is_paid_for_if_no_request_that_reads_it_is_answered(gemini):
 def test_hours_of_storage_are_paid_for(gemini):
     def pause(event):
         if isinstance(event, CallFinished):
-            gemini.pass_time(9 * MINUTE)
+            gemini.pass_time(9.7 * MINUTE)
 
     client = client_of(gemini, parallelism=1)
     client.observe(pause)
-    ask(client)
+    results = ask(client)
     client.stop()
+    # three caches, each for 58 minutes; the last two questions do not pay for another one
+    assert [result.usage.cached_share > 0.9 for result in results] == [True] * 18 + [False] * 2
     assert creations(gemini) == 3
     assert paid_tokens(client) == pytest.approx(billed_tokens(gemini), abs=3)
 

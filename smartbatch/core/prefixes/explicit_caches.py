@@ -21,12 +21,13 @@ from smartbatch.usage import Usage
 
 LIFETIME_SECONDS = 3600.0
 """Requested for each cache. A list that takes longer creates another one if that still pays off."""
+RELIED_SECONDS = 0.95 * LIFETIME_SECONDS
+"""A cache is read for this long after the start of the call that created it; then another one is created."""
 IDLE_SECONDS = 600.0
 """A cache is deleted if no request has used it for this long, even if uses are left."""
 MAX_PREFIXES = 4_096
 LEAST_READ_SHARE = 0.4
 """An entry was read if at least this share of its estimated tokens, which may be too high, was read."""
-_MARGIN = 0.95  # share of the lifetime for which a cache is relied on
 _MAX_FAILURES = 2  # creations that had no effect, until no more are tried
 _EXPECTED_HITS, _EXPECTED_TRIES = 4.0, 8.0  # of the implicit cache, in addition to those observed
 
@@ -72,7 +73,7 @@ class _PrefixState:
 
     def is_live(self, now: float) -> bool:
         lead = self.lead
-        return lead is not None and lead.readable and now < lead.started + _MARGIN * LIFETIME_SECONDS
+        return lead is not None and lead.readable and now < lead.started + RELIED_SECONDS
 
     def uses_by(self, prefix: SharedPrefix) -> _ListUses | None:
         return next((each for each in self.lists if each.prefix is prefix), None)
