@@ -207,7 +207,7 @@ MUTANTS = (
     mutant(
         18,
         "what a batch left is deleted before its job is done",
-        (remote_objects._ready_at, ("at + HOUR", "at")),
+        (remote_objects._job_done_at, ("at + HOUR", "at")),
     ),
     mutant(
         19,
