@@ -32,21 +32,6 @@ if TYPE_CHECKING:
 else:
     SpecialForm = type(Literal["a"])
 
-__all__ = [
-    "ConstraintParams",
-    "EmbeddingListParams",
-    "EmbeddingParams",
-    "GenerationParams",
-    "JobParams",
-    "KeyParams",
-    "ListParams",
-    "ReadingParams",
-    "RequestParams",
-    "RowParams",
-    "SubmitParams",
-    "TableParams",
-]
-
 
 class GenerationParams(TypedDict, Generic[T], total=False):
     """Parameters of a text generation, see :class:`~smartbatch.Generation`. ``None`` means "not given".

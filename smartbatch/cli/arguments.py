@@ -374,10 +374,7 @@ examples:
 --online               check whether hosts whose key is set can be reached and accept the key
 --json                 print JSON lines instead of text
 """
-    add_options(
-        parser.add_argument,
-        _STORE_OPTION + _CONFIG_OPTION + options,
-    )
+    add_options(parser.add_argument, _STORE_OPTION + _CONFIG_OPTION + options)
 
 
 def _add_completion(add: AddParser) -> None:

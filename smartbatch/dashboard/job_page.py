@@ -159,12 +159,7 @@ def _budget(line: JobRow) -> Iterator[Tile]:
 
 
 def _details(
-    source: Source,
-    store: SqlStore,
-    line: JobRow,
-    status: JobStatus,
-    ends: Outlook | None,
-    risk: float | None,
+    source: Source, store: SqlStore, line: JobRow, status: JobStatus, ends: Outlook | None, risk: float | None
 ) -> tuple[Part, ...]:
     now, forecast = source.now(), store.overview.forecasts([line]).get(line.no)
     counts: list[Value] = [f"{line.finished:,} of {line.total:,}"]

@@ -64,10 +64,7 @@ def page(source: Source, query: Query) -> Page:
             empty="No calls yet. Clients with a store (store=…) record their calls here.",
         ),
         Section(
-            "turnaround",
-            "Batches by hour of creation",
-            _turnaround(times),
-            empty="No batch has ended yet.",
+            "turnaround", "Batches by hour of creation", _turnaround(times), empty="No batch has ended yet."
         ),
         Section(
             "limits",

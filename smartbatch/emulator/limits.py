@@ -160,11 +160,7 @@ class Limits:
         self._count_refused = settings.count_refused
         self._first: float | None = None
         self._meters: dict[str, tuple[_Meter, float]] = {}
-        for what, limit in (
-            ("requests", settings.rpm),
-            ("tokens", settings.tpm),
-            ("output", settings.otpm),
-        ):
+        for what, limit in (("requests", settings.rpm), ("tokens", settings.tpm), ("output", settings.otpm)):
             if limit is None:
                 continue
             meter: _Meter

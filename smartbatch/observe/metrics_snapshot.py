@@ -127,10 +127,7 @@ class DecisionFigures:
         "Changes in the number of requests from which a batch pays off.", Events(ThresholdMoved)()
     )
     scored: int = metric(
-        "Finished lists and jobs, the basis of the figures below.",
-        _choice(),
-        family=_FORECASTS,
-        value="all",
+        "Finished lists and jobs, the basis of the figures below.", _choice(), family=_FORECASTS, value="all"
     )
     saved_usd: float = balance(
         "USD saved compared with the same tokens sent individually.",
@@ -315,9 +312,7 @@ class MetricsSnapshot:
         "Duration of a call, including failed calls.", _call("seconds"), named="call_seconds"
     )
     call_failures: dict[str, int] = counter(
-        "Calls that failed, by kind.",
-        _failed_call(label=lambda call: failure_kind(call.error)),
-        label="kind",
+        "Calls that failed, by kind.", _failed_call(label=lambda call: failure_kind(call.error)), label="kind"
     )
     retries_counted: int = metric(
         "Retries that count as one of the request's attempts.",

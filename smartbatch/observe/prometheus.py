@@ -10,13 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from smartbatch.errors import ConfigError, SmartbatchError
-from smartbatch.observe.families import (
-    OPERATED,
-    REACHABLE,
-    families_of,
-    live_families,
-    times_of,
-)
+from smartbatch.observe.families import OPERATED, REACHABLE, families_of, live_families, times_of
 from smartbatch.observe.metric import Family, Values
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.metrics_snapshot import MetricsSnapshot

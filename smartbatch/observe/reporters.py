@@ -177,10 +177,7 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         paused = f"{s.cooldowns:,} pauses, {duration(s.cooldown_seconds)} in total"
         yield "rate limits", f"{s.rate_limits:,} calls refused, {paused}"
     if s.limits_unshared:
-        yield (
-            "shared limits",
-            f"{s.limits_unshared:,} not shared: their store is unavailable",
-        )
+        yield "shared limits", f"{s.limits_unshared:,} not shared: their store is unavailable"
     yield "breaker", _table(s.breaker_changes)
     yield "shared prefixes no longer cached", _number(s.caching_stopped)
     yield "parameters dropped", _number(s.parameters_dropped)

@@ -15,13 +15,7 @@ from smartbatch.emulator.anthropic.parsing import FILES_BETA, api_error, check_v
 from smartbatch.emulator.batches.batch_records import BatchBackendError, IdFormat, StoredFile
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.http.multipart import read_form
-from smartbatch.emulator.provider_api import (
-    BatchContext,
-    ServerReply,
-    json_reply,
-    page_after,
-    parse_limit,
-)
+from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply, page_after, parse_limit
 from smartbatch.media_content import type_of_content
 
 PATH = re.compile(r"/v1/files(?:/([^/]+)(/content)?)?")

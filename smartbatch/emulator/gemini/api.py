@@ -14,13 +14,7 @@ from functools import partial
 from typing import Any
 
 from smartbatch.emulator.composed_answers import Completion, count_tokens, logprobs_of, vector_for, words_of
-from smartbatch.emulator.gemini.batches import (
-    API_NAME,
-    EMBED_METHOD,
-    GENERATE_METHOD,
-    answer_batches,
-    create,
-)
+from smartbatch.emulator.gemini.batches import API_NAME, EMBED_METHOD, GENERATE_METHOD, answer_batches, create
 from smartbatch.emulator.gemini.caching import PATH, answer_caches, cacheable, check_cached_content
 from smartbatch.emulator.gemini.files import answer_files, find_active, is_upload_chunk, start_or_continue
 from smartbatch.emulator.gemini.parsing import (

@@ -38,10 +38,7 @@ def minimum_of(model: str, settings: PromptCaching) -> int:
 
 def rates_of(model: str) -> CacheRates:
     storage = next(price for name, price in _STORAGE if model.startswith(name))
-    return CacheRates(
-        batch_read=0.2 if model.startswith(_FULL_PRICE_IN_BATCHES) else None,
-        storage=storage,
-    )
+    return CacheRates(batch_read=0.2 if model.startswith(_FULL_PRICE_IN_BATCHES) else None, storage=storage)
 
 
 def check_cached_content(fields: Mapping[str, Any]) -> None:
@@ -147,10 +144,7 @@ def _create(
 
 
 def _expire(
-    cache: ExplicitCache,
-    at: float,
-    context: BatchContext,
-    shape: Callable[[ExplicitCache], dict[str, Any]],
+    cache: ExplicitCache, at: float, context: BatchContext, shape: Callable[[ExplicitCache], dict[str, Any]]
 ) -> ServerReply:
     """Change the end of a cache. Its storage was billed in full when it was created."""
     changed = context.backend.caches.expire(cache, at)

@@ -214,12 +214,7 @@ class HostDialect:
         return self.parse(endpoint, body, settings, share=self.batch_share)
 
     def parse(
-        self,
-        endpoint: str,
-        body: Mapping[str, Any],
-        settings: EmulatorSettings,
-        *,
-        share: float = 1.0,
+        self, endpoint: str, body: Mapping[str, Any], settings: EmulatorSettings, *, share: float = 1.0
     ) -> ModelCall:
         """Parse the body of a model call, in real time or in a batch.
 

@@ -197,10 +197,7 @@ _FAILED: dict[str, tuple[int, bytes]] = {
     "zero": (0, b'""'),
 }
 NOT_RUN = {
-    "expired": (
-        "batch_expired",
-        "This request could not be executed before the completion window expired.",
-    ),
+    "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
 }
 
