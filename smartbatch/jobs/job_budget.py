@@ -64,8 +64,10 @@ class CostCeiling:
     def of(cls, runtime: JobRuntime, row: JobRow) -> CostCeiling:
         return cls(row, runtime.prices, runtime.clock.wall(), runtime.wiring.calibration(row))
 
-    def in_batch(self, payload: bytes) -> float:
-        return self._most(decode_request(payload, self._shared, id=None), "batch")
+    def in_batch(self, payload: bytes, *, marked: bool = True) -> float:
+        """``marked`` is whether the batch may write the request's shared prefixes to the cache."""
+        request = decode_request(payload, self._shared, id=None)
+        return self._most(request if marked else evolve(request, cache=None), "batch")
 
     def in_real_time(self, payload: bytes) -> float:
         return self._most(decode_request(payload, self._shared, id=None), "standard")

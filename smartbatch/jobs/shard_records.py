@@ -120,6 +120,7 @@ class NewShard:
     due_at: float
     reserved: float = 0.0  # maximum cost in USD, reserved in the job's budget
     model: str | None = None  # provider:model of all its requests; None for the job's model
+    marked: bool = True  # whether shared prefixes may be marked; ``reserved`` then includes their writes
 
 
 @frozen

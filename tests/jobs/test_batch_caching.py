@@ -11,6 +11,7 @@ from smartbatch import Request
 from smartbatch.core.prefixes.batch_reads import LEAST_TOKENS
 from smartbatch.events import CachingStopped
 from smartbatch.jobs.batch_caching import note_reads, reads_of
+from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import PromptCaching
 from smartbatch.usage import Usage
@@ -33,6 +34,14 @@ def store_and_scope(client, job):
     store = inside(client).jobs.engine.store
     [scope] = {shard.scope for shard in store.shards.of_job(job.id)}
     return store, scope
+
+
+def learn(w, client, job, *, read=0, written=0):
+    rules = OpenAIProvider("any-key", prompt_cache=True).caching(MODEL)
+    assert rules is not None
+    usage = Usage(cached_tokens=read, cache_write_tokens=written)
+    label = f"{w.provider}:{MODELS[w.provider]}"
+    note_reads(*store_and_scope(client, job), label, rules, usage, w.clock.wall())
 
 
 def lines_of(upload):
@@ -75,10 +84,7 @@ def test_an_input_is_uploaded_again_with_the_marks_that_it_had_before_a_crash(tm
         [_] = refused
         refused.clear()
         accepted.add(marked)
-        rules = OpenAIProvider("any-key", prompt_cache=True).caching(MODEL)
-        assert rules is not None
-        usage = Usage(cached_tokens=read, cache_write_tokens=written)
-        note_reads(*store_and_scope(client, job), f"openai:{MODEL}", rules, usage, w.clock.wall())
+        learn(w, client, job, read=read, written=written)
         w.stop(client)
         for file in tmp_path.glob("*.spool/*.in"):
             file.unlink()
@@ -121,3 +127,31 @@ def test_the_batches_of_each_model_of_a_job_teach_about_that_model(tmp_path):
             reads = reads_of(store, scope, f"openai:{model}")
             assert reads.read == sum(each.cached_tokens for each in own) > 0
             assert reads.written == sum(each.cache_write_tokens for each in own) > 0
+
+
+def test_a_batch_without_marks_reserves_no_writes_in_the_budget_of_its_job(tmp_path, monkeypatch):
+    """It stays without marks, even if they pay off again before its input is written."""
+    plan = ShardTable.plan
+
+    def planned(table, lease, shard):
+        row = plan(table, lease, shard)
+        if row.no == 2:
+            learn(w, client, job, read=10 * LEAST_TOKENS)
+        return row
+
+    monkeypatch.setattr(ShardTable, "plan", planned)
+    with world("anthropic", tmp_path, prompt_caching=NEVER_HIT) as w:
+        w.service.meet = lambda seen: w.refusal(503) if seen.what == "list" else None
+        client = process(w, max_tokens=1)
+        job = client.submit_batch(QUESTIONS[:4], system=SYSTEM, budget=1.0)
+        w.pass_time(1.0)
+        store, _ = store_and_scope(client, job)
+        [marked] = store.shards.of_job(job.id)
+        learn(w, client, job, written=LEAST_TOKENS)
+        w.pass_time(10.0)
+        [discarded, unmarked] = store.shards.of_job(job.id)
+        assert (discarded.id, discarded.reserved) == (marked.id, 0.0)
+        assert 0.5 < unmarked.reserved / marked.reserved < 0.53  # a write costs twice as much as plain input
+        assert store.jobs.get(job.id).reserved == pytest.approx(unmarked.reserved)
+        w.service.meet = lambda seen: None
+        assert sum(result.usage.cache_write_tokens for result in w.results(job)) == 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from attrs import evolve
@@ -23,7 +24,6 @@ from smartbatch.jobs.job_budget import (
     CostCeiling,
     exceeded,
     is_under_way,
-    pages,
     remaining_budget,
 )
 from smartbatch.jobs.payload import encode_error, model_of, prefixes_of
@@ -89,23 +89,24 @@ def plan_shards(step: Step) -> bool:
     if not items:
         return False
     costs: dict[int, float] = {}
+    marked = cache(lambda label: _marks_pay(step.for_model(label)))
     if step.policy.budget is not None:
-        costs = _affordable(step, items)
+        costs = _affordable(step, items, marked)
         # 2. the job's budget has no room for any of them: they fail, or wait for room
         if not costs:
-            return _end_unaffordable(step, items)
+            return _end_unaffordable(step, items, marked)
         items = [item for item in items if item.ix in costs]
     # 3. they are cut into shards within the limits of API, server and settings, stored one by one. If
     # real-time items use up the budget in the meantime, the next step cuts the rest
     groups = _groups(step, items)
     items = sorted(items, key=lambda item: groups.get(item.ix, ()))
     for label, members in _by_model(step, items).items():
-        if not _plan_model(step.for_model(label), members, groups, costs):
+        if not _plan_model(step.for_model(label), members, groups, costs, marked=marked(label)):
             break
     return True
 
 
-def _affordable(step: Step, items: Sequence[OpenItem]) -> dict[int, float]:
+def _affordable(step: Step, items: Sequence[OpenItem], marked: Callable[[str], bool]) -> dict[int, float]:
     """Return the maximum cost of each open item that fits into the budget.
 
     While batches are running, no item fits: batches that cost less than their reservations free budget, and a
@@ -115,42 +116,49 @@ def _affordable(step: Step, items: Sequence[OpenItem]) -> dict[int, float]:
         return {}
     left = remaining_budget(step.store.jobs.get(step.job.id) or step.job)
     chosen: dict[int, float] = {}
-    for item, most in _priced(step, items):
+    for item, most in _priced(step, items, marked):
         if most <= left + TINY_USD:
             chosen[item.ix] = most
             left -= most
     return chosen
 
 
-def _end_unaffordable(step: Step, items: Sequence[OpenItem]) -> bool:
+def _end_unaffordable(step: Step, items: Sequence[OpenItem], marked: Callable[[str], bool]) -> bool:
     # work in progress may cost less than its reservation and free budget: wait until it is done
     row = step.store.jobs.get(step.job.id)
     if row is None or is_under_way(step.store, row):
         return False
-    least = min(most for _, most in _priced(step, items))
+    least = min(most for _, most in _priced(step, items, marked))
     if least <= remaining_budget(row) + TINY_USD:
         return True  # budget was freed just now
     _fail_open(step, [item.ix for item in items], exceeded(row, len(items), least))
     return True
 
 
-def _priced(step: Step, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
+def _priced(
+    step: Step, items: Sequence[OpenItem], marked: Callable[[str], bool]
+) -> Iterator[tuple[OpenItem, float]]:
+    """Yield items with their maximum cost. ``marked`` says whether batches of a model may be marked."""
     ceiling = CostCeiling.of(step.runtime, step.job)
-    for page in pages(items):
-        bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
+    for page, bodies in step.with_bodies(items):
         for item in page:
-            yield item, ceiling.in_batch(bodies[item.ix])
+            body = bodies[item.ix]
+            yield item, ceiling.in_batch(body, marked=marked(_label_of(step, body)))
+
+
+def _label_of(step: Step, body: bytes) -> str:
+    """Return the ``provider:model`` of an encoded request."""
+    name = model_of(body) if step.policy.models else None
+    return step.job.model if name is None else f"{step.job.model.partition(':')[0]}:{name}"
 
 
 def _by_model(step: Step, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenItem]]:
     if not step.policy.models:
         return {step.job.model: items}
-    provider = step.job.model.partition(":")[0]
     groups: dict[str, list[OpenItem]] = {}
     for page, bodies in step.with_bodies(items):
         for item in page:
-            name = model_of(bodies[item.ix])
-            groups.setdefault(step.job.model if name is None else f"{provider}:{name}", []).append(item)
+            groups.setdefault(_label_of(step, bodies[item.ix]), []).append(item)
     return dict(groups)
 
 
@@ -171,7 +179,12 @@ def _groups(step: Step, items: Sequence[OpenItem]) -> Mapping[int, GroupPath]:
 
 
 def _plan_model(
-    step: Step, items: Sequence[OpenItem], groups: Mapping[int, GroupPath], costs: Mapping[int, float]
+    step: Step,
+    items: Sequence[OpenItem],
+    groups: Mapping[int, GroupPath],
+    costs: Mapping[int, float],
+    *,
+    marked: bool,
 ) -> bool:
     """Store shards for items of one model; return false if the job's budget ran out."""
     abilities, server = step.api.abilities, refusals.server_limits(step)
@@ -211,6 +224,7 @@ def _plan_model(
             due_at=step.wall,
             reserved=sum(costs.get(ix, 0.0) for ix in ixs),
             model=step.job.model,
+            marked=marked,
         )
         try:
             step.store.shards.plan(step.lease, new)
@@ -254,7 +268,8 @@ def begin(step: Step, shard: ShardRow) -> ShardRow:
     if (waiting := file_uploads.upload_missing(step, shard)) is not None:
         return waiting
     omitted = step.api.omitted(model=step.model)
-    remote = evolve(shard.remote, omitted=omitted, marked=_marks_pay(step))
+    marked = shard.remote.marked and _marks_pay(step)
+    remote = evolve(shard.remote, omitted=omitted, marked=marked)
     if not step.api.abilities.files:
         return step.advance(shard, ShardState.READY, remote=remote)
     storage.warn_if_nearly_full(step, shard)

@@ -76,7 +76,8 @@ def _lost_cost(step: Step, shard: ShardRow, ixs: Sequence[int]) -> float:
         return 0.0
     ceiling, most = CostCeiling.of(step.runtime, step.job), 0.0
     for page in pages(ixs):
-        most += sum(ceiling.in_batch(body) for body in step.store.items.bodies(step.job.id, page).values())
+        bodies = step.store.items.bodies(step.job.id, page).values()
+        most += sum(ceiling.in_batch(body, marked=shard.remote.marked) for body in bodies)
     return min(shard.reserved, most)
 
 

@@ -44,7 +44,6 @@ _COUNT_UNRESOLVED = """SELECT count(*) FROM shard WHERE scope = ? AND id <> ?
     AND state IN ({submitting}, {uncertain}, {provisional})"""
 _BATCHES_OWN = """SELECT batch_id, CASE WHEN state = {provisional} THEN candidate END
     FROM shard WHERE scope = ? AND (batch_id IN {texts} OR candidate IN {texts})"""
-_NO_PROGRESS = record_text(RemoteProgress())
 
 
 @frozen
@@ -160,7 +159,7 @@ class ShardTable:
             shard.nonce,
             shard.model,
             *sizes,
-            _NO_PROGRESS,
+            record_text(RemoteProgress(marked=shard.marked)),
             job,
         )
         return shard_row(made)
