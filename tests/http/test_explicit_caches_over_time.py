@@ -138,3 +138,18 @@ def test_two_lists_share_a_cache_which_is_deleted_after_the_last_use_of_both(gem
     gemini.pass_time(1)
     assert (creations(gemini), live_caches(gemini)) == (1, [])
     assert paid_tokens(client) == pytest.approx(billed_tokens(gemini), abs=1)
+
+
+def test_a_budget_that_processes_share_pays_for_storage_after_the_last_request(gemini, tmp_path):
+    refuse_questions(gemini, b"Question 7?")
+    shared = {"shared": f"sqlite:///{tmp_path / 'limits.db'}", "budget_scope": "shared:team", "budget": 1.0}
+    first = client_of(gemini, **shared)
+    results = ask(first)
+    gemini.pass_time(11 * MINUTE)
+    gemini.stop(first)
+    second = client_of(gemini, **shared)
+    second.submit("How much is left?", max_tokens=1).result()
+    rest = first.spent - results.cost
+    assert rest == pytest.approx(CACHE_TOKENS * (0.5 / 0.75) / 6 * INPUT_USD, rel=0.01)
+    budget = inside(second).realtime.budget
+    assert budget.room + first.spent + second.spent == pytest.approx(1.0)
