@@ -140,6 +140,7 @@ def test_two_lists_share_a_cache_which_is_deleted_after_the_last_use_of_both(gem
     assert paid_tokens(client) == pytest.approx(billed_tokens(gemini), abs=1)
 
 
+@pytest.mark.full
 def test_a_budget_that_processes_share_pays_for_storage_after_the_last_request(gemini, tmp_path):
     refuse_questions(gemini, b"Question 7?")
     shared = {"shared": f"sqlite:///{tmp_path / 'limits.db'}", "budget_scope": "shared:team", "budget": 1.0}
