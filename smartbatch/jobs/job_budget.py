@@ -92,7 +92,7 @@ class CostCeiling:
             return 0.0
         calibration = self._calibration.of(request)
         most = calibration.most(request)
-        if request.cache is not None:
+        if request.cache is not None:  # in real time too, prefixes that recur are written for an hour
             most = with_writes(most, request, calibration.estimate(request), long=len(request.cache.prefixes))
         return card.expected_cost(most)
 
