@@ -13,7 +13,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from benchmarks.caching_world import Mode
-from smartbatch import Message, Request
+from smartbatch import Message, Request, ToolCall
 from smartbatch.testing import PromptCaching
 from smartbatch.types import Generation
 
@@ -147,6 +147,21 @@ def _conversations(rng: Random, count: int) -> list[Row]:
     return rows[:count]
 
 
+def _tool_loops(rng: Random, count: int) -> list[Row]:
+    """Questions that are answered after nine calls of tools, each sent with all results before it."""
+    rows: list[Row] = []
+    while len(rows) < count:
+        messages = [Message("user", text(rng, 1200))]
+        for number in range(10):
+            rows.append(Row(_request(tuple(messages), "Answer with the help of the tool.")))
+            call = ToolCall(id=f"call_{number}", name="search", arguments={"words": text(rng, 20)})
+            messages += [
+                Message("assistant", "", tool_calls=(call,)),
+                Message("tool", text(rng, 300), tool_call_id=call.id),
+            ]
+    return rows[:count]
+
+
 SHARING = (
     Workload("4,000-token system text × 2,000 prompts", _with_system(4000), 2000),
     Workload("40 documents × 50 questions", _documents(50, 5000), 2000),
@@ -171,6 +186,7 @@ OTHERS = (
     Workload("gaps of 10 and 70 minutes", _with_system(3000), 100, gaps=(600.0, 4200.0),
              modes=("real time",)),
     Workload("conversations", _conversations, 300, gaps=(60.0,), modes=("real time",)),
+    Workload("tool loops", _tool_loops, 300, gaps=(5.0,), modes=("real time",)),
     Workload("changing start of the system text", _changing_start, 200),
     Workload("interleaved documents", _documents(10, 2000, shuffled=True), 300),
     Workload("rate limit", _with_system(2000), 200, settings={"rpm": 120}),

@@ -271,7 +271,7 @@ class RealtimeEngine:
         least = lane.cache.rules.min_tokens
         ends = [prefix for prefix in rendering.ends() if prefix.tokens >= least]
         with self.queue.monitor:
-            mark = lane.cache.recognize(ends, self._clock.now(), is_chat=bool(rendering.pieces))
+            mark = lane.cache.recognize(ends, self._clock.now(), ends_prompt=rendering.ends_with_part)
         return request if mark is None else evolve(request, cache=mark)
 
     def stopped_prefixes(self, model: OpenedModel) -> Mapping[str, StopReason]:

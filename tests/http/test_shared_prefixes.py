@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from smartbatch import BatchingClient, Message, Request
+from smartbatch import BatchingClient, Message, Request, ToolCall
 from smartbatch.core.preparation.validation import normalise
 from smartbatch.events import CallStarted
 from smartbatch.providers.anthropic.provider import AnthropicProvider
@@ -105,6 +105,35 @@ def test_breakpoints_replace_the_writes_at_the_end_of_each_prompt(emu, strategy,
     assert sum(result.usage.cache_write_tokens > 0 for result in results) == 1
     assert sum(result.usage.cached_tokens > 0 for result in results) == len(QUESTIONS) - 1
     assert not any(result.usage.cache_write_tokens for result in unshared)
+
+
+def conversation(turns):
+    messages = [Message("user", SYSTEM)]
+    for turn in range(turns):
+        yield tuple(messages)
+        messages += [Message("assistant", f"Answer {turn}. " * 40), Message("user", QUESTIONS[turn])]
+
+
+def tool_loop(turns):
+    messages = [Message("user", SYSTEM)]
+    for turn in range(turns):
+        yield tuple(messages)
+        call = ToolCall(f"call_{turn}", "search", {"page": turn})
+        result = Message("tool", f"Result {turn}. " * 100, tool_call_id=call.id)
+        messages += [Message("assistant", "", tool_calls=(call,)), result]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("prompts", [conversation, tool_loop])
+@pytest.mark.parametrize("model", ["gpt-5-mini", "gpt-5.6"])
+def test_each_turn_of_a_growing_chat_reads_the_turn_before(model, prompts):
+    def usages(caching):
+        with emulator(prompt_caching=True) as emu, gpt(emu, model, prompt_caching=caching) as client:
+            return [client.generate([prompt], strategy="individual")[0].usage for prompt in prompts(8)]
+
+    marked, implicit = usages("auto"), usages("off")
+    assert marked[4:] == implicit[4:]  # the first turns do not show that the chat will go on
+    assert all(usage.cached_tokens > 3_900 for usage in marked[2:])
 
 
 @pytest.mark.full

@@ -63,6 +63,7 @@ class Chosen:
     mark: CacheMark | None
     lead: Lead | None = None
     counted: tuple[SharedPrefix, ...] = ()  # prefixes of which the call is one of the known uses
+    unmarked: tuple[SharedPrefix, ...] = ()  # prefixes that the provider may read, but does not write
     server: str | None = None  # where the call is sent without marks: the key of the entry that it uses
 
     @property
@@ -122,7 +123,7 @@ class CacheEntries:
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
 
     def recognize(
-        self, ends: Sequence[SharedPrefix], now: float, *, is_chat: bool = False
+        self, ends: Sequence[SharedPrefix], now: float, *, ends_prompt: bool = False
     ) -> CacheMark | None:
         """Return those of ``ends`` that a single request shares with earlier ones, and remember all of them.
 
@@ -130,7 +131,7 @@ class CacheEntries:
 
         Args:
             ends: every prefix of the request that could be shared, shortest first.
-            is_chat: whether the last of them is the whole prompt, and the prompt consists of messages.
+            ends_prompt: whether the last of them is a whole chat.
         """
         found, long = [], 0
         for prefix in ends:
@@ -140,7 +141,7 @@ class CacheEntries:
             if is_recent or recurs:
                 found.append(prefix)
                 long = len(found) if recurs else long
-        if ends and is_chat and self.rules.by == "marks" and self._grows(ends) and ends[-1] not in found:
+        if self.rules.by == "marks" and self._grows(ends, ends_prompt=ends_prompt) and ends[-1] not in found:
             found.append(ends[-1])
         return CacheMark(tuple(found), long) if found else None
 
@@ -219,6 +220,15 @@ class CacheEntries:
         lasting = 0 if last_long is None else chosen.index(last_long) + 1
         return Chosen(CacheMark(tuple(chosen), lasting), self._new_lead(led, now) if led else None)
 
+    def left_to_provider(self, mark: CacheMark | None) -> Chosen | None:
+        """Return what a call may read whose whole prompt is written by the provider itself.
+
+        So are single chats that end with a tool's result: it cannot be marked, but the next turn reads it.
+        Returns ``None`` for the requests of a list that shares a prefix.
+        """
+        prefixes = () if mark is None else mark.prefixes
+        return None if any(prefix.uses for prefix in prefixes) else Chosen(None, unmarked=prefixes)
+
     @property
     def stopped(self) -> Mapping[str, StopReason]:
         """Why prefixes are no longer marked, by key."""
@@ -253,6 +263,9 @@ class CacheEntries:
         if usage is None:
             return []
         self._sent += usage.input_tokens
+        for prefix in chosen.unmarked:
+            if usage.cached_tokens >= LEAST_READ_SHARE * prefix.tokens:
+                self._learn(prefix, None, started, usage, long=False)
         if chosen.mark is None or chosen.uses_explicit:
             return []
         if chosen.server is not None:
@@ -310,15 +323,17 @@ class CacheEntries:
         entry.seen = now
         return gap < self.rules.seconds
 
-    def _grows(self, ends: Sequence[SharedPrefix]) -> bool:
-        """Note a turn of a chat, and return whether a later one will probably read it."""
+    def _grows(self, ends: Sequence[SharedPrefix], *, ends_prompt: bool) -> bool:
+        """Note a turn of a chat, and return whether a later one will probably read all of it."""
         turns = self._first_turns
-        for prefix in ends[:-1]:
+        for prefix in ends[:-1] if ends_prompt else ends:
             earlier = self._entry(prefix.key)
             if earlier.ends_turn is not None:
                 turns = self._later_turns
                 earlier.ends_turn.extended += not earlier.extended
                 earlier.extended = True
+        if not ends or not ends_prompt:
+            return False
         grows = turns.extended * (1 - self.rules.read) > turns.sent * (self.rules.write - 1)
         entry = self._entry(ends[-1].key)
         if entry.ends_turn is None:

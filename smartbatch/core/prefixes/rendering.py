@@ -68,6 +68,11 @@ class Rendering:
     text: str
     pieces: tuple[_Piece, ...] = ()
 
+    @property
+    def ends_with_part(self) -> bool:
+        """Whether the end of the whole prompt can be marked: a chat that ends with a tool's result cannot."""
+        return bool(self.pieces) and self.pieces[-1].end + 1 == len(self.text)
+
     def tokens_between(self, start: int, end: int) -> int:
         """Return the estimated tokens of ``text[start:end]``."""
         extra = sum(piece.tokens for piece in self.pieces if start < piece.end <= end)
@@ -232,6 +237,11 @@ def _head(params: Generation) -> PromptHead:
         markable=bool(params.system or params.tools),
         own_marks=names_cache(params.extra),
     )
+
+
+def ends_with_result(request: Request) -> bool:
+    """Whether the prompt is a chat that ends with a tool's result."""
+    return not isinstance(request.prompt, str) and request.prompt[-1].role == "tool"
 
 
 def controls_cache(request: Request) -> bool:
