@@ -248,6 +248,9 @@ class _UnwritableFile:
     def __getattr__(self, _name: str) -> Any:
         raise self._error
 
+    def __getitem__(self, _place: Any) -> Any:  # loops and filters for lists call it too
+        raise self._error
+
     def __repr__(self) -> str:
         raise self._error
 

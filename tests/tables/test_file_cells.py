@@ -214,6 +214,13 @@ def test_a_jinja_template_inserts_no_file_as_text(client, folder, text, inside):
         client.generate([{"photo": inside(Audio(b"ID3"))}], template=Path("t.j2"), on_missing="skip")
 
 
+@pytest.mark.parametrize("text", ["{{ photo[0] }}", "{% for one in photo %}{{ one }}{% endfor %}"])
+def test_a_jinja_template_reads_no_bytes(client, folder, text):
+    Path("t.j2").write_text(text)
+    with pytest.raises(InvalidRequest, match=r"'photo' contains bytes.* set files=\{'photo': 'image'"):
+        client.generate([{"photo": PHOTOS["a.png"]}], template=Path("t.j2"))
+
+
 def test_a_jinja_template_may_test_whether_there_is_a_file(client, folder):
     Path("t.j2").write_text("{{ note }}{% if photo %}, see {{ photo.path }}{% endif %}")
     rows = [{"photo": {"bytes": b"x", "path": "a.png"}, "note": "n"}, {"photo": None, "note": "n"}]
