@@ -246,6 +246,17 @@ def test_objects_of_unfinished_jobs_are_not_cleaned(store, bench):
     assert len(store.remote_objects.of_finished_jobs(HOUR)) == 3
 
 
+def test_a_cache_is_cleaned_unless_a_running_client_uses_it(store):
+    def cleaned(at):
+        return [one.no for one in store.remote_objects.of_finished_jobs(at)]
+
+    record = store.caches.begin(SCOPE, "gemini:model", at=0.0, expires_at=100.0)
+    assert cleaned(99.0) == []
+    assert cleaned(100.0) == [record.no]
+    store.caches.leave(record, due=50.0)
+    assert cleaned(50.0) == [record.no]
+
+
 def test_cleaning_removes_what_forgotten_jobs_left(store, bench):
     _, lease = started(store, bench, 1)
     shard = ingesting(store, bench, lease, 0, id="shard-needed")

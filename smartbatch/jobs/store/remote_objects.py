@@ -39,7 +39,8 @@ _NEXT = f"""SELECT {_COLUMNS}, o.job, o.retention FROM remote_object o
     WHERE o.scope = ? AND o.due_at <= ? ORDER BY o.due_at, o.no LIMIT 1{{skip_locked}}"""
 _UNUSED = "coalesce(o.used_until, 0) <= ?"  # by requests in real time
 _ONE = f"""SELECT {_COLUMNS}, o.job, 0 FROM remote_object o WHERE o.no = ? AND {_UNUSED}{{for_update}}"""
-_OF_FINISHED = f"""SELECT {_COLUMNS} FROM remote_object o LEFT JOIN job j ON j.no = o.job
+_OF_FINISHED = f"""SELECT {_COLUMNS}, o.sender, o.expires_at
+    FROM remote_object o LEFT JOIN job j ON j.no = o.job
     WHERE {_UNUSED} AND (j.no IS NULL OR j.state = {{done}}) AND NOT EXISTS (
         SELECT 1 FROM upload_use u JOIN job k ON k.no = u.job WHERE u.object = o.no AND k.state <> {{done}})
     ORDER BY o.no"""
@@ -75,9 +76,15 @@ class RemoteObjectTable:
     def of_finished_jobs(self, at: float) -> list[RemoteObject]:
         """Return the objects of jobs that are done or were deleted, oldest first.
 
-        Uploads that a request in real time may be using at the Unix time ``at`` are left out.
+        Uploads that a request in real time may be using at the Unix time ``at`` are left out, and so are the
+        caches of running clients.
         """
-        return [_remote_object(row) for row in self.db.rows(_OF_FINISHED, at)]
+        found = []
+        for row in self.db.rows(_OF_FINISHED, at):
+            one, (*_, sender, expires_at) = _remote_object(row), row
+            if one.kind is not RemoteKind.CACHE or not self._in_use(sender, expires_at, at):
+                found.append(one)
+        return found
 
     def in_use(self, at: float) -> int:
         """Return how many uploads requests in real time may be using at a Unix time."""
@@ -161,8 +168,11 @@ class RemoteObjectTable:
 
     def _unused_cache_at(self, tx: Transaction, no: int, at: float) -> float:
         [(sender, expires_at)] = tx.rows("SELECT sender, expires_at FROM remote_object WHERE no = ?", no)
-        in_use = sender is not None and expires_at > at and self.owner.sees_alive(sender)
-        return at + MINUTE if in_use else at
+        return at + MINUTE if self._in_use(sender, expires_at, at) else at
+
+    def _in_use(self, sender: str | None, expires_at: float, at: float) -> bool:
+        """Whether a cache exists and belongs to a running client."""
+        return sender is not None and expires_at > at and self.owner.sees_alive(sender)
 
     def found(self, one: RemoteObject, file_id: str, *, at: float) -> None:
         """Store the id of an uploaded file that is to be deleted now."""
