@@ -3,7 +3,8 @@
 - E001: the setting is missing or invalid.
 - E002: the client cannot be created, for example because a key is missing.
 - E003: the store cannot be used.
-- E004: the view for webhooks has a URL, but its secret or address is missing or invalid.
+- E004: the view for webhooks has a URL, but there is neither a secret nor an address with a token, or the
+  secret is invalid.
 - W001: jobs are in a file on this machine, but a database of the project is on another machine.
 - W002: a setting is given twice, in the settings and by an environment variable.
 """
