@@ -76,7 +76,8 @@ def clean(
     undeletable = tuple(one for one in before if one.scope in apis and one.no not in deletable)
     after, failed = {one.no for one in before} - deletable, {}
     if not dry_run:
-        # not made due first: then other workers of the store would take them, and be counted as left
+        # they are not made due first: other workers of the store would then take them, and they would be
+        # counted as left
         for one in before:
             if one.no in deletable and (error := housekeeping.delete_now(runtime, one)) is not None:
                 failed[one.no] = error

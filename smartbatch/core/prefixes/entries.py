@@ -116,10 +116,7 @@ class CacheEntries:
         self._works = False  # an entry has been read
         # None if the client creates none
         self.explicit = None if rules.storage is None else ExplicitCaches(rules)
-        self._first_turns, self._later_turns = (
-            _SentTurns(),
-            _SentTurns(1, 1),
-        )  # a chat that was extended grows on
+        self._first_turns, self._later_turns = _SentTurns(), _SentTurns(1, 1)  # a chat that grew grows on
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
 
     def recognize(
@@ -221,10 +218,10 @@ class CacheEntries:
         return Chosen(CacheMark(tuple(chosen), lasting), self._new_lead(led, now) if led else None)
 
     def left_to_provider(self, mark: CacheMark | None) -> Chosen | None:
-        """Return what a call may read whose whole prompt is written by the provider itself.
+        """Return the choice for a single chat that ends with a tool's result, which cannot be marked.
 
-        So are single chats that end with a tool's result: it cannot be marked, but the next turn reads it.
-        Returns ``None`` for the requests of a list that shares a prefix.
+        The provider writes the whole prompt by itself, so that the next turn reads it. Returns ``None`` for a
+        request whose prefix a list shares.
         """
         prefixes = () if mark is None else mark.prefixes
         return None if any(prefix.uses for prefix in prefixes) else Chosen(None, unmarked=prefixes)
@@ -412,7 +409,7 @@ class CacheEntries:
     def _server(self, prefix: SharedPrefix, now: float) -> str:
         """Return the first server that may receive another request with the prefix this minute.
 
-        Unless the prefix was first found in a list, this begins with the server that requests without a
+        Unless the prefix was first found in a list, the first one is the server that requests without a
         routing key reach: a single request is only found to share a prefix with one that was sent without a
         key, and a conversation has a longer prefix with each request.
         """

@@ -130,8 +130,7 @@ class RemoteObjectTable:
                 if (ready := self._ready_at(tx, found, at)) > at:
                     tx.change(_POSTPONE, ready, found[0])
                     continue
-                # 2. the hour's maximum is reached: nothing is deleted
-                # 3. otherwise take it
+                # 2. otherwise take it, unless the hour's maximum is reached
                 return _take(tx, found, at, most)
             return None
 

@@ -202,10 +202,8 @@ def test_no_routing_key_receives_more_than_15_requests_in_a_minute():
 
 def test_single_requests_stay_on_the_server_that_has_their_prefix():
     """The first request with a prefix is sent without a key, because it is not known to share it."""
-    entries, turns = (
-        CacheEntries(KEYS),
-        [SharedPrefix(n, 0, None, 4_000 + n, 0, f"turn {n}") for n in range(8)],
-    )
+    entries = CacheEntries(KEYS)
+    turns = [SharedPrefix(n, 0, None, 4_000 + n, 0, f"turn {n}") for n in range(8)]
     for now, turn in enumerate(turns):
         chosen, _ = answered(entries, 60.0 * now, Usage(4_100 + now, 10, 4_000), CacheMark((turn,)))
         assert chosen.mark.routing_key == ""
