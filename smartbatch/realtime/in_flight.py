@@ -231,6 +231,8 @@ def end_of(call: InFlightCall) -> CallEnd:
     if unconfirmed:  # the reservation of the whole call may be higher
         unconfirmed = max(unconfirmed, call.permit.demand.cost - call.bill.known)
     lane = call.permit.lane
+    if usage is not None and usage.explicit_cache_tokens and not usage.total_tokens:
+        usage = None  # the request failed and only its cache is charged: its own tokens are unknown
     free = 0 if usage is None or lane.rules is None or lane.rules.counts_reads else usage.cached_tokens
     used = Used(
         tokens=usage.total_tokens - free if usage is not None else None,

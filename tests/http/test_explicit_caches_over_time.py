@@ -96,6 +96,14 @@ def test_a_cache_is_paid_for_if_no_request_that_reads_it_is_answered(gemini):
     assert client.spent == pytest.approx(results.cost)
 
 
+def test_failed_requests_with_a_cache_count_against_the_limit_of_tokens(gemini):
+    refuse_questions(gemini, b"Question")
+    with pytest.raises(AllRequestsFailed):
+        ask(client_of(gemini, max_tpm=20_000, parallelism=1))
+    minutes = len(QUESTIONS) * CACHE_TOKENS / 20_000
+    assert gemini.clock.now() >= (minutes - 1) * MINUTE  # the first minute's tokens are free at once
+
+
 def test_hours_of_storage_are_paid_for(gemini):
     def pause(event):
         if isinstance(event, CallFinished):
