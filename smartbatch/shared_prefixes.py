@@ -49,6 +49,7 @@ class CacheMark:
             lifetime. Anthropic rejects such a mark after one for five minutes.
         routing_key: the same for requests that should reach the same server; empty for the server that
             requests without a key reach; ``None`` if the provider finds prefixes by marks.
+        implicit: the provider is left to write the whole prompt itself, and nothing is marked.
         explicit: whether the request creates or reads an explicit cache of the last of ``prefixes``.
         cache_id: the provider's name of that cache; the request is sent whole without it.
     """
@@ -56,6 +57,7 @@ class CacheMark:
     prefixes: tuple[SharedPrefix, ...] = ()
     long: int = 0
     routing_key: str | None = None
+    implicit: bool = False
     explicit: Literal["create", "read"] | None = None
     cache_id: str | None = None
 

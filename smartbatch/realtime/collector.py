@@ -16,7 +16,7 @@ from smartbatch.core.batching.packing import PackRoom, frame_most
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.core.prefixes.entries import NOTHING, Chosen
 from smartbatch.core.prefixes.leads import Lead, Urgency
-from smartbatch.core.prefixes.rendering import controls_cache, ends_with_result
+from smartbatch.core.prefixes.rendering import controls_cache
 from smartbatch.errors import (
     BudgetExceeded,
     ConfigError,
@@ -207,8 +207,6 @@ class Collector:
             creates = waits and self._config.prefer != "speed" and lane.standard is None
             creates = creates and self._gates.payer(head.own_budget).fits(cost)
         automatic = cache.rules.automatic and not controls_cache(request)
-        if automatic and ends_with_result(request) and (left := cache.left_to_provider(request.cache)):
-            return left
         chosen = cache.choose(request.cache, now, automatic=automatic, creates=creates)
         if chosen.mark is not None and chosen.mark.explicit == "create":
             self._gates.reserve_more(permit, cost)

@@ -270,8 +270,11 @@ class RealtimeEngine:
             return request
         least = lane.cache.rules.min_tokens
         ends = [prefix for prefix in rendering.ends() if prefix.tokens >= least]
+        turns = tuple(rendering.turns()) if lane.cache.rules.by == "marks" else ()
         with self.queue.monitor:
-            mark = lane.cache.recognize(ends, self._clock.now(), ends_prompt=rendering.ends_with_part)
+            mark = lane.cache.recognize(
+                ends, self._clock.now(), turns=turns, ends_prompt=rendering.ends_with_part
+            )
         return request if mark is None else evolve(request, cache=mark)
 
     def stopped_prefixes(self, model: OpenedModel) -> Mapping[str, StopReason]:

@@ -115,11 +115,11 @@ def conversation(turns):
 
 
 def tool_loop(turns):
-    messages = [Message("user", SYSTEM)]
+    messages = [Message("user", "Where is it?")]
     for turn in range(turns):
         yield tuple(messages)
         call = ToolCall(f"call_{turn}", "search", {"page": turn})
-        result = Message("tool", f"Result {turn}. " * 100, tool_call_id=call.id)
+        result = Message("tool", f"Result {turn}. " * 400, tool_call_id=call.id)
         messages += [Message("assistant", "", tool_calls=(call,)), result]
 
 
@@ -133,7 +133,17 @@ def test_each_turn_of_a_growing_chat_reads_the_turn_before(model, prompts):
 
     marked, implicit = usages("auto"), usages("off")
     assert marked[4:] == implicit[4:]  # the first turns do not show that the chat will go on
-    assert all(usage.cached_tokens > 3_900 for usage in marked[2:])
+    assert all(usage.cached_tokens > 1_000 for usage in marked[3:])
+
+
+@pytest.mark.full
+def test_unrelated_chats_that_end_with_a_tools_result_are_not_written(emu):
+    with gpt(emu, "gpt-5.6") as client:
+        for n in range(6):
+            *_, chat = tool_loop(4)
+            [result] = client.generate([(Message("user", f"{n}. Who is it?"), *chat[1:])])
+            assert result.usage.input_tokens > 3_000
+            assert not result.usage.cache_write_tokens
 
 
 @pytest.mark.full

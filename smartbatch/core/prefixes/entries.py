@@ -28,6 +28,7 @@ from typing import Literal
 
 from attrs import define, evolve, field, frozen
 
+from smartbatch.core.prefixes.continued_chats import ContinuedChats
 from smartbatch.core.prefixes.explicit_caches import LEAST_READ_SHARE, ExplicitCaches
 from smartbatch.core.prefixes.leads import Lead, Urgency
 from smartbatch.shared_prefixes import LONG_SECONDS, CacheMark, CachingRules, SharedPrefix
@@ -75,14 +76,6 @@ NOTHING = Chosen(None)
 
 
 @define(eq=False)
-class _SentTurns:
-    """Chats that were sent, and how many of them a later request began with."""
-
-    sent: int = 0
-    extended: int = 0
-
-
-@define(eq=False)
 class _CacheEntry:
     seen: float = -math.inf  # when a request with this prefix arrived
     known: SharedPrefix | None = None  # as found in the latest list
@@ -98,8 +91,6 @@ class _CacheEntry:
     lost: float = 0.0  # what writes have cost in addition, less what reads have saved, per token
     missing: int = 0
     stopped: StopReason | None = None
-    ends_turn: _SentTurns | None = None  # it ends a chat that was sent
-    extended: bool = False  # a later request began with that chat
     # starts of calls in the last minute, by server
     by_server: dict[str, deque[float]] = field(factory=dict)
 
@@ -116,19 +107,26 @@ class CacheEntries:
         self._works = False  # an entry has been read
         # None if the client creates none
         self.explicit = None if rules.storage is None else ExplicitCaches(rules)
-        self._first_turns, self._later_turns = _SentTurns(), _SentTurns(1, 1)  # a chat that grew grows on
+        self._chats = ContinuedChats(rules)
         self._lost = 0.0  # input tokens that writes have cost in addition, less those that reads have saved
 
     def recognize(
-        self, ends: Sequence[SharedPrefix], now: float, *, ends_prompt: bool = False
+        self,
+        ends: Sequence[SharedPrefix],
+        now: float,
+        *,
+        turns: Sequence[str] = (),
+        ends_prompt: bool = False,
     ) -> CacheMark | None:
         """Return those of ``ends`` that a single request shares with earlier ones, and remember all of them.
 
-        The end of a chat is added if enough chats like it were the beginning of a later one.
+        The end of a chat that will probably go on is added. If it cannot be marked, the provider is left to
+        write it, if it does.
 
         Args:
             ends: every prefix of the request that could be shared, shortest first.
-            ends_prompt: whether the last of them is a whole chat.
+            turns: keys of the beginnings of a chat, see :class:`ContinuedChats`; empty for other prompts.
+            ends_prompt: whether the last of ``ends`` is the whole chat.
         """
         found, long = [], 0
         for prefix in ends:
@@ -138,8 +136,11 @@ class CacheEntries:
             if is_recent or recurs:
                 found.append(prefix)
                 long = len(found) if recurs else long
-        if self.rules.by == "marks" and self._grows(ends, ends_prompt=ends_prompt) and ends[-1] not in found:
-            found.append(ends[-1])
+        if turns and self._chats.goes_on(turns):
+            if not ends_prompt:
+                return CacheMark(tuple(found), long, implicit=self.rules.automatic)
+            if ends and ends[-1] not in found:
+                found.append(ends[-1])
         return CacheMark(tuple(found), long) if found else None
 
     def expect(self, mark: CacheMark, now: float) -> CacheMark:
@@ -181,6 +182,8 @@ class CacheEntries:
         """
         rules = self.rules
         none = Chosen(CacheMark()) if automatic and rules.automatic else NOTHING
+        if mark is not None and mark.implicit:
+            return Chosen(None, unmarked=mark.prefixes)
         if mark is None or not mark.prefixes:
             return none
         if rules.by != "marks":
@@ -216,15 +219,6 @@ class CacheEntries:
         chosen.reverse()
         lasting = 0 if last_long is None else chosen.index(last_long) + 1
         return Chosen(CacheMark(tuple(chosen), lasting), self._new_lead(led, now) if led else None)
-
-    def left_to_provider(self, mark: CacheMark | None) -> Chosen | None:
-        """Return the choice for a single chat that ends with a tool's result, which cannot be marked.
-
-        The provider writes the whole prompt by itself, so that the next turn reads it. Returns ``None`` for a
-        request whose prefix a list shares.
-        """
-        prefixes = () if mark is None else mark.prefixes
-        return None if any(prefix.uses for prefix in prefixes) else Chosen(None, unmarked=prefixes)
 
     @property
     def stopped(self) -> Mapping[str, StopReason]:
@@ -319,24 +313,6 @@ class CacheEntries:
             entry.gaps_beyond_hour += 1
         entry.seen = now
         return gap < self.rules.seconds
-
-    def _grows(self, ends: Sequence[SharedPrefix], *, ends_prompt: bool) -> bool:
-        """Note a turn of a chat, and return whether a later one will probably read all of it."""
-        turns = self._first_turns
-        for prefix in ends[:-1] if ends_prompt else ends:
-            earlier = self._entry(prefix.key)
-            if earlier.ends_turn is not None:
-                turns = self._later_turns
-                earlier.ends_turn.extended += not earlier.extended
-                earlier.extended = True
-        if not ends or not ends_prompt:
-            return False
-        grows = turns.extended * (1 - self.rules.read) > turns.sent * (self.rules.write - 1)
-        entry = self._entry(ends[-1].key)
-        if entry.ends_turn is None:
-            entry.ends_turn = turns
-            turns.sent += 1
-        return grows
 
     def _recurs(self, entry: _CacheEntry) -> bool:
         """Whether an entry that lasts for an hour would have saved more than it would have cost."""

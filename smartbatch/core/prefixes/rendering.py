@@ -62,11 +62,13 @@ class Rendering:
     Attributes:
         text: the messages.
         pieces: the parts in ``text``; empty if the prompt is a single string.
+        message_ends: where each message ends in ``text``; empty if the prompt is a single string.
     """
 
     head: PromptHead
     text: str
     pieces: tuple[_Piece, ...] = ()
+    message_ends: tuple[int, ...] = ()
 
     @property
     def ends_with_part(self) -> bool:
@@ -107,6 +109,14 @@ class Rendering:
                 return piece.message, piece.part, end - piece.start, end
         return (-1, 0, None, 0) if self.head.markable else None
 
+    def turns(self) -> Iterator[str]:
+        """Yield the key of each beginning of the chat that ends with a message."""
+        running, at = hashlib.blake2b(self.head.digest, digest_size=_KEY_BYTES), 0
+        for end in self.message_ends:
+            running.update(self.text[at:end].encode("utf-8", "surrogatepass"))
+            at = end
+            yield running.hexdigest()
+
     def ends(self) -> Iterator[SharedPrefix]:
         """Yield the prefixes that end with the instructions or with a part, shortest first.
 
@@ -143,6 +153,7 @@ def rendering_of(request: Request) -> Rendering | None:
 def _of_chat(head: PromptHead, messages: tuple[Message, ...]) -> Rendering | None:
     written: list[str] = []
     pieces: list[_Piece] = []
+    message_ends: list[int] = []
     at, begun = 0, False
     for number, message in enumerate(messages):
         instructs = message.role in _INSTRUCTIONS
@@ -168,7 +179,8 @@ def _of_chat(head: PromptHead, messages: tuple[Message, ...]) -> Rendering | Non
             rest = json.dumps(identity_form(message)[2:], default=str)
             written.append(rest)
             at += len(rest)
-    return Rendering(head, "".join(written), tuple(pieces))
+        message_ends.append(at)
+    return Rendering(head, "".join(written), tuple(pieces), tuple(message_ends))
 
 
 def _written(part: Part | str) -> tuple[str | None, bool, int]:
@@ -237,11 +249,6 @@ def _head(params: Generation) -> PromptHead:
         markable=bool(params.system or params.tools),
         own_marks=names_cache(params.extra),
     )
-
-
-def ends_with_result(request: Request) -> bool:
-    """Whether the prompt is a chat that ends with a tool's result."""
-    return not isinstance(request.prompt, str) and request.prompt[-1].role == "tool"
 
 
 def controls_cache(request: Request) -> bool:

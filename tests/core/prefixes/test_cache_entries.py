@@ -171,12 +171,15 @@ def test_the_end_of_a_chat_is_marked_once_chats_go_on():
     others = [SharedPrefix(0, 0, None, 4_000, 0, f"other {n}") for n in range(12)]
 
     def turn(number):
-        return entries.recognize(ends[: number + 1], 60.0 * number, ends_prompt=True)
+        keys = [end.key for end in ends[: number + 1]]
+        return entries.recognize(ends[: number + 1], 60.0 * number, turns=keys, ends_prompt=True)
 
     assert turn(0) is None
     assert turn(1) == CacheMark(tuple(ends[:2]))
     assert turn(2) == CacheMark(tuple(ends[:3]))
-    first = [entries.recognize([other], 200.0, ends_prompt=True) is not None for other in others]
+    first = [
+        entries.recognize([other], 200.0, turns=[other.key], ends_prompt=True) is not None for other in others
+    ]
     assert first == [True] * 3 + [False] * 9  # the first chat went on, but none of these does
 
 
