@@ -17,6 +17,7 @@ from django.db import connection, connections, transaction
 from django.test import AsyncClient, Client, RequestFactory, override_settings
 from docs.pages import ROOT, Page
 from integrations.django_project import Project, acts, database, project
+from signed_events import SECRET
 
 from smartbatch import Answer, Request, Result
 from smartbatch.integrations.django import closing_connections, get_client
@@ -208,7 +209,7 @@ def test_jobs_on_the_projects_postgresql_have_connections_of_their_own(postgres_
     given = {"NAME": there["dbname"], "USER": there["user"], "HOST": there["host"], "OPTIONS": {}}
     given |= {"PORT": there.get("port", ""), "PASSWORD": there.get("password", "")}
     with database("pg", ENGINE="django.db.backends.postgresql", **given):
-        settings_here = {"model": "sim:demo", "database": "pg"}
+        settings_here = {"model": "sim:demo", "database": "pg", "webhook_secret": SECRET}
         with override_settings(SMARTBATCH=settings_here), get_client() as client:
             with transaction.atomic(using="pg"):
                 job = client.submit_batch(["a"], strategy="individual")

@@ -25,7 +25,6 @@ from smartbatch._fork import PerProcess
 from smartbatch.jobs import shard_records
 from smartbatch.jobs.steps import batch_step, collect, create, orphans, recover, result_lines
 from smartbatch.jobs.store import remote_objects
-from smartbatch.jobs.store.remote_objects import RemoteObjectTable
 from smartbatch.jobs.store.shards import ShardTable
 from smartbatch.jobs.wiring import JobProviders
 from smartbatch.providers.http.transport import Transport
@@ -212,7 +211,7 @@ MUTANTS = (
     mutant(
         19,
         "a deletion is not recorded before it is sent",
-        (RemoteObjectTable.take, ("tx.change(taken, at + ANSWER_SECONDS, one.no)", "pass")),
+        (remote_objects._take, ("tx.change(taken, at + ANSWER_SECONDS, one.no)", "pass")),
         test="tests/jobs/test_housekeeping.py::test_no_two_processes_delete_the_same_object_at_once",
     ),
 )
