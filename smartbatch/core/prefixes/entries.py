@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from attrs import define, evolve, field, frozen
@@ -254,9 +254,9 @@ class CacheEntries:
         if usage is None:
             return []
         self._sent += usage.input_tokens
-        for prefix in chosen.unmarked:
+        for prefix, own in _own_tokens(chosen.unmarked):
             if usage.cached_tokens >= LEAST_READ_SHARE * prefix.tokens:
-                self._learn(prefix, None, started, usage, long=False)
+                self._learn(prefix, own, None, started, usage, long=False)
         if chosen.mark is None or chosen.uses_explicit:
             return []
         if chosen.server is not None:
@@ -267,23 +267,30 @@ class CacheEntries:
             return []
         return [
             stopped
-            for place, prefix in enumerate(chosen.mark.prefixes)
-            if (stopped := self._learn(prefix, lead, started, usage, long=place < chosen.mark.long))
+            for place, (prefix, own) in enumerate(_own_tokens(chosen.mark.prefixes))
+            if (stopped := self._learn(prefix, own, lead, started, usage, long=place < chosen.mark.long))
         ]
 
     def _learn(
-        self, prefix: SharedPrefix, lead: Lead | None, started: float, usage: Usage, *, long: bool
+        self,
+        prefix: SharedPrefix,
+        own: int,
+        lead: Lead | None,
+        started: float,
+        usage: Usage,
+        *,
+        long: bool,
     ) -> Stopped | None:
         entry, rules = self._entry(prefix.key), self.rules
         surcharge, saved = rules.factor_of_write(long=long) - 1, 1 - rules.read
         if usage.cached_tokens >= LEAST_READ_SHARE * prefix.tokens:
             entry.lost -= saved
             self._works = True
-            self._lost = max(0.0, self._lost - saved * prefix.tokens)
+            self._lost = max(0.0, self._lost - saved * own)
         elif usage.cache_write_tokens:
             entry.writes += 1
             entry.lost += surcharge
-            self._lost += surcharge * prefix.tokens
+            self._lost += surcharge * own
         else:
             entry.last = -math.inf
             entry.missing += lead is not None and prefix.key in lead.keys
@@ -406,3 +413,11 @@ class CacheEntries:
         else:
             self._entries.move_to_end(key)
         return entry
+
+
+def _own_tokens(prefixes: Sequence[SharedPrefix]) -> Iterator[tuple[SharedPrefix, int]]:
+    """Yield prefixes of one prompt, each with the number of tokens that are not in the shorter ones."""
+    shorter = 0
+    for prefix in prefixes:
+        yield prefix, prefix.tokens - shorter
+        shorter = prefix.tokens

@@ -183,6 +183,16 @@ def test_the_end_of_a_chat_is_marked_once_chats_go_on():
     assert first == [True] * 3 + [False] * 9  # the first chat went on, but none of these does
 
 
+def test_tokens_of_two_prefixes_that_are_written_together_are_lost_once():
+    entries = CacheEntries(MARKS)
+    ends = [SharedPrefix(n, 0, None, 4_000 + 10 * n, 0, f"part {n}") for n in range(2)]
+    entries.recognize(ends, 0.0)
+    both = entries.recognize(ends, 10.0)
+    answered(entries, 10.0, Usage(4_100, 10, cache_write_tokens=4_010), both)
+    other = SharedPrefix(0, 0, None, 4_100, 0, "other")
+    assert choose(entries, 20.0, CacheMark((other,))).mark == CacheMark((other,))
+
+
 def test_longer_beginnings_are_written_while_shorter_ones_are_read():
     entries = CacheEntries(MARKS)
     documents = [SharedPrefix(0, 0, 9_000, 6_000, 50, f"document {n}") for n in range(2)]
