@@ -190,9 +190,10 @@ class Collector:
         lane.held_until = now
         before_urgent = not head.urgent and any(other.urgent_waits for other in self._queue.lanes.values())
         self._queue.turns.started(urgent=head.urgent, before_urgent=before_urgent)
-        return InFlightCall(batch, permit, now, cached=self._cached(lane, head, permit, now))
+        cached = self._cached(lane, head, permit, self._urgency(lane, lane_queue, head), now)
+        return InFlightCall(batch, permit, now, cached=cached)
 
-    def _cached(self, lane: Lane, head: Ticket, permit: Permit, now: float) -> Chosen:
+    def _cached(self, lane: Lane, head: Ticket, permit: Permit, urgency: Urgency, now: float) -> Chosen:
         """Choose the entries that a call uses, and reserve money for a new explicit cache."""
         cache, request = lane.cache, head.request
         if cache is None:
@@ -207,31 +208,30 @@ class Collector:
             creates = waits and self._config.prefer != "speed" and lane.standard is None
             creates = creates and self._gates.payer(head.own_budget).fits(cost)
         automatic = cache.rules.automatic and not controls_cache(request)
-        chosen = cache.choose(request.cache, now, automatic=automatic, creates=creates)
+        chosen = cache.choose(request.cache, now, automatic=automatic, creates=creates, urgency=urgency)
         if chosen.mark is not None and chosen.mark.explicit == "create":
             self._gates.reserve_more(permit, cost)
         return chosen
 
     def _lead_of(self, lane: Lane, lane_queue: LaneQueue, head: Ticket, now: float) -> Lead | None:
-        """Return the call that writes the prefix of the request, if waiting for it saves more than the
-        time is worth. The time is worth nothing while other requests can be sent.
+        """Return the call that writes the prefix of the request, if waiting for it saves more than the time
+        is worth.
         """
-        cache, mark, config = lane.cache, head.request.cache, self._config
-        if (
-            cache is None
-            or mark is None
-            or config.prefer == "speed"
-            or head.urgent
-            or head.stream is not None
-        ):
+        cache, mark = lane.cache, head.request.cache
+        if cache is None or mark is None or head.urgent or head.stream is not None:
             return None
-        rates, calls = lane.rates, self._parallelism.calls
-        if rates is None:
-            return None
+        return cache.lead_of(mark, now, self._urgency(lane, lane_queue, head))
+
+    def _urgency(self, lane: Lane, lane_queue: LaneQueue, head: Ticket) -> Urgency:
+        """Return what waiting is worth: nothing is saved if the price is unknown, and the time is worth
+        nothing while other requests can be sent.
+        """
+        config, rates, calls = self._config, lane.rates, self._parallelism.calls
+        if rates is None or config.prefer == "speed":
+            return Urgency(0.0, math.inf, calls)
         others = lane_queue.others_waiting(head)
         time_value = 0.0 if others > 0 or config.prefer == "cost" else config.time_value / 3600
-        urgency = Urgency(rates.bands[0].input, time_value, calls, lane_queue.waiting)
-        return cache.lead_of(mark, now, urgency)
+        return Urgency(rates.bands[0].input, time_value, calls, lane_queue.waiting)
 
     def _note_resumed(self, lane: Lane, size: int, effects: DeferredEffects) -> None:
         now = effects.now

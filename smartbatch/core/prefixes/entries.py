@@ -30,7 +30,7 @@ from attrs import define, evolve, field, frozen
 
 from smartbatch.core.prefixes.continued_chats import ContinuedChats
 from smartbatch.core.prefixes.explicit_caches import LEAST_READ_SHARE, ExplicitCaches
-from smartbatch.core.prefixes.leads import Lead, Urgency
+from smartbatch.core.prefixes.leads import PATIENT, Lead, Urgency
 from smartbatch.shared_prefixes import LONG_SECONDS, CacheMark, CachingRules, SharedPrefix
 from smartbatch.usage import Usage
 
@@ -173,12 +173,21 @@ class CacheEntries:
                 return None
         return None
 
-    def choose(self, mark: CacheMark | None, now: float, *, automatic: bool, creates: bool = False) -> Chosen:
+    def choose(
+        self,
+        mark: CacheMark | None,
+        now: float,
+        *,
+        automatic: bool,
+        creates: bool = False,
+        urgency: Urgency = PATIENT,
+    ) -> Chosen:
         """Choose the entries for a call that starts now.
 
         Args:
             automatic: whether the provider would write the end of the prompt itself.
             creates: whether the call may create an explicit cache. If so, it is one of the known uses.
+            urgency: of the requests that would read what the call writes.
         """
         rules = self.rules
         none = Chosen(CacheMark()) if automatic and rules.automatic else NOTHING
@@ -200,8 +209,8 @@ class CacheEntries:
                 return none
             is_warm, may_last = self._is_warm(entry, now), place < mark.long
             if not is_warm:
-                long = may_last and (last_long is not None or self._pays(entry, prefix, long=True))
-                if entry.lead is not None or not (long or self._pays(entry, prefix, long=False)):
+                long = may_last and (last_long is not None or self._pays(entry, prefix, urgency, long=True))
+                if entry.lead is not None or not (long or self._pays(entry, prefix, urgency, long=False)):
                     continue
                 entry.long = long
                 led.append(prefix.key)
@@ -334,9 +343,12 @@ class CacheEntries:
             entry.known, entry.begun = prefix, 0
         entry.begun += 1
 
-    def _pays(self, entry: _CacheEntry, prefix: SharedPrefix, *, long: bool) -> bool:
+    def _pays(self, entry: _CacheEntry, prefix: SharedPrefix, urgency: Urgency, *, long: bool) -> bool:
         """Whether enough uses are left, or expected, to pay for a write."""
-        if prefix.uses and prefix.uses - entry.begun + 1 >= self.rules.break_even(long=long):
+        readers = prefix.uses - entry.begun
+        if not urgency.pays(prefix, 1 - self.rules.read, self.first_byte):
+            readers -= urgency.calls - 1  # they start at once, without waiting for the write
+        if prefix.uses and readers + 1 >= self.rules.break_even(long=long):
             return True
         if prefix.uses and not long:
             return False

@@ -193,6 +193,17 @@ def test_tokens_of_two_prefixes_that_are_written_together_are_lost_once():
     assert choose(entries, 20.0, CacheMark((other,))).mark == CacheMark((other,))
 
 
+def test_a_prefix_is_not_written_if_its_other_requests_start_without_waiting():
+    hurried = Urgency(usd=1e-9, usd_per_second=1.0, calls=4)
+
+    def is_marked(uses, urgency):
+        mark = CacheMark((SharedPrefix(-1, 0, None, 4_000, uses, "system"),))
+        return CacheEntries(MARKS).choose(mark, 0.0, automatic=False, urgency=urgency).mark is not None
+
+    assert [is_marked(uses, hurried) for uses in (2, 4, 5)] == [False, False, True]
+    assert is_marked(2, PATIENT)
+
+
 def test_longer_beginnings_are_written_while_shorter_ones_are_read():
     entries = CacheEntries(MARKS)
     documents = [SharedPrefix(0, 0, 9_000, 6_000, 50, f"document {n}") for n in range(2)]
