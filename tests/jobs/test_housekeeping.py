@@ -72,6 +72,7 @@ def test_by_default_the_retention_is_a_week(finished, clock):
     assert len(deletions(api)) == 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("retention", ["none", None])
 def test_without_a_retention_everything_is_kept(retention, finished, clock):
     _, api = finished(batch_retention=retention)
@@ -328,6 +329,7 @@ def test_a_full_storage_pauses_all_uploads_of_its_account(status, text, client_o
     assert [one.kind for job in jobs for one in job.incidents()] == ["storage_full"]
 
 
+@pytest.mark.full
 def test_uploads_to_a_full_storage_are_tried_at_growing_intervals(client_of, clock):
     remote = Remote(clock)
     storage = FullStorage(remote, clock)
