@@ -190,12 +190,12 @@ class Collector:
         lane.held_until = now
         before_urgent = not head.urgent and any(other.urgent_waits for other in self._queue.lanes.values())
         self._queue.turns.started(urgent=head.urgent, before_urgent=before_urgent)
-        cached = self._cached(lane, head, permit, self._urgency(lane, lane_queue, head), now)
-        return InFlightCall(batch, permit, now, cached=cached)
+        return InFlightCall(batch, permit, now, cached=self._cached(lane_queue, head, permit, now))
 
-    def _cached(self, lane: Lane, head: Ticket, permit: Permit, urgency: Urgency, now: float) -> Chosen:
+    def _cached(self, lane_queue: LaneQueue, head: Ticket, permit: Permit, now: float) -> Chosen:
         """Choose the entries that a call uses, and reserve money for a new explicit cache."""
-        cache, request = lane.cache, head.request
+        lane, request = lane_queue.lane, head.request
+        cache = lane.cache
         if cache is None:
             return NOTHING
         creates, cost = False, 0.0
@@ -208,7 +208,8 @@ class Collector:
             creates = waits and self._config.prefer != "speed" and lane.standard is None
             creates = creates and self._gates.payer(head.own_budget).fits(cost)
         automatic = cache.rules.automatic and not controls_cache(request)
-        chosen = cache.choose(request.cache, now, automatic=automatic, creates=creates, urgency=urgency)
+        urgency = self._urgency(lane_queue, head)
+        chosen = cache.choose(request.cache, now, automatic=automatic, urgency=urgency, creates=creates)
         if chosen.mark is not None and chosen.mark.explicit == "create":
             self._gates.reserve_more(permit, cost)
         return chosen
@@ -220,13 +221,13 @@ class Collector:
         cache, mark = lane.cache, head.request.cache
         if cache is None or mark is None or head.urgent or head.stream is not None:
             return None
-        return cache.lead_of(mark, now, self._urgency(lane, lane_queue, head))
+        return cache.lead_of(mark, now, self._urgency(lane_queue, head))
 
-    def _urgency(self, lane: Lane, lane_queue: LaneQueue, head: Ticket) -> Urgency:
+    def _urgency(self, lane_queue: LaneQueue, head: Ticket) -> Urgency:
         """Return what waiting is worth: nothing is saved if the price is unknown, and the time is worth
         nothing while other requests can be sent.
         """
-        config, rates, calls = self._config, lane.rates, self._parallelism.calls
+        config, rates, calls = self._config, lane_queue.lane.rates, self._parallelism.calls
         if rates is None or config.prefer == "speed":
             return Urgency(0.0, math.inf, calls)
         others = lane_queue.others_waiting(head)

@@ -30,7 +30,7 @@ from attrs import define, evolve, field, frozen
 
 from smartbatch.core.prefixes.continued_chats import ContinuedChats
 from smartbatch.core.prefixes.explicit_caches import LEAST_READ_SHARE, ExplicitCaches
-from smartbatch.core.prefixes.leads import PATIENT, Lead, Urgency
+from smartbatch.core.prefixes.leads import Lead, Urgency
 from smartbatch.shared_prefixes import LONG_SECONDS, CacheMark, CachingRules, SharedPrefix
 from smartbatch.usage import Usage
 
@@ -64,7 +64,7 @@ class Chosen:
     mark: CacheMark | None
     lead: Lead | None = None
     counted: tuple[SharedPrefix, ...] = ()  # prefixes of which the call is one of the known uses
-    unmarked: tuple[SharedPrefix, ...] = ()  # prefixes that the provider may read, but does not write
+    unmarked: tuple[SharedPrefix, ...] = ()  # prefixes without marks that the provider may read
     server: str | None = None  # where the call is sent without marks: the key of the entry that it uses
 
     @property
@@ -179,15 +179,15 @@ class CacheEntries:
         now: float,
         *,
         automatic: bool,
+        urgency: Urgency,
         creates: bool = False,
-        urgency: Urgency = PATIENT,
     ) -> Chosen:
         """Choose the entries for a call that starts now.
 
         Args:
             automatic: whether the provider would write the end of the prompt itself.
+            urgency: what waiting is worth to the requests that would read what the call writes.
             creates: whether the call may create an explicit cache. If so, it is one of the known uses.
-            urgency: of the requests that would read what the call writes.
         """
         rules = self.rules
         none = Chosen(CacheMark()) if automatic and rules.automatic else NOTHING

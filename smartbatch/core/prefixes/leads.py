@@ -38,7 +38,3 @@ class Urgency:
         """
         requests = min(self.calls, max(prefix.uses, self.waiting))
         return requests * prefix.tokens * saved * self.usd > seconds * self.usd_per_second
-
-
-PATIENT = Urgency(usd=1.0, usd_per_second=0.0, calls=1)
-"""Of requests that wait for any entry."""

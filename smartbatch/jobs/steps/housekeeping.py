@@ -55,7 +55,7 @@ def delete_next(runtime: JobRuntime) -> Deletion | None:
 
 
 def delete_now(runtime: JobRuntime, one: RemoteObject) -> ProviderError | None:
-    """Delete an object whatever its retention; return the error of the call.
+    """Delete an object regardless of its retention; return the error of the call.
 
     It stays if it is in use, if the hour's maximum is reached, or if this process cannot use its account.
     """

@@ -137,7 +137,7 @@ class RemoteObjectTable:
         return self.db.write(work)
 
     def take_now(self, number: int, *, at: float, most: int) -> RemoteObject | None:
-        """Return an object to delete now whatever its retention, and record the deletion before it is sent.
+        """Take an object to delete now, regardless of its retention. Record the deletion before it is sent.
 
         Args:
             at: Unix seconds.
@@ -156,7 +156,7 @@ class RemoteObjectTable:
         return self.db.write(work)
 
     def _ready_at(self, tx: Transaction, found: tuple[Any, ...], at: float) -> float:
-        """Return when a row of ``_NEXT`` may be deleted, or should be looked at again."""
+        """Return when an object may be deleted, or should be looked at again."""
         *_, job, retention = found
         one = _remote_object(found)
         if one.kind is RemoteKind.UPLOAD:

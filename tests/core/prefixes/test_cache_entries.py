@@ -24,7 +24,7 @@ WRITTEN, READ = Usage(4_100, 10, cache_write_tokens=4_000), Usage(4_100, 10, cac
 
 
 def choose(entries, now, mark=MARK):
-    return entries.choose(mark, now, automatic=False)
+    return entries.choose(mark, now, automatic=False, urgency=PATIENT)
 
 
 def answered(entries, now, usage, mark=MARK):
@@ -158,7 +158,7 @@ def test_writes_for_expected_uses_stop_once_they_have_cost_too_much():
         end = SharedPrefix(-1, 0, None, 4_000, 0, f"system {n}")
         for at in (n * 1_000.0, n * 1_000.0 + 10):
             mark = entries.recognize([end], at)
-            chosen = entries.choose(mark, at, automatic=False)
+            chosen = entries.choose(mark, at, automatic=False, urgency=PATIENT)
             marked += chosen.mark is not None
             entries.ended(chosen, at, Usage(4_100, 10) if chosen.mark is None else WRITTEN)
     assert marked >= 1
@@ -253,8 +253,8 @@ def test_what_a_provider_would_write_itself_is_turned_off_unless_the_user_contro
     assert with_batch_mark(Request("?"), rules, 0).cache == CacheMark()
     assert with_batch_mark(Request("?", own), rules, 0).cache is None
     entries = CacheEntries(rules)
-    assert entries.choose(None, 0.0, automatic=True).mark == CacheMark()
-    assert entries.choose(None, 0.0, automatic=False).mark is None
+    assert entries.choose(None, 0.0, automatic=True, urgency=PATIENT).mark == CacheMark()
+    assert entries.choose(None, 0.0, automatic=False, urgency=PATIENT).mark is None
 
 
 def test_a_batch_is_marked_unless_earlier_ones_read_too_little_of_what_they_wrote():
@@ -339,7 +339,7 @@ def test_an_entry_lasts_for_an_hour_once_two_uses_were_further_apart_than_five_m
 
     def sent(at):
         mark = entries.recognize([system], at)
-        chosen = entries.choose(mark, at, automatic=False)
+        chosen = entries.choose(mark, at, automatic=False, urgency=PATIENT)
         usage = Usage(4_100, 10) if chosen.mark is None else WRITTEN if chosen.lead else READ
         entries.ended(chosen, at, usage)
         return chosen
